@@ -35,10 +35,11 @@ if __name__ == "__main__":  # Ctrl-C during the imports below would be a traceba
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import unet_trainer
 from unet_trainer.commands.command_line import Script, exit_codes, find_command, read_training_command
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_trackers, check_url, load_config, load_with_demo
@@ -46,14 +47,17 @@ from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process
 from unet_trainer.training.errors import TrainingFailed
+from unet_trainer.training.extension import Callback, OnEpoch, Own
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
+    from unet_trainer.datasets.given_data import Pairs
+    from unet_trainer.model.given import OwnLoss, OwnModel
     from unet_trainer.training.evaluation import EvalMetrics, Evaluation
     from unet_trainer.training.history import Row
     from unet_trainer.training.result import TrainResult
     from unet_trainer.training.run import Run
 
-__all__ = ["CONFIG", "Interrupted", "TrainingFailed", "UserError", "main", "train"]
+__all__ = ["CONFIG", "Interrupted", "TrainingFailed", "UserError", "follow", "main", "train"]
 
 # What `python train_unet.py` trains. Edit it, or leave it and name a file from configs/. auto: decided from your data, this machine
 # and the time you give; the choice and its reason are printed and written into the run's config.yaml.
@@ -70,20 +74,61 @@ CONFIG: dict[str, Any] = {
 
 def script_config(overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
     """CONFIG plus overrides; while data_dir is the demo's, what they leave open comes from configs/demo.yaml."""
-    return load_with_demo(CONFIG, overrides, Path(__file__).parent / "configs" / "demo.yaml")
+    beside_script = Path(__file__).parent / "configs" / "demo.yaml"  # pip installs it in the package
+    installed = Path(unet_trainer.__file__).parent / "configs" / "demo.yaml"
+    return load_with_demo(CONFIG, overrides, beside_script if beside_script.is_file() else installed)
 
 
 def train(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     on_epoch: Callable[[Row], object] | None = None,
+    *,
+    loss: OwnLoss | Mapping[str, float] | str | None = None,
+    model: OwnModel | None = None,
+    train_data: Pairs | None = None,
+    val_data: Pairs | None = None,
+    callbacks: Sequence[Callback] = (),
     **overrides: Any,
 ) -> TrainResult:
     """Trains by a config (a dict, a path to a YAML file or a Config; CONFIG when left out) plus overrides.
 
-    `on_epoch` is called with the row of each epoch once it is saved. Raises UserError for what the user can mend,
-    TrainingFailed when training cannot go on, and Interrupted (a KeyboardInterrupt) after SIGINT or SIGTERM, with the state saved.
+    `on_epoch` is called with the row of each epoch once it is saved; True ends the run. Parts of your own (docs/extending.md):
+    `loss`: logits of every class id, N,K,H,W, and masks of ids, N,H,W, 255 where ignored → scalar.
+    `model`: a torch.nn.Module, or a function from a SegmenterSpec to one: images N,C,H,W → logits N,num_classes,H,W.
+    `train_data`, `val_data`: anything with a length that gives (image, mask) for a number; without `val_data` it is split.
+    `callbacks`: see unet_trainer.Callback.
+
+    Raises UserError for what the user can mend, TrainingFailed when training cannot go on, and Interrupted (a KeyboardInterrupt)
+    after SIGINT or SIGTERM, with the state saved.
     """
-    config = script_config(overrides) if config is None else load_config(config, overrides)
+    if loss is not None and not callable(loss):
+        overrides["loss"] = loss
+    listeners = [*callbacks, *([] if on_epoch is None else [OnEpoch(on_epoch)])]
+    own = Own(loss if callable(loss) else None, model, train_data, val_data, listeners)
+    epochs = train_epochs(config, own, overrides, waits=bool(listeners))
+    while True:
+        try:
+            next(epochs)
+        except StopIteration as end:
+            return end.value
+
+
+def follow(
+    config: Config | Mapping[str, Any] | str | Path | None = None, **parts_and_overrides: Any
+) -> Generator[Row, None, TrainResult]:
+    """As `train`, epoch by epoch: `for row in follow(config): ...`. Leaving the loop cancels the run; its state is saved."""
+    own = {
+        name: value for name, value in parts_and_overrides.items() if name in Own._fields and (name != "loss" or callable(value))
+    }
+    overrides = {name: value for name, value in parts_and_overrides.items() if name not in own}
+    return (yield from train_epochs(config, Own(**own), overrides, waits=True))
+
+
+def train_epochs(
+    config: Config | Mapping[str, Any] | str | Path | None, own: Own, overrides: Mapping[str, Any], waits: bool
+) -> Generator[Row, None, TrainResult]:
+    """The rows of the epochs, then the result. `waits`: until an epoch's files are written, before its row is handed out."""
+    config = own.complete(script_config(overrides) if config is None else load_config(config, overrides))
 
     from unet_trainer.training.session import Session
 
@@ -95,29 +140,37 @@ def train(
 
         with session.importing():
             from unet_trainer.inference.evaluate import choose_tile
+            from unet_trainer.model.given import given
             from unet_trainer.reports.run_report import write_report
             from unet_trainer.training.pilots import try_learning_rates
             from unet_trainer.training.recovery import Recovery
             from unet_trainer.training.result import report
+            from unet_trainer.training.run_folder import BEST
             from unet_trainer.training.second_chance import begin_again_if_stuck
             from unet_trainer.training.setup import set_up
 
-        run = set_up(config, session, write_report)
-        with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
-            while not run.is_finished():
-                with Recovery(run):  # non-finite numbers, out of memory, dead workers, signals: see there
-                    try_learning_rates(run)
-                    row = train_one_epoch(run)
-                    found = validate(run, row)
-                    improved = run.judge(row, found.scores)
-                    run.save_epoch(row, found, improved)
-                    run.say_epoch(row, improved)
-                    begin_again_if_stuck(run)
-                    if on_epoch is not None or run.is_finished():
-                        run.checkpointer.finish()
-                    if on_epoch is not None and run.processes.is_main:
-                        on_epoch(dict(row))
-        return report(run, choose_tile, session.close_parts)
+        with given(loss=own.loss, model=own.model):
+            run = set_up(config, session, write_report)
+            own.call(run, "on_start", run.checkpointer.folder, run.config)
+            with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
+                while not run.is_finished():
+                    with Recovery(run):  # non-finite numbers, out of memory, dead workers, signals: see there
+                        try_learning_rates(run)
+                        row = train_one_epoch(run)
+                        found = validate(run, row)
+                        improved = run.judge(row, found.scores)
+                        run.save_epoch(row, found, improved)
+                        run.say_epoch(row, improved)
+                        begin_again_if_stuck(run)
+                        if waits or run.is_finished():
+                            run.checkpointer.finish()
+                        if improved:
+                            own.call(run, "on_checkpoint", run.checkpointer.folder / BEST)
+                        run.is_stopped = own.call(run, "on_epoch", dict(row))
+                        yield dict(row)
+            result = report(run, choose_tile, session.close_parts)
+            own.call(run, "on_end", result)
+            return result
 
 
 def train_one_epoch(run: Run) -> Row:

@@ -55,7 +55,7 @@ def upward_imports(module, imported):
 
 def test_every_module_lies_in_a_package_and_every_package_has_its_place_in_the_order():
     folders = {path.name for path in (ROOT / "unet_trainer").iterdir() if path.name != "__pycache__"}
-    assert folders == {*PACKAGES, "__init__.py"}
+    assert folders == {*PACKAGES, "__init__.py", "py.typed"}
 
 
 def test_a_module_imports_no_later_package_and_not_the_script():

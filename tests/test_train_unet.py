@@ -34,6 +34,7 @@ from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import PLAIN, SAID_ELSEWHERE
 from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.inference.inputs import find_source, find_split
 from unet_trainer.model.network import build_network
 from unet_trainer.training.checkpoint_file import read_last, write_checkpoint
 from unet_trainer.training.history import COLUMNS, read_metrics
@@ -469,6 +470,47 @@ def test_a_resumed_run_names_the_files_that_are_gone(tiny_config, tiny_data, tmp
     error = capsys.readouterr().err
     assert f"no file {data / 'masks/cells_004.png'}" in error
     assert str(run.run_dir / "split.csv") in error
+
+
+def test_one_large_image_is_trained_resumed_and_evaluated_in_blocks(tiny_config, tmp_path, capsys):
+    data = tmp_path / "data"
+    for kind in ("images", "masks"):
+        (data / kind).mkdir(parents=True)
+    chooser, mask = np.random.default_rng(0), np.zeros((1200, 1500), np.uint8)
+    for row, column in chooser.integers(0, (1180, 1480), (300, 2)):
+        mask[row : row + 20, column : column + 20] = 255
+    image = chooser.integers(0, 90, (*mask.shape, 3), np.uint8) + mask[:, :, None] // 2
+    cv2.imwrite(str(data / "images/map.png"), image)
+    cv2.imwrite(str(data / "masks/map.png"), mask)
+    config = {**tiny_config, "data_dir": str(data), "fit": "auto", "image_size": 64, "learning_rate": 0.05, "num_epochs": 3}
+    straight = train(config, crops_per_image=3, cache="ram", run_name="straight")
+    said = capsys.readouterr().out
+    assert "16 train, 4 val (images/ + masks/, same names; blocks of about 300×300 of one image, 37 pixels between" in said
+    assert "Note: train and val are parts of one image" in said
+    assert straight.best_val_iou > 0.6
+    taken = load_config(straight.run_dir / "config.yaml")
+    assert (taken.split, taken.fit) == ("blocks", "crop")
+
+    config |= {"crops_per_image": 3, "run_name": "broken"}
+    with pytest.raises(KeyboardInterrupt):
+        train(config, cache="disk", on_epoch=stop_after(1))
+    folder = straight.run_dir.parent / "broken"
+    assert (folder / "split.csv").read_text() == (straight.run_dir / "split.csv").read_text()
+    shutil.rmtree(folder.parent / ".converted")  # the blocks are cut again
+    capsys.readouterr()
+    train(config, cache="none", num_workers=1, resume=str(folder))
+    assert "left out" not in capsys.readouterr().out
+    assert weights_digest(folder) == weights_digest(straight.run_dir)
+    assert timeless_rows(folder) == timeless_rows(straight.run_dir)
+
+    scored, split = find_split(find_source(folder / "best.pt", {}, 1), None)
+    assert (split, len(scored.pairs)) == ("val", 4)
+    assert {pair.user_files for pair in scored.pairs} == {(data / "images/map.png", data / "masks/map.png")}
+    for pair in scored.pairs:
+        _, _, top, left, bottom, right = pair.box
+        assert (cv2.imread(str(pair.mask), cv2.IMREAD_UNCHANGED) == mask[top:bottom, left:right]).all()
+    elsewhere = find_split(find_source(folder / "best.pt", {"data_dir": str(shutil.copytree(data, tmp_path / "other"))}, 1), None)
+    assert [pair.box for pair in elsewhere[0].pairs] == [None]  # the whole image
 
 
 # Crops in training, native resolution in validation

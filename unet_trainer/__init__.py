@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from unet_trainer.inference.predictor import load
+    from unet_trainer.training.extension import Callback
 
-__all__ = ["__version__", "load"]
+__all__ = ["Callback", "__version__", "load"]
 
 # OpenMP's threads spin while they wait for each other. Beside another busy process they then hold the core that the thread they
 # wait for needs: on 2 cores a step took 3.4 times as long, with this 1.8 times, and alone as long as before (docs/performance.md).
@@ -20,9 +21,13 @@ __version__ = "0.9.0"
 
 
 def __getattr__(name: str) -> Any:
-    """`load`, imported when it is used: it needs torch, and the command line must answer a typo at once."""
-    if name != "load":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from unet_trainer.inference.predictor import load
+    """Imported when they are used: `load` needs torch, and the command line must answer a typo at once."""
+    if name == "load":
+        from unet_trainer.inference.predictor import load
 
-    return load
+        return load
+    if name == "Callback":
+        from unet_trainer.training.extension import Callback
+
+        return Callback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

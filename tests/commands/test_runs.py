@@ -109,7 +109,7 @@ def test_runs_are_compared_with_the_first(folder, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["Run", "val", "IoU"]
     assert lines[1].split()[:2] == ["cells", "0.6000"]
-    assert "+0.3030 (" in lines[2]  # 1 - 46 / 66
+    assert "+0.303 (" in lines[2]  # 1 - 46 / 66
     assert "better" in lines[2]
     assert "Differences are to cells, paired image by image." in lines
     assert any(line.split() == ["learning_rate", "0.1", "0.2"] for line in lines)

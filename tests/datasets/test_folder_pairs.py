@@ -308,12 +308,11 @@ def test_the_only_channel_of_a_case_pairs_with_its_label(tmp_path):
     assert split.rule == "imagesTr/ + labelsTr/, paired like cell_001_0000 ↔ cell_001; val_fraction 0.2, seed 42"
 
 
-def test_several_channel_files_of_a_case_are_refused(tmp_path):
-    touch(tmp_path / "imagesTr", "a_0000.png", "a_0001.png", "b_0000.png", "b_0001.png")
+def test_a_case_without_one_of_the_channels_of_others_is_refused(tmp_path):
+    touch(tmp_path / "imagesTr", "a_0000.png", "a_0001.png", "b_0001.png")
     touch(tmp_path / "labelsTr", "a.png", "b.png")
     assert error_message(split_of, tmp_path) == (
-        f"image_dir: {tmp_path / 'imagesTr'} has 2 channel files for a; an image must be one file: "
-        "merge its channels, or set image_dir to a folder with one channel"
+        f"image_dir: {tmp_path / 'imagesTr'} has 2 channel files for others, and for b b_0001.png; need b_0000, b_0001"
     )
 
 

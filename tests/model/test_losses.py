@@ -9,7 +9,7 @@ import segmentation_models_pytorch as smp
 import torch
 import torch.nn.functional as F
 
-from unet_trainer.config.schema import LOSSES
+from unet_trainer.config.schema import LOSSES as NAMES
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.segmenter import class_logits
@@ -22,6 +22,7 @@ TRUTH = torch.tensor([[[1, 0], [1, 0]]])
 THREE = torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], [[0.3, 0.3, 0.4], [0.2, 0.5, 0.3]]])
 THREE_TRUTH = torch.tensor([[[0, 1], [2, 1]]])
 
+LOSSES = [name for name in NAMES if name != "own"]
 EACH_TERM_AND_CLASSES = [(name, 1) for name in LOSSES] + [(name, 3) for name in LOSSES if name != "bce"]
 
 

@@ -12,7 +12,16 @@ import pytest
 from helpers.report_runs import ATTACK, FOUR_IMAGES, scores_of, write_run
 from unet_trainer.inference.evaluate import EvaluatedSet
 from unet_trainer.inference.scores import summarise
-from unet_trainer.reports.comparison import Difference, compare_runs, paired_difference, render_comparison, same_images, set_scores
+from unet_trainer.reports.comparison import (
+    ComparedRun,
+    Difference,
+    compare_runs,
+    paired_difference,
+    render_comparison,
+    same_images,
+    set_scores,
+    zoomed_axis,
+)
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
 
@@ -32,6 +41,7 @@ def test_scores_are_paired_where_the_images_are_the_same_and_settings_that_diffe
     assert found.runs[0].difference is None
     assert found.runs[1].difference.iou == pytest.approx(1 - WHOLE)
     assert found.runs[1].difference.verdict == "better"
+    assert '<span class="small verdict better">better</span>' in render_comparison(summaries(first, better))
     assert found.note == "Differences are to a, paired image by image."
     assert found.settings == [("num_epochs", ["3", "1"]), ("learning_rate", ["0.1", "0.2"])]
 
@@ -56,11 +66,23 @@ def test_the_page_lays_runs_over_each_other_by_epoch_and_by_time(tmp_path):
     lines = [(line["name"], line["xs"], line["ys"]) for line in by_epoch["lines"]]
     assert lines == [("a", [1, 2, 3], [0.4, 0.6, 0.5]), ("b", [1, 2], [0.3, 0.7])]
     assert by_time["lines"][1]["xs"] == [0.1667, 0.3333]
-    for part in ("The highest IoU: b, 0.7000.", "no clear difference", "IoU of each class"):
+    for part in ("The highest IoU: b, 0.700.", "no clear difference", "IoU of each class"):
         assert part in page
     assert "href=" not in page.partition("<main")[2]
     assert 'href="run/1/"' in render_comparison(summaries(*folders), live="v", links=True)
     assert "IoU of each class" not in render_comparison(summaries(folders[0], write_run(tmp_path / "c")))
+
+
+def test_intervals_are_shown_on_an_axis_that_holds_them_and_little_else(tmp_path):
+    def axis(*scores):
+        return zoomed_axis([ComparedRun(read_run_summary(tmp_path), "a", ends, None) for ends in scores])
+
+    assert axis((0.897, 0.921), None, (0.935, 0.951)) == (0.89, 0.96)
+    assert axis((0.2, 0.951)) == (0.1, 1.0)
+    assert axis((1.0, 1.0)) == (0.99, 1.0)
+    assert axis(None) == (0.0, 1.0)
+    run = write_run(tmp_path / "a")
+    assert "On a scale from 0.3 to 1: score 0.600, interval 0.385 to 0.900" in render_comparison(summaries(run, run))
 
 
 def test_hostile_names_are_text(tmp_path):
@@ -71,7 +93,7 @@ def test_hostile_names_are_text(tmp_path):
 
 
 def test_differences_are_told_with_their_interval_and_in_words():
-    assert str(Difference(0.01234, (-0.002, 0.025))) == "+0.0123 (-0.002 to +0.025)"
+    assert str(Difference(0.01234, (-0.002, 0.025))) == "+0.012 (-0.002 to +0.025)"
     verdicts = [Difference(iou, ends).verdict for iou, ends in ((0.01, (-0.002, 0.025)), (0.1, (0.05, 0.2)), (-0.1, (-0.2, -0.05)))]
     assert verdicts == ["no clear difference", "better", "worse"]
 

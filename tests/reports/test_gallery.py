@@ -57,8 +57,9 @@ def test_layers_show_truth_prediction_and_errors(tmp_path):
     picture = found.pictures[0]
     assert (picture.size, picture.shown, picture.score) == ((40, 60), (40, 60), SCORES[0])
     truth, prediction, errors = (rgba(content) for content in (picture.truth, picture.prediction, picture.errors))
-    assert [truth[5, x, 3] for x in (35, 40, 50)] == [0, 255, 92]  # nothing, the outline, the class
-    assert [prediction[5, x, 3] for x in (20, 30, 35)] == [0, 255, 92]
+    assert [truth[5, x, 3] for x in (35, 40, 50, 51)] == [0, 255, 72, 255]  # nothing, the outline, the class, its hatch
+    assert tuple(truth[5, 41]) == (0, 0, 0, 180)  # within the outline, so that green is seen on green
+    assert [prediction[5, x, 3] for x in (20, 30, 34)] == [0, 255, 72]
     assert tuple(truth[5, 50, :3]) == GREEN
     assert tuple(errors[5, 35, :3]) == (255, 120, 0)  # falsely found
     assert tuple(errors[5, 10]) == (0, 0, 0, 150)
@@ -82,7 +83,7 @@ def test_a_large_picture_is_made_smaller_until_it_fits(tmp_path):
 def test_many_classes_share_a_palette_and_ignored_pixels_are_grey():
     ids = np.array([[0, 199], [0, IGNORED]], np.uint8)
     shown = rgba(class_layer(ids, [(0, 0, 0), *[(index, 1, 2) for index in range(1, 200)]]))
-    assert (shown[0, 0, 3], tuple(shown[0, 1])) == (0, (199, 1, 2, 92))
+    assert (shown[0, 0, 3], tuple(shown[0, 1])) == (0, (199, 1, 2, 72))
     assert tuple(shown[1, 1, :3]) == (128, 128, 128)
 
 

@@ -44,13 +44,13 @@ def test_the_page_follows_the_run(tmp_path):
     with watching(folder, with_pictures=False) as server:
         first, version = get(server, ""), get(server, "version")
         assert f'data-live="{version}"' in first
-        assert ">0.6000</p>" in first
+        assert ">0.600</p>" in first
         assert get(server, "version") == version
         log = EventLog()
         log.open(folder, resumed_after={"epoch": 3, "batch": 0})
         log.add("epoch", **epoch_event(4, IDS, 0.75))
         assert get(server, "version") != version
-        assert ">0.7500</p>" in get(server, "")
+        assert ">0.750</p>" in get(server, "")
 
 
 def test_the_end_of_a_process_changes_the_page(tmp_path):

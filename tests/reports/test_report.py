@@ -13,7 +13,7 @@ from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, sma
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports import gallery
 from unet_trainer.reports.gallery import Gallery
-from unet_trainer.reports.page import TEMPLATES, count, duration, page_policy, percent, rate, score
+from unet_trainer.reports.page import TEMPLATES, count, counted, duration, page_policy, percent, rate, score
 from unet_trainer.reports.run_report import MAX_EVENTS, MAX_MATRIX, render_report, write_report
 from unet_trainer.system.local_server import digest
 from unet_trainer.training.history import EventLog
@@ -57,10 +57,10 @@ def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
     said = words(page)
     for part in (
         "run – training report",
-        "IoU on the validation images 0.6000 95 % interval 0.385 – 0.900 (bootstrap over 4 images; so few images make it a rough one)",
-        "all foreground would give 0.5000",  # 10 of 20 pixels in the matrix
+        "IoU on the validation images 0.600 0 1 95 % interval 0.385 – 0.900 (bootstrap over 4 images; so few images make it a rough one)",
+        "all foreground would give 0.500",  # 10 of 20 pixels in the matrix
         "Best epoch 2 3 of 3 epochs done Time 30 s in epochs; start-up 1.5 s Images/s 102 in training",
-        "val 0.4000 → 0.5000; train 0.4500 → 0.5500; val is 0.6000 at the best epoch, 2",
+        "val 0.400 → 0.500; train 0.450 → 0.550; val is 0.600 at the best epoch, 2",
         "Folder data/mine Images 8-bit RGB; 64×48 Split 10 train, 4 val. val_fraction 0.2, seed 42",
         "32×32 (images are resized to it) Classes in the masks",
         "background 0 50.0 % foreground 1 50.0 % What the check of the data found two images are the same",
@@ -68,7 +68,7 @@ def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
         "image_size [32, 32] command line",
         "batch_size 8 decided fits into memory",
         "cpu – test machine CPU and memory 2 cores, 8.0 GiB Numbers float32 Peak GPU memory 1.50 GiB (reserved 0.00 GiB) Versions Python 3.11, torch 2.10",
-        "training 24 s 76 % validation 6.0 s 19 %",  # of 31.5 s
+        "training 24 s 76 % validation 6 s 19 %",  # of 31.5 s
         "waiting for data, of training – 2.0 % reading an image 4 ms",
         "4 images: median 0.650, mean 0.625, worst 0.200, best 1.000",
         "python train_unet.py report",
@@ -85,7 +85,7 @@ def test_curves_have_their_lines_and_marks(tmp_path):
     )
     log_more(folder, IDS, ("end", {"how": "stopped early"}), resumed_after={"epoch": 4})
     found = charts(page_of(folder))
-    assert list(found) == ["iou", "classes-curve", "loss", "rate", "speed", "distribution"]
+    assert list(found) == ["distribution", "iou", "classes-curve", "loss", "rate", "speed"]
     (view,) = found["iou"]["views"]
     assert [(line["name"], line["ys"][:3]) for line in view["lines"]] == [("val", [0.4, 0.6, 0.5]), ("train", [0.45, 0.65, 0.55])]
     assert [view["name"] for view in found["classes-curve"]["views"]] == ["IoU", "Dice", "Precision", "Recall"]
@@ -99,9 +99,15 @@ def test_curves_have_their_lines_and_marks(tmp_path):
 def test_a_score_no_better_than_a_baseline_warnings_and_errors_stand_at_the_top(tmp_path):
     assert "not clearly better than no model" not in page_of(write_run(tmp_path / "good", images=(), ious=(0.9,)))
     useless = page_of(write_run(tmp_path / "bad", images=(), ious=(0.45,)))
-    assert "not clearly better than no model: predicting all foreground gives IoU 0.5000." in useless
+    assert "not clearly better than no model: predicting all foreground gives IoU 0.500." in useless
     weak = [[[80, 88, 88], [2, 6, 6]], [[80, 88, 88], [5, 6, 6]]]  # the interval reaches the baseline
     assert "not clearly better than no model" in page_of(write_run(tmp_path / "weak", images=weak, ious=(0.6,)))
+    (tmp_path / "bad/result.json").write_text(json.dumps({"warnings": ["this model is of no use: <IoU> 0.45", "too few steps"]}))
+    page = page_of(tmp_path / "bad")
+    assert re.findall(r'class="banner[^<]*', page) == [
+        'class="banner bad" role="note">this model is of no use: &lt;IoU&gt; 0.45\ntoo few steps'
+    ]
+    assert '<span class="pill useless">Finished, of no use</span>' in page
     folder = write_run(tmp_path / "failed", end=None)
     (folder / "result.json").write_text(json.dumps({"warnings": ["too few steps"], "baseline_iou": 0.2}))
     log_more(folder, (), ("end", {"how": "failed", "text": "the disk is full"}), resumed_after={"epoch": 3})
@@ -116,7 +122,7 @@ def test_classes_and_confusions_have_scores_and_shares(tmp_path):
     log_more(folder, IDS, ("epoch", epoch_event(2, IDS, 0.5, {"cow": None})), resumed_after={"epoch": 1}, data=data)
     page = page_of(folder)
     said = words(section(page, "classes"))
-    assert "sky 0.5000 – 0.5000 0.5000 0.5000 – 33.3 %" in said
+    assert "sky 0.500 – 0.500 0.500 0.500 – 33.3 %" in said
     assert said.endswith("cow – – – – – 12.5 % 33.3 %")
     matrix = section(page, "confusion")
     assert "The largest confusion: 20.0 % of sky is predicted as road." in words(matrix)
@@ -275,10 +281,10 @@ def test_commands_fit_the_state_of_the_run(tmp_path):
 
 
 def test_numbers_are_written_as_people_read_them():
-    durations = [0, 0.0042, 1.25, 59.6, 90, 3600, 7384, 90000, None]
+    durations = [0, 0.0042, 1.25, 59.6, 90, 3600, 7384, 43500, 90000, None]
     assert [duration(value) for value in durations] == [
-        *("0 s", "4.2 ms", "1.2 s", "1 min", "1 min 30 s", "1 h", "2 h 3 min", "1 d 1 h", "–")
+        *("0 s", "4.2 ms", "1.2 s", "1 min", "1.5 min", "1 h", "2.1 h", "12 h", "1 d", "–")
     ]
-    assert (score(0.81234), score(float("nan"))) == ("0.8123", "–")
+    assert (score(0.9407), score(float("nan"))) == ("0.941", "–")
     assert (percent(0.1234), percent(0), percent(0.0001), percent(None)) == ("12.3 %", "0.0 %", "< 0.1 %", "–")
-    assert (rate(812.4), rate(1.357), count(1234567)) == ("812", "1.36", "1\u202f234\u202f567")
+    assert (rate(812.4), rate(1.357), count(1234567), counted(12345, "image")) == ("812", "1.36", "1,234,567", "12,345 images")

@@ -90,7 +90,8 @@ def test_it_renders_in_both_schemes_and_on_a_phone_without_scrolling_sideways(pa
     background = page.run("return getComputedStyle(document.body).backgroundColor")
     assert (int(background.split("(")[1].split(",")[0]) < 60) == (scheme == "dark")
     assert len(page.all(".chart > svg")) == 6
-    assert page.find("#best-iou").text == "0.6000"
+    assert page.find("#best-iou").text == "0.600"
+    assert page.find("#gallery").rect["y"] < page.find('[data-key="iou"]').rect["y"]
     for figure in page.all("figure"):
         box = figure.rect
         assert box["x"] >= 0
@@ -146,10 +147,14 @@ def test_classes_are_switched_off_and_on_and_the_score_is_chosen(page):
     assert len(page.all(f"{box} .line")) == 4
 
 
-def test_the_slider_moves_the_border_between_truth_and_prediction(page):
+def test_a_picture_has_its_own_shape_and_its_slider_which_appears_with_the_focus_moves_the_border(page):
+    for selector in ("#gallery .stack", "#gallery .photo", "#gallery .truth"):
+        size = page.find(selector).size
+        assert size["width"] / size["height"] == pytest.approx(60 / 40, abs=0.01)
     slide = page.find("#gallery .slide")
-    page.run("arguments[0].focus()", slide)
+    assert slide.value_of_css_property("opacity") == "0"
     slide.send_keys(*[ARROW_RIGHT] * 5)
+    assert slide.value_of_css_property("opacity") == "1"
     assert page.run("return getComputedStyle(document.querySelector('#gallery .truth')).clipPath") == "inset(0px 45% 0px 0px)"
     assert page.run("return getComputedStyle(document.querySelector('#gallery .prediction')).clipPath") == "inset(0px 0px 0px 55%)"
 
@@ -189,11 +194,12 @@ def test_a_picture_is_shown_in_full_size_and_the_next_one_follows(page):
 
 
 def test_runs_are_compared_by_epoch_and_by_time(driver, tmp_path):
-    folders = write_run(tmp_path / "a"), write_run(tmp_path / "b", ious=(0.3, 0.7))
+    folders = write_run(tmp_path / "a"), write_run(tmp_path / "b", ious=(0.7,))
     (tmp_path / "page.html").write_text(render_comparison([read_run_summary(folder) for folder in folders]), encoding="utf-8")
     page = Page(driver, tmp_path / "page.html").open(390, 844, is_phone=True)
     assert page.run("return document.documentElement.scrollWidth") == 390
     assert len(page.all('[data-key="val-iou"] .line')) == 2
+    assert len(page.all('[data-key="val-iou"] .c1.point[r="5"]')) == 1  # one epoch has no line
     page.select('[data-key="val-iou"] select', "1")
     assert page.find('[data-key="val-iou"] svg').get_attribute("aria-label").startswith("by time over minutes")
     assert console_errors(driver) == []
@@ -214,7 +220,7 @@ def test_a_live_page_follows_the_run_and_keeps_what_was_chosen(driver, tmp_path)
         log.open(folder, resumed_after={"epoch": 3, "batch": 0})
         log.add("epoch", **epoch_event(4, ["background", "foreground"], 0.75))
         deadline = time.monotonic() + 60
-        while page.run("return document.getElementById('best-iou').textContent") != "0.7500":
+        while page.run("return document.getElementById('best-iou').textContent") != "0.750":
             assert time.monotonic() < deadline
             time.sleep(0.05)
         assert len(page.all('[data-key="iou"] .line')) == 1

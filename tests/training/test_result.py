@@ -73,7 +73,7 @@ def test_a_useless_model_is_told_after_the_table_and_in_result_json(tiny_data, t
     result = report(run)
     assert result.baseline_iou == pytest.approx(1 / 3)
     (warning,) = result.warnings
-    assert warning.startswith("this model is of no use: its val IoU is 0.0000, and all foreground everywhere gives 0.3333. ")
+    assert warning.startswith("this model is of no use: its val IoU is 0.000, and all foreground everywhere gives 0.333. ")
     assert "\n  - 10 optimizer steps may be too few: num_epochs=200\n" in warning  # 5 in an epoch
     assert f"  foreground  0.0000\nWarning: {warning}\nTime: " in said(run)
     written = json.loads((run.checkpointer.folder / "result.json").read_text())
@@ -142,8 +142,8 @@ def test_training_that_did_not_learn_points_to_steps_masks_and_rate():
         ALL_FOREGROUND, rows([0.2, 0.32]), best_epoch=2, steps_per_epoch=10, num_epochs=2, data_dir="my data"
     )
     assert problem == (
-        "this model is of no use: its val IoU is 0.3000, and all foreground everywhere gives 0.3000. "
-        "Training did not learn either (train IoU 0.3200 at best)"
+        "this model is of no use: its val IoU is 0.300, and all foreground everywhere gives 0.300. "
+        "Training did not learn either (train IoU 0.320 at best)"
     )
     assert advice == [
         "20 optimizer steps may be too few: num_epochs=100",
@@ -155,7 +155,7 @@ def test_training_that_did_not_learn_points_to_steps_masks_and_rate():
 
 def test_training_that_learned_points_to_overfitting_and_the_split():
     ((problem, advice),) = judge(ALL_FOREGROUND, rows([0.5, 0.9]), best_epoch=2)
-    assert problem.endswith("Training did learn (train IoU 0.9000): the model knows its training images only")
+    assert problem.endswith("Training did learn (train IoU 0.900): the model knows its training images only")
     assert advice[0] == "overfitting: augmentation=strong, encoder_weights=imagenet, more training images"
     assert "another kind" in advice[1]
 

@@ -40,7 +40,7 @@ _ENCODERS = (  # of segmentation-models-pytorch, which takes seconds to import; 
     "tu-mobilenetv3_small_100 tu-mobilenetv3_small_050"
 )
 ENCODERS = frozenset(_ENCODERS.split())
-LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz")
+LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz", "own")
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,13 @@ from unet_trainer.config.safe_yaml import value_text
 Auto = Literal["auto"]
 MonitorName = Literal["val_iou", "val_dice", "val_loss"]
 Architecture = Literal[
-    "unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt"
+    "unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt",
+    "own",
 ]  # fmt: skip
 WITH_DECODER_CHANNELS = ("unet", "unetplusplus", "manet")
 WITH_ATTENTION = ("unet", "unetplusplus")
 MIN_ATTENTION_CHANNELS = 16  # scse squeezes the channels of a decoder stage by this factor
+OWN = "own"  # a loss or a network that a Python caller brings: docs/extending.md
 DEMO_DIR = "data/demo"
 
 AtLeastOne = Annotated[int, Range(1)]
@@ -109,9 +111,9 @@ class Config:
     """share of the pairs held out for validation when there is no val/ folder"""
     split: Literal["random", "blocks"] = "random"
     """random: by seed, with the classes in proportion; blocks: for videos and slices, runs of neighbours in the order of their
-    names, with a gap"""
+    names, with a gap; one image alone is always split into blocks of pixels"""
     split_file: str | None = None
-    """CSV with the columns image, mask and, optionally, split (train, val, test) and group; paths as seen from data_dir"""
+    """CSV with the columns image, mask and, optionally, split (train, val, test), group and box; paths as seen from data_dir"""
     group_pattern: Pattern | None = None
     """regular expression on an image's path: what its first bracket matches (a patient, a video) stays on one side of the
     split"""
@@ -159,7 +161,8 @@ class Config:
     none"""
 
     architecture: Architecture = "unet"
-    """one of unet, unetplusplus, manet, linknet, fpn, pspnet, deeplabv3, deeplabv3plus, pan, upernet, segformer, dpt"""
+    """one of unet, unetplusplus, manet, linknet, fpn, pspnet, deeplabv3, deeplabv3plus, pan, upernet, segformer, dpt; own: the network
+    that train(model=...) was given"""
     encoder: Encoder = "auto"
     """any encoder of segmentation-models-pytorch; tu-NAME takes one from timm; auto: resnet34, or a smaller one on a CPU"""
     encoder_weights: str | None = "auto"

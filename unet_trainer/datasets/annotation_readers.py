@@ -1,4 +1,4 @@
-"""The formats of labelling tools: COCO, LabelMe, Supervisely, CVAT and YOLO segmentation.
+"""The formats of labelling tools: COCO, LabelMe, Supervisely, CVAT and YOLO segmentation; and tables of run lengths.
 
 Of each format, `parse_*` lists classes, images and entries of one file, and `*_shape` turns an entry into pixels when its mask is
 drawn. Both raise EntryError: an annotation file is anyone's, and every value is checked where it is used. A box alone is no mask.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import csv
 import io
 import math
 import os
@@ -108,7 +109,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         raise DataError(f"{path}: {error}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # LookupError: an unknown encoding
+    except (ElementTree.ParseError, csv.Error, LookupError, ValueError) as error:  # LookupError: an unknown encoding
         raise DataError(f"{path} is not valid {kind} ({str(error)[:100]}); was it cut off?") from None
 
 
@@ -545,6 +546,85 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
     return YoloNames([], "", {})
 
 
+# Tables of run lengths, as of Kaggle: a row for each object, or for each class of an image, with the name of the image and
+# "start length start length ...". An empty cell is an image without that object.
+
+RUN_COLUMNS = {  # in lower case, without separators → whether its runs go down the columns; in two competitions they do not
+    **dict.fromkeys(("encodedpixels", "rle", "rlemask", "maskrle", "encoding", "rleencoding", "encodedrle"), True),
+    "annotation": False, "segmentation": False,
+}  # fmt: skip
+IMAGE_COLUMNS = ("imageid", "image", "imagename", "filename", "imagefile", "file", "img", "imgid", "id")
+CLASS_COLUMNS = ("classid", "class", "classname", "categoryid", "category", "label", "defecttype")
+JOINED_COLUMNS = frozenset(image + label for image in IMAGE_COLUMNS for label in CLASS_COLUMNS)  # ImageId_ClassId: a.jpg_1
+NO_RUNS = frozenset(["", "-1", "nan", "none", "null"])
+ONE_CLASS = "object"
+
+
+class RunTable(NamedTuple):
+    """The places of the columns of a table of run lengths; -1: there is none."""
+
+    image: int
+    runs: int
+    label: int
+    is_joined: bool  # the label stands behind the name of the image
+    size: tuple[int, int]
+    down_columns: bool
+
+
+def find_run_table(path: Path) -> RunTable | None:
+    """What the header of a CSV file says; None if it is not one of run lengths. Raises OSError."""
+    with io.TextIOWrapper(input_files.open_file(path), "utf-8-sig", errors="replace") as file:
+        names = [re.sub(r"[\W_]", "", cell.lower()) for cell in next(csv.reader([file.readline(2**14)]), [])]
+
+    def place(*wanted: str) -> int:
+        return next((names.index(name) for name in wanted if name in names), -1)
+
+    joined = place(*JOINED_COLUMNS)
+    image, runs, label = place(*IMAGE_COLUMNS) if joined < 0 else joined, place(*RUN_COLUMNS), place(*CLASS_COLUMNS)
+    if min(image, runs) < 0:
+        return None
+    return RunTable(image, runs, label, joined >= 0, (place("height"), place("width")), RUN_COLUMNS[names[runs]])
+
+
+def parse_runs(path: Path, table: RunTable) -> Parsed:
+    by_image: dict[str, list[Entry]] = defaultdict(list)
+    sizes: dict[str, tuple[int, int]] = {}
+    labels: set[str] = set()
+    before = csv.field_size_limit(MAX_FILE_BYTES)
+    try:
+        rows = csv.reader(io.StringIO(read_text(path, MAX_FILE_BYTES), newline=""))
+        next(rows)
+        for cells in (cells for cells in rows if any(cells)):
+            if len(cells) <= max(table.image, table.runs, table.label, *table.size):
+                raise EntryError(f"line {rows.line_num} has {counted(len(cells), 'cell')}, fewer than the header")
+            name, label = cells[table.image].strip(), cells[table.label].strip() if table.label >= 0 else ""
+            if table.is_joined:
+                name, _, label = name.rpartition("_")
+            has_class = table.is_joined or table.label >= 0
+            by_image[check(name, str, f"the image in line {rows.line_num}")] += []
+            if table.size[0] >= 0 and table.size[1] >= 0:
+                height, width = (float(cells[place]) for place in table.size)
+                sizes[name] = as_size(height, width) or (0, 0)
+            runs = cells[table.runs].strip()
+            if has_class and (label or runs.lower() not in NO_RUNS):
+                label = as_name(f"class {label}" if label.isdecimal() else label, f"the class in line {rows.line_num}")
+                labels.add(label)
+            if runs.lower() not in NO_RUNS:
+                content = runs, table.down_columns
+                by_image[name].append(Entry(label if has_class else ONE_CLASS, f"line {rows.line_num}", content))
+    except (csv.Error, ValueError) as error:
+        raise EntryError(f"line {rows.line_num}: {error}") from None
+    finally:
+        csv.field_size_limit(before)
+    declared = sorted(labels, key=lambda name: [int(word) if word.isdecimal() else 0 for word in name.split()[-1:]] + [name])
+    notices = [] if table.down_columns else [f"the run lengths of {path.name} are read along the rows, not down the columns"]
+    return Parsed(declared, [AnnotatedImage(name, entries, sizes.get(name)) for name, entries in by_image.items()], notices)
+
+
+def runs_shape(content: tuple[str, bool], height: int, width: int) -> Shape:
+    return Shape(raster.fill_runs(content[0], height, width, content[1]))
+
+
 FORMATS = {
     "COCO": Format(parse_coco, coco_shape, False, "by category id", "the smaller object is on top"),
     "LabelMe": Format(parse_labelme, labelme_shape, True, "in alphabetical order", "the later shape is on top"),
@@ -552,4 +632,5 @@ FORMATS = {
     "CVAT": Format(
         parse_cvat, cvat_shape, False, "in the order of the labels", "the higher z_order, then the later shape, is on top"
     ),
+    "run lengths": Format(parse_runs, runs_shape, False, "in alphabetical order", "the later row is on top"),
 }

@@ -32,7 +32,7 @@ from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
-EXTENSIONS = frozenset([".json", ".xml", ".txt", ".ndjson", ".jsonl"])
+EXTENSIONS = frozenset([".json", ".xml", ".txt", ".csv", ".ndjson", ".jsonl"])
 COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")  # COCO's own files beside instances_
 NUM_LOOKED_AT = 20  # files without an extension, texts that may be labels, and items of a JSON document
 NUM_NAMED = 10  # files that cannot be read
@@ -122,6 +122,7 @@ def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotatio
     """The annotations in the one format that there is; raises DataError for several, and for those that are not read."""
     if any(path.name.startswith("instances_") for path in texts):  # COCO's captions and so on are not opened
         texts = [path for path in texts if not path.name.startswith(COCO_TASKS)]
+    texts = [path for path in texts if not path.name.startswith("sample_submission")]  # an example of an answer, of Kaggle
     files: dict[str, list[tuple[Path, Any]]] = defaultdict(list)
     unknown: list[str] = []
     broken: list[str] = []
@@ -163,6 +164,10 @@ def _kind_of(path: Path) -> tuple[str, Any]:
             what = "Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if it has any"
             raise UnknownAnnotations(f"{path} is {what}")
         return "CVAT" if root.tag == "annotations" else "", root
+    if path.suffix.lower() == ".csv":
+        with readers.reading(path, "CSV"):
+            table = readers.find_run_table(path)
+        return "run lengths" if table else "", table
     if path.suffix.lower() != ".json":
         what = "holds a JSON document in each line, as Labelbox exports, which is not read"
         raise UnknownAnnotations(f"{path} {what}; {EXPORT}")

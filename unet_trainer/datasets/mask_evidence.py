@@ -22,7 +22,7 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, as_number, channels_of, show_values
 from unet_trainer.images.mask_shapes import EDGE_WIDTH, MIN_EDGE, piece_stride
-from unet_trainer.system.input_files import read_text
+from unet_trainer.system.input_files import parse_json, read_text
 
 MANY_VALUES = 8  # as many distinct greys in masks of two classes come from soft edges or compression
 MIN_BRIGHT = 3  # as many of them are near the brightest; 255 alone beside ids is void
@@ -337,7 +337,18 @@ PATTERNS = {
     "label_colors.txt": re.compile(r"(?P<r>\d{1,3})[\s,]+(?P<g>\d{1,3})[\s,]+(?P<b>\d{1,3})[\s,]+(?P<name>\S.*)"),  # 9 9 9 Animal
     "labelmap.txt": re.compile(r"(?P<name>[^:]+):(?P<r>\d{1,3}),(?P<g>\d{1,3}),(?P<b>\d{1,3})(?::.*)?"),  # name:r,g,b:parts:actions
 }
-NAMES = ("label_colors.txt", "class_dict.csv", "_classes.csv", "labelmap.txt", "class_names.txt", "codes.txt", "classes.txt")
+# {"background": 0, "tumour": 1} or {"0": "background"}: of nnU-Net, as `labels` in it, and of Hugging Face.
+JSON_NAMES = ("dataset.json", "id2label.json")
+NAMES = (
+    *JSON_NAMES,
+    "label_colors.txt",
+    "class_dict.csv",
+    "_classes.csv",
+    "labelmap.txt",
+    "class_names.txt",
+    "codes.txt",
+    "classes.txt",
+)
 
 
 @dataclass(frozen=True)
@@ -391,7 +402,7 @@ def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
     """A file of a known name, by its text."""
     path = Path(path)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    classes = _parse(path.name, lines) if path.name in NAMES else []
+    classes = _parse_labels(text) if path.name in JSON_NAMES else _parse(path.name, lines) if path.name in NAMES else []
     found = [one for one in classes if one is not None]
     values = [one.value for one in found if one.value is not None]
     is_whole = 2 <= len(found) <= 256 and len(found) == len(classes)
@@ -418,6 +429,18 @@ def _parse(name: str, lines: Sequence[str]) -> list[NamedClass | None]:
         is_known = header[1:4] == ["r", "g", "b"] and header[0] in ("name", "class", "label")
         read = [_coloured(row[0], row[1:4]) if len(row) >= 4 else None for row in rows]
     return read if is_known else []
+
+
+def _parse_labels(text: str) -> list[NamedClass | None]:
+    content = parse_json(text)
+    labels = content.get("labels", content) if isinstance(content, dict) else None
+    if not isinstance(labels, dict):
+        return []
+    items = [(one, other) if isinstance(one, str) and one.isdecimal() else (other, one) for one, other in labels.items()]
+    return [
+        NamedClass(name, int(number)) if str(number).isdecimal() and isinstance(name, str) and int(number) < 2**16 else None
+        for number, name in sorted(items, key=lambda item: str(item[0]).zfill(9))
+    ]
 
 
 def _coloured(name: str, channels: Sequence[str]) -> NamedClass | None:

@@ -140,6 +140,28 @@ def unroll(runs: Sequence[Any], height: int, width: int) -> Pixels:
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
 
 
+def fill_runs(text: str, height: int, width: int, down_columns: bool) -> Patch:
+    """From the start, counted from 1, and the length of each run: "3 2 9 4", as in tables of Kaggle. Raises DataError."""
+    try:
+        numbers = np.array(text.split(), np.int64)
+        starts, lengths = numbers[::2] - 1, numbers[1::2]
+    except (ValueError, OverflowError):
+        raise DataError("run lengths that are not whole numbers with spaces between them") from None
+    if len(starts) != len(lengths) or (starts < 0).any() or (lengths < 0).any():
+        raise DataError("run lengths that are not pairs of a start, from 1 on, and a length")
+    if (starts > height * width).any() or (lengths > height * width - starts).any() or lengths.sum() > height * width:
+        raise DataError(f"run lengths beyond the {height * width} pixels of the image, {width}×{height}")
+    if not lengths.any():
+        return EMPTY
+    side = height if down_columns else width
+    first, last = int(starts.min()) // side, int((starts + lengths).max() - 1) // side
+    flat = np.zeros((last + 1 - first) * side, np.bool_)
+    for start, length in zip((starts - first * side).tolist(), lengths.tolist(), strict=True):
+        flat[start : start + length] = True
+    patch = crop(flat.reshape(-1, side).T if down_columns else flat.reshape(-1, side))
+    return patch._replace(left=patch.left + first) if down_columns else patch._replace(top=patch.top + first)
+
+
 def decompress_runs(text: str) -> list[int]:
     """COCO's compressed run lengths: each number in groups of five bits, lowest first, with a bit that says whether more follow,
     plus 48; from the fourth on, the difference to the number two before. Raises DataError."""

@@ -129,6 +129,9 @@ def write_image(path: Path, pixels: Pixels) -> None:
 
 
 def encode_image(pixels: Pixels, extension: str) -> bytes:
+    if extension == ".npy":
+        np.save(file := io.BytesIO(), pixels, allow_pickle=False)
+        return file.getvalue()
     stored = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR) if pixels.ndim == 3 else pixels
     done, buffer = cv2.imencode(extension, stored)
     assert done, extension

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 
 from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.schema import OWN
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.inference.model_files import ILL_FORMED, ONNX_SUFFIX, ModelCard, Symmetry, read_model, reason_of
 from unet_trainer.loading.worker_pool import to_device
@@ -78,6 +79,8 @@ def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter
         segmenter = Segmenter(spec, build_network(spec, encoder_weights=None), channels_last=True)
         load_network_weights(segmenter, weights)
     except (RuntimeError, UserError) as error:
+        if spec.architecture == OWN and isinstance(error, UserError):
+            raise
         heading, *others = str(error).splitlines()
         reason = (others[0].strip() if others and heading.endswith(":") else first_line(error))[:200]
         raise CheckpointError(

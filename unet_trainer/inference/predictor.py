@@ -36,6 +36,7 @@ from unet_trainer.inference.tile_blending import (
     all_probabilities,
     blended_logits,
 )
+from unet_trainer.model.given import OwnModel, given
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.console import counted
 
@@ -246,15 +247,18 @@ def _pixels(image: ArrayLike, channels: int) -> Pixels:
 
 
 def load(
-    model: str | Path,
+    run: str | Path,
     device: str = "auto",
     precision: Literal["auto"] | NumberFormat = "auto",
     raw: bool = False,
     tta: bool = False,
     tile: int | None = None,
+    *,
+    model: OwnModel | None = None,
 ) -> LoadedModel:
     """A run (its folder or name: best.pt is taken), a .pt file or an exported .onnx file. `raw`: the weights as trained, not their
     average. `tta`: means over the mirrored and turned images that training had. `tile`: side of the tiles of a model of fit: crop,
-    in place of the one that training chose. Raises UserError."""
-    engine = load_engine(find_model(model, raw=raw), device, precision, raw)
+    in place of the one that training chose. `model`: the network of a run that train(model=...) was given. Raises UserError."""
+    with given(model=model):
+        engine = load_engine(find_model(run, raw=raw), device, precision, raw)
     return LoadedModel(SymmetricEngine(engine, engine.card.symmetries) if tta else engine, tile)

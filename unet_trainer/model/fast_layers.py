@@ -6,7 +6,9 @@ They hold the same parameters under the same names: checkpoints do not depend on
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeGuard
 
+import segmentation_models_pytorch as smp
 import torch
 import torch.nn.functional as F
 from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoderBlock
@@ -135,8 +137,12 @@ def _is_plain(block: UnetDecoderBlock) -> bool:
     return block.get_submodule("conv1.0").bias is None and type(block.get_submodule("attention1.attention")) is torch.nn.Identity
 
 
-def _geometry(layer: torch.nn.Conv2d) -> tuple[object, ...]:
-    return layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode
+def _is_conv(layer: object, side: int, stride: int) -> TypeGuard[torch.nn.Conv2d]:
+    """A plain convolution of this size, padded to keep the size of the map but for the stride."""
+    if type(layer) is not torch.nn.Conv2d:
+        return False
+    geometry = (layer.kernel_size, layer.stride, layer.padding, layer.dilation, layer.groups, layer.padding_mode)
+    return geometry == ((side,) * 2, (stride,) * 2, (side // 2,) * 2, (1, 1), 1, "zeros")
 
 
 def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
@@ -148,16 +154,15 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
         module.__class__ = faster
 
     head = getattr(network, "segmentation_head", [None])[0]
-    has_head = type(head) is torch.nn.Conv2d and _geometry(head) == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros")
+    takes_cells = type(network) is smp.Unet and _is_conv(head, 3, stride=1)  # others may do more with the decoder's output
     blocks = [module for module in network.modules() if type(module) is UnetDecoderBlock]
     for block in blocks:
         if block.interpolation_mode == "nearest" and _is_plain(block):
-            swap(block, LastDecoderBlock if block is blocks[-1] and has_head else DecoderBlock)
-    if has_head:
+            swap(block, LastDecoderBlock if block is blocks[-1] and takes_cells else DecoderBlock)
+    if _is_conv(head, 3, stride=1) or _is_conv(head, 1, stride=1):
         swap(head, HeadConv)
     for module in network.modules():
-        is_small = type(module) is torch.nn.Conv2d and module.in_channels <= 4
-        if is_small and _geometry(module) == ((7, 7), (2, 2), (3, 3), (1, 1), 1, "zeros"):
+        if _is_conv(module, 7, stride=2) and module.in_channels <= 4:
             swap(module, StemConv)
 
     def restore() -> None:

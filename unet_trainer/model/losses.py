@@ -16,6 +16,9 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
+from unet_trainer.config.schema import OWN
+from unet_trainer.model.given import own_loss
+
 SMOOTH = 1.0  # pixels added to both sides of an overlap ratio: an absent class that is not predicted costs nothing
 FOCAL_GAMMA = 2.0
 
@@ -27,7 +30,7 @@ class Target:
         ids = torch.arange(logits.shape[1], device=masks.device).view(1, -1, 1, 1)
         self.one_hot = (masks.unsqueeze(1) == ids).float()  # N,K,H,W; all zero where ignored
         self.valid = self.one_hot.sum(1)  # N,H,W: 1 where a class is known
-        self.logits = logits
+        self.logits, self.masks = logits, masks
         self.log_probabilities = F.log_softmax(logits, 1)
         self.probabilities = self.log_probabilities.exp()
         self.pixel_weights = (self.one_hot * class_weights.view(1, -1, 1, 1)).sum(1)  # N,H,W
@@ -94,13 +97,24 @@ def _lovasz_sums(target: Target) -> torch.Tensor:
 
 def _lovasz_eval_sums(target: Target) -> torch.Tensor:
     """The sum over images and their number, so that validation does not depend on the batch. Ignored images do not count."""
-    total, count = torch.zeros((), device=target.valid.device), torch.zeros((), device=target.valid.device)
-    for index in range(len(target.valid)):
-        is_counted = (target.valid[index].sum() > 0).float()
-        image = slice(index, index + 1)
-        total = total + is_counted * _lovasz(target, target.one_hot[image], target.probabilities[image], target.valid[image])
-        count = count + is_counted
-    return torch.stack([total, count])
+    one_hot, probabilities, valid = target.one_hot, target.probabilities, target.valid
+    return _image_sums(target, lambda image: _lovasz(target, one_hot[image], probabilities[image], valid[image]))
+
+
+def _image_sums(target: Target, loss: Callable[[slice], torch.Tensor]) -> torch.Tensor:
+    is_counted = target.valid.sum((1, 2)) > 0  # a loss without a pixel may be NaN
+    losses = torch.stack([loss(slice(index, index + 1)) for index in range(len(is_counted))])
+    return torch.stack([torch.where(is_counted, losses, 0).sum(), is_counted.float().sum()])
+
+
+def _own_sums(target: Target) -> torch.Tensor:
+    loss = own_loss()(target.logits, target.masks.long())
+    return torch.stack([loss, torch.ones_like(loss)])
+
+
+def _own_eval_sums(target: Target) -> torch.Tensor:
+    loss, masks = own_loss(), target.masks.long()
+    return _image_sums(target, lambda image: loss(target.logits[image], masks[image]))
 
 
 def _lovasz(target: Target, one_hot: torch.Tensor, probabilities: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
@@ -133,6 +147,7 @@ TERMS: dict[str, Term] = {
     # A missed pixel costs more than a false one.
     "tversky": Term(_overlap_sums, _overlap_value(missed=0.7, false=0.3), is_pixel_mean=False, has_class_sums=True),
     "lovasz": Term(_lovasz_sums, _mean, is_pixel_mean=False, has_class_sums=False, eval_sums=_lovasz_eval_sums),
+    OWN: Term(_own_sums, _mean, is_pixel_mean=False, has_class_sums=False, eval_sums=_own_eval_sums),
 }
 
 

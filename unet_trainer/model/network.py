@@ -16,6 +16,8 @@ from timm.models import adapt_input_conv
 
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import encoder_name
+from unet_trainer.config.schema import OWN
+from unet_trainer.model.given import own_network
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.pretrained import fetch, offline, weight_files
 from unet_trainer.model.segmenter import AUXILIARY, Segmenter, SegmenterSpec, class_logits
@@ -32,6 +34,8 @@ WRAPPERS = ("module.", "_orig_mod.", "encoder.", "model.")  # prefixes that othe
 
 def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.Module:
     """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be loaded."""
+    if spec.architecture == OWN:
+        return own_network(spec)
     check_encoder_name(spec.encoder)
     path = Path(encoder_weights or "")
     file = path if path.suffix in WEIGHT_FILES or path.is_file() else None

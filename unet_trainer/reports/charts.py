@@ -10,15 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from unet_trainer.reports.page import NONE, NUM_COLOURS, rate, score
-from unet_trainer.system.console import counted
+from unet_trainer.reports.page import NONE, NUM_COLOURS, counted, rate, score
 from unet_trainer.training.run_summary import EpochRecord, RunSummary
 from unet_trainer.training.val_scores import ImageScore
 
 SCORES = {"IoU": "iou", "Dice": "dice", "Precision": "precision", "Recall": "recall"}
 MAX_POINTS = 400  # of a curve
 MAX_CLASSES = 24  # with a curve each
-NUM_BINS = 20
 VAL, TRAIN, OTHER = 0, 1, 2  # colours
 MARK_WORDS = {
     **{kind: kind for kind in ("interrupted", "killed", "failed")},
@@ -62,10 +60,10 @@ def run_charts(summary: RunSummary, epochs: Sequence[EpochRecord]) -> list[PageC
         return _chart(summary, epochs, key, title, words, {title: lines}, values, show, digits=digits, **limits)
 
     charts = [
-        chart("iou", "IoU", {"val": "val_iou", "train": "train_iou"}, score, 4, y=[0, 1]),
+        chart("iou", "IoU", {"val": "val_iou", "train": "train_iou"}, score, 3, y=[0, 1]),
         _class_chart(summary, [epoch for epoch in epochs if epoch.classes]),
-        chart("loss", "Loss", {"val": "val_loss", "train": "train_loss"}, _digits(4), 4, zero=True),
-        chart("rate", "Learning rate", {"learning rate": "learning_rate"}, _digits(6), 6, zero=True),
+        chart("loss", "Loss", {"val": "val_loss", "train": "train_loss"}, _digits(3), 3, zero=True),
+        chart("rate", "Learning rate", {"learning rate": "learning_rate"}, _digits(3), 6, zero=True),
         chart("speed", "Images per second, in training", {"images/s": "images_per_second"}, rate, 1, zero=True),
     ]
     return [found for found in charts if found is not None]
@@ -99,15 +97,17 @@ def distribution_chart(scores: Sequence[ImageScore]) -> PageChart | None:
     values = [image.iou for image in scores if image.iou is not None]
     if not values:
         return None
-    counts = [int(number) for number in np.histogram(values, bins=NUM_BINS, range=(0.0, 1.0))[0]]
-    middle = score(median(values), 3)
-    words = f"{counted(len(values), 'image')}: median {middle}, mean {score(mean(values), 3)}"
-    words += f", worst {score(min(values), 3)}, best {score(max(values), 3)}"
+    low = min(0.9, np.floor(10 * min(values)) / 10)
+    edges = np.linspace(low, 1.0, round((1 - low) / (0.05 if low < 0.5 else 0.02)) + 1).round(2).tolist()
+    counts = np.histogram(values, edges)[0].tolist()
+    middle = score(median(values))
+    words = f"{counted(len(values), 'image')}: median {middle}, mean {score(mean(values))}"
+    words += f", worst {score(min(values))}, best {score(max(values))}"
     if num_undefined := len(scores) - len(values):
         words += f"; {counted(num_undefined, 'image')} without an IoU, because no class is in truth or prediction"
     mark = {"x": median(values), "text": f"median {middle}"}
-    data = {"counts": counts, "from": 0, "to": 1, "x": "IoU of an image", "unit": "image", "marks": [mark]}
-    rows = [[f"{i / NUM_BINS:.2f} – {(i + 1) / NUM_BINS:.2f}", number] for i, number in enumerate(counts) if number]
+    data = {"counts": counts, "from": low, "to": 1, "x": "IoU of an image", "unit": "image", "marks": [mark]}
+    rows = [[f"{start:.2f} – {end:.2f}", number] for start, end, number in zip(edges, edges[1:], counts, strict=False) if number]
     return PageChart("distribution", "IoU of each validation image", words, data, ["IoU", "images"], rows, "bars")
 
 
@@ -140,7 +140,7 @@ def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChar
         if known:
             low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
             words += f"; at the best epoch from {low} (IoU {score(known[low])}) to {high} ({score(known[high])})"
-    return _chart(summary, epochs, "classes-curve", title, words, views, shown, score, digits=4, y=[0, 1])
+    return _chart(summary, epochs, "classes-curve", title, words, views, shown, score, digits=3, y=[0, 1])
 
 
 def _chart(
@@ -173,7 +173,8 @@ def _digits(number: int) -> Show:
 
 def _from_first_to_last(values: Values, show: Show) -> str:
     known = {name: [value for value in ys if value is not None] for name, ys in values.items()}
-    return "; ".join(f"{name} {show(ys[0])} → {show(ys[-1])}" for name, ys in known.items() if ys) or "no values"
+    ends = {name: dict.fromkeys([show(ys[0]), show(ys[-1])]) for name, ys in known.items() if ys}
+    return "; ".join(f"{name} {' → '.join(values)}" for name, values in ends.items()) or "no values"
 
 
 def overlay_charts(runs: Sequence[tuple[str, RunSummary]]) -> list[PageChart]:
@@ -200,7 +201,7 @@ def _overlay(runs: Sequence[tuple[int, str, RunSummary]], key: str, title: str, 
         by_epoch.append(_line(name, list(drawn.values()), index, xs=list(drawn)))
         by_time.append(_line(name, list(drawn.values()), index, xs=[minutes[number] for number in drawn]))
     views = [{"name": "by epoch", "x": "epoch", "lines": by_epoch}, {"name": "by time", "x": "minutes", "lines": by_time}]
-    data = {"xs": [], "x": "epoch", "views": views, "marks": [], "digits": 4, **limits}
+    data = {"xs": [], "x": "epoch", "views": views, "marks": [], "digits": 3, **limits}
     words = _from_first_to_last({name: list(drawn.values()) for name, drawn in known.items()}, score)
     numbers = sorted({number for drawn in known.values() for number in drawn})
     rows = [[number, *(score(drawn.get(number)) for drawn in known.values())] for number in numbers]

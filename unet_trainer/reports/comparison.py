@@ -49,7 +49,7 @@ class Difference:
 
     def __str__(self) -> str:
         ends = "" if self.interval is None else f" ({self.interval[0]:+.3f} to {self.interval[1]:+.3f})"
-        return f"{self.iou:+.4f}{ends}"
+        return f"{self.iou:+.3f}{ends}"
 
 
 def set_scores(scores: Sequence[ImageScore]) -> SetScores | None:
@@ -167,6 +167,14 @@ def _different_settings(summaries: Sequence[RunSummary]) -> list[tuple[str, list
     return found
 
 
+def zoomed_axis(runs: Sequence[ComparedRun]) -> Interval:
+    """Round ends within 0 and 1, between which all scores and their intervals lie."""
+    values = [value for run in runs for value in (run.iou, *(run.interval or ())) if value is not None]
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    step = 10.0 ** math.floor(math.log10(max(high - low, 0.01)))
+    return max(0.0, round((math.ceil(low / step) - 1) * step, 6)), min(1.0, round((math.floor(high / step) + 1) * step, 6))
+
+
 def render_comparison(summaries: Sequence[RunSummary], live: str | None = None, links: bool = False) -> str:
     """`links`: to the report of each run, below the address of this page."""
     found = compare_runs(summaries)
@@ -183,6 +191,7 @@ def render_comparison(summaries: Sequence[RunSummary], live: str | None = None, 
         sections={key: key.capitalize() for key, is_there in present.items() if is_there},
         found=found,
         best=max((run for run in found.runs if run.iou is not None), key=lambda run: run.iou or 0.0, default=None),
+        axis=zoomed_axis(found.runs),
         links=links,
         charts=charts,
         class_rows=class_rows,

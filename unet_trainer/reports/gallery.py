@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Literal
 
 import cv2
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.datasets.pairs import Pair, path_in
+from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import ERROR_COLOURS, IGNORED_COLOUR, error_kinds, to_display
 from unet_trainer.images.file_bytes import DataError, read_bytes
 from unet_trainer.images.image_decoding import Pixels
@@ -43,8 +44,10 @@ MAX_PIXELS = 25_000_000  # of an image: larger ones take long and are shown at a
 MAX_BYTES = 2_600_000  # of all pictures together; in base64 a third more
 # Longest side and quality, tried in this order until a picture is small enough.
 SIZES = ((768, 82), (768, 65), (512, 70), (384, 60), (256, 50))
-FILL, LINE, DIM = 92, 255, 150  # opacities: of a class, of its outline, of what is right in an error map
+FILL, LINE, DIM = 72, 255, 150  # opacities: of a class, of its outline and hatch, of what is right in an error map
+CONTRAST = 180  # the same of the line within an outline
 MAX_OUTLINED = 120  # ids that a palette has two colours for
+BLACK, WHITE = (0, 0, 0), (255, 255, 255)
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ def draw_gallery(
     console: Console | None = None,
 ) -> Gallery:
     """Pictures of the worst, middle and best of `scores`."""
-    by_name = {path_in(data_dir, pair.image): pair for pair in pairs}
+    by_name = {pair.files_in(data_dir)[0]: pair for pair in pairs}
     chosen = [(score, group, by_name.get(score.image)) for score, group in choose_images(scores)]
     deadline = time.monotonic() + max_seconds
     pictures: list[Picture] = []
@@ -213,17 +216,26 @@ def encode_photo(pixels: Pixels, quality: int) -> tuple[bytes, str]:
 
 
 def class_layer(ids: Pixels, colours: Sequence[Colour]) -> bytes:
-    """Every class but 0 in its colour, tinted with an opaque outline; a PNG."""
-    num_ids = len(colours)
+    """Every class but 0 in its colour; a PNG. Tinted, hatched, and outlined with a line in its colour and one of black or white
+    within it, so that it is seen on an image of the same colour."""
+    num_ids, side = len(colours), max(ids.shape)
     palette = [(*colour, FILL if index else 0) for index, colour in enumerate(colours)]
     shown = np.where(ids == IGNORED, np.uint8(num_ids), ids) if num_ids < IGNORED else ids
     palette.append((*IGNORED_COLOUR, FILL))
     if num_ids <= MAX_OUTLINED:
-        palette += [(*colour, LINE if index else 0) for index, colour in enumerate(colours)]
-        cross = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
-        is_border = (cv2.dilate(ids, cross) != cv2.erode(ids, cross)) & (ids != 0) & (ids != IGNORED)
-        shown = np.where(is_border, shown + np.uint8(num_ids + 1), shown).astype(np.uint8)
+        palette += [*((*colour, LINE) for colour in colours), (*BLACK, CONTRAST), (*WHITE, CONTRAST)]
+        line = max(1, side // 256)
+        is_hatch = np.add.outer(*map(np.arange, ids.shape)) % max(8, side // 24) < line
+        is_outline, is_near = (_is_near_border(ids, distance) for distance in (line, 2 * line))
+        is_dark = np.array([np.dot(colour, (0.3, 0.6, 0.1)) < 128 for colour in colours])
+        lines = np.where(is_near & ~is_outline, 2 * num_ids + 1 + is_dark[np.minimum(ids, num_ids - 1)], ids + num_ids + 1)
+        shown = np.where((is_hatch | is_near) & (ids != 0) & (ids != IGNORED), lines, shown).astype(np.uint8)
     return _palette_png(shown, palette[:256])
+
+
+def _is_near_border(ids: Pixels, distance: int) -> NDArray[np.bool_]:
+    kernel = np.ones((2 * distance + 1, 2 * distance + 1), np.uint8)
+    return np.asarray(cv2.dilate(ids, kernel) != cv2.erode(ids, kernel))
 
 
 def error_layer(kinds: Pixels) -> bytes:

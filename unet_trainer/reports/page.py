@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from unet_trainer import __version__
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.system.console import counted, readable
+from unet_trainer.system.console import readable
 from unet_trainer.system.input_files import read_text
 from unet_trainer.system.local_server import digest
 
@@ -80,12 +80,12 @@ def _is_number(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def score(value: float | None, digits: int = 4) -> str:
+def score(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}" if _is_number(value) else NONE
 
 
 def interval(ends: tuple[float, float] | None) -> str:
-    return NONE if ends is None else f"{score(ends[0], 3)} – {score(ends[1], 3)}"
+    return NONE if ends is None else f"{score(ends[0])} – {score(ends[1])}"
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -97,17 +97,14 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """90 s is 1 min 30 s."""
+    """90 s is 1.5 min."""
     if seconds is None or not math.isfinite(seconds):
         return NONE
-    if seconds < 10:
-        return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms" if seconds > 0 else "0 s"
-    whole = round(seconds)
-    for unit, name, smaller, smaller_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= unit:
-            rest = whole % unit // smaller
-            return f"{whole // unit} {name}" + (f" {rest} {smaller_name}" if rest else "")
-    return f"{whole} s"
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms" if seconds > 0 else "0 s"
+    unit, name = next((unit, name) for unit, name in ((86400, "d"), (3600, "h"), (60, "min"), (0, "s")) if seconds + 0.5 >= unit)
+    value = seconds / max(1, unit)
+    return f"{value:.1f}".removesuffix(".0") + f" {name}" if value < 10 else f"{value:.0f} {name}"
 
 
 def rate(images_per_second: float | None) -> str:
@@ -117,17 +114,21 @@ def rate(images_per_second: float | None) -> str:
 
 
 def count(number: int) -> str:
-    """1 234 567, with narrow spaces that do not break."""
-    return f"{number:,}".replace(",", "\u202f")
+    return f"{number:,}"
+
+
+def counted(number: int, one: str) -> str:
+    """1 image, 12,345 images."""
+    return f"{number:,} {one}{'' if number == 1 else 's'}"
 
 
 def moment(time: datetime | None) -> str:
     return NONE if time is None else f"{time:%Y-%m-%d %H:%M:%S} UTC"
 
 
-def place(share: float) -> str:
-    """On a scale from 0 to 1, for an attribute of SVG."""
-    return f"{100 * min(1.0, max(0.0, share)):.2f}%"
+def place(value: float, axis: tuple[float, float] = (0.0, 1.0)) -> str:
+    """On an axis between two values, for an attribute of SVG."""
+    return f"{100 * min(1.0, max(0.0, (value - axis[0]) / (axis[1] - axis[0]))):.2f}%"
 
 
 def shade(share: float | None) -> int:

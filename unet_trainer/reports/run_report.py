@@ -78,8 +78,8 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
     events = _in_order_of_time([event for event in run.events if event.kind in EVENT_WORDS])
     class_rows, confusion, stage_rows = _class_rows(run, scores), _confusion(run), _stage_rows(run)
     present = {
-        **{"result": True, "curves": epochs, "classes": class_rows, "confusion": confusion},
-        **{"images": distribution or gallery.pictures or gallery.note or sheet, "data": True, "settings": run.settings},
+        **{"result": True, "images": distribution or gallery.pictures or gallery.note or sheet, "curves": epochs},
+        **{"classes": class_rows, "confusion": confusion, "data": True, "settings": run.settings},
         **{"machine": run.machine or stage_rows, "events": events, "next": True},
     }
     made = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}"
@@ -131,14 +131,13 @@ def _baseline(run: RunSummary) -> Baseline | None:
 
 
 def _doubts(run: RunSummary, scores: SetScores | None, baseline: Baseline | None) -> list[str]:
-    """What a reader must not overlook."""
-    found = []
+    """What a reader must not overlook. Of a model of no use, the first says all that its run found."""
+    found = ["\n".join(run.warnings)] if run.is_of_no_use else list(run.warnings)
     low = scores.interval[0] if scores is not None and scores.interval else run.best_iou
-    if baseline is not None and low is not None and low <= baseline.iou:
+    if baseline is not None and low is not None and low <= baseline.iou and not run.is_of_no_use:
         found.append(
             f"The model is not clearly better than no model: predicting {baseline.prediction} gives IoU {score(baseline.iou)}."
         )
-    found += run.warnings
     found += [f"Files of the run are damaged, and what they hold is left out: {problem}" for problem in run.problems[:MAX_PROBLEMS]]
     if run.state == "failed":
         found += [f"The run ended with an error: {event.text}" for event in run.events if event.kind == "failed"][-1:]
@@ -244,12 +243,12 @@ def _image_card(picture: Picture) -> Mapping[str, Any]:
     counts = list(found.classes.values())
     wrong = found.wrong_pixels / max(1, found.counted_pixels)
     objects = sum(one.truth for one in counts[0 if len(counts) == 1 else 1 :]) / max(1, found.counted_pixels)
-    classes = [f"{name} {score(one.iou, 3)}" for name, one in found.classes.items() if one.iou is not None]
+    classes = [f"{name} {score(one.iou)}" for name, one in found.classes.items() if one.iou is not None]
     layers = {"truth": picture.truth, "prediction": picture.prediction, "errors": picture.errors}
     return {
         **{"name": found.image, "group": picture.group, "iou": found.iou, "wrong": wrong, "objects": objects},
         "iou_key": 2 if found.iou is None else found.iou,
-        "text": f"{found.image}: IoU {score(found.iou, 3)}, {percent(wrong)} of the pixels wrong",
+        "text": f"{found.image}: IoU {score(found.iou)}, {percent(wrong)} of the pixels wrong",
         "classes": "; ".join(classes) if len(counts) > 1 else "",
         **{"height": picture.shown[0], "width": picture.shown[1], "file_size": f"{picture.size[1]}×{picture.size[0]}"},
         "photo": _data_uri(picture.image, picture.image_type),

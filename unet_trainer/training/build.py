@@ -16,7 +16,8 @@ import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
-from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.config.schema import OWN, Config, is_demo_dir
+from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
@@ -127,7 +128,10 @@ class Components:
 
     def set_training_mode(self, epoch: int) -> None:
         """Puts the network into the mode of an epoch, counted from 0."""
-        set_training_mode(self.state.segmenter.network, encoder_frozen=epoch < self.freeze_encoder_epochs)
+        if self.freeze_encoder_epochs:
+            set_training_mode(self.state.segmenter.network, encoder_frozen=epoch < self.freeze_encoder_epochs)
+        else:  # a network of the user's own may have no encoder, or parameters that are never trained
+            self.state.segmenter.network.train()
 
     def begin_phases(self) -> Sequence[Callable[[], None]]:
         """Calls that put the network into each mode that it will train in from here on: encoder frozen, and not."""
@@ -175,10 +179,11 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
     with contextlib.suppress(DataError):  # what was added may not pair up yet
         now = find_dataset(config, console)
     try:
-        earlier = read_split_csv(table, Path(config.data_dir), [*now.pairs, *now.test] if now else ())
+        converter = Converter(Path(config.data_dir), Path(config.checkpoint_dir), console)
+        earlier = read_split_csv(table, Path(config.data_dir), [*now.pairs, *now.test] if now else (), converter)
     except DataError as error:
         raise DataError(f"the run cannot go on with the images it began with; put them back, or start a new run\n{error}") from None
-    known = {pair.image for pair in (*earlier.pairs, *earlier.unused)}
+    known = {pair.user_files[0] for pair in (*earlier.pairs, *earlier.unused)}
     added = [pair for pair in now.pairs if pair.image not in known] if now else []
     if added:
         console.note(
@@ -353,6 +358,8 @@ def build_components(
     torch.manual_seed(config.seed)
     numerics = Numerics(device, config.number_format, config.channels_last)
     network = build_network(spec, None if resumes else config.encoder_weights)
+    if (config.freeze_encoder_epochs or config.encoder_lr_factor != 1) and not hasattr(network, "encoder"):
+        raise UserError("freeze_encoder_epochs, encoder_lr_factor: the model has no part that is called encoder; leave them out")
     if config.deep_supervision:
         add_auxiliary_heads(network, config.num_classes)
     if config.sync_batchnorm and launch.world_size > 1:
@@ -377,7 +384,8 @@ def build_components(
         state.learning_rate.peak *= launch.world_size
     num_parameters = sum(parameter.numel() for parameter in segmenter.parameters())
     weights = "weights of the checkpoint" if resumes else config.encoder_weights or "random weights"
-    console.fact("Model", f"{config.architecture}, {config.encoder}, {num_parameters / 1e6:.1f} M parameters, {weights}")
+    name = f"{type(network).__name__}, yours" if config.architecture == OWN else f"{config.architecture}, {config.encoder}"
+    console.fact("Model", f"{name}, {num_parameters / 1e6:.1f} M parameters, {weights}")
     factors = [config.batch_size, config.accumulation_steps, *([launch.world_size] if launch.world_size > 1 else [])]
     effective = f"{' × '.join(map(str, factors))} = {math.prod(factors)} effective"
     effective += f" ({launch.world_size} processes)" if launch.world_size > 1 else ""

@@ -15,7 +15,7 @@ import torch
 from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.config.schema import class_names, id_names
+from unet_trainer.config.schema import OWN, class_names, id_names
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
@@ -25,6 +25,7 @@ from unet_trainer.training.history import Row, column, write_result
 from unet_trainer.training.resume import longer
 from unet_trainer.training.run import Run
 from unet_trainer.training.run_folder import BEST, CURVES, LAST, REPORT, SAMPLES, resume_command
+from unet_trainer.training.run_summary import NO_USE
 
 # Gains are shares of what lies between the baseline and an IoU of 1.
 MIN_GAIN = 0.01  # a model below it is no better than the baseline
@@ -138,7 +139,8 @@ def say_result(run: Run, result: TrainResult) -> None:
     if result.stopped_early:
         epochs, counting = counted(stopping.epochs_since_best, "epoch"), stopping.patience_used
         how = f", {counting} of which counted against early_stopping_patience" if counting < stopping.epochs_since_best else ""
-        console.say(f"Stopped early: no better {run.config.monitor} in {epochs}{how}")
+        why = "by a callback" if run.is_stopped else f"no better {run.config.monitor} in {epochs}{how}"
+        console.say(f"Stopped early: {why}")
     if has_best:
         compared = "" if baseline is None else f" ({baseline.prediction} everywhere would give {baseline.iou:.4f})"
         console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}{compared}")
@@ -153,6 +155,9 @@ def say_result(run: Run, result: TrainResult) -> None:
     weights = folder / (BEST if has_best else LAST)
     report = f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""  # a signal or an error may have left it out
     console.say(f"Weights: {weights}{report} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
+    if OWN in (run.config.architecture, *run.config.loss):
+        console.say("Next, from Python, with your own parts: load(run, model=...), train(..., resume=run); see docs/extending.md")
+        return
     model = shlex.quote(str(folder if has_best else weights))
     console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
     if num_test:
@@ -187,14 +192,12 @@ def judge_model(
     lost = _lost_classes(confusion, names, first=1 if config.num_classes == 1 else 0)
     findings: list[tuple[str, list[str]]] = []
     if gain < MIN_GAIN:
-        problem = (
-            f"this model is of no use: its val IoU is {iou:.4f}, and {baseline.prediction} everywhere gives {baseline.iou:.4f}"
-        )
+        problem = f"{NO_USE}: its val IoU is {iou:.3f}, and {baseline.prediction} everywhere gives {baseline.iou:.3f}"
         if train_gain >= MIN_TRAIN_GAIN:
-            problem += f". Training did learn (train IoU {train_iou:.4f}): the model knows its training images only"
+            problem += f". Training did learn (train IoU {train_iou:.3f}): the model knows its training images only"
             advice = _overfitting_advice(settings)
         else:
-            problem += f". Training did not learn either (train IoU {train_iou:.4f} at best)"
+            problem += f". Training did not learn either (train IoU {train_iou:.3f} at best)"
             pairs = f"masks may not match their images: the pictures in {SAMPLES}/ show {NUM_SAMPLES} side by side"
             masks = f"{pairs}; or be read with the wrong mask_values: {_check_command(config)}"
             advice = [masks, _rate_advice(settings)]

@@ -56,6 +56,7 @@ class Run:
     was_advised: bool = False  # about waiting for data
     curves: ThrottledTask | None = None  # draws curves.png
     has_given_up: bool = False  # see second_chance
+    is_stopped: bool = False  # by a callback
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
     trackers: list[TrackerQueue] = field(default_factory=list)
     make_report: Callable[..., object] | None = None  # writes the page of the run; None: there is none, or this is not rank 0
@@ -70,9 +71,9 @@ class Run:
         return self.components.state
 
     def is_finished(self) -> bool:
-        """All epochs are done, patience has run out, or the run does not learn."""
+        """All epochs are done, patience has run out, the run does not learn, or a callback stops it."""
         patience = self.config.early_stopping_patience
-        is_stopped = self.has_given_up or self.state.early_stopping.is_out_of_patience(patience)
+        is_stopped = self.is_stopped or self.has_given_up or self.state.early_stopping.is_out_of_patience(patience)
         return is_stopped or self.state.epoch >= self.config.num_epochs
 
     def connect(self) -> None:

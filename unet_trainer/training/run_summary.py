@@ -28,6 +28,7 @@ RUN_FILES = (EVENTS, LAST, PREVIOUS, BEST, METRICS_CSV, RESULT_JSON)  # a folder
 # What is read of result.json and of each setting in settings.json.
 RESULT_SHAPE: Shape = {"warnings": list[str]}
 SETTING_SHAPE: Shape = {"value": Any, "source": str, "reason": str}
+NO_USE = "this model is of no use"  # what the warning of such a result starts with
 MAX_NUMBER = 1e100  # beyond which a sum over epochs may not be finite
 
 
@@ -99,6 +100,11 @@ class RunSummary:
 
     def value(self, setting: str, otherwise: Any = None) -> Any:
         return self.settings[setting].value if setting in self.settings else otherwise
+
+    @property
+    def is_of_no_use(self) -> bool:
+        """Whether training found at its end that the model is no better than none."""
+        return any(warning.startswith(NO_USE) for warning in self.warnings)
 
     @property
     def monitor(self) -> str:

@@ -67,7 +67,7 @@ class Session:
             if shown is not None:
                 shown = self._agree(shown)
             self._log_end(shown)  # while the lock is held: afterwards another process may go on with the run
-            if isinstance(error, KeyboardInterrupt):
+            if isinstance(error, KeyboardInterrupt | GeneratorExit):
                 self._say_interrupted(error, was_finished)
         finally:
             try:
@@ -105,8 +105,8 @@ class Session:
 
     def _log_end(self, error: BaseException | None) -> None:
         """What ended the run, for its log; `report` has told the end of one that came to it."""
-        if isinstance(error, KeyboardInterrupt):
-            self.events.add("end", how="interrupted", text=str(error))
+        if isinstance(error, KeyboardInterrupt | GeneratorExit):  # GeneratorExit: who follows the run has left the loop
+            self.events.add("end", how="interrupted", text=str(error) or "cancelled")
         elif isinstance(error, Exception):
             # Whoever catches an error that was foreseen shows it; the traceback of a bug goes to the terminal.
             is_foreseen = isinstance(error, TrainingFailed | UserError | PeerFailed | PeerLost)
@@ -114,8 +114,8 @@ class Session:
             self.console.log_only(f"Error: {text}")
             self.events.add("end", how="failed", text=text)
 
-    def _say_interrupted(self, error: KeyboardInterrupt, was_finished: bool) -> None:
-        folder, start = self._folder, "Interrupted"
+    def _say_interrupted(self, error: KeyboardInterrupt | GeneratorExit, was_finished: bool) -> None:
+        folder, start = self._folder, "Interrupted" if isinstance(error, KeyboardInterrupt) else "Cancelled"
         if isinstance(error, Interrupted) and self.processes.is_alone:  # of a job, the process with the cause tells it
             start, error.is_told = f"Interrupted by {error}", True
         if was_finished:

@@ -27,7 +27,7 @@ import torch
 import unet_trainer
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.resolved_config import ResolvedConfig, parsed
-from unet_trainer.config.schema import as_dict
+from unet_trainer.config.schema import OWN, as_dict
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.precision import choose_device, set_backends
@@ -78,7 +78,9 @@ class StepProbe:
         if key not in self._known:
             started = time.monotonic()
             answer: Mapping[str, Any] = {"failure": "time_budget is too short for a trial"}
-            if self.seconds_left > 0:
+            if OWN in (config.architecture, *config.loss):
+                answer = {"failure": "a loss or network of your own is in this process alone"}
+            elif self.seconds_left > 0:
                 answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
             self.seconds_left -= time.monotonic() - started
             self.failure = answer.get("failure", "")

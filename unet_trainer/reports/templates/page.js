@@ -92,9 +92,10 @@ function drawLines(box) {
         isOpen = true;
         points.push(place);
       });
+      const radius = points.length === 1 ? 5 : line.thin ? 2.4 : 3; // one epoch has no line
       svg.append(make("path", {class: `line c${line.c}${line.thin ? " thin" : ""}`, d: path, "data-name": line.name}));
       if (points.length < 25) {
-        for (const place of points) svg.append(make("circle", {class: `point c${line.c}`, cx: place.split(" ")[0], cy: place.split(" ")[1], r: line.thin ? 2.4 : 3}));
+        for (const place of points) svg.append(make("circle", {class: `point c${line.c}`, cx: place.split(" ")[0], cy: place.split(" ")[1], r: radius}));
       }
     }
     const cross = make("line", {class: "cross", y1: top, y2: height - bottom, visibility: "hidden"});
@@ -257,15 +258,6 @@ function setUpMatrix(root) {
   }
 }
 
-// A picture keeps its shape within its frame.
-function fit(stack) {
-  const photo = stack.querySelector(".photo"), frame = stack.parentElement;
-  const ratio = Number(photo.getAttribute("width")) / Number(photo.getAttribute("height"));
-  const factor = Math.min(frame.clientWidth / ratio, frame.clientHeight);
-  stack.style.width = `${Math.round(factor * ratio)}px`;
-  stack.style.height = `${Math.round(factor)}px`;
-}
-
 function slideTo(stack, percent) {
   stack.style.setProperty("--at", `${percent}%`);
 }
@@ -275,15 +267,15 @@ function setUpGallery(root) {
   if (!gallery) return;
   const frame = viewer.querySelector("#viewer-frame");
   const cards = all("li", gallery);
+  const ratio = card => card.querySelector(".photo").getAttribute("width") / card.querySelector(".photo").getAttribute("height");
   let current = null;
   for (const card of cards) {
     const stack = card.querySelector(".stack"), slide = card.querySelector(".slide");
-    fit(stack);
+    card.style.setProperty("--ratio", ratio(card));
     slide.addEventListener("input", () => slideTo(stack, slide.value));
     stack.addEventListener("click", event => { if (event.target !== slide) open(card); });
     card.querySelector(".enlarge").addEventListener("click", () => open(card));
   }
-  redraws.set(gallery, () => { all(".stack", gallery).forEach(fit); if (viewer.open) fit(frame.querySelector(".stack")); });
 
   const shown = () => all("li", gallery).filter(card => !card.hidden);
   function open(card) {
@@ -292,10 +284,10 @@ function setUpGallery(root) {
     slide.value = card.querySelector(".slide").value;
     frame.replaceChildren(stack);
     frame.dataset.view = gallery.dataset.view;
+    frame.style.setProperty("--ratio", ratio(card));
     slide.addEventListener("input", () => slideTo(stack, slide.value));
     viewer.querySelector("#viewer-text").textContent = card.dataset.text;
     if (!viewer.open) viewer.showModal();
-    fit(stack);
   }
   function move(number) {
     const list = shown();
@@ -319,7 +311,6 @@ function setUpGallery(root) {
   choose("gallery-view", view => { gallery.dataset.view = view; });
   choose("gallery-group", group => {
     for (const card of cards) card.hidden = group !== "all" && card.dataset.group !== group;
-    all("li:not([hidden]) .stack", gallery).forEach(fit);
   });
   const sort = root.querySelector("#gallery-sort");
   const orders = {

@@ -1,0 +1,218 @@
+"""Forms in which data is published, drawn with two objects an image: each gives the same images and class ids with data_dir alone."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from unet_trainer.config.load import load_config
+from unet_trainer.datasets.dataset_report import build_dataset_report
+from unet_trainer.datasets.rasterize import fill_runs
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_decoding import encode_image, read_image
+from unet_trainer.images.mask_decoding import read_mask
+from unet_trainer.system.console import Console
+
+HEIGHT, WIDTH, COUNT = 20, 24, 6
+
+
+def head(index):
+    mask = np.zeros((HEIGHT, WIDTH), np.bool_)
+    mask[2 + index : 8 + index, 3:9] = True
+    return mask
+
+
+def tail(index):
+    mask = np.zeros((HEIGHT, WIDTH), np.bool_)
+    mask[5 : 9 + index, 14:20] = True
+    return mask
+
+
+NAMES = ("background", "head", "tail")
+CLASSES = (("head", head), ("tail", tail))
+
+
+def ids(index):
+    return (head(index) + 2 * tail(index)).astype(np.uint8)
+
+
+def photo(index):
+    noise = np.random.default_rng(index).integers(0, 60, (HEIGHT, WIDTH, 3))
+    return (noise + 90 * ids(index)[:, :, None]).astype(np.uint8)
+
+
+def write(path, pixels):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(encode_image(pixels, path.suffix))
+
+
+def write_csv(path, *rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+
+
+def photos(data, place="images", suffix=".png"):
+    for index in range(COUNT):
+        write(data / place / f"s{index:02d}{suffix}", photo(index))
+
+
+# Run lengths in a CSV
+
+
+def runs(mask):
+    """Start and length of each run down the columns, from 1."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], mask.T.ravel(), [0]]).astype(np.int8)))
+    return " ".join(f"{start + 1} {stop - start}" for start, stop in edges.reshape(-1, 2))
+
+
+def rle_of_one_class(data):
+    photos(data, "train_images")
+    rows = [(f"s{index:02d}.png", runs(mask)) for index in range(COUNT) for mask in (head(index), tail(index))]
+    write_csv(data / "train.csv", ("ImageId", "EncodedPixels"), *rows)
+
+
+def rle_with_classes(data):
+    photos(data, "train")
+    rows = [(f"s{index:02d}", name, runs(mask(index))) for index in range(COUNT) for name, mask in CLASSES]
+    write_csv(data / "train.csv", ("ImageId", "Label", "EncodedPixels"), *rows)
+    write_csv(data / "sample_submission.csv", ("ImageId", "Label", "EncodedPixels"), ("t00", "head", "1 1"))
+
+
+def rle_along_rows(data):
+    photos(data, "train")
+    rows = [(f"s{index:02d}", name, runs(mask(index).T)) for index in range(COUNT) for name, mask in CLASSES]
+    write_csv(data / "train.csv", ("id", "class", "segmentation"), *rows)
+
+
+def rle_with_joined_ids(data):
+    photos(data, "train_images", ".jpg")
+    masks = (head, tail, None)
+    rows = [(f"s{index:02d}.jpg_{number}", runs(mask(index)) if mask else "") for index in range(COUNT)
+            for number, mask in enumerate(masks, start=1)]  # fmt: skip
+    write_csv(data / "train.csv", ("ImageId_ClassId", "EncodedPixels"), *rows)
+
+
+# nnU-Net
+
+
+def nnunet(data, labels):
+    for index in range(COUNT):
+        for channel in range(2):
+            write(data / f"Dataset001_Fish/imagesTr/s{index:02d}_{channel:04d}.png", photo(index)[:, :, channel])
+        write(data / f"Dataset001_Fish/labelsTr/s{index:02d}.png", ids(index))
+        write(data / f"Dataset001_Fish/imagesTs/t{index:02d}_0000.png", photo(index)[:, :, 0])
+        write(data / f"Dataset001_Fish/imagesTs/t{index:02d}_0001.png", photo(index)[:, :, 1])
+    text = {"channel_names": {"0": "red", "1": "green"}, "labels": labels, "numTraining": COUNT, "file_ending": ".png"}
+    (data / "Dataset001_Fish/dataset.json").write_text(json.dumps(text))
+
+
+def nnunet_2(data):
+    nnunet(data, {"background": 0, "head": 1, "tail": 2})
+
+
+def nnunet_1(data):
+    nnunet(data, {"0": "background", "1": "head", "2": "tail"})
+
+
+# Hugging Face
+
+
+def hugging_face(data):
+    for part, numbers in (("train", range(4)), ("validation", range(4, COUNT))):
+        for index in numbers:
+            write(data / part / f"images/s{index:02d}.jpg", photo(index))
+            write(data / part / f"truths/of_{index}.png", ids(index))
+        rows = [{"file_name": f"images/s{index:02d}.jpg", "mask_file_name": f"truths/of_{index}.png"} for index in numbers]
+        (data / part / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (data / "id2label.json").write_text(json.dumps(dict(enumerate(NAMES))))
+
+
+def hugging_face_csv(data):
+    photos(data, "train")
+    for index in range(COUNT):
+        write(data / f"train/x{index}.png", ids(index))
+    rows = [(f"s{index:02d}.png", "two fish", f"x{index}.png") for index in range(COUNT)]
+    write_csv(data / "train/metadata.csv", ("file_name", "text", "label_file_name"), *rows)
+
+
+def parquet(data):
+    arrow, table = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for part, numbers in (("train", range(4)), ("validation", range(4, COUNT))):
+        columns = {
+            name: [{"bytes": encode_image(make(index), ".png"), "path": f"s{index:02d}.png"} for index in numbers]
+            for name, make in (("image", photo), ("label", ids))
+        }
+        (data / "data").mkdir(parents=True, exist_ok=True)
+        table.write_table(arrow.table(columns), data / f"data/{part}-00000-of-00001.parquet")
+
+
+# The report of each
+
+
+FORMS = {
+    rle_of_one_class: ("object",),
+    rle_with_classes: NAMES,
+    rle_along_rows: NAMES,
+    rle_with_joined_ids: ("background", "class 1", "class 2"),
+    nnunet_1: NAMES,
+    nnunet_2: NAMES,
+    hugging_face: NAMES,
+    hugging_face_csv: (None,) * 3,
+    parquet: (None,) * 3,
+}
+
+
+CHANGED = dict.fromkeys([nnunet_1, nnunet_2], lambda index: photo(index)[:, :, :2])
+
+
+@pytest.fixture
+def report(tmp_path):
+    def report(**settings):
+        config = load_config({"data_dir": str(tmp_path / "data"), "checkpoint_dir": str(tmp_path / "checkpoints"), **settings})
+        return build_dataset_report(config, Console(io.StringIO()))
+
+    return report
+
+
+@pytest.mark.parametrize("make", FORMS, ids=lambda make: make.__name__)
+def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
+    make(tmp_path / "data")
+    found = report()
+    assert (found.blocking_message, found.questions) == ("", [])
+    names = FORMS[make]
+    assert (found.classes.num_classes, found.classes.class_names) == (len(names), names if any(names) else None)
+    for index, pair in enumerate(sorted(found.pairs, key=lambda pair: pair.name)):
+        wanted = ids(index) if len(names) > 1 else ids(index) > 0
+        assert np.array_equal(read_mask(pair.mask), wanted)
+        assert np.array_equal(read_image(pair.image), CHANGED.get(make, photo)(index)) or pair.image.suffix == ".jpg"
+    assert len(found.pairs) == COUNT
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason"),
+    [
+        ("1 2 3", "not pairs of a start, from 1 on, and a length"),
+        ("0 2", "not pairs of a start, from 1 on, and a length"),
+        ("1 x", "not whole numbers with spaces between them"),
+        ("9" * 30 + " 1", "not whole numbers with spaces between them"),
+        ("480 2", "beyond the 480 pixels of the image, 24×20"),
+        ("1 400 1 400", "beyond the 480 pixels of the image, 24×20"),
+    ],
+)
+def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, reason):
+    with pytest.raises(DataError, match=reason):
+        fill_runs(cell, HEIGHT, WIDTH, down_columns=True)
+
+
+def test_parquet_files_without_pyarrow_are_named_with_the_command_that_reads_them(tmp_path, report, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DataError, match=r"train\.parquet is a parquet file; pip install pyarrow reads it"):
+        report()

@@ -1,0 +1,172 @@
+"""A loss, a network, data and callbacks of the caller's own, and a run that is followed: docs/extending.md."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import train_unet
+from helpers.project import ROOT
+from train_unet import follow, train
+from unet_trainer import Callback, load
+from unet_trainer.config.errors import UserError
+from unet_trainer.datasets.given_data import write_given
+from unet_trainer.training.checkpoint_file import read_run
+
+SETTINGS = {"image_size": 32, "fit": "resize", "augmentation": "none", "batch_size": 2, "num_epochs": 3, "learning_rate": 0.01}
+SETTINGS |= {"num_workers": 0, "device": "cpu", "cache": "none", "encoder_weights": None}
+
+
+class Small(torch.nn.Module):
+    def __init__(self, channels=3, num_classes=1):
+        super().__init__()
+        self.inner = torch.nn.Conv2d(channels, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+        self.head = torch.nn.Conv2d(8, num_classes, 1)
+
+    def forward(self, images):
+        return self.head(F.relu(self.norm(self.inner(images))))
+
+
+def saved(path):
+    return read_run(path, print)
+
+
+def own_loss(logits, masks):
+    return F.cross_entropy(logits, masks, ignore_index=255)
+
+
+@pytest.fixture
+def config(tiny_data, tmp_path):
+    return {**SETTINGS, "data_dir": str(tiny_data), "checkpoint_dir": str(tmp_path / "runs"), "run_name": "run"}
+
+
+@pytest.mark.usefixtures("small_network")
+def test_the_examples_of_the_page_run(tiny_data, tmp_path, monkeypatch):
+    page = (ROOT / "docs/extending.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/mine").symlink_to(tiny_data)
+    imports, *examples = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    names = {}
+    exec(imports, names)
+    names["train"] = lambda config, **given: train(config, **{**SETTINGS, **given})
+    names["follow"] = lambda config, **given: follow(config, **{**SETTINGS, **given})
+    assert len(examples) == 4
+    for example in examples:
+        exec(example, names)
+    assert names["model"](np.zeros((40, 50, 3), np.uint8)).shape == (40, 50)
+    assert names["row"]["epoch"] == 2
+
+
+def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config):
+    torch.manual_seed(1)
+    parts = {"loss": own_loss, "model": Small()}
+    whole = train(config, **parts, run_name="whole").run_dir
+    for row in follow(config, **parts):
+        if row["epoch"] == 1:
+            break
+    for missing in parts:
+        given = {name: part for name, part in parts.items() if name != missing}
+        with pytest.raises(UserError, match=f"^{missing}: the run has its own.*give it again"):
+            train(config, **given, resume="auto", **({"loss": {"own": 1}} if missing == "loss" else {"architecture": "own"}))
+    result = train(config, **parts, resume="auto")
+    assert result.epochs == 3
+    first, second = (saved(folder / "last.pt")["model"] for folder in (whole, result.run_dir))
+    assert list(first) == list(Small().state_dict())
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    with pytest.raises(UserError, match="give it from Python"):
+        load(result.run_dir)
+    assert load(result.run_dir, model=Small())(np.zeros((40, 50, 3), np.uint8)).shape == (40, 50)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (lambda spec: "unet", "got str"),
+        (Small(channels=5), "it does not take images of shape"),
+        (Small(num_classes=3), "it returns"),
+        (torch.nn.Conv2d(3, 1, 3, stride=2, padding=1), "it returns"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_refused_before_the_run_begins(config, tmp_path, model, message):
+    with pytest.raises(UserError, match=f"^model: .*{message}"):
+        train(config, model=model)
+    assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_parameters_that_the_caller_froze_are_not_trained(config):
+    network = Small()
+    network.inner.requires_grad_(False)
+    weights = saved(train(config, model=network).run_dir / "last.pt")["model"]
+    assert torch.equal(weights["inner.weight"], network.inner.weight)
+    assert not torch.equal(weights["head.weight"], network.head.weight)
+
+
+def test_callbacks_are_called_at_their_moments_and_may_stop_the_run(config):
+    moments = []
+
+    class Recorder(Callback):
+        def on_start(self, run_dir, settings):
+            moments.append(("start", run_dir.name, settings.batch_size))
+
+        def on_epoch(self, row):
+            moments.append(("epoch", row["epoch"]))
+            return row["epoch"] == 2
+
+        def on_checkpoint(self, path):
+            moments.append(("checkpoint", load(path, model=Small()).engine.card.spec.architecture == "own"))
+
+        def on_end(self, result):
+            moments.append(("end", result.epochs))
+
+    train(config, model=Small(), callbacks=[Recorder()])
+    assert [moment for moment in moments if moment[0] != "checkpoint"] == [
+        ("start", "run", 2),
+        ("epoch", 1),
+        ("epoch", 2),
+        ("end", 2),
+    ]
+    assert moments[1] == ("checkpoint", True)
+
+
+def test_what_a_callback_raises_ends_the_run_and_its_state_is_saved(config, tmp_path):
+    def fail(row):
+        raise RuntimeError("no more")
+
+    with pytest.raises(RuntimeError, match="no more"):
+        train(config, fail, model=Small())
+    assert saved(tmp_path / "runs" / "run" / "last.pt")["epoch"] == 1
+
+
+def test_on_the_command_line_a_run_with_its_own_network_is_refused(config, capsys):
+    run = train(config, model=Small()).run_dir
+    assert train_unet.main(["--resume", str(run), "num_epochs=9"]) == 2
+    assert "give it again" in capsys.readouterr().err
+    assert train_unet.main(["predict", str(run), config["data_dir"], "--out", str(run.parent / "out")]) == 2
+    assert "give it from Python" in capsys.readouterr().err
+
+
+def test_data_are_written_once_whatever_their_form(tmp_path):
+    image, mask = np.arange(60, dtype=np.uint8).reshape(4, 5, 3), np.eye(4, 5, dtype=bool)
+    tensor = torch.from_numpy(image).permute(2, 0, 1)
+    folders = {
+        write_given({"train": pairs, "val": None}, tmp_path)
+        for pairs in ([(image, mask)], [(tensor, torch.from_numpy(mask)[None])], [(image.tolist(), mask.astype(np.uint8))])
+    }
+    assert len(folders) == 2  # a list of numbers is int64
+    folder = write_given({"train": [(image, mask)], "val": None}, tmp_path)
+    assert np.array_equal(np.load(folder / "images/000000.npy"), image)
+    assert np.array_equal(np.load(folder / "masks/000000.npy"), mask)
+    assert not list(tmp_path.glob(".draft*"))
+
+
+@pytest.mark.parametrize("item", [(np.zeros((4, 4)), "mask"), np.zeros(3), None, (np.zeros((0, 4)), np.zeros((0, 4)))])
+def test_data_that_are_no_pairs_are_named(tmp_path, item):
+    with pytest.raises(UserError, match=r"^val_data\[1\]: .*need \(image, mask\)"):
+        write_given({"train": [], "val": [(np.zeros((4, 4)), np.zeros((4, 4))), item]}, tmp_path)
+    assert not list(tmp_path.iterdir())

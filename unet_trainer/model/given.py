@@ -1,0 +1,62 @@
+"""A loss and a network that a Python caller brings: docs/extending.md.
+
+Configs and checkpoints say only `own`, which never names code to run: whoever resumes such a run or loads its model gives the part
+again. Held here while that call lasts, since a network is built in many places: for a restart, for a report, for prediction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.model.segmenter import STRIDE, SegmenterSpec
+from unet_trainer.system.console import first_line
+
+OwnLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+OwnModel = torch.nn.Module | Callable[[SegmenterSpec], torch.nn.Module]
+_given: dict[str, Any] = {}
+
+
+@contextlib.contextmanager
+def given(**parts: Any) -> Iterator[None]:
+    """`loss`, `model`; None: it is not given."""
+    earlier = dict(_given)
+    _given.update({name: part for name, part in parts.items() if part is not None})
+    try:
+        yield
+    finally:
+        _given.clear()
+        _given.update(earlier)
+
+
+def own_loss() -> OwnLoss:
+    return _take("loss", "loss", "train(..., loss=...)")
+
+
+def own_network(spec: SegmenterSpec) -> torch.nn.Module:
+    """A copy of the module, or what the function makes for this spec. Raises UserError."""
+    model = _take("model", "network", "train(..., model=...) or load(..., model=...)")
+    network = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model(spec)
+    if not isinstance(network, torch.nn.Module):
+        raise UserError(f"model: got {type(network).__name__} from {model!r}; need a torch.nn.Module")
+    sides = [-(-side // STRIDE) * STRIDE for side in spec.image_size]
+    taken, wanted = (1, spec.image.channels, *sides), (1, spec.num_classes, *sides)
+    try:
+        with torch.no_grad():
+            made = tuple(network.eval()(torch.zeros(taken)).shape)
+    except Exception as error:  # it may raise anything
+        raise UserError(f"model: it does not take images of shape {taken}: {first_line(error)}") from None
+    if made not in (wanted, (1, spec.num_ids, *sides)):
+        raise UserError(f"model: for images of shape {taken} it returns {made}; need logits of shape {wanted}")
+    return network
+
+
+def _take(name: str, what: str, how: str) -> Any:
+    if name not in _given:
+        raise UserError(f"the run has a {what} of its own, which no file holds: give it from Python, {how}; see docs/extending.md")
+    return _given[name]
