@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -32,6 +33,7 @@ def tail(index):
     return mask
 
 
+NAMES = ("background", "head", "tail")
 CLASSES = (("head", head), ("tail", tail))
 
 
@@ -118,10 +120,41 @@ def nnunet_1(data):
     nnunet(data, {"0": "background", "1": "head", "2": "tail"})
 
 
+# Hugging Face
+
+
+def hugging_face(data):
+    for part, numbers in (("train", range(4)), ("validation", range(4, COUNT))):
+        for index in numbers:
+            write(data / part / f"images/s{index:02d}.jpg", photo(index))
+            write(data / part / f"truths/of_{index}.png", ids(index))
+        rows = [{"file_name": f"images/s{index:02d}.jpg", "mask_file_name": f"truths/of_{index}.png"} for index in numbers]
+        (data / part / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (data / "id2label.json").write_text(json.dumps(dict(enumerate(NAMES))))
+
+
+def hugging_face_csv(data):
+    photos(data, "train")
+    for index in range(COUNT):
+        write(data / f"train/x{index}.png", ids(index))
+    rows = [(f"s{index:02d}.png", "two fish", f"x{index}.png") for index in range(COUNT)]
+    write_csv(data / "train/metadata.csv", ("file_name", "text", "label_file_name"), *rows)
+
+
+def parquet(data):
+    arrow, table = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for part, numbers in (("train", range(4)), ("validation", range(4, COUNT))):
+        columns = {
+            name: [{"bytes": encode_image(make(index), ".png"), "path": f"s{index:02d}.png"} for index in numbers]
+            for name, make in (("image", photo), ("label", ids))
+        }
+        (data / "data").mkdir(parents=True, exist_ok=True)
+        table.write_table(arrow.table(columns), data / f"data/{part}-00000-of-00001.parquet")
+
+
 # The report of each
 
 
-NAMES = ("background", "head", "tail")
 FORMS = {
     rle_of_one_class: ("object",),
     rle_with_classes: NAMES,
@@ -129,6 +162,9 @@ FORMS = {
     rle_with_joined_ids: ("background", "class 1", "class 2"),
     nnunet_1: NAMES,
     nnunet_2: NAMES,
+    hugging_face: NAMES,
+    hugging_face_csv: (None,) * 3,
+    parquet: (None,) * 3,
 }
 
 
@@ -150,7 +186,7 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
     found = report()
     assert (found.blocking_message, found.questions) == ("", [])
     names = FORMS[make]
-    assert (found.classes.num_classes, found.classes.class_names) == (len(names), names)
+    assert (found.classes.num_classes, found.classes.class_names) == (len(names), names if any(names) else None)
     for index, pair in enumerate(sorted(found.pairs, key=lambda pair: pair.name)):
         wanted = ids(index) if len(names) > 1 else ids(index) > 0
         assert np.array_equal(read_mask(pair.mask), wanted)
@@ -172,3 +208,11 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
 def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, reason):
     with pytest.raises(DataError, match=reason):
         fill_runs(cell, HEIGHT, WIDTH, down_columns=True)
+
+
+def test_parquet_files_without_pyarrow_are_named_with_the_command_that_reads_them(tmp_path, report, monkeypatch):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DataError, match=r"train\.parquet is a parquet file; pip install pyarrow reads it"):
+        report()

@@ -38,9 +38,7 @@ from unet_trainer.inference.model_files import SMP_CARD, ModelCard
 
 SPEC = small_spec(GREY_16BIT)
 CARD = make_card(SPEC)
-SMP_SPEC = make_spec(
-    FOUR_FLOATS, num_classes=3, encoder="tu-mobilenetv3_small_050", decoder_channels=(32, 16, 16, 16, 16), decoder_attention="scse"
-)
+SMP_SPEC = make_spec(FOUR_FLOATS, num_classes=3, decoder_channels=(32, 16, 16, 16, 16), decoder_attention="scse")
 EXPORTERS = {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp}
 
 

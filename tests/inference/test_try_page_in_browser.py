@@ -129,10 +129,15 @@ def test_the_first_validation_image_is_there_when_the_page_opens(page):
     assert page.row(1)[:2] == ["50.0 %", "0.667"]
     assert page.pixel("prediction", 50, 5) == blend(200, GREEN, 0.45)
     assert page.pixel("prediction", 5, 5) == [30, 30, 30]
-    assert page.pixel("prediction", 30, 5) == GREEN  # the outline
+    assert page.pixel("prediction", 30, 5) == page.pixel("prediction", 51, 5) == GREEN  # the outline and the hatch
     assert page.pixel("truth", 35, 5) == [200, 200, 200]
     assert page.pixel("truth", 50, 5) == blend(200, GREEN, 0.45)
     assert len(page.driver.find_elements("css selector", ".thumbnail img")) == 2
+    truth, prediction = page.find("#truth").rect, page.find("#prediction").rect
+    assert truth["y"] == prediction["y"]
+    assert prediction["width"] > 450  # two of them fill what the window leaves
+    under = "const box = document.querySelector('.drop').getBoundingClientRect(); return document.elementFromPoint(box.x + 9, box.y + 9).id"
+    assert page.driver.execute_script(under) == "file"  # a click anywhere in the zone chooses a file
 
 
 def test_views_show_image_mask_and_errors(page):
@@ -272,7 +277,7 @@ def test_every_control_is_reached_with_tab_and_shows_that_it_is(page):
         name = element.get_attribute("id") or element.get_attribute("name") or element.tag_name
         if name in reached:
             break
-        script = """const shown = arguments[0].matches('.thumbnail input, .choice input') ? arguments[0].nextElementSibling : arguments[0];
+        script = """const shown = arguments[0].matches('.thumbnail input, .choice input, .drop input') ? arguments[0].nextElementSibling : arguments[0];
             return getComputedStyle(shown).outlineStyle"""
         reached[name] = page.driver.execute_script(script, element)
     assert list(reached)[:10] == ["summary", "file", "validation", "view", "opacity", "fit", "one", "out", "in", "prediction"]

@@ -109,7 +109,7 @@ def reading(path: Path, kind: str) -> Iterator[None]:
         raise DataError(f"{path}: {error}") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # LookupError: an unknown encoding
+    except (ElementTree.ParseError, csv.Error, LookupError, ValueError) as error:  # LookupError: an unknown encoding
         raise DataError(f"{path} is not valid {kind} ({str(error)[:100]}); was it cut off?") from None
 
 

@@ -1,4 +1,5 @@
-"""Masks and images that are no plain files (polygons, one file an object or class, pages of a stack) as plain ones.
+"""Masks and images that are no plain files (polygons, one file an object or class, pages of a stack, blocks of a large image) as
+plain ones.
 
 Each is written once, under checkpoint_dir/.converted, and again when a file that it comes from has changed. Everything after this
 (scan, split, loader, cache) sees files only; messages name the files that they come from. Objects become foreground. Classes get
@@ -9,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from itertools import combinations
@@ -21,12 +23,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from unet_trainer.datasets.layouts import KINDS
 from unet_trainer.datasets.name_matching import File, best_match
-from unet_trainer.datasets.pairs import Pair, Part
-from unet_trainer.images.file_bytes import DataError, ReadError
-from unet_trainer.images.image_decoding import COLOUR_CHANNELS, Pixels, encode_image, read_image
-from unet_trainer.images.mask_decoding import read_mask
-from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, open_pages
+from unet_trainer.datasets.pairs import Box, Pair, Part
+from unet_trainer.images.file_bytes import DataError, ReadError, find_member, open_file, read_bytes
+from unet_trainer.images.image_decoding import (
+    COLOUR_CHANNELS,
+    IMAGE_EXTENSIONS,
+    Pixels,
+    channels_with_alpha,
+    decode_image,
+    encode_image,
+    nodata_of,
+    read_image,
+)
+from unet_trainer.images.mask_decoding import COLOUR, read_mask
+from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
+from unet_trainer.images.tiling import nearest_positions
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console
@@ -46,11 +59,11 @@ MAX_LABEL = 65535
 
 
 class Conversion(NamedTuple):
-    """A file to make. `make` gives its pixels and counts of what they hold; raises DataError for bad sources."""
+    """A file to make. `make` gives its pixels or bytes, and counts of what they hold; raises DataError for bad sources."""
 
     name: str  # relative path, without extension
     sources: Sequence[Path]
-    make: Callable[[], tuple[Pixels, Mapping[str, int]]]
+    make: Callable[[], tuple[Pixels | bytes, Mapping[str, int]]]
     extension: str = ".png"
 
 
@@ -70,7 +83,9 @@ class Converter:
     checkpoint_dir: Path
     console: Console | None = None
 
-    def write(self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str) -> list[Converted]:
+    def write(
+        self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str, num_processes: int | None = None
+    ) -> list[Converted]:
         """The outcome of each. `settings`: what the files depend on besides their sources, e.g. the names of the classes.
 
         Bad sources are told in the outcome; a file that cannot be written raises DataError.
@@ -100,7 +115,7 @@ class Converter:
 
         waiting = [number for number in range(len(conversions)) if not is_known(number)]
         bar = contextlib.nullcontext() if self.console is None or not waiting else self.console.bar(label, len(waiting), keep=False)
-        outcomes = forked_map(convert, waiting, min(count_cores(), 1 + len(waiting) // FEW))
+        outcomes = forked_map(convert, waiting, num_processes or min(count_cores(), 1 + len(waiting) // FEW))
         try:
             with bar as shown, contextlib.closing(outcomes):
                 for position, outcome in outcomes:
@@ -123,9 +138,9 @@ class Converter:
         ]
 
 
-def _write(path: Path, pixels: Pixels) -> str:
+def _write(path: Path, pixels: Pixels | bytes) -> str:
     """Why it cannot be written; empty if it was."""
-    data = encode_image(pixels, path.suffix)
+    data = pixels if isinstance(pixels, bytes) else encode_image(pixels, path.suffix)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, lambda file: file.write(data))
@@ -135,6 +150,8 @@ def _write(path: Path, pixels: Pixels) -> str:
 
 
 def _stamp(path: Path) -> list[Any]:
+    if (stored := find_member(path)) is not None:
+        return [str(path), *stored.stamp]
     try:
         status = path.stat()
     except OSError as error:
@@ -290,6 +307,77 @@ def _join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
     return np.concatenate(read, axis=2), {}
 
 
+# Rows of parquet files, as of Hugging Face: images and masks are structs of the file's bytes and its name
+
+
+def split_into_rows(converter: Converter, path: Path, part: Part | None) -> list[Pair]:
+    """A pair of files for each row; empty if the file has no column of images. Raises DataError."""
+    with _parquet(path) as file:
+        columns = [
+            field.name for field in file.schema_arrow if {"bytes", "path"} <= {inner.name for inner in _fields_of(field.type)}
+        ]
+        kinds = {column: KINDS.get(re.sub(r"[\W_]", "", column.lower())) for column in columns}
+        images = [column for column in columns if kinds[column] == "image"]
+        masks = [column for column in columns if column not in images and kinds[column] == "mask"]
+        masks = masks or [column for column in columns if column not in images]
+        if not columns:
+            return []
+        if len(images) != 1 or len(masks) != 1:
+            raise DataError(f"{path} has the columns of images {', '.join(columns)}; need one image and one mask (image, mask)")
+        chosen = images[0], masks[0]
+        paths = file.read([f"{column}.path" for column in chosen], use_threads=False)
+        names = [[str((cell or {}).get("path") or "") for cell in paths.column(column).to_pylist()] for column in chosen]
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+    stems = [Path(name).stem for name in names[0]]
+    are_names = all(stems) and len(set(stems)) == len(stems)
+    rows = [(group, row) for group, size in enumerate(sizes) for row in range(size)]
+    conversions, pairs = [], []
+    for number, (group, row) in enumerate(rows):
+        name = f"{path.stem}/{stems[number] if are_names else f'{number:0{len(str(len(rows)))}d}'}"
+        for column, listed in zip(chosen, names, strict=True):
+            suffix = Path(listed[number]).suffix.lower()
+            make = partial(_cell, path, group, row, column)
+            conversions.append(Conversion(f"{column}/{name}", [path], make, suffix if suffix in IMAGE_EXTENSIONS else ".png"))
+        origins = (f"{path}, row {number}, {column}" for column in chosen)
+        pairs.append(Pair(name, path, path, part, "", *origins))
+    written = converter.write("rows", str(path.relative_to(converter.data_dir)), conversions, "Writing the rows as files:")
+    if problem := next((row.problem for row in written if row.problem), ""):
+        raise DataError(problem)
+    files = [row.path for row in written]
+    return [replace(pair, image=image, mask=mask) for pair, image, mask in zip(pairs, files[::2], files[1::2], strict=True)]
+
+
+def _fields_of(kind: Any) -> list[Any]:
+    return [kind.field(index) for index in range(kind.num_fields)]
+
+
+@contextlib.contextmanager
+def _parquet(path: Path) -> Iterator[Any]:
+    """Without threads: conversions run in forked processes."""
+    try:
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise DataError(f"{path} is a parquet file; pip install pyarrow reads it") from None
+    try:
+        with open_file(path) as opened, parquet.ParquetFile(opened) as file:
+            yield file
+    except (parquet.core.pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        raise DataError(f"{path} is not a parquet file that can be read ({str(error)[:100]})") from None
+
+
+@lru_cache(maxsize=2)  # images and masks
+def _read_group(path: Path, group: int, column: str) -> Any:
+    with _parquet(path) as file:
+        return file.read_row_group(group, [column], use_threads=False).column(column)
+
+
+def _cell(path: Path, group: int, row: int, column: str) -> tuple[bytes, dict[str, int]]:
+    content = (_read_group(path, group, column)[row].as_py() or {}).get("bytes")
+    if not content:
+        raise DataError(f"{path}: no bytes in column {column}, row {row} of group {group}")
+    return content, {}
+
+
 # Pages of stacks
 
 
@@ -368,3 +456,83 @@ def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
         there = f"{page.dtype} values from {low} to {high}"
         raise DataError(f"{path}: page {index} has {there}; need whole numbers up to {MAX_LABEL}")
     return page.astype(np.uint8 if page.dtype in (np.uint8, np.bool_) else np.uint16), {}
+
+
+# Blocks of a large image
+
+
+def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs, those with a box as files of their own; raises DataError, which names the user's files."""
+    blocks = [(pair, pair.box) for pair in pairs if pair.box is not None]
+    conversions = [
+        conversion
+        for pair, box in blocks
+        for conversion in (
+            Conversion(f"images/{pair.name}", [box.image], partial(_image_block, box), ".tiff"),
+            Conversion(f"masks/{pair.name}", [box.mask, box.image], partial(_mask_block, box)),
+        )
+    ]
+    # One process: it decodes the image once, and each further one would hold it in memory too.
+    written = converter.write("blocks", None, conversions, "Cutting the image into blocks:", num_processes=1)
+    problem = next((file.problem for file in written if file.problem), "")
+    if problem:
+        raise DataError(problem)
+    files = iter(file.path for file in written)
+    return [pair if pair.box is None else replace(pair, image=next(files), mask=next(files)) for pair in pairs]
+
+
+@lru_cache(maxsize=1)
+def _read_whole(path: Path) -> tuple[Pixels, bool, float | None]:
+    """H,W,C with alpha, whether there is one, and the value of pixels without data."""
+    try:
+        data = read_bytes(path)
+        num_with_alpha = channels_with_alpha(data)
+        image = decode_image(data, channels=num_with_alpha or None)
+        return image, image.shape[2] == num_with_alpha, nodata_of(data)
+    except ReadError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+@lru_cache(maxsize=1)
+def _read_whole_mask(path: Path, size: tuple[int, int]) -> Pixels:
+    """H,W values as read_mask gives them, at the size of the image."""
+    try:
+        mask = read_mask(path)
+    except ReadError as error:
+        raise DataError(f"{path}: {error}") from None
+    if mask.shape == size:
+        return mask
+    rows, columns = (nearest_positions(*lengths) for lengths in zip(mask.shape, size, strict=True))
+    return mask[rows[:, None], columns]
+
+
+def _image_block(box: Box) -> tuple[bytes, dict[str, int]]:
+    """A TIFF: of any number of channels and depth, not compressed, with what the file says of alpha and of missing data."""
+    import tifffile
+
+    image, has_alpha, nodata = _read_whole(box.image)
+    height, width, channels = image.shape
+    if box.bottom > height or box.right > width:
+        raise DataError(f"{box.image}: box: {box.place} are not inside of its {width}×{height} pixels")
+    is_colour = channels - has_alpha == COLOUR_CHANNELS
+    extra = ["unspecified"] * (channels - (COLOUR_CHANNELS if is_colour else 1))
+    file, text = io.BytesIO(), "" if nodata is None else repr(nodata)
+    tifffile.imwrite(
+        file,
+        np.ascontiguousarray(image[box.top : box.bottom, box.left : box.right]),
+        photometric="rgb" if is_colour else "minisblack",
+        planarconfig="contig",
+        extrasamples=[*extra[1:], "unassalpha"] if has_alpha else extra,
+        extratags=[(NODATA, "s", 0, text, True)] if text else (),
+        metadata=None,
+    )
+    return file.getvalue(), {}
+
+
+def _mask_block(box: Box) -> tuple[Pixels, dict[str, int]]:
+    image, _, _ = _read_whole(box.image)
+    block = _read_whole_mask(box.mask, (image.shape[0], image.shape[1]))[box.top : box.bottom, box.left : box.right]
+    if block.dtype != np.int32:
+        return np.ascontiguousarray(block), {}
+    colours = np.where(block >= COLOUR, block - COLOUR, block * 0x010101)
+    return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], 2).astype(np.uint8), {}

@@ -6,15 +6,19 @@ several ways, is described with the settings that decide it. Masks that are not 
 
 from __future__ import annotations
 
+import csv
+import io
+import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, name_matching
-from unet_trainer.datasets.layouts import Group, Layout, describe_results, find_layout, holds_masks_too
+from unet_trainer.datasets.annotation_readers import part_in, reading
+from unet_trainer.datasets.layouts import PARTS, Group, Layout, describe_results, find_layout, holds_masks_too, list_files, walk
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
 from unet_trainer.datasets.pairs import (
     SKIP,
@@ -31,13 +35,15 @@ from unet_trainer.datasets.pairs import (
     path_in,
     setting_lines,
 )
-from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.input_files import read_text
+from unet_trainer.system.input_files import parse_json, read_text
 
 TO_CSV = "split_file to a CSV with the columns image and mask"
+METADATA = ("metadata.jsonl", "metadata.csv")  # of Hugging Face, in the folder of the images or above it
+IMAGE_COLUMNS = ("file_name", "image_file_name", "image")
 LISTS = "ImageSets/Segmentation"  # of PASCAL VOC: train.txt, val.txt, test.txt, trainval.txt, a name in each line
 
 SplitLists = dict[str, Part | None]  # name of a listed image → its part; None: it is to be divided
@@ -98,6 +104,94 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
     if isinstance(found, DataError):
         raise found
     return found
+
+
+# Tables of Hugging Face
+
+
+def find_in_tables(config: Config, data_dir: Path, console: Console | None = None) -> FoundPairs | None:
+    """The pairs that metadata.jsonl or metadata.csv lists, or that parquet files hold where there is no image file; None without
+    such a table. Raises DataError."""
+    if config.image_dir is not None or config.mask_dir is not None:
+        return None
+    files = [here / name for here, names in walk(data_dir) for name in names]
+    pairs: list[Pair] = []
+    missing: list[str] = []
+    used: dict[str, None] = {}
+    for path in sorted(path for path in files if path.name in METADATA):
+        rows = _read_metadata(path)
+        columns = _file_columns(path, rows, data_dir)
+        for number, row in enumerate(rows if columns else [], start=1):
+            image, mask = (_listed_file(path, row.get(column), data_dir) for column in columns)
+            if image is None or mask is None:
+                missing.append(f"{path}, row {number}: no file {row.get(columns[image is not None])}")
+                continue
+            part = PARTS.get(str(row.get("split", "")).lower()) or part_in(path_in(data_dir, image).split("/")[:-1])
+            pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, cast(Part, part or None)))
+            used[f"{path_in(data_dir, path)}, {columns[0]} and {columns[1]}"] = None
+    tables = sorted(path for path in files if path.suffix.lower() == ".parquet")
+    if not pairs and tables and not list_files(data_dir):
+        converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
+        for path in tables:
+            part = part_in([*path_in(data_dir, path).split("/")[:-1], path.stem])
+            rows_of_file = converted.split_into_rows(converter, path, cast(Part, part or None))
+            pairs += rows_of_file
+            used |= {path_in(data_dir, path): None} if rows_of_file else {}
+    if not pairs:
+        return None
+    parts, names = {pair.part for pair in pairs}, Counter(pair.name for pair in pairs)
+    is_divided, has_test = {"train", "val"} <= parts, "test" in parts and len(parts) > 1
+    if is_divided and None in parts:
+        raise DataError(f"{first_few(used)}: some rows are of train or val, and others of neither; put all into folders of one")
+    pairs = [
+        replace(
+            pair,
+            name=f"{pair.name}{pair.image.suffix}" if names[pair.name] > 1 else pair.name,  # a.jpg and a.png
+            part=pair.part if is_divided or (has_test and pair.part == "test") else None,
+        )
+        for pair in sorted(pairs, key=lambda pair: pair.name)
+    ]
+    titles = "row without its image or mask", "rows without their image or mask"
+    problems = [Problem("no_image", *titles, tuple(missing), "add the files, or remove these rows")] if missing else []
+    rule = f"listed in {first_few(used)}"
+    return FoundPairs(
+        tuple(pair for pair in pairs if pair.part != "test"),
+        f"{rule}; as they are divided into train and val" if is_divided else rule,
+        describe_problems(problems),
+        tuple(problems),
+        test=tuple(pair for pair in pairs if pair.part == "test"),
+    )
+
+
+def _read_metadata(path: Path) -> list[dict[str, Any]]:
+    with reading(path, "JSON lines" if path.suffix == ".jsonl" else "CSV"):
+        text = read_text(path, encoding="utf-8-sig")
+        if path.suffix == ".csv":
+            return [*csv.DictReader(io.StringIO(text, newline=""))]
+        rows = [parse_json(line) for line in text.splitlines() if line.strip()]
+        if not all(isinstance(row, dict) for row in rows):
+            raise ValueError("a line that is no object with keys")
+        return rows
+
+
+def _file_columns(path: Path, rows: Sequence[dict[str, Any]], data_dir: Path) -> tuple[str, ...]:
+    """The columns of images and masks, by the first row; empty if there are none. Raises DataError for several."""
+    first = rows[0] if rows else {}
+    there = [column for column, value in first.items() if _listed_file(path, value, data_dir)]
+    images = [column for column in IMAGE_COLUMNS if column in first][:1]
+    masks = [column for column in there if column not in images]
+    masks = [column for column in masks if mask_marks(column.removesuffix("_file_name"))] or masks
+    if len(masks) > 1:
+        raise DataError(f"{path}: several columns could name the masks: {', '.join(masks)}; leave one, or set {TO_CSV}")
+    return (*images, *masks) if images and masks else ()
+
+
+def _listed_file(path: Path, value: object, data_dir: Path) -> Path | None:
+    """An image file beside the table or below it; not one that lies outside of data_dir."""
+    if not isinstance(value, str) or Path(value).suffix.lower() not in IMAGE_EXTENSIONS:
+        return None
+    file = Path(os.path.normpath(path.parent / value))
+    return file if file.is_relative_to(os.path.normpath(data_dir)) and is_file(file) else None
 
 
 def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:

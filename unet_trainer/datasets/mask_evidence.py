@@ -337,9 +337,10 @@ PATTERNS = {
     "label_colors.txt": re.compile(r"(?P<r>\d{1,3})[\s,]+(?P<g>\d{1,3})[\s,]+(?P<b>\d{1,3})[\s,]+(?P<name>\S.*)"),  # 9 9 9 Animal
     "labelmap.txt": re.compile(r"(?P<name>[^:]+):(?P<r>\d{1,3}),(?P<g>\d{1,3}),(?P<b>\d{1,3})(?::.*)?"),  # name:r,g,b:parts:actions
 }
-DATASET_JSON = "dataset.json"  # of nnU-Net: labels is {"background": 0, "tumour": 1}, before version 2 {"0": "background"}
+# {"background": 0, "tumour": 1} or {"0": "background"}: of nnU-Net, as `labels` in it, and of Hugging Face.
+JSON_NAMES = ("dataset.json", "id2label.json")
 NAMES = (
-    DATASET_JSON,
+    *JSON_NAMES,
     "label_colors.txt",
     "class_dict.csv",
     "_classes.csv",
@@ -401,7 +402,7 @@ def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
     """A file of a known name, by its text."""
     path = Path(path)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    classes = _parse_labels(text) if path.name == DATASET_JSON else _parse(path.name, lines) if path.name in NAMES else []
+    classes = _parse_labels(text) if path.name in JSON_NAMES else _parse(path.name, lines) if path.name in NAMES else []
     found = [one for one in classes if one is not None]
     values = [one.value for one in found if one.value is not None]
     is_whole = 2 <= len(found) <= 256 and len(found) == len(classes)
@@ -432,7 +433,7 @@ def _parse(name: str, lines: Sequence[str]) -> list[NamedClass | None]:
 
 def _parse_labels(text: str) -> list[NamedClass | None]:
     content = parse_json(text)
-    labels = content.get("labels") if isinstance(content, dict) else None
+    labels = content.get("labels", content) if isinstance(content, dict) else None
     if not isinstance(labels, dict):
         return []
     items = [(one, other) if isinstance(one, str) and one.isdecimal() else (other, one) for one, other in labels.items()]
