@@ -178,6 +178,23 @@ def objects_beside(data):
             write(data / f"benign/benign ({index + 1})_mask_1.png", (tail(index) * 255).astype(np.uint8))
 
 
+# A repository
+
+
+def devkit(data):
+    for index in range(COUNT):
+        write(data / f"VOCdevkit/VOC2012/JPEGImages/2007_{index:06d}.jpg", photo(index))
+        write(data / f"VOCdevkit/VOC2012/SegmentationClass/2007_{index:06d}.png", ids(index))
+        write(data / f"VOCdevkit/VOC2012/SegmentationObject/2007_{index:06d}.png", ids(index))
+    for name, numbers in (("train", range(4)), ("val", range(4, COUNT)), ("trainval", range(COUNT))):
+        path = data / f"VOCdevkit/VOC2012/ImageSets/Segmentation/{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"2007_{number:06d}\n" for number in numbers))
+    for name in ("docs/logo.png", "docs/images/curve.png", "scripts/plot.png", "img/street.jpg", "banner.png"):
+        write(data / name, photo(9))
+    (data / "README.md").write_text("A repository.\n")
+
+
 # The report of each
 
 
@@ -189,6 +206,7 @@ FORMS = {
     nnunet_1: NAMES,
     nnunet_2: NAMES,
     suffixes: NAMES,
+    devkit: (None,) * 3,
     suffixes_beside: NAMES,
     hugging_face: NAMES,
     hugging_face_csv: (None,) * 3,
