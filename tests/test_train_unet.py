@@ -21,6 +21,7 @@ import pytest
 import segmentation_models_pytorch as smp
 import torch
 from PIL import Image
+from torch.nn.functional import dropout
 
 import train_unet
 from helpers.killed_runs import start, train_without_compiler
@@ -33,6 +34,8 @@ from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import PLAIN, SAID_ELSEWHERE
 from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.inference.inputs import find_source, find_split
+from unet_trainer.model.network import build_network
 from unet_trainer.training.checkpoint_file import read_last, write_checkpoint
 from unet_trainer.training.history import COLUMNS, read_metrics
 from unet_trainer.training.time_budget import TimeBudget
@@ -111,7 +114,7 @@ def test_a_run_whose_earlier_rows_lack_columns_goes_on_to_its_end(tiny_config):
 
 @pytest.mark.real_network
 def test_training_learns(tiny_config):
-    result = train(tiny_config, num_epochs=12, learning_rate=0.01, augmentation="none", image_size=64, batch_size=5)
+    result = train(tiny_config, num_epochs=8, learning_rate=0.02, augmentation="none", image_size=48, batch_size=2)
     assert result.best_val_iou > 0.6
     assert result.history[-1]["train_loss"] < 0.5 * result.history[0]["train_loss"]
 
@@ -126,7 +129,6 @@ EVERYTHING = {
     "batch_size": 2,
     "freeze_encoder_epochs": 1,
     "cutmix": 0.5,
-    "encoder": "tu-efficientnet_b0",  # has stochastic depth, so that random state matters
     "num_workers": 1,
 }
 
@@ -208,7 +210,15 @@ def assert_resumed_equals_straight(config):
 
 
 @pytest.mark.real_network
-def test_resumed_run_equals_uninterrupted_run(tiny_config):
+def test_resumed_run_equals_uninterrupted_run(tiny_config, monkeypatch):
+    """With dropout, so that random state matters."""
+
+    def build(spec, weights):
+        network = build_network(spec, weights)
+        network.segmentation_head.register_forward_pre_hook(lambda head, inputs: dropout(*inputs, 0.2, head.training))
+        return network
+
+    monkeypatch.setattr("unet_trainer.training.build.build_network", build)
     assert_resumed_equals_straight({**tiny_config, **EVERYTHING})
 
 
@@ -341,11 +351,13 @@ def test_user_data_is_only_read(tiny_config, tiny_data):
 
 
 @pytest.mark.real_network
-def test_bfloat16_trains_on_a_cpu(tiny_config, capsys):
-    result = train(tiny_config, use_amp=True, num_epochs=1)
+def test_bfloat16_and_sizes_that_no_encoder_divides_train_on_a_cpu(tiny_config, capsys):
+    result = train(tiny_config, use_amp=True, image_size=[45, 70], num_epochs=1)
     said = capsys.readouterr().out
     assert "Mixed Precision Training: bfloat16\n✓ AMP enabled with bfloat16" in said
-    assert load_config(result.run_dir / "config.yaml").use_amp is True
+    taken = load_config(result.run_dir / "config.yaml")
+    assert (taken.use_amp, taken.image_size) == (True, (45, 70))
+    assert math.isfinite(result.best_val_iou)
 
 
 @pytest.mark.soak
@@ -460,6 +472,47 @@ def test_a_resumed_run_names_the_files_that_are_gone(tiny_config, tiny_data, tmp
     assert str(run.run_dir / "split.csv") in error
 
 
+def test_one_large_image_is_trained_resumed_and_evaluated_in_blocks(tiny_config, tmp_path, capsys):
+    data = tmp_path / "data"
+    for kind in ("images", "masks"):
+        (data / kind).mkdir(parents=True)
+    chooser, mask = np.random.default_rng(0), np.zeros((1200, 1500), np.uint8)
+    for row, column in chooser.integers(0, (1180, 1480), (300, 2)):
+        mask[row : row + 20, column : column + 20] = 255
+    image = chooser.integers(0, 90, (*mask.shape, 3), np.uint8) + mask[:, :, None] // 2
+    cv2.imwrite(str(data / "images/map.png"), image)
+    cv2.imwrite(str(data / "masks/map.png"), mask)
+    config = {**tiny_config, "data_dir": str(data), "fit": "auto", "image_size": 64, "learning_rate": 0.05, "num_epochs": 3}
+    straight = train(config, crops_per_image=3, cache="ram", run_name="straight")
+    said = capsys.readouterr().out
+    assert "16 train, 4 val (images/ + masks/, same names; blocks of about 300×300 of one image, 37 pixels between" in said
+    assert "Note: train and val are parts of one image" in said
+    assert straight.best_val_iou > 0.6
+    taken = load_config(straight.run_dir / "config.yaml")
+    assert (taken.split, taken.fit) == ("blocks", "crop")
+
+    config |= {"crops_per_image": 3, "run_name": "broken"}
+    with pytest.raises(KeyboardInterrupt):
+        train(config, cache="disk", on_epoch=stop_after(1))
+    folder = straight.run_dir.parent / "broken"
+    assert (folder / "split.csv").read_text() == (straight.run_dir / "split.csv").read_text()
+    shutil.rmtree(folder.parent / ".converted")  # the blocks are cut again
+    capsys.readouterr()
+    train(config, cache="none", num_workers=1, resume=str(folder))
+    assert "left out" not in capsys.readouterr().out
+    assert weights_digest(folder) == weights_digest(straight.run_dir)
+    assert timeless_rows(folder) == timeless_rows(straight.run_dir)
+
+    scored, split = find_split(find_source(folder / "best.pt", {}, 1), None)
+    assert (split, len(scored.pairs)) == ("val", 4)
+    assert {pair.user_files for pair in scored.pairs} == {(data / "images/map.png", data / "masks/map.png")}
+    for pair in scored.pairs:
+        _, _, top, left, bottom, right = pair.box
+        assert (cv2.imread(str(pair.mask), cv2.IMREAD_UNCHANGED) == mask[top:bottom, left:right]).all()
+    elsewhere = find_split(find_source(folder / "best.pt", {"data_dir": str(shutil.copytree(data, tmp_path / "other"))}, 1), None)
+    assert [pair.box for pair in elsewhere[0].pairs] == [None]  # the whole image
+
+
 # Crops in training, native resolution in validation
 
 
@@ -521,13 +574,6 @@ def test_iou_is_that_of_the_native_pixels_from_the_tile_they_lie_most_central_in
         either += ((predicted | (truth == 1)) & counts).sum()
     assert run.best_val_iou == pytest.approx(hits / either, abs=2e-3)
     assert 0 < hits < either
-
-
-@pytest.mark.real_network
-def test_sizes_that_no_encoder_divides_train(tiny_config, tmp_path):
-    run = train(tiny_config, image_size=[45, 70], num_epochs=1)
-    assert math.isfinite(run.best_val_iou)
-    assert load_config(run.run_dir / "config.yaml").image_size == (45, 70)
 
 
 def test_config_is_the_default_argument(monkeypatch, tiny_config):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 import tifffile
 
-from unet_trainer.datasets.converted import Conversion, Converter, split_into_pages
-from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.converted import Conversion, Converter, cut_blocks, split_into_pages
+from unet_trainer.datasets.pairs import Box, Pair
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import read_image
+from unet_trainer.images.image_decoding import channels_with_alpha, nodata_of, read_image
 from unet_trainer.images.mask_decoding import read_mask
 
 
@@ -41,6 +42,41 @@ def test_stacks_that_do_not_fit_are_refused_with_their_files(tmp_path):
         split(tmp_path, volume(4), volume(3))
     with pytest.raises(DataError, match=r"labels\.tif: page 0 has float32 values from .* need whole numbers up to 65535"):
         split(tmp_path, volume(2), volume(2).astype(np.float32) / 7)
+
+
+# Blocks of a large image
+
+
+def write_tiff(path, pixels, **options):
+    tifffile.imwrite(
+        path, pixels, photometric="rgb" if pixels.shape[2] in (3, 4) else "minisblack", planarconfig="contig", **options
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "dtype", "write"),
+    [
+        ("a.png", 3, np.uint8, lambda path, pixels: cv2.imwrite(str(path), pixels[:, :, ::-1])),
+        ("a.png", 1, np.uint16, lambda path, pixels: cv2.imwrite(str(path), pixels)),
+        ("a.tif", 4, np.uint8, lambda path, pixels: write_tiff(path, pixels, extrasamples=["unassalpha"], tile=(16, 16))),
+        ("a.tif", 7, np.float32, lambda path, pixels: write_tiff(path, pixels, extratags=[(42113, "s", 0, "-9999", True)])),
+        ("a.npy", 5, np.int16, np.save),
+    ],
+)
+def test_blocks_keep_values_channels_alpha_and_the_mark_of_missing_data(tmp_path, name, channels, dtype, write):
+    pixels = np.random.default_rng(0).integers(0, 250, (40, 60, channels)).astype(dtype)
+    colours = np.random.default_rng(1).choice(np.array([[255, 0, 0], [0, 64, 128], [9, 9, 9]], np.uint8), (20, 30))
+    write(tmp_path / name, pixels)
+    cv2.imwrite(str(tmp_path / "mask.png"), colours[:, :, ::-1])  # half the size: resize_masks
+    box = Box(tmp_path / name, tmp_path / "mask.png", 3, 10, 30, 59)
+    (block,) = cut_blocks(Converter(tmp_path, tmp_path / "checkpoints"), [box.pair("a/0", "train")])
+    whole, read = read_image(box.image), read_image(block.image)
+    assert read.dtype == dtype
+    np.testing.assert_array_equal(read, whole[3:30, 10:59])
+    np.testing.assert_array_equal(read_mask(block.mask), read_mask(box.mask).repeat(2, 0).repeat(2, 1)[3:30, 10:59])
+    before, after = box.image.read_bytes(), block.image.read_bytes()
+    assert (channels_with_alpha(after), nodata_of(after)) == (channels_with_alpha(before), nodata_of(before))
+    assert block.shown_image == f"{box.image}, rows 3 to 29, columns 10 to 58"
 
 
 # Converted files

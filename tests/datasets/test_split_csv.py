@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.pairs import Box, Pair
 from unet_trainer.datasets.splits import listed_images, read_split_csv, split_csv_text
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.atomic_files import write_text_atomically
@@ -128,10 +130,29 @@ def test_any_name_survives_being_written_and_read(data, name):
     assert read_split_csv(data / "mine.csv", data).pairs == pairs
 
 
+def test_blocks_are_written_with_the_users_files_and_their_boxes(data):
+    image, mask = data / "images/a.png", data / "masks/a.png"
+    boxes = Box(image, mask, 0, 0, 20, 30), Box(image, mask, 25, 0, 40, 30)
+    train, val = (box.pair(box.name_in("a"), part) for box, part in zip(boxes, ("train", "val"), strict=True))
+    cut = replace(train, image=data / "checkpoints/0.tiff", mask=data / "checkpoints/0.png")
+    text = split_csv_text([cut], [val], data)
+    assert text.splitlines()[0] == "image,mask,split,group,name,content,box"
+    assert text.splitlines()[1].startswith("images/a.png,masks/a.png,train,")
+    assert read(data, text).pairs == (train, val)
+
+
+@pytest.mark.parametrize(
+    "box", ["1 2 3", "0 0 9 0", "5 0 5 9", "0 0 -1 9", "0 0 1e3 9", "0 0 9 9999999999", "a b c d", "1 2 3 4 5"]
+)
+def test_a_box_that_is_none_is_told_with_its_line(data, box):
+    message = error_message(data, f"image,mask,split,box\nimages/a.png,masks/a.png,train,{box}\n")
+    assert f"line 2: box {box!r}; need top, left, bottom and right in pixels, such as 0 0 512 512" in message
+
+
 # Through the config
 
 
 def test_a_nul_and_a_link_that_leads_to_itself_are_no_reason_for_a_traceback(data):
     (data / "loop.png").symlink_to("loop.png")
     (data / "split.csv").write_text("image,mask,split\nloop.png,loop.png,train\na\0b,a,train\n")
-    assert listed_images(data / "split.csv", data, "train") == {data.resolve() / "loop.png", data / "a\0b"}
+    assert listed_images(data / "split.csv", data, "train") == [data.resolve() / "loop.png", data / "a\0b"]

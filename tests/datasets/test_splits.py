@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.splits import add_groups, split_pairs
+from unet_trainer.datasets.splits import add_groups, choose_image_blocks, split_pairs
 from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.mask_decoding import IGNORED
 
 
 def made_up(count, groups=None, parts=None):
@@ -219,3 +221,47 @@ def test_a_training_image_that_is_identical_to_one_of_a_block_is_left_out():
     assert trains not in positions(again.train)
     assert trains in positions(again.unused)
     assert again.notices[0].startswith("1 training image left out, identical to a validation image: images/")
+
+
+# Blocks of one image
+
+
+def painted(boxes, shape):
+    canvas = np.zeros(shape, np.uint8)
+    for top, left, bottom, right in boxes:
+        assert 0 <= top < bottom <= shape[0]
+        assert 0 <= left < right <= shape[1]
+        canvas[top:bottom, left:right] += 1
+    return canvas
+
+
+@pytest.mark.parametrize("shape", [(384, 390), (1200, 1500), (260, 3001), (1999, 777), (2500, 3100)])
+def test_no_training_block_comes_nearer_to_val_than_the_gap(shape):
+    for seed, val_fraction in enumerate((0.05, 0.2, 0.35, 0.5, 0.9)):
+        blocks = choose_image_blocks(np.zeros(shape, np.uint8), val_fraction, seed)
+        train, val = painted(blocks.train, shape), painted(blocks.val, shape)
+        assert max(train.max(), val.max()) == 1  # no pixel is in two blocks
+        assert blocks.gap >= 20
+        for (top, left, bottom, right), other in itertools.product(blocks.train, blocks.val):
+            assert max(other[0] - bottom, top - other[2], other[1] - right, left - other[3]) >= blocks.gap
+        assert blocks.train
+        assert val.mean() == pytest.approx(val_fraction, abs=0.21)
+        assert train.sum() + val.sum() >= 0.6 * val.size  # the rest is gap
+
+
+def test_both_sides_get_each_class_where_it_is_in_two_places_and_void_gets_no_block():
+    ids = np.zeros((1200, 1500), np.uint8)
+    ids[:300, :600] = IGNORED
+    for class_id in (1, 2, 3):
+        for row, column in ((400 + 250 * class_id, 100), (450, 300 * class_id + 150)):
+            ids[row : row + 20, column : column + 20] = class_id
+    blocks = choose_image_blocks(ids, 0.2, 42)
+    assert (len(blocks.train), len(blocks.val), blocks.gap) == (14, 4, 37)
+    for boxes in (blocks.train, blocks.val):
+        assert {0, 1, 2, 3} <= {value for box in boxes for value in np.unique(ids[box[0] : box[2], box[1] : box[3]])}
+    assert choose_image_blocks(ids, 0.2, 42) == blocks
+    assert choose_image_blocks(ids, 0.2, 43).val != blocks.val
+
+
+def test_a_small_image_has_no_blocks():
+    assert choose_image_blocks(np.zeros((300, 500), np.uint8), 0.2, 42) is None

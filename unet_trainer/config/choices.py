@@ -75,7 +75,9 @@ EMA_WINDOWS = 10  # the average spans a tenth of the run
 PATIENCE_SHARE, MIN_PATIENCE = 0.3, 5  # of the epochs, and epochs
 
 
-def choose_fit(measured: Measurements | None, sizes: Sequence[Size], on_cpu: bool) -> tuple[Fit, str]:
+def choose_fit(measured: Measurements | None, sizes: Sequence[Size], on_cpu: bool, are_blocks: bool = False) -> tuple[Fit, str]:
+    if are_blocks:
+        return "crop", "blocks of a larger image, which predict takes in tiles at native resolution"
     if measured is None:
         return "resize", "nothing was measured"
     if measured.relative_structure == 0:

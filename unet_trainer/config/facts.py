@@ -81,6 +81,7 @@ class DatasetFacts:
     class_names: tuple[str, ...] | None = None  # that a file beside the masks gives
     class_names_reason: str = ""
     mask_tolerance: int = 0
+    are_blocks: bool = False  # the images are parts of a larger one
 
 
 @dataclass(frozen=True)

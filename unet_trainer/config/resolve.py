@@ -124,7 +124,10 @@ def _resolve_data(draft: _Draft) -> None:
     draft.decide_if_open("in_channels", dataset.channels, "as the images have")
     draft.decide_if_open("image_mean", dataset.mean, dataset.statistics_reason)
     draft.decide_if_open("image_std", dataset.std, dataset.statistics_reason)
-    draft.decide_if_open("fit", *choices.choose_fit(dataset.measurements, dataset.train_sizes, draft.on_cpu))
+    if dataset.are_blocks and draft["split"] == "random" and not draft["group_pattern"] and not draft["split_file"]:
+        draft.decide("split", "blocks", "one image: blocks of it train and validate")
+    fit = choices.choose_fit(dataset.measurements, dataset.train_sizes, draft.on_cpu, dataset.are_blocks)
+    draft.decide_if_open("fit", *fit)
     draft.decide_if_open(
         "image_size", *choices.choose_image_size(draft["fit"], dataset.train_sizes, dataset.measurements, draft.on_cpu)
     )

@@ -111,9 +111,9 @@ class Config:
     """share of the pairs held out for validation when there is no val/ folder"""
     split: Literal["random", "blocks"] = "random"
     """random: by seed, with the classes in proportion; blocks: for videos and slices, runs of neighbours in the order of their
-    names, with a gap"""
+    names, with a gap; one image alone is always split into blocks of pixels"""
     split_file: str | None = None
-    """CSV with the columns image, mask and, optionally, split (train, val, test) and group; paths as seen from data_dir"""
+    """CSV with the columns image, mask and, optionally, split (train, val, test), group and box; paths as seen from data_dir"""
     group_pattern: Pattern | None = None
     """regular expression on an image's path: what its first bracket matches (a patient, a video) stays on one side of the
     split"""

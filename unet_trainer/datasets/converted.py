@@ -1,4 +1,5 @@
-"""Masks and images that are no plain files (polygons, one file an object or class, pages of a stack) as plain ones.
+"""Masks and images that are no plain files (polygons, one file an object or class, pages of a stack, blocks of a large image) as
+plain ones.
 
 Each is written once, under checkpoint_dir/.converted, and again when a file that it comes from has changed. Everything after this
 (scan, split, loader, cache) sees files only; messages name the files that they come from. Objects become foreground. Classes get
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import re
 from collections import Counter, defaultdict
@@ -22,12 +24,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unet_trainer.datasets.layouts import KINDS
-from unet_trainer.datasets.name_matching import File, best_match
-from unet_trainer.datasets.pairs import Pair, Part
-from unet_trainer.images.file_bytes import DataError, ReadError, open_file
-from unet_trainer.images.image_decoding import COLOUR_CHANNELS, IMAGE_EXTENSIONS, Pixels, encode_image, read_image
-from unet_trainer.images.mask_decoding import read_mask
-from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, open_pages
+from unet_trainer.datasets.name_matching import File, best_match, masks_by_ending
+from unet_trainer.datasets.pairs import Box, Pair, Part
+from unet_trainer.images.file_bytes import DataError, ReadError, find_member, open_file, read_bytes
+from unet_trainer.images.image_decoding import (
+    COLOUR_CHANNELS,
+    IMAGE_EXTENSIONS,
+    Pixels,
+    channels_with_alpha,
+    decode_image,
+    encode_image,
+    nodata_of,
+    read_image,
+)
+from unet_trainer.images.mask_decoding import COLOUR, read_mask
+from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
+from unet_trainer.images.tiling import nearest_positions
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console
@@ -39,9 +51,7 @@ FEW = 8  # files for which another child process does not pay
 FOREGROUND = 255
 SAME_THING = 0.6  # two classes with a larger IoU are two readings of one thing
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
-READERS = re.compile(
-    r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)", re.I
-)
+NUM_LOOKED_AT, MOST = 3, 0.9  # masks of each class, and the share of their pixels that have one of two values
 NUMBERED = re.compile(r"\D*\d+\D*")
 MAX_LABEL = 65535
 
@@ -71,7 +81,9 @@ class Converter:
     checkpoint_dir: Path
     console: Console | None = None
 
-    def write(self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str) -> list[Converted]:
+    def write(
+        self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str, num_processes: int | None = None
+    ) -> list[Converted]:
         """The outcome of each. `settings`: what the files depend on besides their sources, e.g. the names of the classes.
 
         Bad sources are told in the outcome; a file that cannot be written raises DataError.
@@ -101,7 +113,7 @@ class Converter:
 
         waiting = [number for number in range(len(conversions)) if not is_known(number)]
         bar = contextlib.nullcontext() if self.console is None or not waiting else self.console.bar(label, len(waiting), keep=False)
-        outcomes = forked_map(convert, waiting, min(count_cores(), 1 + len(waiting) // FEW))
+        outcomes = forked_map(convert, waiting, num_processes or min(count_cores(), 1 + len(waiting) // FEW))
         try:
             with bar as shown, contextlib.closing(outcomes):
                 for position, outcome in outcomes:
@@ -136,6 +148,8 @@ def _write(path: Path, pixels: Pixels | bytes) -> str:
 
 
 def _stamp(path: Path) -> list[Any]:
+    if (stored := find_member(path)) is not None:
+        return [str(path), *stored.stamp]
     try:
         status = path.stat()
     except OSError as error:
@@ -193,6 +207,29 @@ def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder
         for image, mask in match.pairs:
             by_image[image].append((name, mask.path))
     return [MaskParts(image, tuple(files)) for image, files in sorted(by_image.items())]
+
+
+def find_ending_files(images: Sequence[File], masks: Sequence[File]) -> list[MaskParts] | None:
+    """The mask files of each image whose names end in its class or in the number of an object: s0_head.png, s0_tail.png. None if
+    they are named in another way, or hold more than two values."""
+    by_ending = masks_by_ending(images, masks)
+    looked_at = [mask.path for its in by_ending.values() for mask in list(its.values())[:NUM_LOOKED_AT]]
+    if not by_ending or not all(map(_holds_two_values, looked_at)):
+        return None
+    are_objects = "" in by_ending or any(map(str.isdecimal, by_ending))
+    named = {image: [(name, its[image].path) for name, its in by_ending.items() if image in its] for image in images}
+    return [MaskParts(image, tuple(("" if are_objects else name, path) for name, path in files)) for image, files in named.items()]
+
+
+def _holds_two_values(path: Path) -> bool:
+    """At most, but for soft edges. False for what cannot be read."""
+    try:
+        mask = read_mask(path)
+    except ReadError:
+        return False
+    values, counts = np.unique(mask, return_counts=True)
+    is_soft = mask.dtype == np.uint8 and values[-1] > SOFT_EDGE and counts[0] + counts[-1] > MOST * mask.size
+    return len(values) < 3 or bool(is_soft)
 
 
 class Merged(NamedTuple):
@@ -440,3 +477,83 @@ def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
         there = f"{page.dtype} values from {low} to {high}"
         raise DataError(f"{path}: page {index} has {there}; need whole numbers up to {MAX_LABEL}")
     return page.astype(np.uint8 if page.dtype in (np.uint8, np.bool_) else np.uint16), {}
+
+
+# Blocks of a large image
+
+
+def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs, those with a box as files of their own; raises DataError, which names the user's files."""
+    blocks = [(pair, pair.box) for pair in pairs if pair.box is not None]
+    conversions = [
+        conversion
+        for pair, box in blocks
+        for conversion in (
+            Conversion(f"images/{pair.name}", [box.image], partial(_image_block, box), ".tiff"),
+            Conversion(f"masks/{pair.name}", [box.mask, box.image], partial(_mask_block, box)),
+        )
+    ]
+    # One process: it decodes the image once, and each further one would hold it in memory too.
+    written = converter.write("blocks", None, conversions, "Cutting the image into blocks:", num_processes=1)
+    problem = next((file.problem for file in written if file.problem), "")
+    if problem:
+        raise DataError(problem)
+    files = iter(file.path for file in written)
+    return [pair if pair.box is None else replace(pair, image=next(files), mask=next(files)) for pair in pairs]
+
+
+@lru_cache(maxsize=1)
+def _read_whole(path: Path) -> tuple[Pixels, bool, float | None]:
+    """H,W,C with alpha, whether there is one, and the value of pixels without data."""
+    try:
+        data = read_bytes(path)
+        num_with_alpha = channels_with_alpha(data)
+        image = decode_image(data, channels=num_with_alpha or None)
+        return image, image.shape[2] == num_with_alpha, nodata_of(data)
+    except ReadError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+@lru_cache(maxsize=1)
+def _read_whole_mask(path: Path, size: tuple[int, int]) -> Pixels:
+    """H,W values as read_mask gives them, at the size of the image."""
+    try:
+        mask = read_mask(path)
+    except ReadError as error:
+        raise DataError(f"{path}: {error}") from None
+    if mask.shape == size:
+        return mask
+    rows, columns = (nearest_positions(*lengths) for lengths in zip(mask.shape, size, strict=True))
+    return mask[rows[:, None], columns]
+
+
+def _image_block(box: Box) -> tuple[bytes, dict[str, int]]:
+    """A TIFF: of any number of channels and depth, not compressed, with what the file says of alpha and of missing data."""
+    import tifffile
+
+    image, has_alpha, nodata = _read_whole(box.image)
+    height, width, channels = image.shape
+    if box.bottom > height or box.right > width:
+        raise DataError(f"{box.image}: box: {box.place} are not inside of its {width}×{height} pixels")
+    is_colour = channels - has_alpha == COLOUR_CHANNELS
+    extra = ["unspecified"] * (channels - (COLOUR_CHANNELS if is_colour else 1))
+    file, text = io.BytesIO(), "" if nodata is None else repr(nodata)
+    tifffile.imwrite(
+        file,
+        np.ascontiguousarray(image[box.top : box.bottom, box.left : box.right]),
+        photometric="rgb" if is_colour else "minisblack",
+        planarconfig="contig",
+        extrasamples=[*extra[1:], "unassalpha"] if has_alpha else extra,
+        extratags=[(NODATA, "s", 0, text, True)] if text else (),
+        metadata=None,
+    )
+    return file.getvalue(), {}
+
+
+def _mask_block(box: Box) -> tuple[Pixels, dict[str, int]]:
+    image, _, _ = _read_whole(box.image)
+    block = _read_whole_mask(box.mask, (image.shape[0], image.shape[1]))[box.top : box.bottom, box.left : box.right]
+    if block.dtype != np.int32:
+        return np.ascontiguousarray(block), {}
+    colours = np.where(block >= COLOUR, block - COLOUR, block * 0x010101)
+    return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], 2).astype(np.uint8), {}

@@ -19,6 +19,7 @@ from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config, id_names, to_plain
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
+from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.folder_pairs import find_in_folders, find_in_tables
 from unet_trainer.datasets.layouts import refuse_unreadable
 from unet_trainer.datasets.mask_evidence import (
@@ -32,7 +33,18 @@ from unet_trainer.datasets.mask_evidence import (
 )
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
 from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
-from unet_trainer.datasets.pairs import UNREADABLE, FoundPairs, Pair, Problem, Question, describe_problems, first_few, setting_lines
+from unet_trainer.datasets.pairs import (
+    UNREADABLE,
+    Box,
+    FoundPairs,
+    Pair,
+    Part,
+    Problem,
+    Question,
+    describe_problems,
+    first_few,
+    setting_lines,
+)
 from unet_trainer.datasets.scan import (
     ImageFacts,
     ImageKind,
@@ -48,10 +60,11 @@ from unet_trainer.datasets.scan import (
     scan_pairs,
 )
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.splits import Split, add_groups, read_split_csv, split_pairs
+from unet_trainer.datasets.splits import Split, add_groups, choose_image_blocks, read_split_csv, split_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask, show_value
+from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 
@@ -158,6 +171,7 @@ class CheckedDataset(DatasetReport):
             class_names=self.classes.class_names,
             class_names_reason=self.classes.class_names_reason,
             mask_tolerance=self.coding.tolerance,
+            are_blocks=any(pair.box for pair in self.split.train),
         )
 
 
@@ -185,7 +199,11 @@ def report_on(found: FoundPairs, config: Config, console: Console, is_resumed: b
     _choose_kind(report, config)
     if report.pairs:
         _choose_coding(report, config)
-        _split(report, config, is_resumed)
+        is_alone = len(found.pairs) == 1 and config.num_folds is None and not is_resumed
+        if is_alone and not report.problems and report.coding is not None:
+            _cut_into_blocks(report, report.coding, config, cache, console)
+        if not is_alone or not report.blocking_message:
+            _split(report, config, is_resumed)
     if not is_resumed and not report.has_answers:  # neighbours are looked at once the questions are answered
         _compare_neighbours(report, config, console)
     _add_notices(report)
@@ -280,8 +298,35 @@ def _choose_kind(report: DatasetReport, config: Config) -> None:
     report.masks = [report.masks[index] for index in kept]
 
 
+def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, cache: ScanCache, console: Console) -> None:
+    """Blocks in place of the only pair, if it is large enough; some of them validate."""
+    (pair,), (image,), kind = report.pairs, report.images, report.kind
+    assert kind is not None
+    try:
+        ids = resize_mask(coding.encode(read_mask(pair.mask)), image.size)
+        blocks = choose_image_blocks(ids, config.val_fraction, config.seed)
+        if blocks is None:
+            return
+        parts: tuple[tuple[Part, list[tuple[int, int, int, int]]], ...] = ("train", blocks.train), ("val", blocks.val)
+        boxes = [(part, Box(pair.image, pair.mask, *sides)) for part, its in parts for sides in its]
+        uncut = [box.pair(box.name_in(pair.name), part) for part, box in boxes]
+        cut = cut_blocks(Converter(Path(config.data_dir), Path(config.checkpoint_dir), console), uncut)
+    except DataError as error:
+        report.ask(error)
+        return
+    height, width = blocks.size
+    rule = f"{report.found.rule}; blocks of about {width}×{height} of one image, {blocks.gap} pixels between train and val"
+    note = "train and val are parts of one image: on other images the model is likely worse than val_iou"
+    found = replace(report.found, pairs=tuple(cut), rule=rule, notices=(note,))
+    scanned = read_every_pair(found, False, cache, console, config.worker_timeout)
+    report.found, report.pairs, report.masks = found, scanned.pairs, scanned.masks
+    report.images = [each.as_read(kind.channels, report.nodata) for each in scanned.images]
+    report.problems += scanned.problems
+    report.notices += scanned.notices
+
+
 def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
-    coding = report.coding
+    coding, are_blocks = report.coding, any(pair.box for pair in report.pairs)
     labels: list[set[int]] = [
         set() if coding is None else set(class_ids(mask, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
     ]
@@ -294,7 +339,7 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
             seed=config.seed,
             num_folds=None if is_resumed else config.num_folds,
             fold=config.fold,
-            in_blocks=config.split == "blocks" and not is_resumed,
+            in_blocks=config.split == "blocks" and not is_resumed and not are_blocks,
         )
     except DataError as error:
         report.ask(error)
@@ -411,7 +456,7 @@ def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
 def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> None:
     """Adds a notice if the split separates images that are almost the same."""
     split = report.split
-    if split is None or config.split == "blocks" or any(pair.group for pair in report.pairs):
+    if split is None or config.split == "blocks" or any(pair.group or pair.box for pair in report.pairs):
         return
 
     reader = Reader(console, Path(config.checkpoint_dir) / ".cache")
@@ -486,7 +531,8 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
         table = next((place for place in places if place.is_file()), None)
         if table is None:
             raise DataError(f"split_file: no file {' or '.join(str(place) for place in places)}")
-        found = read_split_csv(table, data_dir, [*stored.pairs, *stored.test] if stored else ())
+        converter = Converter(data_dir, Path(config.checkpoint_dir), console)
+        found = read_split_csv(table, data_dir, [*stored.pairs, *stored.test] if stored else (), converter)
         if config.group_pattern and any(pair.group for pair in found.pairs):
             raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
     return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found

@@ -16,7 +16,7 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from unet_trainer.datasets.name_matching import File, best_match, mask_marks, name_files
+from unet_trainer.datasets.name_matching import File, best_match, mask_marks, masks_by_ending, name_files, split_by_endings
 from unet_trainer.datasets.pairs import Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
@@ -231,9 +231,11 @@ def find_layout(
 
 
 def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
-    """Whether some of the files are masks: some but not all are named like one, or two files share a name (a.jpg, a.png)."""
+    """Whether some of the files are masks: some but not all are named like one, two files share a name (a.jpg, a.png), or have its
+    name and that of a class (a.png, a_cat.png, a_dog.png)."""
     marked = [file for file in files if mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix))]
-    return 0 < len(marked) < len(files) or len({(file.folder, file.stem) for file in files}) < len(files)
+    has_marked = 0 < len(marked) < len(files) or len({(file.folder, file.stem) for file in files}) < len(files)
+    return has_marked or bool(masks_by_ending(*split_by_endings(files)))
 
 
 def _inner_root(data_dir: Path, files: Sequence[Path]) -> Path:

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import to_plain
@@ -114,6 +114,30 @@ Part = Literal["train", "val", "test"]
 SKIP = Choice("", {"unpaired": "skip"})
 
 
+class Box(NamedTuple):
+    """A part of an image and its mask: the files, and the first row and column and those behind the last."""
+
+    image: Path
+    mask: Path
+    top: int
+    left: int
+    bottom: int
+    right: int
+
+    @property
+    def place(self) -> str:
+        return f"rows {self.top} to {self.bottom - 1}, columns {self.left} to {self.right - 1}"
+
+    def pair(self, name: str, part: Part | None, group: str = "", content: str = "") -> Pair:
+        """The pair of this block of an image, which converted.cut_blocks has yet to cut out."""
+        image, mask = (f"{path}, {self.place}" for path in (self.image, self.mask))
+        return Pair(name, self.image, self.mask, part, group, image, mask, content, box=self)
+
+    def name_in(self, name: str) -> str:
+        """Of the block, where its image has this name; they sort."""
+        return f"{name}/y{self.top:05d}-{self.bottom:05d}_x{self.left:05d}-{self.right:05d}"
+
+
 @dataclass(frozen=True)
 class Pair:
     """One image and its mask. The name is the image's path inside its folder, without extension."""
@@ -126,6 +150,7 @@ class Pair:
     image_origin: str = ""  # of a file that was made from others: what the user knows it by
     mask_origin: str = ""
     content: str = field(default="", compare=False)  # digest of both files as they were read; of a resumed run, when it began
+    box: Box | None = field(default=None, kw_only=True)  # that both files were cut out of
 
     @property
     def shown_image(self) -> str:
@@ -135,6 +160,18 @@ class Pair:
     @property
     def shown_mask(self) -> str:
         return self.mask_origin or str(self.mask)
+
+    @property
+    def user_files(self) -> tuple[Path, Path]:
+        """Image and mask, or those that a block was cut out of."""
+        return (self.image, self.mask) if self.box is None else (self.box.image, self.box.mask)
+
+    def files_in(self, data_dir: Path) -> tuple[str, str]:
+        """Image and mask as tables of scores name them, by their paths in data_dir; of a block with its rows and columns."""
+        box = self.box
+        part = "" if box is None else f"[{box.top}:{box.bottom}, {box.left}:{box.right}]"
+        image, mask = (f"{path_in(data_dir, file)}{part}" for file in self.user_files)
+        return image, mask
 
     def path_in(self, data_dir: Path) -> str:
         """The image's path inside data_dir, by which patterns know it; a page of a stack has one below that of the stack."""

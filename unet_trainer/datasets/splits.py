@@ -1,27 +1,33 @@
 """Which pairs train and which validate: seeded and stratified by class. Pairs of a group, and identical images, stay together.
 
-Or contiguous blocks of a sequence, for images that are like their neighbours. And the split as a CSV file with the columns image,
-mask, split and group: a user's split_file, or the split.csv of a run, which has the names of the pairs and digests of their content
-besides. Names that are not UTF-8 are written there as the bytes that they are, and read back.
+Or contiguous blocks of a sequence, for images that are like their neighbours; or blocks of pixels, for an image that is alone. And
+the split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run, which has the
+names of the pairs and digests of their content besides, and the boxes of blocks. Names that are not UTF-8 are written there as the
+bytes that they are, and read back.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
+from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.layouts import PARTS, resolved
-from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Question, composed, first_few, path_in
+from unet_trainer.datasets.pairs import Box, FoundPairs, Pair, Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, is_file
+from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import UNDECODED, counted, csv_line
 from unet_trainer.system.input_files import read_text
@@ -32,9 +38,13 @@ GAP_SHARE, MAX_GAP = 0.2, 25  # images left out on both sides of a block: a shar
 BY_HAND = "split_file=FILE.csv divides them as you say"
 CHUNK, SECONDS = 10_000, 20.0  # paths that group_pattern is matched with, and its limit; ordinary ones take a microsecond each
 NUM_ARRANGEMENTS = 64  # of blocks that are tried
+NUM_IMAGE_BLOCKS, MIN_IMAGE_BLOCKS = 20, 4  # that one image is cut into, unless their sides would be
+IMAGE_BLOCK_SIDES = 256, 1024  # shorter or longer than this, about
+IMAGE_GAP = 8  # between blocks of train and val: the shorter side of a block divided by this
 NUMBER = re.compile(r"\d+")
 MIN_RUN = 3  # images in a row that make a sequence
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
+BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
 MAX_BYTES = 256 * 2**20
 NUM_NAMED = 10  # problems shown before "and N more"
@@ -94,6 +104,8 @@ def split_pairs(
         there_are = counted(num_pairs, "pair")
         there_are += f" in {counted(len(units), 'group')} (or with identical images)" if len(units) < num_pairs else ""
         needed = "2, one to train on and one to validate on" if num_folds is None else f"{num_folds}, one for each of num_folds"
+        if num_pairs == 1 and num_folds is None:
+            needed += f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
         by_hand = f"; {BY_HAND}" if num_folds is None and any(pair.group for pair in found.pairs) else ""
         raise DataError(f"only {there_are}; need at least {needed}{by_hand}")
     if num_folds is None:
@@ -274,6 +286,83 @@ def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[
     return best[1]
 
 
+# Blocks of one image
+
+
+class ImageBlocks(NamedTuple):
+    """Top, left, bottom and right of the blocks of one image that train and that validate."""
+
+    train: list[tuple[int, int, int, int]]
+    val: list[tuple[int, int, int, int]]
+    size: tuple[int, int]  # height and width of most of them
+    gap: int  # pixels that lie at least between one of train and one of val
+
+
+def choose_image_blocks(ids: Pixels, val_fraction: float, seed: int) -> ImageBlocks | None:
+    """Divides an image by the class ids of its mask; None if it is too small.
+
+    Blocks are the cells of a grid. Those that train are cut back by the gap where they meet one that validates. Of several
+    choices, the one with fewest classes that one side lacks, and then with shares of the classes in val most like those of the
+    image. Cells with ignored pixels only are left out.
+    """
+    side = min(max(math.sqrt(ids.size / NUM_IMAGE_BLOCKS), IMAGE_BLOCK_SIDES[0]), IMAGE_BLOCK_SIDES[1])
+    numbers = [max(1, round(length / side)) for length in ids.shape]
+    size = ids.shape[0] // numbers[0], ids.shape[1] // numbers[1]
+    gap = min(size) // IMAGE_GAP
+    rows, columns = (
+        [length * index // number for index in range(number + 1)] for length, number in zip(ids.shape, numbers, strict=True)
+    )
+    # Each cell in 3×3 parts, the outer ones as wide as the gap: rows,columns,3,3,classes of numbers of pixels.
+    down, across = (
+        [*(place for start, end in pairwise(edges) for place in (start, start + gap, end - gap)), edges[-1]]
+        for edges in (rows, columns)
+    )
+    counts = np.array(
+        [
+            [np.bincount(ids[top:bottom, left:right].ravel(), minlength=256) for left, right in pairwise(across)]
+            for top, bottom in pairwise(down)
+        ]
+    )[:, :, :IGNORED]
+    counts = counts[:, :, counts.any((0, 1))].reshape(numbers[0], 3, numbers[1], 3, -1).swapaxes(1, 2)
+    usable = np.flatnonzero(counts.any((2, 3, 4)))
+    if len(usable) < MIN_IMAGE_BLOCKS:
+        return None
+    num_val = min(max(1, round(len(usable) * val_fraction)), len(usable) - 1)
+    total, rng = counts.sum((0, 1, 2, 3)), np.random.default_rng([seed, SPLIT_STREAM])
+    best: tuple[tuple[int, float], Pixels, Pixels] | None = None
+    for _ in range(NUM_ARRANGEMENTS):
+        is_val = np.zeros(numbers, np.bool_)
+        is_val.flat[rng.permutation(usable)[:num_val]] = True
+        cut = _cut_sides(is_val)
+        kept = np.ones((*numbers, 3, 3), np.bool_)
+        for its, part in zip(cut, (np.s_[:, :, 0], np.s_[:, :, 2], np.s_[:, :, :, 0], np.s_[:, :, :, 2]), strict=True):
+            kept[part] &= ~its[..., None]
+        val, both = counts[is_val].sum((0, 1, 2)), counts[kept].sum(0)
+        num_lacking = int(((val == 0) | (both == val)).sum())
+        difference = np.abs(val / max(1, val.sum()) - total / total.sum()).sum()
+        rank = num_lacking, round(float(difference), 9)
+        if best is None or rank < best[0]:
+            best = rank, is_val, cut
+    assert best is not None
+    _, is_val, cut = best
+    blocks = ImageBlocks([], [], size, gap)
+    for row, column in zip(*np.unravel_index(usable, is_val.shape), strict=True):
+        top, bottom, left, right = (gap * int(its[row, column]) for its in cut)
+        box = rows[row] + top, columns[column] + left, rows[row + 1] - bottom, columns[column + 1] - right
+        (blocks.val if is_val[row, column] else blocks.train).append(box)
+    return blocks
+
+
+def _cut_sides(is_val: Pixels) -> Pixels:
+    """4,rows,columns: whether a cell that trains is cut back at its top, bottom, left and right. Of one that touches a cell of val
+    with a corner alone, the top or the bottom is."""
+    around = np.pad(is_val, 1)
+    above, here, below = around[:-2], around[1:-1], around[2:]
+    left, right = here[:, :-2], here[:, 2:]
+    top, bottom = (row[:, 1:-1] | (row[:, :-2] & ~left) | (row[:, 2:] & ~right) for row in (above, below))
+    return np.stack([top, bottom, left, right]) & ~is_val
+
+
 # The order of a sequence
 
 
@@ -351,10 +440,11 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
 # The split as a CSV file
 
 
-def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -> FoundPairs:
+def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), converter: Converter | None = None) -> FoundPairs:
     """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
 
-    `converted`: pairs whose files were made from others. Rows of the same name stand for them, wherever the files lie now.
+    `converted`: pairs whose files were made from others. Rows of the same name stand for them, wherever the files lie now. The
+    `converter` cuts the blocks out of their images.
     """
     rows = _read_rows(path)
     made = {pair.name: pair for pair in converted if pair.image_origin or pair.mask_origin}
@@ -362,7 +452,7 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -
     pairs: list[Pair] = []
     test: list[Pair] = []
     unused: list[Pair] = []
-    lines: dict[Path, int] = {}
+    lines: dict[tuple[Path, str], int] = {}
     num_unusable = 0  # rows of test
     for number, row in rows:
         split = row.get("split", "").strip()
@@ -387,12 +477,21 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -
         if missing:
             problems += missing
             continue
-        if image in lines:
-            problems.append(f"line {number}: {image} is in line {lines[image]} too")
-        lines.setdefault(image, number)
+        written = row.get(BOX, "").strip()
+        box = _read_box(written, image, mask) if written else None
+        if written and box is None:
+            problems.append(f"line {number}: {BOX} {written!r}; need top, left, bottom and right in pixels, such as 0 0 512 512")
+        if (image, written) in lines:
+            problems.append(f"line {number}: {image} is in line {lines[image, written]} too")
+        lines.setdefault((image, written), number)
         group = row.get("group", "") if "name" in row else row.get("group", "").strip()
         origins = (known.image_origin, known.mask_origin) if known is not None else ("", "")
-        (test if part == "test" else pairs).append(Pair(name, image, mask, part, group, *origins, row.get("content", "").strip()))
+        content = row.get("content", "").strip()
+        if box is None:
+            pair = Pair(name, image, mask, part, group, *origins, content)
+        else:
+            pair = box.pair(name if row.get("name", "").strip() else box.name_in(name), part, group, content)
+        (test if part == "test" else pairs).append(pair)
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
     if problems:
@@ -403,7 +502,16 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = ()) -
     if not pairs:
         raise DataError(f"split_file: {path} has no row of train or val")
     notices = (f"{counted(num_unusable, 'row')} of test in {path.name} without both files left out",) if num_unusable else ()
+    if converter is not None and any(pair.box for pair in (*pairs, *test)):
+        pairs, test = cut_blocks(converter, pairs), cut_blocks(converter, test)
     return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
+
+
+def _read_box(cell: str, image: Path, mask: Path) -> Box | None:
+    numbers = [int(text) for text in cell.split() if text.isascii() and text.isdecimal() and len(text) < 10]
+    if len(numbers) != 4 or len(cell.split()) != 4 or numbers[0] >= numbers[2] or numbers[1] >= numbers[3]:
+        return None
+    return Box(image, mask, *numbers)
 
 
 def _name_of(image: Path | None, data_dir: Path) -> str:
@@ -418,10 +526,10 @@ def _find_file(data_dir: Path, cell: str) -> Path | None:
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
-def listed_images(path: Path, data_dir: Path, part: Part) -> set[Path]:
+def listed_images(path: Path, data_dir: Path, part: Part) -> list[Path]:
     """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
     images = [row["image"] for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
-    return {resolved(_find_file(data_dir, image) or data_dir) for image in images}
+    return [resolved(_find_file(data_dir, image) or data_dir) for image in images]
 
 
 def listed_contents(path: Path, part: Part) -> set[str]:
@@ -446,7 +554,7 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
         ]
     except csv.Error as error:
         raise DataError(f"split_file: {path} is not a CSV file ({error})") from None
-    unknown = sorted(set(header) - set(COLUMNS))
+    unknown = sorted(set(header) - {*COLUMNS, BOX})
     if "image" not in header or "mask" not in header or unknown or len(set(header)) < len(header):
         raise DataError(
             f"split_file: {path} has the columns {first_few(header, 10) or 'none'}; "
@@ -459,10 +567,11 @@ def split_csv_text(
     train: Sequence[Pair], val: Sequence[Pair], data_dir: Path, test: Sequence[Pair] = (), unused: Sequence[Pair] = ()
 ) -> str:
     """The text of a CSV file that read_split_csv reads back as the same pairs."""
-    rows: list[tuple[str, ...]] = [COLUMNS]
+    has_boxes = any(pair.box for pair in (*train, *val, *test))
+    rows: list[tuple[str, ...]] = [(*COLUMNS, BOX) if has_boxes else COLUMNS]
     for part, pairs in (("train", train), ("val", val), ("test", test), (UNUSED, unused)):
-        rows += [
-            (path_in(data_dir, pair.image), path_in(data_dir, pair.mask), part, pair.group, pair.name, pair.content)
-            for pair in pairs
-        ]
+        for pair in pairs:
+            files = (path_in(data_dir, file) for file in pair.user_files)
+            boxes = [" ".join(map(str, pair.box[2:])) if pair.box else ""] if has_boxes else []
+            rows.append((*files, part, pair.group, pair.name, pair.content, *boxes))
     return "".join(csv_line(row) for row in rows)

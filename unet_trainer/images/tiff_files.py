@@ -33,6 +33,7 @@ BOMB_RATIO = 200  # pixels per byte of file; more is a decompression bomb
 NO_MEMORY = "there is not enough memory to decode it"
 
 ORIENTATION = 0x0112  # EXIF and TIFF tag
+NODATA = 42113  # tag of GDAL
 TURNS = range(2, 9)  # orientations other than upright
 SIDEWAYS = range(5, 9)  # those that swap height and width
 ROWS_FLIPPED, COLUMNS_FLIPPED = (3, 4, 7, 8), (2, 3, 6, 7)  # after that
@@ -284,7 +285,7 @@ def with_channels_last(array: Pixels) -> Pixels:
 def _nodata(page: Any) -> float | None:
     """The value of pixels without data, by the tag of GDAL; None where there is none, or it is no number."""
     try:
-        value = float(page.tags[42113].value)
+        value = float(page.tags[NODATA].value)
     except (KeyError, ValueError, TypeError):
         return None
     return value if math.isfinite(value) else None

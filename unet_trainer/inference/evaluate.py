@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unet_trainer.datasets.pairs import Pair, path_in
+from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import error_picture, to_display
 from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes, shown_path
 from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
@@ -236,8 +236,7 @@ def csv_text(evaluated: EvaluatedSet, pairs: Sequence[Pair], data_dir: Path, cla
     lines = [csv_line(["image", "mask", *columns])]
     ranks = zip(evaluated.counts, evaluated.num_wrong, evaluated.num_counted, (pair.name for pair in pairs), strict=True)
     for _, index in sorted((badness(*rank), index) for index, rank in enumerate(ranks)):
-        files = [path_in(data_dir, pairs[index].image), path_in(data_dir, pairs[index].mask)]
-        lines.append(csv_line([*files, *(values[index] for values in columns.values())]))
+        lines.append(csv_line([*pairs[index].files_in(data_dir), *(values[index] for values in columns.values())]))
     return "".join(lines)
 
 
@@ -266,7 +265,7 @@ def _write_pictures(folder: Path, evaluated: EvaluatedSet, data: EvaluationData,
         pair, iou = data.pairs[index], ious[index]
         image = fit_image(to_display(read_image(pair.image)), (ids.shape[0], ids.shape[1]))
         truth = resize_mask(data.coding.encode(read_mask(pair.mask)), (ids.shape[0], ids.shape[1]))
-        where = path_in(data.source.data_dir, pair.image)
+        where, _ = pair.files_in(data.source.data_dir)
         title = f"{place}. {where}: {'no IoU' if math.isnan(iou) else f'IoU {iou:.4f}'}"
         ending = re.sub(r"[^\w.-]+", "_", pair.name)[-MAX_NAME:]  # without what file systems treat specially
         name = f"{PICTURES}/{place:02d}_{ending}.png"

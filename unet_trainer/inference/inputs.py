@@ -23,6 +23,7 @@ import numpy as np
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair, unknown_value_lines
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.layouts import list_files, resolved
@@ -250,7 +251,8 @@ def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pa
     stored = find_in_shards(config)
     if stored is None and not data_dir.is_dir():
         raise DataError(f"data_dir: {data_dir} does not exist here; data_dir=FOLDER names another place")
-    found = read_split_csv(run / SPLIT_CSV, data_dir, [*stored.pairs, *stored.test] if stored else ())
+    converter = Converter(data_dir, Path(config.checkpoint_dir))
+    found = read_split_csv(run / SPLIT_CSV, data_dir, [*stored.pairs, *stored.test] if stored else (), converter)
     return tuple(pair for pair in found.pairs if pair.part == "val")
 
 
@@ -324,7 +326,8 @@ def _own_pairs(source: DataSource, now: FoundPairs | None) -> FoundPairs:
     if not table.is_file():
         raise UserError(f"{table} is missing, which says what the run was validated on; name the images: data_dir=FOLDER")
     try:
-        found = read_split_csv(table, source.data_dir, [*now.pairs, *now.test] if now else ())
+        converter = Converter(source.data_dir, Path(source.config.checkpoint_dir))
+        found = read_split_csv(table, source.data_dir, [*now.pairs, *now.test] if now else (), converter)
     except DataError as error:
         raise DataError(f"{error}\nIf the data have moved: data_dir=FOLDER split_file={shlex.quote(str(table))}") from None
     return FoundPairs(found.pairs, str(table))
@@ -414,7 +417,8 @@ def _listed(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[P
         contents = listed_contents(table, part)
     except UserError:
         return [], None
-    return [pair for pair in pairs if resolved(pair.image) in images or (pair.content and pair.content in contents)], len(images)
+    known = set(images)
+    return [pair for pair in pairs if resolved(pair.image) in known or (pair.content and pair.content in contents)], len(images)
 
 
 def check_same_classes(data: EvaluationData, this: SegmenterSpec, other: SegmenterSpec, name: str) -> None:

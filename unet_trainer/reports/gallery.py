@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.datasets.pairs import Pair, path_in
+from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import ERROR_COLOURS, IGNORED_COLOUR, error_kinds, to_display
 from unet_trainer.images.file_bytes import DataError, read_bytes
 from unet_trainer.images.image_decoding import Pixels
@@ -136,7 +136,7 @@ def draw_gallery(
     console: Console | None = None,
 ) -> Gallery:
     """Pictures of the worst, middle and best of `scores`."""
-    by_name = {path_in(data_dir, pair.image): pair for pair in pairs}
+    by_name = {pair.files_in(data_dir)[0]: pair for pair in pairs}
     chosen = [(score, group, by_name.get(score.image)) for score, group in choose_images(scores)]
     deadline = time.monotonic() + max_seconds
     pictures: list[Picture] = []

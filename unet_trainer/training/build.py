@@ -17,6 +17,7 @@ import torch
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import OWN, Config, is_demo_dir
+from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
@@ -178,10 +179,11 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
     with contextlib.suppress(DataError):  # what was added may not pair up yet
         now = find_dataset(config, console)
     try:
-        earlier = read_split_csv(table, Path(config.data_dir), [*now.pairs, *now.test] if now else ())
+        converter = Converter(Path(config.data_dir), Path(config.checkpoint_dir), console)
+        earlier = read_split_csv(table, Path(config.data_dir), [*now.pairs, *now.test] if now else (), converter)
     except DataError as error:
         raise DataError(f"the run cannot go on with the images it began with; put them back, or start a new run\n{error}") from None
-    known = {pair.image for pair in (*earlier.pairs, *earlier.unused)}
+    known = {pair.user_files[0] for pair in (*earlier.pairs, *earlier.unused)}
     added = [pair for pair in now.pairs if pair.image not in known] if now else []
     if added:
         console.note(

@@ -19,7 +19,6 @@ from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.mask_evidence import class_table, ignored_share
-from unet_trainer.datasets.pairs import path_in
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import EpochTimes
 from unet_trainer.system.resources import total_host_memory
@@ -102,8 +101,5 @@ def val_scores_csv(dataset: SegmentationDataset, sample_counts: NDArray[np.int64
     np.add.at(totals, pairs, sample_counts)
     names = class_names(config)
     return val_scores_text(
-        [
-            image_score(path_in(data_dir, pair.image), path_in(data_dir, pair.mask), counts, names)
-            for pair, counts in zip(dataset.pairs, totals.tolist(), strict=True)
-        ]
+        [image_score(*pair.files_in(data_dir), counts, names) for pair, counts in zip(dataset.pairs, totals.tolist(), strict=True)]
     )
