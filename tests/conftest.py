@@ -22,6 +22,8 @@ if hasattr(signal, "SIGHUP"):
 # Here and in all processes that tests start. Tensors are tiny: threads would spend more time waiting for each other than computing,
 # and ten times that where other tests have the cores.
 os.environ["OMP_NUM_THREADS"] = "1"
+# What tests write need not survive a power failure: milliseconds for each file, and a run writes dozens.
+os.fsync = lambda number: None
 
 MEMORY_OF_A_PROCESS = 3 * 10**9  # 1.8 GB, and those that its tests start
 
@@ -61,8 +63,7 @@ def trained_run(tiny_data: Path, shared_folder: Path) -> Path:
     from train_unet import train
 
     folder = shared_folder / "trained/demo"
-    # Tracing resnet18 takes a third of the time that the encoder of TINY_MODEL takes.
-    settings = {**TINY_MODEL, "encoder": "resnet18", "image_size": 64, "batch_size": 4, "num_epochs": 1, "num_workers": 0}
+    settings = {**TINY_MODEL, "image_size": 64, "batch_size": 4, "num_epochs": 1, "num_workers": 0}
     with FileLock(shared_folder / "trained.lock"):
         if not (folder / "result.json").exists():
             train(settings, data_dir=str(tiny_data), checkpoint_dir=str(folder.parent), run_name="demo", device="cpu")
@@ -110,17 +111,15 @@ def no_shards_open() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def quick_pictures(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs in this process draw no curves, and write their report without loading best.pt and predicting: two seconds for each run
-    of the suite. Tests of these pictures are marked real_pictures.
+    """Tests of the pictures of runs are marked real_pictures; other runs leave them out.
 
     Patches of its own: the fixture monkeypatch, begun here, would be undone after small_network, and leave that in place.
     """
     with pytest.MonkeyPatch.context() as patch:
         if "train_unet" in sys.modules and request.node.get_closest_marker("real_pictures") is None:
-            from unet_trainer.reports.gallery import Gallery
+            from helpers.killed_runs import leave_out_pictures
 
-            patch.setattr("unet_trainer.reports.run_report.make_gallery", lambda *_: Gallery())
-            patch.setattr("unet_trainer.training.curves.draw_curves", lambda summary: b"")
+            leave_out_pictures(patch.setattr)
         yield
 
 

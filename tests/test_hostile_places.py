@@ -20,6 +20,7 @@ from helpers.killed_runs import wait_until
 from helpers.ordinary_user import run_in_child, run_script
 from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
+from train_unet import main
 from unet_trainer.datasets import demo
 from unet_trainer.datasets.demo import write_demo
 
@@ -225,7 +226,7 @@ def test_check_writes_its_report_to_pipes_devices_and_links_and_replaces_none_of
     os.mkfifo(pipe)
     reader = threading.Thread(target=lambda: content.append(pipe.read_text()), daemon=True)
     reader.start()
-    assert run_script(*check, pipe)[0] == 0
+    assert main([*check, str(pipe)]) == 0
     reader.join(60)
     assert content[0].startswith('{\n  "ok": true')
     assert stat.S_ISFIFO(pipe.lstat().st_mode)
@@ -234,11 +235,11 @@ def test_check_writes_its_report_to_pipes_devices_and_links_and_replaces_none_of
     assert '\n{\n  "ok": true' in said
     link, target = tmp_path / "link.json", tmp_path / "target.json"
     link.symlink_to(target)
-    assert run_script(*check, link)[0] == 0
+    assert main([*check, str(link)]) == 0
     assert (link.is_symlink(), target.read_text()) == (True, content[0])
 
 
-def test_a_full_device_is_told_and_still_there(data, tmp_path):
+def test_a_full_device_is_told_and_still_there(data, tmp_path, capsys):
     """A node of the test's own, like /dev/full: as root, the real one would be lost if this failed."""
     node = tmp_path / "full"
     try:
@@ -247,8 +248,8 @@ def test_a_full_device_is_told_and_still_there(data, tmp_path):
             pass
     except OSError:
         pytest.skip("a device node can be made and opened by root alone, and not everywhere")
-    answer = run_script("check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "--json", node)
-    assert_one_sentence(answer, 2, f"--json: {node} cannot be written (No space left on device)")
+    code = main(["check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "--json", str(node)])
+    assert_one_sentence((code, capsys.readouterr().err), 2, f"--json: {node} cannot be written (No space left on device)")
     assert stat.S_ISCHR(node.lstat().st_mode)
 
 
@@ -289,7 +290,7 @@ def processes_with(text):
 
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 def test_a_killed_bench_leaves_no_training_behind(data, tmp_path):
-    settings = training(data, tmp_path, num_epochs=5)
+    settings = training(data, tmp_path, num_epochs=5, encoder="resnet18")  # which is known without timm
     command = [sys.executable, str(ROOT / "train_unet.py"), "bench", "--quick", *settings]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
         rows = str(tmp_path / "runs" / "bench")

@@ -79,7 +79,7 @@ def kill_at_random(config, tmp_path, num_kills, seed, **options):
     chooser = random.Random(seed)
     for _ in range(num_kills):
         process = start(train, config, log)
-        time.sleep(chooser.uniform(0.1, 1.5))
+        time.sleep(chooser.uniform(0.1, 1.0))
         process.kill()
         assert finish(process) in (-signal.SIGKILL, 0)
     assert finish(start(train, config, log)) == 0, log.read_text()

@@ -20,7 +20,7 @@ from unet_trainer.commands.doctor import Page, forecast_findings
 from unet_trainer.config.facts import TOO_LARGE, HardwareFacts, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.system.console import Console, Finding
-from unet_trainer.training import step_probe
+from unet_trainer.training import settings, step_probe
 from unet_trainer.training.time_budget import Forecast, SampleCost
 
 GIB = 2**30
@@ -55,7 +55,8 @@ def tried(monkeypatch):
     tried = []
     cpu = [Finding("ok", "GPU", "none")]
     monkeypatch.setattr(doctor, "machine_findings", lambda folder, wants_gpu: tried.append(folder) or cpu)
-    monkeypatch.setattr(step_probe, "StepProbe", FakeProbe)
+    for module in (step_probe, settings):
+        monkeypatch.setattr(module, "StepProbe", FakeProbe)
     monkeypatch.setattr(FakeProbe, "asked", [])
     return tried
 

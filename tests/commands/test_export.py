@@ -41,7 +41,10 @@ def test_an_export_says_what_was_compared_and_where_it_is(run, capsys):
     assert main(["export", "demo", "--format", "pt2"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "Exporting checkpoints/demo/best.pt as a program of torch.export; runs with torch alone ..."
-    assert lines[1:3] == ["  Model:      unet, resnet18, epoch 3, val IoU 0.5000", "  Classes:    background, foreground"]
+    assert lines[1:3] == [
+        "  Model:      unet, tu-test_efficientnet, epoch 3, val IoU 0.5000",
+        "  Classes:    background, foreground",
+    ]
     assert lines[3].startswith("  Compared:   images: 1 of 64×64, 2 of 96×64, 3 of 160×96, ")
     assert lines[4] == f"  Written:    checkpoints/demo/model.pt2 ({(run / 'model.pt2').stat().st_size / 1e6:.1f} MB)"
     assert len(lines) == 5
@@ -62,7 +65,7 @@ def test_onnx_is_the_format_unless_another_is_named_and_the_next_command_is_prin
 
 def test_a_folder_of_smp_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    spec = make_spec(encoder="tu-mobilenetv3_small_050", decoder_channels=(8, 8, 8, 8, 8))
+    spec = make_spec(decoder_channels=(8, 8, 8, 8, 8))
     save_model(tmp_path / "checkpoints/demo/best.pt", random_segmenter(spec))
     assert main(["export", "demo", "--format", "smp"]) == 0
     assert "Written:    checkpoints/demo/model_smp (" in capsys.readouterr().out
@@ -78,7 +81,9 @@ def test_a_folder_of_smp_is_made(tmp_path, monkeypatch, capsys):
 def test_a_difference_is_an_error_that_says_what_else_to_try(run, capsys, monkeypatch):
     monkeypatch.setattr(exports, "TOLERANCE", -1.0)
     message = answer(capsys, "demo", "--format", "pt2")
-    assert message.startswith("unet with resnet18 cannot be exported as pt2: the exported file computes other logits for 1 image ")
+    assert message.startswith(
+        "unet with tu-test_efficientnet cannot be exported as pt2: the exported file computes other logits for 1 image "
+    )
     assert message.endswith("; nothing was written; --format smp keeps the network as it is")
     assert [file.name for file in run.iterdir()] == ["best.pt"]
 

@@ -74,7 +74,7 @@ def test_a_folder_is_predicted_with_its_structure_and_it_says_what_was_written(h
     assert files_in(here / "out") == ["a.png", "sub/b.png"]
     said, complaints = capsys.readouterr()
     assert complaints == ""
-    assert "checkpoints/binary/best.pt: unet with tu-mobilenetv3_small_050, epoch 3, val IoU 0.5000; on cpu, float32" in said
+    assert "checkpoints/binary/best.pt: unet with tu-test_efficientnet, epoch 3, val IoU 0.5000; on cpu, float32" in said
     assert re.search(r"Predicted 2 images in [\d.]+ s \([\d.]+ images/s\)", said)
     assert "class ids in PNGs with a palette (0 background, 1 foreground)" in said
     command = re.search(r"in Python (numpy\.array\(PIL\.Image\.open\('.*'\)\))", said)[1]

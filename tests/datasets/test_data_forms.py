@@ -12,6 +12,7 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import build_dataset_report
+from unet_trainer.datasets.pairs import Question
 from unet_trainer.datasets.rasterize import fill_runs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import encode_image, read_image
@@ -152,6 +153,48 @@ def parquet(data):
         table.write_table(arrow.table(columns), data / f"data/{part}-00000-of-00001.parquet")
 
 
+# Masks of classes by their names
+
+
+def suffixes(data):
+    photos(data, "images")
+    for index in range(COUNT):
+        for name, mask in CLASSES:
+            write(data / f"masks/s{index:02d}_{name}.png", (mask(index) * 255).astype(np.uint8))
+
+
+def suffixes_beside(data):
+    photos(data, ".")
+    for index in range(COUNT):
+        for name, mask in CLASSES:
+            write(data / f"s{index:02d}_{name}.png", (mask(index) * 255).astype(np.uint8))
+
+
+def objects_beside(data):
+    for index in range(COUNT):
+        write(data / f"benign/benign ({index + 1}).png", photo(index))
+        write(data / f"benign/benign ({index + 1})_mask.png", (head(index) * 255).astype(np.uint8))
+        if index % 2:
+            write(data / f"benign/benign ({index + 1})_mask_1.png", (tail(index) * 255).astype(np.uint8))
+
+
+# A repository
+
+
+def devkit(data):
+    for index in range(COUNT):
+        write(data / f"VOCdevkit/VOC2012/JPEGImages/2007_{index:06d}.jpg", photo(index))
+        write(data / f"VOCdevkit/VOC2012/SegmentationClass/2007_{index:06d}.png", ids(index))
+        write(data / f"VOCdevkit/VOC2012/SegmentationObject/2007_{index:06d}.png", ids(index))
+    for name, numbers in (("train", range(4)), ("val", range(4, COUNT)), ("trainval", range(COUNT))):
+        path = data / f"VOCdevkit/VOC2012/ImageSets/Segmentation/{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"2007_{number:06d}\n" for number in numbers))
+    for name in ("docs/logo.png", "docs/images/curve.png", "scripts/plot.png", "img/street.jpg", "banner.png"):
+        write(data / name, photo(9))
+    (data / "README.md").write_text("A repository.\n")
+
+
 # The report of each
 
 
@@ -162,6 +205,9 @@ FORMS = {
     rle_with_joined_ids: ("background", "class 1", "class 2"),
     nnunet_1: NAMES,
     nnunet_2: NAMES,
+    suffixes: NAMES,
+    devkit: (None,) * 3,
+    suffixes_beside: NAMES,
     hugging_face: NAMES,
     hugging_face_csv: (None,) * 3,
     parquet: (None,) * 3,
@@ -208,6 +254,33 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
 def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, reason):
     with pytest.raises(DataError, match=reason):
         fill_runs(cell, HEIGHT, WIDTH, down_columns=True)
+
+
+def test_several_masks_of_an_image_are_its_objects(tmp_path, report):
+    objects_beside(tmp_path / "data")
+    found = report()
+    assert (len(found.pairs), found.problems, found.classes.num_classes) == (COUNT, [], 1)
+    wanted = [head(0), head(1) | tail(1), head(2), head(3) | tail(3), head(4), head(5) | tail(5)]
+    assert all(np.array_equal(read_mask(pair.mask) > 0, mask) for pair, mask in zip(found.pairs, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("endings", "values"),
+    [
+        (("color", "labels"), 2),  # views of one mask
+        (("expert1", "expert2"), 2),
+        (("reader_a", "reader_b"), 2),
+        (("0", "1"), 2),  # objects or readers
+        (("head", "tail"), 5),  # more than two values
+    ],
+)
+def test_endings_that_may_be_something_else_than_classes_are_asked_about(endings, values, tmp_path, report):
+    photos(tmp_path / "data")
+    for index in range(COUNT):
+        for ending in endings:
+            write(tmp_path / f"data/masks/s{index:02d}_{ending}.png", np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % values)
+    with pytest.raises(Question, match=r"mask_suffix: .* holds 2 kinds of masks for the same images"):
+        report()
 
 
 def test_parquet_files_without_pyarrow_are_named_with_the_command_that_reads_them(tmp_path, report, monkeypatch):

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.killed_runs import HANG_SECONDS, start
+from helpers.killed_runs import HANG_SECONDS, leave_out_pictures, start
 from helpers.project import ROOT
 
 VERSION = 0x20080522  # of the kernel's interface for capabilities
@@ -52,6 +52,7 @@ def _run(words, log, folder, as_user, closes_streams):
         sys.stdin = sys.stdout = sys.stderr = None
     else:
         sys.stdout = sys.stderr = open(log, "a", buffering=1, errors="replace")  # noqa: SIM115, PTH123 (for the life of the process)
+    leave_out_pictures(setattr)
     os._exit(main([str(word) for word in words]))
 
 

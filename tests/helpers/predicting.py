@@ -13,7 +13,7 @@ from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.training.checkpoint_file import write_checkpoint
 
-SMALL = {"encoder": "tu-mobilenetv3_small_050", "decoder_channels": (16, 8, 8, 8, 8), "image_size": (64, 64)}
+SMALL = {"image_size": (64, 64)}
 
 
 def write_model(path, augmentation="default", seed=0, **spec):

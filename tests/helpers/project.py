@@ -31,6 +31,6 @@ FIXED_RECIPE: dict[str, Any] = {
 # The smallest U-Net that still has everything: skip connections, batch norm, depthwise convolutions.
 TINY_MODEL: dict[str, Any] = {
     **FIXED_RECIPE,
-    "encoder": "tu-mobilenetv3_small_050",
+    "encoder": "tu-test_efficientnet",  # which timm has for tests
     "decoder_channels": [16, 8, 8, 8, 8],
 }

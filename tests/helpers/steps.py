@@ -36,7 +36,8 @@ def silent_console():
 def make_spec(image=RGB_8BIT, num_classes=1, **others):
     names = ("background", "foreground") if num_classes == 1 else tuple(f"class {index}" for index in range(num_classes))
     colours = tuple((index, index, index) for index in range(len(names)))
-    values = {"image_size": (32, 32), "fit": "resize", "architecture": "unet", "decoder_channels": None, "encoder": "resnet18"}
+    values = {"image_size": (32, 32), "fit": "resize", "architecture": "unet"}
+    values |= {"encoder": TINY_MODEL["encoder"], "decoder_channels": tuple(TINY_MODEL["decoder_channels"])}
     return SegmenterSpec(image, MaskCoding(tuple(range(len(names)))), num_classes, names, colours, **{**values, **others})
 
 

@@ -20,7 +20,7 @@ from unet_trainer.training.errors import CheckpointError
 
 SPEC = small_spec(num_classes=3)
 REAL = make_spec(encoder="resnet18", decoder_channels=(8, 8, 8, 8, 8))
-TINY = make_spec(encoder="tu-mobilenetv3_small_050", decoder_channels=(8, 8, 8, 8, 8))
+TINY = make_spec(decoder_channels=(8, 8, 8, 8, 8))
 
 
 @pytest.fixture

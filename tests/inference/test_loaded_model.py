@@ -70,7 +70,7 @@ def test_a_model_says_what_its_classes_are(make_model):
     model = make_model("RGB")
     assert model.classes == ["class 0", "class 1", "class 2"]
     assert model.colours == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
-    assert repr(model) == "LoadedModel(unet resnet18, classes class 0, class 1, class 2, cpu, float32)"
+    assert repr(model) == "LoadedModel(unet tu-test_efficientnet, classes class 0, class 1, class 2, cpu, float32)"
 
 
 def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -73,7 +74,11 @@ def test_every_image_gets_its_own_mask(tmp_path, images):
     assert files_in(tmp_path / "out") == sorted(f"{name}.png" for name in images)
 
 
-def test_a_resizing_model_gives_each_image_its_own_size(tmp_path, images):
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_resizing_model_gives_each_image_its_own_size(tmp_path, images, monkeypatch, is_large):
+    if is_large:  # the results are written in bands
+        monkeypatch.setattr(prediction_stream, "MAX_ELEMENTS", 100)
+        monkeypatch.setattr("unet_trainer.model.metrics.MAX_ELEMENTS", 100)
     predicting = stream(tmp_path, spec=make_spec(fit="resize", image_size=(32, 32)), batch_size=7)
     predicting.run(inputs_of(tmp_path, images))
     assert predicting.predictor.engine.shapes == [(7, 32, 32, 3)]
@@ -87,16 +92,6 @@ def load_like(predicting):
     from unet_trainer.inference.predictor import LoadedModel
 
     return LoadedModel(BrightnessEngine(predicting.folder.spec))
-
-
-def test_results_too_large_for_one_piece_are_written_in_bands(tmp_path, images, monkeypatch):
-    monkeypatch.setattr(prediction_stream, "MAX_ELEMENTS", 100)
-    monkeypatch.setattr("unet_trainer.model.metrics.MAX_ELEMENTS", 100)
-    predicting = stream(tmp_path, spec=make_spec(fit="resize", image_size=(32, 32)))
-    predicting.run(inputs_of(tmp_path, images))
-    model = load_like(predicting)
-    for name, pixels in images.items():
-        np.testing.assert_array_equal(mask(tmp_path, name), model(pixels))
 
 
 @pytest.mark.parametrize("kind", ["png", "npy"])
@@ -163,20 +158,6 @@ def test_a_large_file_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
     assert files_in(tmp_path / "out") == ["b.png"]
 
 
-def test_an_image_that_changes_before_its_overlay_counts_as_bad(tmp_path, images):
-    given = inputs_of(tmp_path, images)
-
-    class Vandal(BrightnessEngine):
-        def logits(self, images):
-            given[0].path.unlink(missing_ok=True)
-            return super().logits(images)
-
-    outcome = stream(tmp_path, Kinds(overlay=True), engine=Vandal(make_spec(fit="crop"))).run(given)
-    assert [(path.name, reason) for path, reason in outcome.failed] == [("0.png", "No such file or directory")]
-    assert outcome.num_written == 6
-    assert "0.png" not in files_in(tmp_path / "out")
-
-
 @pytest.mark.parametrize("is_large", [False, True])
 def test_an_interruption_leaves_whole_files_only(tmp_path, images, monkeypatch, is_large):
     if is_large:
@@ -227,16 +208,6 @@ def test_a_second_start_goes_on_and_has_the_polygons_of_all(tmp_path, images):
     assert outcome.num_written == 4
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written} == written
     assert (tmp_path / "out/polygons.json").read_text() == everything
-
-
-def test_a_disk_that_is_full_ends_it_and_leaves_no_draft(tmp_path, images, monkeypatch):
-    def fail(self):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Draft, "keep", fail)
-    with pytest.raises(OSError, match="No space left"):
-        stream(tmp_path, Kinds(values=True)).run(inputs_of(tmp_path, images))
-    assert files_in(tmp_path / "out") == []
 
 
 def test_a_gpu_without_memory_is_told(tmp_path, images):
@@ -341,8 +312,10 @@ def test_a_process_that_dies_while_it_writes_ends_it_and_leaves_whole_files_only
     assert not any(worker.is_alive() for worker in processes.workers)
 
 
-@needs_fork
-def test_what_fails_in_a_process_is_raised_or_told_as_in_a_thread(tmp_path, images, monkeypatch):
+@pytest.mark.parametrize("num_processes", [0, pytest.param(2, marks=needs_fork)])
+def test_an_image_that_changes_before_its_overlay_counts_as_bad_and_a_full_disk_leaves_nothing(
+    tmp_path, images, monkeypatch, num_processes
+):
     given = inputs_of(tmp_path, images)
 
     class Vandal(BrightnessEngine):
@@ -350,17 +323,21 @@ def test_what_fails_in_a_process_is_raised_or_told_as_in_a_thread(tmp_path, imag
             given[0].path.unlink(missing_ok=True)
             return super().logits(images)
 
-    with WriterProcesses(2) as processes:
+    def writers():
+        return WriterProcesses(num_processes) if num_processes else contextlib.nullcontext()
+
+    with writers() as processes:
         engine = Vandal(make_spec(fit="crop"))
         outcome = stream(tmp_path, Kinds(overlay=True), engine=engine, processes=processes).run(given)
     assert [(path.name, reason) for path, reason in outcome.failed] == [("0.png", "No such file or directory")]
     assert outcome.num_written == 6
+    assert "0.png" not in files_in(tmp_path / "out")
 
     def fail(self):
         raise OSError(28, "No space left on device", "out/1.png")
 
     monkeypatch.setattr(Draft, "keep", fail)
-    with WriterProcesses(2) as processes, pytest.raises(OSError, match="No space left") as caught:
+    with writers() as processes, pytest.raises(OSError, match="No space left") as caught:
         stream(tmp_path, processes=processes, out="full").run(given[1:])
     assert caught.value.filename == "out/1.png"
     assert files_in(tmp_path / "full") == []

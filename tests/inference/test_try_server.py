@@ -87,7 +87,7 @@ def test_the_facts_say_what_the_model_is(server):
     status, _, content = ask(server, "GET", "facts")
     facts = json.loads(content)
     assert status == 200
-    assert (facts["run"], facts["epoch"], facts["val_iou"], facts["encoder"]) == ("bright", 3, 0.75, "resnet18")
+    assert (facts["run"], facts["epoch"], facts["val_iou"], facts["encoder"]) == ("bright", 3, 0.75, "tu-test_efficientnet")
     assert [each["name"] for each in facts["classes"]] == ["background", "foreground"]
     assert (facts["image_size"], facts["fit"], facts["images"]) == ("32×32", "crop", "8-bit, 3 channels")
     assert (facts["validation"], facts["note"], facts["max_upload"]) == (["a", "b"], "", MAX_UPLOAD)

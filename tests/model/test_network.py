@@ -13,7 +13,6 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from helpers import hub
-from helpers.project import TINY_MODEL
 from helpers.steps import FLOAT32, make_batch, make_spec, tiny_components
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_spec import ImageSpec
@@ -31,13 +30,11 @@ from unet_trainer.model.network import (
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.training.step import build_train_forward
 
-TINY = {"encoder": TINY_MODEL["encoder"], "decoder_channels": tuple(TINY_MODEL["decoder_channels"])}
-
 
 def build(seed=0, encoder_weights=None, channels=3, **spec):
     torch.manual_seed(seed)
     image = ImageSpec(channels, "uint8", (0.0,) * channels, (1.0,) * channels, 0.0, 255.0)
-    return build_network(make_spec(image, **{**TINY, **spec}), encoder_weights)
+    return build_network(make_spec(image, **spec), encoder_weights)
 
 
 def copy_of(state):
@@ -84,7 +81,7 @@ def refusal(call, *arguments, **options):
 
 @pytest.mark.parametrize("architecture", ["unetplusplus", "fpn", "linknet"])
 def test_other_architectures_are_built_by_name(architecture):
-    channels = TINY["decoder_channels"] if architecture == "unetplusplus" else None
+    channels = (16, 8, 8, 8, 8) if architecture == "unetplusplus" else None
     network = build(architecture=architecture, decoder_channels=channels)
     assert network.eval()(torch.zeros(1, 3, 32, 32)).shape == (1, 1, 32, 32)
 
@@ -142,7 +139,7 @@ def test_a_file_that_lacks_tensors_is_refused_by_name(tmp_path, encoder, encoder
     del encoder_state["model.bn1.weight"], encoder_state["model.bn1.bias"]
     path = save(encoder_state, tmp_path / "encoder.pt")
     assert refusal(load_encoder_weights, encoder, path) == (
-        f"encoder_weights: {path} lacks 2 of the encoder's 240 tensors, e.g. model.bn1.weight; is it another encoder's?"
+        f"encoder_weights: {path} lacks 2 of the encoder's 80 tensors, e.g. model.bn1.weight; is it another encoder's?"
     )
 
 
@@ -150,7 +147,7 @@ def test_tensors_of_another_shape_are_refused_by_name(tmp_path, encoder, encoder
     encoder_state["model.conv_stem.weight"] = torch.zeros(16, 4, 3, 3)
     path = save(encoder_state, tmp_path / "encoder.pt")
     assert refusal(load_encoder_weights, encoder, path) == (
-        f"encoder_weights: {path} has 1 tensors of another shape, e.g. model.conv_stem.weight is (16, 4, 3, 3), need (16, 3, 3, 3)"
+        f"encoder_weights: {path} has 1 tensors of another shape, e.g. model.conv_stem.weight is (16, 4, 3, 3), need (24, 3, 3, 3)"
     )
 
 
@@ -263,7 +260,7 @@ def test_a_frozen_encoder_has_no_gradients_and_keeps_weights_and_statistics():
 @pytest.fixture
 def segmenter():
     torch.manual_seed(0)
-    spec = make_spec(num_classes=3, encoder="resnet18", decoder_attention="scse")
+    spec = make_spec(num_classes=3, decoder_channels=(32, 16, 16, 16, 16), decoder_attention="scse")
     network = build_network(spec, None)
     add_auxiliary_heads(network, 3)
     return Segmenter(spec, network, channels_last=True)

@@ -6,6 +6,7 @@ is a number. Tags, anchors, several documents, duplicate keys, deep nesting and 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -152,5 +153,7 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 def value_text(value: Any) -> str:
     """A plain value in YAML, on one line."""
+    if value is None or isinstance(value, bool | int):  # half of the settings of a run, each written several times
+        return json.dumps(value)
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return text.removesuffix("...\n").strip()
