@@ -207,6 +207,8 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
         rule += f"{'' if has_same_rule else f', val {val.rule}'}; {layout.divided}"
         pairs = [*(replace(pair, part="train") for pair in pairs), *(replace(pair, part="val") for pair in val.pairs)]
         parts.append(val)
+    if "val" in layout.parts or lists is not None or search.config.split == "blocks" or len({pair.group for pair in pairs}) < 2:
+        pairs = [replace(pair, group="") for pair in pairs]  # else the slices of a volume stay on one side
     test, is_test_complete = [pair for pair in pairs if pair.part == "test"], True
     if lists is None and "test" in layout.parts:
         test, is_test_complete = _find_test(search, layout, train.match.rule)
@@ -467,7 +469,7 @@ def _take_plain(search: Search, found: Paired, part: Part) -> None:
         if found.images is found.masks and not search.config.mask_suffix:
             raise DataError(f"{written}; delete them, or set mask_suffix={mask.suffix} to train on what a model saw")
         search.notices.append(f"{written}: training learns from what a model saw")
-    stacks = [pair for pair in pairs if converted.has_pages(pair.mask) and len(converted.page_types(pair.mask)) > 1]
+    stacks = [pair for pair in pairs if converted.has_pages(pair.mask)]
     if stacks:
         pages = converted.split_into_pages(search.converter, part, stacks)
         found.pairs = sorted([*(pair for pair in pairs if pair not in stacks), *pages], key=lambda pair: pair.name)

@@ -86,9 +86,12 @@ class Match(NamedTuple):
 def name_files(paths: Iterable[Path], root: Path, prefix: str = "") -> list[File]:
     """The files with their names inside `root`; `prefix` is put before the folder, e.g. the name of a sequence."""
     folders = ((path, path.parent.relative_to(root).as_posix()) for path in paths)
-    return [
-        File(path, composed(prefix if folder == "." else f"{prefix}{folder}/"), composed(path.stem)) for path, folder in folders
-    ]
+    return [File(path, composed(prefix if folder == "." else f"{prefix}{folder}/"), stem_of(path)) for path, folder in folders]
+
+
+def stem_of(path: Path) -> str:
+    """v0 for v0.png and for v0.nii.gz."""
+    return composed(path.stem.removesuffix(".nii") if path.suffix == ".gz" else path.stem)
 
 
 def with_ending(files: Iterable[File], mask_suffix: str) -> list[File]:
