@@ -12,6 +12,7 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import build_dataset_report
+from unet_trainer.datasets.pairs import Question
 from unet_trainer.datasets.rasterize import fill_runs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import encode_image, read_image
@@ -152,6 +153,82 @@ def parquet(data):
         table.write_table(arrow.table(columns), data / f"data/{part}-00000-of-00001.parquet")
 
 
+# Masks of classes by their names
+
+
+def suffixes(data):
+    photos(data, "images")
+    for index in range(COUNT):
+        for name, mask in CLASSES:
+            write(data / f"masks/s{index:02d}_{name}.png", (mask(index) * 255).astype(np.uint8))
+
+
+def suffixes_beside(data):
+    photos(data, ".")
+    for index in range(COUNT):
+        for name, mask in CLASSES:
+            write(data / f"s{index:02d}_{name}.png", (mask(index) * 255).astype(np.uint8))
+
+
+def objects_beside(data):
+    for index in range(COUNT):
+        write(data / f"benign/benign ({index + 1}).png", photo(index))
+        write(data / f"benign/benign ({index + 1})_mask.png", (head(index) * 255).astype(np.uint8))
+        if index % 2:
+            write(data / f"benign/benign ({index + 1})_mask_1.png", (tail(index) * 255).astype(np.uint8))
+
+
+# A repository
+
+
+def devkit(data):
+    for index in range(COUNT):
+        write(data / f"VOCdevkit/VOC2012/JPEGImages/2007_{index:06d}.jpg", photo(index))
+        write(data / f"VOCdevkit/VOC2012/SegmentationClass/2007_{index:06d}.png", ids(index))
+        write(data / f"VOCdevkit/VOC2012/SegmentationObject/2007_{index:06d}.png", ids(index))
+    for name, numbers in (("train", range(4)), ("val", range(4, COUNT)), ("trainval", range(COUNT))):
+        path = data / f"VOCdevkit/VOC2012/ImageSets/Segmentation/{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"2007_{number:06d}\n" for number in numbers))
+    for name in ("docs/logo.png", "docs/images/curve.png", "scripts/plot.png", "img/street.jpg", "banner.png"):
+        write(data / name, photo(9))
+    (data / "README.md").write_text("A repository.\n")
+
+
+# Label Studio
+
+
+def label_studio(data):
+    photos(data, "images", ".jpg")
+    tasks = []
+    for index in range(COUNT):
+        left, top, right, bottom = 3, 2 + index, 9, 8 + index
+        box = [[left, top], [right, top], [right, bottom], [left, bottom]]
+        points = [[100 * x / WIDTH, 100 * y / HEIGHT] for x, y in box]
+        shared = {"original_width": WIDTH, "original_height": HEIGHT, "image_rotation": 0, "from_name": "tag", "to_name": "image"}
+        polygon = {**shared, "type": "polygonlabels", "value": {"points": points, "closed": True, "polygonlabels": ["head"]}}
+        value = {"format": "rle", "rle": brush(tail(index)), "brushlabels": ["tail"]}
+        result = [polygon, {**shared, "type": "brushlabels", "value": value}]
+        image = f"/data/upload/1/0a1b2c3d-s{index:02d}.jpg"
+        tasks.append({"id": index, "annotations": [{"id": 1, "result": result, "was_cancelled": False}], "data": {"image": image}})
+    (data / "project-1-at-2024.json").write_text(json.dumps(tasks))
+
+
+def brush(mask):
+    """As label-studio-converter encodes RGBA bytes: words of up to 8 bits, in runs and literal blocks."""
+    values = np.repeat(mask.ravel().astype(np.uint8) * 255, 4)
+    sizes, word = [3, 4, 8, 16], 8
+    bits = [f"{len(values):032b}", f"{word - 1:05b}", *(f"{size - 1:04b}" for size in sizes)]
+    for run in np.split(values, np.flatnonzero(np.diff(values)) + 1):
+        for start in range(0, len(run), 2**16):
+            count = min(2**16, len(run) - start)
+            kind = next(kind for kind, size in enumerate(sizes) if count <= 2**size)
+            bits.append(f"1{kind:02b}{count - 1:0{sizes[kind]}b}{run[0]:0{word}b}")
+    text = "".join(bits)
+    text += "0" * (-len(text) % 8)
+    return [int(text[place : place + 8], 2) for place in range(0, len(text), 8)]
+
+
 # The report of each
 
 
@@ -162,6 +239,10 @@ FORMS = {
     rle_with_joined_ids: ("background", "class 1", "class 2"),
     nnunet_1: NAMES,
     nnunet_2: NAMES,
+    suffixes: NAMES,
+    label_studio: NAMES,
+    devkit: (None,) * 3,
+    suffixes_beside: NAMES,
     hugging_face: NAMES,
     hugging_face_csv: (None,) * 3,
     parquet: (None,) * 3,
@@ -208,6 +289,33 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
 def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, reason):
     with pytest.raises(DataError, match=reason):
         fill_runs(cell, HEIGHT, WIDTH, down_columns=True)
+
+
+def test_several_masks_of_an_image_are_its_objects(tmp_path, report):
+    objects_beside(tmp_path / "data")
+    found = report()
+    assert (len(found.pairs), found.problems, found.classes.num_classes) == (COUNT, [], 1)
+    wanted = [head(0), head(1) | tail(1), head(2), head(3) | tail(3), head(4), head(5) | tail(5)]
+    assert all(np.array_equal(read_mask(pair.mask) > 0, mask) for pair, mask in zip(found.pairs, wanted, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("endings", "values"),
+    [
+        (("color", "labels"), 2),  # views of one mask
+        (("expert1", "expert2"), 2),
+        (("reader_a", "reader_b"), 2),
+        (("0", "1"), 2),  # objects or readers
+        (("head", "tail"), 5),  # more than two values
+    ],
+)
+def test_endings_that_may_be_something_else_than_classes_are_asked_about(endings, values, tmp_path, report):
+    photos(tmp_path / "data")
+    for index in range(COUNT):
+        for ending in endings:
+            write(tmp_path / f"data/masks/s{index:02d}_{ending}.png", np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % values)
+    with pytest.raises(Question, match=r"mask_suffix: .* holds 2 kinds of masks for the same images"):
+        report()
 
 
 def test_parquet_files_without_pyarrow_are_named_with_the_command_that_reads_them(tmp_path, report, monkeypatch):

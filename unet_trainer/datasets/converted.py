@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unet_trainer.datasets.layouts import KINDS
-from unet_trainer.datasets.name_matching import File, best_match
+from unet_trainer.datasets.name_matching import File, best_match, masks_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
 from unet_trainer.images.file_bytes import DataError, ReadError, find_member, open_file, read_bytes
 from unet_trainer.images.image_decoding import (
@@ -51,9 +51,7 @@ FEW = 8  # files for which another child process does not pay
 FOREGROUND = 255
 SAME_THING = 0.6  # two classes with a larger IoU are two readings of one thing
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
-READERS = re.compile(
-    r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)", re.I
-)
+NUM_LOOKED_AT, MOST = 3, 0.9  # masks of each class, and the share of their pixels that have one of two values
 NUMBERED = re.compile(r"\D*\d+\D*")
 MAX_LABEL = 65535
 
@@ -209,6 +207,29 @@ def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder
         for image, mask in match.pairs:
             by_image[image].append((name, mask.path))
     return [MaskParts(image, tuple(files)) for image, files in sorted(by_image.items())]
+
+
+def find_ending_files(images: Sequence[File], masks: Sequence[File]) -> list[MaskParts] | None:
+    """The mask files of each image whose names end in its class or in the number of an object: s0_head.png, s0_tail.png. None if
+    they are named in another way, or hold more than two values."""
+    by_ending = masks_by_ending(images, masks)
+    looked_at = [mask.path for its in by_ending.values() for mask in list(its.values())[:NUM_LOOKED_AT]]
+    if not by_ending or not all(map(_holds_two_values, looked_at)):
+        return None
+    are_objects = "" in by_ending or any(map(str.isdecimal, by_ending))
+    named = {image: [(name, its[image].path) for name, its in by_ending.items() if image in its] for image in images}
+    return [MaskParts(image, tuple(("" if are_objects else name, path) for name, path in files)) for image, files in named.items()]
+
+
+def _holds_two_values(path: Path) -> bool:
+    """At most, but for soft edges. False for what cannot be read."""
+    try:
+        mask = read_mask(path)
+    except ReadError:
+        return False
+    values, counts = np.unique(mask, return_counts=True)
+    is_soft = mask.dtype == np.uint8 and values[-1] > SOFT_EDGE and counts[0] + counts[-1] > MOST * mask.size
+    return len(values) < 3 or bool(is_soft)
 
 
 class Merged(NamedTuple):
@@ -463,15 +484,13 @@ def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
 
 def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs, those with a box as files of their own; raises DataError, which names the user's files."""
-    blocks = [(pair, pair.box) for pair in pairs if pair.box is not None]
-    conversions = [
-        conversion
-        for pair, box in blocks
-        for conversion in (
-            Conversion(f"images/{pair.name}", [box.image], partial(_image_block, box), ".tiff"),
-            Conversion(f"masks/{pair.name}", [box.mask, box.image], partial(_mask_block, box)),
-        )
-    ]
+    conversions = []
+    for box in (pair.box for pair in pairs if pair.box is not None):
+        # Not by the name of the pair: a table may have any.
+        source = hashlib.sha256(f"{box.image}\n{box.mask}".encode(errors="surrogateescape")).hexdigest()[:8]
+        name = box.name_in(f"{box.image.stem}-{source}")
+        conversions.append(Conversion(f"images/{name}", [box.image], partial(_image_block, box), ".tiff"))
+        conversions.append(Conversion(f"masks/{name}", [box.mask, box.image], partial(_mask_block, box)))
     # One process: it decodes the image once, and each further one would hold it in memory too.
     written = converter.write("blocks", None, conversions, "Cutting the image into blocks:", num_processes=1)
     problem = next((file.problem for file in written if file.problem), "")

@@ -381,13 +381,14 @@ def _pair_part(
     if in_step is not None and config.unpaired == "error":
         raise _ask_about_offset(found, in_step)
     found.match = in_step or match
-    if not found.match.is_complete and not is_one_folder and not config.mask_suffix:
-        parts = converted.find_object_files(images, masks, image_group.is_in_sequences)
-        parts = converted.find_class_files(images, masks, image_group.place) if parts is None else parts
-        if not parts:
-            found.match = _choose_kind(search, mask_group.place, images, masks, match)
-        elif _merge_files(search, found, images, parts, part):
+    if not found.match.is_complete and not config.mask_suffix:
+        parts = None if is_one_folder else converted.find_object_files(images, masks, image_group.is_in_sequences)
+        parts = converted.find_class_files(images, masks, image_group.place) if parts is None and not is_one_folder else parts
+        parts = parts or converted.find_ending_files(images, masks)
+        if parts and _merge_files(search, found, images, parts, part):
             return found
+        if not parts and not is_one_folder:
+            found.match = _choose_kind(search, mask_group.place, images, masks, match)
     _take_plain(search, found, part)
     found.rule += channels
     return found
@@ -414,7 +415,16 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     value = path_in(search.data_dir, place)
     one_of_them: list[dict[str, Any]] = [*({"mask_dir": f"{value}/{name}"} for name in names), as_classes]
     has_folders = all((place / name).is_dir() for name in names)
-    if has_folders and not are_sure and any(converted.READERS.search(name) for name in names):
+    endings = {
+        name: path.stem.removeprefix(each.image.path.stem) for each in parts for name, path in each.files if path.stem != name
+    }
+    if names and not has_folders and endings:
+        one_of_them = [*({"mask_suffix": endings[name]} for name in names), as_classes]
+        if not are_sure:
+            listing = ", ".join(f"{ending} ({name})" for name, ending in endings.items())
+            one = f"to train on one of them alone, set mask_suffix: {endings[names[0]]}"
+            search.notices.append(f"masks in {place} are taken as those of classes by the endings of their names: {listing}; {one}")
+    if has_folders and not are_sure and any(name_matching.READERS.search(name) for name in names):
         raise Question(f"mask_dir: {place} holds masks of several readers: {', '.join(names)}", *one_of_them)
     if names and not search.classes:
         given = list(search.config.class_names or ())
@@ -427,9 +437,9 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     search.notices += merged.notices
     if merged.readings is not None and not are_sure:
         first, second = merged.readings
-        raise Question(
-            f"mask_dir: {first}/ and {second}/ in {place} mark the same pixels; two readings of one thing?", *one_of_them
-        )
+        key, slash = ("mask_dir", "/") if has_folders else ("mask_suffix", "")
+        text = f"{key}: {first}{slash} and {second}{slash} in {place} mark the same pixels; two readings of one thing?"
+        raise Question(text, *one_of_them)
     found.rule = f"a mask file for each object, {sum(len(each.files) for each in parts)} files merged"
     found.rule = f"a mask file for each class: {', '.join(search.classes)}" if names else found.rule
     found.pairs = sorted(merged.pairs, key=lambda pair: pair.name)
@@ -553,6 +563,8 @@ def _one_folder(group: Group, _: Group, mask_suffix: str) -> tuple[list[File], l
     if is_beside_jpeg and not any(mask_marks(file.stem) for file in files):  # the masks may have several extensions
         by_kind = {"": ([file for file in files if not kinds[file]], [file for file in files if kinds[file]])}
     complete = [kind for kind, sides in by_kind.items() if best_match(*sides, group.place).is_complete]
+    if not complete and converted.find_ending_files(*(sides := name_matching.split_by_endings(files))):
+        return sides
     if len(complete or by_kind) == 1:
         return by_kind[next(iter(complete or by_kind))]
     unclear = f"cannot tell images from masks in {group.place}"

@@ -16,7 +16,7 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from unet_trainer.datasets.name_matching import File, best_match, mask_marks, name_files
+from unet_trainer.datasets.name_matching import File, best_match, mask_marks, masks_by_ending, name_files, split_by_endings
 from unet_trainer.datasets.pairs import Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
@@ -194,6 +194,11 @@ def find_layout(
         return bool(part or kind) or is_given or is_only or any(_meaning(inner.name)[1] for inner in subfolders(link))
 
     files = list_files(data_dir, without, follows)
+    if not given and not any(_meaning(folder.name)[1] == "mask" for folder in subfolders(data_dir)):
+        # PASCAL VOC somewhere in a repository, beside pictures of other folders.
+        years = {file.parent.parent for file in files if file.parent.name == "JPEGImages"}
+        years = {year for year in years if (year / "SegmentationClass").is_dir()}
+        files = [file for file in files if not years.isdisjoint(file.parents)] if years else files
     root = data_dir if given else _inner_root(data_dir, files)
     groups = _without_stray_sequences(_group_files(root, files, given, without), root)
     for kind, value in given.items():
@@ -231,9 +236,11 @@ def find_layout(
 
 
 def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
-    """Whether some of the files are masks: some but not all are named like one, or two files share a name (a.jpg, a.png)."""
+    """Whether some of the files are masks: some but not all are named like one, two files share a name (a.jpg, a.png), or have its
+    name and that of a class (a.png, a_cat.png, a_dog.png)."""
     marked = [file for file in files if mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix))]
-    return 0 < len(marked) < len(files) or len({(file.folder, file.stem) for file in files}) < len(files)
+    has_marked = 0 < len(marked) < len(files) or len({(file.folder, file.stem) for file in files}) < len(files)
+    return has_marked or bool(masks_by_ending(*split_by_endings(files)))
 
 
 def _inner_root(data_dir: Path, files: Sequence[Path]) -> Path:

@@ -35,6 +35,9 @@ IMAGE_AFFIXES, MASK_AFFIXES = (
 )
 # Of several kinds of masks, the ones to train on come first: what their names say of them.
 BEST_KINDS = ("labeltrainids", "labelids", "label", "mask", "seg", "gt", "")
+READERS = re.compile(
+    r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)", re.I
+)
 LAST_KINDS = ("instance", "color", "colour", "polygon", "overlay", "vis", "edge", "boundary")
 
 Affixes = tuple[str, str]  # prefix and suffix
@@ -237,6 +240,38 @@ def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
             with_mask.add((mask.folder, mask.stem[:end]))
     common = {kind: count for kind, count in counts.items() if 2 * count > max(counts.values())}
     return dict(sorted(common.items(), key=_rank_kind)) if sum(common.values()) > len(with_mask) else {}
+
+
+def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:
+    """Files of one folder as images and masks: a mask has the name of another file and more behind it, s0 and s0_head."""
+    stems = {(file.folder, file.stem) for file in files}
+    is_mask = [any((file.folder, file.stem[: sep.start()]) in stems for sep in SEPARATOR.finditer(file.stem)) for file in files]
+    images, masks = ([file for file, its in zip(files, is_mask, strict=True) if its == wanted] for wanted in (False, True))
+    return images, masks
+
+
+def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, dict[File, File]]:
+    """Class or object → image → mask, where masks have the name of their image and an ending: head and tail of s0_head, s0_tail; of
+    objects 1, 2, ... and "" (s0_mask, s0_mask_1). Words for masks do not count. Empty unless the endings are clear: several, of
+    classes with several images, and none for readers or for views of one mask."""
+    by_core = {(image.folder, image.stem): image for image in images}
+    found: dict[str, dict[File, File]] = defaultdict(dict)
+    endings: dict[str, set[str]] = defaultdict(set)
+    for mask in masks:
+        places = [sep.start() for sep in SEPARATOR.finditer(mask.stem)]
+        place = next((place for place in reversed(places) if (mask.folder, mask.stem[:place]) in by_core), None)
+        if place is None:
+            return {}
+        words = [word for word in SEPARATOR.split(mask.stem[place:]) if word]
+        name = "_".join(word for word in words if not re.fullmatch(MASK_WORDS, word, re.I))
+        found[name][by_core[mask.folder, mask.stem[:place]]] = mask
+        endings[name].add(mask.stem[place:])
+    are_objects = all((NUMBER.fullmatch(name) or not name) and "mask" in min(endings[name]).lower() for name in found)
+    are_classes = all(re.fullmatch(r"[^\W\d]{2,}", name) and len(its) > 1 for name, its in found.items())
+    are_classes = are_classes and not any(re.search(f"{'|'.join(LAST_KINDS)}|{READERS.pattern}", name, re.I) for name in found)
+    are_clear = len(found) > 1 and all(len(its) == 1 for its in endings.values()) and (are_objects or are_classes)
+    with_mask = {image for its in found.values() for image in its}
+    return dict(sorted(found.items())) if are_clear and 2 * len(with_mask) > len(images) else {}
 
 
 def _rank_kind(kind_and_count: tuple[str, int]) -> tuple[int, str]:

@@ -36,7 +36,7 @@ from unet_trainer.training.errors import CheckpointError
 NUM_BEFORE_CAPTURE = 3  # batches of one shape after which more of them are expected
 NUM_WARM_UP = 2  # calls before the capture: kernels are loaded and workspaces allocated
 MAX_GRAPHS = 2  # each keeps the memory of its activations
-CARD_KEY, DIGEST_KEY = "unet_trainer", "sha256"  # of the metadata; the ModelCard is JSON
+CARD_KEY, DIGEST_KEY, PADDING_KEY = "unet_trainer", "sha256", "padding"  # of the metadata; the ModelCard is JSON
 MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
 INPUT, OUTPUT = "images", "logits"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -139,6 +139,7 @@ class OnnxEngine:
         except ILL_FORMED as error:
             why = reason_of(error)[:200]
             raise CheckpointError(f"{path} cannot be used: {CARD_KEY} in its metadata is no card of a model ({why})") from None
+        self.pads_inside = metadata.get(PADDING_KEY) == "inside"  # not in files of earlier versions
         self.device = torch.device("cpu")
         runtime = import_optional("onnxruntime")
         providers = _choose_providers(device, runtime.get_available_providers())
@@ -170,9 +171,10 @@ class OnnxEngine:
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         height, width = images.shape[1:3]
         pixels = images.permute(0, 3, 1, 2).float()
-        pixels = F.pad(pixels, (0, -width % STRIDE, 0, -height % STRIDE), mode="replicate").contiguous()
+        if not self.pads_inside:
+            pixels = F.pad(pixels, (0, -width % STRIDE, 0, -height % STRIDE), mode="replicate")
         try:
-            (found,) = self.session.run([OUTPUT], {INPUT: pixels.numpy()})
+            (found,) = self.session.run([OUTPUT], {INPUT: pixels.contiguous().numpy()})
         except Exception as error:  # see above
             if len(images) > 1 and "alloc" in str(error).lower():  # out of memory
                 half = len(images) // 2

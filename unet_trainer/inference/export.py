@@ -2,8 +2,8 @@
 
     images in the files' own units, N,C,H,W float32, H and W multiples of 32  →  ExportNetwork  →  logits of every class id
 
-Every export is loaded again and compared with torch before it gets its name. Padding to multiples of 32 is left to the caller:
-inside the network it breaks programs with variable sizes.
+Every export is loaded again and compared with torch before it gets its name. An ONNX file takes any H and W: padding is added to
+its graph. In a program of torch.export it breaks variable sizes, and is left to the caller.
 """
 
 from __future__ import annotations
@@ -25,7 +25,16 @@ from torch.export import Dim
 
 from unet_trainer import __version__
 from unet_trainer.config.errors import UserError
-from unet_trainer.inference.engine import CARD_KEY, INPUT, MAX_FILE_BYTES, OUTPUT, OnnxEngine, add_digest, import_optional
+from unet_trainer.inference.engine import (
+    CARD_KEY,
+    INPUT,
+    MAX_FILE_BYTES,
+    OUTPUT,
+    PADDING_KEY,
+    OnnxEngine,
+    add_digest,
+    import_optional,
+)
 from unet_trainer.inference.model_files import SMP_CARD, ModelCard
 from unet_trainer.model.segmenter import STRIDE, Segmenter, class_logits
 from unet_trainer.system.atomic_files import write_atomically
@@ -88,6 +97,7 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
+    _pad_inside(graph)
     model.producer_name, model.producer_version = "unet_trainer", __version__
     del model.metadata_props[:]
     for key, value in onnx_metadata(card).items():
@@ -98,14 +108,44 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     return _write(path, content, lambda draft: compare(segmenter, card, OnnxEngine(draft, device="cpu").logits, pads=True))
 
 
+def _pad_inside(graph: Any) -> None:
+    """Images of any size are padded as the Segmenter pads them, and the logits cut to their size. Without it a size that is no
+    multiple of STRIDE gives other numbers, in silence."""
+    make = import_optional("onnx").helper.make_node
+    renamed = {INPUT: f"{INPUT}_padded", OUTPUT: f"{OUTPUT}_padded"}
+    for node in graph.node:
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(name, name) for name in names]
+    before = [
+        make("Shape", [INPUT], ["pad_size"], start=2, end=4),
+        make("Neg", ["pad_size"], ["pad_negative_size"]),
+        make("Constant", [], ["pad_stride"], value_ints=[STRIDE]),
+        make("Mod", ["pad_negative_size", "pad_stride"], ["pad_missing"]),
+        make("Constant", [], ["pad_six_zeros"], value_ints=[0] * 6),  # before all axes, and behind those of images and channels
+        make("Concat", ["pad_six_zeros", "pad_missing"], ["pad_pads"], axis=0),
+        make("Pad", [INPUT, "pad_pads"], [renamed[INPUT]], mode="edge"),
+    ]
+    behind = [
+        make("Constant", [], ["pad_corner"], value_ints=[0, 0]),
+        make("Constant", [], ["pad_axes"], value_ints=[2, 3]),
+        make("Slice", [renamed[OUTPUT], "pad_corner", "pad_size", "pad_axes"], [OUTPUT]),
+    ]
+    nodes = [*before, *graph.node, *behind]
+    del graph.node[:]
+    graph.node.extend(nodes)
+    for value in (*graph.input, *graph.output):
+        for index, name in ((2, "height"), (3, "width")):
+            value.type.tensor_type.shape.dim[index].dim_param = name
+
+
 def onnx_metadata(card: ModelCard) -> dict[str, str]:
     """The card for this program, and its main points for people and other programs. Lists are JSON."""
     spec, image = card.spec, card.spec.image
     units = "0 to 255" if image.is_8bit else f"{image.depth}, about {image.low:g} to {image.high:g}"
     return {
         CARD_KEY: card.to_json(),
-        "input": f"{INPUT}: N,{image.channels},H,W float32 in the files' own units ({units}), not normalised; "
-        f"H and W multiples of {STRIDE}",
+        "input": f"{INPUT}: N,{image.channels},H,W float32 in the files' own units ({units}), not normalised; any H and W",
+        PADDING_KEY: "inside",
         "output": f"{OUTPUT}: N,{spec.num_ids},H,W float32; over axis 1, argmax gives the class of a pixel, softmax probabilities",
         "classes": json.dumps(spec.id_names, ensure_ascii=False),
         "class_colours": json.dumps(spec.id_colours),
