@@ -381,7 +381,7 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ({"_via_settings": {}, "_via_img_metadata": {}, "_via_attributes": {}}, "VGG Image Annotator"),
     ({"images": [], "annotations": [{"segments_info": [], "file_name": "a.png", "image_id": 1}], "categories": []}, "COCO panoptic"),
     ({"images": [], "annotations": [{"caption": "a cat", "image_id": 1}]}, "COCO without categories"),
-    ([{"id": 1, "data": {"image": "/data/a.png"}, "annotations": [{"result": []}]}], "Label Studio"),
+    ([{"image": "/data/a.png", "id": 1, "annotator": 1, "annotation_id": 1, "tag": []}], "Label Studio's JSON-MIN"),
     ({"type": "FeatureCollection", "features": []}, "GeoJSON"),
 ])  # fmt: skip
 def test_other_formats_are_named_with_what_to_do(folder, content, what):

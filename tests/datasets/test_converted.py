@@ -79,6 +79,17 @@ def test_blocks_keep_values_channels_alpha_and_the_mark_of_missing_data(tmp_path
     assert block.shown_image == f"{box.image}, rows 3 to 29, columns 10 to 58"
 
 
+def test_a_box_outside_of_its_image_is_refused_and_no_name_leads_out_of_the_folder(tmp_path):
+    for name in ("a", "mask"):
+        cv2.imwrite(str(tmp_path / f"{name}.png"), np.zeros((20, 30), np.uint8))
+    inside, outside = (Box(tmp_path / "a.png", tmp_path / "mask.png", 0, 0, 20, right) for right in (30, 31))
+    converter = Converter(tmp_path, tmp_path / "checkpoints")
+    (block,) = cut_blocks(converter, [inside.pair("../../../../x", "train")])
+    assert block.image.resolve().is_relative_to(tmp_path / "checkpoints/.converted")
+    with pytest.raises(DataError, match=r"a\.png: box: rows 0 to 19, columns 0 to 30 are not inside of its 30×20 pixels"):
+        cut_blocks(converter, [outside.pair("../../../../x", "train")])
+
+
 # Converted files
 
 

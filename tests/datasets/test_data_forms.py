@@ -178,6 +178,57 @@ def objects_beside(data):
             write(data / f"benign/benign ({index + 1})_mask_1.png", (tail(index) * 255).astype(np.uint8))
 
 
+# A repository
+
+
+def devkit(data):
+    for index in range(COUNT):
+        write(data / f"VOCdevkit/VOC2012/JPEGImages/2007_{index:06d}.jpg", photo(index))
+        write(data / f"VOCdevkit/VOC2012/SegmentationClass/2007_{index:06d}.png", ids(index))
+        write(data / f"VOCdevkit/VOC2012/SegmentationObject/2007_{index:06d}.png", ids(index))
+    for name, numbers in (("train", range(4)), ("val", range(4, COUNT)), ("trainval", range(COUNT))):
+        path = data / f"VOCdevkit/VOC2012/ImageSets/Segmentation/{name}.txt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f"2007_{number:06d}\n" for number in numbers))
+    for name in ("docs/logo.png", "docs/images/curve.png", "scripts/plot.png", "img/street.jpg", "banner.png"):
+        write(data / name, photo(9))
+    (data / "README.md").write_text("A repository.\n")
+
+
+# Label Studio
+
+
+def label_studio(data):
+    photos(data, "images", ".jpg")
+    tasks = []
+    for index in range(COUNT):
+        left, top, right, bottom = 3, 2 + index, 9, 8 + index
+        box = [[left, top], [right, top], [right, bottom], [left, bottom]]
+        points = [[100 * x / WIDTH, 100 * y / HEIGHT] for x, y in box]
+        shared = {"original_width": WIDTH, "original_height": HEIGHT, "image_rotation": 0, "from_name": "tag", "to_name": "image"}
+        polygon = {**shared, "type": "polygonlabels", "value": {"points": points, "closed": True, "polygonlabels": ["head"]}}
+        value = {"format": "rle", "rle": brush(tail(index)), "brushlabels": ["tail"]}
+        result = [polygon, {**shared, "type": "brushlabels", "value": value}]
+        image = f"/data/upload/1/0a1b2c3d-s{index:02d}.jpg"
+        tasks.append({"id": index, "annotations": [{"id": 1, "result": result, "was_cancelled": False}], "data": {"image": image}})
+    (data / "project-1-at-2024.json").write_text(json.dumps(tasks))
+
+
+def brush(mask):
+    """As label-studio-converter encodes RGBA bytes: words of up to 8 bits, in runs and literal blocks."""
+    values = np.repeat(mask.ravel().astype(np.uint8) * 255, 4)
+    sizes, word = [3, 4, 8, 16], 8
+    bits = [f"{len(values):032b}", f"{word - 1:05b}", *(f"{size - 1:04b}" for size in sizes)]
+    for run in np.split(values, np.flatnonzero(np.diff(values)) + 1):
+        for start in range(0, len(run), 2**16):
+            count = min(2**16, len(run) - start)
+            kind = next(kind for kind, size in enumerate(sizes) if count <= 2**size)
+            bits.append(f"1{kind:02b}{count - 1:0{sizes[kind]}b}{run[0]:0{word}b}")
+    text = "".join(bits)
+    text += "0" * (-len(text) % 8)
+    return [int(text[place : place + 8], 2) for place in range(0, len(text), 8)]
+
+
 # The report of each
 
 
@@ -189,6 +240,8 @@ FORMS = {
     nnunet_1: NAMES,
     nnunet_2: NAMES,
     suffixes: NAMES,
+    label_studio: NAMES,
+    devkit: (None,) * 3,
     suffixes_beside: NAMES,
     hugging_face: NAMES,
     hugging_face_csv: (None,) * 3,

@@ -1,4 +1,4 @@
-"""The formats of labelling tools: COCO, LabelMe, Supervisely, CVAT and YOLO segmentation; and tables of run lengths.
+"""The formats of labelling tools: COCO, LabelMe, Supervisely, CVAT, Label Studio and YOLO; and tables of run lengths.
 
 Of each format, `parse_*` lists classes, images and entries of one file, and `*_shape` turns an entry into pixels when its mask is
 drawn. Both raise EntryError: an annotation file is anyone's, and every value is checked where it is used. A box alone is no mask.
@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import unquote
 from xml.etree import ElementTree
 
 import cv2
@@ -30,7 +31,7 @@ from unet_trainer.datasets.layouts import PARTS
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.datasets.rasterize import EMPTY, Patch, box_outline, ellipse_outline, fill_polygon
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import Pixels, picture_size
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, picture_size
 from unet_trainer.system import input_files
 from unet_trainer.system.console import counted
 
@@ -546,6 +547,84 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
     return YoloNames([], "", {})
 
 
+# Label Studio, its JSON export: tasks, each with annotations of which the last that was not cancelled counts. Coordinates are
+# percents. A brush is RGBA bytes, packed by the bit: runs of one byte, and blocks of single ones.
+
+STUDIO_SHAPES = frozenset(["polygon", "rectangle", "ellipse", "brush"])
+UPLOAD_ID = re.compile(r"[0-9a-f]{8}-(?=.)")  # that it puts before the names of uploaded files
+STUDIO_SIZE = ("original_height", "original_width")
+
+
+def parse_label_studio(path: Path, content: Any) -> Parsed:
+    images, notices = [], []
+    num_several = 0
+    for number, value in enumerate(content if isinstance(content, list) else [content], start=1):
+        task = check(value, dict, f"task {number}")
+        files = [text for text in check(task.get("data"), dict, f"data of task {number}").values() if isinstance(text, str)]
+        names = [name for name in map(_uploaded_name, files) if PurePosixPath(name).suffix.lower() in IMAGE_EXTENSIONS]
+        if not names:
+            raise EntryError(f"data of task {number} is {show(task.get('data'))}; need the name of an image file")
+        found = [check(one, dict, f"an annotation of task {number}") for one in check(task.get("annotations"), list, "annotations")]
+        done = [one for one in found if not one.get("was_cancelled")]
+        num_several += len(done) > 1
+        if not done:
+            continue
+        results = [check(item, dict, "a result") for item in check(done[-1].get("result"), list, f"result of task {number}")]
+        labels = {item.get("id"): label for item in results if (label := _studio_label(item))}
+        size, entries = None, []
+        for place, item in enumerate(results, start=1):
+            shape = str(item.get("type", "")).removesuffix("labels")
+            if shape in STUDIO_SHAPES or shape == "keypoint":
+                what = f"result {place} of task {number}"
+                if item.get("image_rotation"):
+                    raise EntryError(
+                        f"image_rotation of {what} is {show(item['image_rotation'])}; need 0: it was turned in the tool"
+                    )
+                label = as_name(_studio_label(item) or labels.get(item.get("id")), f"the label of {what}")
+                size = as_size(*(item.get(side) for side in STUDIO_SIZE))
+                entries.append(Entry(label, f"{what} ({label})", item, shape in STUDIO_SHAPES))
+        images.append(AnnotatedImage(names[0], entries, size))
+    if num_several:
+        notices.append(f"{counted(num_several, 'image')} in {path.name} with several annotations: the last counts")
+    return Parsed([], images, notices)
+
+
+def _studio_label(item: Mapping[str, Any]) -> Any:
+    """The first label of a result; None if it has none."""
+    value = item.get("value")
+    lists = [value.get(key) for key in (item.get("type"), "labels") if isinstance(key, str)] if isinstance(value, dict) else []
+    return next((labels[0] for labels in lists if isinstance(labels, list) and labels), None)
+
+
+def _uploaded_name(text: str) -> str:
+    """/data/upload/1/0a1b2c3d-a.jpg, /data/local-files/?d=set/a.jpg, s3://bucket/a.jpg → the file."""
+    before, _, query = text.partition("?")
+    named = re.search(r"(?:^|&)d=([^&]*)", query)
+    return unquote(named[1]) if named else PurePosixPath(unquote(before)).name
+
+
+def without_upload_id(name: str) -> str:
+    return UPLOAD_ID.sub("", PurePosixPath(name).name, count=1)
+
+
+def label_studio_shape(item: Mapping[str, Any], height: int, width: int) -> Shape:
+    value, kind = check(item.get("value"), dict, "value"), str(item.get("type")).removesuffix("labels")
+    if kind == "keypoint":
+        return Shape(None, NO_AREA)
+    if kind == "brush":
+        return Shape(raster.crop(raster.unpack_brush(check(value.get("rle"), list, "rle"), height, width)))
+    scale = np.array([width, height]) / 100
+    if kind == "polygon":
+        return _outline((as_points(value.get("points"), "points") * scale).round(6), height, width)
+    x, y, turn = (as_number(value.get(key, 0), key) for key in ("x", "y", "rotation"))
+    sides = [as_number(value.get(key), key) for key in (("width", "height") if kind == "rectangle" else ("radiusX", "radiusY"))]
+    (x, y), (across, down) = (np.array([x, y]) * scale).tolist(), (np.array(sides) * scale).tolist()
+    if kind == "ellipse":
+        return _outline(ellipse_outline(x, y, across, down, turn), height, width)
+    corners = raster.turned(box_outline(x, y, x + across, y + down), [x, y], turn)  # around its first corner
+    return _outline(corners.round(6), height, width, RECTANGLE)
+
+
 # Tables of run lengths, as of Kaggle: a row for each object, or for each class of an image, with the name of the image and
 # "start length start length ...". An empty cell is an image without that object.
 
@@ -632,5 +711,6 @@ FORMATS = {
     "CVAT": Format(
         parse_cvat, cvat_shape, False, "in the order of the labels", "the higher z_order, then the later shape, is on top"
     ),
+    "Label Studio": Format(parse_label_studio, label_studio_shape, False, "in alphabetical order", "the later result is on top"),
     "run lengths": Format(parse_runs, runs_shape, False, "in alphabetical order", "the later row is on top"),
 }

@@ -67,7 +67,8 @@ KINDS_OF_JSON: tuple[tuple[frozenset[str], str], ...] = tuple(
         ("filename regions", f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"),
         ("annotations images", "COCO without categories (captions?), so that its classes are not known; use the instances file"),
         ("image_id category_id", "COCO results (predictions), without the images; use the annotation file"),
-        ("data annotations", "Label Studio's own JSON, which is not read; export COCO, YOLO with polygons, or PNG masks"),
+        ("data annotations", "Label Studio"),
+        ("annotator annotation_id", "Label Studio's JSON-MIN, which is not read; export JSON"),
         ("data_row projects", f"Labelbox's own JSON, which is not read; {EXPORT}"),
         ("items categories", f"Datumaro's own JSON, which is not read; {EXPORT} (datum convert -f coco_instances)"),
         ("type features", "GeoJSON, in coordinates of a map; burn it into masks first (gdal_rasterize)"),
@@ -211,8 +212,8 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
         for image in parsed.images:
             part = image.part or ("" if form.is_one_each else part_in([path.stem])) or part_in(folders)
             found = index.find(image.name, near, part, with_folders)
-            if found is None and form.is_one_each:
-                found = index.find(path.stem, near, part, False)
+            if found is None and (form.is_one_each or tool == "Label Studio"):
+                found = index.find(path.stem if form.is_one_each else readers.without_upload_id(image.name), near, part, False)
             if found is None:
                 missing.append(f"{path.name} ({image.name or 'no imagePath'})" if form.is_one_each else image.name)
                 continue

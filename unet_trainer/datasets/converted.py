@@ -484,15 +484,13 @@ def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
 
 def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs, those with a box as files of their own; raises DataError, which names the user's files."""
-    blocks = [(pair, pair.box) for pair in pairs if pair.box is not None]
-    conversions = [
-        conversion
-        for pair, box in blocks
-        for conversion in (
-            Conversion(f"images/{pair.name}", [box.image], partial(_image_block, box), ".tiff"),
-            Conversion(f"masks/{pair.name}", [box.mask, box.image], partial(_mask_block, box)),
-        )
-    ]
+    conversions = []
+    for box in (pair.box for pair in pairs if pair.box is not None):
+        # Not by the name of the pair: a table may have any.
+        source = hashlib.sha256(f"{box.image}\n{box.mask}".encode(errors="surrogateescape")).hexdigest()[:8]
+        name = box.name_in(f"{box.image.stem}-{source}")
+        conversions.append(Conversion(f"images/{name}", [box.image], partial(_image_block, box), ".tiff"))
+        conversions.append(Conversion(f"masks/{name}", [box.mask, box.image], partial(_mask_block, box)))
     # One process: it decodes the image once, and each further one would hold it in memory too.
     written = converter.write("blocks", None, conversions, "Cutting the image into blocks:", num_processes=1)
     problem = next((file.problem for file in written if file.problem), "")

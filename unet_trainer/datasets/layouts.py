@@ -194,6 +194,11 @@ def find_layout(
         return bool(part or kind) or is_given or is_only or any(_meaning(inner.name)[1] for inner in subfolders(link))
 
     files = list_files(data_dir, without, follows)
+    if not given and not any(_meaning(folder.name)[1] == "mask" for folder in subfolders(data_dir)):
+        # PASCAL VOC somewhere in a repository, beside pictures of other folders.
+        years = {file.parent.parent for file in files if file.parent.name == "JPEGImages"}
+        years = {year for year in years if (year / "SegmentationClass").is_dir()}
+        files = [file for file in files if not years.isdisjoint(file.parents)] if years else files
     root = data_dir if given else _inner_root(data_dir, files)
     groups = _without_stray_sequences(_group_files(root, files, given, without), root)
     for kind, value in given.items():

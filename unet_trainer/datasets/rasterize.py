@@ -162,6 +162,39 @@ def fill_runs(text: str, height: int, width: int, down_columns: bool) -> Patch:
     return patch._replace(left=patch.left + first) if down_columns else patch._replace(top=patch.top + first)
 
 
+def unpack_brush(packed: Sequence[Any], height: int, width: int) -> Pixels:
+    """H,W bool of Label Studio's brush: where the alpha of its RGBA bytes is not 0. Numbers stand bit by bit: how many bytes (32),
+    the bits of each less 1 (5), four lengths of counts less 1 (4 each); then blocks: whether it is a run (1), which length (2), the
+    count less 1, and the byte of the run or all bytes. Raises DataError."""
+    if any(type(byte) is not int or not 0 <= byte < 256 for byte in packed):
+        raise DataError("rle that is not a list of bytes")
+    bits, place = np.unpackbits(np.array(packed, np.uint8)), 0
+
+    def read(count: int) -> int:
+        nonlocal place
+        place += count
+        if place > len(bits):
+            raise DataError("rle that ends too early")
+        return int("".join(map(str, bits[place - count : place].tolist())), 2)
+
+    total, word, *lengths = read(32), read(5) + 1, *(read(4) + 1 for _ in range(4))
+    if total != 4 * height * width or word != 8:
+        raise DataError(f"rle of {total} values of {word} bits; need {4 * height * width} of 8 bits, RGBA of {width}×{height}")
+    values, start = np.zeros(total, np.uint8), 0
+    while start < total:
+        is_run = read(1)
+        stop = min(total, start + 1 + read(lengths[read(2)]))
+        if is_run:
+            values[start:stop] = read(word)
+        else:
+            first, place = place, place + word * (stop - start)
+            if place > len(bits):
+                raise DataError("rle that ends too early")
+            values[start:stop] = np.packbits(bits[first:place])
+        start = stop
+    return values.reshape(height, width, 4)[:, :, 3] > 0
+
+
 def decompress_runs(text: str) -> list[int]:
     """COCO's compressed run lengths: each number in groups of five bits, lowest first, with a bit that says whether more follow,
     plus 48; from the fourth on, the difference to the number two before. Raises DataError."""
