@@ -65,6 +65,22 @@ def test_values_that_nobody_knows_are_drawn_each_as_a_class(tmp_path):
     assert tuple(COLOURS[-1].tolist()) in legend
 
 
+def test_of_one_large_image_the_first_picture_shows_which_blocks_validate(tmp_path, monkeypatch, capsys):
+    for kind, value in (("images", 40), ("masks", 0)):
+        pixels = np.full((512, 768), value, np.uint8)
+        pixels[::32] = 99
+        (tmp_path / "one" / kind).mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / f"one/{kind}/a.png"), pixels)
+    shown = []
+    monkeypatch.setattr(data_check, "contact_sheet", lambda pictures, labels, **others: shown.extend(pictures) or pictures[0][0])
+    assert main(["check", f"data_dir={tmp_path / 'one'}", f"checkpoint_dir={tmp_path / 'runs'}"]) == 0
+    assert "5 train, 1 val" in capsys.readouterr().out
+    overview, ids = shown[0]
+    assert (overview.shape, ids.shape, len(shown)) == ((512, 768, 3), (512, 768), 7)
+    assert (overview == 40).all(2).sum() == 256 * 256 * 31 // 32  # the block as it is, all else faded
+    assert overview.max() == 216
+
+
 def test_folders_of_one_name_have_sheets_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = [sheet_name(tmp_path / "a/data"), sheet_name(tmp_path / "b/data"), sheet_name(tmp_path / "b/Käfer 1")]

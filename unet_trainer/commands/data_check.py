@@ -33,12 +33,12 @@ from unet_trainer.datasets.mask_evidence import (
     has_background,
     ignored_share,
 )
-from unet_trainer.datasets.pairs import Choice, FoundPairs, Problem, Question, describe_problems, setting_lines
+from unet_trainer.datasets.pairs import Box, Choice, FoundPairs, Pair, Problem, Question, describe_problems, setting_lines
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import encode_image, read_image
+from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.images.mask_decoding import IGNORED, MaskCoding, as_written, given_coding, read_mask, show_value
 from unet_trainer.images.tiling import resize_mask
@@ -56,6 +56,7 @@ LARGE = 1.5  # times image_size: resizing would lose much of such an image
 GUESS = "GUESS"  # begins what the user is to confirm
 CLASS_KEYS = ("num_classes", "class_names", "mask_values", "ignore_value", "unknown_values", "mask_tolerance")
 NUM_PICTURES = 24
+OVERVIEW_SIDE = 1000  # pixels, about, of the picture of an image that is cut into blocks
 
 
 # What is open, answered
@@ -446,6 +447,9 @@ def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
         ids = resize_mask(coding.encode(read_mask(pair.mask)), (image.shape[0], image.shape[1]))  # resize_masks
         pictures.append((image, ids))
         labels.append(f"{pair.name}: {names[class_id]}" if class_id < len(names) else pair.name)
+    if (box := report.pairs[0].box) is not None:
+        pictures.insert(0, _draw_blocks(box, report.pairs, coding))
+        labels.insert(0, f"{box.image.name}: what trains is faded, what validates is not")
     path = Path(config.checkpoint_dir) / "check" / sheet_name(Path(config.data_dir))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -454,6 +458,19 @@ def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
     except OSError as error:
         raise cannot(f"checkpoint_dir: {path}", "be written", error, path) from None
     return path
+
+
+def _draw_blocks(box: Box, pairs: Sequence[Pair], coding: MaskCoding) -> tuple[Pixels, Pixels]:
+    """A small picture of the image that a block was cut out of, faded where it does not validate; and its class ids."""
+    image = read_image(box.image)
+    ids = resize_mask(coding.encode(read_mask(box.mask)), (image.shape[0], image.shape[1]))
+    is_val = np.zeros(ids.shape, np.bool_)
+    for pair in pairs:
+        if pair.box is not None and pair.box[:2] == box[:2] and pair.part == "val":
+            is_val[pair.box.top : pair.box.bottom, pair.box.left : pair.box.right] = True
+    step = 1 + max(ids.shape) // OVERVIEW_SIDE
+    small, lit = to_display(np.ascontiguousarray(image[::step, ::step])), is_val[::step, ::step, None]
+    return np.where(lit, small, 255 - (255 - small) // 4), np.ascontiguousarray(ids[::step, ::step])
 
 
 def sheet_name(data_dir: Path) -> str:

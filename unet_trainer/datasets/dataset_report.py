@@ -60,7 +60,7 @@ from unet_trainer.datasets.scan import (
     scan_pairs,
 )
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.splits import Split, add_groups, choose_image_blocks, read_split_csv, split_pairs
+from unet_trainer.datasets.splits import OF_ONE_IMAGE, Split, add_groups, choose_image_blocks, read_split_csv, split_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask, show_value
@@ -316,8 +316,7 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
         return
     height, width = blocks.size
     rule = f"{report.found.rule}; blocks of about {width}×{height} of one image, {blocks.gap} pixels between train and val"
-    note = "train and val are parts of one image: on other images the model is likely worse than val_iou"
-    found = replace(report.found, pairs=tuple(cut), rule=rule, notices=(note,))
+    found = replace(report.found, pairs=tuple(cut), rule=rule, notices=(OF_ONE_IMAGE,))
     scanned = read_every_pair(found, False, cache, console, config.worker_timeout)
     report.found, report.pairs, report.masks = found, scanned.pairs, scanned.masks
     report.images = [each.as_read(kind.channels, report.nodata) for each in scanned.images]

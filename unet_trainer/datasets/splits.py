@@ -40,6 +40,7 @@ CHUNK, SECONDS = 10_000, 20.0  # paths that group_pattern is matched with, and i
 NUM_ARRANGEMENTS = 64  # of blocks that are tried
 NUM_IMAGE_BLOCKS, MIN_IMAGE_BLOCKS = 20, 4  # that one image is cut into, unless their sides would be
 IMAGE_BLOCK_SIDES = 256, 1024  # shorter or longer than this, about
+OF_ONE_IMAGE = "train and val are parts of one image: on other images the model is likely worse than val_iou"
 IMAGE_GAP = 8  # between blocks of train and val: the shorter side of a block divided by this
 NUMBER = re.compile(r"\d+")
 MIN_RUN = 3  # images in a row that make a sequence
