@@ -35,6 +35,7 @@ from unet_trainer.images.image_decoding import (
     VOLUME_EXTENSIONS,
     Pixels,
     channels_with_alpha,
+    decode_array,
     decode_image,
     encode_image,
     nodata_of,
@@ -466,7 +467,7 @@ def page_types(path: Path) -> list[Any]:
 @lru_cache(maxsize=2)  # an image stack and its mask stack
 def _read_pages(path: Path) -> Sequence[Pixels]:
     if _is_volume(path):
-        return _open_volume(path).read()
+        return [*_open_volume(path).read()]
     try:
         with open_pages(path) as file:
             return [page.asarray() for page in file.pages if not getattr(page, "is_reduced", False)]
@@ -507,10 +508,12 @@ def _open_volume(path: Path) -> Volume:
     """Reads the header; raises DataError, as `read` of it does."""
     if path.suffix.lower() == ".npy":
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except Exception:  # of a broken header, anything
-            raise DataError(f"{path} is not an array that can be read") from None
-        return Volume(array.shape, array.dtype, lambda: array)
+            with open_file(path) as opened:
+                np.lib.format.read_magic(opened)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
+        except ValueError as error:
+            raise DataError(f"{path} is not an array that can be read ({str(error)[:100]})") from None
+        return Volume(shape, dtype, lambda: decode_array(read_bytes(path)))
     nibabel = _import_nibabel(path)
 
     @contextlib.contextmanager
