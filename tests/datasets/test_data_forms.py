@@ -230,6 +230,14 @@ def brush(mask):
     return [int(text[place : place + 8], 2) for place in range(0, len(text), 8)]
 
 
+def brushes(data, first=0):
+    photos(data)
+    for index in range(COUNT):
+        for name, mask in CLASSES:
+            file = f"task-{index + first}-annotation-{index + 7}-by-1-tag-{name}-0.png"
+            write(data / "masks" / file, (mask(index) * 255).astype(np.uint8))
+
+
 # Volumes, of two slices each
 
 
@@ -284,6 +292,7 @@ FORMS = {
     nifti_of_nnunet: NAMES,
     suffixes: NAMES,
     label_studio: NAMES,
+    brushes: NAMES,
     devkit: (None,) * 3,
     suffixes_beside: NAMES,
     hugging_face: NAMES,
@@ -337,6 +346,16 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
 def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, reason):
     with pytest.raises(DataError, match=reason):
         fill_runs(cell, HEIGHT, WIDTH, down_columns=True)
+
+
+def test_brushes_that_do_not_name_their_images_are_asked_about(tmp_path, report):
+    brushes(tmp_path / "data", first=8)  # task-10 comes after task-9
+    with pytest.raises(Question, match=r"s00\.png is task-8-.*\.png, \.\.\., s05\.png is task-13-.*\n\s+unpaired: offset"):
+        report()
+    found = report(unpaired="offset")
+    assert all(np.array_equal(read_mask(pair.mask), ids(index)) for index, pair in enumerate(found.pairs))
+    label_studio(tmp_path / "data")  # the export says it
+    assert (report().found.rule[:17], len(report().pairs)) == ("project-1-at-2024", COUNT)
 
 
 def test_several_masks_of_an_image_are_its_objects(tmp_path, report):

@@ -386,7 +386,7 @@ def _pair_part(
     if not found.match.is_complete and not config.mask_suffix:
         parts = None if is_one_folder else converted.find_object_files(images, masks, image_group.is_in_sequences)
         parts = converted.find_class_files(images, masks, image_group.place) if parts is None and not is_one_folder else parts
-        parts = parts or converted.find_ending_files(images, masks)
+        parts = parts or converted.find_ending_files(images, masks) or _find_task_files(images, masks, config.unpaired)
         if parts and _merge_files(search, found, images, parts, part):
             return found
         if not parts and not is_one_folder:
@@ -418,7 +418,10 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     one_of_them: list[dict[str, Any]] = [*({"mask_dir": f"{value}/{name}"} for name in names), as_classes]
     has_folders = all((place / name).is_dir() for name in names)
     endings = {
-        name: path.stem.removeprefix(each.image.path.stem) for each in parts for name, path in each.files if path.stem != name
+        name: path.stem.removeprefix(each.image.path.stem)
+        for each in parts
+        for name, path in each.files
+        if path.stem != name and path.stem.startswith(each.image.path.stem)
     }
     if names and not has_folders and endings:
         one_of_them = [*({"mask_suffix": endings[name]} for name in names), as_classes]
@@ -448,6 +451,22 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     if merged.unreadable:
         found.problems.append(Problem("unreadable", *UNREADABLE, tuple(merged.unreadable), "repair these files"))
     return True
+
+
+def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: str) -> list[converted.MaskParts]:
+    """The masks of each image that Label Studio exported as pictures of brushes; empty if they are others. Raises Question: their
+    names hold the number of a task and not the image."""
+    if not masks or not all(name_matching.TASK_MASK.fullmatch(mask.stem) for mask in masks):
+        return []
+    found, are_numbers = name_matching.masks_by_task(images, masks)
+    unclear = f"the names of Label Studio's pictures, such as {masks[0].path.name}, do not say which image they belong to"
+    if not found:
+        raise DataError(f"{unclear}, and there are not as many tasks as images; export JSON and put it beside them")
+    if not are_numbers and unpaired != "offset":
+        first, last = ((image.path.name, files[0][1].path.name) for image, files in (found[0], found[-1]))
+        meaning = f"in the order of their names: {first[0]} is {first[1]}, ..., {last[0]} is {last[1]}"
+        raise Question(f"{unclear}; its JSON export beside them says it", Choice(meaning, {"unpaired": "offset"}))
+    return [converted.MaskParts(image, tuple((name, mask.path) for name, mask in files)) for image, files in found]
 
 
 def _take_plain(search: Search, found: Paired, part: Part) -> None:
