@@ -126,12 +126,6 @@ def test_a_working_folder_that_may_not_be_written_keeps_the_demo_from_being_made
         assert_one_sentence(answer, 2, "data_dir: data/demo", "Permission denied")
 
 
-def test_a_file_named_data_keeps_the_demo_from_being_made(tmp_path):
-    (tmp_path / "data").touch()
-    assert_one_sentence(run_in_child("check", cwd=tmp_path), 2, "data_dir: data/demo", "data is not a folder")
-    assert (tmp_path / "data").read_bytes() == b""
-
-
 @pytest.mark.parametrize("mode", [0o000, 0o555], ids=oct)
 def test_a_checkpoint_dir_that_may_not_be_used_is_told_before_anything_is_trained(mode, data, tmp_path, open_again):
     (tmp_path / "runs").mkdir()

@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import signal
-import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
 
-from helpers.project import ROOT
 from helpers.samples import find_pairs
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config
@@ -102,20 +96,6 @@ def test_a_demo_that_cannot_be_made_is_told_with_the_reason(tmp_path, three_imag
     monkeypatch.setattr(demo.tempfile, "TemporaryDirectory", refuse)
     with pytest.raises(UserError, match=r"data_dir: .*new/demo, the demo, cannot be made \(Permission denied\)$"):
         ensure_demo(tmp_path / "new" / "demo")
-
-
-@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL there")
-def test_after_a_kill_the_folder_is_absent_and_the_next_start_writes_it(tmp_path, three_images):
-    folder = tmp_path / "demo"
-    code = f"from pathlib import Path; from unet_trainer.datasets import demo; demo.ensure_demo(Path({str(folder)!r}))"
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT) as process:
-        while len(list(tmp_path.rglob("*.png"))) < 5 and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL  # it was not done
-    assert not folder.exists()
-    assert ensure_demo(folder)
-    assert len(digests(folder)) == 6
 
 
 def test_two_starts_at_the_same_time_write_one_dataset(tmp_path, three_images, monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import threading
 
 import pytest
 import torch
@@ -210,26 +209,6 @@ def test_a_run_folder_from_elsewhere_writes_nothing_through_its_links(name, conf
         with pytest.raises(UserError, match=rf"{folder / name} is a link to {target}"):
             start(config, resume="run")
     assert [(path.name, path.read_text()) for path in outside.iterdir()] == [("file", "somebody's")]
-
-
-def test_two_threads_cannot_train_in_one_folder(config, monkeypatch):
-    monkeypatch.setattr("unet_trainer.system.locks.WAIT_SECONDS", 0.2)
-    train_and_save(config)
-    with Session() as session:
-        set_up(dataclasses.replace(config, resume="auto"), session)
-        errors = []
-
-        def second():
-            try:
-                start(config, resume="auto")
-            except UserError as error:
-                errors.append(str(error))
-
-        thread = threading.Thread(target=second)
-        thread.start()
-        thread.join()
-    assert len(errors) == 1
-    assert "is in use: another run of this process trains there" in errors[0]
 
 
 def test_a_position_beyond_the_end_of_an_epoch_is_refused(config, folder):

@@ -207,6 +207,8 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
         rule += f"{'' if has_same_rule else f', val {val.rule}'}; {layout.divided}"
         pairs = [*(replace(pair, part="train") for pair in pairs), *(replace(pair, part="val") for pair in val.pairs)]
         parts.append(val)
+    if "val" in layout.parts or lists is not None or search.config.split == "blocks" or len({pair.group for pair in pairs}) < 2:
+        pairs = [replace(pair, group="") for pair in pairs]  # else the slices of a volume stay on one side
     test, is_test_complete = [pair for pair in pairs if pair.part == "test"], True
     if lists is None and "test" in layout.parts:
         test, is_test_complete = _find_test(search, layout, train.match.rule)
@@ -384,7 +386,7 @@ def _pair_part(
     if not found.match.is_complete and not config.mask_suffix:
         parts = None if is_one_folder else converted.find_object_files(images, masks, image_group.is_in_sequences)
         parts = converted.find_class_files(images, masks, image_group.place) if parts is None and not is_one_folder else parts
-        parts = parts or converted.find_ending_files(images, masks)
+        parts = parts or converted.find_ending_files(images, masks) or _find_task_files(images, masks, config.unpaired)
         if parts and _merge_files(search, found, images, parts, part):
             return found
         if not parts and not is_one_folder:
@@ -416,7 +418,10 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     one_of_them: list[dict[str, Any]] = [*({"mask_dir": f"{value}/{name}"} for name in names), as_classes]
     has_folders = all((place / name).is_dir() for name in names)
     endings = {
-        name: path.stem.removeprefix(each.image.path.stem) for each in parts for name, path in each.files if path.stem != name
+        name: path.stem.removeprefix(each.image.path.stem)
+        for each in parts
+        for name, path in each.files
+        if path.stem != name and path.stem.startswith(each.image.path.stem)
     }
     if names and not has_folders and endings:
         one_of_them = [*({"mask_suffix": endings[name]} for name in names), as_classes]
@@ -448,6 +453,22 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     return True
 
 
+def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: str) -> list[converted.MaskParts]:
+    """The masks of each image that Label Studio exported as pictures of brushes; empty if they are others. Raises Question: their
+    names hold the number of a task and not the image."""
+    if not masks or not all(name_matching.TASK_MASK.fullmatch(mask.stem) for mask in masks):
+        return []
+    found, are_numbers = name_matching.masks_by_task(images, masks)
+    unclear = f"the names of Label Studio's pictures, such as {masks[0].path.name}, do not say which image they belong to"
+    if not found:
+        raise DataError(f"{unclear}, and there are not as many tasks as images; export JSON and put it beside them")
+    if not are_numbers and unpaired != "offset":
+        first, last = ((image.path.name, files[0][1].path.name) for image, files in (found[0], found[-1]))
+        meaning = f"in the order of their names: {first[0]} is {first[1]}, ..., {last[0]} is {last[1]}"
+        raise Question(f"{unclear}; its JSON export beside them says it", Choice(meaning, {"unpaired": "offset"}))
+    return [converted.MaskParts(image, tuple((name, mask.path) for name, mask in files)) for image, files in found]
+
+
 def _take_plain(search: Search, found: Paired, part: Part) -> None:
     """Each mask is a file of its own, or a page of a stack. Those of predict, beside their images, only if mask_suffix says so."""
     pairs = [
@@ -467,7 +488,7 @@ def _take_plain(search: Search, found: Paired, part: Part) -> None:
         if found.images is found.masks and not search.config.mask_suffix:
             raise DataError(f"{written}; delete them, or set mask_suffix={mask.suffix} to train on what a model saw")
         search.notices.append(f"{written}: training learns from what a model saw")
-    stacks = [pair for pair in pairs if converted.has_pages(pair.mask) and len(converted.page_types(pair.mask)) > 1]
+    stacks = [pair for pair in pairs if converted.has_pages(pair.mask)]
     if stacks:
         pages = converted.split_into_pages(search.converter, part, stacks)
         found.pairs = sorted([*(pair for pair in pairs if pair not in stacks), *pages], key=lambda pair: pair.name)

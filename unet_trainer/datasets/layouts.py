@@ -16,14 +16,15 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from unet_trainer.datasets.name_matching import File, best_match, mask_marks, masks_by_ending, name_files, split_by_endings
+from unet_trainer.datasets.name_matching import File, best_match, mask_marks, masks_by_ending, name_files, split_by_endings, stem_of
 from unet_trainer.datasets.pairs import Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, VOLUME_EXTENSIONS
 from unet_trainer.system.console import counted
 
 CHECKPOINT_DIR_HOLDS = (".scan", ".converted")  # one of them
 RUN_FOLDER_HOLDS = ("config.yaml", "split.csv")  # both
+READ = (*IMAGE_EXTENSIONS, *VOLUME_EXTENSIONS)
 SHEETS = "check"  # in a checkpoint_dir, beside .scan or runs
 
 Follows = Callable[[Path], bool]  # of a link to a folder
@@ -44,12 +45,12 @@ def walk(folder: Path, without: Collection[Path] = (), follows: Follows | None =
 
 
 def list_files(folder: Path, without: Collection[Path] = (), follows: Follows | None = None) -> list[Path]:
-    """The image files of a folder and its subfolders, sorted, without hidden files and without the files and folders `without`.
+    """The images and volumes of a folder and its subfolders, sorted, without hidden files and the files and folders `without`.
 
     Broken links count as files, so that they are reported as missing."""
     left_out = set(without)
     paths = [here / name for here, names in walk(folder, left_out, follows) for name in names]
-    images = [path for path in paths if path.suffix.lower() in IMAGE_EXTENSIONS and path not in left_out]
+    images = [path for path in paths if path.name.lower().endswith(READ) and path not in left_out]
     return sorted(path for path in images if path.is_file() or (path.is_symlink() and not path.exists()))
 
 
@@ -308,7 +309,7 @@ def _group_files(root: Path, files: Sequence[Path], given: Mapping[Kind, str], w
         group = groups.setdefault((role.kind, role.part, place), Group(place, role.part, role.part_name, value or role.value))
         group.folders[role.sequence] = base
         key = composed(f"{role.sequence}{''.join(f'{name}/' for name in names[role.depth :])}")
-        group.by_sequence.setdefault(role.sequence, []).extend(File(path, key, composed(path.stem)) for path in paths)
+        group.by_sequence.setdefault(role.sequence, []).extend(File(path, key, stem_of(path)) for path in paths)
 
     for folder, paths in groupby(files, lambda path: path.parent):
         add(folder, paths, root, words)
