@@ -712,5 +712,5 @@ FORMATS = {
         parse_cvat, cvat_shape, False, "in the order of the labels", "the higher z_order, then the later shape, is on top"
     ),
     "Label Studio": Format(parse_label_studio, label_studio_shape, False, "in alphabetical order", "the later result is on top"),
-    "run lengths": Format(parse_runs, runs_shape, False, "in alphabetical order", "the later row is on top"),
+    "run lengths": Format(parse_runs, runs_shape, False, "by number or name", "the later row is on top"),
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,16 @@ from typing import Any, cast
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, name_matching
 from unet_trainer.datasets.annotation_readers import part_in, reading
-from unet_trainer.datasets.layouts import PARTS, Group, Layout, describe_results, find_layout, holds_masks_too, list_files, walk
+from unet_trainer.datasets.layouts import (
+    PARTS,
+    Group,
+    Layout,
+    describe_results,
+    find_layout,
+    holds_masks_too,
+    list_images_and_volumes,
+    walk,
+)
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
 from unet_trainer.datasets.pairs import (
     SKIP,
@@ -38,6 +48,7 @@ from unet_trainer.datasets.pairs import (
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
+from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import parse_json, read_text
 
@@ -118,7 +129,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
     pairs: list[Pair] = []
     missing: list[str] = []
     used: dict[str, None] = {}
-    for path in sorted(path for path in files if path.name in METADATA):
+    for path in sorted(path for path in files if path.name in METADATA and _names_files(path)):
         rows = _read_metadata(path)
         columns = _file_columns(path, rows, data_dir)
         for number, row in enumerate(rows if columns else [], start=1):
@@ -130,7 +141,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, cast(Part, part or None)))
             used[f"{path_in(data_dir, path)}, {columns[0]} and {columns[1]}"] = None
     tables = sorted(path for path in files if path.suffix.lower() == ".parquet")
-    if not pairs and tables and not list_files(data_dir):
+    if not pairs and tables and not list_images_and_volumes(data_dir):
         converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
         for path in tables:
             part = part_in([*path_in(data_dir, path).split("/")[:-1], path.stem])
@@ -161,6 +172,13 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
         tuple(problems),
         test=tuple(pair for pair in pairs if pair.part == "test"),
     )
+
+
+def _names_files(path: Path) -> bool:
+    """Whether the first line names a column of images; another table may have the same name, and any content."""
+    with reading(path, "UTF-8"), input_files.open_file(path) as file:
+        head = file.read(2**16).partition(b"\n")[0].decode(errors="replace")
+        return any(re.search(rf"(?:^|[\W]){column}(?:$|[\W])", head.lstrip("\ufeff")) for column in IMAGE_COLUMNS)
 
 
 def _read_metadata(path: Path) -> list[dict[str, Any]]:
