@@ -19,18 +19,23 @@ from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
 from unet_trainer.system.console import Bar, Console
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.run import Run
+from unet_trainer.training.time_budget import fit_into_budget
 
 FACTOR = 1 / 3
 WARMUP_SHARE = 0.2  # of a pilot
 JUDGED_SHARE = 1 / 3  # of a pilot, its last part
 CLEARLY_MORE = 1.25  # times the IoU of the higher rate
-NUM_WARM_UP, NUM_TIMED = 2, 5  # steps: the first ones wait for the workers, the others tell the time of the next ones
+NUM_WARM_UP, NUM_TIMED = 1, 4  # steps: the first ones wait for the workers, the others tell the time of the next ones
 MOST_SHARE = 1.3 * PILOT_SHARE  # of a time budget: the plan may be a guess, and the machine busy
 LEAST_IOU = 0.05  # more: below, neither has learned anything yet
 
 
 class TooSlow(Exception):
     """The time budget is too short for pilots."""
+
+    def __init__(self, text: str, batch_seconds: float) -> None:
+        super().__init__(text)
+        self.batch_seconds = batch_seconds
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ def try_learning_rates(run: Run) -> None:
                 pilots.append(Pilot(rate, _train(run, rate, num_steps, bar)))
             except TooSlow as slow:
                 run.console.note(f"learning rates are not tried on: {slow}")
+                if run.settings.replans():
+                    fit_into_budget(run, run.processes.broadcast(slow.batch_seconds))
                 break
             if chosen is not None and not is_better(pilots[-1], chosen):
                 break
@@ -104,11 +111,12 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> float:
                 if number == NUM_WARM_UP * size:
                     started = time.perf_counter()
                 num_timed = number - NUM_WARM_UP * size
-                seconds = (time.perf_counter() - started) / max(1, num_timed) * MAX_PILOTS * num_steps * size
+                batch_seconds = (time.perf_counter() - started) / max(1, num_timed)
+                seconds = batch_seconds * MAX_PILOTS * num_steps * size
                 is_slow = num_timed >= NUM_TIMED * size and seconds > MOST_SHARE * run.budget.seconds
                 if run.processes.any_rank(is_slow):
                     took = f"{describe_seconds(seconds)} of time_budget: {run.settings.asked.time_budget}"
-                    raise TooSlow(f"they would take up to {took}")
+                    raise TooSlow(f"they would take up to {took}", batch_seconds)
                 if step.sync is not None:
                     step.sync.begin_step()
                 step.begin_group(size, 0)
