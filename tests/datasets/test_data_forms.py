@@ -13,6 +13,7 @@ import tifffile
 
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import build_dataset_report
+from unet_trainer.datasets.mask_evidence import parse_class_file
 from unet_trainer.datasets.pairs import Question
 from unet_trainer.datasets.rasterize import fill_runs
 from unet_trainer.images.file_bytes import DataError
@@ -103,23 +104,20 @@ def rle_with_joined_ids(data):
 # nnU-Net
 
 
-def nnunet(data, labels):
+def nnunet(data):
     for index in range(COUNT):
         for channel in range(2):
             write(data / f"Dataset001_Fish/imagesTr/s{index:02d}_{channel:04d}.png", photo(index)[:, :, channel])
         write(data / f"Dataset001_Fish/labelsTr/s{index:02d}.png", ids(index))
         write(data / f"Dataset001_Fish/imagesTs/t{index:02d}_0000.png", photo(index)[:, :, 0])
         write(data / f"Dataset001_Fish/imagesTs/t{index:02d}_0001.png", photo(index)[:, :, 1])
-    text = {"channel_names": {"0": "red", "1": "green"}, "labels": labels, "numTraining": COUNT, "file_ending": ".png"}
+    text = {
+        "channel_names": {"0": "red", "1": "green"},
+        "labels": {"background": 0, "head": 1, "tail": 2},
+        "numTraining": COUNT,
+        "file_ending": ".png",
+    }
     (data / "Dataset001_Fish/dataset.json").write_text(json.dumps(text))
-
-
-def nnunet_2(data):
-    nnunet(data, {"background": 0, "head": 1, "tail": 2})
-
-
-def nnunet_1(data):
-    nnunet(data, {"0": "background", "1": "head", "2": "tail"})
 
 
 # Hugging Face
@@ -285,8 +283,7 @@ FORMS = {
     rle_with_classes: NAMES,
     rle_along_rows: NAMES,
     rle_with_joined_ids: ("background", "class 1", "class 2"),
-    nnunet_1: NAMES,
-    nnunet_2: NAMES,
+    nnunet: NAMES,
     tiff_volumes: (None,) * 3,
     nifti: (None,) * 3,
     nifti_of_nnunet: NAMES,
@@ -302,7 +299,7 @@ FORMS = {
 
 
 CHANGED = {
-    **dict.fromkeys([nnunet_1, nnunet_2, nifti_of_nnunet], lambda index: photo(index)[:, :, :2]),
+    **dict.fromkeys([nnunet, nifti_of_nnunet], lambda index: photo(index)[:, :, :2]),
     **dict.fromkeys([tiff_volumes, nifti], grey),
 }
 
@@ -355,7 +352,7 @@ def test_brushes_that_do_not_name_their_images_are_asked_about(tmp_path, report)
     found = report(unpaired="offset")
     assert all(np.array_equal(read_mask(pair.mask), ids(index)) for index, pair in enumerate(found.pairs))
     label_studio(tmp_path / "data")  # the export says it
-    assert (report().found.rule[:17], len(report().pairs)) == ("project-1-at-2024", COUNT)
+    assert report().found.rule.startswith("project-1-at-2024")
 
 
 def test_several_masks_of_an_image_are_its_objects(tmp_path, report):
@@ -391,6 +388,12 @@ def test_endings_that_may_be_something_else_than_classes_are_asked_about(endings
             write(tmp_path / f"data/masks/s{index:02d}_{ending}.png", np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % values)
     with pytest.raises(Question, match=r"mask_suffix: .* holds 2 kinds of masks for the same images"):
         report()
+
+
+@pytest.mark.parametrize("labels", [{name: value for value, name in enumerate(NAMES)}, dict(enumerate(NAMES))])
+def test_both_forms_of_labels_name_the_classes(labels):
+    file = parse_class_file("dataset.json", json.dumps({"labels": labels}))
+    assert [(one.value, one.name) for one in file.classes] == [*enumerate(NAMES)]
 
 
 def test_parquet_files_without_pyarrow_are_named_with_the_command_that_reads_them(tmp_path, report, monkeypatch):

@@ -371,7 +371,7 @@ FOREIGN_FORMATS: tuple[tuple[str, str, tuple[tuple[int, bytes], ...]], ...] = (
         ((128, b"DICM"),),
     ),
     (
-        "a NIfTI volume, which only training reads; save its slices as TIFF or .npy, one file a slice (nibabel reads them)",
+        "a NIfTI volume; save its slices as TIFF or .npy, one file a slice (nibabel reads them; training takes volumes)",
         ".nii .nii.gz",
         ((344, b"n+1\0"), (344, b"ni1\0"), (4, b"n+2\0"), (4, b"ni2\0")),
     ),
