@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+import tifffile
 
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import build_dataset_report
@@ -229,6 +230,53 @@ def brush(mask):
     return [int(text[place : place + 8], 2) for place in range(0, len(text), 8)]
 
 
+def brushes(data, first=0):
+    photos(data)
+    for index in range(COUNT):
+        for name, mask in CLASSES:
+            file = f"task-{index + first}-annotation-{index + 7}-by-1-tag-{name}-0.png"
+            write(data / "masks" / file, (mask(index) * 255).astype(np.uint8))
+
+
+# Volumes, of two slices each
+
+
+def volume(number, make):
+    return np.stack([make(2 * number), make(2 * number + 1)])
+
+
+def grey(index):
+    return photo(index)[:, :, :1]
+
+
+def tiff_volumes(data):
+    for number in range(3):
+        for place, make in (("images", lambda index: grey(index)[:, :, 0]), ("masks", ids)):
+            (data / place).mkdir(parents=True, exist_ok=True)
+            tifffile.imwrite(data / place / f"v{number}.tif", volume(number, make), photometric="minisblack")
+
+
+def write_nifti(path, pixels):
+    nibabel = pytest.importorskip("nibabel")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    nibabel.save(nibabel.Nifti1Image(pixels.T, np.eye(4)), path)
+
+
+def nifti(data):
+    for number in range(3):
+        write_nifti(data / f"a/images/v{number}.nii", volume(number, lambda index: grey(index)[:, :, 0].astype(np.int16)))
+        write_nifti(data / f"a/labels/v{number}.nii", volume(number, ids))
+
+
+def nifti_of_nnunet(data):
+    for number in range(3):
+        for channel in range(2):
+            pixels = volume(number, lambda index, channel=channel: photo(index)[:, :, channel].astype(np.int16))
+            write_nifti(data / f"Dataset001_Fish/imagesTr/v{number}_{channel:04d}.nii.gz", pixels)
+        write_nifti(data / f"Dataset001_Fish/labelsTr/v{number}.nii.gz", volume(number, ids))
+    (data / "Dataset001_Fish/dataset.json").write_text(json.dumps({"labels": {name: value for value, name in enumerate(NAMES)}}))
+
+
 # The report of each
 
 
@@ -239,8 +287,12 @@ FORMS = {
     rle_with_joined_ids: ("background", "class 1", "class 2"),
     nnunet_1: NAMES,
     nnunet_2: NAMES,
+    tiff_volumes: (None,) * 3,
+    nifti: (None,) * 3,
+    nifti_of_nnunet: NAMES,
     suffixes: NAMES,
     label_studio: NAMES,
+    brushes: NAMES,
     devkit: (None,) * 3,
     suffixes_beside: NAMES,
     hugging_face: NAMES,
@@ -249,7 +301,10 @@ FORMS = {
 }
 
 
-CHANGED = dict.fromkeys([nnunet_1, nnunet_2], lambda index: photo(index)[:, :, :2])
+CHANGED = {
+    **dict.fromkeys([nnunet_1, nnunet_2, nifti_of_nnunet], lambda index: photo(index)[:, :, :2]),
+    **dict.fromkeys([tiff_volumes, nifti], grey),
+}
 
 
 @pytest.fixture
@@ -273,6 +328,8 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
         assert np.array_equal(read_mask(pair.mask), wanted)
         assert np.array_equal(read_image(pair.image), CHANGED.get(make, photo)(index)) or pair.image.suffix == ".jpg"
     assert len(found.pairs) == COUNT
+    groups = {pair.name.split("/")[0] for pair in found.split.val} & {pair.name.split("/")[0] for pair in found.split.train}
+    assert not groups or not make.__name__.startswith(("nifti", "tiff"))
 
 
 @pytest.mark.parametrize(
@@ -291,12 +348,30 @@ def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, reason):
         fill_runs(cell, HEIGHT, WIDTH, down_columns=True)
 
 
+def test_brushes_that_do_not_name_their_images_are_asked_about(tmp_path, report):
+    brushes(tmp_path / "data", first=8)  # task-10 comes after task-9
+    with pytest.raises(Question, match=r"s00\.png is task-8-.*\.png, \.\.\., s05\.png is task-13-.*\n\s+unpaired: offset"):
+        report()
+    found = report(unpaired="offset")
+    assert all(np.array_equal(read_mask(pair.mask), ids(index)) for index, pair in enumerate(found.pairs))
+    label_studio(tmp_path / "data")  # the export says it
+    assert (report().found.rule[:17], len(report().pairs)) == ("project-1-at-2024", COUNT)
+
+
 def test_several_masks_of_an_image_are_its_objects(tmp_path, report):
     objects_beside(tmp_path / "data")
     found = report()
     assert (len(found.pairs), found.problems, found.classes.num_classes) == (COUNT, [], 1)
     wanted = [head(0), head(1) | tail(1), head(2), head(3) | tail(3), head(4), head(5) | tail(5)]
     assert all(np.array_equal(read_mask(pair.mask) > 0, mask) for pair, mask in zip(found.pairs, wanted, strict=True))
+
+
+@pytest.mark.parametrize(("name", "what"), [("a.czi", "bfconvert"), ("a.nd2", "bfconvert"), ("a.dcm", "dcm2niix")])
+def test_files_of_other_programs_are_named_with_what_converts_them(name, what, tmp_path, report):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / name).write_bytes(b"x")
+    with pytest.raises(DataError, match=rf"1 file such as {name}: a .*{what}"):
+        report()
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.pairs import Box, FoundPairs, Pair
 from unet_trainer.datasets.splits import add_groups, choose_image_blocks, split_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import IGNORED
@@ -261,6 +262,17 @@ def test_both_sides_get_each_class_where_it_is_in_two_places_and_void_gets_no_bl
         assert {0, 1, 2, 3} <= {value for box in boxes for value in np.unique(ids[box[0] : box[2], box[1] : box[3]])}
     assert choose_image_blocks(ids, 0.2, 42) == blocks
     assert choose_image_blocks(ids, 0.2, 43).val != blocks.val
+
+
+@pytest.mark.parametrize(("train", "message"), [((0, 0, 9, 9), ""), ((0, 10, 11, 30), "rows 0 to 10"), (None, "a.png is in train")])
+def test_boxes_of_a_table_may_not_share_pixels_between_train_and_val(train, message):
+    files = Path("a.png"), Path("m.png")
+    held = Pair("whole", *files, "train") if train is None else Box(*files, *train).pair("t", "train")
+    found = FoundPairs((held, Box(*files, 10, 10, 20, 20).pair("v", "val")), "boxes.csv")
+    if message:
+        assert re.search(f"{message}.*some of its pixels are in val", error_message(found))
+    else:
+        assert names(split_of(found).val) == ["v"]
 
 
 def test_a_small_image_has_no_blocks():

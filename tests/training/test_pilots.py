@@ -57,6 +57,15 @@ def test_the_report_has_what_was_tried_unless_its_record_is_damaged(recipe):
     assert "Learning rates that were tried" not in render_report(read_run_summary(run_dir))
 
 
+def test_rates_are_not_tried_on_where_the_time_budget_is_too_short(recipe, monkeypatch, capsys):
+    """The plan may be a guess, and the machine slower than it was."""
+    monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 400)
+    monkeypatch.setattr(pilots, "MOST_SHARE", -1.0)
+    result = train(recipe, run_name="slow")
+    assert "Note: learning rates are not tried on: they would take up to" in capsys.readouterr().out
+    assert weights_digest(result.run_dir) == weights_digest(train(recipe, run_name="fresh", learning_rate=0.03).run_dir)
+
+
 def test_a_resumed_run_does_not_try_again(recipe, monkeypatch):
     whole = train(recipe, run_name="whole")
     with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,10 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
+import math
 import re
+import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -30,8 +33,10 @@ from unet_trainer.images.file_bytes import DataError, ReadError, find_member, op
 from unet_trainer.images.image_decoding import (
     COLOUR_CHANNELS,
     IMAGE_EXTENSIONS,
+    VOLUME_EXTENSIONS,
     Pixels,
     channels_with_alpha,
+    decode_array,
     decode_image,
     encode_image,
     nodata_of,
@@ -306,7 +311,10 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
 
 
 def join_channels(converter: Converter, part: Part, cases: Mapping[tuple[str, str], Sequence[File]]) -> list[Converted]:
-    """One file for each image, by its folder and name, with the channels of its files in their order."""
+    """One file for each image or volume, by its folder and name, with the channels of its files in their order."""
+    first = next(iter(cases.values()))[0].path
+    if first.name.lower().endswith(VOLUME_EXTENSIONS):
+        _import_nibabel(first)
     conversions = [
         Conversion(f"{part}/{folder}{stem}", paths, partial(_join_channels, paths), ".npy")
         for (folder, stem), files in cases.items()
@@ -319,13 +327,14 @@ def _join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
     read: list[Pixels] = []
     for path in paths:
         try:
-            read.append(read_image(path))
+            is_volume = path.name.lower().endswith(VOLUME_EXTENSIONS)
+            read.append(_open_volume(path).read()[..., None] if is_volume else read_image(path))
         except ReadError as error:
             raise DataError(f"{path}: {error}") from None
-        if read[-1].shape[:2] != read[0].shape[:2]:
-            (height, width), (first_height, first_width) = read[-1].shape[:2], read[0].shape[:2]
-            raise DataError(f"{path}: {width}×{height}, the other channels of this image are {first_width}×{first_height}")
-    return np.concatenate(read, axis=2), {}
+        if read[-1].shape[:-1] != read[0].shape[:-1]:
+            size, first = ("×".join(map(str, pixels.shape[-2::-1])) for pixels in (read[-1], read[0]))
+            raise DataError(f"{path}: {size}, the other channels of this image are {first}")
+    return np.concatenate(read, axis=-1), {}
 
 
 # Rows of parquet files, as of Hugging Face: images and masks are structs of the file's bytes and its name
@@ -382,6 +391,8 @@ def _parquet(path: Path) -> Iterator[Any]:
     try:
         with open_file(path) as opened, parquet.ParquetFile(opened) as file:
             yield file
+    except DataError:  # which is a ValueError
+        raise
     except (parquet.core.pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise DataError(f"{path} is not a parquet file that can be read ({str(error)[:100]})") from None
 
@@ -403,12 +414,14 @@ def _cell(path: Path, group: int, row: int, column: str) -> tuple[bytes, dict[st
 
 
 def has_pages(path: Path) -> bool:
-    """Whether a file is a TIFF with several pages. Reads a few bytes of it; False for a broken one."""
+    """Whether a file is a volume, or a TIFF with several pages. Reads a few bytes of it; False for a broken one."""
+    if path.name.lower().endswith(VOLUME_EXTENSIONS):
+        return True
     if path.suffix.lower() not in (".tif", ".tiff"):
         return False
     try:
         with open_pages(path) as file:
-            return len(file.pages) > 1
+            return len(file.pages) > 1 and sum(not getattr(page, "is_reduced", False) for page in file.pages) > 1
     except ReadError:
         return False
 
@@ -421,14 +434,14 @@ def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -
         if len(images) != len(masks):
             there = f"{stack.image} has {len(images)} pages and {stack.mask} has {len(masks)}"
             raise DataError(f"{there}; need a page of the mask for each of the image")
-        extension = ".png" if images[0] in (np.uint8, np.uint16) else ".tiff"
+        extension = ".npy" if _is_volume(stack.image) else ".png" if images[0] in (np.uint8, np.uint16) else ".tiff"
         for index in range(len(images)):
             name = f"{stack.name}/{index:0{len(str(len(images) - 1))}d}"  # with zeros in front: they sort
             image, mask = partial(_image_page, stack.image, index), partial(_mask_page, stack.mask, index)
             conversions.append(Conversion(f"images/{part}/{name}", [stack.image], image, extension))
             conversions.append(Conversion(f"masks/{part}/{name}", [stack.mask], mask))
-            origins = (f"{path}, page {index}" for path in (stack.image, stack.mask))
-            pages.append(Pair(name, stack.image, stack.mask, None, "", *origins))
+            origins = (f"{shown}, page {index}" for shown in (stack.shown_image, stack.shown_mask))
+            pages.append(Pair(name, stack.image, stack.mask, None, stack.name, *origins))
     written = converter.write("pages", None, conversions, "Splitting stacks into pages:")
     problem = next((page.problem for page in written if page.problem), "")
     if problem:
@@ -439,6 +452,9 @@ def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -
 
 def page_types(path: Path) -> list[Any]:
     """The dtype of each page; raises DataError, also for a stack whose pages together are a decompression bomb."""
+    if _is_volume(path):
+        volume = _open_volume(path)
+        return [volume.dtype] * volume.shape[0]
     try:
         with open_pages(path) as file:
             pages = [page for page in file.pages if not getattr(page, "is_reduced", False)]
@@ -453,6 +469,8 @@ def page_types(path: Path) -> list[Any]:
 
 @lru_cache(maxsize=2)  # an image stack and its mask stack
 def _read_pages(path: Path) -> Sequence[Pixels]:
+    if _is_volume(path):
+        return [*_open_volume(path).read()]
     try:
         with open_pages(path) as file:
             return [page.asarray() for page in file.pages if not getattr(page, "is_reduced", False)]
@@ -462,10 +480,67 @@ def _read_pages(path: Path) -> Sequence[Pixels]:
 
 def _image_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
     page = _read_pages(path)[index]
-    if page.ndim > 3 or (page.ndim == 3 and page.shape[2] not in (1, 3)):
+    if page.ndim > 3 or (page.ndim == 3 and page.shape[2] not in (1, 3) and not _is_volume(path)):
         raise DataError(f"{path}: a page of shape {page.shape}; need grey or RGB pages")
     page = page[:, :, 0] if page.ndim == 3 and page.shape[2] == 1 else page
     return page if page.dtype in (np.uint8, np.uint16) else page.astype(np.float32), {}
+
+
+def _is_volume(path: Path) -> bool:
+    """Of NIfTI, or an array that join_channels made of several."""
+    return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
+
+
+def _import_nibabel(path: Path) -> Any:
+    try:
+        import nibabel
+    except ImportError:
+        raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it mends
+    return nibabel
+
+
+class Volume(NamedTuple):
+    """Z,Y,X or Z,Y,X,C; `read` decodes it."""
+
+    shape: tuple[int, ...]
+    dtype: Any
+    read: Callable[[], Pixels]
+
+
+def _open_volume(path: Path) -> Volume:
+    """Reads the header; raises DataError, as `read` of it does."""
+    if path.suffix.lower() == ".npy":
+        try:
+            with open_file(path) as opened:
+                np.lib.format.read_magic(opened)
+                shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
+        except ValueError as error:
+            raise DataError(f"{path} is not an array that can be read ({str(error)[:100]})") from None
+        return Volume(shape, dtype, lambda: decode_array(read_bytes(path)))
+    nibabel = _import_nibabel(path)
+    errors = nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError
+
+    @contextlib.contextmanager
+    def reading() -> Iterator[None]:
+        try:
+            yield
+        except (*errors, OSError, ValueError, EOFError, zlib.error, MemoryError) as error:
+            raise DataError(f"{path} is not a NIfTI volume that can be read ({str(error)[:100]})") from None
+
+    with reading():
+        file: Any = nibabel.load(path)
+        shape, num_bytes = (*file.shape, *[1] * (3 - len(file.shape))), path.stat().st_size
+        if len(shape) > 4 or min(shape) < 1 or file.get_data_dtype().kind not in "uifb":
+            raise ValueError(f"{file.get_data_dtype()} of shape {file.shape}; need numbers in 3 dimensions, or 4 with channels")
+        if math.prod(shape) > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
+            raise ValueError(f"{num_bytes / 1e6:.2g} MB that decompress to {math.prod(shape) / 1e6:.3g} million values")
+
+    def read() -> Pixels:
+        with reading():
+            return np.ascontiguousarray(np.moveaxis(np.asanyarray(file.dataobj).reshape(shape).swapaxes(0, 1), 2, 0))
+
+    return Volume((shape[2], shape[1], shape[0], *shape[3:]), file.get_data_dtype(), read)
 
 
 def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:

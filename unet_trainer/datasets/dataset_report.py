@@ -333,7 +333,10 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         report.split = split_pairs(
             replace(report.found, pairs=tuple(report.pairs)),
             labels,
-            [image.digest for image in report.images],
+            [  # volumes share their empty slices, which are no reason to keep them together
+                "" if pair.group and image.low == image.high else image.digest
+                for pair, image in zip(report.pairs, report.images, strict=True)
+            ],
             val_fraction=config.val_fraction,
             seed=config.seed,
             num_folds=None if is_resumed else config.num_folds,

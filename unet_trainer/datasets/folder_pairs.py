@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,16 @@ from typing import Any, cast
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, name_matching
 from unet_trainer.datasets.annotation_readers import part_in, reading
-from unet_trainer.datasets.layouts import PARTS, Group, Layout, describe_results, find_layout, holds_masks_too, list_files, walk
+from unet_trainer.datasets.layouts import (
+    PARTS,
+    Group,
+    Layout,
+    describe_results,
+    find_layout,
+    holds_masks_too,
+    list_images_and_volumes,
+    walk,
+)
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
 from unet_trainer.datasets.pairs import (
     SKIP,
@@ -38,6 +48,7 @@ from unet_trainer.datasets.pairs import (
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
+from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import parse_json, read_text
 
@@ -118,7 +129,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
     pairs: list[Pair] = []
     missing: list[str] = []
     used: dict[str, None] = {}
-    for path in sorted(path for path in files if path.name in METADATA):
+    for path in sorted(path for path in files if path.name in METADATA and _names_files(path)):
         rows = _read_metadata(path)
         columns = _file_columns(path, rows, data_dir)
         for number, row in enumerate(rows if columns else [], start=1):
@@ -130,7 +141,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, cast(Part, part or None)))
             used[f"{path_in(data_dir, path)}, {columns[0]} and {columns[1]}"] = None
     tables = sorted(path for path in files if path.suffix.lower() == ".parquet")
-    if not pairs and tables and not list_files(data_dir):
+    if not pairs and tables and not list_images_and_volumes(data_dir):
         converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
         for path in tables:
             part = part_in([*path_in(data_dir, path).split("/")[:-1], path.stem])
@@ -161,6 +172,13 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
         tuple(problems),
         test=tuple(pair for pair in pairs if pair.part == "test"),
     )
+
+
+def _names_files(path: Path) -> bool:
+    """Whether the first line names a column of images; another table may have the same name, and any content."""
+    with reading(path, "UTF-8"), input_files.open_file(path) as file:
+        head = file.read(2**16).partition(b"\n")[0].decode(errors="replace")
+        return any(re.search(rf"(?:^|[\W]){column}(?:$|[\W])", head.lstrip("\ufeff")) for column in IMAGE_COLUMNS)
 
 
 def _read_metadata(path: Path) -> list[dict[str, Any]]:
@@ -207,6 +225,8 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
         rule += f"{'' if has_same_rule else f', val {val.rule}'}; {layout.divided}"
         pairs = [*(replace(pair, part="train") for pair in pairs), *(replace(pair, part="val") for pair in val.pairs)]
         parts.append(val)
+    if "val" in layout.parts or lists is not None or search.config.split == "blocks" or len({pair.group for pair in pairs}) < 2:
+        pairs = [replace(pair, group="") for pair in pairs]  # else the slices of a volume stay on one side
     test, is_test_complete = [pair for pair in pairs if pair.part == "test"], True
     if lists is None and "test" in layout.parts:
         test, is_test_complete = _find_test(search, layout, train.match.rule)
@@ -384,7 +404,7 @@ def _pair_part(
     if not found.match.is_complete and not config.mask_suffix:
         parts = None if is_one_folder else converted.find_object_files(images, masks, image_group.is_in_sequences)
         parts = converted.find_class_files(images, masks, image_group.place) if parts is None and not is_one_folder else parts
-        parts = parts or converted.find_ending_files(images, masks)
+        parts = parts or converted.find_ending_files(images, masks) or _find_task_files(images, masks, config.unpaired)
         if parts and _merge_files(search, found, images, parts, part):
             return found
         if not parts and not is_one_folder:
@@ -416,7 +436,10 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     one_of_them: list[dict[str, Any]] = [*({"mask_dir": f"{value}/{name}"} for name in names), as_classes]
     has_folders = all((place / name).is_dir() for name in names)
     endings = {
-        name: path.stem.removeprefix(each.image.path.stem) for each in parts for name, path in each.files if path.stem != name
+        name: path.stem.removeprefix(each.image.path.stem)
+        for each in parts
+        for name, path in each.files
+        if path.stem != name and path.stem.startswith(each.image.path.stem)
     }
     if names and not has_folders and endings:
         one_of_them = [*({"mask_suffix": endings[name]} for name in names), as_classes]
@@ -448,6 +471,22 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     return True
 
 
+def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: str) -> list[converted.MaskParts]:
+    """The masks of each image that Label Studio exported as pictures of brushes; empty if they are others. Raises Question: their
+    names hold the number of a task and not the image."""
+    if not masks or not all(name_matching.TASK_MASK.fullmatch(mask.stem) for mask in masks):
+        return []
+    found, are_numbers = name_matching.masks_by_task(images, masks)
+    unclear = f"the names of Label Studio's pictures, such as {masks[0].path.name}, do not say which image they belong to"
+    if not found:
+        raise DataError(f"{unclear}, and there are not as many tasks as images; export JSON and put it beside them")
+    if not are_numbers and unpaired != "offset":
+        first, last = ((image.path.name, files[0][1].path.name) for image, files in (found[0], found[-1]))
+        meaning = f"in the order of their names: {first[0]} is {first[1]}, ..., {last[0]} is {last[1]}"
+        raise Question(f"{unclear}; its JSON export beside them says it", Choice(meaning, {"unpaired": "offset"}))
+    return [converted.MaskParts(image, tuple((name, mask.path) for name, mask in files)) for image, files in found]
+
+
 def _take_plain(search: Search, found: Paired, part: Part) -> None:
     """Each mask is a file of its own, or a page of a stack. Those of predict, beside their images, only if mask_suffix says so."""
     pairs = [
@@ -467,7 +506,7 @@ def _take_plain(search: Search, found: Paired, part: Part) -> None:
         if found.images is found.masks and not search.config.mask_suffix:
             raise DataError(f"{written}; delete them, or set mask_suffix={mask.suffix} to train on what a model saw")
         search.notices.append(f"{written}: training learns from what a model saw")
-    stacks = [pair for pair in pairs if converted.has_pages(pair.mask) and len(converted.page_types(pair.mask)) > 1]
+    stacks = [pair for pair in pairs if converted.has_pages(pair.mask)]
     if stacks:
         pages = converted.split_into_pages(search.converter, part, stacks)
         found.pairs = sorted([*(pair for pair in pairs if pair not in stacks), *pages], key=lambda pair: pair.name)

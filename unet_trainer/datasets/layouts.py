@@ -16,10 +16,10 @@ from itertools import groupby, product
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from unet_trainer.datasets.name_matching import File, best_match, mask_marks, masks_by_ending, name_files, split_by_endings
+from unet_trainer.datasets.name_matching import File, best_match, mask_marks, masks_by_ending, name_files, split_by_endings, stem_of
 from unet_trainer.datasets.pairs import Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, VOLUME_EXTENSIONS
 from unet_trainer.system.console import counted
 
 CHECKPOINT_DIR_HOLDS = (".scan", ".converted")  # one of them
@@ -43,14 +43,24 @@ def walk(folder: Path, without: Collection[Path] = (), follows: Follows | None =
         yield here, sorted(name for name in files if not name.startswith("."))
 
 
-def list_files(folder: Path, without: Collection[Path] = (), follows: Follows | None = None) -> list[Path]:
-    """The image files of a folder and its subfolders, sorted, without hidden files and without the files and folders `without`.
+def list_files(
+    folder: Path, without: Collection[Path] = (), follows: Follows | None = None, extensions: Collection[str] = IMAGE_EXTENSIONS
+) -> list[Path]:
+    """The image files of a folder and its subfolders, sorted, without hidden files and the files and folders `without`.
 
     Broken links count as files, so that they are reported as missing."""
     left_out = set(without)
     paths = [here / name for here, names in walk(folder, left_out, follows) for name in names]
-    images = [path for path in paths if path.suffix.lower() in IMAGE_EXTENSIONS and path not in left_out]
+    images = [path for path in paths if path.name.lower().endswith((*extensions,)) and path not in left_out]
     return sorted(path for path in images if path.is_file() or (path.is_symlink() and not path.exists()))
+
+
+def list_images_and_volumes(folder: Path, without: Collection[Path] = (), follows: Follows | None = None) -> list[Path]:
+    """As list_files, with volumes in folders that have no image file."""
+    images = list_files(folder, without, follows)
+    places = {path.parent for path in images}
+    volumes = list_files(folder, without, follows, VOLUME_EXTENSIONS)
+    return sorted([*images, *(path for path in volumes if path.parent not in places)])
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -193,7 +203,7 @@ def find_layout(
         is_only = not above and len(subfolders(data_dir)) == 1
         return bool(part or kind) or is_given or is_only or any(_meaning(inner.name)[1] for inner in subfolders(link))
 
-    files = list_files(data_dir, without, follows)
+    files = list_images_and_volumes(data_dir, without, follows)
     if not given and not any(_meaning(folder.name)[1] == "mask" for folder in subfolders(data_dir)):
         # PASCAL VOC somewhere in a repository, beside pictures of other folders.
         years = {file.parent.parent for file in files if file.parent.name == "JPEGImages"}
@@ -204,7 +214,7 @@ def find_layout(
     for kind, value in given.items():
         if not groups[kind]:
             parent = (root / value).parent
-            values = [path_in(root, folder) for folder in subfolders(parent) if list_files(folder)]
+            values = [path_in(root, folder) for folder in subfolders(parent) if list_images_and_volumes(folder)]
             is_there = "no image file in" if (root / value).is_dir() else "no folder"
             choices = [{KEYS[kind]: value} for value in values[:MAX_PROPOSED]]
             raise Question(f"{KEYS[kind]}: {is_there} {root / value}; {_contents(parent)}", *choices)
@@ -308,12 +318,12 @@ def _group_files(root: Path, files: Sequence[Path], given: Mapping[Kind, str], w
         group = groups.setdefault((role.kind, role.part, place), Group(place, role.part, role.part_name, value or role.value))
         group.folders[role.sequence] = base
         key = composed(f"{role.sequence}{''.join(f'{name}/' for name in names[role.depth :])}")
-        group.by_sequence.setdefault(role.sequence, []).extend(File(path, key, composed(path.stem)) for path in paths)
+        group.by_sequence.setdefault(role.sequence, []).extend(File(path, key, stem_of(path)) for path in paths)
 
     for folder, paths in groupby(files, lambda path: path.parent):
         add(folder, paths, root, words)
     for kind, place in outside.items():
-        for folder, paths in groupby(list_files(place, without), lambda path: path.parent):
+        for folder, paths in groupby(list_images_and_volumes(place, without), lambda path: path.parent):
             add(folder, paths, place, {kind: ((), True)}, given[kind])
     found: Groups = {"image": [], "mask": [], None: []}
     for key, group in groups.items():
@@ -386,7 +396,7 @@ def _missing(data_dir: Path, root: Path, groups: Groups, image: Group | None, ma
     keys = [key for key, there in zip(KEYS.values(), (image, mask), strict=True) if not there]
     wanted = {"image_dir": "no folder of images (images, imgs, ...)", "mask_dir": "no folder of masks (masks, labels, ...)"}
     text = f"data_dir: {' and '.join(wanted[key] for key in keys)} in {root}; {_contents(root)}"
-    filled = [(folder, files) for folder in subfolders(root) if (files := name_files(list_files(folder), folder))]
+    filled = [(folder, files) for folder in subfolders(root) if (files := name_files(list_images_and_volumes(folder), folder))]
     of_images, of_masks = ({group.place: group.files} if group else dict(filled[:MAX_PROPOSED]) for group in (image, mask))
     sizes = {
         folder: sum(file.path.stat().st_size for file in files if file.path.exists())
@@ -406,6 +416,6 @@ def _missing(data_dir: Path, root: Path, groups: Groups, image: Group | None, ma
 
 
 def _contents(folder: Path) -> str:
-    names = [f"{path.name}/{'' if list_files(path) else ' (no image file)'}" for path in subfolders(folder)]
+    names = [f"{path.name}/{'' if list_images_and_volumes(path) else ' (no image file)'}" for path in subfolders(folder)]
     extensions = f"; need files with one of {', '.join(sorted(IMAGE_EXTENSIONS))}" if "(no image" in "".join(names) else ""
     return f"{folder} holds {first_few(names, 10) if names else 'no folder'}{extensions}"

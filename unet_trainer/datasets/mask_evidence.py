@@ -384,7 +384,8 @@ class ClassFile:
 
 def find_class_file(data_dir: Path, pairs: Sequence[Pair]) -> ClassFile | None:
     """The first file of a known name and form, nearest to the masks; one with values before one with names only."""
-    above = {place for folder in {pair.mask.parent for pair in pairs} for place in (folder, *folder.parents)}
+    places = {Path(pair.mask_origin or pair.mask).parent for pair in pairs}
+    above = {place for folder in places for place in (folder, *folder.parents)}
     inside = [place for place in above if data_dir in place.parents]
     folders = [*sorted(inside, key=lambda place: (-len(place.parts), str(place))), data_dir]
     found = [file for folder in folders for name in NAMES if (file := _read(folder / name)) is not None]

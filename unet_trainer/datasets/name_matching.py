@@ -21,11 +21,13 @@ MASK_WORDS = (
     "masks?|labels?|labelids|labeltrainids|lbl|segs?|segmentations?|segmented|gt|ground_?truth|truth|annotations?|annot|ann|targets?"
     "|manual[12]?|1stho|2ndho|trimap|matte"
 )
-MASK_MARK = re.compile(rf"(?:^|[-_. ])(?:{MASK_WORDS})$|^(?:{MASK_WORDS})[-_. ]", re.IGNORECASE)
+MASK_MARK = re.compile(rf"(?:^|[-_. ])(?:{MASK_WORDS})$|^(?:{MASK_WORDS})[-_. ]|^task-(?=\d+-annotation-\d+-)", re.IGNORECASE)
+TASK_MASK = re.compile(r"task-(\d{1,18})-annotation-\d+-by-.*?-tag-(.+)-\d+")  # of Label Studio's brushes: task and class
 CHANNEL_FOLDER = "imagestr"  # nnU-Net: case_0000.png in imagesTr is the first channel of the case whose label is case.png
 CHANNEL = re.compile(r"_\d{4}$")
 LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)")
 MIN_NUMBERED = 4  # files of each kind: fewer numbers differ by the same by chance
+NUMBER_OR_TEXT = re.compile(r"\d{1,18}|\D+")
 NUMBER, SEPARATOR = re.compile(r"\d+"), re.compile(r"[-_. ]")
 IMAGE_WORDS = "images?|imgs?|im|inputs?|photo|frame|rgb|sat|volume|stack|training|train|validation|val|test"
 # Of a single file there is no common prefix or suffix to find; only these words are removed.
@@ -86,9 +88,12 @@ class Match(NamedTuple):
 def name_files(paths: Iterable[Path], root: Path, prefix: str = "") -> list[File]:
     """The files with their names inside `root`; `prefix` is put before the folder, e.g. the name of a sequence."""
     folders = ((path, path.parent.relative_to(root).as_posix()) for path in paths)
-    return [
-        File(path, composed(prefix if folder == "." else f"{prefix}{folder}/"), composed(path.stem)) for path, folder in folders
-    ]
+    return [File(path, composed(prefix if folder == "." else f"{prefix}{folder}/"), stem_of(path)) for path, folder in folders]
+
+
+def stem_of(path: Path) -> str:
+    """v0 for v0.png and for v0.nii.gz."""
+    return composed(path.stem.removesuffix(".nii") if path.suffix == ".gz" else path.stem)
 
 
 def with_ending(files: Iterable[File], mask_suffix: str) -> list[File]:
@@ -272,6 +277,27 @@ def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, 
     are_clear = len(found) > 1 and all(len(its) == 1 for its in endings.values()) and (are_objects or are_classes)
     with_mask = {image for its in found.values() for image in its}
     return dict(sorted(found.items())) if are_clear and 2 * len(with_mask) > len(images) else {}
+
+
+def masks_by_task(images: Sequence[File], masks: Sequence[File]) -> tuple[list[tuple[File, list[tuple[str, File]]]], bool]:
+    """Each image with its masks and their classes, where masks are Label Studio's brushes, which name the task alone; and whether
+    the images have the numbers of the tasks: otherwise both are taken in their order. Empty if they are not as many."""
+    by_task: dict[int, list[tuple[str, File]]] = defaultdict(list)
+    for mask in masks:
+        if (match := TASK_MASK.fullmatch(mask.stem)) is None:
+            return [], False
+        by_task[int(match[1])].append((match[2], mask))
+    if len(by_task) != len(images):
+        return [], False
+    numbers = {image: int(match[2]) if (match := LAST_NUMBER.fullmatch(image.stem)) else -1 for image in images}
+    are_numbers = sorted(numbers.values()) == sorted(by_task)
+    in_order = sorted(images, key=numbers.__getitem__ if are_numbers else _by_number)
+    return [(image, by_task[task]) for image, task in zip(in_order, sorted(by_task), strict=True)], are_numbers
+
+
+def _by_number(file: File) -> list[tuple[int, str]]:
+    """Sorts a2 before a10."""
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in (file.folder, *NUMBER_OR_TEXT.findall(file.stem))]
 
 
 def _rank_kind(kind_and_count: tuple[str, int]) -> tuple[int, str]:

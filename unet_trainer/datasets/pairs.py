@@ -133,6 +133,11 @@ class Box(NamedTuple):
         image, mask = (f"{path}, {self.place}" for path in (self.image, self.mask))
         return Pair(name, self.image, self.mask, part, group, image, mask, content, box=self)
 
+    def overlaps(self, other: Box) -> bool:
+        """Whether they share a pixel, if they are of one image."""
+        is_beside = self.right <= other.left or other.right <= self.left
+        return not is_beside and self.top < other.bottom and other.top < self.bottom
+
     def name_in(self, name: str) -> str:
         """Of the block, where its image has this name; they sort."""
         return f"{name}/y{self.top:05d}-{self.bottom:05d}_x{self.left:05d}-{self.right:05d}"

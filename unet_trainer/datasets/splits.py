@@ -185,6 +185,13 @@ def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
         raise DataError(
             f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}; put each on one side; {BY_HAND}"
         )
+    boxes: dict[Path, list[Box]] = defaultdict(list)
+    for pair in val:
+        if pair.box is not None:
+            boxes[pair.box.image].append(pair.box)
+    for pair in found.pairs:
+        if pair.part == "train" and any(pair.box is None or pair.box.overlaps(box) for box in boxes.get(pair.user_files[0], ())):
+            raise DataError(f"{pair.shown_image} is in train, and some of its pixels are in val; move one of the boxes")
     digest_of = dict(zip(found.pairs, digests, strict=True))
     validating = {digest_of[pair] for pair in val} - {""}
     training = [pair for pair in found.pairs if pair.part == "train"]

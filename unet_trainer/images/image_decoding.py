@@ -33,6 +33,7 @@ from unet_trainer.images.tiff_files import (
     with_channels_last,
 )
 
+VOLUME_EXTENSIONS = (".nii", ".nii.gz")  # that training reads slice by slice
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
 # Factor → OpenCV's flags for grey and for colour. A JPEG decoded at a fraction of its size costs much less time.
 REDUCED = {
@@ -370,9 +371,14 @@ FOREIGN_FORMATS: tuple[tuple[str, str, tuple[tuple[int, bytes], ...]], ...] = (
         ((128, b"DICM"),),
     ),
     (
-        "a NIfTI volume; save its slices as TIFF or .npy, one file a slice (nibabel reads them)",
+        "a NIfTI volume, which only training reads; save its slices as TIFF or .npy, one file a slice (nibabel reads them)",
         ".nii .nii.gz",
         ((344, b"n+1\0"), (344, b"ni1\0"), (4, b"n+2\0"), (4, b"ni2\0")),
+    ),
+    (
+        "a file of a microscope; save it as TIFF, a page a slice (Fiji with Bio-Formats: bfconvert FILE out.tif)",
+        ".czi .nd2 .lif .oib .oif .lsm .vsi .ims",
+        ((0, b"ZISRAWFILE"), (0, b"\xda\xce\xbe\n")),
     ),
     (
         "a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)",

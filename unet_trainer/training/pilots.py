@@ -9,21 +9,33 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from unet_trainer.config.choices import MAX_PILOTS, num_pilot_steps
+from unet_trainer.config.choices import MAX_PILOTS, PILOT_SHARE, describe_seconds, num_pilot_steps
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
 from unet_trainer.system.console import Bar, Console
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.run import Run
+from unet_trainer.training.time_budget import fit_into_budget
 
 FACTOR = 1 / 3
 WARMUP_SHARE = 0.2  # of a pilot
 JUDGED_SHARE = 1 / 3  # of a pilot, its last part
 CLEARLY_MORE = 1.25  # times the IoU of the higher rate
+NUM_WARM_UP, NUM_TIMED = 1, 4  # steps: the first ones wait for the workers, the others tell the time of the next ones
+MOST_SHARE = 1.3 * PILOT_SHARE  # of a time budget: the plan may be a guess, and the machine busy
 LEAST_IOU = 0.05  # more: below, neither has learned anything yet
+
+
+class TooSlow(Exception):
+    """The time budget is too short for pilots."""
+
+    def __init__(self, text: str, batch_seconds: float) -> None:
+        super().__init__(text)
+        self.batch_seconds = batch_seconds
 
 
 @dataclass(frozen=True)
@@ -51,11 +63,18 @@ def try_learning_rates(run: Run) -> None:
     with run.console.bar("Trying learning rates:", MAX_PILOTS * num_steps * config.accumulation_steps, keep=False) as bar:
         for number in range(MAX_PILOTS):
             rate = float(f"{config.learning_rate * FACTOR**number:.2g}")
-            pilots.append(Pilot(rate, _train(run, rate, num_steps, bar)))
+            try:
+                pilots.append(Pilot(rate, _train(run, rate, num_steps, bar)))
+            except TooSlow as slow:
+                run.console.note(f"learning rates are not tried on: {slow}")
+                if run.settings.replans():
+                    fit_into_budget(run, run.processes.broadcast(slow.batch_seconds))
+                break
             if chosen is not None and not is_better(pilots[-1], chosen):
                 break
             chosen = pilots[-1]
-    assert chosen is not None
+    if len(pilots) < 2 or chosen is None:
+        return
     _say(run.console, pilots, chosen, num_steps)
     ious = ", ".join(f"{one.iou:.2f} at {one.learning_rate:g}" for one in pilots)
     run.settings.change(f"pilots of {num_steps} steps: train IoU {ious}", learning_rate=chosen.learning_rate)
@@ -82,14 +101,23 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> float:
     num_warmup, first_judged = max(1, int(WARMUP_SHARE * num_steps)), int((1 - JUDGED_SHARE) * num_steps)
     with restoring(run.components):
         run.components.set_training_mode(0)
+        started = time.perf_counter()
         for number, batch in enumerate(_batches(run, num_steps * size)):
             if number == first_judged * size:
                 metrics.reset()
             if number % size == 0:
                 if run.processes.is_alone:
                     run.raise_if_ending()
-                elif step.sync is not None:
-                    run.processes.any_rank(False)  # all go on
+                if number == NUM_WARM_UP * size:
+                    started = time.perf_counter()
+                num_timed = number - NUM_WARM_UP * size
+                batch_seconds = (time.perf_counter() - started) / max(1, num_timed)
+                seconds = batch_seconds * MAX_PILOTS * num_steps * size
+                is_slow = num_timed >= NUM_TIMED * size and seconds > MOST_SHARE * run.budget.seconds
+                if run.processes.any_rank(is_slow):
+                    took = f"{describe_seconds(seconds)} of time_budget: {run.settings.asked.time_budget}"
+                    raise TooSlow(f"they would take up to {took}", batch_seconds)
+                if step.sync is not None:
                     step.sync.begin_step()
                 step.begin_group(size, 0)
             step(batch, metrics)

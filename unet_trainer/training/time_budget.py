@@ -72,17 +72,21 @@ class TimeBudget:
         return seconds if seconds >= MIN_TRIAL_SECONDS else 0.0
 
 
-def fit_into_budget(run: Run) -> None:
+def fit_into_budget(run: Run, batch_seconds: float | None = None) -> None:
     """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget; the last
-    one may be a part of an epoch."""
+    one may be a part of an epoch. `batch_seconds`: of a training batch, before the first epoch."""
     state, planned = run.state, run.config.num_epochs
-    seconds = mean(column(state.history[1:][-NUM_RECENT:] or state.history, "seconds"))
+    if batch_seconds is None:
+        seconds = mean(column(state.history[1:][-NUM_RECENT:] or state.history, "seconds"))
+    else:
+        run.budget.val_seconds = EVAL_SHARE * batch_seconds / run.config.batch_size * len(run.loaders.val.dataset)
+        seconds = batch_seconds * len(run.loaders.train) + run.budget.val_seconds
     val_seconds = seconds if run.budget.val_seconds is None else run.budget.val_seconds
     left = run.processes.broadcast(run.budget.left() - _end_seconds(run, run.budget.val_seconds or 0.0))
     whole, rest = divmod(max(0.0, left), seconds)
     part = (rest - val_seconds) / (seconds - val_seconds) if rest > val_seconds and run.processes.is_alone else 0.0
     most = _most_epochs(run)
-    possible = max(state.epoch, min(most, state.epoch + int(whole) + (part >= MIN_PART)))
+    possible = max(state.epoch, 1, min(most, state.epoch + int(whole) + (part >= MIN_PART)))
     is_near = abs(possible - planned) <= REPLAN_SHARE * planned and planned - state.epoch > 2
     if is_near and state.epoch > 1 and possible != planned:
         return
