@@ -669,9 +669,9 @@ def parse_runs(path: Path, table: RunTable) -> Parsed:
     by_image: dict[str, list[Entry]] = defaultdict(list)
     sizes: dict[str, tuple[int, int]] = {}
     labels: set[str] = set()
+    rows = csv.reader(io.StringIO(read_text(path, MAX_FILE_BYTES), newline=""))
     before = csv.field_size_limit(MAX_FILE_BYTES)
     try:
-        rows = csv.reader(io.StringIO(read_text(path, MAX_FILE_BYTES), newline=""))
         next(rows)
         for cells in (cells for cells in rows if any(cells)):
             if len(cells) <= max(table.image, table.runs, table.label, *table.size):
@@ -682,8 +682,10 @@ def parse_runs(path: Path, table: RunTable) -> Parsed:
             has_class = table.is_joined or table.label >= 0
             by_image[check(name, str, f"the image in line {rows.line_num}")] += []
             if table.size[0] >= 0 and table.size[1] >= 0:
-                height, width = (float(cells[place]) for place in table.size)
-                sizes[name] = as_size(height, width) or (0, 0)
+                sides = [cells[place].strip() for place in table.size]
+                if not all(re.fullmatch(r"[0-9]{1,9}(\.0+)?", side) for side in sides):
+                    raise EntryError(f"line {rows.line_num}: height and width are {show(sides)}; need whole numbers")
+                sizes[name] = as_size(*map(float, sides)) or (0, 0)
             runs = cells[table.runs].strip()
             if has_class and (label or runs.lower() not in NO_RUNS):
                 label = as_name(f"class {label}" if label.isdecimal() else label, f"the class in line {rows.line_num}")
@@ -691,7 +693,7 @@ def parse_runs(path: Path, table: RunTable) -> Parsed:
             if runs.lower() not in NO_RUNS:
                 content = runs, table.down_columns
                 by_image[name].append(Entry(label if has_class else ONE_CLASS, f"line {rows.line_num}", content))
-    except (csv.Error, ValueError) as error:
+    except csv.Error as error:
         raise EntryError(f"line {rows.line_num}: {error}") from None
     finally:
         csv.field_size_limit(before)

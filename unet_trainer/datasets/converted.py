@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import io
 import json
+import logging
 import math
 import re
 import zlib
@@ -390,6 +391,8 @@ def _parquet(path: Path) -> Iterator[Any]:
     try:
         with open_file(path) as opened, parquet.ParquetFile(opened) as file:
             yield file
+    except DataError:  # which is a ValueError
+        raise
     except (parquet.core.pa.ArrowException, OSError, ValueError, MemoryError) as error:
         raise DataError(f"{path} is not a parquet file that can be read ({str(error)[:100]})") from None
 
@@ -493,6 +496,7 @@ def _import_nibabel(path: Path) -> Any:
         import nibabel
     except ImportError:
         raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it mends
     return nibabel
 
 
@@ -515,12 +519,13 @@ def _open_volume(path: Path) -> Volume:
             raise DataError(f"{path} is not an array that can be read ({str(error)[:100]})") from None
         return Volume(shape, dtype, lambda: decode_array(read_bytes(path)))
     nibabel = _import_nibabel(path)
+    errors = nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError
 
     @contextlib.contextmanager
     def reading() -> Iterator[None]:
         try:
             yield
-        except (nibabel.filebasedimages.ImageFileError, OSError, ValueError, EOFError, zlib.error, MemoryError) as error:
+        except (*errors, OSError, ValueError, EOFError, zlib.error, MemoryError) as error:
             raise DataError(f"{path} is not a NIfTI volume that can be read ({str(error)[:100]})") from None
 
     with reading():
