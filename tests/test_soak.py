@@ -19,6 +19,7 @@ import tempfile
 import time
 import traceback
 import warnings
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +36,6 @@ from helpers.ordinary_user import give_up_powers
 from helpers.project import ROOT, TINY_MODEL
 from helpers.report_runs import write_run
 from helpers.runs import timeless_rows, weights_digest, words
-from helpers.soak import SEED, Findings, rounds
 from train_unet import main
 from unet_trainer.commands import runs
 from unet_trainer.commands.runs import comparison_lines
@@ -60,6 +60,40 @@ from unet_trainer.training.history import write_metrics, write_result
 from unet_trainer.training.run_summary import read_run_summary
 
 pytestmark = pytest.mark.soak
+
+SECONDS = float(os.environ.get("UNET_SOAK_SECONDS", "60"))
+SEED = int(os.environ.get("UNET_SOAK_SEED", "0"))
+
+
+def rounds(least=1):
+    """0, 1, 2, ... until the time is over, `least` in any case."""
+    deadline = time.monotonic() + SECONDS
+    number = 0
+    while number < least or time.monotonic() < deadline:
+        yield number
+        number += 1
+
+
+class Findings:
+    """Counts what was tried; `check` fails with every finding and how to make it again."""
+
+    def __init__(self, what):
+        self.what, self.outcomes, self.bad = what, Counter(), []
+
+    def tried(self, outcome, number=1):
+        self.outcomes[outcome] += number
+
+    def found(self, how, what):
+        self.bad.append(f"{how}: {what}")
+
+    def check(self):
+        total = sum(self.outcomes.values())
+        print(
+            f"\n{self.what}, seed {SEED}: {total} tried, "
+            + ", ".join(f"{count} {name}" for name, count in self.outcomes.most_common())
+        )
+        assert not self.bad, f"{len(self.bad)} findings:\n" + "\n".join(self.bad[:20])
+
 
 CHUNK = 100  # mutations that one child tries
 MEMORY = 6 * 2**30  # bytes that it may map

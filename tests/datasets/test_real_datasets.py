@@ -325,7 +325,7 @@ def test_an_image_without_any_data_counts_in_no_statistics_and_trains(prepare, t
     arrays = write_images(tmp_path / "data", write)
     for index in (2, 5):
         tifffile.imwrite(tmp_path / f"data/images/{index}.tif", np.full((SIDE, SIDE), mark, np.float32), photometric="minisblack")
-        arrays[f"{index}"] = np.ma.masked_all((SIDE, SIDE, 1), np.float32)
+        arrays[f"{index}"] = np.ma.masked_array(np.zeros((SIDE, SIDE, 1), np.float32), mask=True)
     run = prepare(tmp_path / "data", image_size=SIDE, augmentation="none", val_fraction=0.25)
     pixels = np.ma.concatenate([arrays[pair.name].ravel() for pair in run.dataset.split.train]).astype(float)
     assert run.written.image_mean == pytest.approx([pixels.mean()], rel=1e-5)

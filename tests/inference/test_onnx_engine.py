@@ -6,6 +6,7 @@ import dataclasses
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,16 +14,43 @@ pytest.importorskip("onnxruntime", reason="exports need requirements-export.txt"
 pytest.importorskip("onnx", reason="exports need requirements-export.txt")
 
 import onnx
-from onnx import helper
+from onnx import TensorProto, helper, numpy_helper
 
 from helpers.checkpoints import FOUR_FLOATS, make_card, random_batch, small_spec
-from helpers.onnx_models import BIAS, WEIGHT, make_onnx, write_onnx
 from unet_trainer.config.errors import UserError
 from unet_trainer.inference import engine as engine_module
 from unet_trainer.inference.engine import CARD_KEY, CPU, OnnxEngine, add_digest, read_onnx
 from unet_trainer.training.errors import CheckpointError
 
 SPEC = small_spec()
+# Logits of three channels r, g, b: 2r - g + 1 and b - 3.
+WEIGHT = np.array([[2, -1, 0], [0, 0, 1]], np.float32)[:, :, None, None]
+BIAS = np.array([1, -3], np.float32)
+
+
+def make_onnx(spec, metadata=None, nodes=None, initializers=None, inputs=("images",), outputs=("logits",), channels=3, ids=2):
+    """A ModelProto: a 1×1 convolution with a card, as small as a model can be."""
+    nodes = nodes or [helper.make_node("Conv", ["images", "weight", "bias"], ["logits"])]
+    initializers = initializers or [numpy_helper.from_array(WEIGHT, "weight"), numpy_helper.from_array(BIAS, "bias")]
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", channels, "H", "W"]) for name in inputs],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", ids, "H", "W"]) for name in outputs],
+        initializers,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    for key, value in ({CARD_KEY: make_card(spec).to_json()} if metadata is None else metadata).items():
+        model.metadata_props.add(key=key, value=value)
+    return model
+
+
+def write_onnx(path, model, digest=True):
+    message = model.SerializeToString() if isinstance(model, onnx.ModelProto) else model
+    path.write_bytes(add_digest(message) if digest else message)
+    return path
+
+
 MODEL = make_onnx(SPEC, metadata={"one": "1", "Größe": "«2»", "empty": ""})
 
 

@@ -77,6 +77,15 @@ def budgeted_run(data_dir, folder, monkeypatch, budget="100s", **settings):
     return run
 
 
+def test_a_plan_that_was_a_guess_is_made_from_the_time_of_the_first_batches(tiny_data, tmp_path, monkeypatch):
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, learning_rate=0.5, warmup_epochs="auto")
+    time_budget.fit_into_budget(run, batch_seconds=4.0)  # 20 s an epoch, and 1.2 s to validate 2 images
+    assert (run.config.num_epochs, run.state.learning_rate.num_epochs) == (5, 5)  # the last one a part
+    assert run.state.learning_rate.num_warmup_steps == 1
+    time_budget.fit_into_budget(run, batch_seconds=400.0)
+    assert run.config.num_epochs == 1
+
+
 def test_slow_epochs_shorten_the_plan_and_the_schedule(tiny_data, tmp_path, monkeypatch):
     run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, learning_rate=0.5)
     epochs_of(run, 10.0)  # 90 s are left
