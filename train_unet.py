@@ -128,7 +128,9 @@ def train_epochs(
     config: Config | Mapping[str, Any] | str | Path | None, own: Own, overrides: Mapping[str, Any], waits: bool
 ) -> Generator[Row, None, TrainResult]:
     """The rows of the epochs, then the result. `waits`: until an epoch's files are written, before its row is handed out."""
-    config = own.complete(script_config(overrides) if config is None else load_config(config, overrides))
+    if config is None and not own.brings_its_own():
+        config = script_config(overrides)
+    config = own.complete(load_config(CONFIG if config is None else config, {} if isinstance(config, Config) else overrides))
 
     from unet_trainer.training.session import Session
 
@@ -154,6 +156,7 @@ def train_epochs(
             own.call(run, "on_start", run.checkpointer.folder, run.config)
             with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
                 while not run.is_finished():
+                    is_trained = False
                     with Recovery(run):  # non-finite numbers, out of memory, dead workers, signals: see there
                         try_learning_rates(run)
                         row = train_one_epoch(run)
@@ -164,10 +167,15 @@ def train_epochs(
                         begin_again_if_stuck(run)
                         if waits or run.is_finished():
                             run.checkpointer.finish()
-                        if improved:
-                            own.call(run, "on_checkpoint", run.checkpointer.folder / BEST)
-                        run.is_stopped = own.call(run, "on_epoch", dict(row))
-                        yield dict(row)
+                        is_trained = True
+                    if not is_trained:  # the epoch begins again
+                        continue
+                    if improved:
+                        own.call(run, "on_checkpoint", run.checkpointer.folder / BEST)
+                    run.is_stopped = own.call(run, "on_epoch", dict(row))
+                    run.signals.is_deferred = False  # of who follows the run
+                    yield dict(row)
+                    run.signals.is_deferred = True
             result = report(run, choose_tile, session.close_parts)
             own.call(run, "on_end", result)
             return result

@@ -88,6 +88,7 @@ def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config):
     ("model", "message"),
     [
         (lambda spec: "unet", "got str"),
+        (type("Pair", (Small,), {"forward": lambda self, images: {"out": images}})(), "it returns dict"),
         (Small(channels=5), "it does not take images of shape"),
         (Small(num_classes=3), "it returns"),
         (torch.nn.Conv2d(3, 1, 3, stride=2, padding=1), "it returns"),
@@ -97,6 +98,37 @@ def test_a_network_that_does_not_fit_is_refused_before_the_run_begins(config, tm
     with pytest.raises(UserError, match=f"^model: .*{message}"):
         train(config, model=model)
     assert not (tmp_path / "runs" / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (torch.nn.CrossEntropyLoss(), "masks with 255 where pixels are ignored: IndexError"),
+        (lambda logits, masks: logits.mean((1, 2, 3)), "need one number"),
+        (lambda logits, masks: 3.0, "need one number"),
+        (torch.nn.Sequential(torch.nn.Linear(1, 1)), "it has parameters"),
+    ],
+)
+def test_a_loss_that_does_not_fit_is_refused_before_the_run_begins(config, tmp_path, loss, message):
+    with pytest.raises(UserError, match=f"^loss: .*{message}"):
+        train(config, model=Small(), loss=loss)
+    assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_the_validation_loss_is_the_mean_over_images_whatever_pads_the_last_batch(config):
+    """3 of 12 images validate: the second batch of 2 is filled up."""
+    modules = [torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]), ignore_index=255), lambda *given: own_loss(*given)[None]]
+    for loss, name in zip(modules, ("module", "vector"), strict=True):
+        result = train(config, model=Small(), loss=loss, run_name=name, val_fraction=0.25, num_epochs=1)
+        assert 0.1 < result.history[-1]["val_loss"] < 2
+
+
+def test_without_a_config_nothing_of_the_demo_is_taken(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pairs = [(np.full((32, 32, 3), index, np.uint8), np.eye(32, dtype=np.uint8)) for index in range(6)]
+    result = train(model=Small(), train_data=pairs, **SETTINGS)
+    assert result.epochs == 3
+    assert "\nencoder: resnet34" in (tmp_path / result.run_dir / "config.yaml").read_text()
 
 
 def test_parameters_that_the_caller_froze_are_not_trained(config):

@@ -9,7 +9,7 @@ import segmentation_models_pytorch as smp
 import torch
 from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoderBlock
 
-from unet_trainer.model.fast_layers import DecoderBlock, HeadConv, LastDecoderBlock, StemConv, use_fast_layers
+from unet_trainer.model.fast_layers import DecoderBlock, HeadConv, LastDecoderBlock, StemConv, to_pixels, use_fast_layers
 
 
 def gradients(module, inputs):
@@ -69,7 +69,7 @@ def test_a_whole_network_computes_the_same_under_the_same_names(resnet):
 
 
 @pytest.mark.parametrize("kind", [DecoderBlock, LastDecoderBlock])
-@pytest.mark.parametrize(("size", "skip_channels"), [((9, 11), 3), ((9, 11), 0), ((10, 12), 3)])
+@pytest.mark.parametrize(("size", "skip_channels"), [((9, 11), 3), ((9, 11), 0), ((10, 12), 3), ((10, 12), 0)])
 def test_a_block_takes_odd_sizes_and_skips(kind, size, skip_channels):
     """Of encoders whose stages do not halve: the plain layers, where cells do not fit."""
     torch.manual_seed(0)
@@ -77,8 +77,10 @@ def test_a_block_takes_odd_sizes_and_skips(kind, size, skip_channels):
     plain = copy.deepcopy(fast)
     fast.__class__ = kind
     features = torch.randn(2, 4, 5, 6, dtype=torch.float64)
-    skip = torch.randn(2, skip_channels, *size, dtype=torch.float64) if skip_channels else None
-    torch.testing.assert_close(fast(features, *size, skip), plain(features, *size, skip))
+    skip = torch.randn(2, skip_channels, *size, dtype=torch.float64)  # MiT and ConvNeXt have stages without channels
+    made = fast(features, *size, skip)
+    made = to_pixels(made) if made.shape[1] == 32 else made
+    torch.testing.assert_close(made, plain(features, *size, skip))
 
 
 def test_blocks_with_attention_are_left_as_they_are():

@@ -3,6 +3,7 @@ resumed and evaluated without it."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import shutil
 import tempfile
@@ -38,7 +39,7 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
                     image, mask = pairs[index]  # type: ignore[index] # a range of None is empty
                     arrays = {"images": as_pixels(image), "masks": as_pixels(mask)}
                 except (TypeError, ValueError, IndexError) as error:
-                    raise UserError(f"{part}_data[{index}]: {error}; need (image, mask), see docs/extending.md") from None
+                    raise UserError(f"{part}_data[{index}]: {error}; need (image, mask), see docs/extending.md") from error
                 for kind, array in arrays.items():
                     path = place / kind / f"{index:06d}.npy"
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +48,9 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
                     digest.update(array.data)
         made = folder / digest.hexdigest()[:16]
         if not made.is_dir():  # else an earlier call wrote the same
-            draft.replace(made)
+            with contextlib.suppress(OSError):  # another process was faster
+                draft.replace(made)
+            made.stat()
         return made
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -238,6 +238,9 @@ def _pixels(image: ArrayLike, channels: int) -> Pixels:
     """Without the alpha channel of RGBA, or grey with alpha, unless the model has so many `channels`: as files are read.
 
     Raises DataError for an image of PIL whose numbers are no brightness: numpy would take them for it."""
+    if isinstance(image, torch.Tensor):
+        image = image.detach().cpu().numpy()
+        image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image  # channels come first, as in train_data
     mode = getattr(image, "mode", None)
     if mode is not None and mode not in PIL_MODES:
         raise DataError(f"an image of PIL with mode {mode}, whose numbers are no brightness; give image.convert('RGB')")

@@ -40,7 +40,7 @@ class DecoderBlock(UnetDecoderBlock):
         convolution, norm, activation = self.conv1
         of_map, of_skip = convolution.weight.split([feature_map.shape[1], convolution.in_channels - feature_map.shape[1]], dim=1)
         pixels = to_pixels(F.conv2d(feature_map, upsampling_weight(of_map), padding=1))
-        if skip_connection is not None:
+        if skip_connection is not None and skip_connection.shape[1]:  # some encoders have stages without channels
             pixels = pixels + F.conv2d(skip_connection, of_skip, padding=1)
         return self.conv2(activation(norm(pixels)))
 
@@ -52,7 +52,7 @@ class LastDecoderBlock(UnetDecoderBlock):
         self, feature_map: torch.Tensor, target_height: int, target_width: int, skip_connection: torch.Tensor | None = None
     ) -> torch.Tensor:
         is_doubled = (target_height, target_width) == (2 * feature_map.shape[2], 2 * feature_map.shape[3])
-        if skip_connection is not None or not is_doubled:
+        if (skip_connection is not None and skip_connection.shape[1]) or not is_doubled:
             return super().forward(feature_map, target_height, target_width, skip_connection)
         cells = _norm_pixels(self.conv1, F.conv2d(feature_map, upsampling_weight(self.conv1[0].weight), padding=1))
         return _norm_pixels(self.conv2, F.conv2d(cells, cell_weight(self.conv2[0].weight), padding=1))

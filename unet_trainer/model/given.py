@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from unet_trainer.config.errors import UserError
+from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.model.segmenter import STRIDE, SegmenterSpec
 from unet_trainer.system.console import first_line
 
@@ -34,24 +35,44 @@ def given(**parts: Any) -> Iterator[None]:
         _given.update(earlier)
 
 
-def own_loss() -> OwnLoss:
-    return _take("loss", "loss", "train(..., loss=...)")
+def own_loss(num_ids: int) -> OwnLoss:
+    """A copy, if it is a module. Raises UserError for one that this trainer cannot use."""
+    loss = _take("loss", "loss", "train(..., loss=...)")
+    if isinstance(loss, torch.nn.Module):
+        loss = copy.deepcopy(loss).cpu()
+        if any(parameter.requires_grad for parameter in loss.parameters()):
+            raise UserError("loss: it has parameters, which would not be trained; register them as buffers, or in the model")
+    masks = torch.zeros(2, 8, 8, dtype=torch.int64)
+    masks[:, 0] = IGNORED
+    masks[:, 1] = 1
+    try:
+        value = loss(torch.zeros(2, num_ids, 8, 8, requires_grad=True), masks)
+    except Exception as error:
+        if "device" in str(error):  # it holds tensors on a GPU; the first step tells
+            return loss
+        tried = f"(2, {num_ids}, 8, 8) logits and (2, 8, 8) masks with {IGNORED} where pixels are ignored"
+        raise UserError(f"loss: it fails for {tried}: {type(error).__name__}: {error}") from error
+    if not (torch.is_tensor(value) and value.numel() == 1 and value.requires_grad):
+        raise UserError(f"loss: need one number with a gradient, got {value!r}")
+    return loss
 
 
 def own_network(spec: SegmenterSpec) -> torch.nn.Module:
     """A copy of the module, or what the function makes for this spec. Raises UserError."""
     model = _take("model", "network", "train(..., model=...) or load(..., model=...)")
-    network = copy.deepcopy(model) if isinstance(model, torch.nn.Module) else model(spec)
+    network = copy.deepcopy(model if isinstance(model, torch.nn.Module) else model(spec))
     if not isinstance(network, torch.nn.Module):
         raise UserError(f"model: got {type(network).__name__} from {model!r}; need a torch.nn.Module")
     sides = [-(-side // STRIDE) * STRIDE for side in spec.image_size]
     taken, wanted = (1, spec.image.channels, *sides), (1, spec.num_classes, *sides)
     try:
         with torch.no_grad():
-            made = tuple(network.eval()(torch.zeros(taken)).shape)
+            output = network.cpu().eval()(torch.zeros(taken))
     except Exception as error:  # it may raise anything
         raise UserError(f"model: it does not take images of shape {taken}: {first_line(error)}") from None
-    if made not in (wanted, (1, spec.num_ids, *sides)):
+    if not torch.is_tensor(output):
+        raise UserError(f"model: it returns {type(output).__name__}; need a tensor of logits: wrap it in a module that picks them")
+    if (made := tuple(output.shape)) not in (wanted, (1, spec.num_ids, *sides)):
         raise UserError(f"model: for images of shape {taken} it returns {made}; need logits of shape {wanted}")
     return network
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from unet_trainer.config.schema import OWN
-from unet_trainer.model.given import own_loss
+from unet_trainer.model.given import OwnLoss, own_loss
 
 SMOOTH = 1.0  # pixels added to both sides of an overlap ratio: an absent class that is not predicted costs nothing
 FOCAL_GAMMA = 2.0
@@ -107,14 +107,19 @@ def _image_sums(target: Target, loss: Callable[[slice], torch.Tensor]) -> torch.
     return torch.stack([torch.where(is_counted, losses, 0).sum(), is_counted.float().sum()])
 
 
-def _own_sums(target: Target) -> torch.Tensor:
-    loss = own_loss()(target.logits, target.masks.long())
-    return torch.stack([loss, torch.ones_like(loss)])
+def own_term(loss: OwnLoss) -> Term:
+    """A loss that the caller brings. Images without a pixel that counts get a mask of zeros: it may not know of ignored pixels."""
 
+    def sums(target: Target) -> torch.Tensor:
+        value = loss(target.logits, target.masks.long()).reshape(())
+        return torch.stack([value, torch.ones_like(value)])
 
-def _own_eval_sums(target: Target) -> torch.Tensor:
-    loss, masks = own_loss(), target.masks.long()
-    return _image_sums(target, lambda image: loss(target.logits[image], masks[image]))
+    def eval_sums(target: Target) -> torch.Tensor:
+        has_pixels = target.valid.sum((1, 2), keepdim=True) > 0
+        masks = torch.where(has_pixels, target.masks.long(), 0)
+        return _image_sums(target, lambda image: loss(target.logits[image], masks[image]).reshape(()))
+
+    return Term(sums, _mean, is_pixel_mean=False, has_class_sums=False, eval_sums=eval_sums)
 
 
 def _lovasz(target: Target, one_hot: torch.Tensor, probabilities: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
@@ -147,7 +152,6 @@ TERMS: dict[str, Term] = {
     # A missed pixel costs more than a false one.
     "tversky": Term(_overlap_sums, _overlap_value(missed=0.7, false=0.3), is_pixel_mean=False, has_class_sums=True),
     "lovasz": Term(_lovasz_sums, _mean, is_pixel_mean=False, has_class_sums=False, eval_sums=_lovasz_eval_sums),
-    OWN: Term(_own_sums, _mean, is_pixel_mean=False, has_class_sums=False, eval_sums=_own_eval_sums),
 }
 
 
@@ -159,12 +163,14 @@ class WeightedLoss(torch.nn.Module):
     def __init__(self, weights: Mapping[str, float], num_classes: int, class_weights: Sequence[float] | None) -> None:
         super().__init__()
         self.weights = dict(weights)
+        self.own = own_loss(max(2, num_classes)) if OWN in weights else None  # a module moves to the device with this one
+        self.terms = {name: TERMS[name] if self.own is None or name != OWN else own_term(self.own) for name in weights}
         self.first_class = 1 if num_classes == 1 else 0  # of those that overlap losses average
         per_id = [1.0] * max(2, num_classes) if class_weights is None else list(class_weights)
         per_id = [1.0, *per_id] if len(per_id) == 1 else per_id
         self.register_buffer("class_weights", torch.tensor(per_id), persistent=False)
         self.host_class_weights = tuple(per_id)  # for sums on the host: reading the buffer would wait for the device
-        self.sum_lengths = [3 * len(per_id) if TERMS[name].has_class_sums else 2 for name in self.weights]
+        self.sum_lengths = [3 * len(per_id) if self.terms[name].has_class_sums else 2 for name in self.weights]
 
     def forward(self, logits: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None = None) -> torch.Tensor:
         """N,K,H,W float32 logits of every class id and N,H,W ids → scalar.
@@ -173,18 +179,18 @@ class WeightedLoss(torch.nn.Module):
         exactly for means over pixels, and for overlap losses as the mean of the parts' own.
         """
         target = self.target(logits, masks)
-        values = {name: self.value(name, TERMS[name].sums(target)) for name in self.weights}
+        values = {name: self.value(name, self.terms[name].sums(target)) for name in self.weights}
         if batch_masks is not None:
             share = len(masks) / len(batch_masks)
             pixel_share = target.pixel_weights.sum() / self.pixel_weights(batch_masks).sum().clamp_min(1e-6)
-            values = {name: value * (pixel_share if TERMS[name].is_pixel_mean else share) for name, value in values.items()}
+            values = {name: value * (pixel_share if self.terms[name].is_pixel_mean else share) for name, value in values.items()}
         return torch.stack([weight * values[name] for name, weight in self.weights.items()]).sum()
 
     def target(self, logits: torch.Tensor, masks: torch.Tensor) -> Target:
         return Target(logits, masks, self.class_weights, self.first_class)
 
     def value(self, name: str, sums: torch.Tensor) -> torch.Tensor:
-        return TERMS[name].value(sums, self.class_weights, self.first_class)
+        return self.terms[name].value(sums, self.class_weights, self.first_class)
 
     def pixel_weights(self, masks: torch.Tensor) -> torch.Tensor:
         """N,H,W ids → the weight of each pixel; 0 where ignored."""
@@ -196,7 +202,7 @@ class WeightedLoss(torch.nn.Module):
     def eval_sums(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """One row of sums for all terms; the rows of several batches add up to that of the set."""
         target = self.target(logits, masks)
-        return torch.cat([(TERMS[name].eval_sums or TERMS[name].sums)(target).reshape(-1) for name in self.weights])
+        return torch.cat([(self.terms[name].eval_sums or self.terms[name].sums)(target).reshape(-1) for name in self.weights])
 
     def num_sums(self) -> int:
         return sum(self.sum_lengths)
@@ -205,5 +211,5 @@ class WeightedLoss(torch.nn.Module):
         """The loss of a set, from its summed row on the host."""
         class_weights = torch.tensor(self.host_class_weights, dtype=sums.dtype)
         terms = zip(self.weights.items(), sums.split(self.sum_lengths), strict=True)
-        values = (weight * float(TERMS[name].value(part, class_weights, self.first_class)) for (name, weight), part in terms)
+        values = (weight * float(self.terms[name].value(part, class_weights, self.first_class)) for (name, weight), part in terms)
         return sum(values, 0.0)

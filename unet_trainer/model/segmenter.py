@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from unet_trainer.config.resolved_config import ResolvedConfig
-from unet_trainer.config.schema import id_names
+from unet_trainer.config.schema import OWN, id_names
 from unet_trainer.images.drawing import BACKGROUND_COLOUR, class_colours
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import MaskCoding, as_lists, as_tuples
@@ -204,7 +204,8 @@ def network_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
 
 def deployable_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
     """The weights that a model is used with: without those that serve training alone."""
-    return {name: tensor for name, tensor in network_weights(segmenter).items() if not name.startswith(f"{AUXILIARY}.")}
+    weights, is_own = network_weights(segmenter), segmenter.spec.architecture == OWN  # which may have a part of that name
+    return {name: tensor for name, tensor in weights.items() if is_own or not name.startswith(f"{AUXILIARY}.")}
 
 
 def load_network_weights(segmenter: Segmenter, weights: Mapping[str, torch.Tensor]) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.schema import OWN
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.worker_pool import to_device
@@ -254,7 +255,7 @@ def try_components(settings: Settings, components: Components, loaders: Loaders,
             with restoring(components):
                 try_steps(components, *batches)
         except (ValueError, RuntimeError) as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or OWN in (config.architecture, *config.loss):  # the traceback leads to the caller's code
                 raise
             names = ("architecture", "encoder", "batch_size", "image_size")
             described = ", ".join(f"{name}: {getattr(config, name)}" for name in names)

@@ -42,7 +42,7 @@ class OnEpoch(Callback):
         self.function = function
 
     def on_epoch(self, row: Row) -> bool | None:
-        return self.function(row) is True
+        return self.function(row)  # type: ignore[return-value] # what is no bool does not stop the run
 
 
 class Own(NamedTuple):
@@ -53,6 +53,10 @@ class Own(NamedTuple):
     train_data: Pairs | None = None
     val_data: Pairs | None = None
     callbacks: Sequence[Callback] = ()
+
+    def brings_its_own(self) -> bool:
+        """The demo's settings do not fit it."""
+        return self.model is not None or self.train_data is not None
 
     def complete(self, config: Config) -> Config:
         """The config that says so. Raises UserError for what is missing."""
@@ -79,4 +83,5 @@ class Own(NamedTuple):
         if not self.callbacks:
             return False
         answers = [getattr(one, moment)(*arguments) for one in self.callbacks] if run.processes.is_main else []
-        return run.processes.broadcast(True in answers) if moment == "on_epoch" else False
+        stops = any(type(answer).__name__ in ("bool", "bool_") and bool(answer) for answer in answers)  # numpy's too
+        return run.processes.broadcast(stops) if moment == "on_epoch" else False

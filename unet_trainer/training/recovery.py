@@ -26,7 +26,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import shown_path
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.worker_pool import WorkerError, to_device
-from unet_trainer.model.losses import TERMS, WeightedLoss
+from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
@@ -270,7 +270,7 @@ def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch:
     if bad_layers:
         found.append(f"the first layer whose output is not finite is {bad_layers[0]}")
     target = loss.target(logits, masks)
-    terms = {name: weight * loss.value(name, TERMS[name].sums(target)) for name, weight in loss.weights.items()}
+    terms = {name: weight * loss.value(name, loss.terms[name].sums(target)) for name, weight in loss.weights.items()}
     bad_terms = [name for name, term in terms.items() if not torch.isfinite(term)]
     if bad_terms:
         found.append(f"the loss term {', '.join(bad_terms)} is not finite")

@@ -155,7 +155,7 @@ def say_result(run: Run, result: TrainResult) -> None:
     weights = folder / (BEST if has_best else LAST)
     report = f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""  # a signal or an error may have left it out
     console.say(f"Weights: {weights}{report} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
-    if OWN in (run.config.architecture, *run.config.loss):
+    if run.config.architecture == OWN:
         console.say("Next, from Python, with your own parts: load(run, model=...), train(..., resume=run); see docs/extending.md")
         return
     model = shlex.quote(str(folder if has_best else weights))
