@@ -10,8 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from unet_trainer.config.schema import LOSSES as NAMES
+from unet_trainer.config.schema import OWN
 from unet_trainer.images.mask_decoding import IGNORED
-from unet_trainer.model.losses import WeightedLoss
+from unet_trainer.model.losses import TERMS, WeightedLoss
 from unet_trainer.model.segmenter import class_logits
 
 # One class: the probability of foreground at each of 2×2 pixels, and the truth.
@@ -22,8 +23,12 @@ TRUTH = torch.tensor([[[1, 0], [1, 0]]])
 THREE = torch.tensor([[[0.7, 0.2, 0.1], [0.1, 0.8, 0.1]], [[0.3, 0.3, 0.4], [0.2, 0.5, 0.3]]])
 THREE_TRUTH = torch.tensor([[[0, 1], [2, 1]]])
 
-LOSSES = [name for name in NAMES if name != "own"]
+LOSSES = list(TERMS)
 EACH_TERM_AND_CLASSES = [(name, 1) for name in LOSSES] + [(name, 3) for name in LOSSES if name != "bce"]
+
+
+def test_a_config_may_name_each_term():
+    assert (*TERMS, OWN) == NAMES
 
 
 def loss_of(name, logits, masks, num_classes=1, class_weights=None):

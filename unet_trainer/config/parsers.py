@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -40,7 +41,9 @@ _ENCODERS = (  # of segmentation-models-pytorch, which takes seconds to import; 
     "tu-mobilenetv3_small_100 tu-mobilenetv3_small_050"
 )
 ENCODERS = frozenset(_ENCODERS.split())
-LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz", "own")
+# The entries of TERMS, read from the text of their module: importing it would import torch, and a typo is answered before that.
+_SOURCE = Path(__file__).parents[1] / "model" / "losses.py"
+LOSSES = (*re.findall(r'^    "(\w+)": Term\(', _SOURCE.read_text(encoding="utf-8"), re.MULTILINE), "own")
 
 
 @dataclass(frozen=True)
