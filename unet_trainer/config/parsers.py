@@ -10,11 +10,11 @@ import difflib
 import math
 import numbers
 import os
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -42,8 +42,8 @@ _ENCODERS = (  # of segmentation-models-pytorch, which takes seconds to import; 
 )
 ENCODERS = frozenset(_ENCODERS.split())
 # The entries of TERMS, read from the text of their module: importing it would import torch, and a typo is answered before that.
-_SOURCE = Path(__file__).parents[1] / "model" / "losses.py"
-LOSSES = (*re.findall(r'^    "(\w+)": Term\(', _SOURCE.read_text(encoding="utf-8"), re.MULTILINE), "own")
+_SOURCE = (pkgutil.get_data("unet_trainer", "model/losses.py") or b"").decode()
+LOSSES = (*re.findall(r'^    "(\w+)": Term\(', _SOURCE, re.MULTILINE), "own")
 
 
 @dataclass(frozen=True)
