@@ -50,9 +50,7 @@ def test_a_wheel_holds_all_that_is_used_without_a_clone(tmp_path):
         path.relative_to(ROOT) for path in (ROOT / "unet_trainer").rglob("*") if path.is_file() and "__pycache__" not in path.parts
     }
     assert [str(path) for path in sorted(kept) if not (tmp_path / "installed" / path).is_file()] == []
-    script = (
-        "import train_unet; from pathlib import Path; print(Path(train_unet.__file__).parent, train_unet.script_config().run_name)"
-    )
+    script = "import train_unet; from pathlib import Path; print(Path(train_unet.__file__).parent, train_unet.script_config().run_name, train_unet.load_config('configs/fast.yaml').run_name)"
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
@@ -60,7 +58,7 @@ def test_a_wheel_holds_all_that_is_used_without_a_clone(tmp_path):
         capture_output=True,
         text=True,
     )
-    assert done.stdout.split() == [str(tmp_path / "installed"), "demo"], done.stderr
+    assert done.stdout.split() == [str(tmp_path / "installed"), "demo", "fast"], done.stderr
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     lines = [re.sub(r"\s*#.*", "", line) for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()]
     assert asked == [line for line in lines if not line.startswith("pytest")]

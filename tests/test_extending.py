@@ -63,13 +63,14 @@ def test_the_examples_of_the_page_run(tiny_data, tmp_path, monkeypatch):
     assert names["row"]["epoch"] == 2
 
 
-def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config):
+def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config, capsys):
     torch.manual_seed(1)
     parts = {"loss": own_loss, "model": Small()}
     whole = train(config, **parts, run_name="whole").run_dir
     for row in follow(config, **parts):
         if row["epoch"] == 1:
             break
+    assert "Cancelled. To go on where the state was saved: train(..., resume='" in capsys.readouterr().out
     for missing in parts:
         given = {name: part for name, part in parts.items() if name != missing}
         with pytest.raises(UserError, match=f"^{missing}: the run has its own.*give it again"):

@@ -146,6 +146,9 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
             f"{path} is a folder; need a YAML file (to train on it: data_dir={path}; to go on with a run: --resume {path})"
         ) from None
     except FileNotFoundError:
+        preset = Path(__file__).parents[1] / "configs" / path.name  # there where pip has installed it
+        if path.parent == Path("configs") and preset.is_file():
+            return _read_file(preset, problems)
         siblings = [str(sibling) for sibling in sorted(path.parent.glob("*.y*ml"))] or [
             str(found) for found in sorted(Path("configs").glob("*.yaml"))
         ]
