@@ -346,7 +346,7 @@ def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
     for pair, image in zip(report.pairs, report.images, strict=True):
         if depth_of(image) != spec.depth:
             lines.append(f"{pair.image}: {depth_name(depth_of(image))}; the model was trained on {depth_name(spec.depth)} images")
-        elif image.channels not in (1, spec.channels):
+        elif image.channels != spec.channels and (image.channels, spec.channels) != (1, 3):  # grey is repeated
             lines.append(f"{pair.image}: {counted(image.channels, 'channel')}; the model was trained on images of {spec.channels}")
     if lines:
         fix = "convert them to what the model was trained on"

@@ -174,8 +174,8 @@ def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
         image = image[:, :, None]
     if image.ndim != 3 or image.size == 0:
         raise DataError(f"an array of shape {image.shape}; need height, width and {spec.channels} channels")
-    if image.shape[2] not in (1, spec.channels):
-        raise DataError(f"{image.shape[2]} channels; the model was trained on images of {spec.channels}")
+    if image.shape[2] != spec.channels and (image.shape[2], spec.channels) != (1, 3):  # grey is repeated, as in training
+        raise DataError(f"{counted(image.shape[2], 'channel')}; the model was trained on images of {spec.channels}")
     depth = "float" if image.dtype.kind == "f" else image.dtype.name  # in any byte order
     if depth != spec.depth:
         raise DataError(f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images")
