@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 
 import numpy as np
@@ -201,5 +202,21 @@ def test_data_are_written_once_whatever_their_form(tmp_path):
 @pytest.mark.parametrize("item", [(np.zeros((4, 4)), "mask"), np.zeros(3), None, (np.zeros((0, 4)), np.zeros((0, 4)))])
 def test_data_that_are_no_pairs_are_named(tmp_path, item):
     with pytest.raises(UserError, match=r"^val_data\[1\]: .*need \(image, mask\)"):
-        write_given({"train": [], "val": [(np.zeros((4, 4)), np.zeros((4, 4))), item]}, tmp_path)
+        write_given(
+            {"train": [(np.zeros((4, 4)), np.zeros((4, 4)))], "val": [(np.zeros((4, 4)), np.zeros((4, 4))), item]}, tmp_path
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_no_data_and_a_full_disk_get_a_sentence_and_leave_nothing(tmp_path, monkeypatch):
+    with pytest.raises(UserError, match=r"^train_data: it is empty"):
+        write_given({"train": [], "val": None}, tmp_path)
+
+    def full(path, *_, **__):
+        path.write_bytes(b"part")
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(np, "save", full)
+    with pytest.raises(UserError, match=r"^checkpoint_dir: .* cannot take the data .*make room"):
+        write_given({"train": [(np.zeros((4, 4)), np.zeros((4, 4)))], "val": None}, tmp_path)
     assert not list(tmp_path.iterdir())

@@ -186,9 +186,15 @@ def _read_metadata(path: Path) -> list[dict[str, Any]]:
         text = read_text(path, encoding="utf-8-sig")
         if path.suffix == ".csv":
             return [*csv.DictReader(io.StringIO(text, newline=""))]
-        rows = [parse_json(line) for line in text.splitlines() if line.strip()]
-        if not all(isinstance(row, dict) for row in rows):
-            raise ValueError("a line that is no object with keys")
+        rows = []
+        for number, line in enumerate(text.splitlines(), start=1):
+            try:
+                row = parse_json(line) if line.strip() else {}
+            except ValueError as error:
+                raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"line {number} is no object with keys")
+            rows += [row] if row else []
         return rows
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shutil
-import tempfile
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ import numpy as np
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.system.os_errors import cannot
 
 
 class Pairs(Protocol):
@@ -28,8 +29,10 @@ class Pairs(Protocol):
 def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
     """Reads every pair once, in order, and returns the folder that holds them as .npy files, named by their content. `parts`: train
     and val; without val the run splits. Raises UserError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=folder))
+    for part, pairs in parts.items():
+        if pairs is not None and len(pairs) == 0:
+            raise UserError(f"{part}_data: it is empty; need (image, mask) pairs")
+    draft = folder / f".draft-{uuid.uuid4().hex[:12]}"
     digest = hashlib.sha256()
     try:
         for part, pairs in parts.items():
@@ -42,8 +45,11 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
                     raise UserError(f"{part}_data[{index}]: {error}; need (image, mask), see docs/extending.md") from error
                 for kind, array in arrays.items():
                     path = place / kind / f"{index:06d}.npy"
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    np.save(path, array, allow_pickle=False)
+                    try:
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        np.save(path, array, allow_pickle=False)
+                    except OSError as error:
+                        raise cannot(f"checkpoint_dir: {folder}", "take the data", error, folder) from None
                     digest.update(f"{path.relative_to(draft)} {array.dtype} {array.shape} ".encode())
                     digest.update(array.data)
         made = folder / digest.hexdigest()[:16]
