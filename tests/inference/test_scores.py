@@ -8,6 +8,7 @@ import re
 import cv2
 import numpy as np
 import pytest
+import torch
 
 from helpers.project import ROOT
 from unet_trainer.images.mask_decoding import IGNORED
@@ -56,7 +57,6 @@ def test_a_confusion_matrix_is_that_of_training():
     truth = random.choice([0, 1, 2, 3, IGNORED], (2, 40, 50)).astype(np.uint8)
     predicted = random.integers(0, 4, (2, 40, 50)).astype(np.uint8)
     ours = sum(confusion_matrix(*pair, 4) for pair in zip(truth, predicted, strict=True))
-    torch = pytest.importorskip("torch")
     theirs = metrics.confusion_matrix(torch.from_numpy(predicted.astype(np.int64)), torch.from_numpy(truth), 4)
     assert ours.tolist() == theirs.tolist()
     counts = count_image(truth.reshape(80, 50), predicted.reshape(80, 50), 4).counts
