@@ -67,7 +67,7 @@ class Rows(NamedTuple):
     """Results of some rows of an image."""
 
     ids: Pixels  # rows,W uint8
-    probabilities: Pixels | None  # M,rows,W of the stored ids: uint16 for PNG, float32 for .npy
+    probabilities: Pixels | None = None  # M,rows,W of the stored ids: uint16 for PNG, float32 for .npy
 
 
 class Output(NamedTuple):
