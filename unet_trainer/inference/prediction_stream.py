@@ -81,7 +81,7 @@ SLOT = struct.Struct("q")  # a task, and that it is done: the number of its slot
 SIZES = struct.Struct("8q")  # at the start of a slot: how many parts it holds, and the bytes of each
 
 Found = ModelInput | ImageReader | DataError | None  # None: large, and not read yet
-Written = tuple[Sequence[Input], list[str]]  # images, and for each what write_images says
+OnDone = Callable[[Sequence[Input], list[str]], object]  # images, and for each what write_images says
 
 
 @dataclass
@@ -102,54 +102,58 @@ class WriterProcesses:
         """Raises OSError."""
         # Two for each process: its next task waits for it.
         self.slots = [np.frombuffer(mmap.mmap(-1, HEAD_BYTES + SLOT_BYTES), np.uint8) for _ in range(2 * num_processes)]
-        self.under_way: dict[int, tuple[PredictionFolder, Sequence[Input]]] = {}  # by slot
+        self.under_way: dict[int, tuple[PredictionFolder, Sequence[Input], OnDone]] = {}  # by slot
         self.workers = ForkedWorkers(num_processes, partial(_writer_main, self.slots), SLOT.size, SLOT.size)
 
     def __enter__(self) -> WriterProcesses:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        while self.under_way:  # no half-written file is left behind
-            with contextlib.suppress(Exception):
-                self._collect(seconds=1.0)
         self.workers.close()
 
-    def write(self, folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels]) -> list[Written]:
-        """As write_images, by one of the processes; returns what was written since the last call. Waits only for a slot. Raises
-        what a process raised, and WorkerError if one has died."""
-        done = self._collect(seconds=0.0)
+    def write(self, folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels], on_done: OnDone) -> None:
+        """As write_images, by one of the processes; `on_done` gets the images and what that returns, in a later call. Waits only
+        for a slot. Raises what a process raised, and WorkerError if one has died."""
+        self._collect(seconds=0.0)
         while len(self.under_way) == len(self.slots):
-            done += self._collect(seconds=1.0)
+            self._collect(seconds=1.0)
         slot = next(slot for slot in range(len(self.slots)) if slot not in self.under_way)
         _store(self.slots[slot], (folder, images, results))
-        self.under_way[slot] = folder, images
+        self.under_way[slot] = folder, images, on_done
         self.workers.send(SLOT.pack(slot))
-        return done
 
-    def finish(self) -> list[Written]:
-        """Waits for all images."""
-        done = []
+    def finish(self) -> None:
+        """Waits for all images. Raises as `write` does."""
+        errors = []
         while self.under_way:
-            done += self._collect(seconds=1.0)
-        return done
+            try:
+                self._collect(seconds=1.0)
+            except Exception as error:  # the others are written all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
-    def _collect(self, seconds: float) -> list[Written]:
-        slots = [slot for (slot,) in SLOT.iter_unpack(self.workers.receive(seconds))]
-        done = [(self.under_way.pop(slot)[1], _load(self.slots[slot])) for slot in slots]
-        for _, found in done:
+    def _collect(self, seconds: float) -> None:
+        errors = []
+        for (slot,) in SLOT.iter_unpack(self.workers.receive(seconds)):
+            _, images, on_done = self.under_way.pop(slot)
+            found = _load(self.slots[slot])
             if isinstance(found, Exception):
-                raise found
+                errors.append(found)
+            else:
+                on_done(images, found)
+        if errors:
+            raise errors[0]
         if self.under_way and self.workers.dead_worker() is not None:
             pids = [process.pid or 0 for process in self.workers.processes]
             self.workers.close()
-            lost = [(folder, given) for folder, images in self.under_way.values() for given in images]
+            lost = [(folder, given) for folder, images, _ in self.under_way.values() for given in images]
             self.under_way.clear()
             for folder, given in lost:
                 folder.discard_drafts(given.name, pids)
             names = " to ".join(dict.fromkeys(str(given.path) for _, given in (lost[0], lost[-1])))
             what = "a process that writes results died, perhaps for want of memory"
             raise WorkerError(f"{what}, while those of {names} were written")
-        return done
 
 
 def _store(slot: Pixels, content: object) -> None:
@@ -278,6 +282,8 @@ class PredictionStream:
                     self.coco = stack.enter_context(contextlib.closing(file))
                 stack.enter_context(one_opencv_thread())
                 self.batches = stack.enter_context(ThreadPoolExecutor(1, "batches", partial(_use_device, self.device)))
+                if self.processes is not None:
+                    stack.callback(self.processes.finish)
                 self.writers = stack.enter_context(WriteBehind(self.num_writers, MAX_BYTES))
                 ahead = stack.enter_context(contextlib.closing(self.read_ahead(todo)))
                 stack.enter_context(torch.inference_mode())
@@ -285,8 +291,6 @@ class PredictionStream:
                     self.writers.submit(partial(self._polygons_of_mask, given), 0)
                 self._compute(ahead)
                 self.writers.finish()
-                for images, reasons in self.processes.finish() if self.processes is not None else ():
-                    self._count_results(images, reasons)
                 if self.coco is not None:
                     self.coco.finish()
         except torch.OutOfMemoryError:
@@ -402,8 +406,7 @@ class PredictionStream:
         if self.processes is None or sum(array.nbytes for array in results) > SLOT_BYTES:
             self._count_results(images, write_images(self.folder, images, results), results[0])
             return
-        for others, reasons in self.processes.write(self.folder, images, results):
-            self._count_results(others, reasons)
+        self.processes.write(self.folder, images, results, self._count_results)
 
     def _count_results(self, images: Sequence[Input], reasons: Sequence[str], ids: Pixels | None = None) -> None:
         """`ids` where polygons may be wanted."""
