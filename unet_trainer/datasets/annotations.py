@@ -13,19 +13,19 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import annotation_readers as readers
-from unet_trainer.datasets.annotation_readers import FORMATS, AnnotatedImage, EntryError, Format, Shape, part_in, path_pieces
+from unet_trainer.datasets.annotation_readers import FORMATS, AnnotatedImage, Shape, part_in, path_pieces
 from unet_trainer.datasets.converted import Conversion, Converted, Converter
 from unet_trainer.datasets.layouts import describe_results, list_files, resolved, walk
-from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, composed, describe_problems, first_few, path_in
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, composed, divided, first_few, path_in
 from unet_trainer.datasets.rasterize import Canvas
 from unet_trainer.images import image_decoding as headers
-from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, read_bytes
+from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, naming, read_bytes
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, decode_image, describe_file, refuse_bomb
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.row_writers import is_result
@@ -40,15 +40,13 @@ MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 BACKGROUND_NAMES = frozenset(["background", "_background_", "__background__"])  # these are class 0
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
 
-NO_PIXEL, OVERLAP = "no_pixel", "overlap"  # the latter: pixels that shapes of different classes claim
+OVERLAP = "overlap"  # pixels that shapes of different classes claim
 # What is said of shapes that are not drawn as their outline: for one and for several, and what is done with them.
 NOTES: Mapping[str, tuple[str, str, str]] = {
-    readers.SHORT: ("outline", "outlines", "of fewer than 3 points left out"),
-    readers.NO_AREA: ("point, line or box in space", "points, lines or boxes in space", "left out: without an area"),
+    readers.LEFT_OUT: ("object", "objects", "left out, without an area (a point, a line) or outside of the image"),
     readers.LINE: ("line", "lines", "drawn 10 pixels wide, as the tool does"),
     readers.RECTANGLE: ("rectangle", "rectangles", "filled, as the tool does: the mask has its corners, not the object's outline"),
     readers.IN_CROWD: ("crowd region (iscrowd)", "crowd regions (iscrowd)", "drawn as part of its class, below all objects"),
-    NO_PIXEL: ("object", "objects", "without a pixel: smaller than one, or outside of the image"),
 }
 
 EXPORT = "export COCO, with polygons or masks"
@@ -84,8 +82,7 @@ class UnknownAnnotations(DataError):
 class Annotations(NamedTuple):
     """What the annotation files of a dataset hold."""
 
-    tool: str  # "COCO", "LabelMe", ...
-    form: Format
+    tool: str  # a key of FORMATS
     files: str  # what was read, for people: "annotations/instances_train.json"
     declared: list[str]  # names of the classes, in their order
     class_order: str
@@ -123,31 +120,31 @@ def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotatio
     """The annotations in the one format that there is; raises DataError for several, and for those that are not read."""
     if any(path.name.startswith("instances_") for path in texts):  # COCO's captions and so on are not opened
         texts = [path for path in texts if not path.name.startswith(COCO_TASKS)]
-    texts = [path for path in texts if not path.name.startswith("sample_submission")]  # an example of an answer, of Kaggle
     files: dict[str, list[tuple[Path, Any]]] = defaultdict(list)
     unknown: list[str] = []
     broken: list[str] = []
     for path in texts:
-        try:
-            kind, content = ("YOLO", None) if path.suffix.lower() == ".txt" else _kind_of(path)
-        except UnknownAnnotations as error:
-            unknown.append(str(error))
-        except DataError as error:
-            broken.append(str(error))
-        else:
-            files[kind].append((path, content))
-    files["YOLO"] = [(path, None) for path, _ in files["YOLO"] if index.knows(path.stem)]
+        if path.suffix.lower() == ".txt":
+            files["YOLO"] += [(path, None)] if index.knows(path.stem) else []
+        elif not path.name.startswith("sample_submission"):  # an example of an answer, of Kaggle
+            try:
+                kind, content = _kind_of(path)
+                files[kind].append((path, content))
+            except UnknownAnnotations as error:
+                unknown.append(str(error))
+            except DataError as error:
+                broken.append(str(error))
     with_text = (path for path, _ in files["YOLO"] if (stamp := file_stamp(path)) is not None and stamp[0] > 0)
     if not any(readers.looks_like_labels(path) for path in islice(with_text, NUM_LOOKED_AT)):
         files["YOLO"] = []
-    kinds = [kind for kind in (*FORMATS, "YOLO") if files[kind]]
+    kinds = [kind for kind in FORMATS if files[kind]]
+    cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
+    if not kinds and (unknown or broken):
+        raise UnknownAnnotations(unknown[0] if unknown else cannot)
+    if not kinds:
+        return None
     if len(kinds) > 1:
         raise DataError(f"mask_dir: annotations of {' and '.join(kinds)} in {data_dir}; set mask_dir to the folder or file of one")
-    cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
-    if not kinds and not unknown and not broken:
-        return None
-    if not kinds:
-        raise UnknownAnnotations(unknown[0] if unknown else cannot)
     if broken:
         raise DataError(cannot)
     if not index.files:
@@ -167,8 +164,8 @@ def _kind_of(path: Path) -> tuple[str, Any]:
         return "CVAT" if root.tag == "annotations" else "", root
     if path.suffix.lower() == ".csv":
         with readers.reading(path, "CSV"):
-            table = readers.find_run_table(path)
-        return "run lengths" if table else "", table
+            columns = readers.find_run_columns(path)
+        return "run lengths" if columns else "", columns
     if path.suffix.lower() != ".json":
         what = "holds a JSON document in each line, as Labelbox exports, which is not read"
         raise UnknownAnnotations(f"{path} {what}; {EXPORT}")
@@ -192,24 +189,24 @@ def kind_of_json(content: Any) -> str:
 
 def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex, data_dir: Path) -> Annotations:
     """What the files of one format hold; raises DataError."""
-    names = readers.read_names(data_dir, sorted({path.parent for path, _ in files})) if tool == "YOLO" else None
-    form = FORMATS[tool] if names is None else _yolo(names)
+    form, names = FORMATS[tool], None
+    if tool == "YOLO":
+        names = readers.read_names(data_dir, sorted({path.parent for path, _ in files}))
+        files = [(path, names) for path, _ in files]
     declared: dict[str, None] = {}
     images: list[AnnotatedImage] = []
     notices: list[str] = []
     missing: list[str] = []
     for path, content in files:
-        try:
-            parsed = form.parse(path, content)
-        except EntryError as error:
-            raise DataError(f"{path} ({tool}): {error}") from None
-        declared |= dict.fromkeys(parsed.declared)
-        notices += parsed.notices
-        with_folders = index.knows_folders(image.name for image in parsed.images)
+        with naming(f"{path} ({tool})"):
+            classes, listed, notes = form.parse(path, content)
+        declared |= dict.fromkeys(classes)
+        notices += notes
+        with_folders = index.knows_folders(image.name for image in listed)
         folders = path.relative_to(data_dir).parts[:-1] if path.is_relative_to(data_dir) else ()
         near = path.parent.parent if tool == "Supervisely" else path.parent  # ds/img beside ds/ann
         shown = path_in(data_dir, path)
-        for image in parsed.images:
+        for image in listed:
             part = image.part or ("" if form.is_one_each else part_in([path.stem])) or part_in(folders)
             found = index.find(image.name, near, part, with_folders)
             if found is None and (form.is_one_each or tool == "Label Studio"):
@@ -219,47 +216,38 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
                 continue
             part = (names.part_of(path_in(data_dir, found)) if names else "") or part or index.part_of(found)
             where = shown if form.is_one_each else f"{shown}, image {readers.show(image.name, 250)}"
-            images.append(image._replace(image=found, part=part, sources=(path,), where=where))
+            images.append(image._replace(image=found, part=part, source=path, where=where))
     listing = [path_in(data_dir, path) for path, content in files if tool != "Supervisely" or "objects" in content]
     shown = ", ".join(listing)
     if form.is_one_each:
-        kind = "text" if names else "JSON"
-        shown = f"{counted(len(listing), f'{kind} file')} such as {PurePosixPath(listing[0]).name}"
+        kind = "text file" if names else "JSON file"
+        shown = f"{counted(len(listing), kind)} such as {PurePosixPath(listing[0]).name}"
     if not images:
         raise DataError(
             f"{shown} ({tool}), and none of their images is in {index.root}: {first_few(missing)}; "
             "put the images there, or set image_dir to their folder"
         )
+    order = form.class_order if declared or tool == "COCO" else "in alphabetical order"
     if names is not None:
-        images += _unlabelled(names, images, index, data_dir, notices)
+        order = f"in the order of {names.file}" if names.names else order
+        # Images without a label file are all background; those of a part without any label file are left out.
+        paths, parts = {image.image for image in images}, {image.part for image in images}
+        others = [
+            (path, names.part_of(path_in(data_dir, path)) or index.part_of(path)) for path in index.files if path not in paths
+        ]
+        empty = [
+            AnnotatedImage(path.name, [], None, part, path, None, path_in(data_dir, path)) for path, part in others if part in parts
+        ]
+        images += empty
+        if not names.names:
+            notices.append("no data.yaml or classes.txt with the names of the classes: they are numbers")
+        if empty:
+            what = f"{counted(len(empty), 'image')} without a label file, {first_few(image.name for image in empty)}"
+            notices.append(f"all background, as in YOLO: {what}")
     if missing:
         notices.append(f"{counted(len(missing), 'image')} of {shown} without a readable file left out: {first_few(missing)}")
     used = {entry.label for image in images for entry in image.entries}
-    order = form.class_order if declared or tool == "COCO" else "in alphabetical order"
-    return Annotations(tool, form, shown, [*declared, *sorted(used)], order, images, notices)
-
-
-def _yolo(names: readers.YoloNames) -> Format:
-    order = f"in the order of {names.file}" if names.names else "by number"
-    return Format(names.parse, readers.yolo_shape, True, order, "the smaller object is on top")
-
-
-def _unlabelled(
-    names: readers.YoloNames, labelled: Sequence[AnnotatedImage], index: ImageIndex, data_dir: Path, notices: list[str]
-) -> list[AnnotatedImage]:
-    """Images without a label file, which are all background; those of a part without any label file are left out."""
-    if not names.names:
-        notices.append("no data.yaml or classes.txt with the names of the classes: they are numbers")
-    paths, parts = {image.image for image in labelled}, {image.part for image in labelled}
-    found = []
-    for path in (path for path in index.files if path not in paths):
-        part = names.part_of(path_in(data_dir, path)) or index.part_of(path)
-        if part in parts:
-            found.append(AnnotatedImage(path.name, [], None, part, path, (), path_in(data_dir, path)))
-    if found:
-        listing = first_few(image.name for image in found)
-        notices.append(f"all background, as in YOLO: {counted(len(found), 'image')} without a label file, {listing}")
-    return found
+    return Annotations(tool, shown, [*declared, *sorted(used)], order, images, notices)
 
 
 def describe_other_files(folder: Path) -> list[str]:
@@ -351,6 +339,7 @@ def is_background(name: str) -> bool:
 
 def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter, class_names: Sequence[str] | None) -> FoundPairs:
     """The pairs of annotated images and drawn masks. `class_names` is the setting, if it is set. Raises DataError."""
+    form = FORMATS[annotations.tool]
     first: dict[Path, AnnotatedImage] = {}
     for image in annotations.images:
         if (other := first.setdefault(image.image, image)) is not image:
@@ -360,7 +349,7 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
             )
     classes, notices = choose_classes(annotations, class_names)
     ids = {name: number for number, name in enumerate(classes, start=1)}
-    smaller_on_top = annotations.form.overlap_rule.startswith("the smaller")
+    smaller_on_top = form.overlap_rule.startswith("the smaller")
     images = annotations.images
     if not any(image.entries for image in images if image.part == "test"):
         # Test images without a single object were not annotated: all of them background would be a wrong truth.
@@ -370,48 +359,33 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
     conversions = [
         Conversion(
             path_in(index.root, image.image).lstrip("/"),
-            (*image.sources, image.image),
-            partial(draw_mask, image, annotations.form.read_shape, ids, smaller_on_top),
+            [*([image.source] if image.source else []), image.image],
+            partial(draw_mask, image, form.read_shape, ids, smaller_on_top),
         )
         for image in images
     ]
     label = "Drawing masks from annotations:"
     drawn = converter.write(annotations.tool.lower(), [classes, smaller_on_top], conversions, label)
-    parts = {image.part for image in images}
-    is_divided, has_test = {"train", "val"} <= parts, "test" in parts and len(parts) > 1
-    counts = Counter(path_in(index.root, image.image.with_suffix("")) for image in images)
     pairs: list[Pair] = []
-    problems: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test
+    bad: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test, which stops no training
     for image, mask in zip(images, drawn, strict=True):
-        divided: Part = "val" if image.part == "val" else "train"
-        part: Part | None = "test" if has_test and image.part == "test" else divided if is_divided else None
-        name = path_in(index.root, image.image.with_suffix(""))
-        name += image.image.suffix if counts[name] > 1 else ""  # a.jpg and a.png
         if mask.problem:
-            problems[part == "test"].append(f"{image.where}: {mask.problem}")
+            bad[image.part == "test"].append(f"{image.where}: {mask.problem}")
         else:
-            pairs.append(Pair(name, image.image, mask.path, part, mask_origin=image.where))
+            name = path_in(index.root, image.image.with_suffix(""))
+            pairs.append(Pair(name, image.image, mask.path, cast(Part, image.part or None), mask_origin=image.where))
     titles = "annotation that cannot be used", "annotations that cannot be used"
     fix = "correct these entries, or their image files, or remove them"
-    found = (Problem("annotations", *titles, tuple(problems[False]), fix),) if problems[False] else ()
-    pairs.sort(key=lambda pair: pair.name)
-    if all(pair.part == "test" for pair in pairs):
-        raise DataError(describe_problems(found) or f"{annotations.files} has no image to train on")
+    problems = [Problem("annotations", *titles, tuple(bad[False]), fix)] if bad[False] else []
     notices = [*annotations.notices, *notices, *_notices(annotations, images, drawn, index)]
-    if problems[True]:
-        notices.append(f"{counted(len(problems[True]), 'test image')} left out: {first_few(problems[True], 3)}")
+    if bad[True]:
+        notices.append(f"{counted(len(bad[True]), 'test image')} left out: {first_few(bad[True], 3)}")
     rule = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
     names = classes if len(classes) == 1 else ("background", *classes)
-    return FoundPairs(
-        tuple(pair for pair in pairs if pair.part != "test"),
-        f"{rule}; as they are divided into train and val" if is_divided else rule,
-        describe_problems(found),
-        found,
-        test=tuple(pair for pair in pairs if pair.part == "test"),
-        class_names=names,
-        num_classes=len(names),
-        notices=tuple(notices),
-    )
+    found = divided(pairs, rule, problems, class_names=names, num_classes=len(names), notices=tuple(notices))
+    if not found.pairs:
+        raise DataError(found.blocking_message or f"{annotations.files} has no image to train on")
+    return found
 
 
 def choose_classes(annotations: Annotations, class_names: Sequence[str] | None) -> tuple[tuple[str, ...], list[str]]:
@@ -448,7 +422,7 @@ def draw_mask(
     height, width = size = _image_size(image.image)
     if image.size is not None and image.size != size:
         is_turned = image.size == size[::-1] and headers.is_turned(read_bytes(image.image))
-        raise EntryError(
+        raise ReadError(
             f"annotated at {image.size[1]}×{image.size[0]}, and the file {image.image.name} has {width}×{height} pixels"
             + (" (rotated by its EXIF orientation; the annotation is not)" if is_turned else "")
         )
@@ -456,34 +430,31 @@ def draw_mask(
     notes: Counter[str] = Counter()
     for entry in image.entries:
         try:
-            shape = read_shape(entry.content, height, width)
-            notes[shape.note] += 1
-            if shape.patch is not None:
-                class_id = 0 if is_background(entry.label) else IGNORED if entry.label == IGNORE_NAME else ids[entry.label]
-                notes[NO_PIXEL] += not canvas.draw(shape.patch, class_id, is_crowd=shape.note == readers.IN_CROWD)
+            patch, note = read_shape(entry.content, height, width)
+            class_id = 0 if is_background(entry.label) else IGNORED if entry.label == IGNORE_NAME else ids.get(entry.label, 0)
+            is_drawn = patch is not None and canvas.draw(patch, class_id, is_crowd=note == readers.IN_CROWD)
+            notes[note if is_drawn else readers.LEFT_OUT] += 1
         except DataError as error:
-            raise EntryError(f"{entry.name}: {error}") from None
+            raise DataError(f"{entry.name}: {error}") from None
     notes[OVERLAP] = int(np.count_nonzero(canvas.contested))
     return canvas.ids, {note: number for note, number in notes.items() if note and number}
 
 
 def _image_size(path: Path) -> tuple[int, int]:
     """Height and width as decode_image gives them."""
-    try:
+    with naming(f"the file {path.name}"):
         data = read_bytes(path)
         refuse_bomb(data)
         is_plain = data.startswith((headers.JPEG_START, headers.PNG_START, headers.WEBP_START, headers.BMP_START))
         size = headers.displayed_size(data) if is_plain else None
         return size or decode_image(data).shape[:2]
-    except ReadError as error:
-        raise EntryError(f"the file {path.name}: {error}") from None
 
 
 def _notices(
     annotations: Annotations, images: Sequence[AnnotatedImage], drawn: Sequence[Converted], index: ImageIndex
 ) -> list[str]:
     notices = []
-    empty = [image.image for image in images if not image.entries and image.sources]
+    empty = [image.image for image in images if not image.entries and image.source]
     if empty:
         names, verb = first_few(path.name for path in empty), "counts as" if len(empty) == 1 else "count as"
         notices.append(f"{counted(len(empty), 'image')} without any annotation {verb} all background: {names}")
@@ -497,7 +468,7 @@ def _notices(
         names = first_few(holders, 3)
         if holders and note == OVERLAP:
             where = f"{counted(sum(facts), 'pixel')} in {counted(len(holders), 'image')}"
-            notices.append(f"{where} in objects of several classes; {annotations.form.overlap_rule}: {names}")
+            notices.append(f"{where} in objects of several classes; {FORMATS[annotations.tool].overlap_rule}: {names}")
         elif holders:
             one, many, what = NOTES[note]
             notices.append(f"{counted(sum(facts), one, many)} {what}: in {names}")

@@ -29,7 +29,7 @@ import numpy as np
 from unet_trainer.datasets.layouts import KINDS
 from unet_trainer.datasets.name_matching import File, best_match, masks_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
-from unet_trainer.images.file_bytes import DataError, ReadError, find_member, open_file, read_bytes
+from unet_trainer.images.file_bytes import DataError, ReadError, find_member, naming, open_file, read_bytes
 from unet_trainer.images.image_decoding import (
     COLOUR_CHANNELS,
     IMAGE_EXTENSIONS,
@@ -96,17 +96,17 @@ class Converter:
         key = json.dumps([FORMAT, str(self.data_dir.resolve()), kind, settings], default=str)
         # split.csv names these files: absolute, because its paths are relative to data_dir.
         folder = self.checkpoint_dir.absolute() / ".converted" / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-        known, facts = (
-            value if isinstance(value, dict) else {} for value in map(read_cache(folder / INDEX).get, ("stamps", "facts"))
-        )
+        files = read_cache(folder / INDEX).get("files")
+        known = files if isinstance(files, dict) else {}  # name → stamps of the sources, and facts
         paths = [folder / f"{conversion.name}{conversion.extension}" for conversion in conversions]
         stamps = [[_stamp(source) for source in conversion.sources] for conversion in conversions]
-        problems = [""] * len(conversions)
+        problems: dict[int, str] = {}
 
         def is_known(number: int) -> bool:
-            name = conversions[number].name
-            counts = list(facts[name].values()) if isinstance(facts.get(name), dict) else [None]
-            return known.get(name) == stamps[number] and all(type(count) is int for count in counts) and paths[number].is_file()
+            match known.get(conversions[number].name):
+                case [stored, dict()]:
+                    return bool(stored == stamps[number]) and paths[number].is_file()
+            return False
 
         def convert(number: int, _: ReadStderr) -> tuple[Any, str, str]:
             """Facts, what is wrong with the sources, and why the file cannot be written."""
@@ -114,42 +114,57 @@ class Converter:
                 pixels, found = conversions[number].make()
             except DataError as error:
                 return None, str(error), ""
-            return found, "", _write(paths[number], pixels)
+            path = paths[number]
+            data = pixels if isinstance(pixels, bytes) else encode_image(pixels, path.suffix)
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_atomically(path, lambda file: file.write(data))
+            except OSError as error:
+                return None, "", f"{path} cannot be written ({error.strerror}); converted masks are kept under checkpoint_dir"
+            return found, "", ""
 
         waiting = [number for number in range(len(conversions)) if not is_known(number)]
-        bar = contextlib.nullcontext() if self.console is None or not waiting else self.console.bar(label, len(waiting), keep=False)
+        bar = (self.console or Console(io.StringIO())).bar(label, len(waiting), keep=False)  # silent without one
         outcomes = forked_map(convert, waiting, num_processes or min(count_cores(), 1 + len(waiting) // FEW))
         try:
             with bar as shown, contextlib.closing(outcomes):
                 for position, outcome in outcomes:
-                    number, name = waiting[position], conversions[waiting[position]].name
-                    crash = (None, f"reading it crashed ({outcome.reason})", "") if isinstance(outcome, Crash) else outcome
-                    found, problems[number], failure = crash
+                    number = waiting[position]
+                    if isinstance(outcome, Crash):
+                        outcome = None, f"reading it crashed ({outcome.reason})", ""
+                    found, problem, failure = outcome
                     if failure:
                         raise DataError(failure)
-                    if not problems[number]:
-                        known[name], facts[name] = stamps[number], found
-                    if shown is not None:
-                        shown.tick()
+                    if problem:
+                        problems[number] = problem
+                    else:
+                        known[conversions[number].name] = [stamps[number], found]
+                    shown.tick()
         finally:
             if waiting:
-                write_cache(folder / INDEX, {"stamps": known, "facts": facts})
-        names = [conversion.name for conversion in conversions]
+                write_cache(folder / INDEX, {"files": known})
         return [
-            Converted(path, {} if problem else facts[name], problem)
-            for path, name, problem in zip(paths, names, problems, strict=True)
+            Converted(path, {} if number in problems else known[conversions[number].name][1], problems.get(number, ""))
+            for number, path in enumerate(paths)
         ]
 
-
-def _write(path: Path, pixels: Pixels | bytes) -> str:
-    """Why it cannot be written; empty if it was."""
-    data = pixels if isinstance(pixels, bytes) else encode_image(pixels, path.suffix)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: file.write(data))
-    except OSError as error:
-        return f"{path} cannot be written ({error.strerror}); converted masks are kept under checkpoint_dir"
-    return ""
+    def write_pairs(
+        self,
+        kind: str,
+        settings: Any,
+        wanted: Sequence[tuple[Pair, Conversion, Conversion]],
+        label: str,
+        num_processes: int | None = None,
+    ) -> list[Pair]:
+        """The pairs, with the files that the conversions of their image and mask make. Raises DataError for bad sources."""
+        conversions = [conversion for _, *both in wanted for conversion in both]
+        written = self.write(kind, settings, conversions, label, num_processes)
+        if problem := next((file.problem for file in written if file.problem), ""):
+            raise DataError(problem)
+        files = [file.path for file in written]
+        return [
+            replace(pair, image=image, mask=mask) for (pair, *_), image, mask in zip(wanted, files[::2], files[1::2], strict=True)
+        ]
 
 
 def _stamp(path: Path) -> list[Any]:
@@ -237,18 +252,11 @@ def _holds_two_values(path: Path) -> bool:
     return len(values) < 3 or bool(is_soft)
 
 
-class Merged(NamedTuple):
-    """Pairs whose masks are merged from several files, and what the user should know of them."""
-
-    pairs: list[Pair]
-    unreadable: list[str]  # files that cannot be used, and why
-    notices: list[str]
-    has_background: bool  # some pixels belong to no class
-    readings: tuple[str, str] | None  # two classes that mark the same pixels
-
-
-def merge_masks(converter: Converter, part: Part, parts: Sequence[MaskParts], classes: Sequence[str]) -> Merged:
-    """The pairs of images and merged masks: of classes, or of objects if there are no classes."""
+def merge_masks(
+    converter: Converter, part: Part, parts: Sequence[MaskParts], classes: Sequence[str], notices: list[str]
+) -> tuple[list[Pair], list[str], bool, tuple[str, str] | None]:
+    """The pairs of images and merged masks: of classes, or of objects if there are no classes. And the files that cannot be used,
+    whether some pixels belong to no class, and two classes that mark the same pixels."""
     names = [f"{each.image.folder}{each.image.stem}" for each in parts]
     conversions = [
         Conversion(f"{part}/{name}", [path for _, path in each.files], partial(_merge, each.files, classes))
@@ -263,7 +271,6 @@ def merge_masks(converter: Converter, part: Part, parts: Sequence[MaskParts], cl
             pairs.append(Pair(name, each.image.path, mask.path, mask_origin=f"{each.files[0][1]}{others}"))
     facts = [Counter(mask.facts) for mask in written if not mask.problem]
     total = sum(facts, Counter())
-    notices = []
     if total["overlap"]:
         notices.append(
             f"{total['overlap']} pixels in {sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks belong to several "
@@ -276,7 +283,7 @@ def merge_masks(converter: Converter, part: Part, parts: Sequence[MaskParts], cl
         both = total[f"both {one}/{other}"]
         if both > SAME_THING * (total[f"area {one}"] + total[f"area {other}"] - both):
             readings = one, other
-    return Merged(pairs, [mask.problem for mask in written if mask.problem], notices, total["background"] > 0, readings)
+    return pairs, [mask.problem for mask in written if mask.problem], total["background"] > 0, readings
 
 
 def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[Pixels, dict[str, int]]:
@@ -286,10 +293,8 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
     overlap: Any = False
     read: dict[str, Any] = {}
     for name, path in sorted(files, key=lambda item: classes.index(item[0])) if classes else files:
-        try:
+        with naming(path):
             mask = read_mask(path)
-        except ReadError as error:
-            raise DataError(f"{path}: {error}") from None
         merged = np.zeros(mask.shape, np.uint8) if merged is None else merged
         if mask.shape != merged.shape:
             (height, width), (first_height, first_width) = mask.shape, merged.shape
@@ -326,11 +331,9 @@ def join_channels(converter: Converter, part: Part, cases: Mapping[tuple[str, st
 def _join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
     read: list[Pixels] = []
     for path in paths:
-        try:
+        with naming(path):
             is_volume = path.name.lower().endswith(VOLUME_EXTENSIONS)
-            read.append(_open_volume(path).read()[..., None] if is_volume else read_image(path))
-        except ReadError as error:
-            raise DataError(f"{path}: {error}") from None
+            read.append(_open_volume(path)[2]()[..., None] if is_volume else read_image(path))
         if read[-1].shape[:-1] != read[0].shape[:-1]:
             size, first = ("×".join(map(str, pixels.shape[-2::-1])) for pixels in (read[-1], read[0]))
             raise DataError(f"{path}: {size}, the other channels of this image are {first}")
@@ -344,7 +347,9 @@ def split_into_rows(converter: Converter, path: Path, part: Part | None) -> list
     """A pair of files for each row; empty if the file has no column of images. Raises DataError."""
     with _parquet(path) as file:
         columns = [
-            field.name for field in file.schema_arrow if {"bytes", "path"} <= {inner.name for inner in _fields_of(field.type)}
+            field.name
+            for field in file.schema_arrow
+            if {"bytes", "path"} <= {field.type.field(index).name for index in range(field.type.num_fields)}
         ]
         kinds = {column: KINDS.get(re.sub(r"[\W_]", "", column.lower())) for column in columns}
         images = [column for column in columns if kinds[column] == "image"]
@@ -361,24 +366,22 @@ def split_into_rows(converter: Converter, path: Path, part: Part | None) -> list
     stems = [Path(name).stem for name in names[0]]
     are_names = all(stems) and len(set(stems)) == len(stems)
     rows = [(group, row) for group, size in enumerate(sizes) for row in range(size)]
-    conversions, pairs = [], []
+    wanted = []
     for number, (group, row) in enumerate(rows):
         name = f"{path.stem}/{stems[number] if are_names else f'{number:0{len(str(len(rows)))}d}'}"
-        for column, listed in zip(chosen, names, strict=True):
-            suffix = Path(listed[number]).suffix.lower()
-            make = partial(_cell, path, group, row, column)
-            conversions.append(Conversion(f"{column}/{name}", [path], make, suffix if suffix in IMAGE_EXTENSIONS else ".png"))
+        suffixes = (Path(listed[number]).suffix.lower() for listed in names)
+        image, mask = (
+            Conversion(
+                f"{column}/{name}",
+                [path],
+                partial(_cell, path, group, row, column),
+                suffix if suffix in IMAGE_EXTENSIONS else ".png",
+            )
+            for column, suffix in zip(chosen, suffixes, strict=True)
+        )
         origins = (f"{path}, row {number}, {column}" for column in chosen)
-        pairs.append(Pair(name, path, path, part, "", *origins))
-    written = converter.write("rows", str(path.relative_to(converter.data_dir)), conversions, "Writing the rows as files:")
-    if problem := next((row.problem for row in written if row.problem), ""):
-        raise DataError(problem)
-    files = [row.path for row in written]
-    return [replace(pair, image=image, mask=mask) for pair, image, mask in zip(pairs, files[::2], files[1::2], strict=True)]
-
-
-def _fields_of(kind: Any) -> list[Any]:
-    return [kind.field(index) for index in range(kind.num_fields)]
+        wanted.append((Pair(name, path, path, part, "", *origins), image, mask))
+    return converter.write_pairs("rows", str(path.relative_to(converter.data_dir)), wanted, "Writing the rows as files:")
 
 
 @contextlib.contextmanager
@@ -428,7 +431,7 @@ def has_pages(path: Path) -> bool:
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
     """A pair of files for each page of image stacks and their mask stacks; raises DataError, which names the user's files."""
-    conversions, pages = [], []
+    wanted = []
     for stack in stacks:
         images, masks = page_types(stack.image), page_types(stack.mask)
         if len(images) != len(masks):
@@ -437,45 +440,34 @@ def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -
         extension = ".npy" if _is_volume(stack.image) else ".png" if images[0] in (np.uint8, np.uint16) else ".tiff"
         for index in range(len(images)):
             name = f"{stack.name}/{index:0{len(str(len(images) - 1))}d}"  # with zeros in front: they sort
-            image, mask = partial(_image_page, stack.image, index), partial(_mask_page, stack.mask, index)
-            conversions.append(Conversion(f"images/{part}/{name}", [stack.image], image, extension))
-            conversions.append(Conversion(f"masks/{part}/{name}", [stack.mask], mask))
             origins = (f"{shown}, page {index}" for shown in (stack.shown_image, stack.shown_mask))
-            pages.append(Pair(name, stack.image, stack.mask, None, stack.name, *origins))
-    written = converter.write("pages", None, conversions, "Splitting stacks into pages:")
-    problem = next((page.problem for page in written if page.problem), "")
-    if problem:
-        raise DataError(problem)
-    files = [page.path for page in written]
-    return [replace(page, image=image, mask=mask) for page, image, mask in zip(pages, files[::2], files[1::2], strict=True)]
+            make_image, make_mask = partial(_image_page, stack.image, index), partial(_mask_page, stack.mask, index)
+            image = Conversion(f"images/{part}/{name}", [stack.image], make_image, extension)
+            mask = Conversion(f"masks/{part}/{name}", [stack.mask], make_mask)
+            wanted.append((Pair(name, stack.image, stack.mask, None, stack.name, *origins), image, mask))
+    return converter.write_pairs("pages", None, wanted, "Splitting stacks into pages:")
 
 
 def page_types(path: Path) -> list[Any]:
     """The dtype of each page; raises DataError, also for a stack whose pages together are a decompression bomb."""
     if _is_volume(path):
-        volume = _open_volume(path)
-        return [volume.dtype] * volume.shape[0]
-    try:
-        with open_pages(path) as file:
-            pages = [page for page in file.pages if not getattr(page, "is_reduced", False)]
-            num_values, num_bytes = sum(page.size for page in pages), file.filehandle.size
-            if num_values // COLOUR_CHANNELS > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
-                what = f"{num_values / 1e6:.3g} million values on {len(pages)} pages"
-                raise ReadError(f"{num_bytes / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
-            return [page.dtype for page in pages]
-    except ReadError as error:
-        raise DataError(f"{path}: {error}") from None
+        num_slices, dtype, _ = _open_volume(path)
+        return [dtype] * num_slices
+    with naming(path), open_pages(path) as file:
+        pages = [page for page in file.pages if not getattr(page, "is_reduced", False)]
+        num_values, num_bytes = sum(page.size for page in pages), file.filehandle.size
+        if num_values // COLOUR_CHANNELS > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
+            what = f"{num_values / 1e6:.3g} million values on {len(pages)} pages"
+            raise ReadError(f"{num_bytes / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
+        return [page.dtype for page in pages]
 
 
 @lru_cache(maxsize=2)  # an image stack and its mask stack
 def _read_pages(path: Path) -> Sequence[Pixels]:
     if _is_volume(path):
-        return [*_open_volume(path).read()]
-    try:
-        with open_pages(path) as file:
-            return [page.asarray() for page in file.pages if not getattr(page, "is_reduced", False)]
-    except ReadError as error:
-        raise DataError(f"{path}: {error}") from None
+        return [*_open_volume(path)[2]()]
+    with naming(path), open_pages(path) as file:
+        return [page.asarray() for page in file.pages if not getattr(page, "is_reduced", False)]
 
 
 def _image_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
@@ -500,24 +492,11 @@ def _import_nibabel(path: Path) -> Any:
     return nibabel
 
 
-class Volume(NamedTuple):
-    """Z,Y,X or Z,Y,X,C; `read` decodes it."""
-
-    shape: tuple[int, ...]
-    dtype: Any
-    read: Callable[[], Pixels]
-
-
-def _open_volume(path: Path) -> Volume:
-    """Reads the header; raises DataError, as `read` of it does."""
+def _open_volume(path: Path) -> tuple[int, Any, Callable[[], Pixels]]:
+    """From the header the number of slices and the dtype; and what reads Z,Y,X or Z,Y,X,C. Both raise DataError."""
     if path.suffix.lower() == ".npy":
-        try:
-            with open_file(path) as opened:
-                np.lib.format.read_magic(opened)
-                shape, _, dtype = np.lib.format.read_array_header_1_0(opened)
-        except ValueError as error:
-            raise DataError(f"{path} is not an array that can be read ({str(error)[:100]})") from None
-        return Volume(shape, dtype, lambda: decode_array(read_bytes(path)))
+        array = decode_array(read_bytes(path))
+        return len(array), array.dtype, lambda: array
     nibabel = _import_nibabel(path)
     errors = nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError
 
@@ -540,7 +519,7 @@ def _open_volume(path: Path) -> Volume:
         with reading():
             return np.ascontiguousarray(np.moveaxis(np.asanyarray(file.dataobj).reshape(shape).swapaxes(0, 1), 2, 0))
 
-    return Volume((shape[2], shape[1], shape[0], *shape[3:]), file.get_data_dtype(), read)
+    return shape[2], file.get_data_dtype(), read
 
 
 def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
@@ -559,43 +538,33 @@ def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
 
 def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
     """The pairs, those with a box as files of their own; raises DataError, which names the user's files."""
-    conversions = []
-    for box in (pair.box for pair in pairs if pair.box is not None):
+    wanted = []
+    for pair, box in ((pair, pair.box) for pair in pairs if pair.box is not None):
         # Not by the name of the pair: a table may have any.
         source = hashlib.sha256(f"{box.image}\n{box.mask}".encode(errors="surrogateescape")).hexdigest()[:8]
         name = box.name_in(f"{box.image.stem}-{source}")
-        conversions.append(Conversion(f"images/{name}", [box.image], partial(_image_block, box), ".tiff"))
-        conversions.append(Conversion(f"masks/{name}", [box.mask, box.image], partial(_mask_block, box)))
+        image = Conversion(f"images/{name}", [box.image], partial(_image_block, box), ".tiff")
+        wanted.append((pair, image, Conversion(f"masks/{name}", [box.mask, box.image], partial(_mask_block, box))))
     # One process: it decodes the image once, and each further one would hold it in memory too.
-    written = converter.write("blocks", None, conversions, "Cutting the image into blocks:", num_processes=1)
-    problem = next((file.problem for file in written if file.problem), "")
-    if problem:
-        raise DataError(problem)
-    files = iter(file.path for file in written)
-    return [pair if pair.box is None else replace(pair, image=next(files), mask=next(files)) for pair in pairs]
+    cut = iter(converter.write_pairs("blocks", None, wanted, "Cutting the image into blocks:", num_processes=1))
+    return [pair if pair.box is None else next(cut) for pair in pairs]
 
 
 @lru_cache(maxsize=1)
 def _read_whole(path: Path) -> tuple[Pixels, bool, float | None]:
     """H,W,C with alpha, whether there is one, and the value of pixels without data."""
-    try:
+    with naming(path):
         data = read_bytes(path)
         num_with_alpha = channels_with_alpha(data)
         image = decode_image(data, channels=num_with_alpha or None)
         return image, image.shape[2] == num_with_alpha, nodata_of(data)
-    except ReadError as error:
-        raise DataError(f"{path}: {error}") from None
 
 
 @lru_cache(maxsize=1)
 def _read_whole_mask(path: Path, size: tuple[int, int]) -> Pixels:
     """H,W values as read_mask gives them, at the size of the image."""
-    try:
+    with naming(path):
         mask = read_mask(path)
-    except ReadError as error:
-        raise DataError(f"{path}: {error}") from None
-    if mask.shape == size:
-        return mask
     rows, columns = (nearest_positions(*lengths) for lengths in zip(mask.shape, size, strict=True))
     return mask[rows[:, None], columns]
 

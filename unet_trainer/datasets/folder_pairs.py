@@ -41,6 +41,7 @@ from unet_trainer.datasets.pairs import (
     Question,
     composed,
     describe_problems,
+    divided,
     first_few,
     path_in,
     setting_lines,
@@ -150,28 +151,9 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             used |= {path_in(data_dir, path): None} if rows_of_file else {}
     if not pairs:
         return None
-    parts, names = {pair.part for pair in pairs}, Counter(pair.name for pair in pairs)
-    is_divided, has_test = {"train", "val"} <= parts, "test" in parts and len(parts) > 1
-    if is_divided and None in parts:
-        raise DataError(f"{first_few(used)}: some rows are of train or val, and others of neither; put all into folders of one")
-    pairs = [
-        replace(
-            pair,
-            name=f"{pair.name}{pair.image.suffix}" if names[pair.name] > 1 else pair.name,  # a.jpg and a.png
-            part=pair.part if is_divided or (has_test and pair.part == "test") else None,
-        )
-        for pair in sorted(pairs, key=lambda pair: pair.name)
-    ]
     titles = "row without its image or mask", "rows without their image or mask"
     problems = [Problem("no_image", *titles, tuple(missing), "add the files, or remove these rows")] if missing else []
-    rule = f"listed in {first_few(used)}"
-    return FoundPairs(
-        tuple(pair for pair in pairs if pair.part != "test"),
-        f"{rule}; as they are divided into train and val" if is_divided else rule,
-        describe_problems(problems),
-        tuple(problems),
-        test=tuple(pair for pair in pairs if pair.part == "test"),
-    )
+    return divided(pairs, f"listed in {first_few(used)}", problems)
 
 
 def _names_files(path: Path) -> bool:
@@ -461,19 +443,19 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     unknown = sorted(set(names) - set(search.classes))
     if unknown:
         raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
-    merged = converted.merge_masks(search.converter, part, parts, search.classes if names else [])
-    search.has_background |= merged.has_background
-    search.notices += merged.notices
-    if merged.readings is not None and not are_sure:
-        first, second = merged.readings
+    classes = search.classes if names else []
+    pairs, unreadable, has_background, readings = converted.merge_masks(search.converter, part, parts, classes, search.notices)
+    search.has_background |= has_background
+    if readings is not None and not are_sure:
+        first, second = readings
         key, slash = ("mask_dir", "/") if has_folders else ("mask_suffix", "")
         text = f"{key}: {first}{slash} and {second}{slash} in {place} mark the same pixels; two readings of one thing?"
         raise Question(text, *one_of_them)
     found.rule = f"a mask file for each object, {sum(len(each.files) for each in parts)} files merged"
     found.rule = f"a mask file for each class: {', '.join(search.classes)}" if names else found.rule
-    found.pairs = sorted(merged.pairs, key=lambda pair: pair.name)
-    if merged.unreadable:
-        found.problems.append(Problem("unreadable", *UNREADABLE, tuple(merged.unreadable), "repair these files"))
+    found.pairs = sorted(pairs, key=lambda pair: pair.name)
+    if unreadable:
+        found.problems.append(Problem("unreadable", *UNREADABLE, tuple(unreadable), "repair these files"))
     return True
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -202,6 +202,21 @@ class FoundPairs:
     def is_divided(self) -> bool:
         """Whether the data itself is divided into train and val."""
         return any(pair.part == "val" for pair in self.pairs)
+
+
+def divided(pairs: Sequence[Pair], rule: str, problems: Sequence[Problem] = (), **others: Any) -> FoundPairs:
+    """Pairs that a table or annotations list, with their parts: train and val count if there are both, and then what is of no part
+    trains; test counts beside any other. Names are made distinct."""
+    parts, names = {pair.part for pair in pairs}, Counter(pair.name for pair in pairs)
+    is_divided, has_test = {"train", "val"} <= parts, len(parts) > 1
+    found = []
+    for pair in sorted(pairs, key=lambda pair: pair.name):
+        name = f"{pair.name}{pair.image.suffix}" if names[pair.name] > 1 else pair.name  # a.jpg and a.png
+        part = pair.part if has_test and pair.part == "test" else (pair.part or "train") if is_divided else None
+        found.append(replace(pair, name=name, part=part))
+    used, test = (tuple(pair for pair in found if (pair.part == "test") is is_test) for is_test in (False, True))
+    rule = f"{rule}; as they are divided into train and val" if is_divided else rule
+    return FoundPairs(used, rule, describe_problems(problems), tuple(problems), test, **others)
 
 
 def path_in(data_dir: Path, path: Path) -> str:

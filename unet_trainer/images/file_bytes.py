@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,6 +29,15 @@ class ShardReadError(ReadError):
     """A file in a shard that cannot be read. If `is_remote`, every other file may take as long, with its own retries."""
 
     is_remote = False
+
+
+@contextlib.contextmanager
+def naming(shown: object) -> Iterator[None]:
+    """Puts the name of the file before the reason of a ReadError, which becomes a DataError."""
+    try:
+        yield
+    except ReadError as error:
+        raise DataError(f"{shown}: {error}") from None
 
 
 class ShardError(UserError):
