@@ -175,8 +175,8 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(here):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["three", "images", "--threshold", "0.4"], "--threshold: for a model of one class and background; checkpoints/three/best.pt has 3 classes"),
-        (["binary", "images", "--threshold", "50"], "--threshold: got 50; need a number between 0 and 1"),
+        (["three", "images", "--threshold", "0.4"], "--threshold: for a model of two class ids; checkpoints/three/best.pt has 3 ("),
+        (["binary", "images", "--threshold", "50"], "--threshold: got 50; need a probability between 0 and 1"),
         (["binary", "images", "--batch-size", "0"], "--batch-size: got 0; need 1 or more"),
         (["binary", "nothing.png"], "nothing.png: no such file or folder"),
         (["unknown", "images"], "no run unknown; checkpoints holds binary"),

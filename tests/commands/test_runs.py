@@ -140,7 +140,7 @@ def test_long_values_show_where_they_differ(folder, capsys):
         (["compare", "cells", "better", "--html", "nowhere/x.html"], "--html nowhere/x.html: cannot be written"),
         (["watch", "nobody"], "no run nobody; checkpoints holds "),
         (["watch", "checkpoint_dir=none"], "checkpoint_dir: none holds no runs; python train_unet.py starts one"),
-        (["watch", "batch_size=4"], "batch_size=4: watch takes checkpoint_dir=FOLDER and no other setting"),
+        (["watch", "batch_size=4"], "batch_size=4: of settings watch takes checkpoint_dir=FOLDER alone"),
         (["watch", "--port", "99999"], "--port: got 99999; need a number from 1 to 65535"),
     ],
 )

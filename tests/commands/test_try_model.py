@@ -124,7 +124,7 @@ def test_a_port_can_be_chosen_and_one_in_use_is_named(served, capsys):
     [
         (["nothing"], "Error: no run nothing; checkpoints holds tiny\n"),
         (["tiny", "other"], "Error: got 2 models (tiny, other); need one run or file\n"),
-        (["tiny", "batch_size=4"], "Error: batch_size=4: try takes data_dir=FOLDER and no other setting; the model has its own\n"),
+        (["tiny", "batch_size=4"], "Error: batch_size=4: of settings try takes data_dir=FOLDER alone, once each\n"),
         (["tiny", "--port", "70000"], "Error: --port: got 70000; need a number from 1 to 65535, or leave it out for a free one\n"),
         (["tiny", "--host", "no.such.host.invalid"], "Error: --host no.such.host.invalid: cannot be used ("),
         (["tiny", "--device", "gpu"], "Error: 1 problem in the config:\n  device: got 'gpu'"),
