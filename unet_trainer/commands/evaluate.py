@@ -93,9 +93,7 @@ def read_overrides(words: Sequence[str]) -> dict[str, str]:
     for name in overrides:
         if name not in DATA_KEYS:
             meant = near_miss(name, DATA_KEYS)
-            hint = (
-                f"did you mean {meant}?" if meant else f"it takes those of the data ({', '.join(DATA_KEYS)}) and options"
-            )
+            hint = f"did you mean {meant}?" if meant else f"it takes those of the data ({', '.join(DATA_KEYS)}) and options"
             raise UserError(f"{name}: not a setting of evaluate; {hint}")
     return overrides
 

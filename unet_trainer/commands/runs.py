@@ -211,7 +211,7 @@ def watch(arguments: Sequence[str], script: Script) -> int:
     check_port(given.port)
     _, folders, _ = read_run_words(given.words, script, "watch")
 
-    from unet_trainer.reports.live_server import WatchServer  # with OpenCV
+    from unet_trainer.reports.run_report import WatchServer  # with OpenCV
 
     console = Console()
     server = bind(given.host, given.port, lambda address: WatchServer(address, folders))
