@@ -272,9 +272,8 @@ class Job:
         """Called by every process when one has failed, itself or another: the cause, which is the gravest failure, of several the
         one of the lowest rank. Its position is None unless all have the same. The process that has the cause speaks, and rank 0
         where that is on another machine."""
-        if not kind:
-            kind = "error" if hasattr(error, "exit_code") else "bug"
-            kind = "told" if isinstance(error, PeerFailed) else "signal" if isinstance(error, Interrupted) else kind
+        known: dict[type, str] = {PeerFailed: "told", Interrupted: "signal"}
+        kind = kind or known.get(type(error), "error" if hasattr(error, "exit_code") else "bug")
         rank, text = self.launch.rank, f"{type(error).__name__}: {first_line(error)}" if kind == "bug" else str(error)
         own = Failure(rank, kind, text, getattr(error, "exit_code", 1), position)
         if self._control is None:  # another process is lost, or not all have started
