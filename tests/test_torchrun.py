@@ -143,7 +143,7 @@ def test_a_bug_in_one_process_is_shown_once_and_the_state_of_before_is_kept(conf
     assert job.finish() == [1, 1]
     assert job.said().count("Traceback (most recent call last)") == 1
     assert "ZeroDivisionError: a bug" in job.log(1)
-    assert "Error: rank 1: a bug" in (folder_of(config) / "train.log").read_text()
+    assert "Error: rank 1: ZeroDivisionError: a bug" in (folder_of(config) / "train.log").read_text()
     content = read_run(folder_of(config), print)
     assert (1, 0) <= (content["epoch"], content["batch"]) <= (1, 1)  # the step under way is not in it
 

@@ -6,27 +6,31 @@ Jobs that train, and whose processes fail, are in tests/test_torchrun.py.
 from __future__ import annotations
 
 import pickle
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from helpers.ports import free_port
+from unet_trainer.config.errors import UserError
 from unet_trainer.system import distributed
 from unet_trainer.system.distributed import (
     Failure,
+    Job,
     Launch,
+    PeerFailed,
     PeerLost,
-    TorchrunJob,
-    cause_of,
     choose_backend,
     decode,
     device_id,
     encode,
+    find_attempt,
     read_launch,
     start_command,
 )
-from unet_trainer.system.signals import Signals
+from unet_trainer.system.signals import Interrupted, Signals
 
 TORCHRUN = {
     "RANK": "5",
@@ -74,17 +78,81 @@ def test_nccl_unless_processes_share_a_gpu(gpus, backend, monkeypatch):
 @pytest.mark.parametrize(("rank", "before"), [(0, 0), (1, 1), (2, 1), (3, 2)])
 def test_rank_0_reads_first_then_the_first_of_each_other_machine_then_the_rest(rank, before, monkeypatch):
     """Two machines of two processes, which wait for each other twice."""
-    job, exchanges = TorchrunJob(Launch(rank, 4, rank % 2, 2, rank // 2, True)), []
+    job, exchanges = Job(Launch(rank, 4, rank % 2, 2, rank // 2, True)), []
     monkeypatch.setattr(job, "any_rank", lambda: exchanges.append(1))
     with job.main_process_first():
         assert len(exchanges) == before
     assert len(exchanges) == 2
 
 
-def test_the_gravest_of_several_errors_is_the_cause():
-    signal, user, none = Failure(0, "signal", "SIGTERM"), Failure(1, "user", "a.png: changed"), Failure(2, None, "")
-    assert cause_of([signal, user, none]) is user
-    assert cause_of([Failure(0, None, ""), Failure(1, "user", "first"), Failure(2, "user", "second")]).text == "first"
+class Meeting(Job):
+    """Of processes on machines of two; this is rank 0, and these are the failures of the others."""
+
+    _control = "gloo"
+
+    def __init__(self, *others):
+        super().__init__(Launch(0, 1 + len(others), 0, 2, 0, True))
+        self.others, self.has_told = others, False
+
+    def any_rank(self, wanted=False, has_failed=False):
+        self.has_told |= has_failed
+        return wanted
+
+    def all_gather(self, value):
+        return [value, *map(tuple, self.others)]
+
+
+def test_the_gravest_of_several_errors_is_the_cause_and_the_first_of_its_kind():
+    told, user, late = Failure(1, "told"), Failure(2, "error", "a.png: changed", 2), Failure(3, "error", "b.png: changed", 2)
+    assert Meeting(told, user, late).agree(Interrupted(15)) == user
+    cause = Meeting(told, user).agree(ZeroDivisionError("a bug"))
+    assert (cause.rank, cause.kind, cause.text, cause.exit_code) == (0, "bug", "ZeroDivisionError: a bug", 1)
+    assert Meeting(told).agree(UserError("c.png: changed")) == Failure(0, "error", "c.png: changed", 2)
+
+
+def test_others_end_with_the_exit_code_of_the_cause():
+    error = Failure(3, "error", "no data", 2).as_error()
+    assert (str(error), error.exit_code) == ("rank 3: no data", 2)
+    assert isinstance(Failure(3, "signal", "SIGTERM", 143).as_error(), Interrupted)
+
+
+@pytest.mark.parametrize(("rank", "speaks"), [(0, True), (1, False), (2, True)])
+def test_who_has_the_cause_speaks_and_rank_0_for_one_on_another_machine(rank, speaks):
+    failures = [Failure(peer, "bug" if peer == rank else "told") for peer in (1, 2)]
+    meeting = Meeting(*failures)
+    meeting.agree(ZeroDivisionError("a bug") if rank == 0 else PeerFailed())
+    assert meeting.speaks is speaks
+
+
+def test_who_fails_tells_the_others_and_who_was_told_does_not():
+    for was_told in (False, True):
+        meeting = Meeting(Failure(1, "bug"))
+        meeting._was_told = was_told
+        meeting.agree(PeerFailed())
+        assert meeting.has_told is not was_told
+
+
+@pytest.mark.parametrize(
+    ("other", "agreed"), [((1, 3), (1, 3)), (None, None), ((1, 4), None)], ids=["there", "mid step", "elsewhere"]
+)
+def test_a_position_is_agreed_on_if_all_have_it(other, agreed):
+    assert Meeting(Failure(1, "told", position=other)).agree(Interrupted(15), position=(1, 3)).position == agreed
+
+
+def test_a_restart_with_the_same_store_reads_nothing_of_the_start_before():
+    port = free_port()
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store.set("hello/1", "of the start before")
+    attempts = []
+    for _ in range(2):
+        peer = dist.TCPStore("127.0.0.1", port, is_master=False)
+        thread = threading.Thread(target=lambda peer=peer: attempts.append(find_attempt(peer, 1, 2)))
+        thread.start()
+        attempts.append(find_attempt(store, 0, 2))
+        thread.join()
+    assert attempts[0] == attempts[1]
+    assert attempts[2] == attempts[3]
+    assert attempts[0] != attempts[2]
 
 
 def start_alone(rank, monkeypatch):
@@ -94,7 +162,7 @@ def start_alone(rank, monkeypatch):
     for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(PeerLost) as caught:
-        TorchrunJob(Launch(rank, 2, rank, 2, 0, True)).start(Signals())
+        Job(Launch(rank, 2, rank, 2, 0, True)).start(Signals())
     return str(caught.value)
 
 
@@ -118,7 +186,7 @@ def test_what_is_received_is_values_and_nothing_of_it_is_run(capsys):
     back = decode(encode(value))
     assert back["a"] == value["a"]
     assert torch.equal(back["b"], value["b"])
-    for sent in (pickle.dumps(Runs(), protocol=2), encode(Runs())):
+    for sent in (torch.frombuffer(bytearray(pickle.dumps(Runs(), protocol=2)), dtype=torch.uint8), encode(Runs())):
         with pytest.raises((pickle.UnpicklingError, RuntimeError)):
             decode(sent)
     assert capsys.readouterr().out == ""

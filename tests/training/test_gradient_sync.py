@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from helpers.ports import free_port
 from helpers.steps import make_batch, make_settings, make_step, plain_segmenter, silent_console, small_components, take_step
-from unet_trainer.system.distributed import Job
+from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.training.compilation import connect_gradients, unsynchronized
 from unet_trainer.training.gradient_sync import GradientSync
 
@@ -16,10 +16,10 @@ from unet_trainer.training.gradient_sync import GradientSync
 class OneProcess(Job):
     """`faults`: what another process would add to those of this one."""
 
-    is_alone = False
     faults = (0.0, 0.0)
 
     def __init__(self):
+        super().__init__(Launch(is_torchrun=True))
         self.gradient_group = dist.group.WORLD
 
     def all_reduce_mean(self, tensor):

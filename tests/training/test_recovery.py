@@ -176,67 +176,45 @@ def test_a_state_in_the_middle_of_a_group_is_never_saved(error, run):
     assert saved(run)["totals"]["num_images"] == 0
 
 
-class Meeting(Job):
-    """This is rank 0; the others have reported."""
+class Told(Job):
+    """Rank 0 of two; rank 1 has failed."""
 
-    is_alone = False
+    def __init__(self, kind, text="", exit_code=1, position=(0, 3)):
+        super().__init__(Launch(world_size=2, is_torchrun=True))
+        self.cause = Failure(1, kind, text, exit_code, position)
 
-    def __init__(self, *others):
-        self.launch = Launch(world_size=1 + len(others), is_torchrun=True)
-        self.others = list(others)
-        self.num_failed = 0
-
-    def agree(self, own, was_told):
-        self.num_failed += not was_told
-        return [own, *self.others]
+    def agree(self, error, kind="", position=None):
+        self.told = kind, position
+        return self.cause
 
 
-@pytest.fixture(scope="module")
-def components():
-    made = small_components()
-    take_step(made.train_step, make_batch(2))
-    return made
+def test_what_can_be_handled_is_an_error_of_the_same_kind_everywhere(run):
+    run.processes = Told("signal", "SIGTERM", 143)
+    assert isinstance(agree_on_failure(run, PeerFailed()), Interrupted)
+    run.processes = Told("memory", "CUDA out of memory")
+    assert is_out_of_memory(agree_on_failure(run, PeerFailed()))
+    assert run.processes.told == ("", (0, 3))
+    run.processes = Told("non-finite", "8 steps in a row were not finite")
+    run.components.train_step.guard.first_bad_batch.fill_(40)
+    assert agree_on_failure(run, PeerFailed()).batch_number == 40
+    run.processes = Told("error", "a.png: changed", 2)
+    assert str(agree_on_failure(run, PeerFailed())) == "rank 1: a.png: changed"
 
 
-def report(kind, text="", is_whole=True, position=(0, 0), **facts):
-    return Failure(1, kind, text, is_whole=is_whole, position=position, **facts)
+def test_a_process_keeps_an_error_of_its_own_that_is_of_the_same_kind(run):
+    """It names its own images."""
+    run.processes, own = Told("non-finite", "the validation loss is not finite"), NonFinite("...", val_batch=2)
+    assert agree_on_failure(run, own) is own
 
 
-def agree(error, components, *others):
-    components.train_step.mid_accumulation = False
-    meeting = Meeting(*others)
-    return agree_on_failure(error, meeting, components.train_step, components.state), meeting
-
-
-def test_who_fails_tells_the_others_and_who_hears_of_it_does_not(components):
-    own = ZeroDivisionError("a bug")
-    found, meeting = agree(own, components, report(None))
-    assert found is own
-    assert meeting.num_failed == 1
-    found, meeting = agree(PeerFailed("another", 3), components, report("user", "a.png: changed", exit_code=2))
-    assert meeting.num_failed == 0
-    assert isinstance(found, PeerFailed)
-    assert (str(found), found.exit_code) == ("rank 1: a.png: changed", 2)
-
-
-def test_what_can_be_handled_is_an_error_of_the_same_kind_everywhere(components):
-    heard = PeerFailed("another", 3)
-    stopped, _ = agree(heard, components, report("signal", signal_number=15))
-    assert isinstance(stopped, Interrupted)
-    assert stopped.signal_number == 15
-    full, _ = agree(heard, components, report("memory", "CUDA out of memory"))
-    assert is_out_of_memory(full)
-    bad, _ = agree(heard, components, report("non-finite", "8 steps in a row were not finite", batch_number=40))
-    assert isinstance(bad, NonFinite)
-    assert bad.batch_number == 40
-
-
-@pytest.mark.parametrize(("is_whole", "position"), [(False, (0, 0)), (True, (0, 3))], ids=["mid step", "elsewhere"])
-def test_the_state_is_whole_only_if_it_is_on_all_of_them(is_whole, position, components):
-    agree(PeerFailed("another", 3), components, report("signal", is_whole=True, signal_number=15))
-    assert not components.train_step.mid_accumulation
-    agree(PeerFailed("another", 3), components, report("signal", is_whole=is_whole, position=position, signal_number=15))
-    assert components.train_step.mid_accumulation
+def test_the_state_is_whole_only_if_it_is_on_all_of_them(run):
+    step = run.components.train_step
+    for position in ((0, 3), None):
+        run.processes = Told("signal", "SIGTERM", 143, position)
+        agree_on_failure(run, PeerFailed())
+        assert step.mid_accumulation is (position is None)
+    agree_on_failure(run, PeerFailed())
+    assert run.processes.told == ("", None)
 
 
 FILES = [Path("images/a.tif"), Path("images/b.tif")]

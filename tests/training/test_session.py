@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.system.distributed import Job
+from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.history import read_events
@@ -85,7 +85,7 @@ def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_process_of_a_job_imports_torch_to_its_end_before_a_signal_ends_it(is_alone, monkeypatch):
     monkeypatch.setattr(Session, "_log_end", lambda self, error: None)
-    monkeypatch.setattr("unet_trainer.training.session.current", lambda: InJob() if not is_alone else Job())
+    monkeypatch.setattr("unet_trainer.training.session.current", lambda: InJob(Launch(is_torchrun=not is_alone)))
     imported = []
 
     def begin():
@@ -99,4 +99,5 @@ def test_a_process_of_a_job_imports_torch_to_its_end_before_a_signal_ends_it(is_
 
 
 class InJob(Job):
-    is_alone = False
+    def start(self, signals):
+        pass

@@ -19,10 +19,8 @@ from unet_trainer.training.setup import check_same, config_facts
 class Told(Job):
     """Rank 1 of two; this is what rank 0 has sent."""
 
-    is_alone = False
-    launch = Launch(rank=1, world_size=2, local_rank=1, local_world_size=2, is_torchrun=True)
-
     def __init__(self, sent):
+        super().__init__(Launch(rank=1, world_size=2, local_rank=1, local_world_size=2, is_torchrun=True))
         self.sent = sent
 
     def broadcast(self, value):
@@ -32,8 +30,8 @@ class Told(Job):
 class First(Job):
     """Rank 0 of two, which notes what it sends."""
 
-    is_alone = False
-    launch = Launch(world_size=2, local_world_size=2, is_torchrun=True)
+    def __init__(self):
+        super().__init__(Launch(world_size=2, local_world_size=2, is_torchrun=True))
 
     def broadcast(self, value):
         self.sent = decode(encode(value))

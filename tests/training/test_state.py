@@ -216,9 +216,8 @@ def test_what_does_not_fit_is_named(path, value, message, content):
 
 
 class Pair(Job):
-    is_alone = False
-
     def __init__(self, other):
+        super().__init__(Launch(is_torchrun=True))
         self.other = other
 
     def all_reduce_mean(self, tensor):

@@ -23,7 +23,7 @@ from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.system.atomic_files import check_output, is_replaceable
-from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_TRAINING_FAILED, EXIT_USER_ERROR, show_error
+from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, show_error
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, end_with_parent, open_closed_streams
@@ -87,17 +87,10 @@ def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
             if sys.flags.optimize > 1:
                 raise UserError("python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O")
             return main(*args, **kwargs)
-        except UserError as error:
-            return _end(str(error), EXIT_USER_ERROR)
-        except (TrainingFailed, PeerLost) as error:
-            return _end(str(error), EXIT_TRAINING_FAILED)
-        except PeerFailed as error:  # that process reports it, where it runs
-            launch = current().launch
-            if launch.rank == 0 and error.rank is not None and not launch.is_on_this_machine(error.rank):
-                show_error(str(error))
-            return error.exit_code
+        except (UserError, TrainingFailed, PeerFailed, PeerLost) as error:
+            return _end(str(error), error.exit_code)
         except Interrupted as interruption:
-            code = 128 + interruption.signal_number
+            code = interruption.exit_code
             return code if interruption.is_told else _end(f"interrupted by {interruption}", code)
         except KeyboardInterrupt:
             return _end("interrupted", EXIT_INTERRUPTED)

@@ -1,11 +1,11 @@
 """The processes of a torchrun job: which one this is, and what they exchange. A plain python process is a Job of one, in which
 nothing is exchanged.
 
-The hosts exchange small values through gloo. Every such exchange begins with an all_reduce of a flag "I have failed": a process
-that fails takes part in the next one, whatever the others were about to exchange, and all learn of it at the same point
-(PeerFailed); then they `agree` on the cause. A process that is killed or hangs breaks the exchange instead: the others end, and one
-message names it (PeerLost). Gradients have a group of their own, NCCL or gloo. It is made in `connect`, after the worker
-processes were forked, since NCCL is not fork-safe; from there on an exchange has a time limit.
+Rank 0 decides and broadcasts. The hosts exchange values through gloo, and every such exchange begins with an all_reduce of a flag
+"I have failed": a process that fails takes part in the next one, whatever the others were about to exchange, and all learn of it at
+the same point (PeerFailed); then they `agree` on the cause. A process that is killed or hangs breaks the exchange instead: the
+others end, and one message names it (PeerLost). Gradients have a group of their own, NCCL or gloo. It is made in `connect`, after
+the worker processes were forked, since NCCL is not fork-safe; from there on an exchange has a time limit.
 
 Imports torch only under torchrun.
 """
@@ -20,13 +20,14 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from unet_trainer.system.signals import Signals, skip_teardown
+from unet_trainer.system.console import EXIT_TRAINING_FAILED, first_line
+from unet_trainer.system.signals import Interrupted, Signals, skip_teardown
 
 if TYPE_CHECKING:
     import torch
@@ -40,23 +41,21 @@ BEFORE_TRAINING = timedelta(days=2)  # limit of an exchange while rank 0 may sti
 SURVIVOR_SECONDS = 3  # in which those that are left report, so that the missing ones can be named
 LATER_SECONDS = 60  # NCCL ends a process that waits for too long: after the hosts have said which one is missing
 POLL_SECONDS = 0.05
-EXIT_LOST = 3
-HOW_TO_BE_ALONE = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
-KINDS = ("bug", "user", "failed", "worker", "memory", "non-finite", "signal")  # of failures, the gravest first
+KINDS = ("bug", "error", "memory", "non-finite", "signal", "told")  # of failures, the gravest first
 
 
 class PeerFailed(RuntimeError):
-    """Another process has failed and says why; this one ends with the same exit code and says nothing, unless it is rank 0 and the
-    other says it on another machine. `rank`: None until the processes have agreed on the cause."""
+    """Another process has failed; this one ends with the same exit code."""
 
-    def __init__(self, text: str, exit_code: int, rank: int | None = None) -> None:
+    def __init__(self, text: str = "another process has failed", exit_code: int = EXIT_TRAINING_FAILED) -> None:
         super().__init__(text)
         self.exit_code = exit_code
-        self.rank = rank
 
 
 class PeerLost(RuntimeError):
     """A process of the job was killed, hangs or cannot be reached."""
+
+    exit_code = EXIT_TRAINING_FAILED
 
 
 @dataclass(frozen=True)
@@ -70,19 +69,14 @@ class Launch:
     node: int = 0
     is_torchrun: bool = False
 
-    def is_on_this_machine(self, rank: int) -> bool:
-        first = self.rank - self.local_rank
-        return first <= rank < first + self.local_world_size
-
 
 def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
-    """From the variables that torchrun sets; others of the kind (SLURM's) do not count."""
+    """From the variables that torchrun sets; others of the kind (SLURM's) are ignored."""
     given = os.environ if environment is None else environment
-    if not all(given.get(name, "").isdigit() for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")):
+    numbers = [given.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")]
+    if not all(number.isdigit() for number in numbers) or not given.get("MASTER_ADDR"):
         return Launch()
-    if not given.get("MASTER_ADDR"):
-        return Launch()
-    rank, world_size, local_rank = (int(given[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    rank, world_size, local_rank, _ = map(int, numbers)
     local_world_size = int(given.get("LOCAL_WORLD_SIZE", world_size))
     return Launch(rank, world_size, local_rank, local_world_size, int(given.get("GROUP_RANK", rank // local_world_size)), True)
 
@@ -96,33 +90,39 @@ def start_command(launch: Launch) -> str:
     return f"torchrun {machines} --nproc-per-node={launch.local_world_size} train_unet.py"
 
 
-@dataclass(frozen=True)
-class Failure:
-    """What a process tells the others when one has failed; `kind` is None for one that had no error of its own."""
+class Failure(NamedTuple):
+    """What a process tells the others when one has failed; its kind is "told" if it has no error of its own."""
 
     rank: int
-    kind: str | None
-    text: str
+    kind: str
+    text: str = ""
     exit_code: int = 1
-    is_whole: bool = True  # no step is under way
-    position: tuple[int, int] = (0, 0)  # epoch and batch
-    batch_number: int | None = None
-    signal_number: int = 0
+    position: tuple[int, int] | None = None  # epoch and batch; None in the middle of a step
 
-
-def cause_of(failures: Sequence[Failure]) -> Failure:
-    """The gravest; of several the one of the lowest rank."""
-    return min((one for one in failures if one.kind is not None), key=lambda one: KINDS.index(str(one.kind)))
+    def as_error(self) -> BaseException:
+        """For the other processes."""
+        if self.kind == "signal":
+            return Interrupted(self.exit_code - 128, self.text)
+        return PeerFailed(f"rank {self.rank}: {self.text}", self.exit_code)
 
 
 class Job:
-    """One process, without torchrun: nothing is exchanged. With torchrun it is a TorchrunJob."""
+    """The processes that torchrun has started, one or many; or a plain python process."""
 
-    launch = Launch()
-    is_alone = True
-    speaks = True  # shows the error that it ends with
     gradient_group: Any = None  # NCCL or gloo, from `connect` on
     statistics_group: Any = None  # another one for SyncBatchNorm: a process that fails must not answer it with gradients
+    _signals = Signals()
+    _store: Any = None
+    _control: Any = None  # gloo, between the hosts; where it is None, nothing is exchanged
+    _was_told = False  # by the last exchange, that another process has failed
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+        self.speaks = launch.local_rank == 0  # shows the error that it ends with. Before all are connected, all fail alike
+
+    @property
+    def is_alone(self) -> bool:
+        return not self.launch.is_torchrun
 
     @property
     def is_main(self) -> bool:
@@ -131,137 +131,40 @@ class Job:
 
     def start(self, signals: Signals) -> None:
         """Waits for all processes. `signals` are deferred during each exchange: all take part in it to its end."""
-
-    def connect(self, device: torch.device, timeout: float) -> None:
-        """Makes the groups for gradients and statistics. From here on an exchange may take `timeout` seconds."""
-
-    def main_process_first(self) -> contextlib.AbstractContextManager[None]:
-        """Rank 0 first, then the first process of each other machine, then the others: they find what was written before."""
-        return contextlib.nullcontext()
-
-    def any_rank(self, wanted: bool = False) -> bool:
-        """Whether any process wants it; raises PeerFailed if one has failed."""
-        return wanted
-
-    def all_gather(self, value: Value) -> list[Value]:
-        """The values of all processes, by rank, on each of them."""
-        return [value]
-
-    def gather(self, value: Value) -> list[Value]:
-        """The values of all processes, by rank, on rank 0; nothing on the others."""
-        return [value]
-
-    def combine(self, value: Value, add: Callable[[list[Value]], Value]) -> Value:
-        """What rank 0 makes of the values of all."""
-        values = self.gather(value)
-        return self.broadcast(add(values) if self.is_main else value)
-
-    def broadcast(self, value: Value) -> Value:
-        """Rank 0's value."""
-        return value
-
-    def broadcast_made(self, make: Callable[[], Value]) -> Value:
-        """What rank 0 makes."""
-        return self.broadcast(make() if self.is_main else None)  # type: ignore[return-value]
-
-    def all_reduce_mean(self, tensor: torch.Tensor) -> None:
-        """In place, on its device; the same bits on all processes."""
-
-    def exchange(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Around work that waits for the others. A signal waits for the end of it. Errors of gloo and NCCL become PeerLost."""
-        return contextlib.nullcontext()
-
-    def agree(self, own: Failure, was_told: bool) -> list[Failure]:
-        """Called by every process when one has failed: those of all, by rank. The process that has the cause speaks. `was_told`: by
-        a PeerFailed of the last exchange."""
-        return [own]
-
-    def leave(self, text: str) -> None:
-        """In the middle of an exchange of a library, where the others cannot be told: they learn of it when this process has ended,
-        and leave it to this one to say why."""
-
-    def close(self) -> None:
-        """Leaves the process groups."""
-
-
-ALONE = Job()
-
-
-class TorchrunJob(Job):
-    """The processes that torchrun has started, one or many."""
-
-    is_alone = False
-
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        self.speaks = launch.local_rank == 0  # until all are connected: what fails before, fails alike on a machine
-        self._signals = Signals()
-        self._store: Any = None
-        self._control: Any = None  # gloo, between the hosts
-
-    def start(self, signals: Signals) -> None:
+        if self.is_alone:
+            return
         import torch.distributed as dist
 
         self._signals = signals
-        number = self.launch.world_size
-        text = f"Waiting for all {number} processes to start (WORLD_SIZE is {number}) ..."
-        timer = threading.Timer(PATIENT_SECONDS, lambda: print(text, file=sys.stderr, flush=True))
+        rank, number = self.launch.rank, self.launch.world_size
+        waiting = f"Waiting for all {number} processes to start (WORLD_SIZE is {number}) ..."
+        timer = threading.Timer(PATIENT_SECONDS, print, [waiting], {"file": sys.stderr, "flush": True})
         timer.daemon = True
         if self.is_main:
             timer.start()
         try:
             store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
-            self._store = dist.PrefixStore(self._find_attempt(store), store)
-        except dist.DistError as error:  # without torchrun the store lies in rank 0, and making it waits for all others
-            text = f"not all {number} processes have started within {START_SECONDS} s ({_first_words(error)})"
-            raise PeerLost(f"{text}; {HOW_TO_BE_ALONE}") from None
+            self._store = dist.PrefixStore(find_attempt(store, rank, number), store)
+        except dist.DistError as error:
+            text = f"not all {number} processes have started within {START_SECONDS} s ({first_line(error)[:160]})"
+            raise PeerLost(f"{text}; to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment") from None
         finally:
             timer.cancel()
-        self._store.set(f"who/{self.launch.rank}", f"process {os.getpid()} on {socket.gethostname()}")
-        with self.exchange("connecting"):
-            dist.init_process_group(
-                "gloo",
-                store=dist.PrefixStore("groups", self._store),
-                rank=self.launch.rank,
-                world_size=number,
-                timeout=BEFORE_TRAINING,
-            )
+        self._store.set(f"who/{rank}", f"process {os.getpid()} on {socket.gethostname()}")
+        with self.exchange():
+            groups = dist.PrefixStore("groups", self._store)
+            dist.init_process_group("gloo", store=groups, rank=rank, world_size=number, timeout=BEFORE_TRAINING)
             self._control = dist.group.WORLD
 
-    def _find_attempt(self, store: Any) -> str:
-        """A prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last start left there,
-        and restart counts need not be the same on all machines: rank 0 counts, and answers whoever says hello."""
-        rank, world_size = self.launch.rank, self.launch.world_size
-        deadline = time.monotonic() + START_SECONDS
-        if rank > 0:
-            token = uuid.uuid4().hex
-            store.set(f"hello/{rank}", token)
-            while not store.check([f"answer/{token}"]):
-                if time.monotonic() > deadline:
-                    raise PeerLost(f"rank 0 has not answered within {START_SECONDS} s; did it start?")
-                time.sleep(POLL_SECONDS)
-            attempt = store.get(f"answer/{token}").decode()
-            store.add(f"greeted/{attempt}", 1)
-            return attempt
-        attempt = f"start {store.add('starts', 1)}"
-        answered: dict[int, bytes] = {}
-        while store.add(f"greeted/{attempt}", 0) < world_size - 1:
-            for peer in range(1, world_size):
-                if store.check([f"hello/{peer}"]) and (greeting := store.get(f"hello/{peer}")) != answered.get(peer):
-                    store.set(f"answer/{greeting.decode()}", attempt)
-                    answered[peer] = greeting
-            if time.monotonic() > deadline:
-                started = f"only {len(answered) + 1} of {world_size} processes have started within {START_SECONDS} s"
-                raise PeerLost(f"{started}; {HOW_TO_BE_ALONE}")
-            time.sleep(POLL_SECONDS)
-        return attempt
-
     def connect(self, device: torch.device, timeout: float) -> None:
+        """Makes the groups for gradients and statistics. From here on an exchange may take `timeout` seconds."""
+        if self.is_alone:
+            return
         import torch.distributed as dist
 
-        self.any_rank()
-        limit, backend = timedelta(seconds=timeout), choose_backend(self.all_gather(device_id(device)))
-        with self.exchange("connecting"):
+        limit, name = timedelta(seconds=timeout), device_id(device)
+        with self.exchange():
+            backend = choose_backend(self.all_gather(name))
             self._control = dist.new_group(backend="gloo", timeout=limit)
             own = device if backend == "nccl" else None
             later = limit + timedelta(seconds=LATER_SECONDS) if backend == "nccl" else limit
@@ -270,6 +173,7 @@ class TorchrunJob(Job):
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
+        """Rank 0 first, then the first process of each other machine, then the others: they find what was written before."""
         turn = min(1, self.launch.rank) + (self.launch.local_rank > 0 and self.launch.node > 0)
         for _ in range(turn):
             self.any_rank()
@@ -277,10 +181,9 @@ class TorchrunJob(Job):
         for _ in range(turn, 2):
             self.any_rank()
 
-    # Exchanges.
-
     @contextlib.contextmanager
-    def exchange(self, what: str) -> Iterator[None]:
+    def exchange(self) -> Iterator[None]:
+        """Around work that waits for the others. A signal waits for the end of it. Errors of gloo and NCCL become PeerLost."""
         was_deferred, self._signals.is_deferred = self._signals.is_deferred, True
         try:
             yield
@@ -290,117 +193,120 @@ class TorchrunJob(Job):
             skip_teardown()
             self._control = None  # of no use any more; leaving it could wait for ever
             try:
-                text = self._describe_loss(what, error)
+                text = self._describe_loss(error)
             except Exception:  # the store is gone, with the machine that held it
                 self.speaks = True
-                text = f"the first machine of the job cannot be reached any more ({_first_words(error)})"
+                text = f"the first machine of the job cannot be reached any more ({first_line(error)[:160]})"
             raise PeerLost(text) from None
         finally:
             self._signals.is_deferred = was_deferred
         if not was_deferred:
             self._signals.check()
 
-    def _describe_loss(self, what: str, error: Exception) -> str:
+    def _describe_loss(self, error: Exception) -> str:
         """Those that are left report, and the first of them speaks; the others are the missing ones."""
         hangs = "timed out" in str(error).lower() or "timeout" in str(error).lower()
-        self._store.set(f"survivor/{self.launch.rank}", "yes")
-        ranks = range(self.launch.world_size)
-        missing = list(ranks)
-        deadline = time.monotonic() + SURVIVOR_SECONDS * (2 if hangs else 1)
-        while missing and time.monotonic() < deadline:
-            missing = [rank for rank in missing if not self._store.check([f"survivor/{rank}"])]
-            time.sleep(POLL_SECONDS)
-        self.speaks = self.launch.rank == min(set(ranks) - set(missing)) and not self._store.check(["told"])
+        self._store.set(f"survivor/{self.launch.rank}", "")
+        time.sleep(SURVIVOR_SECONDS * (2 if hangs else 1))
+        missing = [rank for rank in range(self.launch.world_size) if not self._store.check([f"survivor/{rank}"])]
+        is_first = all(rank in missing for rank in range(self.launch.rank))
+        self.speaks = is_first and not self._store.check(["told"])
         if not missing:
-            return f"the connection between the processes broke while {what} ({_first_words(error)})"
+            return f"the connection between the processes broke ({first_line(error)[:160]})"
         who = ", ".join(f"rank {rank} ({self._store.get(f'who/{rank}').decode()})" for rank in missing[:4])
-        verb = f"{', ...' if len(missing) > 4 else ''} {'does not answer' if hangs else 'has ended'}"
-        return f"{who}{verb}, so all others end too; what it said last, and torchrun's report, tell why"
+        state = "does not answer" if hangs else "has ended"
+        return f"{who} {state}, so all others end too; what it said last, and torchrun's report, tell why"
 
-    def _sum_flags(self, failed: bool, wanted: bool) -> tuple[int, int]:
+    def any_rank(self, wanted: bool = False, has_failed: bool = False) -> bool:
+        """Whether any process wants it; raises PeerFailed if another one has failed. Every exchange of values begins with this."""
+        if self._control is None:
+            return wanted
         import torch
-        import torch.distributed as dist
 
-        flags = torch.tensor([failed, wanted], dtype=torch.int64)
-        dist.all_reduce(flags, group=self._control)
-        num_failed, num_wanted = flags.tolist()
-        return num_failed, num_wanted
-
-    def _begin(self, wanted: bool = False) -> bool:
-        num_failed, num_wanted = self._sum_flags(False, wanted)
-        if num_failed:
-            raise PeerFailed("another process has failed", EXIT_LOST)
-        return num_wanted > 0
-
-    def any_rank(self, wanted: bool = False) -> bool:
-        with self.exchange("agreeing"):
-            return self._begin(wanted)
-
-    def all_gather(self, value: Value) -> list[Value]:
-        with self.exchange("gathering"):
-            self._begin()
-            return self._gather(value)
-
-    def gather(self, value: Value) -> list[Value]:
-        with self.exchange("gathering"):
-            self._begin()
-            return self._gather(value, to_all=False)
-
-    def _gather(self, value: Value, to_all: bool = True) -> list[Value]:
-        import torch
-        import torch.distributed as dist
-
-        content = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
-        lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.launch.world_size)]
-        dist.all_gather(lengths, torch.tensor([len(content)]), group=self._control)
-        longest = max(int(length) for length in lengths)
-        contents = [torch.empty(longest, dtype=torch.uint8) for _ in lengths] if to_all or self.is_main else []
-        padded = torch.nn.functional.pad(content, (0, longest - len(content)))
-        if to_all:
-            dist.all_gather(contents, padded, group=self._control)
-        else:
-            dist.gather(padded, contents or None, dst=0, group=self._control)
-        return [decode(one[: int(length)].numpy().tobytes()) for one, length in zip(contents, lengths, strict=False)]
+        with self.exchange():
+            flags = torch.tensor([has_failed, wanted], dtype=torch.int64)
+            torch.distributed.all_reduce(flags, group=self._control)
+            if flags[0] and not has_failed:
+                self._was_told = True
+                raise PeerFailed
+        return bool(flags[1])
 
     def broadcast(self, value: Value) -> Value:
+        """Rank 0's value."""
+        if self._control is None or self.launch.world_size == 1:
+            return value
         import torch
-        import torch.distributed as dist
 
-        with self.exchange("sharing"):
-            self._begin()
-            content = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
+        content = encode(value) if self.is_main else torch.empty(0, dtype=torch.uint8)
+        with self.exchange():
+            self.any_rank()
             length = torch.tensor([len(content)])
-            dist.broadcast(length, src=0, group=self._control)
+            torch.distributed.broadcast(length, src=0, group=self._control)
             content = content if self.is_main else torch.empty(int(length), dtype=torch.uint8)
-            dist.broadcast(content, src=0, group=self._control)
-            return value if self.is_main else decode(content.numpy().tobytes())
+            torch.distributed.broadcast(content, src=0, group=self._control)
+            return value if self.is_main else decode(content)
+
+    def gather(self, value: Value) -> list[Value]:
+        """The values of all processes, by rank, on rank 0; nothing on the others."""
+        if self._control is None:
+            return [value]
+        import torch
+
+        content = encode(value)
+        with self.exchange():
+            self.any_rank()
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.launch.world_size)]
+            torch.distributed.all_gather(lengths, torch.tensor([len(content)]), group=self._control)
+            longest = int(max(lengths))
+            contents = [torch.empty(longest, dtype=torch.uint8) for _ in lengths] if self.is_main else []
+            padded = torch.nn.functional.pad(content, (0, longest - len(content)))
+            torch.distributed.gather(padded, contents or None, dst=0, group=self._control)
+            return [decode(one[: int(length)]) for one, length in zip(contents, lengths, strict=False)]
+
+    def all_gather(self, value: Value) -> list[Value]:
+        """The values of all processes, by rank, on each of them."""
+        return self.broadcast(self.gather(value))
 
     def all_reduce_mean(self, tensor: torch.Tensor) -> None:
+        """In place, on its device; the same bits on all processes."""
         import torch.distributed as dist
 
-        with self.exchange("averaging gradients"):
+        with self.exchange():
             if dist.get_backend(self.gradient_group) == "nccl":
                 dist.all_reduce(tensor, op=dist.ReduceOp.AVG, group=self.gradient_group)
             else:
                 dist.all_reduce(tensor, group=self.gradient_group)
                 tensor /= self.launch.world_size
 
-    def agree(self, own: Failure, was_told: bool) -> list[Failure]:
+    def agree(self, error: BaseException, kind: str = "", position: tuple[int, int] | None = None) -> Failure:
+        """Called by every process when one has failed, itself or another: the cause, which is the gravest failure, of several the
+        one of the lowest rank. Its position is None unless all have the same. The process that has the cause speaks, and rank 0
+        where that is on another machine."""
+        if not kind:
+            kind = "error" if hasattr(error, "exit_code") else "bug"
+            kind = "told" if isinstance(error, PeerFailed) else "signal" if isinstance(error, Interrupted) else kind
+        rank, text = self.launch.rank, f"{type(error).__name__}: {first_line(error)}" if kind == "bug" else str(error)
+        own = Failure(rank, kind, text, getattr(error, "exit_code", 1), position)
         if self._control is None:  # another process is lost, or not all have started
-            return [own]
-        with self.exchange("meeting"):
-            if not was_told:
-                self._sum_flags(True, False)
-            failures = [Failure(**one) for one in self._gather(asdict(own))]
-        self.speaks = cause_of(failures).rank == self.launch.rank
-        return failures
+            return own
+        with self.exchange():
+            if not self._was_told:
+                self.any_rank(has_failed=True)
+            self._was_told = False
+            found = [Failure._make(one) for one in self.all_gather(tuple(own))]
+        cause = min(found, key=lambda one: KINDS.index(one.kind))
+        self.speaks = rank == cause.rank or (rank == 0 and cause.rank >= self.launch.local_world_size)
+        return cause if len({one.position for one in found}) == 1 else cause._replace(position=None)
 
-    def leave(self, text: str) -> None:
-        self._store.set("told", text)
+    def leave(self) -> None:
+        """In the middle of an exchange of a library, where the others cannot be told: they learn of it when this process has ended,
+        and leave it to this one to say why."""
+        self._store.set("told", "")
         self._control, self.speaks = None, True
         skip_teardown()
 
     def close(self) -> None:
+        """Leaves the process groups."""
         if self._control is not None:
             import torch.distributed as dist
 
@@ -408,20 +314,39 @@ class TorchrunJob(Job):
         self._control = None
 
 
-def encode(value: Any) -> bytes:
-    """Numbers, texts, bytes, tensors, and lists, tuples and dicts of them."""
+ALONE = Job(Launch())
+
+
+def find_attempt(store: Any, rank: int, world_size: int) -> str:
+    """A prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last start left there, and
+    restart counts need not be the same on all machines: rank 0 answers all that say hello now."""
+    if rank == 0:
+        attempt = uuid.uuid4().hex
+        for peer in range(1, world_size):
+            store.delete_key(f"hello/{peer}")  # of an earlier start: this one says it again
+            store.set(f"answer/{store.get(f'hello/{peer}').decode()}", attempt)
+        return attempt
+    answer, deadline = uuid.uuid4().hex, time.monotonic() + START_SECONDS
+    while not store.check([f"answer/{answer}"]) and time.monotonic() < deadline:
+        store.set(f"hello/{rank}", answer)
+        time.sleep(POLL_SECONDS)
+    return store.get(f"answer/{answer}").decode()
+
+
+def encode(value: Any) -> torch.Tensor:
+    """Numbers, texts, bytes, tensors, and lists, tuples and dicts of them, as bytes."""
     import torch
 
     memory = io.BytesIO()
     torch.save(value, memory)
-    return memory.getvalue()
+    return torch.frombuffer(memory.getbuffer(), dtype=torch.uint8)
 
 
-def decode(content: bytes) -> Any:
+def decode(content: torch.Tensor) -> Any:
     """Whoever reaches the port of the job can send it something: nothing that is received is run."""
     import torch
 
-    return torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
 
 
 def is_of_the_link(error: BaseException) -> bool:
@@ -443,18 +368,9 @@ def choose_backend(device_ids: Sequence[str]) -> str:
     return "nccl" if all(device_ids) and len(set(device_ids)) == len(device_ids) else "gloo"
 
 
-def _first_words(error: Exception) -> str:
-    """Of the errors of gloo and NCCL, which go on with addresses and advice."""
-    text = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return text.rpartition("] ")[2][:160] or text[:160]
-
-
-@lru_cache
-def _torchrun_job(launch: Launch) -> TorchrunJob:
-    return TorchrunJob(launch)
+_job = lru_cache(Job)
 
 
 def current() -> Job:
     """The job of this process."""
-    launch = read_launch()
-    return _torchrun_job(launch) if launch.is_torchrun else ALONE
+    return _job(read_launch())

@@ -36,6 +36,7 @@ class Interrupted(KeyboardInterrupt):
         ended = ended_parent()
         super().__init__(cause or (f"the end of {ended} (was it killed?)" if ended else signal.Signals(signal_number).name))
         self.signal_number = signal_number
+        self.exit_code = 128 + signal_number
 
 
 class Signals:

@@ -342,7 +342,7 @@ def connect_gradients(
         try:
             step.sync = GradientSync(processes, step, batch, settings.taken.gradient_compression)
         except torch.OutOfMemoryError as error:  # the others wait for an average
-            processes.leave(first_line(error))
+            processes.leave()
             raise TrainingFailed(f"{out_of_memory_message(first_line(error), step.device)}; {saved}") from None
 
 

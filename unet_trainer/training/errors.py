@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from unet_trainer.config.errors import UserError
+from unet_trainer.system.console import EXIT_TRAINING_FAILED
 
 
 class TrainingFailed(RuntimeError):
     """Training, or a prediction that had begun, cannot go on; the message says why, what is saved and what to try. Exit code 3."""
+
+    exit_code = EXIT_TRAINING_FAILED
 
 
 class CheckpointError(UserError):

@@ -187,10 +187,10 @@ class EvalSums(NamedTuple):
 
 def add_up_all(own: EvalSums, processes: Job) -> EvalSums:
     """Of all processes; the counts of each sample are rank 0's alone."""
-    parts = [EvalSums(**part) for part in processes.gather(own._asdict())]
+    parts = [EvalSums._make(part) for part in processes.gather(tuple(own))]
     whole = add_up(parts) if parts else own
-    shared = EvalSums(**processes.broadcast(whole._replace(sample_counts=own.sample_counts[:0], samples=own.samples[:0])._asdict()))
-    return whole if parts else shared
+    shared = processes.broadcast(tuple(whole._replace(sample_counts=own.sample_counts[:0], samples=own.samples[:0])))
+    return whole if parts else EvalSums._make(shared)
 
 
 def add_up(parts: Sequence[EvalSums]) -> EvalSums:

@@ -40,7 +40,7 @@ class GradientSync:
         without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, without)
         step.optimizer.zero_grad(set_to_none=True)
-        with processes.exchange("comparing models"), warnings.catch_warnings():
+        with processes.exchange(), warnings.catch_warnings():
             # broadcast_buffers has another name since torch 2.13; gradients of 1×1 kernels have strides of their own.
             warnings.simplefilter("ignore")
             self.model = DistributedDataParallel(
@@ -83,13 +83,12 @@ class GradientSync:
     @torch.no_grad()
     def finish_in_vain(self) -> None:
         """Gives the others what they wait for, with a fault: their step changes nothing."""
-        if self.is_owed:
-            with self.processes.exchange("averaging gradients"):
-                buckets = self.model.reducer._get_zeros_like_grad_buckets()
-                for future in [self._reduce(bucket) for bucket in buckets[self.num_reduced :]]:
-                    future.wait()
-            self.faults.fill_(1.0)
-            self.average_faults()
+        with self.processes.exchange():
+            buckets = self.model.reducer._get_zeros_like_grad_buckets()
+            for future in [self._reduce(bucket) for bucket in buckets[self.num_reduced :]]:
+                future.wait()
+        self.faults.fill_(1.0)
+        self.average_faults()
 
 
 class _StepForward(torch.nn.Module):

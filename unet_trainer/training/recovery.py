@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -30,16 +29,13 @@ from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.system.console import EXIT_TRAINING_FAILED, first_line
-from unet_trainer.system.distributed import Failure, Job, PeerFailed, PeerLost, cause_of, is_of_the_link
+from unet_trainer.system.console import first_line
+from unet_trainer.system.distributed import PeerFailed, PeerLost, is_of_the_link
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.compilation import can_shrink, is_out_of_memory, release_device_memory, restoring, shrink, unsynchronized
 from unet_trainer.training.errors import NonFinite, TrainingFailed
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
-from unet_trainer.training.session import failure_of
-from unet_trainer.training.state import TrainState
-from unet_trainer.training.step import TrainStep
 
 ROLLBACK_FACTOR = 0.1  # of the learning rate, after non-finite numbers
 
@@ -68,25 +64,27 @@ class Recovery:
 
     def _handle_together(self, error: BaseException) -> bool:
         """As _handle, with the cause that all processes of the job agree on."""
+        processes, step = self.run.processes, self.run.components.train_step
         if isinstance(error, PeerLost):
             raise error
         if is_of_the_link(error):
-            with self.run.processes.exchange("averaging gradients"):
+            with processes.exchange():
                 raise error
-        components, sync = self.run.components, self.run.components.train_step.sync
-        if is_out_of_memory(error):  # what the others are given takes some
+        is_full = is_out_of_memory(error)
+        if is_full:  # what the others are given takes some
             _clear_frames(error)
-            release_device_memory(components.numerics.device, is_compiled=False)
-        is_in_step = sync is not None and sync.is_owed and not isinstance(error, PeerFailed)
-        if is_in_step and self.run.config.sync_batchnorm:  # the others may wait in any layer of it: none can be told
-            self.run.processes.leave(first_line(error))
-            if not is_out_of_memory(error):
-                return False
-            text = f"{first_line(error)}: with sync_batchnorm the others cannot go on in smaller parts"
-            raise TrainingFailed(f"{text}. Try a smaller batch_size; {self.run.checkpointer.describe_saved()}") from None
-        cause = agree_on_failure(error, self.run.processes, components.train_step, components.state)
+            release_device_memory(step.device, is_compiled=False)
+        if step.sync is not None and step.sync.is_owed and not isinstance(error, PeerFailed):
+            if self.run.config.sync_batchnorm:  # the others may wait in any layer: none can be told
+                processes.leave()
+                if not is_full:
+                    return False
+                text = f"{first_line(error)}: with sync_batchnorm the others cannot go on in smaller parts"
+                raise TrainingFailed(f"{text}. Try a smaller batch_size; {self.run.checkpointer.describe_saved()}") from None
+            step.sync.finish_in_vain()
+        cause = agree_on_failure(self.run, error)
         if self._handle(cause):
-            components.train_step.disconnect()  # in the middle of a step it cannot be used any more
+            step.disconnect()  # in the middle of a step it cannot be used any more
             return True
         if cause is not error:
             raise cause from None
@@ -103,11 +101,13 @@ class Recovery:
             _clear_frames(error)
             handle_out_of_memory(self.run, first_line(error))
             return True
-        if isinstance(error, Interrupted | UserError | WorkerError | PeerFailed):
-            save_on_failure(self.run)
-        else:  # a bug: an error while saving must not hide it
-            with contextlib.suppress(Exception):
-                save_on_failure(self.run)
+        is_whole = not self.run.components.train_step.mid_accumulation
+        if is_whole:
+            self.run.state.gather_ranks(self.run.processes)
+        # An error while saving must not hide a bug, or the failure of another process.
+        is_foreseen = isinstance(error, Interrupted | UserError | WorkerError)
+        with contextlib.nullcontext() if is_foreseen else contextlib.suppress(Exception):
+            self.run.checkpointer.save_on_failure(state_is_whole=is_whole)
         saved = _describe_saved(self.run)
         if isinstance(error, WorkerError):
             ideas = "Try fewer num_workers, or num_workers=0" if self.run.config.num_workers else "See whether the disk is there"
@@ -122,13 +122,6 @@ def _clear_frames(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
-
-
-def save_on_failure(run: Run) -> None:
-    is_whole = not run.components.train_step.mid_accumulation
-    if is_whole:
-        run.state.gather_ranks(run.processes)
-    run.checkpointer.save_on_failure(state_is_whole=is_whole)
 
 
 def _describe_saved(run: Run) -> str:
@@ -211,37 +204,26 @@ def handle_out_of_memory(run: Run, reason: str) -> None:
     checkpointer.save_state()
 
 
-def agree_on_failure(error: BaseException, processes: Job, step: TrainStep, state: TrainState) -> BaseException:
-    """The error that this process has to handle: its own, if it is the cause, or one that stands for it. Raises PeerLost.
+def agree_on_failure(run: Run, error: BaseException) -> BaseException:
+    """The error that this process has to handle: its own if that is the cause, else one of the cause's kind. Raises PeerLost.
 
-    The state counts as whole afterwards if it is on all of them.
+    The state counts as whole afterwards if it is on all processes.
     """
-    was_told = isinstance(error, PeerFailed)
-    if not was_told and step.sync is not None:
-        step.sync.finish_in_vain()
-    own = replace(failure_of(error, processes.launch.rank), is_whole=not step.mid_accumulation, position=(state.epoch, state.batch))
-    if isinstance(error, WorkerError):  # before memory: a worker may die of it
-        own = replace(own, kind="worker", text=str(error), exit_code=EXIT_TRAINING_FAILED)
-    elif is_out_of_memory(error):
-        own = replace(own, kind="memory")
+    step, kind = run.components.train_step, ""
+    if is_out_of_memory(error) and not isinstance(error, WorkerError):  # a worker may die of it
+        kind = "memory"
     elif isinstance(error, NonFinite):
-        own = replace(own, kind="non-finite", batch_number=error.batch_number)
-    failures = processes.agree(own, was_told)
-    if not all(one.is_whole for one in failures) or len({one.position for one in failures}) > 1:
-        step.mid_accumulation = True
-    cause = cause_of(failures)
-    return error if cause.rank == own.rank else stand_in(cause)
-
-
-def stand_in(cause: Failure) -> BaseException:
-    """For a process that has no error of its own, or a lesser one."""
-    if cause.kind == "signal":
-        return Interrupted(cause.signal_number, cause.text)
+        kind = "non-finite"
+    position = None if step.mid_accumulation else (run.state.epoch, run.state.batch)
+    cause = run.processes.agree(error, kind, position)
+    step.mid_accumulation = cause.position is None
+    if cause.rank == run.processes.launch.rank or (kind and kind == cause.kind):
+        return error
     if cause.kind == "memory":
-        return torch.OutOfMemoryError(cause.text)
-    if cause.kind == "non-finite":
-        return NonFinite(cause.text, cause.batch_number)
-    return PeerFailed(f"rank {cause.rank}: {cause.text}", cause.exit_code, cause.rank)
+        return MemoryError(cause.text)
+    if cause.kind == "non-finite":  # all have judged alike
+        return NonFinite(cause.text, int(step.guard.first_bad_batch))
+    return cause.as_error()
 
 
 def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch: Batch, files: Sequence[Path]) -> str:

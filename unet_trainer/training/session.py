@@ -9,8 +9,8 @@ from pathlib import Path
 from types import TracebackType
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.system.console import EXIT_TRAINING_FAILED, EXIT_USER_ERROR, Console, first_line, silent_console
-from unet_trainer.system.distributed import Failure, PeerFailed, PeerLost, cause_of, current
+from unet_trainer.system.console import Console, first_line, silent_console
+from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.locks import FolderLock
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, Signals
@@ -67,8 +67,8 @@ class Session:
             if shown is not None:
                 shown = self._agree(shown)
             self._log_end(shown)  # while the lock is held: afterwards another process may go on with the run
-            if isinstance(error, KeyboardInterrupt | GeneratorExit):
-                self._say_interrupted(error, was_finished)
+            if isinstance(shown, KeyboardInterrupt | GeneratorExit):
+                self._say_interrupted(shown, was_finished)
         finally:
             try:
                 self._exits.close()
@@ -78,17 +78,16 @@ class Session:
             raise shown from None
 
     def _agree(self, error: BaseException) -> BaseException:
-        """Tells the other processes, which may wait for this one; what it ends with."""
-        is_leaving_at_once = isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted)
-        if self.processes.is_alone or isinstance(error, PeerLost) or is_leaving_at_once:
+        """Tells the other processes, which may wait for this one; what it ends with. A second Ctrl-C waits for nothing."""
+        if isinstance(error, PeerLost) or (isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted)):
             return error
-        was_told = isinstance(error, PeerFailed) and error.rank is None
         try:
-            cause = cause_of(self.processes.agree(failure_of(error, self.processes.launch.rank), was_told))
+            cause = self.processes.agree(error)
         except PeerLost:  # the others are done, or gone
             self.processes.speaks = True
             return error
-        return PeerFailed(f"rank {cause.rank}: {cause.text}", cause.exit_code, cause.rank) if was_told else error
+        is_own = cause.rank == self.processes.launch.rank or not isinstance(error, Exception | Interrupted)
+        return error if is_own else cause.as_error()
 
     def _as_sentence(self, error: BaseException) -> TrainingFailed | UserError:
         """An error of the machine (permission, limits, a failing disk), whose traceback would help nobody."""
@@ -124,14 +123,3 @@ class Session:
             self.console.say(f"{start}. To go on where the state was saved: {resume_command(folder)}")
         else:
             self.console.say(f"{start} before anything was saved")
-
-
-def failure_of(error: BaseException, rank: int) -> Failure:
-    """What the other processes are told of the error that ends this one's work."""
-    if isinstance(error, Interrupted):
-        return Failure(rank, "signal", str(error), 128 + error.signal_number, signal_number=error.signal_number)
-    known = {UserError: ("user", EXIT_USER_ERROR), TrainingFailed: ("failed", EXIT_TRAINING_FAILED), PeerFailed: (None, 1)}
-    for kind_of_error, (kind, exit_code) in known.items():
-        if isinstance(error, kind_of_error):
-            return Failure(rank, kind, str(error), exit_code)
-    return Failure(rank, "bug", first_line(error))

@@ -1,7 +1,7 @@
 """Config → a run that is ready for its first epoch, new or resumed.
 
-Under torchrun rank 0 decides, and the others take what it has decided and loaded: `broadcast` and `broadcast_made` return rank 0's
-value, in a plain process the value itself.
+Under torchrun rank 0 decides, and the others take what it has decided and loaded: `broadcast` returns rank 0's value, in a plain
+process the value itself.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     if folder is None:
         if source is not None:
             console.note(f"{source} is not in a run folder: a new run continues from it")
-        folder = Path(processes.broadcast_made(lambda: str(_begin_folder(config, session))))
+        folder = Path(processes.broadcast(str(_begin_folder(config, session)) if processes.is_main else ""))
     if processes.is_main:
         start = {
             "resumed_after": None if earlier is None else {"epoch": state.epoch, "batch": state.batch},
@@ -177,7 +177,7 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
         facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT} | {"world_size": len(content.get("ranks") or [0])}
         return str(source), None if folder is None else str(folder), facts
 
-    if (found := session.processes.broadcast_made(find)) is None:
+    if (found := session.processes.broadcast(find() if session.processes.is_main else None)) is None:
         return None, None, None
     source, folder, facts = found
     return Path(source), None if folder is None else Path(folder), {**facts, **content}
@@ -224,7 +224,7 @@ def _say_job(processes: Job, device: torch.device, resume: str | None, console: 
 def share_settings(processes: Job, make: Callable[[], Settings], device: torch.device, checkpoint_dir: str) -> Settings:
     """Those that rank 0 makes, with this process's own device and folder: for the cache of its machine."""
     made = make() if processes.is_main else None
-    content: dict[str, Any] = processes.broadcast_made(lambda: {} if made is None else made.to_dict())
+    content: dict[str, Any] = processes.broadcast({} if made is None else made.to_dict())
     if made is not None:
         return made
     settings = Settings.from_dict(content)

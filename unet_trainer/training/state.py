@@ -8,7 +8,6 @@ with their average.
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -81,7 +80,8 @@ class EpochMetrics:
         if processes.is_alone:
             return self
         total = EpochMetrics(self.num_classes, torch.device("cpu"))
-        total.load_state_dict(processes.combine(_on_host(self.state_dict()), sum_totals))
+        parts = processes.gather(_on_host(self.state_dict()))
+        total.load_state_dict(processes.broadcast(sum_totals(parts) if parts else {}))
         return total
 
     def scores(self) -> Scores:
@@ -339,14 +339,9 @@ class TrainState:
 
     def broadcast(self, processes: Job) -> None:
         """Rank 0's state on all ranks: weights, optimizer, position, history."""
-        if processes.launch.world_size == 1:
-            return
-        memory = io.BytesIO()
-        if processes.is_main:
-            torch.save(self.state_dict(), memory)
-        content = processes.broadcast(memory.getvalue())
+        content = processes.broadcast(self.state_dict() if processes.is_main else {})
         if not processes.is_main:
-            self.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True))
+            self.load_state_dict(content)
 
     def broadcast_best(self, processes: Job) -> None:
         """Which epoch is the best so far: rank 0 alone checks whether its weights are still there."""
