@@ -20,8 +20,8 @@ from unet_trainer.inference import engine as engines
 from unet_trainer.inference.engine import load_engine
 from unet_trainer.inference.prediction_stream import PredictionStream, Rates
 from unet_trainer.inference.predictor import load
-from unet_trainer.loading.worker_pool import CAN_FORK
 from unet_trainer.system.atomic_files import Draft
+from unet_trainer.system.concurrency import CAN_FORK
 
 RANDOM = np.random.default_rng(0)
 GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
@@ -215,7 +215,7 @@ def test_a_process_that_is_killed_is_one_message(here, capsys, monkeypatch):
     run = PredictionStream.run
 
     def kill_and_run(*given):
-        for worker in started[0].workers:
+        for worker in started[0].workers.processes:
             worker.kill()
             worker.join(60)
         return run(*given)

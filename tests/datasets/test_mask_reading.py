@@ -222,7 +222,7 @@ def ask(masks, class_file=None, **settings):
     evidence = MaskEvidence(masks, given_coding("nonzero", config.ignore_value).ignored)
     assert choose_classes(config, evidence, class_file) is None
     names = [f"masks/{index}.png" for index in range(len(masks))]
-    question = ask_for_classes(config, evidence, names, class_file)
+    question = ask_for_classes(config, evidence, names)
     for choice in question.choices:
         check_that_it_trains(choice, masks, settings)
     return question

@@ -112,7 +112,7 @@ def test_masks_of_several_readers_are_not_merged(data, find):
     with pytest.raises(Question) as raised:
         find()
     assert str(raised.value) == (
-        f"mask_dir: {data / 'masks'} holds masks of several readers: annotator1, annotator2; set one of these:\n"
+        f"mask_dir: annotator1 and annotator2 in {data / 'masks'} look like readings of one thing; set one of these:\n"
         "  mask_dir: masks/annotator1\n  # or\n  mask_dir: masks/annotator2\n  # or\n"
         "  num_classes: 3\n  class_names: [background, annotator1, annotator2]"
     )
@@ -125,7 +125,7 @@ def test_folders_that_mark_the_same_pixels_are_asked_for(data, find):
         write(data / f"images/{index}.png", noise(index))
         write(data / f"masks/anna/{index}.png", disc(6, 6, 4))
         write(data / f"masks/bert/{index}.png", disc(6, 7, 4))
-    with pytest.raises(Question, match=r"mask_dir: anna/ and bert/ in .* mark the same pixels; two readings of one thing\?"):
+    with pytest.raises(Question, match=r"mask_dir: anna and bert in .* look like readings of one thing; set one of these"):
         find()
     assert find(num_classes=3, class_names=["background", "anna", "bert"]).num_classes == 3
 

@@ -73,7 +73,7 @@ def predict_slowly(words, log, pids):
     run = PredictionStream.run
 
     def run_and_tell(stream, *given):
-        numbers = [worker.pid for worker in started[0].workers]
+        numbers = [worker.pid for worker in started[0].workers.processes]
         Path(f"{pids}.tmp").write_text(" ".join(map(str, numbers)))
         Path(f"{pids}.tmp").replace(pids)
         return run(stream, *given)

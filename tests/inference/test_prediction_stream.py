@@ -26,8 +26,9 @@ from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import ImageFiles, Kinds, PredictionFolder
 from unet_trainer.inference.prediction_stream import PredictionStream, WriterProcesses, measure_rates
 from unet_trainer.inference.predictor import Predictor, load
-from unet_trainer.loading.worker_pool import CAN_FORK, WorkerError
+from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.system.atomic_files import Draft
+from unet_trainer.system.concurrency import CAN_FORK
 from unet_trainer.system.console import Console
 
 SIZES = ((20, 30), (24, 16), (20, 30), (20, 30), (24, 16), (33, 9), (20, 30))
@@ -285,7 +286,7 @@ def test_processes_write_the_bytes_that_threads_write(tmp_path, with_geotiff, ki
         assert predicting.run(with_geotiff).num_written == 7
     assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
     assert {"0.png", "sub/1.png", "4.png", "4.tif"} <= set(files_in(tmp_path / "threads"))
-    assert not any(worker.is_alive() for worker in processes.workers)
+    assert not any(worker.is_alive() for worker in processes.workers.processes)
 
 
 @needs_fork
@@ -309,7 +310,7 @@ def test_a_process_that_dies_while_it_writes_ends_it_and_leaves_whole_files_only
     assert "sub/3.png" not in left
     for name in left:
         Image.open(tmp_path / "out" / name).load()
-    assert not any(worker.is_alive() for worker in processes.workers)
+    assert not any(worker.is_alive() for worker in processes.workers.processes)
 
 
 @pytest.mark.parametrize("num_processes", [0, pytest.param(2, marks=needs_fork)])

@@ -19,6 +19,7 @@ from unet_trainer.loading import worker_pool
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.worker_pool import Failures, WorkerError, WorkerPool
+from unet_trainer.system.concurrency import ForkedWorkers
 
 FORK = multiprocessing.get_context("fork")  # its events and counters work in threads as well
 MAIN_PID = os.getpid()
@@ -119,7 +120,7 @@ def test_dropped_batches_are_not_read(tiny_data, with_threads, monkeypatch):
     loader.pool.drop_plans()
     may_go_on.set()
     while loader.pool.incomplete:
-        loader.pool._collect(loader.pool.backend.receive(1.0))
+        loader.pool._collect(loader.pool.workers.receive(1.0))
     assert num_reads.value == 2
     loader.pool.close()
 
@@ -229,7 +230,7 @@ def test_a_dead_worker_is_reported_with_what_it_was_reading(tiny_data, monkeypat
         patch_samples(patch, die)
         loader = make_loader(dataset, 2, 2, shuffle=True)
         loader.prepare(0)
-        workers = loader.pool.backend.workers
+        workers = loader.pool.workers.processes
         with pytest.raises(WorkerError) as caught:
             epoch_digest(loader, 0)
     assert "died (SIGKILL)" in str(caught.value)
@@ -251,7 +252,7 @@ def test_hanging_workers_are_given_up_with_the_file_they_hang_in(tiny_data, monk
 
     patch_samples(monkeypatch, hang)
     loader.prepare(0)
-    workers = loader.pool.backend.workers
+    workers = loader.pool.workers.processes
     assert is_hanging.wait(30)
     with pytest.raises(WorkerError, match=r"no batch in 0\.3 s \(worker_timeout\)") as caught:
         epoch_digest(loader, 0)
@@ -277,7 +278,7 @@ def test_started_workers_end_when_another_cannot_be_started(error, tiny_data, mo
     expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else WorkerError
     with pytest.raises(expected) as caught:
         loader.prepare(0)
-    assert expected is KeyboardInterrupt or "worker process 3 of 4 could not be started (Resource" in str(caught.value)
+    assert expected is KeyboardInterrupt or "4 worker processes could not be started (Resource" in str(caught.value)
     assert len(started) == 2
     assert not any(worker.is_alive() for worker in started)
     monkeypatch.undo()
@@ -290,7 +291,7 @@ def test_a_signal_while_a_worker_starts_reaches_this_process_only(monkeypatch, c
     monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(prctl=lambda *given: os.kill(os.getpid(), signal.SIGTERM)))
     before = signal.signal(signal.SIGTERM, lambda *given: os.write(2, b"handled"))
     try:
-        backend = worker_pool.ForkBackend(1, lambda receive, send, number: send(b"12345678"))
+        backend = ForkedWorkers(1, lambda receive, send, number: send(b"12345678"), 8, 8)
         assert backend.receive(60) == b"12345678"
         os.kill(os.getpid(), signal.SIGTERM)
         assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

@@ -25,14 +25,13 @@ from unet_trainer.system.concurrency import (
     BackgroundWriter,
     Crash,
     Job,
-    ReadAhead,
     ReadTimeout,
     ThrottledTask,
     WriteBehind,
     call_with_timeout,
     forked_map,
     is_writing,
-    ordered_map,
+    read_ahead,
 )
 
 LIMIT = 30
@@ -185,20 +184,10 @@ def test_a_call_that_hangs_is_given_up(timeout, is_stopping, never):
         call_with_timeout(never, timeout, lambda: is_stopping, stop_seconds=0.1)
 
 
-# ReadAhead, ordered_map
+# read_ahead
 
 
-def read_ahead(function, items, num_threads=4, max_bytes=100, max_items=8):
-    return ReadAhead(function, items, num_threads, lambda outcome: outcome, max_bytes, max_items)
-
-
-def by_read_ahead(function, items):
-    with ReadAhead(function, items, 2) as ahead:
-        yield from (outcome for _, outcome in ahead)
-
-
-@pytest.mark.parametrize("run", [by_read_ahead, lambda function, items: ordered_map(function, items, 2, 3)])
-def test_outcomes_come_in_the_order_of_the_items_and_an_exception_at_its_turn(run):
+def test_outcomes_come_in_the_order_of_the_items_and_an_exception_at_its_turn():
     second_is_done = threading.Event()
 
     def work(item):
@@ -211,14 +200,10 @@ def test_outcomes_come_in_the_order_of_the_items_and_an_exception_at_its_turn(ru
         return item * 10
 
     taken = []
-    with pytest.raises(ValueError, match="the fourth"), contextlib.closing(run(work, range(9))) as outcomes:
-        taken.extend(outcomes)
-    assert list(run(work, [])) == []
-    taken.clear()
-    second_is_done.clear()
-    with contextlib.closing(run(work, range(9))) as outcomes:
-        taken += [next(outcomes), next(outcomes), next(outcomes)]
-    assert taken == [0, 10, 20]
+    with pytest.raises(ValueError, match="the fourth"):
+        taken.extend(read_ahead(work, range(9), 2))
+    assert taken == [(0, 0), (1, 10), (2, 20)]
+    assert list(read_ahead(work, [], 2)) == []
 
 
 def test_no_more_is_begun_while_as_many_bytes_wait_as_may():
@@ -230,20 +215,19 @@ def test_no_more_is_begun_while_as_many_bytes_wait_as_may():
             third_is_read.set()
         return 50
 
-    with read_ahead(read, range(20), num_threads=1, max_bytes=150) as ahead:
+    with contextlib.closing(read_ahead(read, range(20), 1, lambda outcome: outcome, max_bytes=150)) as ahead:
+        assert next(ahead) == (0, 50)
         assert third_is_read.wait(LIMIT)
-        assert next(iter(ahead)) == (0, 50)
     assert len(begun) <= 5  # three wait, and one follows for each that was taken or is begun meanwhile
-    with read_ahead(lambda item: 1000, [0, 1, 2], max_bytes=10) as ahead:  # larger than the bound
-        assert [item for item, _ in ahead] == [0, 1, 2]
+    large = read_ahead(lambda item: 1000, [0, 1, 2], 4, lambda outcome: outcome, max_bytes=10)  # than the bound
+    assert [item for item, _ in large] == [0, 1, 2]
 
 
 def test_several_threads_call_and_one_that_hangs_is_given_up(never):
     barrier = threading.Barrier(3)
-    with ReadAhead(lambda item: barrier.wait(LIMIT), range(6), 3) as ahead:
-        assert [item for item, _ in ahead] == list(range(6))
-    with pytest.raises(ReadTimeout), ReadAhead(lambda item: never(), range(4), 2, timeout=0.1) as ahead:
-        list(ahead)
+    assert [item for item, _ in read_ahead(lambda item: barrier.wait(LIMIT), range(6), 3)] == list(range(6))
+    with pytest.raises(ReadTimeout):
+        list(read_ahead(lambda item: never(), range(4), 2, timeout=0.1))
 
 
 # WriteBehind

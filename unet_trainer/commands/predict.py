@@ -32,7 +32,12 @@ GO_ON = "--skip-existing continues from there"
 
 def main(arguments: Sequence[str], script: Script) -> int:
     given = _parser().parse_intermixed_args(arguments)
-    _check(given)
+    if given.threshold is not None and not 0 < given.threshold < 1:
+        raise UserError(f"--threshold: got {given.threshold:g}; need a number between 0 and 1")
+    if given.batch_size is not None and given.batch_size < 1:
+        raise UserError(f"--batch-size: got {given.batch_size}; need 1 or more")
+    if given.tile is not None:
+        tile_side(given.tile, "--tile")
     with Signals():
         return predict(given, Console())
 
@@ -59,15 +64,6 @@ def _parser() -> CommandParser:
     parser.add_argument("--batch-size", metavar="N", type=int, help="images at a time; by default as the device can use")
     parser.add_argument("--time", action="store_true", help="say also how fast reading, the network and a plain loop are alone")
     return parser
-
-
-def _check(given: argparse.Namespace) -> None:
-    if given.threshold is not None and not 0 < given.threshold < 1:
-        raise UserError(f"--threshold: got {given.threshold:g}; need a number between 0 and 1")
-    if given.batch_size is not None and given.batch_size < 1:
-        raise UserError(f"--batch-size: got {given.batch_size}; need 1 or more")
-    if given.tile is not None:
-        tile_side(given.tile, "--tile")
 
 
 def predict(given: argparse.Namespace, console: Console) -> int:
@@ -99,6 +95,7 @@ def _predict(
     from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
     from unet_trainer.inference.prediction_stream import PredictionStream, measure_rates
     from unet_trainer.inference.predictor import Predictor, chosen_tile
+    from unet_trainer.loading.worker_pool import WorkerError
 
     engine = load_engine(path, given.device, raw=given.raw)
     spec = engine.card.spec
@@ -121,13 +118,16 @@ def _predict(
     if given.time:
         with tempfile.TemporaryDirectory() as scratch:
             rates = measure_rates(stream, inputs, Path(scratch))
-    started = time.perf_counter()
+    started, outcome = time.perf_counter(), stream.outcome
     try:
-        outcome = stream.run(inputs, is_done)
-    except Exception as error:
-        raise _explained(error, given.out, f"{counted(stream.outcome.num_written, 'image')} done, {GO_ON}") from None
+        stream.run(inputs, is_done)
+    except WorkerError as error:
+        raise TrainingFailed(f"{error}; {counted(outcome.num_written, 'image')} done, {GO_ON}") from None
+    except OSError as error:
+        so_far = f"{counted(outcome.num_written, 'image')} done, {GO_ON}"
+        raise UserError(f"--out: {given.out} cannot be written to ({sentence(error, given.out)}); {so_far}") from None
     except KeyboardInterrupt:
-        console.say(f"{stream.outcome.num_written} of {counted(num_todo, 'image')} done; {GO_ON}")
+        console.say(f"{outcome.num_written} of {counted(num_todo, 'image')} done; {GO_ON}")
         raise
     seconds = time.perf_counter() - started
     _say_result(folder, inputs, outcome, seconds, console)
@@ -136,17 +136,6 @@ def _predict(
     if rates is not None and outcome.num_written:
         _say_rates(rates, outcome.num_written / seconds, console)
     return EXIT_USER_ERROR if outcome.failed else EXIT_DONE
-
-
-def _explained(error: Exception, out: Path, so_far: str) -> Exception:
-    """The error to raise: what is no fault of the program says how far it came."""
-    from unet_trainer.loading.worker_pool import WorkerError
-
-    if isinstance(error, WorkerError):
-        return TrainingFailed(f"{error}; {so_far}")
-    if isinstance(error, OSError):
-        return UserError(f"--out: {out} cannot be written to ({sentence(error, out)}); {so_far}")
-    return error
 
 
 def _say_start(path: Path, predictor: Predictor, num_inputs: int, num_done: int, console: Console) -> None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import math
 import re
+import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,6 @@ from unet_trainer.inference.predictor import ModelInput, Predictor
 from unet_trainer.inference.scores import (
     Count,
     EvaluatedSet,
-    ImageCounts,
     confusion_matrix,
     count_image,
     mean_over,
@@ -46,7 +47,7 @@ from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.model.segmenter import MAX_SIDE, SegmenterSpec
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
-from unet_trainer.system.concurrency import ReadAhead, ordered_map
+from unet_trainer.system.concurrency import WriteBehind, read_ahead
 from unet_trainer.system.console import csv_line, first_line, json_text
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
@@ -123,32 +124,30 @@ def _naming(path: Path) -> Iterator[None]:
 
 def evaluate(reader: PairReader, options: Options, tick: Callable[[], object] = lambda: None) -> EvaluatedSet:
     """`tick` is called after each image. Raises DataError."""
-    spec, num_images = reader.predictor.spec, len(reader.pairs)
+    spec, num_images, lock = reader.predictor.spec, len(reader.pairs), threading.Lock()
     first_id = spec.num_ids - len(spec.class_names)  # with one class, the background is not reported
-
-    def count(predicted: Predicted) -> tuple[int, Pixels, ImageCounts]:
-        index, truth, ids = predicted
-        return index, ids, count_image(truth, ids, spec.num_ids, first_id, options.with_lines)
-
     order = sorted(range(num_images), key=lambda index: (reader.sizes[index], index))  # images of one size make a batch
     num_threads = min(MAX_THREADS, count_cores())
     counts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * num_images
     confusion = np.zeros((spec.num_ids, spec.num_ids), np.int64)
     num_wrong, num_counted = np.zeros(num_images, np.int64), np.zeros(num_images, np.int64)
     worst: list[tuple[tuple[float, float, str], int, Pixels]] = []
-    with (
-        ReadAhead(reader.read, order, num_threads, _num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS) as samples,
-        contextlib.closing(predict_samples(reader.predictor, (sample for _, sample in samples), options)) as predictions,
-        contextlib.closing(ordered_map(count, predictions, num_threads, 2 * num_threads)) as counted_images,
-    ):
-        for index, ids, found in counted_images:
-            counts[index] = found.counts
-            confusion += found.confusion
-            num_counted[index] = found.confusion.sum()
-            num_wrong[index] = num_counted[index] - found.confusion.trace()
-            rank = badness(found.counts, num_wrong[index], num_counted[index], reader.pairs[index].name)
+
+    def count(index: int, truth: Pixels, ids: Pixels) -> None:
+        nonlocal confusion, worst
+        found, counts[index] = count_image(truth, ids, spec.num_ids, first_id, options.with_lines)
+        num_counted[index] = found.sum()
+        num_wrong[index] = num_counted[index] - found.trace()
+        rank = badness(counts[index], num_wrong[index], num_counted[index], reader.pairs[index].name)
+        with lock:
+            confusion += found
             worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
             tick()
+
+    samples = read_ahead(reader.read, order, num_threads, _num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
+    with contextlib.closing(samples), WriteBehind(num_threads, MAX_BYTES_AHEAD) as counting:
+        for predicted in predict_samples(reader.predictor, (sample for _, sample in samples), options):
+            counting.submit(partial(count, *predicted), 2 * predicted[1].nbytes)
     return EvaluatedSet(np.stack(counts), confusion, num_wrong, num_counted, [(index, ids) for _, index, ids in worst])
 
 

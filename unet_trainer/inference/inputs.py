@@ -33,14 +33,14 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Questio
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
 from unet_trainer.datasets.shards import find_in_shards, open_shards
 from unet_trainer.datasets.splits import listed_contents, listed_images, read_split_csv
-from unet_trainer.images.file_bytes import DataError, ReadError, is_file
+from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
-from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec, depth_name, read_small
+from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import read_text
-from unet_trainer.training.run_folder import SPLIT_CSV
+from unet_trainer.training.run_folder import CONFIG_YAML, SPLIT_CSV
 
 if TYPE_CHECKING:  # it needs torch
     from unet_trainer.model.segmenter import SegmenterSpec
@@ -85,21 +85,11 @@ def refuse_same_names(inputs: Sequence[Input]) -> None:
         other, path, _ = clashes[0]
         fix = "Name the folder above them, or predict them in two commands with different --out"
         if other.parent == path.parent:
-            image = max((other, path), key=_num_values)  # one of the two may be the mask of the other
-            pattern = path.parent / f"*{image.suffix}"
-            fix = f"Predict them in two commands with different --out; a pattern takes the images: '{pattern}'"
+            pattern = other.parent / f"*{other.suffix}"
+            fix = f"Predict them in two commands with different --out; a pattern takes one kind: '{pattern}'"
         lines = [f"{other} and {path}: both would be {name}.png" for other, path, name in clashes[:NUM_NAMED]]
         more = [f"… and {len(clashes) - NUM_NAMED} more"] if len(clashes) > NUM_NAMED else []
         raise UserError("\n  ".join(["images whose results would have the same name:", *lines, *more, fix]))
-
-
-def _num_values(path: Path) -> int:
-    """That differ: a mask has fewer than its image. 0 for a file that cannot be read."""
-    try:
-        found = read_small(path, RGB_8BIT)
-        return 0 if found is None else len(np.unique(found.pixels))
-    except ReadError:
-        return 0
 
 
 def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
@@ -198,7 +188,6 @@ def _data_dir(split_csv: Path) -> Path | None:
 # Pairs that a model is evaluated on.
 
 SplitName = Literal["train", "val", "test", "all"]
-RUN_CONFIG = "config.yaml"
 LAYOUT_KEYS = ("image_dir", "mask_dir", "mask_suffix", "split_file")
 
 
@@ -230,7 +219,7 @@ class EvaluationData:
 
 def run_folder_of(model_file: Path) -> Path | None:
     """The run that a model's file lies in, if it does."""
-    return model_file.parent if (model_file.parent / RUN_CONFIG).is_file() else None
+    return model_file.parent if (model_file.parent / CONFIG_YAML).is_file() else None
 
 
 def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pair, ...]:
@@ -241,7 +230,7 @@ def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pa
     run = model.parent
     if not (run / SPLIT_CSV).is_file():
         raise DataError(f"{run} has no {SPLIT_CSV}, which names them")
-    config_file = run / RUN_CONFIG
+    config_file = run / CONFIG_YAML
     if data_dir is None and not config_file.is_file():
         raise DataError(f"{run} has no config.yaml, which says where the data are; data_dir=FOLDER says it too")
     config = load_config(config_file) if config_file.is_file() else Config(checkpoint_dir=str(run.parent))
@@ -260,7 +249,7 @@ def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int
     """The settings of the run, or of another folder if data_dir names one. Raises UserError."""
     folder = run_folder_of(model_file)
     words = [f"{name}={value}" for name, value in overrides.items()]
-    own = None if folder is None else load_config(folder / RUN_CONFIG)
+    own = None if folder is None else load_config(folder / CONFIG_YAML)
     given = overrides.get("data_dir")
     if given is not None and (own is None or Path(given).resolve() != Path(own.data_dir).resolve()):
         return DataSource(load_config({"num_classes": num_classes}, words), folder, is_own=False)
@@ -270,7 +259,7 @@ def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int
             "name the images: data_dir=FOLDER with images/ and masks/"
         )
     is_own = not any(name in overrides for name in LAYOUT_KEYS)
-    return DataSource(load_config(folder / RUN_CONFIG, words), folder, is_own)
+    return DataSource(load_config(folder / CONFIG_YAML, words), folder, is_own)
 
 
 def load_evaluation_data(
@@ -413,7 +402,7 @@ def _listed(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[P
     files lie now: in a folder, or in shards of it."""
     table = run_folder / SPLIT_CSV
     try:
-        images = listed_images(table, Path(load_config(run_folder / RUN_CONFIG).data_dir), part)
+        images = listed_images(table, Path(load_config(run_folder / CONFIG_YAML).data_dir), part)
         contents = listed_contents(table, part)
     except UserError:
         return [], None

@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -67,7 +67,7 @@ class Rows(NamedTuple):
     """Results of some rows of an image."""
 
     ids: Pixels  # rows,W uint8
-    probabilities: Pixels | None  # M,rows,W of the stored ids: uint16 for PNG, float32 for .npy
+    probabilities: Pixels = np.zeros(0)  # M,rows,W of the stored ids, if they are wanted: uint16 for PNG, float32 for .npy
 
 
 class Output(NamedTuple):
@@ -107,12 +107,14 @@ class PredictionFolder:
             found.append(Output(place, lambda rows: rows.ids, channels=3, content="picture", is_overlay=True))
         if kinds.probabilities == "npy":
             place = self.out / PROBABILITIES / f"{name}.npy"
-            found.append(Output(place, _planes, np.dtype(np.float32), len(self.probable_ids)))
+            channels = len(self.probable_ids)
+            found.append(Output(place, lambda rows: np.moveaxis(rows.probabilities, 0, 2), np.dtype(np.float32), channels))
         elif kinds.probabilities == "png":
             for index, class_id in enumerate(self.probable_ids):
                 inner = "" if len(self.probable_ids) == 1 else class_folder(class_id, self.spec.id_names[class_id])
                 place = self.out / PROBABILITIES / inner / f"{name}.png"
-                found.append(Output(place, partial(_plane, index=index), np.dtype(np.uint16), content="picture"))
+                plane = Output(place, lambda rows, index=index: rows.probabilities[index], np.dtype(np.uint16), content="picture")
+                found.append(plane)
         return [*found, Output(self.mask(name), lambda rows: rows.ids, palette=self.spec.id_colours)]
 
     def files(self, name: str) -> list[Path]:
@@ -131,40 +133,22 @@ class PredictionFolder:
     def refuse_overwriting(self, inputs: Sequence[Input]) -> None:
         """Raises UserError if two results would have one name, or one would replace an image or a file that is no result, such as
         a mask of the dataset."""
-        sources = {_real(given.path) for given in inputs}
+        real_folder = cache(Path.resolve)
+        sources = {real_folder(given.path.parent) / given.path.name for given in inputs}
         owners: dict[Path, Path] = {}
         if self.kinds.polygons:
-            _refuse_foreign(self.out / COCO_NAME, beside=self.mask(inputs[0].name))
+            _refuse_foreign(self.out / COCO_NAME)
         for given in inputs:
             may_be_geotiff = given.path.suffix.lower() in TIFF_SUFFIXES
             for path in self.files(given.name):
                 for written in (path, path.with_suffix(".tif")) if may_be_geotiff and path.suffix == ".png" else (path,):
-                    if _real(written) in sources:
+                    if real_folder(written.parent) / written.name in sources:
                         raise UserError(f"--out: {written} is one of the images, and would be overwritten; choose another folder")
-                    _refuse_foreign(written, beside=path)
+                    _refuse_foreign(written)
                 if owners.setdefault(path, given.path) != given.path:
                     raise UserError(f"{owners[path]} and {given.path}: both would write {path}; predict them in two commands")
             if may_be_geotiff and self.kinds.polygons:
-                _refuse_foreign(self.mask(given.name).with_suffix(".geojson"), beside=self.mask(given.name))
-
-
-def _plane(rows: Rows, index: int) -> Pixels:
-    assert rows.probabilities is not None
-    return rows.probabilities[index]
-
-
-def _planes(rows: Rows) -> Pixels:
-    assert rows.probabilities is not None
-    return np.moveaxis(rows.probabilities, 0, 2)
-
-
-@lru_cache(maxsize=4096)
-def _real_folder(folder: Path) -> Path:
-    return folder.resolve()
-
-
-def _real(path: Path) -> Path:
-    return _real_folder(path.parent) / path.name
+                _refuse_foreign(self.mask(given.name).with_suffix(".geojson"))
 
 
 def class_folder(class_id: int, name: str) -> str:
@@ -173,10 +157,9 @@ def class_folder(class_id: int, name: str) -> str:
     return f"{class_id}-{plain}" if plain else str(class_id)
 
 
-def _refuse_foreign(path: Path, beside: Path) -> None:
-    """Raises UserError where a result would replace a file that predict did not write. `beside`: a PNG of the same run, since early
-    versions marked no others. Arrays have no mark."""
-    if path.suffix != ".npy" and path.is_file() and not (was_written_here(path) or was_written_here(beside)):
+def _refuse_foreign(path: Path) -> None:
+    """Raises UserError where a result would replace a file that predict did not write. Arrays have no mark."""
+    if path.suffix != ".npy" and path.is_file() and not was_written_here(path):
         raise UserError(f"--out: {path} is there and is no result of predict; choose another folder")
 
 

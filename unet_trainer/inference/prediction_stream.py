@@ -1,6 +1,6 @@
 """Predicts many images into files: threads read, the main thread runs the engine on batches of one shape, threads write.
 
-    files → ReadAhead → batches of one shape → device → HostCopy → WriteBehind → files
+    files → read_ahead → batches of one shape → device → HostCopy → WriteBehind → files
                                                                  → WriterProcesses → files     many small images on a fast GPU
 
 Images keep their order, so that batches, and with them results, are the same in every run. The device is given the next batch
@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import mmap
 import multiprocessing
-import os
-import queue
+import pickle
+import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import BrokenExecutor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -38,7 +39,7 @@ from unet_trainer.images.image_decoding import write_image as write_whole_image
 from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
 from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.tiling import Size, fit_image, resize_mask
-from unet_trainer.inference.engine import NUM_BEFORE_CAPTURE, Engine, ForwardGraphs, TorchEngine, host_batch
+from unet_trainer.inference.engine import NUM_BEFORE_CAPTURE, ForwardGraphs, TorchEngine, host_batch
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import (
     COCO_NAME,
@@ -53,9 +54,9 @@ from unet_trainer.inference.prediction_files import (
 )
 from unet_trainer.inference.predictor import ModelInput, Predictor
 from unet_trainer.inference.tile_blending import Logits, TiledLogits, WholeLogits, predicted_ids
-from unet_trainer.loading.worker_pool import CAN_FORK, WorkerError
+from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
-from unet_trainer.system.concurrency import ReadAhead, WriteBehind, forking, run_as_child
+from unet_trainer.system.concurrency import CAN_FORK, ForkedWorkers, WriteBehind, read_ahead
 from unet_trainer.system.console import Bar, Console
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
@@ -69,14 +70,18 @@ SMALL_BATCH = 16  # no less than this for being few images
 MIN_BATCHES = 32  # beyond that size
 MAX_BYTES = 2**28  # of images that are read ahead, and again of results that wait to be written
 IMAGES_PER_TASK = 8  # of a thread that writes: waking it costs about as much as an image
-IMAGES_PER_PROCESS_TASK = 16  # a task of a process wakes three threads here
+IMAGES_PER_PROCESS_TASK = 16
 MAX_BATCHES_AHEAD = 3  # that the device may have before it
 MAX_OPEN_BATCHES = 4  # images of different shapes that wait for others like them, in batches
 MIN_IMAGES = 256  # for fewer, starting processes takes longer than they save
 MAX_PROCESSES = 8
-SLOT_BYTES = 2**24  # of memory that a task shares with its process: 16 masks of 512 × 512 take 4 MiB
+SLOT_BYTES = 2**24  # of results that a task shares with its process: 16 masks of 512 × 512 take 4 MiB
+HEAD_BYTES = 2**20  # of a slot, for names of files and all else
+SLOT = struct.Struct("q")  # a task, and that it is done: the number of its slot
+SIZES = struct.Struct("8q")  # at the start of a slot: how many parts it holds, and the bytes of each
 
 Found = ModelInput | ImageReader | DataError | None  # None: large, and not read yet
+OnDone = Callable[[Sequence[Input], list[str]], object]  # images, and for each what write_images says
 
 
 @dataclass
@@ -88,85 +93,101 @@ class Outcome:
 
 class WriterProcesses:
     """Processes that encode and write the files of small images: in threads, that would take the GIL from the thread that keeps a
-    fast GPU busy. Forked before the GPU is started up; they never use CUDA. Use it in `with`."""
+    fast GPU busy. Forked before the GPU is started up; they never use CUDA. Use it in `with`, from one thread at a time.
+
+    A task lies in a slot of memory that the processes inherit: pixels that go through a pipe are copied under the GIL.
+    """
 
     def __init__(self, num_processes: int) -> None:
-        # A place a task, in memory that the processes inherit: pixels that go through a pipe are copied under the GIL, and a
-        # process that dies while the pipe is full may leave this one waiting. The next task of a process waits for it.
-        self.memory = [np.frombuffer(mmap.mmap(-1, SLOT_BYTES), np.uint8) for _ in range(2 * num_processes)]
-        self.free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for slot in range(len(self.memory)):
-            self.free.put(slot)
-        context = multiprocessing.get_context("fork")
-        self.pool = ProcessPoolExecutor(num_processes, context, run_as_child, (_start_process, os.getpid(), self.memory))
-        with forking():
-            for _ in range(num_processes):  # of sleeping ones: some versions of Python fork only where none is idle
-                self.pool.submit(time.sleep, 0.02)
-        self.workers = [*self.pool._processes.values()]
+        """Raises OSError."""
+        # Two for each process: its next task waits for it.
+        self.slots = [np.frombuffer(mmap.mmap(-1, HEAD_BYTES + SLOT_BYTES), np.uint8) for _ in range(2 * num_processes)]
+        self.under_way: dict[int, tuple[PredictionFolder, Sequence[Input], OnDone]] = {}  # by slot
+        self.workers = ForkedWorkers(num_processes, partial(_writer_main, self.slots), SLOT.size, SLOT.size)
 
     def __enter__(self) -> WriterProcesses:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.end()
+        self.workers.close()
 
-    def end(self) -> None:
-        """To be called when no task is under way, or a process has died."""
-        for worker in self.workers:
-            worker.kill()  # the pool of a process that died sends SIGTERM, which they ignore, and waits for them
-        self.pool.shutdown()
+    def write(self, folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels], on_done: OnDone) -> None:
+        """As write_images, by one of the processes; `on_done` gets the images and what that returns, in a later call. Waits only
+        for a slot. Raises what a process raised, and WorkerError if one has died."""
+        self._collect(seconds=0.0)
+        while len(self.under_way) == len(self.slots):
+            self._collect(seconds=1.0)
+        slot = next(slot for slot in range(len(self.slots)) if slot not in self.under_way)
+        _store(self.slots[slot], (folder, images, results))
+        self.under_way[slot] = folder, images, on_done
+        self.workers.send(SLOT.pack(slot))
 
-    def submit(
-        self,
-        folder: PredictionFolder,
-        images: Sequence[Input],
-        rows: Sequence[Rows],
-        on_done: Callable[[Future[list[str]]], object],
-    ) -> None:
-        """As write_images, in one of the processes; `on_done` is called in a thread of the pool. Waits only for a slot. Raises
-        BrokenExecutor if a process has died."""
-        arrays = [array for its_rows in rows for array in its_rows if array is not None]
-        slot = self.free.get()
-        try:
-            stored = _store(self.memory[slot], arrays)
-            future = self.pool.submit(_write_stored, folder, images, slot, stored)
-        except BaseException:
-            self.free.put(slot)
-            raise
-        future.add_done_callback(on_done)
-        future.add_done_callback(lambda _: self.free.put(slot))
+    def finish(self) -> None:
+        """Waits for all images. Raises as `write` does."""
+        errors = []
+        while self.under_way:
+            try:
+                self._collect(seconds=1.0)
+            except Exception as error:  # the others are written all the same
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
-    def wait(self) -> None:
-        """Until all tasks are done. Those of a process that died are at once."""
-        slots = [self.free.get() for _ in self.memory]
-        for slot in slots:
-            self.free.put(slot)
-
-
-Stored = tuple[int, tuple[int, ...], str]  # where an array lies in a slot, its shape and dtype
-_memory: list[Pixels] = []  # the slots, in a process that writes
-
-
-def _store(memory: Pixels, arrays: Sequence[Pixels]) -> list[Stored]:
-    place, stored = 0, []
-    for array in arrays:
-        memory[place : place + array.nbytes].view(array.dtype).reshape(array.shape)[...] = array
-        stored.append((place, array.shape, array.dtype.str))
-        place += -(-array.nbytes // 8) * 8
-    return stored
-
-
-def _write_stored(folder: PredictionFolder, images: Sequence[Input], slot: int, stored: Sequence[Stored]) -> list[str]:
-    """As write_images, of the arrays in a slot: the ids of each image and, if they are wanted, its probabilities."""
-    arrays = [np.ndarray(shape, dtype, _memory[slot].data, place) for place, shape, dtype in stored]
-    step = len(arrays) // len(images)
-    rows = [Rows(arrays[step * index], arrays[step * index + 1] if step > 1 else None) for index in range(len(images))]
-    return write_images(folder, images, rows)
+    def _collect(self, seconds: float) -> None:
+        errors = []
+        for (slot,) in SLOT.iter_unpack(self.workers.receive(seconds)):
+            _, images, on_done = self.under_way.pop(slot)
+            found = _load(self.slots[slot])
+            if isinstance(found, Exception):
+                errors.append(found)
+            else:
+                on_done(images, found)
+        if errors:
+            raise errors[0]
+        if self.under_way and self.workers.dead_worker() is not None:
+            pids = [process.pid or 0 for process in self.workers.processes]
+            self.workers.close()
+            lost = [(folder, given) for folder, images, _ in self.under_way.values() for given in images]
+            self.under_way.clear()
+            for folder, given in lost:
+                folder.discard_drafts(given.name, pids)
+            names = " to ".join(dict.fromkeys(str(given.path) for _, given in (lost[0], lost[-1])))
+            what = "a process that writes results died, perhaps for want of memory"
+            raise WorkerError(f"{what}, while those of {names} were written")
 
 
-def _start_process(memory: list[Pixels]) -> None:
-    _memory[:] = memory
+def _store(slot: Pixels, content: object) -> None:
+    """A pickle, and behind it the memory of the arrays in it."""
+    buffers: list[pickle.PickleBuffer] = []
+    parts: list[Any] = [pickle.dumps(content, protocol=5, buffer_callback=buffers.append), *(buffer.raw() for buffer in buffers)]
+    sizes, place = [len(part) for part in parts], SIZES.size
+    SIZES.pack_into(slot.data, 0, len(sizes), *sizes, *[0] * (7 - len(sizes)))
+    for part, size in zip(parts, sizes, strict=True):
+        if size:
+            slot[place : place + size] = np.frombuffer(part, np.uint8)  # without the GIL
+        place += -(-size // 8) * 8
+
+
+def _load(slot: Pixels) -> Any:
+    """What _store stored; its arrays lie in the slot."""
+    parts, place = [], SIZES.size
+    num_parts, *sizes = SIZES.unpack_from(slot.data)
+    for size in sizes[:num_parts]:
+        parts.append(slot.data[place : place + size])
+        place += -(-size // 8) * 8
+    return pickle.loads(parts[0], buffers=parts[1:])  # of this process, or of one that it forked
+
+
+def _writer_main(slots: list[Pixels], receive: Callable[[], bytes], send: Callable[[bytes], object], number: int) -> None:
     gc.freeze()  # a collection would walk, and so copy, all that this process shares with its parent
+    while message := receive():
+        slot = slots[SLOT.unpack(message)[0]]
+        try:
+            found: object = write_images(*_load(slot))
+        except Exception as error:  # of any kind: raised in the parent
+            found = error
+        _store(slot, found)
+        send(message)
 
 
 def start_writers(num_images: int, device: str) -> WriterProcesses | None:
@@ -180,12 +201,13 @@ def start_writers(num_images: int, device: str) -> WriterProcesses | None:
     return WriterProcesses(max(2, min(MAX_PROCESSES, count_cores() // 2)))
 
 
-def write_images(folder: PredictionFolder, images: Sequence[Input], rows: Sequence[Rows]) -> list[str]:
-    """All files of some images; for each an empty text, or why it can no longer be read. Raises OSError."""
+def write_images(folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels]) -> list[str]:
+    """All files of images of one size; for each an empty text, or why it can no longer be read. `results`: N,H,W ids and, if they
+    are wanted, N,M,H,W probabilities. Raises OSError."""
     reasons = []
-    for given, its_rows in zip(images, rows, strict=True):
+    for given, *rows in zip(images, *results, strict=True):
         try:
-            write_image(folder, given, its_rows)
+            write_image(folder, given, Rows(*rows))
             reasons.append("")
         except ReadError as error:
             reasons.append(str(error))
@@ -219,7 +241,6 @@ class PredictionStream:
         self.num_writers = max(2, count_cores() // 4) if device.type == "cuda" else 2
         if self.processes is not None:
             self.num_writers = 1  # hands the results over: more threads would take the GIL from the one that computes
-        self.task_errors: list[tuple[Sequence[Input], BaseException]] = []  # of tasks of the processes
         self.forward = ForwardGraphs(predictor.engine)
         self.outcome = Outcome()
         self.lock = threading.Lock()
@@ -261,9 +282,10 @@ class PredictionStream:
                     self.coco = stack.enter_context(contextlib.closing(file))
                 stack.enter_context(one_opencv_thread())
                 self.batches = stack.enter_context(ThreadPoolExecutor(1, "batches", partial(_use_device, self.device)))
-                stack.callback(self._wait_for_processes)
+                if self.processes is not None:
+                    stack.callback(self.processes.finish)
                 self.writers = stack.enter_context(WriteBehind(self.num_writers, MAX_BYTES))
-                ahead = stack.enter_context(self.read_ahead(todo))
+                ahead = stack.enter_context(contextlib.closing(self.read_ahead(todo)))
                 stack.enter_context(torch.inference_mode())
                 for given in done if self.coco is not None else ():
                     self.writers.submit(partial(self._polygons_of_mask, given), 0)
@@ -276,8 +298,8 @@ class PredictionStream:
         self.outcome.failed.sort()
         return self.outcome
 
-    def read_ahead(self, images: Sequence[Input]) -> ReadAhead[Input, Found]:
-        return ReadAhead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
+    def read_ahead(self, images: Sequence[Input]) -> Generator[tuple[Input, Found], None, None]:
+        return read_ahead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
 
     def _read(self, given: Input) -> Found:
         try:
@@ -290,7 +312,7 @@ class PredictionStream:
         except DataError as error:
             return error
 
-    def _compute(self, ahead: ReadAhead[Input, Found]) -> None:
+    def _compute(self, ahead: Iterable[tuple[Input, Found]]) -> None:
         """Copies each batch into one piece of memory while the one before it is computed."""
         before: tuple[Sequence[tuple[Input, ModelInput]], Future[torch.Tensor]] | None = None
         for images in self._group(ahead):
@@ -301,7 +323,7 @@ class PredictionStream:
         if before is not None:
             self._run_batch(*before)
 
-    def _group(self, ahead: ReadAhead[Input, Found]) -> Iterator[Sequence[tuple[Input, ModelInput]]]:
+    def _group(self, ahead: Iterable[tuple[Input, Found]]) -> Iterator[Sequence[tuple[Input, ModelInput]]]:
         """Images of one shape, as many as a batch has; large images are predicted on the way."""
         waiting: dict[tuple[int, ...], list[tuple[Input, ModelInput]]] = {}  # by shape
         for given, found in ahead:
@@ -344,7 +366,7 @@ class PredictionStream:
                 num_bytes = sum(result.nbytes for result in results) // len(some)
                 step = IMAGES_PER_TASK
                 if self.processes is not None:  # as many as a slot has room for
-                    step = max(1, min(IMAGES_PER_PROCESS_TASK, SLOT_BYTES // (num_bytes + 16)))
+                    step = max(1, min(IMAGES_PER_PROCESS_TASK, SLOT_BYTES // num_bytes))
                 for first in range(0, len(some), step):
                     inputs = [images[place][0] for place in some[first : first + step]]
                     self.writers.submit(partial(self._write_images, inputs, copy, first), num_bytes * len(inputs))
@@ -380,50 +402,19 @@ class PredictionStream:
 
     def _write_images(self, images: Sequence[Input], copy: HostCopy, first: int) -> None:
         """In a writer's thread: all files of some images, which lie at `first` and behind it in a batch."""
-        rows = [_rows(copy, position) for position in range(first, first + len(images))]
-        num_bytes = sum(array.nbytes + 8 for its_rows in rows for array in its_rows if array is not None)
-        if self.processes is None or num_bytes > SLOT_BYTES:
-            self._count_results(images, write_images(self.folder, images, rows), rows)
-        elif not self.task_errors:  # else nothing more is written: the main thread is told
-            try:
-                self.processes.submit(self.folder, images, rows, partial(self._task_done, images))
-            except BrokenExecutor as error:
-                self.task_errors.append((images, error))
-        if self.task_errors:
-            raise self.task_errors[0][1]
-
-    def _task_done(self, images: Sequence[Input], future: Future[list[str]]) -> None:
-        """In a thread of the pool."""
-        if (error := future.exception()) is not None:
-            self.task_errors.append((images, error))
-        else:
-            self._count_results(images, future.result())
-
-    def _wait_for_processes(self) -> None:
-        """Raises what the first task that failed raised, WorkerError where its process died."""
-        if self.processes is None:
+        results = [array[first : first + len(images)] for array in _arrays(copy)]
+        if self.processes is None or sum(array.nbytes for array in results) > SLOT_BYTES:
+            self._count_results(images, write_images(self.folder, images, results), results[0])
             return
-        self.processes.wait()
-        lost = [given for images, error in self.task_errors if isinstance(error, BrokenExecutor) for given in images]
-        lost.sort(key=self.numbers.__getitem__)
-        if lost:
-            self.processes.end()
-            for given in lost:
-                self.folder.discard_drafts(given.name, [worker.pid or 0 for worker in self.processes.workers])
-            names = f"{lost[0].path} to {lost[-1].path}" if len(lost) > 1 else str(lost[0].path)
-            raise WorkerError(
-                f"a process that writes results died, perhaps for want of memory, while those of {names} were written"
-            ) from None
-        if self.task_errors:
-            raise self.task_errors[0][1]
+        self.processes.write(self.folder, images, results, self._count_results)
 
-    def _count_results(self, images: Sequence[Input], reasons: Sequence[str], rows: Sequence[Rows] = ()) -> None:
-        """`rows` where polygons may be wanted."""
+    def _count_results(self, images: Sequence[Input], reasons: Sequence[str], ids: Pixels | None = None) -> None:
+        """`ids` where polygons may be wanted."""
         for index, (given, reason) in enumerate(zip(images, reasons, strict=True)):
             if reason:
                 self._failed(given, reason)
-            elif self.coco is not None:
-                self._add_polygons(given, rows[index].ids)
+            elif self.coco is not None and ids is not None:
+                self._add_polygons(given, ids[index])
         self._count_written(reasons.count(""))
 
     def _run_large(self, given: Input, reader: ImageReader | None) -> None:
@@ -489,17 +480,14 @@ class PredictionStream:
             self.bar.tick()
 
 
-def _rows(copy: HostCopy, position: int | None = None) -> Rows:
-    """Of one image, or of that at `position` of a batch."""
-    ids, *others = (tensor.numpy() if position is None else tensor[position].numpy() for tensor in copy.content())
-    probabilities = others[0] if others else None
-    if probabilities is not None and probabilities.dtype == "int16":
-        probabilities = probabilities.view("uint16")
-    return Rows(ids, probabilities)
+def _arrays(copy: HostCopy) -> list[Pixels]:
+    """Ids and, if they are wanted, probabilities. On the device, 16 bits have a sign."""
+    arrays = [tensor.numpy() for tensor in copy.content()]
+    return [array.view(np.uint16) if array.dtype == np.int16 else array for array in arrays]
 
 
 def _write_band(files: ImageFiles, copy: HostCopy) -> None:
-    files.write(_rows(copy))
+    files.write(Rows(*_arrays(copy)))
 
 
 @contextlib.contextmanager
@@ -541,61 +529,58 @@ class Rates(NamedTuple):
 def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Path) -> Rates:
     """Of images that go through the network in batches. The plain loop writes its masks into `folder`. The first use of the device
     is not counted."""
+    predictor, engine = stream.predictor, stream.predictor.engine
     sample: list[ModelInput] = []
-    started = time.perf_counter()
-    with one_opencv_thread(), stream.read_ahead(inputs) as ahead:
-        for _, found in ahead:
-            if isinstance(found, ModelInput) and (not sample or found.pixels.shape == sample[0].pixels.shape):
-                sample = [*sample, found][: stream.batch_size_of(found.pixels.shape)]
-    reading = len(inputs) / (time.perf_counter() - started)
+
+    def read() -> Iterator[int]:
+        nonlocal sample
+        with one_opencv_thread(), contextlib.closing(stream.read_ahead(inputs)) as ahead:
+            for _, found in ahead:
+                if isinstance(found, ModelInput) and (not sample or found.pixels.shape == sample[0].pixels.shape):
+                    sample = [*sample, found][: stream.batch_size_of(found.pixels.shape)]
+                yield 1
+
+    def forward() -> Iterator[int]:
+        """The batch lies in page-locked memory, as in the stream."""
+        batch = host_batch([given.pixels for given in sample], engine.device)
+        while True:
+            for _ in range(4):
+                predictor.logits(batch)
+            if engine.device.type == "cuda":
+                torch.cuda.synchronize(engine.device)
+            yield 4 * len(batch)
+
+    reading = _rate(read())
     if not sample:
         raise DataError("--time: for images that can be read and go through the network in batches; there is none")
-    predictor = stream.predictor
-    return Rates(reading, _time_forward(predictor, sample), _time_plain_loop(predictor.engine, inputs, folder))
+    computing = forward()
+    next(computing)
+    rates = Rates(reading, _rate(computing, FORWARD_SECONDS), None)
+    if not isinstance(engine, TorchEngine):  # an exported file is no network of torch
+        return rates
+    plain = _plain_loop(engine, [inputs[0], *inputs], folder)
+    next(plain)
+    return rates._replace(plain=_rate(plain, PLAIN_SECONDS))
 
 
-def _time_forward(predictor: Predictor, sample: Sequence[ModelInput]) -> float:
-    """The batch lies in page-locked memory, as in the stream."""
-    device = predictor.engine.device
-    batch = host_batch([given.pixels for given in sample], device)
-    for _ in range(3):
-        predictor.logits(batch)
-    _synchronize(device)
+def _rate(counts: Iterator[int], seconds: float = math.inf) -> float:
+    """Images per second; each step of the iterator handles some, and says how many."""
     num_images, started = 0, time.perf_counter()
-    while (seconds := time.perf_counter() - started) < FORWARD_SECONDS:
-        for _ in range(4):
-            predictor.logits(batch)
-            num_images += len(batch)
-        _synchronize(device)
-    return num_images / seconds
-
-
-def _time_plain_loop(engine: Engine, inputs: Sequence[Input], folder: Path) -> float | None:
-    """As in the examples of segmentation-models-pytorch: read, forward in float32, argmax, write, one image after the other. None
-    for an exported file, which is no network of torch."""
-    if not isinstance(engine, TorchEngine):
-        return None
-    spec, segmenter = engine.card.spec, engine.segmenter
-
-    @torch.no_grad()
-    def predict(given: Input) -> None:
-        image = spec.image.decode(read_bytes(given.path)).pixels
-        pixels = spec.image.to_batch(fit_image(image, spec.image_size) if spec.fit == "resize" else image)
-        ids = segmenter(torch.from_numpy(pixels).unsqueeze(0).to(engine.device)).argmax(1)[0]
-        mask = resize_mask(ids.cpu().numpy().astype(np.uint8), (image.shape[0], image.shape[1]))
-        write_whole_image(folder / f"{given.path.stem}.png", mask)
-
-    predict(inputs[0])
-    _synchronize(engine.device)
-    num_images, started = 0, time.perf_counter()
-    for given in inputs:
-        predict(given)
-        num_images += 1
-        if time.perf_counter() - started > PLAIN_SECONDS:
+    for count in counts:
+        num_images += count
+        if time.perf_counter() - started > seconds:
             break
     return num_images / (time.perf_counter() - started)
 
 
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+@torch.no_grad()
+def _plain_loop(engine: TorchEngine, inputs: Sequence[Input], folder: Path) -> Iterator[int]:
+    """As in the examples of segmentation-models-pytorch: read, forward in float32, argmax, write, one image after the other."""
+    spec = engine.card.spec
+    for given in inputs:
+        image = spec.image.decode(read_bytes(given.path)).pixels
+        pixels = spec.image.to_batch(fit_image(image, spec.image_size) if spec.fit == "resize" else image)
+        ids = engine.segmenter(torch.from_numpy(pixels).unsqueeze(0).to(engine.device)).argmax(1)[0]
+        mask = resize_mask(ids.cpu().numpy().astype(np.uint8), (image.shape[0], image.shape[1]))
+        write_whole_image(folder / f"{given.path.stem}.png", mask)
+        yield 1

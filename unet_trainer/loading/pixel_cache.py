@@ -29,7 +29,7 @@ import numpy as np
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.tiling import Size
-from unet_trainer.system.concurrency import ReadAhead
+from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.input_files import open_handle
 from unet_trainer.system.locks import is_in_use, lock_shared
 from unet_trainer.system.resources import free_disk, free_host_memory
@@ -179,7 +179,8 @@ def fill_cache(
     """
 
     def for_each(store: Callable[[int, tuple[Pixels, Pixels]], None], num_entries: int) -> None:
-        with ReadAhead(lambda index: store(index, read(index)), range(num_entries), num_threads, timeout=timeout) as ahead:
+        ahead = read_ahead(lambda index: store(index, read(index)), range(num_entries), num_threads, timeout=timeout)
+        with contextlib.closing(ahead):
             for _ in ahead:
                 tick()
 

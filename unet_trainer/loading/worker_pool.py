@@ -21,10 +21,7 @@ import contextlib
 import functools
 import mmap
 import multiprocessing
-import multiprocessing.util
-import os
 import queue
-import select
 import struct
 import sys
 import threading
@@ -34,7 +31,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,16 +39,13 @@ import torch
 
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.dataset import BatchAssembler
-from unet_trainer.system.concurrency import CAN_FORK, ReadTimeout, call_with_timeout, describe_exit, kill_processes, start_process
+from unet_trainer.system.concurrency import CAN_FORK, ForkedWorkers, ReadTimeout, WorkerMain, call_with_timeout
 
 POLL_SECONDS = 1  # between liveness checks while waiting for a batch
-JOIN_SECONDS = 1  # after SIGKILL
 MIN_BUFFERS = 4
 BUFFERS_AHEAD = 8  # batches: enough for a pause of the workers, or for the end of an epoch
 MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
-MAX_OPEN_PIECES = 1024
 STOP_SECONDS = 30.0  # for what is read again in this process when a signal has come
-PIPE_BYTES = 2**18  # asked for: the messages of MAX_OPEN_PIECES
 
 
 # Copies to the GPU, in a stream of their own: a batch is copied while the previous step still computes.
@@ -92,9 +85,6 @@ def unpin(memory: torch.Tensor, device: torch.device) -> None:
 
 # Workers.
 
-# receive a task (empty: no more tasks), send a result, the worker's number
-WorkerMain = Callable[[Callable[[], bytes], Callable[[bytes], object], int], None]
-
 
 class WorkerError(RuntimeError):
     """A worker died or hangs; the message says which, and what it was reading."""
@@ -108,101 +98,19 @@ TASK = struct.Struct("7q")
 RESULT = struct.Struct("3q2d200s")
 
 
-class ForkBackend:
-    """Forked processes, which share what there is at their start copy-on-write. All take their tasks from one pipe and send their
-    results into another. Messages have a fixed size and are smaller than a pipe's atomic write, so a killed process never leaves
-    half a message."""
+class ThreadWorkers:
+    """Threads, for systems that cannot fork; methods as those of ForkedWorkers. OpenCV and numpy release the GIL."""
 
-    def __init__(self, num_workers: int, worker_main: WorkerMain) -> None:
-        import fcntl  # only where processes can be forked
-
-        task_reader, self.task_writer = os.pipe()
-        self.result_reader, result_writer = os.pipe()
-        parent_ends = (self.task_writer, self.result_reader)
-        for file in parent_ends:
-            with contextlib.suppress(OSError):  # beyond the limit of this user
-                fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        self.workers: list[BaseProcess] = []
-        # Registered before the first worker exists, and run before multiprocessing's own exit handler would join them.
-        self.close = multiprocessing.util.Finalize(self, _close, (*parent_ends, self.workers), exitpriority=100)
-        try:
-            for number in range(num_workers):
-                self.workers.append(start_process(_run_worker, worker_main, number, task_reader, result_writer, parent_ends))
-        except OSError as error:
-            self.close()
-            raise WorkerError(f"worker process {number + 1} of {num_workers} could not be started ({error.strerror})") from None
-        except BaseException:
-            self.close()
-            raise
-        finally:
-            os.close(task_reader)
-            os.close(result_writer)
-        os.set_blocking(self.result_reader, False)
-        self.poller = select.poll()  # readable: a result has come; or a sentinel: a worker has ended
-        for file in (self.result_reader, *(worker.sentinel for worker in self.workers)):
-            self.poller.register(file, select.POLLIN)
-        # Tasks that can be open before a write to a full pipe would block.
-        self.capacity = min(fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in parent_ends) // max(TASK.size, RESULT.size)
-
-    def send(self, task: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # all workers are dead: dead_worker says so
-            os.write(self.task_writer, task)
-
-    def receive(self, seconds: float) -> bytes:
-        """All results that have arrived; waits up to so many seconds for the first one."""
-        found = self._read()
-        if not found and seconds:
-            self.poller.poll(1000 * seconds)
-            found = self._read()
-        return found
-
-    def _read(self) -> bytes:
-        try:
-            return os.read(self.result_reader, 256 * RESULT.size)
-        except BlockingIOError:
-            return b""
-
-    def dead_worker(self) -> tuple[int, str] | None:
-        """Number of a worker that died, and how."""
-        ready = {file for file, _ in self.poller.poll(0)}
-        for number, worker in enumerate(self.workers):
-            if worker.sentinel in ready and worker.exitcode is not None:
-                return number, f"worker process {worker.pid} died ({describe_exit(worker)})"
-        return None
-
-
-def _close(task_writer: int, result_reader: int, workers: Sequence[BaseProcess]) -> None:
-    """Kills the workers: they hold nothing that could be lost."""
-    os.close(task_writer)
-    kill_processes(workers, JOIN_SECONDS)
-    os.close(result_reader)
-
-
-def _run_worker(worker_main: WorkerMain, number: int, task_reader: int, result_writer: int, parent_ends: Sequence[int]) -> None:
-    for file in parent_ends:  # else the pipe would stay open after the training process has ended
-        os.close(file)
-    torch.set_num_threads(1)  # as OpenCV has
-    with contextlib.suppress(BrokenPipeError):  # the training process has ended
-        worker_main(lambda: os.read(task_reader, TASK.size), lambda result: os.write(result_writer, result), number)
-
-
-class ThreadBackend:
-    """Threads, for systems that cannot fork; methods as those of ForkBackend. OpenCV and numpy release the GIL."""
-
-    def __init__(self, num_workers: int, worker_main: WorkerMain) -> None:
+    def __init__(self, num_workers: int, main: WorkerMain) -> None:
         self.tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self.results: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-        self.num_workers = num_workers
-        self.capacity = sys.maxsize
+        self.num_workers, self.send, self.capacity = num_workers, self.tasks.put, sys.maxsize
         for number in range(num_workers):
-            threading.Thread(target=worker_main, args=(self.tasks.get, self.results.put, number), daemon=True).start()
-
-    def send(self, task: bytes) -> None:
-        self.tasks.put(task)
+            threading.Thread(target=main, args=(self.tasks.get, self.results.put, number), daemon=True).start()
 
     def receive(self, seconds: float) -> bytes:
         try:
-            return self.results.get(timeout=seconds) if seconds else self.results.get_nowait()
+            return self.results.get(timeout=seconds)
         except queue.Empty:
             return b""
 
@@ -214,13 +122,8 @@ class ThreadBackend:
             self.tasks.put(b"")
 
 
-WorkerBackend = ForkBackend | ThreadBackend
-
-
 class BatchKey(NamedTuple):
-    """A batch of an epoch, of the assembler of this number."""
-
-    assembler: int
+    assembler: int  # its number
     epoch: int
     batch: int
 
@@ -273,11 +176,10 @@ class WorkerPool:
         self.with_threads = with_threads
         self.assemblers: list[BatchAssembler] = []
         self.failures = Failures()
-        self.backend: WorkerBackend | None = None
         self._reset()
 
     def _reset(self) -> None:
-        self.backend = None
+        self.workers: ForkedWorkers | ThreadWorkers | None = None
         self.buffers: SharedBuffers | None = None
         self.free: deque[int] = deque()
         self.copying: deque[tuple[int, torch.cuda.Event]] = deque()  # buffers that are still being copied to the GPU
@@ -289,9 +191,9 @@ class WorkerPool:
 
     def close(self) -> None:
         """Ends the workers; new ones start when they are needed again."""
-        if self.backend is not None:
+        if self.workers is not None:
             self.drop_plans()  # threads cannot be killed; they hand back the tasks that they have not begun
-            self.backend.close()
+            self.workers.close()
         self._reset()
 
     def add(self, assembler: BatchAssembler) -> int:
@@ -299,10 +201,6 @@ class WorkerPool:
         self.close()
         self.assemblers.append(assembler)
         return len(self.assemblers) - 1
-
-    def start(self) -> None:
-        """Starts the workers before the first plan: a process that is to use NCCL must have forked before."""
-        self._started()
 
     def plan(self, assembler: int, epoch: int, first: int = 0) -> None:
         """Adds the batches of an epoch, from `first` on, behind those that are planned already; not a second time."""
@@ -341,16 +239,16 @@ class WorkerPool:
         if self.begun is not begun:
             raise RuntimeError("another epoch was begun before this one was over")
         asked = time.monotonic()
-        backend = self._assign()
+        workers = self._assign()
         while True:
-            if (dead := backend.dead_worker()) is not None:  # reported even when the other workers could do its work
+            if (dead := workers.dead_worker()) is not None:  # reported even when the other workers could do its work
                 number, how = dead
                 reading = self._describe_reading(number)
                 self.close()
                 raise WorkerError(f"{how}; it may have been reading {reading}")
             if self.pending and not self.pending[0].num_missing:
                 break
-            if self._collect(backend.receive(POLL_SECONDS)):
+            if self._collect(workers.receive(POLL_SECONDS)):
                 self._assign()
                 continue
             if is_stopping():
@@ -381,33 +279,38 @@ class WorkerPool:
             self.copying.append((batch.buffer, copied))
         self._assign()
 
-    def _started(self) -> tuple[WorkerBackend, SharedBuffers]:
-        """Starts the workers unless they run."""
-        if self.backend is not None and self.buffers is not None:
-            return self.backend, self.buffers
-        # A daemonic process (a worker of somebody else's pool) may not have children.
-        with_threads = self.with_threads or multiprocessing.current_process().daemon
+    def start(self) -> tuple[ForkedWorkers | ThreadWorkers, SharedBuffers]:
+        """Starts the workers unless they run. A process that is to use NCCL must call it before."""
+        if self.workers is not None and self.buffers is not None:
+            return self.workers, self.buffers
         num_pieces = [len(assembler.pieces(self.num_workers)) for assembler in self.assemblers]
         buffer_bytes = -(-max(assembler.num_bytes for assembler in self.assemblers) // mmap.PAGESIZE) * mmap.PAGESIZE
         wanted = max(BUFFERS_AHEAD, *(-(-2 * self.num_workers // number) for number in num_pieces))
         num_buffers = max(MIN_BUFFERS, min(wanted, MAX_BUFFER_BYTES // buffer_bytes))
         buffers = SharedBuffers(num_buffers, buffer_bytes, self.num_workers)
-        worker_main = partial(_worker_main, self.assemblers, buffers)
-        self.backend = (ThreadBackend if with_threads else ForkBackend)(self.num_workers, worker_main)
+        main = partial(_worker_main, self.assemblers, buffers)
+        try:
+            # A daemonic process (a worker of somebody else's pool) may not have children.
+            if self.with_threads or multiprocessing.current_process().daemon:
+                self.workers = ThreadWorkers(self.num_workers, main)
+            else:
+                self.workers = ForkedWorkers(self.num_workers, partial(_process_main, main), TASK.size, RESULT.size)
+        except OSError as error:
+            raise WorkerError(f"{self.num_workers} worker processes could not be started ({error.strerror})") from None
         self.buffers = buffers
         self.free.extend(range(num_buffers))
         if self.device is not None and pin(buffers.memory):  # after the fork: workers must not inherit registered memory
             weakref.finalize(buffers, unpin, buffers.memory, self.device)
-        return self.backend, buffers
+        return self.workers, buffers
 
-    def _assign(self) -> WorkerBackend:
+    def _assign(self) -> ForkedWorkers | ThreadWorkers:
         """Gives the workers as many planned batches as there are free buffers."""
-        backend, buffers = self._started()
+        workers, buffers = self.start()
         while self.planned:
             pieces = self.assemblers[self.planned[0].assembler].pieces(self.num_workers)
             num_open = sum(batch.num_missing for batch in self.incomplete.values())
-            if num_open and num_open + len(pieces) > min(MAX_OPEN_PIECES, backend.capacity):
-                break  # two full pipes would block both ends for ever
+            if num_open and num_open + len(pieces) > workers.capacity:
+                break
             buffer = self._free_buffer()
             if buffer is None:
                 break
@@ -416,8 +319,8 @@ class WorkerPool:
             self.pending.append(batch)
             self.incomplete[batch.batch_id] = batch
             for piece in pieces:
-                backend.send(TASK.pack(batch.batch_id, *batch.key, buffer, piece.start, piece.stop))
-        return backend
+                workers.send(TASK.pack(batch.batch_id, *batch.key, buffer, piece.start, piece.stop))
+        return workers
 
     def _free_buffer(self) -> int | None:
         while self.copying and (self.copying[0][1].query() or not (self.free or self.incomplete or self.pending)):
@@ -477,6 +380,11 @@ class WorkerPool:
 
 def _first_files(files: Sequence[Path]) -> str:
     return ", ".join(str(file) for file in files[:3]) + (", ..." if len(files) > 3 else "")
+
+
+def _process_main(main: WorkerMain, receive: Callable[[], bytes], send: Callable[[bytes], object], number: int) -> None:
+    torch.set_num_threads(1)  # as OpenCV has
+    main(receive, send, number)
 
 
 def _worker_main(

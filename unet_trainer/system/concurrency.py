@@ -1,9 +1,9 @@
 """What runs beside the main thread. There are four kinds:
 
-worker processes   forked from this one and killed with it: `forked_map` here; WorkerPool (loading/worker_pool), which fills
-                   batches in shared memory; the pool that writes predictions (inference/prediction_stream)
-threads            ahead of the caller (ReadAhead, ordered_map), behind it (WriteBehind, BackgroundWriter, ThrottledTask), or
-                   because a call may hang (call_with_timeout); for work that releases the GIL
+worker processes   forked from this one and killed with it: `forked_map`, and ForkedWorkers, which fill batches in shared memory
+                   (loading/worker_pool) and write predictions (inference/prediction_stream)
+threads            ahead of the caller (read_ahead), behind it (WriteBehind, BackgroundWriter, ThrottledTask), or because a call
+                   may hang (call_with_timeout); for work that releases the GIL
 HTTP server        a thread for each request of `try` and `watch`: system/local_server
 probe              a Python process that tries what could crash this one: training/step_probe
 """
@@ -16,8 +16,10 @@ import ctypes
 import math
 import multiprocessing
 import multiprocessing.connection
+import multiprocessing.util
 import os
 import pickle
+import select
 import signal
 import sys
 import threading
@@ -25,14 +27,14 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import IO, Any, Generic, NamedTuple, TypeVar
+from typing import IO, Any, NamedTuple, TypeVar
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -44,9 +46,10 @@ KILL_SECONDS = 5.0  # to wait after SIGKILL; a process that is stuck in the kern
 HANG_SECONDS = 600.0  # on one item of forked_map; as worker_timeout
 POLL_SECONDS = 1.0  # between checks for children of forked_map that hang
 STOP_POLL_SECONDS = 0.1  # between checks for a signal
-JOIN_SECONDS = 30.0  # for the calls under way when a ReadAhead ends early, or when the interpreter exits
+JOIN_SECONDS = 30.0  # for the calls under way when read_ahead ends early, or when the interpreter exits
 THREAD_SHARE = 0.01  # of the time that a ThrottledTask may keep a core busy
 MAX_MESSAGE = 300  # characters of what a crashed child printed
+PIPE_BYTES = 2**18  # asked for, of the pipes of ForkedWorkers
 
 
 # Worker processes.
@@ -106,6 +109,78 @@ def describe_exit(process: BaseProcess) -> str:
     """SIGKILL, exit code 1."""
     code = process.exitcode or 0
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+# receive a task (empty: no more tasks), send a result, the worker's number
+WorkerMain = Callable[[Callable[[], bytes], Callable[[bytes], object], int], None]
+
+
+class ForkedWorkers:
+    """Processes that share what there is at their start copy-on-write. All take their tasks from one pipe and send their results
+    into another. Messages have a fixed size and are smaller than a pipe's atomic write, so a killed process never leaves half a
+    message."""
+
+    def __init__(self, num_workers: int, main: WorkerMain, task_bytes: int, result_bytes: int) -> None:
+        """Raises OSError if not all can be started."""
+        import fcntl  # only where processes can be forked
+
+        task_reader, self.task_writer = os.pipe()
+        self.result_reader, result_writer = os.pipe()
+        self.result_bytes = result_bytes
+        self.processes: list[BaseProcess] = []
+        parent_ends = self.task_writer, self.result_reader
+        # Registered before the first worker exists, and run before multiprocessing's own exit handler would join them.
+        self.close = multiprocessing.util.Finalize(self, _end_workers, (*parent_ends, self.processes), exitpriority=100)
+
+        def run(number: int) -> None:
+            for file in parent_ends:  # else the pipe would stay open after the parent has ended
+                os.close(file)
+            with contextlib.suppress(BrokenPipeError):  # the parent has ended
+                main(lambda: os.read(task_reader, task_bytes), lambda result: os.write(result_writer, result), number)
+
+        try:
+            for file in parent_ends:
+                with contextlib.suppress(OSError):  # beyond the limit of this user
+                    fcntl.fcntl(file, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+            for number in range(num_workers):
+                self.processes.append(start_process(run, number))
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            os.close(task_reader)
+            os.close(result_writer)
+        os.set_blocking(self.result_reader, False)
+        self.poller = select.poll()  # readable: a result has come; or a sentinel: a worker has ended
+        for file in (self.result_reader, *(process.sentinel for process in self.processes)):
+            self.poller.register(file, select.POLLIN)
+        # Tasks that may be open: two full pipes would block both ends for ever. A page of a pipe holds whole messages only.
+        self.capacity = min(fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in parent_ends) // (2 * max(task_bytes, result_bytes))
+
+    def send(self, task: bytes) -> None:
+        with contextlib.suppress(BrokenPipeError):  # all workers are dead: dead_worker says so
+            os.write(self.task_writer, task)
+
+    def receive(self, seconds: float) -> bytes:
+        """All results that have arrived; waits up to so many seconds for the first one, or for the death of a worker."""
+        self.poller.poll(1000 * seconds)
+        with contextlib.suppress(BlockingIOError):
+            return os.read(self.result_reader, 256 * self.result_bytes)
+        return b""
+
+    def dead_worker(self) -> tuple[int, str] | None:
+        """Number of a worker that died, and how."""
+        ready = {file for file, _ in self.poller.poll(0)}
+        for number, process in enumerate(self.processes):
+            if process.sentinel in ready and process.exitcode is not None:
+                return number, f"worker process {process.pid} died ({describe_exit(process)})"
+        return None
+
+
+def _end_workers(task_writer: int, result_reader: int, processes: Sequence[BaseProcess]) -> None:
+    os.close(task_writer)
+    kill_processes(processes, seconds=1.0)
+    os.close(result_reader)
 
 
 ReadStderr = Callable[[], str]  # what native code has printed since the last call
@@ -296,104 +371,74 @@ def call_with_timeout(
     return future.result()
 
 
-def ordered_map(
-    function: Callable[[Item], Outcome], items: Iterable[Item], num_threads: int, num_ahead: int
-) -> Generator[Outcome, None, None]:
-    """The outcome of each item, in order. The caller's thread takes at most `num_ahead` items in advance. An exception is raised at
-    its item's turn. When the generator is closed, calls that have not begun are dropped and others waited for."""
-    threads = ThreadPoolExecutor(num_threads)
-    pending: deque[Future[Outcome]] = deque()
-    try:
-        for item in items:
-            pending.append(threads.submit(function, item))
-            if len(pending) >= num_ahead:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        threads.shutdown(cancel_futures=True)
-
-
-class ReadAhead(Generic[Item, Outcome]):
-    """Calls a function on items in threads; items and outcomes in order. Iterate over it once, inside `with`.
+def read_ahead(
+    function: Callable[[Item], Outcome],
+    items: Sequence[Item],
+    num_threads: int,
+    num_bytes: Callable[[Outcome], int] = lambda outcome: 0,
+    max_bytes: int = 1,
+    max_items: int = 64,
+    timeout: float | None = None,
+) -> Generator[tuple[Item, Outcome], None, None]:
+    """Calls a function on items in threads; items and outcomes in order. To be closed if it is left early.
 
     An exception of the function is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call
     begins while results of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more.
     """
+    room = threading.Condition()
+    outcomes: dict[int, Future[tuple[Outcome, int]]] = {}  # with their bytes
+    num_begun = num_taken = num_waiting_bytes = 0
+    is_over = False
 
-    def __init__(
-        self,
-        function: Callable[[Item], Outcome],
-        items: Sequence[Item],
-        num_threads: int,
-        num_bytes: Callable[[Outcome], int] = lambda outcome: 0,
-        max_bytes: int = 1,
-        max_items: int = 64,
-        timeout: float | None = None,
-    ) -> None:
-        self.function, self.items, self.num_bytes = function, items, num_bytes
-        self.max_bytes, self.max_items, self.timeout = max_bytes, max_items, timeout
-        self.room = threading.Condition()
-        self.outcomes: dict[int, Future[tuple[Outcome, int]]] = {}  # with their bytes
-        self.num_begun = self.num_taken = self.num_waiting_bytes = 0
-        self.is_stopping = False
-        self.threads: list[Future[None]] = []
-        self.num_threads = min(num_threads, len(items))
+    def may_begin() -> bool:
+        has_room = num_begun - num_taken < max_items and num_waiting_bytes < max_bytes
+        # The next that is to be taken must not wait for others behind it to be taken.
+        return has_room or num_begun == num_taken or num_begun == len(items) or is_over
 
-    def __enter__(self) -> ReadAhead[Item, Outcome]:
-        self.threads += [start_thread(self._work, "read ahead") for _ in range(self.num_threads)]
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        with self.room:
-            self.is_stopping = True
-            self.room.notify_all()
-        if not isinstance(error, ReadTimeout):
-            wait(self.threads, JOIN_SECONDS)
-
-    def __iter__(self) -> Iterator[tuple[Item, Outcome]]:
-        for index, item in enumerate(self.items):
-            future = self.outcomes.setdefault(index, Future())
-            try:
-                outcome, num_bytes = future.result(self.timeout)
-            except TimeoutError:
-                if future.done():  # the function itself raised it
-                    raise
-                raise ReadTimeout from None
-            del self.outcomes[index], future
-            with self.room:
-                self.num_taken += 1
-                self.num_waiting_bytes -= num_bytes
-                self.room.notify()
-            yield item, outcome
-            del outcome  # while the next is waited for
-
-    def _work(self) -> None:
+    def work() -> None:
+        nonlocal num_begun, num_waiting_bytes
         while True:
-            with self.room:
-                self.room.wait_for(self._may_begin)
+            with room:
+                room.wait_for(may_begin)
                 # One thread is woken at a time, and wakes the next: waking all for each item costs more than the items.
-                self.room.notify()
-                if self.is_stopping or self.num_begun == len(self.items):
+                room.notify()
+                if is_over or num_begun == len(items):
                     return
-                index = self.num_begun
-                self.num_begun += 1
-            future = self.outcomes.setdefault(index, Future())
+                index, num_begun = num_begun, num_begun + 1
+            future = outcomes.setdefault(index, Future())
             try:
-                outcome = self.function(self.items[index])
-                num_bytes = self.num_bytes(outcome)
-                with self.room:
-                    self.num_waiting_bytes += num_bytes
-                future.set_result((outcome, num_bytes))
+                outcome = function(items[index])
+                size = num_bytes(outcome)
+                with room:
+                    num_waiting_bytes += size
+                future.set_result((outcome, size))
                 del outcome
             except BaseException as error:  # raised where the result is taken
                 future.set_exception(error)
             del future  # else it would be held until the next is there
 
-    def _may_begin(self) -> bool:
-        has_room = self.num_begun - self.num_taken < self.max_items and self.num_waiting_bytes < self.max_bytes
-        # The next that is to be taken must not wait for others behind it to be taken.
-        return has_room or self.num_begun == self.num_taken or self.num_begun == len(self.items) or self.is_stopping
+    threads = [start_thread(work, "read ahead") for _ in range(min(num_threads, len(items)))]
+    try:
+        for index, item in enumerate(items):
+            future = outcomes.setdefault(index, Future())
+            try:
+                future.exception(timeout)
+            except TimeoutError:
+                threads.clear()  # they hang, and are left behind
+                raise ReadTimeout from None
+            outcome, size = future.result()
+            del outcomes[index], future
+            with room:
+                num_taken += 1
+                num_waiting_bytes -= size
+                room.notify()
+            yield item, outcome
+            del outcome  # while the next is waited for
+    finally:
+        with room:
+            is_over = True
+            room.notify_all()
+        wait(threads, JOIN_SECONDS)
 
 
 class WriteBehind:
