@@ -106,23 +106,6 @@ def test_files_are_written_found_sized_and_deleted_and_old_uploads_swept(tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == [".upload.k2j3h4_b.tmp"]
 
 
-def test_a_forked_process_makes_its_own_connection():
-    made = []
-
-    def connect(protocol):
-        made.append(os.getpid())
-        return Troubled()
-
-    files = Files("memory://bucket", (), connect=connect)
-    assert files.read("a", 0, 5) == files.read("a", 0, 5) == CONTENT[:5]
-    assert made == [os.getpid()]
-    child = os.fork()
-    if not child:
-        files.read("a", 0, 5)
-        os._exit(0 if made[1:] == [os.getpid()] else 1)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 @pytest.fixture
 def server(tmp_path):
     pytest.importorskip("aiohttp", reason="aiohttp is not installed")

@@ -63,15 +63,6 @@ def test_parts_have_shards_of_their_own_and_groups_are_kept(tmp_path, pairs):
     ]
 
 
-def test_keys_have_no_dots_and_are_unique(tmp_path, pairs):
-    names = ["a.b", "a_b", "seq.1/c", "a-b"]
-    some = [Pair(name, pair.image, pair.mask) for name, pair in zip(names, pairs, strict=False)]
-    index = write_shards(FoundPairs(tuple(some), ""), scanned(some), "x", Files(str(tmp_path)), 10**9, lambda: None)
-    suffix = pairs[0].image.suffix
-    assert [sample.image.name.removesuffix(suffix) for sample in index.shards[0].samples] == ["a_b", "a_b-2", "seq_1/c", "a-b"]
-    assert [sample.name for sample in index.shards[0].samples] == names
-
-
 def test_names_of_any_bytes_survive(tmp_path, pairs):
     names = ["a b", "line\nbreak", os.fsdecode(b"\xff\xfe"), "é", "e\u0301", "x" * 240, "%41", "quote'\"", "{0..9}"]
     some = [Pair(name, pair.image, pair.mask) for name, pair in zip(names, pairs, strict=False)]
