@@ -260,7 +260,7 @@ def in_job(monkeypatch, **launch):
 
 
 def test_commands_are_not_for_several_processes(monkeypatch, capsys):
-    in_job(monkeypatch, rank=0, world_size=2, local_rank=0, local_world_size=2, node=0)
+    in_job(monkeypatch, rank=0, world_size=2, local_rank=0, local_world_size=2)
     assert main(["check"]) == 2
     assert "check: torchrun is for training; python train_unet.py check needs one process" in capsys.readouterr().err
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from helpers.annotated import Folder
-from helpers.image_bytes import cv2_bytes, exif, grey_png, pil_bytes
+from helpers.image_bytes import cv2_bytes, exif, pil_bytes
 from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.datasets.annotations import kind_of_json
 from unet_trainer.images.file_bytes import DataError
@@ -243,18 +243,6 @@ def test_roboflow_has_a_file_in_each_folder_and_its_group_is_no_class(folder):
     assert found.rule.endswith("as they are divided into train and val")
 
 
-def test_cocos_own_folder_repeats_numbers_and_its_other_tasks_are_not_opened(folder):
-    for part, segmentation in (("train", [box(0, 0, 4, 1)]), ("val", [box(0, 0, 4, 2)])):
-        folder.image(f"{part}2017/000000000001.jpg")
-        folder.write(f"annotations/instances_{part}2017.json", coco((1, segmentation), names=("000000000001.jpg",)))
-        folder.write(f"annotations/captions_{part}2017.json", "not even JSON")
-    assert [pair.part for pair in folder.find().pairs] == ["train", "val"]
-    assert folder.masks() == {
-        "train2017/000000000001": ["1111", "0000", "0000"],
-        "val2017/000000000001": ["1111", "1111", "0000"],
-    }
-
-
 def test_test_images_without_annotations_are_no_background(folder):
     for part in ("train", "val", "test"):
         folder.image(f"{part}/{part}.png")
@@ -313,20 +301,6 @@ def test_masks_are_kept_outside_of_the_data_and_drawn_again_when_an_annotation_h
     folder.write("a.json", labelme(shape("cat", WHOLE)))
     assert folder.find().pairs == first.pairs
     assert folder.masks() == {"a.jpg": BOXED, "a.png": ["1111"] * 3}
-
-
-@pytest.mark.parametrize(("data", "reason"), [
-    (b"version https://git-lfs.github.com/spec/v1\n", "a pointer of git-lfs, not the file itself; run git lfs pull"),
-    (grey_png(60000, 60000, 8, b""), "60000×60000 pixels: a decompression bomb"),
-])  # fmt: skip
-def test_an_image_that_cannot_be_read_is_a_problem_of_its_own(folder, data, reason):
-    folder.image("a.png")
-    (folder.path / "b.png").write_bytes(data)
-    folder.write("coco.json", {**coco((1, [FLAT]), names=("a.png",))})
-    folder.write("b.json", {"images": [{"id": 1, "file_name": "b.png"}], "annotations": [], "categories": []})
-    found = folder.find()
-    assert [pair.name for pair in found.pairs] == ["a"]
-    assert reason in found.problems[0].lines[0]
 
 
 # Which files are annotations
@@ -460,11 +434,3 @@ def test_a_pipe_or_a_device_in_the_place_of_annotations_is_named_and_not_waited_
     replace_by(kind, folder.path / name)
     with pytest.raises(DataError, match=rf"{name} cannot be read \(a pipe, a socket or a device; need a file\)"):
         folder.find()
-
-
-def test_crowds_are_below_all_objects(folder):
-    folder.image("a.png")
-    crowd = {"image_id": 1, "category_id": 2, "segmentation": {"counts": [0, 12], "size": [3, 4]}, "iscrowd": 1}
-    folder.write("coco.json", coco((1, [box(0, 0, 4, 2)]), crowd, (2, [box(0, 0, 1, 1)])))
-    assert folder.masks() == {"a": ["2111", "1111", "2222"]}
-    assert folder.find().notices[0] == "1 crowd region (iscrowd) drawn as part of its class, below all objects: in a.png"

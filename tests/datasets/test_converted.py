@@ -125,14 +125,6 @@ def test_a_file_is_made_once_and_again_when_it_or_its_source_has_changed(tmp_pat
     assert write(tmp_path, names)[1] == sorted(names)
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"stamps": 3, "facts": []}', '{"facts": {"a": {"seven": "x"}}}'])
-def test_a_damaged_index_only_costs_time(tmp_path, damage):
-    (tmp_path / "source").write_text("a")
-    first, _ = write(tmp_path, ["a"])
-    (first[0].path.parent / "index.json").write_text(damage)
-    assert write(tmp_path, ["a"]) == (first, ["a"])
-
-
 def test_a_missing_source_and_a_folder_that_cannot_be_written_are_told(tmp_path):
     with pytest.raises(DataError, match=r"source: No such file"):
         write(tmp_path, ["a"])

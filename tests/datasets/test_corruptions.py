@@ -169,20 +169,6 @@ def test_training_refuses_the_same_files_in_one_message(bad_dataset, tiny_config
     assert "clean" not in message
 
 
-def test_images_in_train_and_in_val_are_named(tmp_path, capsys):
-    folder = tmp_path / "data"
-    for part, stems in (("train", ["a", "b", "c", "leak"]), ("val", ["d", "leaked_to"])):
-        make_folders(folder / part)
-        for stem in stems:
-            pixels = noise(0) if "leak" in stem else noise(ord(stem))
-            cv2.imwrite(str(folder / part / f"images/{stem}.png"), pixels)
-            cv2.imwrite(str(folder / part / f"masks/{stem}.png"), square())
-    code, _, report, named = check(folder, tmp_path, capsys)
-    assert (code, named) == (0, {"leak"})  # it is left out, so the data can be trained on
-    assert report["notices"] == [f"1 training image left out, identical to a validation image: {folder / 'train/images/leak.png'}"]
-    assert (report["num_train"], report["num_val"]) == (3, 2)
-
-
 # Clean files
 
 IMAGES = {

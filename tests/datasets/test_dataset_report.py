@@ -18,10 +18,8 @@ from helpers.report_data import HEIGHT, WIDTH, Dataset, noise, only_problem, squ
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import build_dataset_report, find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids
-from unet_trainer.datasets.pairs import FoundPairs, Pair, Problem, describe_problems
-from unet_trainer.datasets.scan import ImageKind
+from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_spec import IMAGENET_MEAN
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.system.console import Console
 
@@ -32,16 +30,6 @@ def data(tmp_path):
 
 
 # Clean data
-
-
-def test_a_clean_dataset_has_a_split_and_no_messages(data):
-    report = data.report()
-    assert (report.blocking_message, report.problems, report.questions, report.notices) == ("", [], [], [])
-    assert report.kind == ImageKind(3, "uint8")
-    assert report.coding.mask_values == (0, 255)
-    assert (len(report.split.train), len(report.split.val)) == (5, 1)
-    assert (report.image_spec.mean, report.statistics_reason) == (IMAGENET_MEAN, "ImageNet's, for 8-bit RGB")
-    assert [pair.name for pair in report.pairs] == ["0", "1", "2", "3", "4", "5"]
 
 
 # Files that cannot be used
@@ -238,19 +226,6 @@ def test_several_things_are_answered_one_after_the_other(data):
     assert (answered.config.unpaired, answered.config.resize_masks, answered.config.mask_values) == ("skip", True, (3, 9))
 
 
-ODD = ("odd file", "odd files")
-
-
-def test_a_reason_that_several_files_have_stands_once_with_their_number():
-    lines = ("a.png: the file is empty", "b.png: cut off: 3 of 9 bytes", *(f"{name}.png: the file is empty" for name in "cde"))
-    assert describe_problems([Problem("odd", *ODD, lines)]) == (
-        "5 odd files:\n  the file is empty (4 files):\n    a.png\n    c.png\n    d.png\n    e.png\n  b.png: cut off: 3 of 9 bytes"
-    )
-    assert describe_problems([Problem("odd", *ODD, lines)], most=3) == (
-        "5 odd files:\n  the file is empty (4 files):\n    a.png\n    c.png\n  b.png: cut off: 3 of 9 bytes\n  … and 2 more"
-    )
-
-
 # Where the pairs of data_dir come from: folders first, then annotations, or the rows of a CSV
 
 
@@ -291,16 +266,3 @@ def test_masks_win_over_annotations_and_annotations_over_nothing(own_copy, tmp_p
     assert (drawn.num_classes, drawn.class_names) == (1, ("cat",))
     assert [pair.image for pair in drawn.pairs] == [pair.image for pair in found.pairs]
     assert drawn.pairs[0].mask.is_relative_to(tmp_path / "runs")
-
-
-def test_a_split_file_is_looked_for_here_and_in_data_dir(own_copy, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(DataError, match=r"^split_file: no file rows\.csv or .*mine/rows\.csv$"):
-        find(own_copy, tmp_path, split_file="rows.csv")
-    pair = find(own_copy, tmp_path).pairs[0]
-    rows = f"image,mask,split\nimages/{pair.image.name},masks/{pair.mask.name},train\n"
-    (own_copy / "rows.csv").write_text(rows)
-    assert [found.part for found in find(own_copy, tmp_path, split_file="rows.csv").pairs] == ["train"]
-    (own_copy / "rows.csv").write_text(rows.replace("split", "split,group").replace("train", "train,a"))
-    with pytest.raises(DataError, match=r"^group_pattern: rows\.csv has groups of its own"):
-        find(own_copy, tmp_path, split_file="rows.csv", group_pattern=r"(\d+)")

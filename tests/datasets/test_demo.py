@@ -54,18 +54,6 @@ def test_the_demo_is_a_valid_dataset_of_jpegs_and_png_masks(tmp_path):
     assert np.abs(read_image(pairs[2].image).astype(int) - image).mean() < 12  # JPEG smooths the noise
 
 
-def test_it_is_written_once_and_not_changed_afterwards(tmp_path, three_images):
-    folder = tmp_path / "data" / "demo"
-    assert ensure_demo(folder)
-    assert len(digests(folder)) == 6
-    assert [path.name for path in folder.parent.iterdir()] == ["demo"]
-    (folder / "images" / "cells_000.jpg").unlink()
-    (folder / "mine.txt").write_text("the user's own")
-    before = digests(folder)
-    assert not ensure_demo(folder)
-    assert digests(folder) == before
-
-
 @pytest.mark.parametrize(
     ("error", "raised"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), UserError)]
 )
@@ -112,14 +100,3 @@ def test_two_starts_at_the_same_time_write_one_dataset(tmp_path, three_images, m
     assert len(theirs) == 6
     assert digests(folder) == theirs
     assert list(tmp_path.iterdir()) == [folder]
-
-
-def test_a_draft_that_another_process_is_filling_is_left_alone(tmp_path, three_images):
-    pytest.importorskip("fcntl")
-    for name in (".demo-dead", ".demo-alive"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / demo.LOCK).touch()
-    with (tmp_path / ".demo-alive" / demo.LOCK).open() as file:
-        demo.lock_shared(file.fileno())
-        assert ensure_demo(tmp_path / "demo")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".demo-alive", "demo"]

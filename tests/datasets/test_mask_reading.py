@@ -172,14 +172,6 @@ def test_a_class_file_gives_values_names_and_void_in_its_order():
     assert (chosen.coding.reason, chosen.class_names_reason) == ("by label_colors.txt", "by label_colors.txt")
 
 
-def test_void_in_most_pixels_may_be_the_background_and_is_left_to_the_user():
-    file = class_file(("unlabeled", 0), ("Road", RED), ("Tree", GREEN))
-    masks = [MaskFacts(10, 100, {0: 900, RED: 50, GREEN: 50}, "")] * 4
-    assert choose_classes(load_config({}), MaskEvidence(masks), file) is None
-    rare = [MaskFacts(10, 100, {0: 400, RED: 300, GREEN: 300}, "")] * 4
-    assert choose_classes(load_config({}), MaskEvidence(rare), file).coding.ignored == (0,)
-
-
 def test_a_file_of_two_classes_names_the_foreground():
     for file in (
         class_file(("background", 0), ("road", 255)),
@@ -222,7 +214,7 @@ def ask(masks, class_file=None, **settings):
     evidence = MaskEvidence(masks, given_coding("nonzero", config.ignore_value).ignored)
     assert choose_classes(config, evidence, class_file) is None
     names = [f"masks/{index}.png" for index in range(len(masks))]
-    question = ask_for_classes(config, evidence, names, class_file)
+    question = ask_for_classes(config, evidence, names)
     for choice in question.choices:
         check_that_it_trains(choice, masks, settings)
     return question
@@ -326,19 +318,6 @@ def test_names_and_values_are_read_in_their_order(read, name, text, expected):
 )
 def test_a_file_in_another_form_is_left_alone(read, name, text):
     assert read(name, text) is None
-
-
-def test_files_are_looked_for_beside_the_masks_and_up_to_data_dir(tmp_path):
-    data = tmp_path / "data"
-    masks = data / "train/masks"
-    masks.mkdir(parents=True)
-    (tmp_path / "label_colors.txt").write_text(CAMVID)  # above data_dir
-    assert find_class_file(data, pairs_in(masks)) is None
-    (data / "class_dict.csv").write_text(CLASS_DICT)
-    assert find_class_file(data, pairs_in(masks)).path == data / "class_dict.csv"
-    (masks / "_classes.csv").write_text(ROBOFLOW)
-    assert find_class_file(data, pairs_in(masks)).path == masks / "_classes.csv"  # nearer to the masks
-    assert find_class_file(data, pairs_in(tmp_path / "elsewhere/masks")).path == data / "class_dict.csv"
 
 
 @needs_pipes

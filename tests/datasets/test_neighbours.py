@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import cv2
@@ -10,9 +11,10 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
+from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.splits import add_groups, split_pairs
+from unet_trainer.system.console import Console
 
 SIZE = 32
 
@@ -51,29 +53,33 @@ def unrelated(names, seed=0):
     return [(name, smooth_noise(rng)) for name in names]
 
 
-def found(pairs, tmp_path, cache=None):
-    return find_neighbours(pairs, tmp_path, Reader(cache_folder=cache), 0.2, None)
+def found(pairs, tmp_path):
+    return find_neighbours(pairs, tmp_path, 0.2, None, Console(io.StringIO()), tmp_path / "cache")
 
 
-def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path):
-    note = found(dataset(video("frame", 40, 0)), tmp_path)
-    assert note.settings == {"split": "blocks"}
-    assert int(re.search(r"\(frame0020, .*\): .* in (\d+)% of cases \(chance: 10%\)", note.text)[1]) > 90
-    assert note.text.endswith("blocks of the sequence can validate, with a gap:\n  split: blocks")
+def found_across(train, val, tmp_path):
+    return find_neighbours_across(train, val, Console(io.StringIO()), tmp_path / "cache")
+
+
+def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path, monkeypatch):
+    pairs = dataset(video("frame", 40, 0))
+    text, settings = first = found(pairs, tmp_path)
+    assert settings == {"split": "blocks"}
+    assert int(re.search(r"\(frame0020, .*\): .* in (\d+)% of cases \(chance: 10%\)", text)[1]) > 90
+    assert text.endswith("blocks of the sequence can validate, with a gap:\n  split: blocks")
+    monkeypatch.setattr("unet_trainer.datasets.neighbours.forked_map", None)  # what was measured is read from the cache
+    assert found(pairs, tmp_path) == first
 
 
 def test_several_videos_are_groups_by_a_pattern_that_splits_the_data_when_it_is_pasted(dataset, tmp_path):
     frames = [frame for index in range(5) for frame in video(f"v{index}_", 10, index, first=100, step=30)]
     pairs = dataset(frames)
-    note = found(pairs, tmp_path)
+    note, settings = found(pairs, tmp_path)
     text = r"images are like their neighbours in the numbering \(v0_0100, v0_0130, v0_0160\): the most similar image is a neighbour in "
-    assert re.match(text, note.text)
-    assert (
-        "A random split puts them into train and val, and val_iou is too good; 5 groups of 10 images can stay together:"
-        in note.text
-    )
-    given = parse_yaml("\n".join(line.strip() for line in note.text.splitlines()[1:]))
-    assert given == note.settings
+    assert re.match(text, note)
+    assert "A random split puts them into train and val, and val_iou is too good; 5 groups of 10 images can stay together:" in note
+    given = parse_yaml("\n".join(line.strip() for line in note.splitlines()[1:]))
+    assert given == settings
     grouped = add_groups(pairs, load_config(given).group_pattern, tmp_path)
     split = split_pairs(FoundPairs(grouped, ""), [()] * len(pairs), [""] * len(pairs), val_fraction=0.2, seed=42)
     assert (len(split.val), len({pair.group for pair in split.val})) == (10, 1)
@@ -87,9 +93,9 @@ def test_images_of_one_patient_that_are_alike_are_groups(dataset, tmp_path):
         frames += [
             (f"p{patient}_{view}", (base * 0.9 + smooth_noise(rng) * 0.1).astype(np.uint8)) for view in ("front", "side", "top")
         ]
-    note = found(dataset(frames), tmp_path)
-    assert note.text.startswith("images are like their neighbours by name (p0_front, p0_side, p0_top)")
-    assert "12 groups of 3 images" in note.text
+    note, _ = found(dataset(frames), tmp_path)
+    assert note.startswith("images are like their neighbours by name (p0_front, p0_side, p0_top)")
+    assert "12 groups of 3 images" in note
 
 
 @pytest.mark.parametrize(
@@ -104,35 +110,28 @@ def test_images_of_one_patient_that_are_alike_are_groups(dataset, tmp_path):
     ids=["horses", "DRIVE", "kinds", "patients", "hashes"],
 )
 def test_unrelated_images_are_no_neighbours_whatever_their_names(dataset, tmp_path, names):
-    assert found(dataset(unrelated(names)), tmp_path) is None
+    assert found(dataset(unrelated(names)), tmp_path) == ("", {})
 
 
 def test_both_eyes_of_a_person_are_known_by_name_alone(tmp_path):
     """No file is read: there is none."""
     pairs = [Pair(f"{n}_{side}", tmp_path / f"{n}_{side}.png", tmp_path / "m.png") for n in range(21, 31) for side in "LR"]
-    note = found(pairs, tmp_path)
-    assert note.text.startswith("images of one number are of the same subject by their names (21_L, 21_R)")
-    assert "10 groups of 2 images" in note.text
-
-
-def test_what_was_measured_is_read_from_the_cache(dataset, tmp_path, monkeypatch):
-    pairs = dataset(video("frame", 20, 0))
-    first = found(pairs, tmp_path, tmp_path / "cache")
-    monkeypatch.setattr("unet_trainer.datasets.neighbours.forked_map", None)  # nothing is read again
-    assert found(pairs, tmp_path, tmp_path / "cache") == first
+    note, _ = found(pairs, tmp_path)
+    assert note.startswith("images of one number are of the same subject by their names (21_L, 21_R)")
+    assert "10 groups of 2 images" in note
 
 
 # A split that is given
 
 
-def test_validation_frames_between_training_frames_are_found(dataset):
+def test_validation_frames_between_training_frames_are_found(dataset, tmp_path):
     frames = video("frame", 60, 0)
     val = dataset([frames[index] for index in range(20, 40, 2)], "val", "val")
     train = dataset([frame for index, frame in enumerate(frames) if index not in range(20, 40, 2)], "train", "train")
-    note = find_neighbours_across(train, val, Reader())
+    note, _ = found_across(train, val, tmp_path)
     assert int(re.search(r"numbering in (\d+)% of cases", note)[1]) > 90
 
 
-def test_validation_images_of_other_sequences_are_no_neighbours(dataset):
+def test_validation_images_of_other_sequences_are_no_neighbours(dataset, tmp_path):
     train = dataset(video("a", 30, 0), "train", "train")
-    assert find_neighbours_across(train, dataset(video("b", 10, 1), "val", "val"), Reader()) is None
+    assert found_across(train, dataset(video("b", 10, 1), "val", "val"), tmp_path) == ("", {})

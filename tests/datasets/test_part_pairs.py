@@ -11,7 +11,6 @@ import pytest
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Question
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.system.console import Console
@@ -112,22 +111,12 @@ def test_masks_of_several_readers_are_not_merged(data, find):
     with pytest.raises(Question) as raised:
         find()
     assert str(raised.value) == (
-        f"mask_dir: {data / 'masks'} holds masks of several readers: annotator1, annotator2; set one of these:\n"
+        f"mask_dir: annotator1 and annotator2 in {data / 'masks'} look like readings of one thing; set one of these:\n"
         "  mask_dir: masks/annotator1\n  # or\n  mask_dir: masks/annotator2\n  # or\n"
         "  num_classes: 3\n  class_names: [background, annotator1, annotator2]"
     )
     assert len(find(**raised.value.choices[0].settings).pairs) == 3
     assert find(**raised.value.choices[2].settings).num_classes == 3
-
-
-def test_folders_that_mark_the_same_pixels_are_asked_for(data, find):
-    for index in range(3):
-        write(data / f"images/{index}.png", noise(index))
-        write(data / f"masks/anna/{index}.png", disc(6, 6, 4))
-        write(data / f"masks/bert/{index}.png", disc(6, 7, 4))
-    with pytest.raises(Question, match=r"mask_dir: anna/ and bert/ in .* mark the same pixels; two readings of one thing\?"):
-        find()
-    assert find(num_classes=3, class_names=["background", "anna", "bert"]).num_classes == 3
 
 
 def test_folders_of_which_each_image_is_in_one_are_batches_and_the_lines_for_classes_are_said(data, find):
@@ -201,23 +190,3 @@ def test_masks_that_are_all_results_are_trained_on_and_told(data, find):
     assert found.notices == (
         f"masks in {data / 'masks'} were written by predict, such as a.png: training learns from what a model saw",
     )
-
-
-def test_results_beside_images_without_masks_are_no_masks_unless_that_is_said(data, find):
-    for index, name in enumerate("abc"):
-        write(data / f"images/{name}.jpg", noise(index))
-        write_result(data / f"images/{name}.png")
-    with pytest.raises(
-        DataError, match=r"masks in .*images were written by predict, such as a.png; delete them, or set mask_suffix=.png"
-    ):
-        find()
-    found = find(mask_suffix=".png")
-    assert names_of(found) == [(f"{name}.jpg", f"{name}.png") for name in "abc"]
-    assert len(found.notices) == 1
-
-
-def test_class_names_set_the_order_and_thereby_what_wins(data, find):
-    write_whales(data)
-    found = find(class_names=["background", "whale", "sea"], num_classes=3)
-    assert found.class_names == ("background", "whale", "sea")
-    np.testing.assert_array_equal(read_mask(found.pairs[1].mask) == 2, disc(6, 3, 3) > 0)

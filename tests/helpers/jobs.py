@@ -17,7 +17,6 @@ from helpers.project import ROOT
 from helpers.runs import words
 
 SCRIPT = Path(__file__)
-TORCHRUN_SECONDS = 30  # that torchrun allows the others to end in
 
 
 class ForkedJob:
@@ -29,9 +28,9 @@ class ForkedJob:
         self.folder.mkdir(exist_ok=True)
         port = str(free_port())
         self.processes = []
-        places = [(node, number, size) for node, size in enumerate(machines or [world_size]) for number in range(size)]
-        for rank, (node, number, size) in enumerate(places):
-            numbers = {"RANK": rank, "LOCAL_RANK": number, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": size, "GROUP_RANK": node}
+        places = [(number, size) for size in machines or [world_size] for number in range(size)]
+        for rank, (number, size) in enumerate(places):
+            numbers = {"RANK": rank, "LOCAL_RANK": number, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": size}
             environment = {name: str(value) for name, value in numbers.items()}
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             fault = (faults or {}).get(rank)
@@ -52,15 +51,6 @@ class ForkedJob:
             process.kill()
         assert not hanging, f"a process hangs\n{self.said()}"
         return [process.exitcode for process in self.processes]
-
-    def finish_start(self):
-        """As `finish`, for a job of which one was killed before it had started: the others may wait for it, and torchrun ends them."""
-        deadline = time.monotonic() + TORCHRUN_SECONDS
-        for process in self.processes:
-            process.join(max(0.1, deadline - time.monotonic()))
-        for rank in range(len(self.processes)):
-            self.kill(rank)
-        return self.finish()
 
     def kill(self, rank):
         with contextlib.suppress(ProcessLookupError):  # it has ended
@@ -87,6 +77,7 @@ def train_rank(settings, folder, environment, fault, network):
     from unet_trainer.system import distributed
 
     distributed.START_SECONDS = 40  # nobody ends the others, as torchrun would
+    distributed.SURVIVOR_SECONDS = 0.5  # of two processes one is left
     from unet_trainer.system.signals import exit_process
 
     exit_process(main(words(settings)))
@@ -118,6 +109,7 @@ def install(fault, records, network):
     others = {
         "no compiler": _break_compiler,
         "memory while connecting": _fail_while_connecting,
+        "bug at the start": _fail_at_the_start,
         "bug in save": _fail_after_save,
         "pilots": _shorten_pilots,
     }
@@ -183,6 +175,12 @@ def _fail_while_connecting(_):
         raise torch.OutOfMemoryError("while connecting")
 
     compilation.to_device = fail
+
+
+def _fail_at_the_start(_):
+    from unet_trainer.training import setup
+
+    setup.try_components = lambda *arguments: 1 / 0
 
 
 def _fail_after_save(epoch):
@@ -286,7 +284,6 @@ def _stop_in_one_process(step, batch):
 FAULTS = {
     "nan": _spoil,
     "bug": _raise(ZeroDivisionError("a bug")),
-    "memory": _raise(MemoryError("out of memory, says the test")),
     "memory in backward": _fail_in_backward,
     "memory in forward": _fail_in_forward,
     "hang": _hang,

@@ -62,14 +62,6 @@ def test_a_damaged_shard_is_told_as_a_file_that_cannot_be_read(shard):
         read_bytes(shard / "k.png")
 
 
-@pytest.mark.parametrize("name", ["a\0b", "x" * 5000])
-def test_names_that_cannot_be_are_no_files(tmp_path, name):
-    assert not is_file(tmp_path / name)
-    assert file_stamp(tmp_path / name) is None
-    with pytest.raises(ReadError):
-        read_bytes(tmp_path / name)
-
-
 def test_files_of_the_same_size_and_time_that_are_swapped_have_other_stamps(tmp_path):
     """As files from one archive may be."""
     one, two, aside = (tmp_path / name for name in ("1.npy", "2.npy", "aside"))

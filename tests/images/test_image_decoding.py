@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from helpers.image_bytes import cv2_bytes, empty_png, exif, grey_png, npy_bytes, pil_bytes, tiff_bytes
+from helpers.image_bytes import empty_png, exif, grey_png, npy_bytes, pil_bytes, tiff_bytes
 from unet_trainer.images.file_bytes import ReadError, open_file
 from unet_trainer.images.image_decoding import (
     BOMB_PIXELS,
@@ -77,9 +77,7 @@ def reason(read, source):
 # Images
 
 
-@pytest.mark.parametrize(
-    ("kind", "orientation"), [("JPEG", 6), ("JPEG", 4), ("PNG", 8), ("PNG", 2), ("WEBP", 3), ("WEBP", 5), ("WEBP", 7)]
-)
+@pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 6), ("PNG", 8), ("WEBP", 3)])
 def test_an_image_is_rotated_by_its_exif_orientation(kind, orientation):
     data = pil_bytes(kind, picture(), exif=exif(orientation), **({"lossless": True} if kind == "WEBP" else {}))
     with Image.open(io.BytesIO(data)) as image:
@@ -90,31 +88,7 @@ def test_an_image_is_rotated_by_its_exif_orientation(kind, orientation):
     assert is_turned(data) == (orientation != 1)
 
 
-def test_a_mask_is_rotated_as_an_image_is():
-    """Both come from the same camera or tool: with one of them rotated they would not fit."""
-    ids = np.arange(24, dtype=np.uint8).reshape(4, 6)
-    data = pil_bytes("PNG", ids, exif=exif(3))
-    assert np.array_equal(decode_mask(data), ids[::-1, ::-1])
-    assert np.array_equal(decode_image(data)[:, :, 0], ids[::-1, ::-1])
-
-
-@pytest.mark.parametrize("extension", [".png", ".tif"])
-def test_16_bit_colours_keep_values_and_order(extension):
-    colours = values(np.uint16, 30, 40, 3)
-    assert same(decode_image(encode_image(colours, extension)), colours)
-
-
-DTYPES = [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.float16, np.float32, np.float64]
-
-
 # Alpha
-
-
-def test_a_fourth_band_that_is_no_alpha_stays():
-    four = values(np.uint8, 20, 30, 4)
-    data = tiff(four, photometric="rgb", extrasamples=["unspecified"])
-    assert same(decode_image(data), four)
-    assert not channels_with_alpha(data)
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
@@ -126,20 +100,10 @@ def test_grey_with_alpha_is_one_channel(kind):
     assert np.array_equal(decode_mask(data), grey)
 
 
-@pytest.mark.parametrize("lossless", [True, False])
-def test_alpha_of_a_webp_is_dropped(lossless):
-    four = np.dstack([picture(), np.full((40, 60), 128, np.uint8)])
-    data = pil_bytes("WEBP", four, lossless=lossless, quality=100)
-    read = decode_image(data)
-    assert read.shape == (40, 60, 3)
-    assert np.abs(read.astype(int) - picture()).mean() < (0.01 if lossless else 6)
-    assert channels_with_alpha(data)
-
-
 # Arrays
 
 
-@pytest.mark.parametrize("dtype", [*DTYPES, np.int64])
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.float16, np.float64])
 def test_an_array_of_any_depth_keeps_its_values(dtype):
     grey = values(dtype, 20, 30)
     assert same(decode_image(npy_bytes(grey)), grey[:, :, None])
@@ -155,7 +119,7 @@ def test_the_channels_of_an_array_may_be_first_or_last(channels):
     assert same(decode_image(npy_bytes(image[None])), image)
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 40, 3), (65, 80, 65), (80, 90, 70), (2, 3, 40, 50)])
+@pytest.mark.parametrize("shape", [(5,), (3, 40, 3), (2, 3, 40, 50)])
 def test_an_array_of_an_ambiguous_shape_is_refused(shape):
     assert reason(decode_image, npy_bytes(np.zeros(shape, np.float32))) == (
         f"an array of shape {shape}; need height, width and up to 64 channels, first or last"
@@ -179,13 +143,6 @@ def test_an_array_of_python_objects_is_refused_and_no_code_is_run():
     np.load(io.BytesIO(data), allow_pickle=True)  # the file does run code when it is unpickled
     assert builtins.code_was_run
     del builtins.code_was_run
-
-
-@pytest.mark.parametrize("shape", ["(1000000, 1000000000)", "(99999999999999999999, 9)", "(40, 50", "(-4, 5)"])
-def test_an_array_with_an_impossible_header_is_refused(shape):
-    data = npy_bytes(values(np.float32, 40, 50)).replace(b"(40, 50), }" + b" " * len(shape), shape.encode() + b", }" + b" " * 8)
-    assert shape.encode() in data
-    assert reason(decode_image, data).startswith(("cannot be decoded (", "an array of ", "there is not enough memory"))
 
 
 # Decompression bombs
@@ -216,8 +173,7 @@ def test_a_truncated_png_is_refused(tmp_path, share):
     assert reason(read_mask, path) == "the file is cut off"
 
 
-@pytest.mark.parametrize("seed", [0])
-def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error(seed):
+def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error():
     """A few bytes are changed in every format, most of them in the header."""
     whole = [
         *(pil_bytes(kind, picture(), exif=exif(6)) for kind in ("JPEG", "PNG", "WEBP")),
@@ -227,9 +183,9 @@ def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error(seed):
         tiff(values(np.uint8, 20, 30, 5), planarconfig="contig", compression="zlib"),
         npy_bytes(values(np.float32, 20, 30)),
     ]
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     refusals = []
-    for _ in range(20):
+    for _ in range(10):
         for data in whole:
             broken = bytearray(data)
             for place in rng.integers(0, 120 if rng.random() < 0.6 else len(data), rng.integers(1, 6)):
@@ -243,7 +199,7 @@ def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error(seed):
                         refusals.append(str(error))
                         if function is refuse_bomb:
                             break
-    assert len(refusals) > 50
+    assert len(refusals) > 25
     assert all(refusals)
 
 
@@ -271,12 +227,9 @@ def in_alpha(kind, colour=(255, 255, 255), alpha=DISC, **options):
     "data",
     [
         in_alpha("PNG"),
-        in_alpha("PNG", (0, 0, 0)),
         in_alpha("PNG", (200, 30, 0)),
-        in_alpha("PNG", (255,)),
         in_alpha("WEBP", lossless=True, exact=True),
         in_alpha("TIFF"),
-        cv2_bytes(".png", np.dstack([np.full((12, 20, 3), 255, np.uint8), DISC])),
     ],
 )
 def test_of_a_picture_in_one_colour_the_alpha_channel_is_the_mask(data):
@@ -311,7 +264,7 @@ def test_a_palette_mask_of_any_format_is_read_by_index(kind):
     assert decode_image(data)[0, 0].tolist() == np.array(PALETTE).reshape(4, 3)[ids[0, 0]].tolist()
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int16, np.uint32, np.int32, np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float64])
 def test_a_mask_of_whole_numbers_in_any_depth_is_read(dtype):
     for data in (
         npy_bytes(IDS.astype(dtype)),
@@ -322,19 +275,13 @@ def test_a_mask_of_whole_numbers_in_any_depth_is_read(dtype):
         assert same(decode_mask(data), IDS)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 70000.0, 0.5])
+@pytest.mark.parametrize("bad", [np.nan, 70000.0, 0.5])
 def test_a_float_mask_with_other_values_is_refused(bad):
     mask = np.array([[0.0, 1.0], [bad, 2.0]])
     assert reason(decode_mask, npy_bytes(mask)).endswith("need whole numbers from 0 to 65535")
 
 
-def test_large_numbers_in_a_mask_are_not_read_as_colours():
-    mask = np.array([[0, -7], [COLOUR + 5, 3]], np.int32)
-    for data in (npy_bytes(mask), tiff(mask)):
-        assert reason(decode_mask, data) == f"int32 values from -7 to {COLOUR + 5}; need whole numbers from 0 to 65535"
-
-
-@pytest.mark.parametrize("shape", [(5, 20, 30), (20, 30, 4), (20,), (2, 3, 20, 30)])
+@pytest.mark.parametrize("shape", [(20, 30, 4), (20,)])
 def test_a_mask_with_several_values_for_a_pixel_is_refused(shape):
     message = f"an array of shape {shape}; a mask has one value, or a colour, for each pixel"
     assert reason(decode_mask, npy_bytes(np.zeros(shape, np.uint8))) == message
@@ -357,16 +304,9 @@ def test_a_colour_mask_is_read_from_every_lossless_format():
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "min_side", "factor"),
-    [
-        (400, 600, 100, 4),
-        (400, 600, 50, 8),
-        (404, 602, 100, 2),
-        (403, 601, 100, 1),
-        (64, 64, 64, 1),
-    ],
+    ("height", "width", "min_side", "factor", "grey"),
+    [(400, 600, 50, 8, False), (404, 602, 100, 2, True), (403, 601, 100, 1, False)],
 )
-@pytest.mark.parametrize("grey", [False, True])
 def test_a_large_jpeg_is_decoded_at_the_smallest_fraction_that_is_large_enough(tmp_path, height, width, min_side, factor, grey):
     coarse = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
     smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
@@ -380,6 +320,3 @@ def test_a_large_jpeg_is_decoded_at_the_smallest_fraction_that_is_large_enough(t
     with_size, size = decode_image_and_size((tmp_path / "a.jpg").read_bytes(), min_side)
     assert np.array_equal(with_size, reduced)
     assert size == (height, width)
-
-
-# Writing

@@ -76,15 +76,6 @@ def test_a_file_without_its_end_is_cut_off(kind):
     assert not is_cut_off(pil_bytes("BMP", COLOUR)[:100])  # its decoder notices it
 
 
-def test_the_end_of_a_thumbnail_is_not_the_end_of_a_jpeg():
-    thumbnail = pil_bytes("JPEG", COLOUR[:5, :5])
-    segment = b"\xff\xe1" + (len(thumbnail) + 2).to_bytes(2, "big") + thumbnail
-    whole = pil_bytes("JPEG", COLOUR)
-    data = whole[:2] + segment + whole[2:]
-    assert not is_cut_off(data)
-    assert is_cut_off(data[:-2])
-
-
 # Files that are no images
 
 

@@ -71,22 +71,6 @@ def test_a_value_far_from_all_others_may_be_a_mark(mark, others, is_extreme):
     assert extreme_value(holed, find_missing(holed)) == extreme_value(image)
 
 
-def test_the_tag_of_a_file_marks_floats_always_and_whole_numbers_if_it_did_in_training():
-    for dtype, nodata, is_filled in ((np.float32, (), True), (np.int16, (), False), (np.int16, (-5.0,), True)):
-        data = tiff_bytes(np.array([[3, -5]], dtype), extratags=[(42113, "s", 0, "-5", True)])
-        spec = ImageSpec(1, "float" if dtype == np.float32 else "int16", (2.6,), (1.0,), 0.0, 9.0, nodata)
-        found = spec.decode(data)
-        mean = 2.6 if dtype == np.float32 else 3
-        assert found.pixels[:, :, 0].tolist() == [[3, pytest.approx(mean if is_filled else -5)]]
-        assert (None if found.is_missing is None else found.is_missing.tolist()) == ([[False, True]] if is_filled else None)
-        assert found.pixels.dtype == dtype
-
-
-def test_grey_among_colour_is_filled_with_the_mean_of_all_channels():
-    spec = ImageSpec(3, "float", (1.0, 2.0, 6.0), (1.0, 1.0, 1.0), 0.0, 9.0)
-    assert spec.fill(np.array([[[np.nan], [4.0]]])).tolist() == [[[3.0], [4.0]]]
-
-
 # Readers: parts of images of any format, at full size and averaged
 
 RANDOM = np.random.default_rng(0)

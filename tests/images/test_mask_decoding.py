@@ -7,7 +7,6 @@ import json
 import numpy as np
 import pytest
 
-from unet_trainer.config.parsers import parse_mask_values
 from unet_trainer.images.mask_decoding import (
     COLOUR,
     IGNORED,
@@ -69,15 +68,6 @@ CODINGS = [
     MaskCoding((0, 1), 0, None, ((), (2, 3))),
     MaskCoding((0, RED), tolerance=40),
 ]
-
-
-@pytest.mark.parametrize("coding", CODINGS)
-def test_the_values_written_to_config_yaml_give_the_same_coding(coding):
-    values = coding.mask_values
-    if not isinstance(values, str):
-        values = parse_mask_values(json.loads(json.dumps(values)))
-    again = given_coding(values, coding.written_ignore_value, coding.ignores_unknown, coding.tolerance)
-    assert again == coding
 
 
 @pytest.mark.parametrize("coding", CODINGS)

@@ -33,13 +33,6 @@ def fill(polygon, shape):
     return inside % 2 == 1
 
 
-def test_an_object_in_a_hole_is_one_of_its_own():
-    rows = ("1111111", "1000001", "1011101", "1010101", "1011101", "1000001", "1111111")
-    outer, inner = outline(mask(*rows), 1)
-    assert [len(polygon.holes) for polygon in (outer, inner)] == [1, 1]
-    assert [polygon.num_pixels for polygon in (outer, inner)] == [24, 8]
-
-
 def test_a_ring_never_touches_itself():
     (polygon,) = outline(mask("1111", "1011", "1101", "1111"), 1)  # two holes that touch at a corner
     assert [len(hole) for hole in polygon.holes] == [4, 4]

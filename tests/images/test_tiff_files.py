@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tifffile
 
-from helpers.image_bytes import change_tag, cv2_bytes, pil_bytes, point_back, shared_strip_tiff, tiff_bytes
+from helpers.image_bytes import change_tag, cv2_bytes, point_back, shared_strip_tiff, tiff_bytes
 from unet_trainer.datasets.converted import has_pages, page_types
 from unet_trainer.images import image_decoding as headers
 from unet_trainer.images import tiff_files
@@ -82,16 +82,6 @@ def test_palettes_are_shown_in_colours_and_white_that_is_0_as_brightness_but_mas
             np.testing.assert_array_equal(image[3:40, 0:90], expected[3:40])
 
 
-@pytest.mark.parametrize("compression", [None, "group4", "tiff_lzw"])
-def test_one_bit_is_read_as_0_and_255(compression, tmp_path):
-    is_white = COLOUR[:, :, 0] > 80
-    path = tmp_path / "a.tif"
-    path.write_bytes(pil_bytes("TIFF", is_white, compression=compression))
-    np.testing.assert_array_equal(decode_mask(path.read_bytes()), is_white * np.uint8(255))
-    with opened(path) as image:
-        np.testing.assert_array_equal(image[0:70, 0:90][:, :, 0], is_white * np.uint8(255))
-
-
 def test_only_the_blocks_of_the_part_are_decoded_and_the_last_row_of_them_once(tmp_path, monkeypatch):
     path = write(tmp_path, COLOUR, **TILES)  # rows of blocks begin at 0, 32 and 64; six blocks in each
     decoded, block = [], TiffImage._block
@@ -113,21 +103,6 @@ def test_of_a_pyramid_and_of_a_file_with_a_preview_the_full_size_is_read(tmp_pat
         with opened(tmp_path / name) as image:
             np.testing.assert_array_equal(image[0:70, 0:90], COLOUR)
         np.testing.assert_array_equal(decode_image((tmp_path / name).read_bytes()), COLOUR)
-
-
-def test_blocks_that_a_sparse_file_leaves_out_have_no_data(tmp_path):
-    path = write(tmp_path, COLOUR, **TILES)
-    with tifffile.TiffFile(path) as file:
-        offsets, counts = (file.pages.first.tags[tag] for tag in (324, 325))
-    data = bytearray(path.read_bytes())
-    struct.pack_into("<I", data, offsets.valueoffset, 0)  # of the first tile
-    struct.pack_into("<H", data, counts.valueoffset, 0)
-    path.write_bytes(data)
-    with opened(path) as image:
-        part = image[0:70, 0:90]
-    assert not part[:32, :16].any()
-    np.testing.assert_array_equal(part[:, 16:], COLOUR[:, 16:])
-    np.testing.assert_array_equal(decode_image(bytes(data)), part)
 
 
 # Damaged and hostile files
@@ -172,17 +147,6 @@ def test_what_cannot_be_is_a_read_error_whole_and_by_blocks(change, tmp_path):
         decode_image(path.read_bytes())
     with pytest.raises(ReadError), opened(path) as image:
         image[0 : image.shape[0], 0 : image.shape[1]]
-
-
-def test_a_file_that_is_cut_off_is_refused_where_it_ends(tmp_path):
-    path = write(tmp_path, COLOUR, **TILES)
-    with tifffile.TiffFile(path) as file:
-        end = max(file.pages.first.dataoffsets)
-    path.write_bytes(path.read_bytes()[: end + 10])
-    with opened(path) as image:
-        np.testing.assert_array_equal(image[0:32, 0:90], COLOUR[:32])
-        with pytest.raises(ReadError, match="the file is cut off"):
-            image[64:70, 0:90]
 
 
 @pytest.mark.parametrize("tag", [273, 279])

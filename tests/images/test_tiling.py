@@ -45,17 +45,6 @@ def test_every_pixel_counts_in_exactly_one_tile(image_size, size):
     assert seen == dict.fromkeys(range(image_size[0] * image_size[1]), 1)
 
 
-@pytest.mark.parametrize("length", [65, 80, 111, 112, 113, 160, 161, 500])
-def test_a_pixel_counts_in_the_tile_whose_centre_is_nearest(length):
-    size = 64
-    tiles = tile_images([(length, size)], (size, size)).tiles
-    for row in range(length):
-        distances = {tile.top: abs(row - (tile.top + (size - 1) / 2)) for tile in tiles}
-        owner = next(tile for tile in tiles if tile.rows[0] <= row < tile.rows[1])
-        assert owner.top <= row < owner.top + size
-        assert distances[owner.top] == min(distances.values())
-
-
 # Padding
 
 

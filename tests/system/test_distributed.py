@@ -14,7 +14,6 @@ import torch
 import torch.distributed as dist
 
 from helpers.ports import free_port
-from unet_trainer.config.errors import UserError
 from unet_trainer.system import distributed
 from unet_trainer.system.distributed import (
     Failure,
@@ -28,16 +27,15 @@ from unet_trainer.system.distributed import (
     encode,
     find_attempt,
     read_launch,
-    start_command,
 )
 from unet_trainer.system.signals import Interrupted, Signals
+from unet_trainer.training.run_folder import resume_command
 
 TORCHRUN = {
     "RANK": "5",
     "WORLD_SIZE": "8",
     "LOCAL_RANK": "1",
     "LOCAL_WORLD_SIZE": "4",
-    "GROUP_RANK": "1",
     "MASTER_ADDR": "127.0.0.1",
     "MASTER_PORT": "29500",
 }
@@ -50,18 +48,17 @@ def test_a_process_that_torchrun_has_not_started_is_alone(missing):
 
 
 @pytest.mark.parametrize(
-    ("launch", "command"),
+    ("environment", "start"),
     [
-        (Launch(), "python train_unet.py"),
-        (Launch(3, 8, 3, 8, 0, True), "torchrun --standalone --nproc-per-node=8 train_unet.py"),
-        (
-            Launch(9, 16, 1, 8, 1, True),
-            "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT --nproc-per-node=8 train_unet.py",
-        ),
+        ({}, "python"),
+        (TORCHRUN | {"LOCAL_WORLD_SIZE": "8"}, "torchrun --standalone --nproc-per-node=8"),
+        (TORCHRUN, "torchrun --nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT --nproc-per-node=4"),
     ],
 )
-def test_a_process_knows_how_it_was_started(launch, command):
-    assert start_command(launch) == command
+def test_a_run_is_resumed_as_it_was_started(environment, start, monkeypatch, tmp_path):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert resume_command(tmp_path) == f"{start} train_unet.py --resume {tmp_path}"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +75,7 @@ def test_nccl_unless_processes_share_a_gpu(gpus, backend, monkeypatch):
 @pytest.mark.parametrize(("rank", "before"), [(0, 0), (1, 1), (2, 1), (3, 2)])
 def test_rank_0_reads_first_then_the_first_of_each_other_machine_then_the_rest(rank, before, monkeypatch):
     """Two machines of two processes, which wait for each other twice."""
-    job, exchanges = Job(Launch(rank, 4, rank % 2, 2, rank // 2, True)), []
+    job, exchanges = Job(Launch(rank, 4, rank % 2, 2, True)), []
     monkeypatch.setattr(job, "any_rank", lambda: exchanges.append(1))
     with job.main_process_first():
         assert len(exchanges) == before
@@ -91,7 +88,7 @@ class Meeting(Job):
     _control = "gloo"
 
     def __init__(self, *others):
-        super().__init__(Launch(0, 1 + len(others), 0, 2, 0, True))
+        super().__init__(Launch(0, 1 + len(others), 0, 2, True))
         self.others, self.has_told = others, False
 
     def any_rank(self, wanted=False, has_failed=False):
@@ -105,31 +102,19 @@ class Meeting(Job):
 def test_the_gravest_of_several_errors_is_the_cause_and_the_first_of_its_kind():
     told, user, late = Failure(1, "told"), Failure(2, "error", "a.png: changed", 2), Failure(3, "error", "b.png: changed", 2)
     assert Meeting(told, user, late).agree(Interrupted(15)) == user
-    cause = Meeting(told, user).agree(ZeroDivisionError("a bug"))
-    assert (cause.rank, cause.kind, cause.text, cause.exit_code) == (0, "bug", "ZeroDivisionError: a bug", 1)
-    assert Meeting(told).agree(UserError("c.png: changed")) == Failure(0, "error", "c.png: changed", 2)
-
-
-def test_others_end_with_the_exit_code_of_the_cause():
-    error = Failure(3, "error", "no data", 2).as_error()
-    assert (str(error), error.exit_code) == ("rank 3: no data", 2)
-    assert isinstance(Failure(3, "signal", "SIGTERM", 143).as_error(), Interrupted)
+    assert (str(user.as_error()), user.as_error().exit_code) == ("rank 2: a.png: changed", 2)
+    assert Meeting(told, user).agree(ZeroDivisionError("a bug")) == Failure(0, "bug", "ZeroDivisionError: a bug", 1)
+    cause = Meeting(told).agree(Interrupted(15))
+    assert (cause.kind, cause.as_error().signal_number) == ("signal", 15)
 
 
 @pytest.mark.parametrize(("rank", "speaks"), [(0, True), (1, False), (2, True)])
-def test_who_has_the_cause_speaks_and_rank_0_for_one_on_another_machine(rank, speaks):
-    failures = [Failure(peer, "bug" if peer == rank else "told") for peer in (1, 2)]
-    meeting = Meeting(*failures)
-    meeting.agree(ZeroDivisionError("a bug") if rank == 0 else PeerFailed())
+def test_who_has_the_cause_tells_the_others_and_speaks_and_rank_0_for_one_on_another_machine(rank, speaks):
+    meeting = Meeting(*(Failure(peer, "bug" if peer == rank else "told") for peer in (1, 2)))
+    meeting._was_told = rank != 0
+    meeting.agree(PeerFailed() if meeting._was_told else ZeroDivisionError("a bug"))
     assert meeting.speaks is speaks
-
-
-def test_who_fails_tells_the_others_and_who_was_told_does_not():
-    for was_told in (False, True):
-        meeting = Meeting(Failure(1, "bug"))
-        meeting._was_told = was_told
-        meeting.agree(PeerFailed())
-        assert meeting.has_told is not was_told
+    assert meeting.has_told is (rank == 0)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +147,7 @@ def start_alone(rank, monkeypatch):
     for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(PeerLost) as caught:
-        Job(Launch(rank, 2, rank, 2, 0, True)).start(Signals())
+        Job(Launch(rank, 2, rank, 2, True)).start(Signals())
     return str(caught.value)
 
 

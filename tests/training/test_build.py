@@ -79,7 +79,7 @@ def test_processes_of_a_machine_go_without_a_cache_where_the_file_that_they_woul
 ):
     (tmp_path / "file").touch()
     config = dataclasses.replace(config, cache="ram")
-    dataset, job = build_dataset(config, console, None), Job(Launch(0, 2, 0, 2, 0, True))
+    dataset, job = build_dataset(config, console, None), Job(Launch(0, 2, 0, 2, True))
     taken = dataclasses.replace(build_settings(config, CPU_FACTS, dataset, console).taken, checkpoint_dir=str(tmp_path / "file"))
     assert build_loaders(taken, dataset, CPU, console, job).train.dataset.cache is None
     assert "(Not a directory); set cache: none or checkpoint_dir; files are read in every epoch" in said(console)

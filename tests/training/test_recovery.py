@@ -207,6 +207,14 @@ def test_a_process_keeps_an_error_of_its_own_that_is_of_the_same_kind(run):
     assert agree_on_failure(run, own) is own
 
 
+def test_the_images_of_the_process_that_had_them_are_named(run):
+    """Rank 0's batch of that number is a good one."""
+    run.processes = Told("told")
+    run.processes.all_gather = lambda text: [text, f"{text}: b.png holds pixels that are NaN or infinite"]
+    recovery.roll_back(run, bad_steps())
+    assert "from step 5 on (epoch 1, batch 5 of 5): b.png holds pixels that are NaN" in said(run)
+
+
 def test_the_state_is_whole_only_if_it_is_on_all_of_them(run):
     step = run.components.train_step
     for position in ((0, 3), None):

@@ -32,13 +32,12 @@ from unet_trainer.datasets.mask_evidence import (
     parse_class_file,
 )
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
-from unet_trainer.datasets.neighbours import Reader, find_neighbours, find_neighbours_across
+from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import (
     UNREADABLE,
     Box,
     FoundPairs,
     Pair,
-    Part,
     Problem,
     Question,
     describe_problems,
@@ -304,18 +303,17 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
     assert kind is not None
     try:
         ids = resize_mask(coding.encode(read_mask(pair.mask)), image.size)
-        blocks = choose_image_blocks(ids, config.val_fraction, config.seed)
-        if blocks is None:
+        found_blocks = choose_image_blocks(ids, config.val_fraction, config.seed)
+        if found_blocks is None:
             return
-        parts: tuple[tuple[Part, list[tuple[int, int, int, int]]], ...] = ("train", blocks.train), ("val", blocks.val)
-        boxes = [(part, Box(pair.image, pair.mask, *sides)) for part, its in parts for sides in its]
+        blocks, (height, width), gap = found_blocks
+        boxes = [(part, Box(pair.image, pair.mask, *sides)) for part, its in blocks.items() for sides in its]
         uncut = [box.pair(box.name_in(pair.name), part) for part, box in boxes]
         cut = cut_blocks(Converter(Path(config.data_dir), Path(config.checkpoint_dir), console), uncut)
     except DataError as error:
         report.ask(error)
         return
-    height, width = blocks.size
-    rule = f"{report.found.rule}; blocks of about {width}×{height} of one image, {blocks.gap} pixels between train and val"
+    rule = f"{report.found.rule}; blocks of about {width}×{height} of one image, {gap} pixels between train and val"
     found = replace(report.found, pairs=tuple(cut), rule=rule, notices=(OF_ONE_IMAGE,))
     scanned = read_every_pair(found, False, cache, console, config.worker_timeout)
     report.found, report.pairs, report.masks = found, scanned.pairs, scanned.masks
@@ -376,7 +374,7 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         report.ask(error)
         return
     if chosen is None:
-        report.questions.append(ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs], class_file))
+        report.questions.append(ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs]))
         return
     report.classes = chosen
     decided = report.decided(config)
@@ -461,15 +459,12 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
     if split is None or config.split == "blocks" or any(pair.group or pair.box for pair in report.pairs):
         return
 
-    reader = Reader(console, Path(config.checkpoint_dir) / ".cache")
+    how = console, Path(config.checkpoint_dir) / ".cache"
     if report.found.is_divided:
-        across = find_neighbours_across(split.train, split.val, reader)
-        report.notices += [across] if across else []
-        return
-    note = find_neighbours(report.pairs, Path(config.data_dir), reader, config.val_fraction, config.num_folds)
-    if note is not None:
-        report.notices.append(note.text)
-        report.advised = note.settings
+        text, report.advised = find_neighbours_across(split.train, split.val, *how)
+    else:
+        text, report.advised = find_neighbours(report.pairs, Path(config.data_dir), config.val_fraction, config.num_folds, *how)
+    report.notices += [text] if text else []
 
 
 def _add_notices(report: DatasetReport) -> None:

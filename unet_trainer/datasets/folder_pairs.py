@@ -435,8 +435,6 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
             listing = ", ".join(f"{ending} ({name})" for name, ending in endings.items())
             one = f"to train on one of them alone, set mask_suffix: {endings[names[0]]}"
             search.notices.append(f"masks in {place} are taken as those of classes by the endings of their names: {listing}; {one}")
-    if has_folders and not are_sure and any(name_matching.READERS.search(name) for name in names):
-        raise Question(f"mask_dir: {place} holds masks of several readers: {', '.join(names)}", *one_of_them)
     if names and not search.classes:
         given = list(search.config.class_names or ())
         search.classes = next((order for order in (given, given[1:]) if sorted(order) == names), names)
@@ -446,11 +444,9 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     classes = search.classes if names else []
     pairs, unreadable, has_background, readings = converted.merge_masks(search.converter, part, parts, classes, search.notices)
     search.has_background |= has_background
-    if readings is not None and not are_sure:
-        first, second = readings
-        key, slash = ("mask_dir", "/") if has_folders else ("mask_suffix", "")
-        text = f"{key}: {first}{slash} and {second}{slash} in {place} mark the same pixels; two readings of one thing?"
-        raise Question(text, *one_of_them)
+    if not are_sure and (readings or (has_folders and any(map(name_matching.READERS.search, names)))):
+        key = "mask_dir" if has_folders else "mask_suffix"
+        raise Question(f"{key}: {' and '.join(readings or names)} in {place} look like readings of one thing", *one_of_them)
     found.rule = f"a mask file for each object, {sum(len(each.files) for each in parts)} files merged"
     found.rule = f"a mask file for each class: {', '.join(search.classes)}" if names else found.rule
     found.pairs = sorted(pairs, key=lambda pair: pair.name)

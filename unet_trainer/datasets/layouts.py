@@ -194,14 +194,10 @@ def find_layout(
     given: dict[Kind, str] = {kind: value for kind, value in zip(KEYS, (image_dir, mask_dir), strict=True) if value is not None}
 
     def follows(link: Path) -> bool:
-        """Links that are, or hold, folders of images or masks; of those in such a folder, the ones of parts. And the only one."""
+        """Links that do not lead around themselves; of those below a folder of images or masks, the ones of parts."""
         *above, name = link.relative_to(data_dir).parts
-        part, kind = _meaning(name)
-        if len(above) >= MAX_DEPTH or any(_meaning(each)[1] for each in above):
-            return len(above) < MAX_DEPTH and bool(part)
-        is_given = name in [Path(value).name for value in given.values()]
-        is_only = not above and len(subfolders(data_dir)) == 1
-        return bool(part or kind) or is_given or is_only or any(_meaning(inner.name)[1] for inner in subfolders(link))
+        may_be_kind = not any(_meaning(each)[1] for each in above) or bool(_meaning(name)[0])
+        return len(above) < MAX_DEPTH and may_be_kind and not resolved(link.parent).is_relative_to(resolved(link))
 
     files = list_images_and_volumes(data_dir, without, follows)
     if not given and not any(_meaning(folder.name)[1] == "mask" for folder in subfolders(data_dir)):
@@ -228,8 +224,7 @@ def find_layout(
     parts: dict[Part, tuple[Group, Group | None]] = {"train": (image, mask)}
     images, masks = path_in(data_dir, image.place), path_in(data_dir, mask.place)
     phrase = f"{images}/ + {masks}/" + (f" in {len(image.folders)} folders" if image.is_in_sequences else "")
-    if image is mask:
-        phrase = "image and mask side by side" + ("" if images == "." else f" in {images}/")
+    phrase = phrase if image is not mask else "image and mask side by side" + ("" if images == "." else f" in {images}/")
     val_image, val_mask = (_only(data_dir, kind, groups, ("val",)) for kind in KEYS)
     if val_image and not val_mask and image is not mask:
         wanted = data_dir / re.sub(r"(?i)train(ing)?", val_image.part_name, masks)
@@ -389,10 +384,9 @@ def _missing(data_dir: Path, root: Path, groups: Groups, image: Group | None, ma
     the images."""
     for part in ("val", "test"):
         there = [[group for group in groups[kind] if group.part == part and not group.is_in_sequences] for kind in KEYS]
-        images, masks = ([path_in(data_dir, group.place) for group in found] for found in there)
-        if images and masks:
-            text = f"data_dir: {data_dir} holds {images[0]}/ but no train/"
-            return Question(text, {"image_dir": images[0], "mask_dir": masks[0]})
+        if there[0] and there[1]:
+            images, masks = (path_in(data_dir, found[0].place) for found in there)
+            return Question(f"data_dir: {data_dir} holds {images}/ but no train/", {"image_dir": images, "mask_dir": masks})
     keys = [key for key, there in zip(KEYS.values(), (image, mask), strict=True) if not there]
     wanted = {"image_dir": "no folder of images (images, imgs, ...)", "mask_dir": "no folder of masks (masks, labels, ...)"}
     text = f"data_dir: {' and '.join(wanted[key] for key in keys)} in {root}; {_contents(root)}"

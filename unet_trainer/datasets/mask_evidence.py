@@ -26,7 +26,6 @@ from unet_trainer.system.input_files import parse_json, read_text
 
 MANY_VALUES = 8  # as many distinct greys in masks of two classes come from soft edges or compression
 MIN_BRIGHT = 3  # as many of them are near the brightest; 255 alone beside ids is void
-MIN_CLEAR_SHARE = 0.9  # share of pixels that must be within EDGE_WIDTH of an end; with fewer, a grey between may be a class
 MIN_BESIDE_BOTH = 0.8  # share of the greys between that must lie beside both ends: in all masks together,
 FEW = 0.01  # and in each mask in which they are a larger share of its pixels than this
 MAX_PIECES = 1.5  # connected pieces of an id of an object, on average
@@ -110,24 +109,19 @@ class MaskEvidence:
         low, high = self.seen[0], self.seen[-1]
         if len(self.seen) < MANY_VALUES or high > 255 or high - low < MIN_EDGE:
             return None
-        bright = [value for value in self.seen if high - value <= EDGE_WIDTH]
-        bottom = sum(self.counts[value] for value in self.seen if value - low <= EDGE_WIDTH)
-        top = sum(self.counts[value] for value in bright)
-        is_clear = bottom + top >= MIN_CLEAR_SHARE * self.total and top >= self.total - bottom - top
-        is_edge = len(bright) >= MIN_BRIGHT and is_clear and self._lie_beside_both_ends(low, high)
-        return (low + high) // 2 if is_edge else None
-
-    def _lie_beside_both_ends(self, low: int, high: int) -> bool:
+        if len([value for value in self.seen if high - value <= EDGE_WIDTH]) < MIN_BRIGHT:
+            return None
         all_between = all_beside = 0
         for mask in self.masks:
             between = sum(n for value, n in mask.counts.items() if low + EDGE_WIDTH < value < high - EDGE_WIDTH)
             structure = mask.structure
             beside = round(between * structure.beside_both / structure.between) if structure and structure.between else 0
             if between > FEW * mask.height * mask.width and beside < MIN_BESIDE_BOTH * between:
-                return False
+                return None
             all_between += between
             all_beside += beside
-        return all_beside >= MIN_BESIDE_BOTH * all_between or all_between < NOISE_SHARE * self.total
+        is_edge = all_beside >= MIN_BESIDE_BOTH * all_between or all_between < NOISE_SHARE * self.total
+        return (low + high) // 2 if is_edge else None
 
     # Ids of objects
 

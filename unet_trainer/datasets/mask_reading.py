@@ -17,7 +17,7 @@ from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.parsers import MaskClass, MaskValues, implied_num_classes
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, to_plain
-from unet_trainer.datasets.mask_evidence import MANY_VALUES, VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup
+from unet_trainer.datasets.mask_evidence import VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup
 from unet_trainer.datasets.pairs import Choice, Question, first_few
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import (
@@ -198,7 +198,9 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
     classes = {value: one for value, one in by_value.items() if not one.is_void}
     num_named = len(classes)
     if class_file.has_colours and evidence.has_colours:  # colours that no mask has would be classes that nothing is learnt of
-        classes = {value: one for value, one in classes.items() if _occurs(value, evidence)}
+        seen = [group.value for group in evidence.groups] if evidence.is_lossy else evidence.seen
+        limit = MIN_TOLERANCE if evidence.is_lossy else 0
+        classes = {value: one for value, one in classes.items() if any(distance(value, other) <= limit for other in seen)}
     num_classes = 1 if len(classes) == 2 and asked in (None, 1) else len(classes)
     if evidence.share(*void) > MAX_VOID or not 2 <= len(classes) <= MAX_CLASSES or asked not in (None, num_classes):
         return None
@@ -218,12 +220,6 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
     names = tuple(classes[value].name for value in (order[1:] if num_classes == 1 else order))
     count = f"{len(classes)} classes in {name}{absent}"
     return _of_each(order, reason, num_classes, num_classes_reason=count, ignored=void, tolerance=tolerance, names=names)
-
-
-def _occurs(value: int, evidence: MaskEvidence) -> bool:
-    if not evidence.is_lossy:
-        return value in evidence.counts
-    return any(distance(value, group.value) <= MIN_TOLERANCE for group in evidence.groups)
 
 
 def _values_of_file(class_file: ClassFile, evidence: MaskEvidence) -> dict[int, NamedClass] | None:
@@ -321,10 +317,10 @@ def _frequent_colours(asked: int | None, evidence: MaskEvidence) -> Iterator[Rea
 # What has to be asked
 
 
-def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str], class_file: ClassFile | None) -> Question:
+def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]) -> Question:
     """The question where choose_classes has no answer. `names` are what messages call the masks."""
     choices: dict[str, Choice] = {}
-    for reading in _proposals(evidence, None if config.class_names else class_file):
+    for reading in _proposals(evidence):
         choice = reading.choice(evidence.ignored)
         if _trains(config, evidence, choice):
             choices.setdefault(value_text(to_plain(dict(choice.settings))), choice)
@@ -391,13 +387,12 @@ def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
     return lines + ([f"In one mask only, perhaps noise: {first_few(named, 3)}"] if named else [])
 
 
-def _proposals(evidence: MaskEvidence, class_file: ClassFile | None) -> Iterator[Reading]:
+def _proposals(evidence: MaskEvidence) -> Iterator[Reading]:
     """Every reading that a person may mean, the most likely first."""
-    seen, low, high = evidence.seen, evidence.seen[0], evidence.seen[-1]
+    seen, high = evidence.seen, evidence.seen[-1]
     last_is_void = [_of_each(seen[:-1], f"{show_value(high)} is ignored", ignored=(high,))] if 3 <= len(seen) <= MAX_CLASSES else []
     if evidence.are_objects:
         yield Reading("nonzero", 1, "every object is foreground")
-    yield from _some_of_class_file(evidence, class_file)
     yield from _without_noise(evidence)
     if evidence.has_outlying_void and last_is_void:
         yield replace(last_is_void[0], reason="a class for each id; 255 is ignored")
@@ -412,10 +407,6 @@ def _proposals(evidence: MaskEvidence, class_file: ClassFile | None) -> Iterator
             yield from last_is_void
         if is_dense and len(ids) > 2:
             yield _of_each(ids, f"ids of {len(ids)} classes{'; 255 is ignored' if void else ''}", ignored=void)
-        elif len(ids) > 3 and ids[-1] < min(2 * len(ids), MAX_CLASSES) and not evidence.are_objects:
-            absent = [value for value in range(ids[-1]) if value not in evidence.counts]
-            meaning = f"ids of {ids[-1] + 1} classes; no mask has {show_values(absent[:8])}" + (" …" if len(absent) > 8 else "")
-            yield _of_each(range(ids[-1] + 1), meaning + ("; 255 is ignored" if void else ""), ignored=void)
     elif evidence.id_channel and len(seen) <= MAX_LISTED:
         yield _of_each(seen, f"the {evidence.id_channel} channel holds ids of {len(seen)} classes")
     if evidence.is_lossy:
@@ -427,8 +418,6 @@ def _proposals(evidence: MaskEvidence, class_file: ClassFile | None) -> Iterator
         yield from _class_for_each(evidence, seen)
     if 0 in evidence.counts and not evidence.is_lossy:  # JPEG makes values next to 0 of it
         yield Reading("nonzero", 1, "any value but 0 is foreground")
-    if len(seen) >= MANY_VALUES and high <= 255 and not evidence.has_regions:
-        yield Reading(f"above {(low + high) // 2}", 1, "brighter is foreground")
 
 
 def _either_order(evidence: MaskEvidence, values: Sequence[int], *ignored: int) -> Iterator[Reading]:
@@ -497,20 +486,3 @@ def _without_noise(evidence: MaskEvidence) -> Iterator[Reading]:
     else:
         ignored = tuple(value for value in chosen.coding.ignored if value not in noise)
         yield Reading(chosen.coding.mask_values, chosen.num_classes, meaning, ignored=ignored, ignores_others=True)
-
-
-def _some_of_class_file(evidence: MaskEvidence, class_file: ClassFile | None) -> Iterator[Reading]:
-    """The classes of the file, if only some of the values are among them, or void is frequent."""
-    if class_file is None or not class_file.has_values:
-        return
-    present = {one.value: one for one in class_file.classes if one.value is not None and one.value in evidence.counts}
-    void = [value for value, one in present.items() if one.is_void]
-    if len(present) - len(void) < 3 or evidence.share(*present) < FEW_COVERED:
-        return
-    is_all = len(present) == len(evidence.seen)
-    for ignored in ((), tuple(void)) if void else ((),):
-        classes = [value for value in present if value not in ignored]
-        what = [present[value].name for value in ignored] + ([] if is_all else ["other values"])
-        meaning = f"the classes of {class_file.path.name}" + (f"; ignored: {', '.join(what)}" if what else "")
-        names = tuple(present[value].name for value in classes)
-        yield _of_each(classes, meaning, len(classes), names=names, ignored=ignored, ignores_others=not is_all)

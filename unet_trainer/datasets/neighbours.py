@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from unet_trainer.images.file_bytes import DataError, ShardReadError, file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.system.concurrency import ReadStderr, forked_map
 from unet_trainer.system.console import Console
-from unet_trainer.system.json_cache import read_known, write_known
+from unet_trainer.system.json_cache import read_cache, write_cache
 from unet_trainer.system.resources import count_cores
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
@@ -43,7 +42,7 @@ MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photog
 MIN_DEVIATIONS = 5  # standard deviations above chance
 MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike because of the place, the camera or the kind of object
 FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
-CACHE_FORMAT = 2
+CACHE_FORMAT = 3
 VAL_SHARES = (0.4, 2.5)  # times val_fraction: what a pattern with few groups may make of it
 
 MIN_SHARE = 0.6  # of the images that a pattern must put together with another one
@@ -81,25 +80,17 @@ class Likeness(NamedTuple):
         return f"in {self.share:.0%} of cases (chance: {self.chance:.0%})"
 
 
-class Reader(NamedTuple):
-    """How files are read: with a progress bar if there is a console, and only if the cache does not know what they gave."""
-
-    console: Console | None = None
-    cache_folder: Path | None = None
-
-
-class Note(NamedTuple):
-    text: str
-    settings: dict[str, Any]  # that keep neighbours apart
+Note = tuple[str, dict[str, Any]]  # what the user should know, and settings that keep neighbours apart
+NOTHING: Note = "", {}
 
 
 def find_neighbours(
-    pairs: Sequence[Pair], data_dir: Path, reader: Reader, val_fraction: float, num_folds: int | None
-) -> Note | None:
+    pairs: Sequence[Pair], data_dir: Path, val_fraction: float, num_folds: int | None, console: Console, cache_folder: Path
+) -> Note:
     """The note on images that are like their neighbours, if some are and a setting keeps them apart: the pattern with most groups
-    that can be split, or split: blocks for a sequence."""
+    that can be split, or split: blocks for a sequence. What was measured is kept in the cache_folder."""
     if len(pairs) < MIN_PAIRS:
-        return None
+        return NOTHING
     paths = [pair.path_in(data_dir) for pair in pairs]
     places, order = places_of(paths), in_order(places_of(paths))
     groupings, is_sequence, by_number = find_left_and_right(paths), False, Likeness(0, 0, 0)
@@ -109,15 +100,15 @@ def find_neighbours(
         lengths = Counter(place.sequence for place in places)
         num_in_runs = sum(length for length in lengths.values() if length >= MIN_RUN)
         if num_in_runs < MIN_IN_RUNS * len(places) and not groupings:
-            return None
+            return NOTHING
         sampled = np.arange(len(order))
         if len(order) > STRETCH * NUM_STRETCHES:  # runs of images, spread over all
             starts = np.linspace(0, len(order) - STRETCH, NUM_STRETCHES).round().astype(int)
             sampled = np.unique(starts[:, None] + np.arange(STRETCH))
         chosen = [order[position] for position in sampled]
-        nearest = _most_similar([pairs[index] for index in chosen], None, reader)
+        nearest = _most_similar([pairs[index] for index in chosen], [], console, cache_folder)
         if nearest is None:
-            return None
+            return NOTHING
         is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
         by_number = _likeness(is_near, nearest)
         is_sequence = by_number.is_high
@@ -136,7 +127,7 @@ def find_neighbours(
             alike = [path for path, group in zip(paths, groups, strict=True) if group == example]
             return _note(why[pattern], alike[:3], f"{len(counts)} groups {sizes} can stay together", {"group_pattern": pattern})
     if not is_sequence:
-        return None
+        return NOTHING
     alike = [paths[index] for index in order[len(order) // 2 :][:3]]
     return _note(why["blocks"], alike, "blocks of the sequence can validate, with a gap", {"split": "blocks"})
 
@@ -166,15 +157,15 @@ def _can_be_split(pairs: Sequence[Pair], pattern: str, data_dir: Path, val_fract
 def _note(why: str, alike: Sequence[str], fix: str, settings: dict[str, Any]) -> Note:
     why = why.format(", ".join(Path(path).stem for path in alike))
     lines = "\n".join(f"  {line}" for line in setting_lines(settings))
-    return Note(f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings)
+    return f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings
 
 
-def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], reader: Reader) -> str | None:
+def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], console: Console, cache_folder: Path) -> Note:
     """The note on a split that is given, if the training image that is most like a validation image is its neighbour in the
-    numbering more often than by chance."""
+    numbering more often than by chance. No setting mends it."""
     pairs = [*train, *val]
     if len(pairs) < MIN_PAIRS:
-        return None
+        return NOTHING
     places = places_of([pair.image.stem for pair in pairs])  # parts lie in folders of their own
     order = in_order(places)
     nearest: dict[int, set[int]] = defaultdict(set)  # of validation images: training images before and after
@@ -186,22 +177,21 @@ def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], reader: R
             elif last is not None and places[last].sequence == places[index].sequence:
                 nearest[index].add(last)
     if 2 * len(nearest) < len(val):
-        return None
+        return NOTHING
     chosen = _spread([index for index in order if index in nearest])
     training = {*_spread([index for index in order if index < len(train)])}.union(*(nearest[index] for index in chosen))
     others = [index for index in order if index in training]
-    similar = _most_similar([pairs[index] for index in chosen], [pairs[index] for index in others], reader)
+    similar = _most_similar([pairs[index] for index in chosen], [pairs[index] for index in others], console, cache_folder)
     if similar is None:
-        return None
+        return NOTHING
     share = np.mean([others[found] in nearest[index] for index, found in zip(chosen, similar, strict=True)])
     chance = np.mean([len(nearest[index]) / len(others) for index in chosen])
     likeness = Likeness(float(share), float(chance), len(chosen))
-    if not likeness.is_high:
-        return None
-    return (
+    text = (
         "validation images are like their neighbours in train: the most similar training image is the one before or after in the "
         f"numbering {likeness}; val_iou shows how well the model knows these sequences, not new ones"
     )
+    return (text, {}) if likeness.is_high else NOTHING
 
 
 def _spread(indices: Sequence[int]) -> list[int]:
@@ -222,23 +212,17 @@ def _likeness(is_related: Pixels, most_similar: Sequence[int]) -> Likeness:
     return Likeness(float(others[np.arange(count), most_similar].mean()), float(others.sum() / (count * (count - 1))), count)
 
 
-@dataclass(frozen=True)
-class Nearest:
-    """Of each image, the place of the one that is most like it."""
-
-    places: list[int]
-
-
-def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair] | None, reader: Reader) -> list[int] | None:
-    """Of each image, the place of the one among the others that is most like it (None: among the same, but for itself), by their
-    thumbnails or the cache; None if one of them cannot be read."""
-    every = [*pairs, *(others or ())]
+def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair], console: Console, cache_folder: Path) -> list[int] | None:
+    """Of each image, the place of the one among the others that is most like it (without others: among the same, but for itself),
+    by their thumbnails or the cache; None if one of them cannot be read."""
+    every = [*pairs, *others]
     files = [(str(pair.image.absolute()), file_stamp(pair.image)) for pair in every]
     content = json.dumps([CACHE_FORMAT, len(pairs), files])
-    name = f"neighbours-{hashlib.sha256(content.encode()).hexdigest()[:24]}.json"
-    cache = None if reader.cache_folder is None else reader.cache_folder / name
-    if (known := read_known(Nearest, cache, CACHE_FORMAT)) is not None:
-        return known.places
+    cache = cache_folder / f"neighbours-{hashlib.sha256(content.encode()).hexdigest()[:24]}.json"
+    known = read_cache(cache).get("places")
+    places = range(len(others or pairs))
+    if isinstance(known, list) and len(known) == len(pairs) and all(type(place) is int and place in places for place in known):
+        return known
 
     def view(pair: Pair, _: ReadStderr) -> Pixels | str | None:
         """None: the image has changed since the scan, and training says so. A text: why it cannot be read, and others neither."""
@@ -251,7 +235,6 @@ def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair] | None, reader: 
         return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA).astype(np.float64).ravel()
 
     views: dict[int, Pixels] = {}
-    console = reader.console or Console(io.StringIO())  # silent without one
     with (
         console.bar("Comparing neighbours by name:", len(every), keep=False) as bar,
         contextlib.closing(forked_map(view, every, count_cores())) as outcomes,
@@ -269,9 +252,9 @@ def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair] | None, reader: 
     distances = (ours**2).sum(1)[:, None] + (theirs**2).sum(1) - 2 * ours @ theirs.T
     if not others:
         np.fill_diagonal(distances, np.inf)
-    nearest = Nearest(distances.argmin(1).tolist())
-    write_known(nearest, cache, CACHE_FORMAT)
-    return nearest.places
+    nearest: list[int] = distances.argmin(1).tolist()
+    write_cache(cache, {"places": nearest})
+    return nearest
 
 
 # What names say

@@ -36,7 +36,7 @@ IMAGE_WORDS = ("image", "img", "input", "rgb", "photo")  # a.image.jpg
 MASK_WORDS = ("mask", "masks", "seg", "segmentation", "label", "labels", "gt", "target", "annotation", "annot")  # a.seg.png
 LOSSLESS = ("png", "tif", "tiff", "bmp", "gif", "npy")  # a mask beside a photo, a.png beside a.jpg, is one of these
 CHUNK_BYTES = 2**22
-END_BYTES = 2**20  # that are searched for something behind the end of an archive, which fills its last record with zeros
+END_BYTES = 2**20  # behind the end of an archive that must be zeros: the rest of its last record
 PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
@@ -171,52 +171,31 @@ def _padded(length: int) -> int:
 
 
 def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and length of the plain files in a tar file, in their order; a hard link is a second name of one before it.
-
-    Also of several archives that were joined (cat a.tar b.tar). Reads headers only. Raises ShardError, without the file's name:
-    tarfile itself takes a damaged header, or a file that was cut off between two members, for the end.
-    """
+    """Name, offset and length of the plain files in a tar file, in their order. Reads headers only. Raises ShardError, without the
+    file's name: tarfile itself takes a damaged header, or a file that was cut off between two members, for the end."""
     start = file.read(6)
     if compression := next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None):
         raise ShardError(f"compressed ({compression}); {NOT_PLAIN}")
-    known: dict[str, tuple[int, int]] = {}
-    position: int | None = 0
+    file.seek(0)
+    position = 0
     try:
-        while position is not None:
-            file.seek(position)
-            with tarfile.TarFile(fileobj=file, mode="r") as archive:
-                while (info := archive.next()) is not None:
-                    if info.size < 0 or archive.offset <= position:  # it would be read again, endlessly
-                        raise ValueError(f"the member at byte {info.offset} has a size of {info.size} bytes")
-                    position = archive.offset
-                    archive.members.clear()  # type: ignore[attr-defined] # which it would keep for extracting
-                    if info.issparse():
-                        raise ShardError(f"{info.name} in it is stored as a sparse file; write it again without tar's --sparse")
-                    if info.isreg():
-                        known[info.name] = info.offset_data, info.size
-                    elif info.islnk() and info.linkname in known:
-                        known[info.name] = known[info.linkname]
-                    else:
-                        continue
-                    yield info.name, *known[info.name]
-                position = _next_archive(file, archive.offset)
+        with tarfile.TarFile(fileobj=file, mode="r") as archive:
+            while (info := archive.next()) is not None:
+                if info.size < 0 or archive.offset <= position:  # it would be read again, endlessly
+                    raise ValueError(f"the member at byte {info.offset} has a size of {info.size} bytes")
+                position = archive.offset
+                archive.members.clear()  # type: ignore[attr-defined] # which it would keep for extracting
+                if info.isreg() and not info.issparse():
+                    yield info.name, info.offset_data, info.size
+            file.seek(archive.offset)
+        marker = file.read(BLOCK)
+        if not marker:
+            fix = "Copy it again; if nothing is missing, truncate -s +1024 FILE adds it"
+            raise ShardError(f"its end marker is missing: was it cut off? {fix}")
+        if any(marker) or any(file.read(END_BYTES)):
+            raise ValueError(f"something follows byte {archive.offset}, where it ends")
     except TAR_ERRORS as error:
         raise ShardError(f"not a complete tar file ({error or type(error).__name__})") from None
-
-
-def _next_archive(file: BinaryIO, end: int) -> int | None:
-    """Where another archive begins after one that ends here; None if it was the last. Raises ShardError if this is no end."""
-    file.seek(end)
-    marker = file.read(BLOCK)
-    if not marker:
-        raise ShardError(
-            "its end marker is missing: was it cut off? Copy it again; if nothing is missing, truncate -s +1024 FILE adds it"
-        )
-    if any(marker):
-        raise ValueError(f"byte {end} is not a header")
-    rest = file.read(END_BYTES)
-    num_zeros = len(rest) - len(rest.lstrip(b"\0"))
-    return end + BLOCK + num_zeros // BLOCK * BLOCK if num_zeros < len(rest) else None
 
 
 # Shards of other tools
@@ -236,8 +215,8 @@ def index_shard(
         if key and extension.lower().rpartition(".")[2] in IMAGES:
             member = Member(path, offset, length, _checksum(file, raw, offset, length))
             by_key.setdefault(f"{folder}{slash}{key}", []).append(member)
-        tick(max(0, offset + length - done))  # a hard link names an earlier one
-        done = max(done, offset + length)
+        tick(offset + length - done)
+        done = offset + length
     tick(num_bytes - done)
     found = {key: _image_and_mask(members) for key, members in by_key.items()}
     words = re.split(r"[-/_.]", name.lower())

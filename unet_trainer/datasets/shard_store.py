@@ -272,10 +272,9 @@ class _Process:
     """What must not be shared with a forked process."""
 
     def __init__(self) -> None:
-        self.number = os.getpid()
+        self.number, self.worker = os.getpid(), _Worker()
         self.threads = ThreadPoolExecutor(NUM_CONNECTIONS, "shards")
-        self.worker = _Worker()
-        self.whole = threading.Lock()  # see _fetch_whole
+        self.whole = threading.Lock()  # see _fetch
 
 
 class ShardStore:
@@ -347,8 +346,13 @@ class ShardStore:
         """From the cache, or from where the shards are. Raises ShardError."""
         if (kept := self._kept(span)) is not None:
             return kept
-        if self.gives_whole_files and self._fetch_whole(span) and (kept := self._kept(span)) is not None:
-            return kept
+        if self.gives_whole_files and self.cache is not None and self.cache.keeps(span.shard, self.cache.sizes[span.shard]):
+            with self._state().whole:  # the whole shard, once for all threads of this process
+                if (kept := self._kept(span)) is None:
+                    self.cache.write(span.shard, 0, self.files.read(span.shard))
+                    kept = self._kept(span)
+            if kept is not None:
+                return kept
         for _ in range(MAX_FETCHES if self.is_remote else 1):
             content = self.files.read(span.shard, span.start, span.stop)
             if span.is_right(content):
@@ -360,15 +364,6 @@ class ShardStore:
     def _kept(self, span: Span) -> bytes | None:
         kept = None if self.cache is None else self.cache.read(span.shard, span.start, span.stop)
         return kept if kept is not None and span.is_right(kept) else None
-
-    def _fetch_whole(self, span: Span) -> bool:
-        """The shard of a span into the cache, once for all threads of this process; False if the cache has no room for it."""
-        if self.cache is None or not self.cache.keeps(span.shard, self.cache.sizes[span.shard]):
-            return False
-        with self._state().whole:
-            if self._kept(span) is None:
-                self.cache.write(span.shard, 0, self.files.read(span.shard))
-        return True
 
 
 def open_store(store: ShardStore, key: Hashable = None) -> ShardStore:

@@ -31,7 +31,6 @@ from unet_trainer.datasets.shard_index import (
     INDEX_NAME,
     NOT_PLAIN,
     UNFINISHED,
-    Member,
     Sample,
     Shard,
     ShardIndex,
@@ -42,7 +41,7 @@ from unet_trainer.datasets.shard_index import (
     size_in_tar,
 )
 from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, open_store
-from unet_trainer.images.file_bytes import DataError, ReadError, ShardError, content_digest, file_stamp, open_stores, read_bytes
+from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, open_stores, read_bytes
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import open_handle
@@ -194,29 +193,27 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     if not names:
         raise ShardError(f"{place.root}: no {INDEX_NAME} there, and no .tar files")
     root = place.root if files.is_remote else str(Path(place.root).resolve())
-    caches, versions, known = {}, {}, {}
-    for name in names:
-        versions[name] = size, _ = files.size_and_version(name)
-        if size is None:
-            raise ShardError(f"{files.place(name)}: the server does not tell its size, so that it cannot be read in parts")
-        digest = hashlib.sha256(f"{root}/{name}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
-        caches[name] = folder / f"index-{digest}.json"
-        cached = read_cache(caches[name])
-        if cached.get("version") == list(versions[name]):
+    versions = [files.size_and_version(name) for name in names]
+    found: list[ShardIndex] = []
+    with console.bar("Indexing the shards once:", sum(size or 0 for size, _ in versions), keep=False) as bar:
+        for name, version in zip(names, versions, strict=True):
+            digest = hashlib.sha256(f"{root}/{name}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
+            cache = folder / f"index-{digest}.json"
             with contextlib.suppress(ShardError):
-                known[name] = index_from_json(str(cached.get("index")))
-    missing = [name for name in names if [shard.name for shard in getattr(known.get(name), "shards", ())] != [name]]
-    with console.bar("Indexing the shards once:", sum(versions[name][0] or 0 for name in missing), keep=False) as bar:
-        for name in missing:
+                known = read_cache(cache)
+                if known.get("version") == list(version):
+                    found.append(index_from_json(str(known.get("index"))))
+                    bar.tick(version[0] or 0)
+                    continue
             try:
                 with files.open_file(name) as file:
-                    shard, unpaired = index_shard(name, file, versions[name][0] or 0, bar.tick)
+                    shard, unpaired = index_shard(name, file, version[0] or 0, bar.tick)
             except (OSError, ShardError) as error:
                 raise _naming(files.place(name), str(getattr(error, "strerror", None) or error)) from None
-            known[name] = ShardIndex((shard,), unpaired=tuple(unpaired))
-            write_cache(caches[name], {"version": versions[name], "index": index_to_json(known[name])})
-    shards = tuple(shard for name in names for shard in known[name].shards)
-    return ShardIndex(shards, unpaired=tuple(key for name in names for key in known[name].unpaired))
+            found.append(ShardIndex((shard,), unpaired=tuple(unpaired)))
+            write_cache(cache, {"version": version, "index": index_to_json(found[-1])})
+    shards = tuple(shard for index in found for shard in index.shards)
+    return ShardIndex(shards, unpaired=tuple(key for index in found for key in index.unpaired))
 
 
 # Pairs
@@ -296,7 +293,7 @@ class ScannedPair(NamedTuple):
 
     def size_in_tar(self, key: str) -> int:
         """Of both files; one that is gone has no bytes, which reading it tells."""
-        return sum(size_in_tar(name, (file_stamp(path) or [0])[0]) for name, path, _, _ in self.members(key))
+        return sum(size_in_tar(name, (file_stamp(path) or [0])[0]) for name, path, *_ in self.members(key))
 
 
 def refuse_other_files(files: Files) -> None:
@@ -339,8 +336,16 @@ def write_shards(
             if own.fullmatch(draft["name"] if draft else other) or (draft and draft["name"] in (INDEX_NAME, UNFINISHED)):
                 files.delete(other)
         for part, members in by_part.items():
-            prefix = f"{stem}-{part}" if part else stem
-            for number, some in enumerate(_divide(members, shard_bytes)):
+            prefix, left = f"{stem}-{part}" if part else stem, 0
+            divided: list[list[tuple[ScannedPair, str]]] = []
+            for scanned, key in members:  # a pair that is larger than a shard has one for itself
+                size = scanned.size_in_tar(key)
+                if not divided or size > left:
+                    divided.append([])
+                    left = shard_bytes
+                divided[-1].append((scanned, key))
+                left -= size
+            for number, some in enumerate(divided):
                 shards.append(_write_shard(f"{prefix}-{number:06d}.tar", some, files, tick))
         index = ShardIndex(tuple(shards), found.class_names, found.num_classes, class_file=found.class_file)
         files.write(INDEX_NAME, lambda file: file.write(index_to_json(index).encode("utf-8", "surrogateescape")))
@@ -375,20 +380,6 @@ def _keys(pairs: Sequence[Pair]) -> list[str]:
     return list(taken)
 
 
-def _divide(members: Sequence[tuple[ScannedPair, str]], shard_bytes: int) -> list[list[tuple[ScannedPair, str]]]:
-    """The pairs of each shard. A pair that is larger than a shard has one for itself."""
-    shards: list[list[tuple[ScannedPair, str]]] = []
-    left = 0
-    for scanned, key in members:
-        size = scanned.size_in_tar(key)
-        if not shards or size > left:
-            shards.append([])
-            left = shard_bytes
-        shards[-1].append((scanned, key))
-        left -= size
-    return shards
-
-
 def _write_shard(name: str, members: Sequence[tuple[ScannedPair, str]], files: Files, tick: Callable[[], object]) -> Shard:
     samples: list[Sample] = []
     num_bytes = 0
@@ -397,21 +388,17 @@ def _write_shard(name: str, members: Sequence[tuple[ScannedPair, str]], files: F
         nonlocal num_bytes
         with tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
             for scanned, key in members:
-                image, mask = (_add(archive, *member) for member in scanned.members(key))
-                facts = [None if found is None else plain_facts(found) for found in (scanned.image, scanned.mask)]
-                samples.append(Sample(scanned.pair.name, image, mask, scanned.pair.part or "", scanned.pair.group, *facts))
+                pair, written = scanned.pair, []
+                for inner, path, facts, shown in scanned.members(key):
+                    with naming(shown):
+                        content = read_bytes(path)
+                    if facts is not None and content_digest(content) != facts.digest:
+                        raise DataError(f"{shown}: changed while the shards were written; start again")
+                    written.append(add_member(archive, inner, content))
+                plain = [None if facts is None else plain_facts(facts) for facts in (scanned.image, scanned.mask)]
+                samples.append(Sample(pair.name, written[0], written[1], pair.part or "", pair.group, *plain))
                 tick()
         num_bytes = file.tell()
 
     files.write(name, fill)
     return Shard(name, num_bytes, tuple(samples))
-
-
-def _add(archive: tarfile.TarFile, name: str, path: Path, facts: ImageFacts | MaskFacts | None, shown: str) -> Member:
-    try:
-        content = read_bytes(path)
-    except ReadError as error:
-        raise DataError(f"{shown}: {error}") from None
-    if facts is not None and content_digest(content) != facts.digest:
-        raise DataError(f"{shown}: changed while the shards were written; start again")
-    return add_member(archive, name, content)

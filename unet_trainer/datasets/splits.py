@@ -297,17 +297,11 @@ def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[
 # Blocks of one image
 
 
-class ImageBlocks(NamedTuple):
-    """Top, left, bottom and right of the blocks of one image that train and that validate."""
-
-    train: list[tuple[int, int, int, int]]
-    val: list[tuple[int, int, int, int]]
-    size: tuple[int, int]  # height and width of most of them
-    gap: int  # pixels that lie at least between one of train and one of val
-
-
-def choose_image_blocks(ids: Pixels, val_fraction: float, seed: int) -> ImageBlocks | None:
-    """Divides an image by the class ids of its mask; None if it is too small.
+def choose_image_blocks(
+    ids: Pixels, val_fraction: float, seed: int
+) -> tuple[dict[Part, list[tuple[int, int, int, int]]], tuple[int, int], int] | None:
+    """Divides an image by the class ids of its mask; None if it is too small. Top, left, bottom and right of the blocks that train
+    and that validate, the height and width of most of them, and the pixels that lie at least between one of train and one of val.
 
     Blocks are the cells of a grid. Those that train are cut back by the gap where they meet one that validates. Of several
     choices, the one with fewest classes that one side lacks, and then with shares of the classes in val most like those of the
@@ -320,45 +314,30 @@ def choose_image_blocks(ids: Pixels, val_fraction: float, seed: int) -> ImageBlo
     rows, columns = (
         [length * index // number for index in range(number + 1)] for length, number in zip(ids.shape, numbers, strict=True)
     )
-    # Each cell in 3×3 parts, the outer ones as wide as the gap: rows,columns,3,3,classes of numbers of pixels.
-    down, across = (
-        [*(place for start, end in pairwise(edges) for place in (start, start + gap, end - gap)), edges[-1]]
-        for edges in (rows, columns)
-    )
-    counts = np.array(
-        [
-            [np.bincount(ids[top:bottom, left:right].ravel(), minlength=256) for left, right in pairwise(across)]
-            for top, bottom in pairwise(down)
-        ]
-    )[:, :, :IGNORED]
-    counts = counts[:, :, counts.any((0, 1))].reshape(numbers[0], 3, numbers[1], 3, -1).swapaxes(1, 2)
-    usable = np.flatnonzero(counts.any((2, 3, 4)))
+    cells = [(slice(*down), slice(*across)) for down in pairwise(rows) for across in pairwise(columns)]
+    counts = np.array([np.bincount(ids[cell].ravel(), minlength=256)[:IGNORED] for cell in cells])  # of pixels of each class
+    counts = counts[:, counts.any(0)]
+    usable = np.flatnonzero(counts.any(1))
     if len(usable) < MIN_IMAGE_BLOCKS:
         return None
     num_val = min(max(1, round(len(usable) * val_fraction)), len(usable) - 1)
-    total, rng = counts.sum((0, 1, 2, 3)), np.random.default_rng([seed, SPLIT_STREAM])
-    best: tuple[tuple[int, float], Pixels, Pixels] | None = None
+    total, rng = counts.sum(0), np.random.default_rng([seed, SPLIT_STREAM])
+    tried: list[tuple[tuple[int, float], list[int]]] = []
     for _ in range(NUM_ARRANGEMENTS):
-        is_val = np.zeros(numbers, np.bool_)
-        is_val.flat[rng.permutation(usable)[:num_val]] = True
-        cut = _cut_sides(is_val)
-        kept = np.ones((*numbers, 3, 3), np.bool_)
-        for its, part in zip(cut, (np.s_[:, :, 0], np.s_[:, :, 2], np.s_[:, :, :, 0], np.s_[:, :, :, 2]), strict=True):
-            kept[part] &= ~its[..., None]
-        val, both = counts[is_val].sum((0, 1, 2)), counts[kept].sum(0)
-        num_lacking = int(((val == 0) | (both == val)).sum())
+        chosen = rng.permutation(usable)[:num_val].tolist()
+        val = counts[chosen].sum(0)
         difference = np.abs(val / max(1, val.sum()) - total / total.sum()).sum()
-        rank = num_lacking, round(float(difference), 9)
-        if best is None or rank < best[0]:
-            best = rank, is_val, cut
-    assert best is not None
-    _, is_val, cut = best
-    blocks = ImageBlocks([], [], size, gap)
+        tried.append(((int(((val == 0) | (val == total)).sum()), round(float(difference), 9)), chosen))
+    _, chosen = min(tried, key=lambda one: one[0])
+    is_val = np.zeros(numbers, np.bool_)
+    is_val.flat[chosen] = True
+    cut = _cut_sides(is_val)
+    blocks: dict[Part, list[tuple[int, int, int, int]]] = {"train": [], "val": []}
     for row, column in zip(*np.unravel_index(usable, is_val.shape), strict=True):
         top, bottom, left, right = (gap * int(its[row, column]) for its in cut)
         box = rows[row] + top, columns[column] + left, rows[row + 1] - bottom, columns[column + 1] - right
-        (blocks.val if is_val[row, column] else blocks.train).append(box)
-    return blocks
+        blocks["val" if is_val[row, column] else "train"].append(box)
+    return blocks, size, gap
 
 
 def _cut_sides(is_val: Pixels) -> Pixels:

@@ -66,7 +66,6 @@ class Launch:
     world_size: int = 1
     local_rank: int = 0
     local_world_size: int = 1
-    node: int = 0
     is_torchrun: bool = False
 
 
@@ -77,17 +76,7 @@ def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
     if not all(number.isdigit() for number in numbers) or not given.get("MASTER_ADDR"):
         return Launch()
     rank, world_size, local_rank, _ = map(int, numbers)
-    local_world_size = int(given.get("LOCAL_WORLD_SIZE", world_size))
-    return Launch(rank, world_size, local_rank, local_world_size, int(given.get("GROUP_RANK", rank // local_world_size)), True)
-
-
-def start_command(launch: Launch) -> str:
-    """How such a process is started."""
-    if not launch.is_torchrun:
-        return "python train_unet.py"
-    num_machines = launch.world_size // max(1, launch.local_world_size)
-    machines = "--standalone" if num_machines <= 1 else f"--nnodes={num_machines} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
-    return f"torchrun {machines} --nproc-per-node={launch.local_world_size} train_unet.py"
+    return Launch(rank, world_size, local_rank, int(given.get("LOCAL_WORLD_SIZE", world_size)), True)
 
 
 class Failure(NamedTuple):
@@ -174,7 +163,8 @@ class Job:
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
         """Rank 0 first, then the first process of each other machine, then the others: they find what was written before."""
-        turn = min(1, self.launch.rank) + (self.launch.local_rank > 0 and self.launch.node > 0)
+        is_elsewhere = self.launch.rank > self.launch.local_rank  # than on the machine of rank 0
+        turn = min(1, self.launch.rank) + (self.launch.local_rank > 0 and is_elsewhere)
         for _ in range(turn):
             self.any_rank()
         yield
@@ -282,9 +272,8 @@ class Job:
         """Called by every process when one has failed, itself or another: the cause, which is the gravest failure, of several the
         one of the lowest rank. Its position is None unless all have the same. The process that has the cause speaks, and rank 0
         where that is on another machine."""
-        if not kind:
-            kind = "error" if hasattr(error, "exit_code") else "bug"
-            kind = "told" if isinstance(error, PeerFailed) else "signal" if isinstance(error, Interrupted) else kind
+        known: dict[type, str] = {PeerFailed: "told", Interrupted: "signal"}
+        kind = kind or known.get(type(error), "error" if hasattr(error, "exit_code") else "bug")
         rank, text = self.launch.rank, f"{type(error).__name__}: {first_line(error)}" if kind == "bug" else str(error)
         own = Failure(rank, kind, text, getattr(error, "exit_code", 1), position)
         if self._control is None:  # another process is lost, or not all have started

@@ -140,8 +140,7 @@ def restore_last(run: Run) -> None:
 def roll_back(run: Run, error: NonFinite) -> None:
     """Restores the last saved state with a lower learning rate; the second time, training ends."""
     state, config, checkpointer = run.state, run.config, run.checkpointer
-    found = run.processes.all_gather(_locate(run, error))  # the batch of one process may be the bad one
-    where = next((text for text in found if text != str(error)), found[0])
+    where = max(run.processes.all_gather(_locate(run, error)), key=len)  # the process that has the bad batch says most
     if config.on_nan == "stop" or state.num_rollbacks:
         checkpointer.save_on_failure(state_is_whole=False)
         ideas = ["a lower learning_rate", "grad_clip=1.0"] + (["use_amp=false"] if config.use_amp else [])

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.atomic_files import delete_drafts
-from unet_trainer.system.distributed import read_launch, start_command
+from unet_trainer.system.distributed import read_launch
 from unet_trainer.system.input_files import open_file
 from unet_trainer.system.os_errors import NO_ROOM, cannot, reason, with_advice
 from unet_trainer.training.errors import CheckpointError
@@ -39,7 +39,12 @@ def resume_command(folder: Path) -> str:
     with contextlib.suppress(OSError), open_file(folder / CONFIG_YAML) as file:
         if re.search(rb"^(architecture: own\b|loss: \{.*\bown: )", file.read(1 << 16), re.MULTILINE):
             return f"train(..., resume={str(folder)!r}) from Python, with its own parts"
-    return f"{start_command(read_launch())} --resume {shlex.quote(str(folder))}"
+    launch, start = read_launch(), "python"
+    if launch.is_torchrun:
+        num_machines = launch.world_size // max(1, launch.local_world_size)
+        machines = "--standalone" if num_machines <= 1 else f"--nnodes={num_machines} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
+        start = f"torchrun {machines} --nproc-per-node={launch.local_world_size}"
+    return f"{start} train_unet.py --resume {shlex.quote(str(folder))}"
 
 
 def find_run(name: str, checkpoint_dir: Path) -> Path:
