@@ -107,15 +107,6 @@ def test_data_that_cannot_be_trained_on_is_a_problem_with_the_message_of_check(t
     assert "Your settings" not in out
 
 
-def test_what_would_end_a_run_is_a_line_of_the_page(tried, tiny_config, capsys):
-    for changes, said in (
-        ({"device": "cuda:77"}, "✗ device      cuda:77 "),
-        ({"batch_size": 64}, "✗ batch_size  64 is more than the 10 training images; need at most 10"),
-    ):
-        assert run(*words({**tiny_config, **changes})) == 2
-        assert said in capsys.readouterr().out
-
-
 def test_absent_classes_are_warnings_and_the_config_is_reviewed(tried, tiny_config, capsys):
     values = {**tiny_config, "num_classes": 3, "mask_values": [0, 255, 7], "num_epochs": 5000, "cache": "ram", "num_workers": 50}
     assert run(*words(values)) == 0
@@ -136,15 +127,6 @@ def test_a_step_that_cannot_be_taken_is_a_problem_and_has_no_forecast(answer, tr
     out = capsys.readouterr().out
     assert "✗ batch_size  a step of 4 could not be taken (OutOfMemoryError: no)" in out
     assert "Time and memory" not in out
-
-
-def test_where_the_step_cannot_be_compiled_the_forecast_is_that_of_the_uncompiled_one(tried, tiny_config, monkeypatch, capsys):
-    monkeypatch.setattr(FakeProbe, "__call__", lambda self, config: None if config.compile_model else COST)
-    monkeypatch.setattr(FakeProbe, "failure", "RuntimeError: no compiler")
-    assert run(*words({**tiny_config, "compile_model": True})) == 0
-    out = capsys.readouterr().out
-    assert "Time and memory" in out
-    assert "⚠ compile_model  the step cannot be compiled here (RuntimeError: no compiler)" in out
 
 
 def test_a_budget_decides_the_number_of_epochs_whatever_the_file_says(tried, tiny_config, tmp_path, capsys):
@@ -270,21 +252,6 @@ def test_an_nvidia_gpu_is_seen_without_torch(tmp_path, monkeypatch):
     assert doctor.nvidia_facts(tmp_path) == "there is no nvidia-smi"
     (tmp_path / "bin/nvidia-smi").chmod(0o755)
     assert doctor.nvidia_facts(tmp_path) == "nvidia-smi: Driver/library version mismatch"
-
-
-def test_cores_and_memory_are_those_of_the_container(monkeypatch):
-    for name, value in {
-        "count_cores": 2,
-        "free_host_memory": GIB,
-        "total_host_memory": 8 * GIB,
-        "memory_of_machine": 64 * GIB,
-    }.items():
-        monkeypatch.setattr(doctor, name, lambda value=value: value)
-    monkeypatch.setattr(doctor.os, "cpu_count", lambda: 16)
-    assert doctor.cores_finding(0.0, has_gpu=False).detail.startswith("2 cores of the 16 that the machine shows")
-    assert [doctor.cores_finding(load, gpu).level for load, gpu in ((0.0, True), (12.0, False))] == ["warning", "warning"]
-    memory = doctor.memory_finding()
-    assert (memory.level, memory.detail) == ("warning", "1.0 of 8.0 GiB free (the machine shows 64 GiB; a container limits it)")
 
 
 def test_the_disk_is_tried_and_nothing_is_left(tmp_path, monkeypatch):

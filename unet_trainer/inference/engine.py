@@ -14,7 +14,7 @@ import importlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -42,24 +42,6 @@ MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
 INPUT, OUTPUT = "images", "logits"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 SILENT = 4  # log level: what onnxruntime would print on standard error is in the exception too
-
-
-class Engine(Protocol):
-    """A model that is ready to run."""
-
-    @property
-    def card(self) -> ModelCard: ...
-
-    @property
-    def device(self) -> torch.device:
-        """Where the logits are."""
-
-    @property
-    def description(self) -> str:
-        """Device and number format, for the user."""
-
-    def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """N,H,W,C images on the host, as ImageSpec.to_batch gives them → N,K,H,W float32 on `device`. Any height and width."""
 
 
 def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
@@ -92,7 +74,7 @@ def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter
 
 
 class TorchEngine:
-    """A checkpoint on a device of torch. May be called from several threads."""
+    """A checkpoint on a device of torch. May be called from several threads. Logits are on `device`."""
 
     def __init__(
         self, path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False
@@ -109,10 +91,12 @@ class TorchEngine:
 
     @property
     def description(self) -> str:
+        """For the user."""
         return f"{self.device}, {self.numerics.number_format}"
 
     @torch.inference_mode()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """N,H,W,C images on the host, as ImageSpec.to_batch gives them → N,K,H,W float32. Any height and width."""
         try:
             (on_device,) = to_device((images,), self.device)
             return self.forward(on_device)
@@ -131,7 +115,7 @@ class TorchEngine:
 
 
 class OnnxEngine:
-    """May be called from several threads. Logits are on the host."""
+    """As TorchEngine, of an exported file. Logits are on the host."""
 
     def __init__(self, path: Path, device: str = "auto") -> None:
         content, metadata = read_onnx(path)
@@ -279,6 +263,9 @@ class SymmetricEngine:
             total = logits if total is None else total + logits
         assert total is not None
         return total / len(self.views)
+
+
+Engine = TorchEngine | OnnxEngine | SymmetricEngine
 
 
 def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:

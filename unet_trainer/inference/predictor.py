@@ -311,11 +311,7 @@ class Predictor:
 
     def predict_image(self, image: Pixels) -> Logits:
         """Of one image, in bands if it is large."""
-        if image.ndim not in (2, 3) or not self.is_large((image.shape[0], image.shape[1])):
-            return self.predict([self.prepare(image)])[0]
-        pixels = image[:, :, None] if image.ndim == 2 else image
-        check_image(pixels[:1, :1], self.spec.image)
-        return self.predict_large(ImageReader(pixels, self.spec.image))
+        return self.predict_input(self.prepare(image))
 
     def predict_input(self, given: ModelInput) -> Logits:
         """Of one input, in bands if it is large."""
