@@ -10,10 +10,11 @@ import signal
 import time
 from pathlib import Path
 
+import cv2
 import pytest
 
 from helpers.killed_runs import bench_once, start
-from helpers.project import TINY_MODEL
+from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
 from train_unet import main
 from unet_trainer.commands import bench as module
@@ -91,6 +92,21 @@ def test_the_table_has_a_row_per_trial_and_the_reason_of_an_empty_one():
     assert lines[3].split() == ["c"] + ["–"] * 7
     assert lines[4] == "c: out of memory"
     assert len({len(line) for line in lines[:4]}) == 1
+
+
+def test_each_row_is_a_run_of_the_script(tiny_config, tmp_path, capsys):
+    config = load_config({**tiny_config, "warmup_epochs": 1, "early_stopping_patience": 1})
+    (found,) = bench(config, [Trial("plain", {"use_amp": False})], ROOT / "train_unet.py", True, Console())
+    folder = tmp_path / "checkpoints" / "bench"
+    assert found.failure == ""
+    assert found.figures["images_per_second"] > 0
+    assert "Fastest at the same IoU: plain. Its lines for your config:\n  use_amp: false\n" in capsys.readouterr().out
+    report = json.loads((folder / "bench.json").read_text())
+    assert report["winner"] == "plain"
+    assert report["rows"][0]["val_iou"] == pytest.approx(found.figures["val_iou"])
+    assert cv2.imread(str(folder / "bench.png")).shape[1] == 720
+    assert len((folder / "plain" / "metrics.csv").read_text().splitlines()) == 3  # a header and two epochs
+    assert "Epoch 2/2" in (folder / "plain.log").read_text()
 
 
 def test_figures_are_those_of_the_epochs_after_the_first_and_a_failure_does_not_end_the_others(tiny_config, stub, tmp_path, capsys):
