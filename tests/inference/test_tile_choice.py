@@ -17,8 +17,8 @@ from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import tile_images
 from unet_trainer.inference import evaluate
+from unet_trainer.inference.engine import read_model
 from unet_trainer.inference.evaluate import TileScores, candidate_tiles, measure_tiles
-from unet_trainer.inference.model_files import read_model
 from unet_trainer.loading.dataset import PairSize, SegmentationDataset
 from unet_trainer.training import time_budget
 

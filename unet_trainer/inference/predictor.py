@@ -28,8 +28,7 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, ImageSpec, depth_name
 from unet_trainer.images.tiling import Size, fit_image, mirrored_to
-from unet_trainer.inference.engine import Engine, SymmetricEngine, host_batch, load_engine
-from unet_trainer.inference.model_files import ModelCard, find_model
+from unet_trainer.inference.engine import Engine, ModelCard, SymmetricEngine, find_model, host_batch, load_engine
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.given import OwnModel, given
 from unet_trainer.model.metrics import upsampled_rows
