@@ -73,11 +73,6 @@ class Search:
     has_background: bool = False  # some pixels belong to none of them
     origins: dict[Path, str] = field(default_factory=dict)  # of images that were made from several files: what messages name
 
-    def names_are_given(self, classes: Sequence[str]) -> bool:
-        """Whether class_names says that these are classes, with or without the background."""
-        given = list(self.config.class_names or ())
-        return bool(given) and sorted(classes) in (sorted(given), sorted(given[1:]))
-
 
 @dataclass
 class Paired:
@@ -262,26 +257,14 @@ def _describe_unpaired(parts: Sequence[Paired], num_pairs: int, mask_suffix: str
     fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip" if settings else ""
     rule, ending = parts[0].match.rule, mask_suffix if mask_suffix.lower() in IMAGE_EXTENSIONS else f"{mask_suffix}.png"
     wanted = f"{rule.mask[0]}{rule.image_core(images[0].stem)}{rule.mask[1]}{ending}" if images else ""
-    return [
-        Problem(kind, f"{noun} {what}", f"{noun}s {what}", tuple(str(file.path) for file in files), advice, settings)
-        for kind, noun, what, files, advice in (
-            (
-                "no_mask",
-                "image",
-                f"without a mask in {parts[0].masks.place} (such as {wanted})",
-                images,
-                f"add the masks; or {fix}",
-            ),
-            (
-                "no_image",
-                "mask",
-                f"without an image in {parts[0].images.place}",
-                masks,
-                "add their images" if images else f"add the images; or {fix}",
-            ),
-        )
-        if files
-    ]
+    problems, (image_paths, mask_paths) = [], (tuple(str(file.path) for file in files) for files in (images, masks))
+    if images:
+        what = f"without a mask in {parts[0].masks.place} (such as {wanted})"
+        problems.append(Problem("no_mask", f"image {what}", f"images {what}", image_paths, f"add the masks; or {fix}", settings))
+    if masks:
+        what, advice = f"without an image in {parts[0].images.place}", "add their images" if images else f"add the images; or {fix}"
+        problems.append(Problem("no_image", f"mask {what}", f"masks {what}", mask_paths, advice, settings))
+    return problems
 
 
 def _find_test(search: Search, layout: Layout, rule: Rule) -> tuple[list[Pair], bool]:
@@ -376,7 +359,12 @@ def _pair_part(
     assert mask_group is not None  # test without masks is not paired
     config, is_one_folder = search.config, image_group is mask_group
     problems: list[Problem] = []
-    images, masks = (_one_folder if is_one_folder else _two_folders)(image_group, mask_group, config.mask_suffix)
+    images, masks = image_group.files, mask_group.files
+    if is_one_folder:
+        images, masks = _one_folder(image_group, config.mask_suffix)
+    elif config.mask_suffix and not (masks := with_ending(masks, config.mask_suffix)):
+        text = f"mask_suffix: no name in {mask_group.place} ends in {config.mask_suffix!r}"
+        raise _ask_for_suffix(text, images, mask_group.files)
     _refuse_same_names(images, masks)
     if lists is not None:
         images, problems = _keep_listed(search, images, lists)
@@ -410,7 +398,9 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     paired = {each.image for each in parts}
     found.match = Match(Rule(), [], [image for image in images if image not in paired], [])
     as_classes: dict[str, Any] = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
-    are_sure = bool(search.classes) or search.names_are_given(names)
+    given = list(search.config.class_names or ())
+    in_given = next((order for order in (given, given[1:]) if given and sorted(order) == names), [])  # the first: background
+    are_sure = bool(search.classes or in_given)
     if all(len(each.files) == 1 for each in parts) and not (names and are_sure):
         if len(names) > 1:
             lines = "\n".join(f"  {line}" for line in setting_lines(as_classes))
@@ -436,8 +426,7 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
             one = f"to train on one of them alone, set mask_suffix: {endings[names[0]]}"
             search.notices.append(f"masks in {place} are taken as those of classes by the endings of their names: {listing}; {one}")
     if names and not search.classes:
-        given = list(search.config.class_names or ())
-        search.classes = next((order for order in (given, given[1:]) if sorted(order) == names), names)
+        search.classes = in_given or names
     unknown = sorted(set(names) - set(search.classes))
     if unknown:
         raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
@@ -555,14 +544,7 @@ def _join_channels(
 # Which files are images and which are masks
 
 
-def _two_folders(images: Group, masks: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
-    named = with_ending(masks.files, mask_suffix) if mask_suffix else masks.files
-    if not named:
-        raise _ask_for_suffix(f"mask_suffix: no name in {masks.place} ends in {mask_suffix!r}", images.files, masks.files)
-    return images.files, named
-
-
-def _one_folder(group: Group, _: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
+def _one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
     """Images and masks of one folder: by mask_suffix, or by the one mark (such as _mask) or extension of masks that leaves no file
     unpaired. Of a.jpg and a.png, the JPEG is the image."""
     files = group.files
