@@ -232,7 +232,7 @@ def scan_pairs(
     facts: dict[tuple[type[Any], Path], Any] = {}
     tasks: list[Task] = []
     for pair in pairs:
-        files = ((ImageFacts, pair.image), (MaskFacts, pair.mask))
+        files: list[tuple[type[Any], Path]] = [(ImageFacts, pair.image), (MaskFacts, pair.mask)]
         facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in files}
         if missing := [kind for kind, path in files if facts[kind, path] is None]:
             tasks.append((pair, missing))
@@ -264,7 +264,8 @@ def scan_pairs(
 
 def _scan_pair(task: Task, read_stderr: ReadStderr) -> dict[type[Any], Any] | str:
     """The facts of the files, or why one cannot be used. A text: why a remote shard cannot be read."""
-    (pair, kinds), found = task, {}
+    pair, kinds = task
+    found: dict[type[Any], Any] = {}
     for kind in kinds:
         try:
             found[kind] = _scan_image(pair.image) if kind is ImageFacts else _scan_mask(pair)
