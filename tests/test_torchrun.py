@@ -145,6 +145,12 @@ def test_a_bug_in_one_process_is_shown_once_and_the_state_of_before_is_kept(conf
     assert (1, 0) <= (content["epoch"], content["batch"]) <= (1, 1)  # the step under way is not in it
 
 
+def test_a_bug_that_all_processes_have_is_shown_once(config, tmp_path):
+    job = ForkedJob(config, tmp_path / "job", faults=dict.fromkeys((0, 1), "bug at the start@0"))
+    assert job.finish() == [1, 1]
+    assert job.said().count("ZeroDivisionError") == 1
+
+
 @pytest.mark.soak
 def test_a_process_that_hangs_ends_the_job_in_bounded_time(config, tmp_path):
     job = ForkedJob({**config, "process_timeout": 30}, tmp_path / "job", faults={1: "hang@3"})
@@ -247,7 +253,7 @@ def test_processes_save_and_end_when_torchrun_itself_is_killed(config, tmp_path)
     log = tmp_path / "job.log"
     job = torchrun({**config, "num_epochs": 5000}, "--nproc-per-node=2", f"--master-port={free_port()}", log=log)
     wait_for_epoch(folder_of(config), 2)
-    ranks = children_of(job.pid)
+    ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
     assert len(ranks) == 2
     job.kill()
     job.wait()
@@ -260,35 +266,27 @@ def test_processes_save_and_end_when_torchrun_itself_is_killed(config, tmp_path)
     ]
 
 
-def children_of(parent):
-    numbers = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
-    return [number for number in numbers if state_and_parent(number)[1] == parent]
-
-
-def state_and_parent(number):
+def is_alive(process):
     try:
-        state, parent = Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2].split()[:2]
-    except (OSError, ValueError):  # it has ended
-        return None, None
-    return state, int(parent)
-
-
-def is_alive(number):
-    return state_and_parent(number)[0] not in (None, "Z")
+        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
+    except OSError:  # it has ended
+        return False
 
 
 @pytest.mark.soak
-def test_two_torchrun_agents_are_two_machines(config, tmp_path):
-    straight = ForkedJob({**config, "run_name": "straight"}, tmp_path / "straight")
+def test_two_torchrun_agents_are_two_machines_and_both_restart_when_a_process_of_one_is_killed(config, tmp_path):
+    """Only the agent whose process was killed counts a restart."""
+    settings = {**config, "checkpoint_minutes": 1e-6}
+    straight = ForkedJob({**settings, "run_name": "straight"}, tmp_path / "straight")
     assert straight.finish() == [0, 0], straight.said()
-    port = free_port()
-    options = ("--nnodes=2", "--nproc-per-node=1", f"--master-port={port}", "--master-addr=127.0.0.1")
-    logs = [tmp_path / f"machine{number}.log" for number in range(2)]
-    agents = [torchrun(config, *options, f"--node-rank={number}", log=log) for number, log in enumerate(logs)]
-    said = [(end(agent), log.read_text()) for agent, log in zip(agents, logs, strict=True)]
-    assert [code for code, _ in said] == [0, 0], said
-    assert "2 on 2 machines" in said[0][1]
-    assert "Epoch" not in said[1][1]
+    options = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=job")
+    address, logs = f"--rdzv-endpoint=127.0.0.1:{free_port()}", [tmp_path / f"machine{number}.log" for number in range(2)]
+    agents = [torchrun(settings, *options, address, log=log, fault="1:die@6") for log in logs]
+    codes = [end(agent) for agent in agents]
+    said = "".join(log.read_text() for log in logs)
+    assert codes == [0, 0], said
+    assert said.count("2 on 2 machines") == 2  # of the two starts
+    assert said.count("Error: rank 1 (process ") == 1
     assert weights_digest(folder_of(config)) == weights_digest(folder_of(config, "straight"))
 
 

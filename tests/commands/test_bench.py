@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import math
 import os
 import re
 import signal
@@ -19,8 +18,7 @@ from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
 from train_unet import main
 from unet_trainer.commands import bench as module
-from unet_trainer.commands.bench import Outcome, Trial, bench, choose_trials, choose_winner, table_lines
-from unet_trainer.config.errors import UserError
+from unet_trainer.commands.bench import Outcome, Trial, bench, choose_trials, table_lines
 from unet_trainer.config.load import load_config
 from unet_trainer.system.console import Console
 from unet_trainer.training.step import TrainStep
@@ -82,13 +80,6 @@ def test_rows_follow_the_hardware():
     assert names(8, True, True, True) == ["Baseline (float32)", "AMP", "AMP + compiled"]
 
 
-def test_the_winner_is_the_fastest_at_the_same_iou():
-    slow, fast, wrong = outcome("slow", 100, 0.80), outcome("fast", 300, 0.795), outcome("wrong", 900, 0.70)
-    assert choose_winner([slow, fast, wrong]) is fast
-    assert choose_winner([slow, wrong]) is slow
-    assert choose_winner([outcome("slow", 100, math.nan), fast]) is fast
-
-
 def test_the_table_has_a_row_per_trial_and_the_reason_of_an_empty_one():
     lines = table_lines([outcome("a", 100, 0.8), outcome("b", 250, 0.81), Outcome(Trial("c", {}), failure="out of memory")])
     assert lines[0].split() == ["s/epoch", "images/s", "speed-up", "memory", "GiB", "reserved", "data", "wait", "val", "IoU"]
@@ -135,15 +126,6 @@ def test_figures_are_those_of_the_epochs_after_the_first_and_a_failure_does_not_
     rows = json.loads((tmp_path / "checkpoints/bench/bench.json").read_text())["rows"]
     assert [(row["trial"], row["failure"], row["images_per_second"]) for row in rows] == [("too large", error, 0), ("plain", "", 8)]
     assert f"too large: {error}\n" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("lines", "reason"), [(["Error: one", "Error: two", "x"], "two"), (["Killed", ""], "Killed"), ([], "no output")]
-)
-def test_a_bench_in_which_every_row_fails_is_an_error_with_the_reason(lines, reason, tiny_config, stub, capsys):
-    script = stub(plain={"lines": lines, "code": 3})
-    with pytest.raises(UserError, match=rf"no run of the bench succeeded; see .*bench \({reason}\)$"):
-        bench(load_config(tiny_config), [Trial("plain", {})], script, True, Console())
 
 
 @pytest.mark.parametrize(

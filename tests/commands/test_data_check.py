@@ -15,7 +15,7 @@ import yaml
 
 from helpers.class_masks import HEIGHT, WIDTH, ids_of
 from train_unet import main, train
-from unet_trainer.commands.data_check import names_inside, sheet_name
+from unet_trainer.commands.data_check import sheet_name
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets import scan
 from unet_trainer.system import concurrency
@@ -147,13 +147,6 @@ def test_a_question_that_only_the_user_can_answer_is_answered_in_the_settings_be
 # Effects on the data and on the training after it
 
 
-def test_nothing_is_written_into_data_dir(check, data, tmp_path):
-    before = snapshot(data)
-    check()
-    assert snapshot(data) == before
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".scan", "check"]
-
-
 def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(concurrency, "CAN_FORK", False)  # reads in child processes would not be seen here
     read, real = [], scan.read_bytes
@@ -187,22 +180,6 @@ def test_files_are_named_inside_data_dir_and_no_absolute_path_is_said_twice(chec
     assert len(paths) == len(set(paths)) == 3  # data_dir, the sheet and checkpoint_dir
 
 
-@pytest.mark.parametrize(
-    ("data_dir", "text", "shorter"),
-    [
-        ("size", "must have the same size: size/masks/a.png", "must have the same size: masks/a.png"),
-        ("/a/b", "/a/b/images/1.png = /a/b/images/2.png", "images/1.png = images/2.png"),
-        ("/a/b", "2 folders in /a/b could hold", "2 folders in data_dir could hold"),
-        ("/a/b", "/a/bc/1.png, /x/a/b/1.png", "/a/bc/1.png, /x/a/b/1.png"),
-        ("b", "b/images/1.png in sub/b/1.png", "images/1.png in sub/b/1.png"),
-        (".", "images/1.png: v. 2", "images/1.png: v. 2"),
-        ("/a/b(c", "'/a/b(c/x'", "'x'"),
-    ],
-)
-def test_a_path_is_shown_as_seen_from_data_dir(data_dir, text, shorter):
-    assert names_inside(Path(data_dir))(text) == shorter
-
-
 # --write
 
 
@@ -216,3 +193,10 @@ def test_where_files_have_to_be_mended_nothing_is_written_and_it_is_said(data, t
     (data / "images/8.png").write_bytes(good)
     assert main([*words, "--write", str(tmp_path / "mine.yaml")]) == 0
     assert main(["check", str(tmp_path / "mine.yaml")]) == 0
+
+
+def test_nothing_is_written_into_data_dir(check, data, tmp_path):
+    before = snapshot(data)
+    check()
+    assert snapshot(data) == before
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".scan", "check"]

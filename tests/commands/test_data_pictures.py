@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import cv2
 import numpy as np
 
@@ -36,23 +34,6 @@ def test_the_contact_sheet_is_a_picture_of_pairs_with_the_rarest_classes_first(d
     assert len(np.unique(sheet)) > 100
 
 
-def test_the_contact_sheet_shows_pairs_with_much_of_a_class_and_with_little(tmp_path, monkeypatch, capsys):
-    folder = tmp_path / "many"
-    for kind in ("images", "masks"):
-        (folder / kind).mkdir(parents=True)
-    for index in range(48):
-        mask = np.zeros((64, 64), np.uint8)
-        mask[: index + 1, :8] = 255
-        cv2.imwrite(str(folder / f"images/{index}.png"), np.full((64, 64, 3), index, np.uint8))
-        cv2.imwrite(str(folder / f"masks/{index}.png"), mask)
-    shown = []
-    monkeypatch.setattr(data_check, "contact_sheet", lambda pictures, labels, **others: shown.extend(labels) or pictures[0][0])
-    assert main(["check", f"data_dir={folder}", f"checkpoint_dir={tmp_path / 'runs'}"]) == 0
-    numbers = [int(label.partition(":")[0]) for label in shown]
-    assert (len(numbers), numbers[0], numbers[-1]) == (24, 47, 0)
-    assert max(before - after for before, after in pairwise(numbers)) <= 3
-
-
 def test_values_that_nobody_knows_are_drawn_each_as_a_class(tmp_path):
     data = Dataset(tmp_path)
     for index in range(6):
@@ -79,14 +60,3 @@ def test_of_one_large_image_the_first_picture_shows_which_blocks_validate(tmp_pa
     assert (overview.shape, ids.shape, len(shown)) == ((512, 768, 3), (512, 768), 7)
     assert (overview == 40).all(2).sum() == 256 * 256 * 31 // 32  # the block as it is, all else faded
     assert overview.max() == 216
-
-
-def test_folders_of_one_name_have_sheets_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    names = [sheet_name(tmp_path / "a/data"), sheet_name(tmp_path / "b/data"), sheet_name(tmp_path / "b/Käfer 1")]
-    assert len(set(names)) == 3
-    assert names[0].startswith("data-")
-    assert names[2].startswith("K_fer_1-")
-    (tmp_path / "b").mkdir()
-    monkeypatch.chdir(tmp_path / "b")
-    assert sheet_name(tmp_path / "b/data") == sheet_name(tmp_path / "b" / ".." / "b" / "data") == names[1]

@@ -97,15 +97,6 @@ def test_a_file_is_not_overwritten_and_is_checked_before_anything_is_measured(tr
     assert (tried, file.read_text()) == ([], "seed: 7\n")
 
 
-def test_without_data_there_is_the_machine_alone(tried, tmp_path, capsys):
-    assert run(f"data_dir={tmp_path / 'nowhere'}", "--fast", "--write", tmp_path / "a.yaml", "--json", tmp_path / "a.json") == 2
-    out = capsys.readouterr().out
-    assert f"✗ data_dir {tmp_path / 'nowhere'} does not exist; need a folder with images/ and masks/" in " ".join(out.split())
-    assert "Not ready: 1 problem (✗) to solve first.\n" in out
-    assert not (tmp_path / "a.yaml").exists()
-    assert not json.loads((tmp_path / "a.json").read_text())["ok"]
-
-
 def test_data_that_cannot_be_trained_on_is_a_problem_with_the_message_of_check(tried, tiny_config, tmp_path, capsys):
     data = tmp_path / "data"
     shutil.copytree(tiny_config["data_dir"], data)
@@ -305,17 +296,3 @@ def test_the_disk_is_tried_and_nothing_is_left(tmp_path, monkeypatch):
     for free, level in ((GIB // 4, "problem"), (GIB, "warning")):
         monkeypatch.setattr(doctor, "free_disk", lambda folder, free=free: free)
         assert doctor.disk_finding(tmp_path).level == level
-
-
-@pytest.mark.parametrize(
-    ("versions", "title", "level"),
-    [
-        ({"torch": "2.9.1+cu128"}, "torch", "problem"),
-        ({"albumentations": "1.4.0"}, "albumentations", "warning"),
-    ],
-)
-def test_versions_known_to_be_bad_are_named(versions, title, level):
-    shown, found = doctor.version_findings(versions)
-    assert shown.detail.startswith("Python 3.")
-    assert (found.title, found.level, bool(found.fix)) == (title, level, True)
-    assert len(doctor.version_findings({"torch": "2.12.0", "albumentations": "2.0.8"})) == 1

@@ -37,19 +37,6 @@ def answer(capsys, *arguments):
     return captured.err.removeprefix("Error: ").removesuffix("\n")
 
 
-def test_an_export_says_what_was_compared_and_where_it_is(run, capsys):
-    assert main(["export", "demo", "--format", "pt2"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "Exporting checkpoints/demo/best.pt as a program of torch.export; runs with torch alone ..."
-    assert lines[1:3] == [
-        "  Model:      unet, tu-test_efficientnet, epoch 3, val IoU 0.5000",
-        "  Classes:    background, foreground",
-    ]
-    assert lines[3].startswith("  Compared:   images: 1 of 64×64, 2 of 96×64, 3 of 160×96, ")
-    assert lines[4] == f"  Written:    checkpoints/demo/model.pt2 ({(run / 'model.pt2').stat().st_size / 1e6:.1f} MB)"
-    assert len(lines) == 5
-
-
 def test_onnx_is_the_format_unless_another_is_named_and_the_next_command_is_printed(run, capsys):
     pytest.importorskip("onnxruntime", reason="exports need requirements-export.txt")
     pytest.importorskip("onnxscript", reason="exports need requirements-export.txt")
@@ -76,16 +63,6 @@ def test_a_folder_of_smp_is_made(tmp_path, monkeypatch, capsys):
     assert main(["export", "demo", "--format", "smp"]) == 2
     assert "model_smp holds LICENSE beside an earlier export, which would be deleted with it" in capsys.readouterr().err
     assert (tmp_path / "checkpoints/demo/model_smp/LICENSE").read_text() == "mine"
-
-
-def test_a_difference_is_an_error_that_says_what_else_to_try(run, capsys, monkeypatch):
-    monkeypatch.setattr(exports, "TOLERANCE", -1.0)
-    message = answer(capsys, "demo", "--format", "pt2")
-    assert message.startswith(
-        "unet with tu-test_efficientnet cannot be exported as pt2: the exported file computes other logits for 1 image "
-    )
-    assert message.endswith("; nothing was written; --format smp keeps the network as it is")
-    assert [file.name for file in run.iterdir()] == ["best.pt"]
 
 
 def test_a_place_that_cannot_be_written_to_is_told(run, monkeypatch, capsys):
@@ -126,13 +103,6 @@ def test_a_link_in_a_runs_folder_is_not_followed_out_of_it(tmp_path):
     """A run folder from elsewhere could have any. The file then replaces the link."""
     (tmp_path / "model.onnx").symlink_to(tmp_path / "elsewhere.onnx")
     assert choose_target(None, "onnx", tmp_path / "best.pt") == tmp_path / "model.onnx"
-
-
-def test_links_that_lead_to_each_other_are_told(tmp_path):
-    (tmp_path / "a.onnx").symlink_to("b.onnx")
-    (tmp_path / "b.onnx").symlink_to("a.onnx")
-    with pytest.raises(UserError, match=r"--out: .*a\.onnx cannot be written \(Too many levels of symbolic links\)"):
-        choose_target(tmp_path / "a.onnx", "onnx", tmp_path / "best.pt")
 
 
 @pytest.mark.parametrize(

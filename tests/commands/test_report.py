@@ -57,19 +57,6 @@ def test_data_that_have_moved_are_told_and_can_be_named(place, tiny_data):
     assert (run / "report.html").read_text().count('class="photo"') == 2
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["tiny", "tiny"], "Error: got 2 runs (tiny, tiny); need one. python train_unet.py compare takes several"),
-        (["tiny", "--no-pictures", "--out", "nowhere/x.html"], "Error: "),
-        (["tiny", "--device", "gpu"], "Error: 1 problem in the config:\n  device: got 'gpu'"),
-    ],
-)
-def test_what_cannot_be_done_is_one_message(place, capsys, arguments, message):
-    assert main(["report", *arguments]) == 2
-    assert capsys.readouterr().err.startswith(message)
-
-
 # Runs that write it themselves
 
 

@@ -41,11 +41,6 @@ def test_data_that_cannot_be_trained_on_is_not_sharded(tiny_data, tmp_path, caps
     assert not (tmp_path / "out").exists()
 
 
-def test_the_data_is_not_sharded_into_itself(tiny_data, tmp_path, capsys):
-    assert main(["shard", f"data_dir={tiny_data}", f"checkpoint_dir={tmp_path / 'runs'}", "--out", str(tiny_data)]) == 2
-    assert "is data_dir; need another folder" in capsys.readouterr().err
-
-
 def test_masks_that_are_drawn_from_other_files_go_in_as_images(tmp_path, capsys):
     """One file an object, which is merged under checkpoint_dir."""
     bowl(tmp_path / "data")

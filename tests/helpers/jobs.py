@@ -109,6 +109,7 @@ def install(fault, records, network):
     others = {
         "no compiler": _break_compiler,
         "memory while connecting": _fail_while_connecting,
+        "bug at the start": _fail_at_the_start,
         "bug in save": _fail_after_save,
         "pilots": _shorten_pilots,
     }
@@ -174,6 +175,12 @@ def _fail_while_connecting(_):
         raise torch.OutOfMemoryError("while connecting")
 
     compilation.to_device = fail
+
+
+def _fail_at_the_start(_):
+    from unet_trainer.training import setup
+
+    setup.try_components = lambda *arguments: 1 / 0
 
 
 def _fail_after_save(epoch):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
-
 import numpy as np
 import pytest
 
@@ -12,8 +10,6 @@ from helpers.evaluated_models import bright, write_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import read_image, write_image
 from unet_trainer.images.mask_decoding import MaskCoding
-from unet_trainer.inference import evaluate as evaluate_module
-from unet_trainer.inference import tile_blending as logits_module
 from unet_trainer.inference.evaluate import Options, PairReader, Sample, evaluate, tiled_ids_as_trained
 from unet_trainer.inference.predictor import Predictor
 from unet_trainer.inference.scores import Count
@@ -60,17 +56,6 @@ def test_images_of_one_size_go_through_the_network_together_and_results_keep_the
     assert evaluated.num_wrong.tolist() == [0] * 5
 
 
-@pytest.mark.parametrize(("as_trained", "whole"), [(False, 1000), (False, 10**6), (True, 1000)])
-def test_images_are_tiled_large_or_small(tmp_path, as_trained, whole):
-    """A model that looks at single pixels sees the same in tiles as in the whole image."""
-    ids = np.random.default_rng(0).integers(0, 2, (70, 90)).astype(np.uint8)
-    pairs = write_pairs(tmp_path, [(bright(ids), ids * 255)])
-    engine = BrightnessEngine(image_size=(32, 32))
-    evaluated = evaluate_pairs(pairs, engine, Options(as_trained=as_trained), tile=(48, 48), whole=whole)
-    assert evaluated.num_wrong.tolist() == [0]
-    assert {shape[1:3] for shape in engine.shapes} == {(32, 32) if as_trained else (48, 48)}
-
-
 def test_tiles_as_trained_are_those_of_training_at_every_size():
     """Also beyond the edge of an image that is smaller than a tile."""
     for height, width in ((20, 90), (32, 32), (33, 31), (100, 64)):
@@ -93,45 +78,3 @@ def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
     write_image(pairs[1].image, np.zeros((16, 16, 3), np.uint16))
     with pytest.raises(DataError, match=r"images/1\.png: 16-bit values; .* has changed"):
         evaluate(reader, Options())
-
-
-def test_memory_does_not_grow_with_the_number_of_images(tmp_path, monkeypatch):
-    """Of 60 images few are alive at a time: those read ahead, a batch, those being scored, and the ten worst predictions."""
-    monkeypatch.setitem(logits_module.BATCH_PIXELS, "cpu", 2 * 16 * 16)
-    empty = np.zeros((16, 16), np.uint8)
-    pairs = write_pairs(tmp_path, [(bright(empty), empty)]) * 60
-    alive = weakref.WeakSet()
-    most = 0
-
-    class Counted(Sample):
-        __hash__ = object.__hash__
-
-        def __init__(self, *arguments):
-            super().__init__(*arguments)
-            alive.add(self)
-
-    monkeypatch.setattr(evaluate_module, "Sample", Counted)
-
-    def tick():
-        nonlocal most
-        most = max(most, len(alive))
-
-    evaluated = evaluate(reader_of(pairs, BrightnessEngine()), Options(), tick)
-    assert len(evaluated.counts) == 60
-    assert 1 <= most <= 2 * evaluate_module.MAX_THREADS + 4
-    assert len(evaluated.worst) == 10
-
-
-def test_the_pass_ends_its_threads_when_it_is_interrupted(tmp_path):
-    import threading
-
-    empty = np.zeros((16, 16), np.uint8)
-    pairs = write_pairs(tmp_path, [(bright(empty), empty)]) * 30
-    before = threading.active_count()
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        evaluate(reader_of(pairs, BrightnessEngine()), Options(), interrupt)
-    assert threading.active_count() == before

@@ -15,17 +15,14 @@ from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.splits import split_csv_text
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.inference.inputs import (
     check_comparable,
     check_same_classes,
     find_source,
-    find_validation_pairs,
     load_evaluation_data,
     run_folder_of,
-    trained_on,
 )
 from unet_trainer.system.console import Console
 
@@ -68,12 +65,6 @@ def test_without_data_dir_a_run_is_evaluated_on_what_it_was_validated_on(run):
     assert data.rule == str(run / "split.csv")
     assert names(load(run / "best.pt", "train")) == ["0.png", "1.png", "2.png"]
     assert names(load(run / "best.pt", "all")) == ["0.png", "1.png", "2.png", "3.png"]
-
-
-def test_another_folder_is_evaluated_whole(run, tmp_path):
-    write_data(tmp_path / "elsewhere", 5)
-    data = load(run / "best.pt", data_dir=str(tmp_path / "elsewhere"))
-    assert (len(data.pairs), data.split, data.source.is_own) == (5, "all", False)
 
 
 def test_a_file_outside_of_a_run_needs_data_dir(tmp_path):
@@ -174,13 +165,6 @@ def test_masks_that_would_silently_be_all_background_are_refused(tmp_path, codin
         load(tmp_path / "model.pt", known=known, data_dir=str(tmp_path / "data"))
 
 
-def test_a_set_of_images_without_any_object_is_allowed_and_said(tmp_path):
-    write_pairs(tmp_path / "data", [(bright(SQUARE), SQUARE * 0)])
-    said = io.StringIO()
-    assert len(load(tmp_path / "model.pt", said=said, data_dir=str(tmp_path / "data")).pairs) == 1
-    assert "no mask holds any class but background" in said.getvalue()
-
-
 def test_all_that_is_wrong_is_told_at_once(tmp_path):
     pairs = write_data(tmp_path / "data", 3)
     pairs[0].image.write_bytes(b"")
@@ -190,14 +174,6 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
         load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
     for part in ("0.png: the file is empty", "1.png: 9×9, its image", "2.png: 9 (25.0% of pixels)"):
         assert part in str(refusal.value)
-
-
-def test_images_that_the_model_was_trained_on_are_found(run, tmp_path):
-    assert trained_on(load(run / "best.pt"), run) == []
-    (tmp_path / "link").symlink_to(tmp_path / "data")
-    data = load(tmp_path / "copy.pt", data_dir=str(tmp_path / "link"))
-    assert [pair.image.name for pair in trained_on(data, run)] == ["0.png", "1.png", "2.png"]
-    assert trained_on(data, None) == []
 
 
 def test_runs_with_other_validation_images_are_not_compared(run, tmp_path):
@@ -231,31 +207,3 @@ def test_models_of_other_classes_are_not_compared(run):
 
 
 # The images that a run was validated on
-
-
-@pytest.fixture
-def validated_run(tmp_path):
-    """A run whose split has a train and two val pairs, with their data."""
-    data, folder = tmp_path / "data", tmp_path / "run"
-    for name in ("images", "masks"):
-        (data / name).mkdir(parents=True)
-        for number in (1, 2, 3):
-            write_image(data / name / f"{number}.png", np.zeros((4, 4), np.uint8))
-    folder.mkdir()
-    rows = [f"images/{number}.png,masks/{number}.png,{part},," for number, part in ((1, "val"), (2, "train"), (3, "val"))]
-    (folder / "split.csv").write_text("\n".join(["image,mask,split,group,name", *rows]))
-    (folder / "config.yaml").write_text(f"data_dir: {data}\n")
-    return folder
-
-
-def test_the_val_rows_of_the_split_are_taken(validated_run, tmp_path):
-    pairs = find_validation_pairs(validated_run / "best.pt")
-    assert [pair.name for pair in pairs] == ["images/1", "images/3"]
-    assert pairs[0].mask == tmp_path / "data/masks/1.png"
-
-
-def test_data_that_moved_are_named(validated_run, tmp_path):
-    (tmp_path / "data").rename(tmp_path / "moved")
-    with pytest.raises(DataError, match=rf"^data_dir: {tmp_path}/data does not exist here; data_dir=FOLDER names another place$"):
-        find_validation_pairs(validated_run / "best.pt")
-    assert len(find_validation_pairs(validated_run / "best.pt", tmp_path / "moved")) == 2

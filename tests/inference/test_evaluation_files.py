@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from helpers.evaluated_models import bright, write_pairs
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.inference.evaluate import Options, PairReader, csv_text, evaluate, make_folder, write_evaluation
 from unet_trainer.inference.inputs import DataSource, EvaluationData
@@ -66,17 +64,6 @@ def test_the_table_has_a_row_for_each_image_the_worst_first(evaluated_pairs):
     assert (rows[-1]["truth_pixels"], rows[-1]["predicted_pixels"]) == ("0", "0")
 
 
-def test_the_table_of_several_classes_has_their_mean_and_each_of_them():
-    counts = np.zeros((1, 2, 5), np.int64)
-    counts[0, :, :3] = [(5, 10, 5), (0, 0, 0)]
-    evaluated = EvaluatedSet(counts, np.zeros((2, 2)), np.array([5]), np.array([20]), [])
-    text = csv_text(evaluated, [Pair("a", Path("d/a.png"), Path("d/b.png"))], Path("d"), ["road", "tree"])
-    (row,) = csv.DictReader(io.StringIO(text))
-    assert (row["image"], row["mask"]) == ("a.png", "b.png")
-    assert (row["mean_iou"], row["iou road"], row["iou tree"]) == ("0.500000", "0.500000", "")
-    assert row["truth_pixels road"] == "10"
-
-
 def test_the_json_file_has_every_score_with_its_reduction(evaluated_pairs, tmp_path):
     evaluated, data = evaluated_pairs
     write(tmp_path, evaluated, data, model={"file": "best.pt"})
@@ -118,12 +105,6 @@ def test_a_list_of_pictures_that_is_not_ours_deletes_nothing(evaluated_pairs, tm
     (folder / "evaluation.json").write_text(json.dumps({"worst": [{"picture": "worst/../../outside.png"}]}))
     write(folder, *evaluated_pairs)
     assert (tmp_path / "outside.png").exists()
-
-
-def test_a_folder_that_cannot_be_written_to_is_refused(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match=r"^--out: .*file/out cannot be written to \(Not a directory\)"):
-        make_folder(tmp_path / "file/out", is_named=True)
 
 
 def test_a_link_is_followed_if_the_user_names_it_and_not_if_it_lies_in_a_runs_folder(tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import re
 
 import pytest
@@ -22,7 +21,7 @@ from helpers.project import ROOT
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.inference import export
-from unet_trainer.inference.engine import CARD_KEY, OnnxEngine
+from unet_trainer.inference.engine import OnnxEngine
 from unet_trainer.inference.export import (
     CARD_FILE,
     OPSET,
@@ -31,7 +30,6 @@ from unet_trainer.inference.export import (
     export_onnx,
     export_pt2,
     export_smp,
-    onnx_metadata,
     smp_readme,
 )
 from unet_trainer.inference.model_files import SMP_CARD, ModelCard
@@ -74,27 +72,6 @@ def test_a_difference_is_an_error(spoil, segmenter):
 
     with pytest.raises(ExportError, match=r"the exported file computes other logits for \d images? of \d+×\d+: they differ by"):
         compare(segmenter, CARD, run)
-
-
-def test_sizes_that_the_network_itself_cannot_take_are_left_out(segmenter, monkeypatch):
-    forward = type(segmenter).forward
-
-    def forward_of_64(self, images):
-        if min(images.shape[1:3]) < 64:
-            raise RuntimeError("too small")
-        return forward(self, images)
-
-    monkeypatch.setattr(type(segmenter), "forward", forward_of_64)
-    found = compare(segmenter, CARD, lambda images: forward(segmenter, images))
-    assert "1 of 32×32" not in found
-    assert found.count("×") == 4
-
-    def refuse(self, images):
-        raise RuntimeError
-
-    monkeypatch.setattr(type(segmenter), "forward", refuse)
-    with pytest.raises(ExportError, match="too few of the sizes"):
-        compare(segmenter, CARD, segmenter)
 
 
 # All formats
@@ -145,20 +122,6 @@ def test_the_onnx_export_is_one_file_of_variable_size_that_names_nothing_of_this
     assert shapes == [["batch", 1, "height", "width"], ["batch", 2, "height", "width"]]
     for trace in (str(ROOT), "site-packages", 'File "', ".py"):
         assert trace.encode() not in onnx_path.read_bytes(), trace
-
-
-def test_the_metadata_has_the_card_and_its_main_points_in_plain_text(onnx_path):
-    found = {entry.key: entry.value for entry in onnx.load(onnx_path).metadata_props}
-    assert ModelCard.from_json(found[CARD_KEY]) == CARD
-    assert json.loads(found["classes"]) == ["background", "foreground"]
-    assert json.loads(found["class_colours"]) == [[0, 0, 0], [1, 1, 1]]
-    assert json.loads(found["mask_values"]) == [0, 1]
-    assert (json.loads(found["image_mean"]), json.loads(found["image_std"])) == ([3000.0], [700.0])
-    assert [found[name] for name in ("image_channels", "image_depth", "trained_size", "fit")] == ["1", "uint16", "[32, 32]", "crop"]
-    assert found["input"].startswith("images: N,1,H,W float32 in the files' own units (uint16, about 0 to 9000), not normalised;")
-    cases = (("crop", None, "[32, 32]"), ("crop", (64, 96), "[64, 96]"), ("resize", None, "null"))
-    for fit, tile, expected in cases:
-        assert onnx_metadata(make_card(make_spec(fit=fit, tile=tile)))["tile"] == expected
 
 
 PARITY = {

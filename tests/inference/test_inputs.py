@@ -25,10 +25,6 @@ def found(*words, out="out"):
     return [(path.as_posix(), name) for path, name in find_inputs(list(words), Path(out))]
 
 
-def test_an_image_has_its_own_name(folder):
-    assert found("data/sub/b.JPG") == [("data/sub/b.JPG", "b")]
-
-
 def test_images_of_several_folders_keep_the_folders_in_which_they_differ(folder):
     assert found("data/a.png", "data/sub/b.JPG") == [("data/a.png", "a"), ("data/sub/b.JPG", "sub/b")]
     assert found("data/a.png", "other/e.png") == [("data/a.png", "data/a"), ("other/e.png", "other/e")]
@@ -47,10 +43,6 @@ def test_a_pattern_keeps_the_folders_behind_its_fixed_part(folder):
 def test_a_file_whose_name_looks_like_a_pattern_is_a_file(folder):
     (folder / "a[1].png").write_bytes(b"x")
     assert found("a[1].png") == [("a[1].png", "a[1]")]
-
-
-def test_each_file_is_taken_once(folder):
-    assert found("data/a.png", "data/a.png") == [("data/a.png", "a")]
 
 
 def test_results_of_other_predictions_in_the_folder_are_left_out_and_told(folder):
@@ -76,13 +68,6 @@ def test_results_among_the_images_are_refused(folder, words, out):
     ) as told:
         refuse_among_images(find_inputs(words, Path(out)), Path(out))
     assert str(told.value).endswith(f"e.g. --out {Path(out).parent / 'predictions'}, or add --among-images")
-
-
-@pytest.mark.parametrize(
-    ("words", "out"), [(["data"], "data/out"), (["data"], "out"), (["data/sub"], "data"), (["data/a.png"], "x/y")]
-)
-def test_results_elsewhere_are_not(folder, words, out):
-    refuse_among_images(find_inputs(words, Path(out)), Path(out))
 
 
 def test_results_inside_of_the_folder_are_no_inputs(folder):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -57,22 +56,6 @@ def test_a_model_gives_ids_and_probabilities_at_the_size_of_the_image(kind, make
     assert len(np.unique(ids)) > 1
 
 
-def test_an_image_at_a_scale_far_from_trainings_is_warned_of_once(tmp_path):
-    spec = dataclasses.replace(small_spec(), fit="resize", source_sides=(30.0, 40.0))
-    model = load(save_model(tmp_path / "run/best.pt", small_segmenter(spec)).parent)
-    with pytest.warns(UserWarning, match="1 image is seen at a scale far from training's: 200×200 pixels become 32×32") as told:
-        model(np.zeros((200, 200, 3), np.uint8))
-    assert told[0].filename == __file__
-    model.probabilities(np.zeros((200, 200, 3), np.uint8))  # a warning would be an error here
-
-
-def test_a_model_says_what_its_classes_are(make_model):
-    model = make_model("RGB")
-    assert model.classes == ["class 0", "class 1", "class 2"]
-    assert model.colours == [(0, 0, 0), (1, 1, 1), (2, 2, 2)]
-    assert repr(model) == "LoadedModel(unet tu-test_efficientnet, classes class 0, class 1, class 2, cpu, float32)"
-
-
 def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
     model = make_model("16-bit grey")
     image = random_image(SPECS["16-bit grey"], 32, 32)
@@ -114,14 +97,6 @@ def test_an_alpha_channel_is_dropped_as_predict_drops_it(mode, channels, make_mo
     assert np.array_equal(model(read_image(tmp_path / "alpha.png")), expected)  # what predict gives the model
     assert np.array_equal(model(picture), expected)
     assert np.array_equal(model(pixels), expected)
-
-
-@pytest.mark.parametrize("turn", [lambda image: image[..., ::-1], lambda image: image[::-1, ::2], np.asfortranarray])
-def test_an_array_may_lie_in_memory_in_any_order(turn, make_model):
-    """bgr[..., ::-1] is how OpenCV's images are made RGB."""
-    model, image = make_model("RGB"), random_image(SPECS["RGB"], 32, 32)
-    assert np.array_equal(model(turn(image)), model(np.ascontiguousarray(turn(image))))
-    assert np.array_equal(model(Image.fromarray(image)), model(image))
 
 
 def test_threads_give_what_one_thread_gives(make_model):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -92,29 +91,6 @@ def test_a_device_that_is_asked_for_and_missing_is_an_error(device, message, pat
     monkeypatch.setattr(engine_module, "_choose_providers", lambda device, available: [CPU])  # what onnxruntime falls back to
     with pytest.raises(UserError, match=r"device: cuda cannot be used by onnxruntime \(its CUDA libraries do not load\)"):
         OnnxEngine(path, device="cuda")
-
-
-def test_a_batch_that_does_not_fit_into_memory_is_halved_and_other_failures_are_told(path):
-    engine = OnnxEngine(path, device="cpu")
-    run, sizes = engine.session.run, []
-
-    def run_of_two(names, feeds):
-        sizes.append(len(feeds["images"]))
-        if sizes[-1] > 2:
-            raise RuntimeError("Failed to allocate memory for requested buffer")
-        return run(names, feeds)
-
-    engine.session = SimpleNamespace(run=run_of_two)
-    images = random_batch(SPEC, 3, 32, 40)
-    assert torch.allclose(engine.logits(images), by_hand(images), rtol=1e-5)
-    assert sizes == [3, 1, 2]
-
-    def refuse(names, feeds):
-        raise RuntimeError("no such kernel\nat all")
-
-    engine.session = SimpleNamespace(run=refuse)
-    with pytest.raises(UserError, match=r"^onnxruntime cannot compute 40×32 pixels \(no such kernel\)$"):
-        engine.logits(images)
 
 
 # Files that cannot be used

@@ -14,7 +14,6 @@ from helpers.try_page import parse_result
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.inference import try_server
 from unet_trainer.inference.try_server import (
     decode_for_page,
@@ -43,15 +42,6 @@ def test_ids_shares_and_probabilities_are_those_of_the_model():
     assert shown(parts, "probabilities", header)[:, 0, [2, 0]].tolist() == [[30, 255], [225, 0]]
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(parts["image"]))), image)
     assert (header["iou"], header["device"], "truth" in parts) == (None, "cpu, float32", False)
-
-
-def test_of_an_image_with_truth_the_iou_is_counted_at_its_own_size():
-    truth = np.array([[0, 1, 0, 0], [0, 1, 1, IGNORED]], np.uint8)
-    header, parts = parse_result(predict_for_page(bright_predictor(), grey([[0, 255, 130, 120], [10, 20, 250, 128]]), truth))
-    # Foreground: 2 hits, 1 extra, 1 missed; the ignored pixel is left out.
-    assert (header["iou"], header["class_iou"]) == (pytest.approx(2 / 4), [pytest.approx(2 / 4)])
-    assert header["truth_shares"] == pytest.approx([4 / 7, 3 / 7])
-    assert parts["truth"] == truth.tobytes()
 
 
 def test_a_large_image_is_shown_small_and_its_mask_is_whole(monkeypatch):

@@ -132,17 +132,6 @@ def test_an_overlay_does_not_depend_on_the_parts_it_came_in(tmp_path, image):
     np.testing.assert_allclose(drawn[0][10, 6], middle, atol=1)
 
 
-def test_an_overlay_of_16_bit_is_scaled_by_the_whole_image(tmp_path):
-    pixels = np.linspace(30000, 34000, IDS.size).reshape(IDS.shape).astype(np.uint16)
-    path = tmp_path / "a.tif"
-    path.write_bytes(tiff_bytes(pixels))
-    write(PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True)), Input(path, "a"), np.zeros_like(IDS))
-    shown = read_image(tmp_path / "out/overlays/a.png")[:, :, 0]
-    assert shown[0, 0] == 0
-    assert shown[-1, -1] == 255
-    assert np.all(np.diff(shown.ravel().astype(int)) >= 0)  # no part has a scale of its own
-
-
 def test_the_mask_gets_its_name_last(tmp_path, image, monkeypatch):
     """So that an image with a mask has all its files."""
     folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True, overlay=True))
@@ -235,18 +224,6 @@ def test_a_coco_file_has_images_categories_and_an_annotation_for_each_object(tmp
         (3, 11),
     ]
     assert list(tmp_path.iterdir()) == [tmp_path / "polygons.json"]
-
-
-def test_the_file_has_the_order_of_the_inputs_whichever_is_done_first(tmp_path):
-    texts = []
-    for order in ((0, 1, 3), (3, 1, 0)):
-        with contextlib.closing(CocoFile(tmp_path / "polygons.json", SPEC)) as coco:
-            for index in order:  # the third has a file of its own
-                coco.add(index, f"{index}.jpg", np.roll(RINGS, index))
-            coco.finish()
-        texts.append((tmp_path / "polygons.json").read_text())
-    assert texts[0] == texts[1]
-    assert [image["id"] for image in json.loads(texts[0])["images"]] == [1, 2, 4]
 
 
 def test_geojson_has_closed_rings_in_the_coordinates_of_the_image(tmp_path):

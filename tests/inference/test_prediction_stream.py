@@ -11,14 +11,12 @@ import signal
 import cv2
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from helpers.brightness_engine import BrightnessEngine
 from helpers.image_bytes import cv2_bytes, tiff_bytes
 from helpers.predicting import write_model
 from helpers.steps import make_spec
-from unet_trainer.config.errors import UserError
 from unet_trainer.images import image_spec
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.inference import prediction_stream
@@ -209,15 +207,6 @@ def test_a_second_start_goes_on_and_has_the_polygons_of_all(tmp_path, images):
     assert outcome.num_written == 4
     assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written} == written
     assert (tmp_path / "out/polygons.json").read_text() == everything
-
-
-def test_a_gpu_without_memory_is_told(tmp_path, images):
-    class Full(BrightnessEngine):
-        def logits(self, images):
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(UserError, match="the GPU has too little memory"):
-        stream(tmp_path, engine=Full(make_spec(fit="crop"))).run(inputs_of(tmp_path, images))
 
 
 def test_what_is_read_ahead_does_not_grow_with_the_number_of_images(tmp_path, monkeypatch):

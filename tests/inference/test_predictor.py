@@ -9,11 +9,9 @@ from helpers.brightness_engine import BrightnessEngine
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_spec import RGB_8BIT, ImageReader, ImageSpec
-from unet_trainer.inference.predictor import Predictor, chosen_tile
-from unet_trainer.inference.tile_blending import TiledLogits, all_ids
+from unet_trainer.images.image_spec import RGB_8BIT, ImageReader
+from unet_trainer.inference.predictor import Predictor, all_ids, chosen_tile
 
-GREY_16BIT = ImageSpec(1, "uint16", (100.0,), (50.0,), 0.0, 1000.0)
 RANDOM = np.random.default_rng(0)
 
 
@@ -77,16 +75,6 @@ def test_wrong_images_are_refused_before_anything_is_computed():
     with pytest.raises(DataError, match=r"an array of shape \(50,\)"):
         found.predict_image(np.zeros(50, np.uint8))
     assert found.engine.shapes == []
-
-
-@pytest.mark.parametrize("shape", [(120, 130), (20, 800)])
-def test_a_prepared_input_that_is_large_gives_its_own_size(shape):
-    """Its values are a batch's, no longer a file's, and part of it may be mirrored."""
-    found = predictor(GREY_16BIT, whole=100)
-    pixels = RANDOM.integers(0, 300, shape, np.uint16)
-    logits = found.predict_input(found.prepare(pixels))
-    assert isinstance(logits, TiledLogits)
-    np.testing.assert_array_equal(all_ids(logits), pixels > 128)
 
 
 def test_images_at_a_scale_far_from_trainings_are_counted_and_told():

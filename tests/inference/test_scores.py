@@ -19,7 +19,6 @@ from unet_trainer.inference.scores import (
     confusion_matrix,
     count_image,
     interval,
-    mean_over,
     resampled_sums,
     scores_from_counts,
     summarise,
@@ -88,14 +87,6 @@ def test_ignored_pixels_count_nowhere():
     alone = count_image(truth[:, :2], predicted[:, :2], 2, first_id=1, with_lines=True)
     assert found.confusion.tolist() == alone.confusion.tolist() == [[1, 1], [0, 2]]
     assert found.counts.tolist() == alone.counts.tolist()  # boundaries and centre lines too: both end where the ignored begins
-
-
-def test_scores_of_a_set_come_from_summed_counts_and_differ_from_the_mean_over_images():
-    small = count_image(ids("1000"), ids("1000"), 2, 1).counts  # IoU 1 of 1 pixel
-    large = count_image(ids("1111", "1111"), ids("1100", "0000"), 2, 1).counts  # IoU 2 / 8
-    counts = np.stack([small, large])
-    assert scores_from_counts(counts.sum(0))["iou"].tolist() == [3 / 9]
-    assert mean_over(scores_from_counts(counts)["iou"], axis=0).tolist() == [(1 + 1 / 4) / 2]
 
 
 def reference_boundary(mask, ratio=0.02):
@@ -168,16 +159,6 @@ def counts_of(hits, truth, predicted):
     return counts
 
 
-def test_draws_are_seeded_and_the_same_for_several_models():
-    counts = np.random.default_rng(0).integers(0, 100, (9, 2, 5))
-    first, again = resampled_sums([counts]), resampled_sums([counts])
-    assert (first[0] == again[0]).all()
-    assert len(np.unique(first[0][:, 0, 0])) > 100
-    mine, theirs = resampled_sums([counts, counts * 2])
-    assert (theirs == 2 * mine).all()
-    assert (mine == first[0]).all()
-
-
 def test_draws_depend_neither_on_the_order_of_the_images_nor_on_that_of_the_models():
     rng = np.random.default_rng(0)
     mine, theirs = rng.integers(0, 100, (2, 9, 2, 5))
@@ -237,10 +218,6 @@ def test_scores_of_the_whole_set_by_hand():
         (3, 1, 0),
         (1, 2, 3),
     ]
-
-
-def test_a_single_image_has_no_interval():
-    assert values(summary_of([[(1, 2, 1)]])["mean"], "interval")["iou"] is None
 
 
 def test_a_difference_is_this_model_minus_the_other_and_paired():

@@ -13,36 +13,19 @@ from helpers.brightness_engine import BrightnessEngine
 from helpers.predicting import write_model
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import ImageReader
-from unet_trainer.inference import tile_blending as logits_module
-from unet_trainer.inference.predictor import load
-from unet_trainer.inference.tile_blending import (
+from unet_trainer.inference.predictor import (
     TiledLogits,
     WholeLogits,
     all_ids,
     all_probabilities,
-    band_ids,
     blended_logits,
+    load,
     predicted_ids,
     tile_starts,
 )
 from unet_trainer.model import metrics
 
 RANDOM = np.random.default_rng(0)
-
-
-class LargestTensor(TorchDispatchMode):
-    """Keeps the bytes of the largest tensor that any operation makes."""
-
-    def __init__(self):
-        super().__init__()
-        self.num_bytes = 0
-
-    def __torch_dispatch__(self, function, types, arguments=(), options=None):
-        made = function(*arguments, **(options or {}))
-        for tensor in made if isinstance(made, tuple | list) else (made,):
-            if isinstance(tensor, torch.Tensor):
-                self.num_bytes = max(self.num_bytes, tensor.nbytes)
-        return made
 
 
 class BlurEngine(BrightnessEngine):
@@ -86,17 +69,6 @@ def test_every_pixel_has_its_own_logit_whatever_the_size(size):
     np.testing.assert_allclose(logits[1], pixels[:, :, 0].astype(np.float32) - 128, atol=1e-3)
 
 
-def test_memory_is_that_of_a_row_of_tiles_whatever_the_height():
-    engine = BrightnessEngine(make_spec(fit="crop"))
-    largest = {}
-    for height in (200, 800):
-        with LargestTensor() as recorded:
-            for _ in tile(engine, np.zeros((height, 500, 3), np.uint8), 64).bands():
-                pass
-        largest[height] = recorded.num_bytes
-    assert largest[200] == largest[800] <= 2 * (2 * 64 * 500 * 4)  # K × tile × width float32; the tiles of a row overlap by half
-
-
 def test_an_error_of_the_reader_is_raised_at_its_band():
     class Broken(ImageReader):
         def read(self, rows, columns):
@@ -117,14 +89,6 @@ def test_a_batch_of_images_gives_what_each_gives_in_bands():
     found = blended_logits(engine, torch.from_numpy(pixels), (64, 64), engine.logits)
     for one, image in zip(found, pixels, strict=True):
         torch.testing.assert_close(one, joined(tile(engine, image, 64)))
-
-
-def test_tiles_of_several_images_go_through_the_network_together_in_calls_of_one_size(monkeypatch):
-    """Of 3 × 4 places, 12 tiles of 2 images fit into a call: 6 places, of which there are two; a captured graph serves both."""
-    monkeypatch.setitem(logits_module.BATCH_PIXELS, "cpu", 14 * 64 * 64)
-    engine = BrightnessEngine(make_spec(fit="crop"))
-    blended_logits(engine, torch.zeros(2, 128, 160, 3, dtype=torch.uint8), (64, 64), engine.logits)
-    assert engine.shapes == [(12, 64, 64, 3)] * 2
 
 
 @pytest.fixture(scope="module")
@@ -186,12 +150,6 @@ def test_the_id_with_the_largest_logit_wins_and_the_first_of_equal_ones():
     assert predicted_ids(three).dtype == torch.uint8
 
 
-@pytest.mark.parametrize(("threshold", "expected"), [(0.5, [1, 0, 0]), (0.7, [1, 0, 0]), (0.74, [0, 0, 0]), (0.3, [1, 1, 1])])
-def test_a_threshold_is_the_least_probability_of_the_foreground(threshold, expected):
-    # Probabilities of the foreground: 0.731, 0.5 and 0.378.
-    assert band_ids(TWO, threshold).tolist() == [expected]
-
-
 def test_logits_are_brought_to_the_size_of_the_image_in_bands(monkeypatch):
     monkeypatch.setattr(metrics, "MAX_ELEMENTS", 3 * 50 * 4)  # four rows at a time
     logits = torch.randn(3, 16, 20)
@@ -202,3 +160,29 @@ def test_logits_are_brought_to_the_size_of_the_image_in_bands(monkeypatch):
     np.testing.assert_allclose(torch.cat([band.logits for band in bands], 1), expected, atol=1e-5)
     np.testing.assert_array_equal(all_ids(whole), expected.argmax(0))
     np.testing.assert_allclose(all_probabilities(whole), expected.softmax(0).permute(1, 2, 0), atol=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Keeps the bytes of the largest tensor that any operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **(options or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self.num_bytes = max(self.num_bytes, tensor.nbytes)
+        return made
+
+
+def test_memory_is_that_of_a_row_of_tiles_whatever_the_height():
+    engine = BrightnessEngine(make_spec(fit="crop"))
+    largest = {}
+    for height in (200, 800):
+        with LargestTensor() as recorded:
+            for _ in tile(engine, np.zeros((height, 500, 3), np.uint8), 64).bands():
+                pass
+        largest[height] = recorded.num_bytes
+    assert largest[200] == largest[800] <= 2 * (2 * 64 * 500 * 4)  # K × tile × width float32; the tiles of a row overlap by half

@@ -99,29 +99,11 @@ def test_fewer_sizes_are_tried_where_time_is_short_and_none_where_there_is_no_ti
     assert measure_tiles(engine, dataset, seconds=12) == "there is no time to try larger ones, 0.25 s for each tile"  # 4 × 13 / 4
 
 
-def test_images_that_are_no_larger_need_no_measurement(tmp_path):
-    engine = BestAt(32)
-    assert measure_tiles(engine, dataset_of(tmp_path, [(32, 30)]), seconds=60) == "no validation image is larger"
-    assert engine.shapes == []
-
-
 def test_of_a_large_image_the_part_that_holds_most_is_measured(tmp_path):
     dataset = dataset_of(tmp_path, [(400, 140)])
     engine = BestAt(128)
     assert measure_tiles(engine, dataset, seconds=60).iou[128, 128] == 1.0
     assert engine.shapes[-1] == (1, 128, 128, 3)  # in the lower half, foreground alone
-
-
-def test_the_line_names_the_choice_and_what_the_others_gave():
-    iou = {(32, 48): 0.75, (64, 96): 0.7, (128, 192): 0.25}
-    assert TileScores(iou, 3, 3).describe() == (
-        "48×32, as trained: IoU 0.7500 on the fullest part of 3 validation images, blended (96×64 0.7000, 192×128 0.2500)"
-    )
-    assert (
-        TileScores({**iou, (64, 96): 0.8}, 1, 1)
-        .describe()
-        .startswith("96×64: IoU 0.8000 on the fullest part of the validation image, blended (48×32")
-    )
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +173,6 @@ def test_a_tile_that_is_asked_for_is_used_by_predict_and_evaluate_alike(place, t
         assert main(["evaluate", str(place / "runs/crop"), "--out", str(tmp_path / "scores"), "--tile", tile]) == 0
         assert f"; as predict --tile {tile} does" in capsys.readouterr().out
     assert not np.array_equal(*masks)
-
-
-def test_a_tile_that_the_network_cannot_take_is_refused_before_anything_is_written(place, tmp_path, capsys):
-    assert main(["evaluate", str(place / "runs/crop"), "--out", str(tmp_path / "out"), "--tile", "100"]) == 2
-    assert "Error: --tile: got 100; need a multiple of 32 from 32 to 8192, e.g. 256" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_choice_that_fails_leaves_trainings_tile_and_a_run_that_goes_on_measures_again(place, tmp_path, capsys, monkeypatch):

@@ -75,14 +75,6 @@ def test_the_page_comes_with_a_policy_that_allows_it_and_nothing_else(server):
     assert (headers["Cache-Control"], headers["Cross-Origin-Resource-Policy"]) == ("no-store", "same-origin")
 
 
-def test_the_page_is_one_file_and_names_no_other_address():
-    page = PAGE.read_text(encoding="utf-8")
-    assert re.findall(r"https?://|@import|<iframe|<base", page) == []
-    assert re.findall(r"""\b(?:src|href)="([^"]*)""", page) == ["data:,"]
-    assert page.count("<script") == page.count("<style") == 1
-    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|eval\(|document\.write", page) == []
-
-
 def test_the_facts_say_what_the_model_is(server):
     status, _, content = ask(server, "GET", "facts")
     facts = json.loads(content)
@@ -139,12 +131,6 @@ def test_a_name_that_was_made_to_lead_here_is_refused(server, host):
     assert sentence == f"Host: {host!r} is not the address of this page"
 
 
-def test_a_link_on_another_site_opens_the_page_but_no_site_reads_an_image(server):
-    """The address may be clicked in a terminal that is itself a page."""
-    assert ask(server, "GET", "", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})[0] == 200
-    assert ask(server, "GET", "validation/0", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})[0] == 403
-
-
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "../../etc/passwd"), ("POST", "validation/..%2f..%2fetc%2fpasswd"), ("GET", "validation/2"), ("POST", "validation/٣")],
@@ -197,13 +183,6 @@ def test_who_sends_all_of_a_refused_upload_gets_the_sentence_and_no_reset(server
     assert answer.status == status
     assert json.loads(answer.read())["error"]
     connection.close()
-
-
-@pytest.mark.parametrize("header", ["Content-Length: -5\r\n", "Transfer-Encoding: chunked\r\n"])
-def test_an_upload_without_a_length_is_refused(server, header):
-    with connect(server) as connection:
-        connection.sendall(f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\n{header}\r\n".encode())
-        assert status_of(connection.makefile("rb").read()) == 411
 
 
 def test_more_images_than_wait_are_refused_and_those_that_wait_are_done():
@@ -279,11 +258,6 @@ def test_a_large_image_says_how_far_it_is_and_stops_when_its_browser_leaves():
         assert not running.is_busy
 
 
-def test_a_lack_of_memory_is_a_sentence(server, monkeypatch):
-    monkeypatch.setattr(try_server, "predict_for_page", lambda *given, **options: (_ for _ in ()).throw(MemoryError))
-    assert refusal(ask(server, "POST", "predict", PNG)) == (507, "the image needs more memory than cpu has free")
-
-
 def test_a_browser_that_leaves_is_no_error_and_a_fault_of_ours_is_shown(server, monkeypatch, capsys):
     with connect(server) as connection:
         connection.sendall(f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc".encode())
@@ -294,3 +268,17 @@ def test_a_browser_that_leaves_is_no_error_and_a_fault_of_ours_is_shown(server, 
     assert answer == (500, "a fault of the program (ZeroDivisionError); the terminal shows it")
     shown = []
     wait_until(lambda: shown.append(capsys.readouterr().err) or "ZeroDivisionError" in "".join(shown))
+
+
+def test_the_page_is_one_file_and_names_no_other_address():
+    page = PAGE.read_text(encoding="utf-8")
+    assert re.findall(r"https?://|@import|<iframe|<base", page) == []
+    assert re.findall(r"""\b(?:src|href)="([^"]*)""", page) == ["data:,"]
+    assert page.count("<script") == page.count("<style") == 1
+    assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|eval\(|document\.write", page) == []
+
+
+def test_a_link_on_another_site_opens_the_page_but_no_site_reads_an_image(server):
+    """The address may be clicked in a terminal that is itself a page."""
+    assert ask(server, "GET", "", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"})[0] == 200
+    assert ask(server, "GET", "validation/0", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})[0] == 403

@@ -9,7 +9,7 @@ import segmentation_models_pytorch as smp
 import torch
 from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoderBlock
 
-from unet_trainer.model.fast_layers import DecoderBlock, HeadConv, LastDecoderBlock, StemConv, to_pixels, use_fast_layers
+from unet_trainer.model.fast_layers import DecoderBlock, HeadConv, LastDecoderBlock, MaxPool, StemConv, to_pixels, use_fast_layers
 
 
 def gradients(module, inputs):
@@ -43,6 +43,12 @@ def test_a_gradient_has_the_memory_layout_of_its_weight(kind, arguments):
     assert gradient.stride() == layer.weight.stride()
 
 
+@pytest.mark.parametrize("size", [(8, 12), (7, 12), (8, 9)])
+def test_a_pool_has_the_maxima_and_gradients_of_the_plain_one(size):
+    torch.manual_seed(0)
+    assert_same(MaxPool(3, 2, 1), torch.nn.MaxPool2d(3, 2, 1), torch.randn(2, 5, *size, dtype=torch.float64))
+
+
 @pytest.fixture(scope="module")
 def resnet():
     """Read-only by agreement: tests copy it."""
@@ -61,6 +67,7 @@ def test_a_whole_network_computes_the_same_under_the_same_names(resnet):
     assert kinds(fast).count(LastDecoderBlock) == 1
     assert kinds(fast).count(StemConv) == 1
     assert kinds(fast).count(HeadConv) == 1
+    assert kinds(fast).count(MaxPool) == 1
     assert list(fast.state_dict()) == list(resnet.state_dict())
     plain = copy.deepcopy(resnet)
     assert_same(fast, plain, torch.randn(2, 3, 32, 64, dtype=torch.float64))
@@ -95,7 +102,7 @@ def test_the_undo_restores_the_class_of_every_layer(resnet):
     network = copy.deepcopy(resnet)
     before = kinds(network)
     undo = use_fast_layers(network)
-    assert sum(one is not other for one, other in zip(before, kinds(network), strict=True)) == 7
+    assert sum(one is not other for one, other in zip(before, kinds(network), strict=True)) == 8
     undo()
     assert kinds(network) == before
     undo()  # a second time changes nothing

@@ -13,14 +13,10 @@ from helpers.report_runs import ATTACK, FOUR_IMAGES, scores_of, write_run
 from unet_trainer.inference.evaluate import EvaluatedSet
 from unet_trainer.inference.scores import summarise
 from unet_trainer.reports.comparison import (
-    ComparedRun,
-    Difference,
     compare_runs,
-    paired_difference,
     render_comparison,
     same_images,
     set_scores,
-    zoomed_axis,
 )
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
@@ -73,29 +69,11 @@ def test_the_page_lays_runs_over_each_other_by_epoch_and_by_time(tmp_path):
     assert "IoU of each class" not in render_comparison(summaries(folders[0], write_run(tmp_path / "c")))
 
 
-def test_intervals_are_shown_on_an_axis_that_holds_them_and_little_else(tmp_path):
-    def axis(*scores):
-        return zoomed_axis([ComparedRun(read_run_summary(tmp_path), "a", ends, None) for ends in scores])
-
-    assert axis((0.897, 0.921), None, (0.935, 0.951)) == (0.89, 0.96)
-    assert axis((0.2, 0.951)) == (0.1, 1.0)
-    assert axis((1.0, 1.0)) == (0.99, 1.0)
-    assert axis(None) == (0.0, 1.0)
-    run = write_run(tmp_path / "a")
-    assert "On a scale from 0.3 to 1: score 0.600, interval 0.385 to 0.900" in render_comparison(summaries(run, run))
-
-
 def test_hostile_names_are_text(tmp_path):
     page = render_comparison(summaries(write_run(tmp_path / "a", encoder=ATTACK), write_run(tmp_path / "<b>", encoder="x")))
     assert "<img src=x" not in page
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
-
-
-def test_differences_are_told_with_their_interval_and_in_words():
-    assert str(Difference(0.01234, (-0.002, 0.025))) == "+0.012 (-0.002 to +0.025)"
-    verdicts = [Difference(iou, ends).verdict for iou, ends in ((0.01, (-0.002, 0.025)), (0.1, (0.05, 0.2)), (-0.1, (-0.2, -0.05)))]
-    assert verdicts == ["no clear difference", "better", "worse"]
 
 
 def test_the_score_of_a_set_comes_from_all_counts_together_and_lies_in_its_interval():
@@ -121,14 +99,6 @@ def test_a_report_and_an_evaluation_of_the_same_images_give_one_interval():
     evaluated = EvaluatedSet(counts, np.zeros((2, 2), np.int64), np.zeros(10, np.int64), np.zeros(10, np.int64), [])
     summary = summarise(evaluated, ["foreground"], ["background", "foreground"])
     assert summary["mean"]["dataset"]["iou"]["interval"] == list(set_scores(scores).interval)
-
-
-def test_a_difference_is_paired_by_the_names_of_the_images_in_any_order():
-    difference = paired_difference(scores_of(PERFECT)[::-1], SCORES)
-    assert difference.iou == pytest.approx(1 - WHOLE)
-    assert difference.interval[0] >= 0
-    assert paired_difference(SCORES, SCORES).interval == (0.0, 0.0)
-    assert paired_difference(SCORES, SCORES[:3]) is None
 
 
 def test_other_images_other_masks_and_other_classes_are_not_the_same():

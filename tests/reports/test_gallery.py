@@ -15,9 +15,8 @@ from helpers.brightness_engine import bright_predictor
 from helpers.report_runs import FOUR_IMAGES, scores_of, small_gallery, write_run
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.reports import gallery
-from unet_trainer.reports.gallery import choose_images, class_layer, draw_gallery, draw_picture, make_gallery
+from unet_trainer.reports.gallery import choose_images, draw_gallery, draw_picture, make_gallery
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import image_score, worst_first
 
@@ -80,13 +79,6 @@ def test_a_large_picture_is_made_smaller_until_it_fits(tmp_path):
     assert large.size == small.size == (450, 800)
 
 
-def test_many_classes_share_a_palette_and_ignored_pixels_are_grey():
-    ids = np.array([[0, 199], [0, IGNORED]], np.uint8)
-    shown = rgba(class_layer(ids, [(0, 0, 0), *[(index, 1, 2) for index in range(1, 200)]]))
-    assert (shown[0, 0, 3], tuple(shown[0, 1])) == (0, (199, 1, 2, 72))
-    assert tuple(shown[1, 1, :3]) == (128, 128, 128)
-
-
 def test_files_that_are_gone_or_broken_are_counted_and_the_first_is_named(tmp_path):
     small_gallery(tmp_path, SCORES)
     (tmp_path / "images/a.png").write_bytes(b"no image")
@@ -94,13 +86,6 @@ def test_files_that_are_gone_or_broken_are_counted_and_the_first_is_named(tmp_pa
     found = draw_gallery(SCORES, pairs, tmp_path, bright_predictor())
     assert [picture.score.image for picture in found.pictures] == ["images/b.png", "images/c.png"]
     assert found.note.startswith(f"2 images could not be shown ({tmp_path / 'images/a.png'}: ")
-
-
-def test_time_that_has_run_out_ends_it(tmp_path):
-    small_gallery(tmp_path, SCORES)
-    pairs = [Pair(name, tmp_path / f"images/{name}.png", tmp_path / f"masks/{name}.png") for name in "abcd"]
-    found = draw_gallery(SCORES, pairs, tmp_path, bright_predictor(), max_seconds=-1)
-    assert (list(found.pictures), found.note) == ([], "4 images more would have taken longer than -1 s.")
 
 
 def test_time_that_runs_out_ends_it_within_a_large_image(tmp_path, monkeypatch):
@@ -112,11 +97,6 @@ def test_time_that_runs_out_ends_it_within_a_large_image(tmp_path, monkeypatch):
     found = draw_gallery(SCORES, pairs, tmp_path, predictor, max_seconds=3)
     assert (list(found.pictures), found.note) == ([], "4 images more would have taken longer than 3 s.")
     assert 0 < len(predictor.engine.shapes) < 5
-
-
-def test_an_image_that_is_too_large_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr(gallery, "MAX_PIXELS", 2000)
-    assert "60×40 pixels; a report shows images of up to" in small_gallery(tmp_path, SCORES).note
 
 
 def test_a_run_without_its_model_or_its_data_says_so(tmp_path):

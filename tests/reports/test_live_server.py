@@ -6,14 +6,11 @@ import contextlib
 import threading
 import time
 
-import pytest
-
 from helpers.report_runs import epoch_event, write_run
 from helpers.try_page import ask, refusal
-from unet_trainer.reports import live_server
+from unet_trainer.reports import run_report
 from unet_trainer.reports.gallery import Gallery
-from unet_trainer.reports.live_server import WatchServer
-from unet_trainer.system.locks import FolderLock
+from unet_trainer.reports.run_report import WatchServer
 from unet_trainer.training.history import EventLog
 
 IDS = ["background", "foreground"]
@@ -53,18 +50,6 @@ def test_the_page_follows_the_run(tmp_path):
         assert ">0.750</p>" in get(server, "")
 
 
-def test_the_end_of_a_process_changes_the_page(tmp_path):
-    folder = write_run(tmp_path / "run", end=None)
-    with watching(folder, with_pictures=False) as server:
-        lock = FolderLock()
-        with lock:
-            lock.acquire(folder, print)
-            version = get(server, "version")
-            assert 'class="pill running"' in get(server, "")
-        assert get(server, "version") != version
-        assert 'class="pill interrupted"' in get(server, "")
-
-
 def test_several_runs_are_compared_and_each_has_its_report(tmp_path):
     folders = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     with watching(*folders, with_pictures=False) as server:
@@ -88,7 +73,7 @@ def test_pictures_are_made_once_a_run_has_ended(tmp_path, monkeypatch):
         made.append((summary.folder, device))
         return Gallery(note="here they are")
 
-    monkeypatch.setattr(live_server, "make_gallery", make)
+    monkeypatch.setattr(run_report, "make_gallery", make)
     with watching(folder) as server:
         assert "are being made …" in get(server, "")
         deadline = time.monotonic() + 60
@@ -98,11 +83,3 @@ def test_pictures_are_made_once_a_run_has_ended(tmp_path, monkeypatch):
         assert not server.is_busy
         get(server, "")
     assert made == [(folder, "cpu")]
-
-
-def test_a_run_that_trains_is_left_alone(tmp_path, monkeypatch):
-    monkeypatch.setattr(live_server, "make_gallery", lambda *_: pytest.fail("predicted beside a run"))
-    folder, lock = write_run(tmp_path / "run", end=None), FolderLock()
-    with lock, watching(folder) as server:
-        lock.acquire(folder, print)
-        assert "follow when the run has ended" in get(server, "")

@@ -13,7 +13,7 @@ from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, sma
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports import gallery
 from unet_trainer.reports.gallery import Gallery
-from unet_trainer.reports.page import TEMPLATES, count, counted, duration, page_policy, percent, rate, score
+from unet_trainer.reports.page import TEMPLATES, page_policy
 from unet_trainer.reports.run_report import MAX_EVENTS, MAX_MATRIX, render_report, write_report
 from unet_trainer.system.local_server import digest
 from unet_trainer.training.history import EventLog
@@ -205,19 +205,6 @@ def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_from_elsew
         assert re.search(foreign, path.read_text()) is None, path
 
 
-def test_pictures_have_words_facts_to_sort_by_and_no_address(tmp_path):
-    found = small_gallery(tmp_path / "data", worst_first(scores_of(FOUR_IMAGES)))
-    page = page_of(write_run(tmp_path / "run"), found)
-    assert [float(value) for value in re.findall(r'data-iou="([\d.]+)"', page)] == [0.2, 0.5, 0.8, 1.0]
-    assert 'alt="images/a.png: IoU 0.200, 12.8 % of the pixels wrong"' in page  # 12 of 94
-    assert page.count('class="photo"') == page.count('class="layer truth"') == page.count('class="slide"') == 4
-    assert {address[:11] for address in re.findall(r'src="([^"]*)"', page)} == {"data:image/"}
-    for word in ("All (4)", "Worst (2)", "Best (2)", "missed", "falsely found", "Truth | prediction"):
-        assert word in words(page)
-    noted = page_of(tmp_path / "run", Gallery(**{**vars(found), "note": "1 image could not be shown."}))
-    assert "1 image could not be shown." in words(noted)
-
-
 @pytest.mark.real_pictures
 def test_prediction_that_fails_is_told_and_the_newest_samples_of_training_are_shown(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run")
@@ -247,22 +234,6 @@ def test_what_happened_is_told_in_order(tmp_path):
     assert "Warning after epoch 3: the disk is slow" in said
 
 
-def test_what_happened_before_the_run_had_its_folder_comes_first(tmp_path):
-    folder = write_run(tmp_path / "run", ious=(), images=(), end=None)
-    events = [
-        {"kind": "start", "time": "2026-01-01T10:00:05+00:00"},
-        {"kind": "note", "text": "read", "time": "2026-01-01T10:00:01"},
-    ]
-    events += [{"kind": "warning", "text": "no time"}, {"kind": "end", "how": "failed", "time": "2026-01-01T10:00:06+00:00"}]
-    (folder / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
-    assert re.findall(r"Started|Note|Warning|Failed", words(section(page_of(folder), "events"))) == [
-        "Note",
-        "Warning",
-        "Started",
-        "Failed",
-    ]
-
-
 def test_commands_fit_the_state_of_the_run(tmp_path):
     folder = write_run(tmp_path / "my run")
     said = words(section(page_of(folder), "next"))
@@ -278,13 +249,3 @@ def test_commands_fit_the_state_of_the_run(tmp_path):
     assert f"scores on 3 test images, kept from training python train_unet.py evaluate '{folder}' --split test" in words(
         page_of(folder)
     )
-
-
-def test_numbers_are_written_as_people_read_them():
-    durations = [0, 0.0042, 1.25, 59.6, 90, 3600, 7384, 43500, 90000, None]
-    assert [duration(value) for value in durations] == [
-        *("0 s", "4.2 ms", "1.2 s", "1 min", "1.5 min", "1 h", "2.1 h", "12 h", "1 d", "–")
-    ]
-    assert (score(0.9407), score(float("nan"))) == ("0.941", "–")
-    assert (percent(0.1234), percent(0), percent(0.0001), percent(None)) == ("12.3 %", "0.0 %", "< 0.1 %", "–")
-    assert (rate(812.4), rate(1.357), count(1234567), counted(12345, "image")) == ("812", "1.36", "1,234,567", "12,345 images")

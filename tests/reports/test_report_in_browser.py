@@ -10,8 +10,7 @@ import pytest
 from helpers.browser import browsing, console_errors, emulate, requested_hosts
 from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
 from unet_trainer.reports.comparison import render_comparison
-from unet_trainer.reports.live_server import WatchServer
-from unet_trainer.reports.run_report import render_report
+from unet_trainer.reports.run_report import WatchServer, render_report
 from unet_trainer.training.history import EventLog
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
@@ -96,23 +95,6 @@ def test_it_renders_in_both_schemes_and_on_a_phone_without_scrolling_sideways(pa
         box = figure.rect
         assert box["x"] >= 0
         assert box["x"] + box["width"] <= width
-
-
-def luminance(colour):
-    values = [float(value) / 255 for value in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable_on_its_ground(page, scheme):
-    page.open(scheme=scheme)
-    script = """const style = name => getComputedStyle(document.querySelector(name));
-        return [['h1', 'header'], ['.card .label', '.card'], ['.panel .muted', '.panel'], ['summary', '.panel'], ['.pill', '.pill']]
-            .map(([text, ground]) => [text, style(text).color, style(ground).backgroundColor])"""
-    for name, text, ground in page.run(script):
-        bright, dim = sorted([luminance(text), luminance(ground)], reverse=True)
-        assert (bright + 0.05) / (dim + 0.05) >= 4.5, name  # WCAG AA
 
 
 def test_hovering_reads_an_epoch(page):
@@ -237,3 +219,20 @@ def test_a_live_page_follows_the_run_and_keeps_what_was_chosen(driver, tmp_path)
         time.sleep(0.05)
     console_errors(driver)
     driver.get("about:blank")
+
+
+def luminance(colour):
+    values = [float(value) / 255 for value in colour[colour.index("(") + 1 : -1].split(",")[:3]]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_readable_on_its_ground(page, scheme):
+    page.open(scheme=scheme)
+    script = """const style = name => getComputedStyle(document.querySelector(name));
+        return [['h1', 'header'], ['.card .label', '.card'], ['.panel .muted', '.panel'], ['summary', '.panel'], ['.pill', '.pill']]
+            .map(([text, ground]) => [text, style(text).color, style(ground).backgroundColor])"""
+    for name, text, ground in page.run(script):
+        bright, dim = sorted([luminance(text), luminance(ground)], reverse=True)
+        assert (bright + 0.05) / (dim + 0.05) >= 4.5, name  # WCAG AA

@@ -14,19 +14,3 @@ COMMANDS = {
     "compare": "unet_trainer.commands.runs:compare",
     "shard": "unet_trainer.commands.shard:main",
 }
-# What other tools call a command, and how it is written here.
-OTHER_TOOLS_COMMANDS = {
-    "train fit run start": "CONFIG | data_dir=FOLDER",
-    "eval val validate score": "evaluate RUN",
-    "test": "evaluate RUN --split test",
-    "infer inference detect segment pred": "predict RUN IMAGES --out predictions",
-    "resume continue": "--resume [RUN]",
-    "convert": "export RUN",
-    "serve app gui": "try RUN",
-    "list ls": "runs",
-    "benchmark profile": "bench",
-    "info env": "doctor",
-    "inspect lint": "check data_dir=FOLDER",
-    "help": "--help",
-    "version": "--version",
-}

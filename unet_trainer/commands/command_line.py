@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unet_trainer import __version__
-from unet_trainer.commands import COMMANDS, OTHER_TOOLS_COMMANDS
+from unet_trainer.commands import COMMANDS
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
@@ -57,11 +57,8 @@ Command = Callable[[Sequence[str], Script], int]
 
 
 def find_command(words: Sequence[str]) -> Command | None:
-    """The command that the first word names; None to train. Raises UserError for what other tools call a command."""
-    if not words or _is_file(words[0]):
-        return None
-    if words[0] not in COMMANDS:
-        _refuse_command_of_other_tools(words[0], words[1:])
+    """The command that the first word names; None to train."""
+    if not words or words[0] not in COMMANDS or _is_file(words[0]):
         return None
     if current().launch.world_size > 1:
         raise UserError(f"{words[0]}: torchrun is for training; python train_unet.py {words[0]} needs one process")
@@ -109,54 +106,25 @@ def _end(text: str, exit_code: int) -> int:
     return exit_code
 
 
-def _refuse_command_of_other_tools(name: str, words: Sequence[str]) -> None:
-    """Raises UserError with the command that is meant. A folder of that name, alone, is one that a user may mean."""
-    form = _form_elsewhere().get(name)
-    if form is not None and (words or not Path(name).is_dir()):
-        setting = f" (the setting is given as {name}=VALUE)" if name in FIELDS else ""
-        raise UserError(f"{name}: unknown command; here it is: python train_unet.py {form}{setting}")
-
-
-def _form_elsewhere() -> dict[str, str]:
-    """By what other tools call a command, how it is written here."""
-    return {name: form for names, form in OTHER_TOOLS_COMMANDS.items() for name in names.split()}
-
-
 def read_training_command(arguments: Sequence[str], description: str | None, script_config: ScriptConfig) -> Config:
     """The config that a training command names."""
     parser = CommandParser("train_unet.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_config_words(parser)
     parser.add_argument("-V", "--version", action="version", version=f"U-Net trainer {__version__}")
     parser.add_argument("--config", metavar="FILE", action="append", help="the YAML file, if not given by position")
-    parser.add_argument(
-        "--resume",
-        nargs="?",
-        const=NEWEST,
-        action="append",
-        metavar="RUN",
-        help="go on with the newest run, or with a run's name, folder or .pt file",
-    )
+    help_text = "go on with the newest run, or with a run's name, folder or .pt file"
+    parser.add_argument("--resume", nargs="?", const=NEWEST, metavar="RUN", help=help_text)
     given = parser.parse_intermixed_args(arguments)
-    words, resume, config = given.words, _only(given.resume, "--resume"), _only(given.config, "--config")
+    words, resume = [*given.words, *(given.config or ())], given.resume
     if resume is not None and resume != NEWEST and (is_override(resume) or Path(resume).suffix in CONFIG_SUFFIXES):
         words.append(resume)  # --resume key=value: the newest run, with an override
         resume = NEWEST
-    words += [config] if config is not None else []
+    if resume is not None and not resume.strip():
+        raise UserError("--resume: got an empty name; name a run, or leave the name out (is a variable of the shell not set?)")
     if resume is None:
         return read_config_words(words, script_config)
     files, overrides = _sort_words(words)
     return load_config(*_resume_source(resume, files, overrides, script_config))
-
-
-def _only(values: Sequence[str] | None, option: str) -> str | None:
-    """The value of an option that is given once at most. An empty one is what a shell makes of a variable that is not set."""
-    if not values:
-        return None
-    if len(values) > 1:
-        raise UserError(f"{option}: given {len(values)} times; need it once")
-    if not values[0].strip():
-        raise UserError(f"{option}: got an empty name; name one, or leave {option} out")
-    return values[0]
 
 
 def add_config_words(parser: argparse.ArgumentParser) -> None:
@@ -186,10 +154,10 @@ def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
             raise UserError("got an empty word; need a config file or key=value (is a variable of the shell not set?)")
         if word in FIELDS:
             raise UserError(f"{word}: settings are given as {word}=VALUE")
-        meant = None if Path(word).suffix in CONFIG_SUFFIXES else near_miss(word, [*COMMANDS, *_form_elsewhere()])
-        if meant is not None and not Path(word).is_dir():
-            form = _form_elsewhere().get(meant, meant)
-            raise UserError(f"{word}: did you mean the command {meant}? It comes first: python train_unet.py {form}")
+        if word.isidentifier() and not Path(word).is_dir() and not Path("configs", f"{word}.yaml").is_file():
+            meant = near_miss(word, COMMANDS)
+            hint = f"did you mean {meant}?" if meant else f"commands, which come first, are {', '.join(COMMANDS)}."
+            raise UserError(f"{word}: no command and no config file; {hint} To train: python train_unet.py [CONFIG] [key=value]")
     if len(files) > 1:
         raise UserError(f"got {len(files)} config files ({', '.join(files)}); need one, and key=value for the rest")
     return files, overrides

@@ -20,7 +20,7 @@ import numpy as np
 from unet_trainer.commands.command_line import file_header, train_command
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import FIELDS, Config, as_dict, as_shape, id_names, is_demo_dir, to_plain
+from unet_trainer.config.schema import FIELDS, Config, as_dict, id_names, is_demo_dir, to_plain
 from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset, report_on
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.mask_evidence import (
@@ -52,7 +52,6 @@ FIND_KEYS = {"image_dir", "mask_dir", "mask_suffix", "unpaired", "split_file", "
 IN_JSON = " (--json FILE lists them)"
 MAX_WIDTH = 15  # of the values of a class: those of a colour fit
 WRITES = "--write FILE writes them as a config"
-LARGE = 1.5  # times image_size: resizing would lose much of such an image
 GUESS = "GUESS"  # begins what the user is to confirm
 CLASS_KEYS = ("num_classes", "class_names", "mask_values", "ignore_value", "unknown_values", "mask_tolerance")
 NUM_PICTURES = 24
@@ -358,8 +357,7 @@ def block_settings(answered: AnsweredReport) -> dict[str, Any]:
     """data_dir, the classes, and all that differs from the defaults."""
     given, defaults = as_dict(answered.config), as_dict(Config())
     values = {name: given[name] for name in FIELDS if given[name] != defaults[name] and name != "resume"}
-    advised = {name: value for answer in _advise_fit(answered) for name, value in answer.settings.items()}
-    return {"data_dir": answered.config.data_dir, **values, **_class_settings(answered.report), **advised}
+    return {"data_dir": answered.config.data_dir, **values, **_class_settings(answered.report)}
 
 
 def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -> list[str]:
@@ -367,8 +365,8 @@ def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -
 
     `shorten` makes the reasons shorter.
     """
-    values, answers = block_settings(answered), [*answered.answers, *_advise_fit(answered)]
-    groups = {name: answer for answer in answers for name in _keys_of(answer, values)}
+    values = block_settings(answered)
+    groups = {name: answer for answer in answered.answers for name in _keys_of(answer, values)}
     lines: list[str] = []
     for name in ("data_dir", *(name for name in FIELDS if name in values and name != "data_dir")):
         names = _keys_of(groups[name], values) if name in groups else [name]
@@ -413,18 +411,6 @@ def _class_settings(report: DatasetReport) -> dict[str, Any]:
         "mask_tolerance": coding.tolerance or None,
     }
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _advise_fit(answered: AnsweredReport) -> list[Answer]:
-    """fit: crop for images that are far larger than the size that they are to be resized to."""
-    config, report = answered.config, answered.report
-    if config.fit != "resize" or config.image_size == "auto" or not report.images:
-        return []
-    height, width = as_shape(config.image_size)
-    middle = np.median([image.height * image.width for image in report.images])
-    if middle <= LARGE**2 * height * width:
-        return []
-    return [Answer({"fit": "crop"}, f"the images are larger than image_size: {width}×{height}", is_guess=False)]
 
 
 # The contact sheet

@@ -17,7 +17,7 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -345,30 +345,18 @@ def machine_findings(checkpoint_dir: Path, wants_gpu: bool) -> list[Finding]:
 
 def device_findings(torch: Any, level: Level) -> list[Finding]:
     """`torch` is the module, or a stand-in for it; `level` that of a GPU that cannot be used."""
-
-    def inspect_all() -> list[Finding]:
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return [finding for index in range(count) for finding in gpu_findings(torch, index, level)]
-
-    found, failure = guarded(inspect_all, [])
-    if found:
-        return list(found)
-    if guarded(torch.backends.mps.is_available, False)[0]:
-        return [Finding("ok", "GPU", f"Apple GPU (mps), torch {torch.__version__}")]
-    if not failure and (torch.version.cuda or torch.version.hip):
-        _, failure = guarded(torch.cuda.init, None)  # raises with the reason
+    failure = ""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # `init` raises what `is_available` warns of
+            if torch.cuda.is_available():
+                return [finding for index in range(torch.cuda.device_count()) for finding in gpu_findings(torch, index, level)]
+            if torch.backends.mps.is_available():
+                return [Finding("ok", "GPU", f"Apple GPU (mps), torch {torch.__version__}")]
+            torch.cuda.init()
+    except Exception as error:  # a broken driver may raise anything; that is what is reported
+        failure = first_line(error)
     return [no_gpu_finding(f"torch {torch.__version__}", torch.version.cuda, failure, level)]
-
-
-def guarded(call: Callable[[], Any], otherwise: Any) -> tuple[Any, str]:
-    """The result and no failure; or `otherwise` and what was raised, or warned of."""
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        try:
-            result = call()
-        except Exception as error:  # a broken driver may raise anything; that is what is reported
-            return otherwise, first_line(error)
-    return result, str(warned[0].message).splitlines()[0] if warned and not result else ""
 
 
 def gpu_findings(torch: Any, index: int, level: Level) -> list[Finding]:
@@ -377,22 +365,21 @@ def gpu_findings(torch: Any, index: int, level: Level) -> list[Finding]:
     capability = tuple(torch.cuda.get_device_capability(index))
     name = torch.cuda.get_device_name(index) + ("" if hip else f", compute capability {capability[0]}.{capability[1]}")
     build = f"torch {torch.__version__} for {f'ROCm {hip}' if hip else f'CUDA {torch.version.cuda}'}"
-    (free, total), failure = guarded(lambda: torch.cuda.mem_get_info(index), (0, 0))
-    if not failure:
-        _, failure = guarded(lambda: torch.ones(8, device=f"cuda:{index}").sum().item(), None)
-    if failure:
+    try:
+        free, total = torch.cuda.mem_get_info(index)
+        torch.ones(8, device=f"cuda:{index}").sum().item()
+    except Exception as error:  # as above
         fix = f"this torch may not be built for it: {INSTALL_PAGE} has builds for older and newer GPUs; or device: cpu"
-        return [Finding(level, "GPU", f"{name} cannot compute with {build}: {failure}", fix)]
+        return [Finding(level, "GPU", f"{name} cannot compute with {build}: {first_line(error)}", fix)]
     findings = [Finding("ok", "GPU", f"{name}; {total / GIB:.1f} GiB, {free / GIB:.1f} GiB free; {build}")]
     if (used := total - free - OWN_MEMORY) > GIB:
         detail = f"other processes use about {used / GIB:.1f} GiB of its memory, and perhaps of its time"
         findings.append(Finding("warning", "GPU in use", detail, "nvidia-smi lists them; end them, or use another GPU"))
     is_ampere = not hip and capability >= (8, 0)
-    rocm_bfloat16 = hip and guarded(lambda: bool(torch.cuda.is_bf16_supported(including_emulation=False)), False)[0]
-    has = {"bfloat16": is_ampere or rocm_bfloat16, "float16": bool(hip) or capability >= (5, 3), "TF32": is_ampere}
-    native, missing = ([name for name, is_native in has.items() if bool(is_native) == wanted] for wanted in (True, False))
-    detail = f"in hardware: {', '.join(native) or 'float32 only'}" + (f"; not: {', '.join(missing)}" if missing else "")
-    return [*findings, Finding("ok", "Precision", detail)]
+    has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False) if hip else is_ampere
+    has = {"bfloat16": has_bfloat16, "float16": bool(hip) or capability >= (5, 3), "TF32": is_ampere}
+    native, missing = (", ".join(name for name, is_native in has.items() if is_native == wanted) for wanted in (True, False))
+    return [*findings, Finding("ok", "Precision", f"in hardware: {native or 'float32'}" + (f"; not: {missing}" if missing else ""))]
 
 
 def no_gpu_finding(torch: str, cuda: str | None, failure: str, level: Level) -> Finding:

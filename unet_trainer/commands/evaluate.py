@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from unet_trainer.commands.command_line import CommandParser, Script, is_override
+from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.parsers import near_miss, tile_side
@@ -25,7 +26,6 @@ DATA_KEYS = (
     "data_dir", "image_dir", "mask_dir", "mask_suffix", "split_file", "resize_masks", "mask_values", "ignore_value",
     "checkpoint_dir",
 )  # fmt: skip
-OPTIONS = ("split", "compare", "threshold", "tiles", "device", "precision", "out")  # with a value
 FEW_IMAGES = 20  # with fewer, an interval is rough
 FOLDER = "evaluation"
 AS_TRAINED = "as-trained"
@@ -49,10 +49,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     if len(names) != 1:
         what = f"got {', '.join(names)}" if names else "none was named"
         raise UserError(f"evaluate takes one model, {what}: python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)")
-    if given.threshold is not None and not 0 < given.threshold < 1:
-        raise UserError(f"--threshold: got {given.threshold:g}; need a probability between 0 and 1, e.g. 0.5")
-    if given.tile not in (None, AS_TRAINED):
-        tile_side(given.tile, "--tile")
+    check_options(given)
 
     from unet_trainer.inference.model_files import find_model
 
@@ -93,13 +90,11 @@ def read_overrides(words: Sequence[str]) -> dict[str, str]:
     overrides = {name.strip().replace("-", "_"): value for name, _, value in parts}
     if len(overrides) < len(words):
         raise UserError(f"{' '.join(words)}: a setting is given twice; leave one of them out")
-    for name, value in overrides.items():
-        if name in OPTIONS:
-            raise UserError(f"{name}: an option of evaluate and not a setting: --{name} {value}")
+    for name in overrides:
         if name not in DATA_KEYS:
             meant = near_miss(name, DATA_KEYS)
-            hint = f"did you mean {meant}?" if meant else f"evaluate takes those of the data: {', '.join(DATA_KEYS)}"
-            raise UserError(f"{name}: not a setting of evaluate, all but the images is the model's own; {hint}")
+            hint = f"did you mean {meant}?" if meant else f"it takes those of the data ({', '.join(DATA_KEYS)}) and options"
+            raise UserError(f"{name}: not a setting of evaluate; {hint}")
     return overrides
 
 
@@ -109,7 +104,7 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
     from unet_trainer.inference.inputs import check_comparable, check_same_classes, find_source, load_evaluation_data
     from unet_trainer.inference.scores import compare, summarise
 
-    predictor = load(given, file, console)
+    predictor = load(given, file, console, given.precision)
     spec = predictor.spec
     source = find_source(file, overrides, spec.num_classes)
     folder = given.out if given.out is not None else None if source.run_folder is None else source.run_folder / FOLDER
@@ -117,7 +112,7 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
     other = None
     if other_file is not None:
         check_comparable(data, file, other_file)
-        other = load(given, other_file, console)
+        other = load(given, other_file, console, given.precision)
         check_same_classes(data, spec, other.spec, str(other_file))
     if folder is not None:
         make_folder(folder, is_named=given.out is not None)
@@ -147,12 +142,20 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
     console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
 
 
-def load(given: argparse.Namespace, file: Path, console: Console) -> Predictor:
-    """Raises UserError for options that are not for this model."""
+def check_options(given: argparse.Namespace) -> None:
+    """Those of evaluate and predict that need no model."""
+    if given.threshold is not None and not 0 < given.threshold < 1:
+        raise UserError(f"--threshold: got {given.threshold:g}; need a probability between 0 and 1, e.g. 0.5")
+    if given.tile not in (None, AS_TRAINED):
+        tile_side(given.tile, "--tile")
+
+
+def load(given: argparse.Namespace, file: Path, console: Console, precision: NumberFormat | Literal["auto"] = "auto") -> Predictor:
+    """Of evaluate and predict. Raises UserError for options that are not for this model."""
     from unet_trainer.inference.engine import load_engine, with_symmetries
     from unet_trainer.inference.predictor import Predictor, chosen_tile
 
-    engine = load_engine(file, given.device, given.precision, given.raw)
+    engine = load_engine(file, given.device, precision, given.raw)
     spec = engine.card.spec
     if given.threshold is not None and spec.num_ids != 2:
         raise UserError(f"--threshold: for a model of two class ids; {file} has {spec.num_ids} ({', '.join(spec.id_names)})")
@@ -220,14 +223,11 @@ def say_doubts(
     trained, spec, iou = predictor.engine.card.val_iou, predictor.spec, summary["mean"]["dataset"]["iou"]["value"]
     if trained is None or iou is None or not data.source.is_own or data.split != "val" or given.raw:
         return
-    reasons = []
-    if spec.fit == "crop" and given.tile != AS_TRAINED:
+    reason = ""
+    if abs(trained - iou) > 5e-5:
         height, width = spec.image_size
-        reasons.append(f"training's tiles are of {width}×{height} and not blended: --tile {AS_TRAINED}")
-    reasons += ["--tta"] if given.tta else []
-    reasons += ["--threshold"] if given.threshold is not None else []
-    reasons = reasons or ["another number format, or a val_iou of an early version"]
-    reason = f" ({'; '.join(reasons)})" if abs(trained - iou) > 5e-5 else ""
+        tiles = f"training's tiles are of {width}×{height} and not blended: --tile {AS_TRAINED}"
+        reason = f" ({tiles if spec.fit == 'crop' and given.tile != AS_TRAINED else 'other options or number format'})"
     console.say()
     console.say(f"Training's own validation of this model: IoU {trained:.4f}; here {iou:.4f}{reason}")
 

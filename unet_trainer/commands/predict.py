@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unet_trainer.commands.command_line import CommandParser, Script
+from unet_trainer.commands.evaluate import check_options, load
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.parsers import tile_side
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
 from unet_trainer.system.os_errors import cannot, sentence
 from unet_trainer.system.signals import Signals
@@ -22,7 +22,6 @@ if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.inputs import Input
     from unet_trainer.inference.prediction_files import PredictionFolder
     from unet_trainer.inference.prediction_stream import Outcome, Rates, WriterProcesses
-    from unet_trainer.inference.predictor import Predictor
     from unet_trainer.model.segmenter import SegmenterSpec
 
 NUM_NAMED = 100  # files that could not be read
@@ -32,12 +31,9 @@ GO_ON = "--skip-existing continues from there"
 
 def main(arguments: Sequence[str], script: Script) -> int:
     given = _parser().parse_intermixed_args(arguments)
-    if given.threshold is not None and not 0 < given.threshold < 1:
-        raise UserError(f"--threshold: got {given.threshold:g}; need a number between 0 and 1")
+    check_options(given)
     if given.batch_size is not None and given.batch_size < 1:
         raise UserError(f"--batch-size: got {given.batch_size}; need 1 or more")
-    if given.tile is not None:
-        tile_side(given.tile, "--tile")
     with Signals():
         return predict(given, Console())
 
@@ -91,18 +87,12 @@ def predict(given: argparse.Namespace, console: Console) -> int:
 def _predict(
     given: argparse.Namespace, path: Path, inputs: Sequence[Input], processes: WriterProcesses | None, console: Console
 ) -> int:
-    from unet_trainer.inference.engine import load_engine, with_symmetries
     from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
     from unet_trainer.inference.prediction_stream import PredictionStream, measure_rates
-    from unet_trainer.inference.predictor import Predictor, chosen_tile
     from unet_trainer.loading.worker_pool import WorkerError
 
-    engine = load_engine(path, given.device, raw=given.raw)
-    spec = engine.card.spec
-    if given.threshold is not None and spec.num_ids != 2:
-        raise UserError(f"--threshold: for a model of one class and background; {path} has {spec.num_ids} classes")
-    tile = chosen_tile(given.tile, spec)
-    folder = PredictionFolder(given.out, spec, Kinds(given.values, given.overlay, given.probabilities, given.polygons))
+    predictor = load(given, path, console)
+    folder = PredictionFolder(given.out, predictor.spec, Kinds(given.values, given.overlay, given.probabilities, given.polygons))
     folder.refuse_overwriting(inputs)
     is_done = [given.skip_existing and folder.is_done(name) for _, name in inputs]
     num_todo = len(inputs) - sum(is_done)
@@ -110,8 +100,12 @@ def _predict(
         given.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot(f"--out: {given.out}", "be made", error, given.out) from None
-    predictor = Predictor(with_symmetries(engine, console.note) if given.tta else engine, tile)
-    _say_start(path, predictor, len(inputs), sum(is_done), console)
+    spec, num_done = predictor.spec, sum(is_done)
+    about = f"{path}: {spec.architecture} with {spec.encoder}{predictor.engine.card.describe()}"
+    console.fact("Model", f"{about}; on {predictor.engine.description}")
+    skipped = f", {num_done} of them done before" if num_done else ""
+    tiles = f", in blended tiles of {predictor.describe_tile()}" if spec.fit == "crop" else ""
+    console.fact("Images", f"{len(inputs)}{skipped}{tiles}")
     stream = PredictionStream(predictor, folder, console, given.threshold, given.batch_size, processes)
     stream.warm_up(num_todo)
     rates = None
@@ -136,15 +130,6 @@ def _predict(
     if rates is not None and outcome.num_written:
         _say_rates(rates, outcome.num_written / seconds, console)
     return EXIT_USER_ERROR if outcome.failed else EXIT_DONE
-
-
-def _say_start(path: Path, predictor: Predictor, num_inputs: int, num_done: int, console: Console) -> None:
-    spec = predictor.spec
-    about = f"{path}: {spec.architecture} with {spec.encoder}{predictor.engine.card.describe()}"
-    console.fact("Model", f"{about}; on {predictor.engine.description}")
-    skipped = f", {num_done} of them done before" if num_done else ""
-    tiles = f", in blended tiles of {predictor.describe_tile()}" if spec.fit == "crop" else ""
-    console.fact("Images", f"{num_inputs}{skipped}{tiles}")
 
 
 def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outcome, seconds: float, console: Console) -> None:

@@ -128,21 +128,25 @@ def read_run_words(
 
     Words are names, and key=value for where runs and data lie. Raises UserError.
     """
-    keys = ("checkpoint_dir", "data_dir") if takes_data else ("checkpoint_dir",)
-    settings: dict[str, str] = {}
-    names: list[str] = []
-    for word in words:
-        if not is_override(word) or is_run(Path(word)):
-            names.append(word)
-            continue
-        key, _, value = word.partition("=")
-        if key.replace("-", "_") not in keys:
-            raise UserError(f"{word}: {command} takes {' and '.join(f'{name}=FOLDER' for name in keys)} and no other setting")
-        settings[key.replace("-", "_")] = value
+    names, settings = split_words(words, command, ("checkpoint_dir", "data_dir") if takes_data else ("checkpoint_dir",))
     checkpoint_dir = Path(settings.get("checkpoint_dir") or script.config(()).checkpoint_dir)
     wanted: list[str | None] = [*names] or [None]
     folders = [find_named_run(name, checkpoint_dir) for name in wanted]
     return names, list(dict.fromkeys(folders)), Path(settings["data_dir"]) if "data_dir" in settings else None
+
+
+def split_words(words: Sequence[str], command: str, keys: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Names of runs or files, and settings. Raises UserError for settings that the command does not take."""
+    settings: dict[str, str] = {}
+    names = [word for word in words if not is_override(word) or Path(word).exists()]
+    for word in (word for word in words if word not in names):
+        key, _, value = word.partition("=")
+        key = key.replace("-", "_")
+        if key not in keys or key in settings:
+            taken = " and ".join(f"{name}=FOLDER" for name in keys)
+            raise UserError(f"{word}: of settings {command} takes {taken} alone, once each")
+        settings[key] = value
+    return names, settings
 
 
 def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
@@ -207,7 +211,7 @@ def watch(arguments: Sequence[str], script: Script) -> int:
     check_port(given.port)
     _, folders, _ = read_run_words(given.words, script, "watch")
 
-    from unet_trainer.reports.live_server import WatchServer  # with OpenCV
+    from unet_trainer.reports.run_report import WatchServer  # with OpenCV
 
     console = Console()
     server = bind(given.host, given.port, lambda address: WatchServer(address, folders))
@@ -280,7 +284,10 @@ def try_model(arguments: Sequence[str], script: Script) -> int:
     add_page_options(parser)
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:N or mps")
     given = parser.parse_intermixed_args(arguments)
-    model, data_dir = read_model_words(given.words)
+    models, settings = split_words(given.words, "try", ("data_dir",))
+    if len(models) > 1:
+        raise UserError(f"got {len(models)} models ({', '.join(models)}); need one run or file")
+    data_dir = Path(settings["data_dir"]) if settings else None
     check_port(given.port)
     config = script.config([f"device={given.device}"])
     console = Console()
@@ -291,7 +298,7 @@ def try_model(arguments: Sequence[str], script: Script) -> int:
     from unet_trainer.inference.predictor import Predictor
     from unet_trainer.inference.try_server import TryServer
 
-    path = find_model(model, Path(config.checkpoint_dir))
+    path = find_model(next(iter(models), None), Path(config.checkpoint_dir))
     pairs: tuple[Pair, ...] = ()
     note = ""
     try:
@@ -304,9 +311,7 @@ def try_model(arguments: Sequence[str], script: Script) -> int:
     server = bind(given.host, given.port, lambda address: TryServer(address, predictor, pairs, note))
     server.warm_up()
     card = predictor.engine.card
-    score = "" if card.val_iou is None else f", val IoU {card.val_iou:.4f}"
-    epoch = "" if card.epoch is None else f", epoch {card.epoch}"
-    console.say(f"Model: {card.run_name}{epoch}{score}, on {predictor.engine.description}")
+    console.say(f"Model: {card.run_name}{card.describe()}, on {predictor.engine.description}")
     if server.pairs:
         console.say(f"Validation images: {len(server.pairs)}")
     else:
@@ -315,17 +320,3 @@ def try_model(arguments: Sequence[str], script: Script) -> int:
     if not given.no_browser:
         open_browser(server.url)
     return serve(server, console)
-
-
-def read_model_words(words: Sequence[str]) -> tuple[str | None, Path | None]:
-    """The model and the data_dir, each if it was given."""
-    settings = [word for word in words if "=" in word and not Path(word).exists()]
-    models = [word for word in words if word not in settings]
-    for setting in settings:
-        if not setting.startswith("data_dir="):
-            raise UserError(f"{setting}: try takes data_dir=FOLDER and no other setting; the model has its own")
-    if len(settings) > 1:
-        raise UserError("data_dir: given twice; leave one of them out")
-    if len(models) > 1:
-        raise UserError(f"got {len(models)} models ({', '.join(models)}); need one run or file")
-    return next(iter(models), None), next((Path(setting.partition("=")[2]) for setting in settings), None)

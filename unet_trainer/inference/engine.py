@@ -26,6 +26,7 @@ from unet_trainer.config.schema import OWN
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.inference.model_files import ILL_FORMED, ONNX_SUFFIX, ModelCard, Symmetry, read_model, reason_of
 from unet_trainer.loading.worker_pool import to_device
+from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.network import build_network
 from unet_trainer.model.precision import DTYPES, Numerics, choose_device, inspect_hardware
 from unet_trainer.model.segmenter import STRIDE, Segmenter, load_network_weights
@@ -103,6 +104,8 @@ class TorchEngine:
         number_format: NumberFormat = ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision
         self.numerics = Numerics(self.device, number_format, channels_last=True)
         self.segmenter = segmenter.to(self.device).to(memory_format=segmenter.memory_format)
+        if self.device.type == "cuda":
+            use_fast_layers(self.segmenter.network)
 
     @property
     def description(self) -> str:

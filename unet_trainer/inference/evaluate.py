@@ -32,7 +32,7 @@ from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, read
 from unet_trainer.images.tiling import Size, fit_image, resize_mask, tile_images
 from unet_trainer.inference.engine import Engine, TorchEngine
 from unet_trainer.inference.inputs import EvaluationData
-from unet_trainer.inference.predictor import ModelInput, Predictor
+from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, band_ids, batch_pixels, tile_starts
 from unet_trainer.inference.scores import (
     Count,
     EvaluatedSet,
@@ -42,7 +42,6 @@ from unet_trainer.inference.scores import (
     number,
     scores_from_counts,
 )
-from unet_trainer.inference.tile_blending import all_ids, band_ids, batch_pixels, tile_starts
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.model.segmenter import MAX_SIDE, SegmenterSpec

@@ -52,8 +52,7 @@ from unet_trainer.inference.prediction_files import (
     write_geojson,
     write_image,
 )
-from unet_trainer.inference.predictor import ModelInput, Predictor
-from unet_trainer.inference.tile_blending import Logits, TiledLogits, WholeLogits, predicted_ids
+from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
 from unet_trainer.system.concurrency import CAN_FORK, ForkedWorkers, WriteBehind, read_ahead

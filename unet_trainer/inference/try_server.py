@@ -42,9 +42,8 @@ from unet_trainer.images.image_decoding import Pixels, decode_image, encode_imag
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, read_mask
 from unet_trainer.images.tiling import Size, fit_image, resize_mask
-from unet_trainer.inference.predictor import Predictor, check_image
+from unet_trainer.inference.predictor import Predictor, TiledLogits, band_ids, check_image
 from unet_trainer.inference.scores import confusion_matrix
-from unet_trainer.inference.tile_blending import TiledLogits, band_ids
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.console import counted
 from unet_trainer.system.local_server import JSON_TYPE, LocalHandler, LocalServer, RequestRefused, content_security_policy

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoderBlock
 
 LANES = 8  # tensor cores take channels in multiples of this
+POOL = torch.nn.MaxPool2d(3, stride=2, padding=1).extra_repr()
 
 
 # Cells. A 3×3 convolution of pixels is one of cells of 2×2 pixels, with four times the channels at half the side:
@@ -132,6 +133,21 @@ class StemConv(torch.nn.Conv2d):
         return F.conv2d(pixels, weight, self.bias)
 
 
+class MaxPool(torch.nn.MaxPool2d):
+    """3×3 with stride 2 as the maxima of rows, then of columns: its gradient needs no indices. Equal maxima share the gradient."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        if features.shape[2] % 2 or features.shape[3] % 2:
+            return super().forward(features)
+        maxima = features.permute(0, 2, 3, 1)
+        for axis in (1, 2):
+            pairs = maxima.unflatten(axis, (-1, 2))
+            first, second = pairs.select(axis + 1, 0), pairs.select(axis + 1, 1)
+            before = F.pad(second, (0, 0) * (3 - axis) + (1, 0), value=-torch.inf).narrow(axis, 0, first.shape[axis])
+            maxima = torch.maximum(torch.maximum(first, second), before)
+        return maxima.permute(0, 3, 1, 2)
+
+
 def _is_plain(block: UnetDecoderBlock) -> bool:
     """With a norm, which makes a bias of no use, and without attention."""
     return block.get_submodule("conv1.0").bias is None and type(block.get_submodule("attention1.attention")) is torch.nn.Identity
@@ -164,6 +180,8 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
     for module in network.modules():
         if _is_conv(module, 7, stride=2) and module.in_channels <= 4:
             swap(module, StemConv)
+        if type(module) is torch.nn.MaxPool2d and module.extra_repr() == POOL and not module.return_indices:
+            swap(module, MaxPool)
 
     def restore() -> None:
         for module, original in swapped:

@@ -27,7 +27,7 @@ class Target:
     """Logits and masks in the forms that the terms need, computed once for all of them."""
 
     def __init__(self, logits: torch.Tensor, masks: torch.Tensor, class_weights: torch.Tensor, first_class: int) -> None:
-        ids = torch.arange(logits.shape[1], device=masks.device).view(1, -1, 1, 1)
+        ids = torch.arange(logits.shape[1], dtype=masks.dtype, device=masks.device).view(1, -1, 1, 1)
         self.one_hot = (masks.unsqueeze(1) == ids).float()  # N,K,H,W; all zero where ignored
         self.valid = self.one_hot.sum(1)  # N,H,W: 1 where a class is known
         self.logits, self.masks = logits, masks

@@ -171,8 +171,7 @@ def draw_picture(
     predictor: Predictor, pair: Pair, score: ImageScore, group: Group, max_bytes: int, deadline: float = math.inf
 ) -> Picture:
     """Raises DataError for a file that cannot be read or is too large, and for one that the model does not take."""
-    from unet_trainer.inference.predictor import check_image
-    from unet_trainer.inference.tile_blending import TiledLogits, all_ids
+    from unet_trainer.inference.predictor import TiledLogits, all_ids, check_image
     from unet_trainer.inference.try_server import decode_for_page, read_truth
 
     spec = predictor.spec

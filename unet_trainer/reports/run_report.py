@@ -1,11 +1,16 @@
-"""report.html: one run on one page. Never ends a run: what cannot be read or drawn is left out and said on the page."""
+"""report.html: one run on one page, and `watch`, which serves it while the run goes on. Never ends a run: what cannot be read or
+drawn is left out and said on the page."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +21,16 @@ from unet_trainer import __version__
 from unet_trainer.images.drawing import ERROR_COLOURS, ErrorKind
 from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.reports.charts import distribution_chart, drawn_epochs, run_charts
-from unet_trainer.reports.comparison import SetScores, set_scores
+from unet_trainer.reports.comparison import SetScores, render_comparison, set_scores
 from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, Picture, make_gallery
-from unet_trainer.reports.page import NONE, duration, moment, percent, rate, render_page, score
+from unet_trainer.reports.page import NONE, duration, moment, page_policy, percent, rate, render_page, score
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import Console
 from unet_trainer.system.input_files import read_bytes
-from unet_trainer.training.run_folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, has_checkpoint
-from unet_trainer.training.run_summary import Event, RunSummary, read_run_summary
+from unet_trainer.system.local_server import HTML_TYPE, LocalHandler, LocalServer, RequestRefused
+from unet_trainer.system.locks import is_locked
+from unet_trainer.training.run_folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, SETTINGS, VAL_SCORES, has_checkpoint
+from unet_trainer.training.run_summary import RUN_FILES, RunSummary, read_run_summary
 
 NO_PICTURES = Gallery()
 SHEET_SIDE, SHEET_QUALITY = 1100, 78
@@ -75,7 +82,9 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
     epochs = drawn_epochs(run)
     sheet = None if gallery.pictures else _latest_samples(run.folder)
     distribution = distribution_chart(run.image_scores)
-    events = _in_order_of_time([event for event in run.events if event.kind in EVENT_WORDS])
+    # The file has a start before the notes that were made until the run had its folder.
+    known = [event for event in run.events if event.kind in EVENT_WORDS]
+    events = sorted(known, key=lambda event: (event.time or datetime.min).replace(tzinfo=None))
     class_rows, confusion, stage_rows = _class_rows(run, scores), _confusion(run), _stage_rows(run)
     present = {
         **{"result": True, "images": distribution or gallery.pictures or gallery.note or sheet, "curves": epochs},
@@ -112,15 +121,6 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
         has_model=(run.folder / BEST).is_file(),
         **_gallery_values(run, gallery),
     )
-
-
-def _in_order_of_time(events: Sequence[Event]) -> list[Event]:
-    """The file has a start before the notes that were made until the run had its folder. Without a time: as the one before it."""
-    keyed: list[tuple[datetime, Event]] = []
-    for event in events:
-        last = keyed[-1][0] if keyed else datetime.min
-        keyed.append((event.time.replace(tzinfo=None) if event.time else last, event))
-    return [event for _, event in sorted(keyed, key=lambda entry: entry[0])]
 
 
 def _baseline(run: RunSummary) -> Baseline | None:
@@ -276,3 +276,95 @@ def _latest_samples(folder: Path) -> tuple[int, str] | None:
         _, buffer = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, SHEET_QUALITY])
         return int(path.stem.removeprefix("epoch_")), _data_uri(buffer.tobytes(), "image/jpeg")
     return None
+
+
+# The server of `watch`: reports of runs that go on, made anew when their files change. Writes nothing.
+#
+# GET  /KEY/               the report of the run; of several runs, their comparison
+# GET  /KEY/version        changes when the page does
+# GET  /KEY/run/N/         the report of one of several runs; run/N/version likewise
+
+WATCHED = (*(name for name in RUN_FILES if not name.endswith(".pt")), BEST, SETTINGS, VAL_SCORES, SAMPLES)
+
+
+class WatchServer(LocalServer):
+    """Pictures of the worst and best images are predicted once a run has ended: while it trains it needs the machine itself."""
+
+    def __init__(self, address: tuple[str, int], folders: Sequence[Path], with_pictures: bool = True) -> None:
+        """Raises OSError if the address cannot be used."""
+        self.folders = list(folders)
+        self.with_pictures = with_pictures
+        self.galleries: dict[Path, tuple[Any, Gallery]] = {}  # with the version of the files that they were made of
+        self.worker = ThreadPoolExecutor(1, "pictures")
+        self.num_running = 0
+        super().__init__(address, WatchHandler)
+
+    @property
+    def is_busy(self) -> bool:
+        return self.num_running > 0
+
+    def shown_folders(self, path: str) -> list[Path]:
+        """Whose page a path names. Raises RequestRefused."""
+        found = re.fullmatch(r"run/([0-9]{1,4})/", path)
+        if path == "":
+            return self.folders
+        if found and int(found[1]) < len(self.folders) and len(self.folders) > 1:
+            return [self.folders[int(found[1])]]
+        raise RequestRefused(HTTPStatus.NOT_FOUND, "nothing here")
+
+    def version(self, folders: Sequence[Path]) -> str:
+        """Of all that the page of these runs shows."""
+        facts = [(_file_facts(folder), folder in self.galleries, is_locked(folder)) for folder in folders]
+        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+
+    def page(self, path: str) -> bytes:
+        folders = self.shown_folders(path)
+        version, summaries = self.version(folders), [read_run_summary(folder) for folder in folders]
+        if len(summaries) > 1:
+            return render_comparison(summaries, live=version, links=True).encode()
+        return render_report(summaries[0], self._gallery(summaries[0]), live=version).encode()
+
+    def _gallery(self, summary: RunSummary) -> Gallery:
+        """As far as it is made; asks for it if it is not."""
+        if summary.state == "running":
+            note = "Pictures of the worst and the best images follow when the run has ended."
+            return Gallery(note=note) if summary.best else NO_PICTURES
+        if not self.with_pictures:
+            return NO_PICTURES
+        made_of = _file_facts(summary.folder)
+        known = self.galleries.get(summary.folder)
+        if known is not None and known[0] == made_of:
+            return known[1]
+        if not self.is_busy:
+            self.num_running += 1
+            self.worker.submit(self._make_gallery, summary, made_of)
+        return Gallery(note="Pictures of the worst and the best images are being made …")
+
+    def _make_gallery(self, summary: RunSummary, made_of: Any) -> None:
+        try:
+            # On the CPU: a run that trains beside needs the GPU's memory.
+            self.galleries[summary.folder] = made_of, make_gallery(summary, "cpu")
+        finally:
+            self.num_running -= 1
+
+
+class WatchHandler(LocalHandler):
+    server: WatchServer
+
+    def get(self, path: str) -> None:
+        if path == "version" or path.endswith("/version"):
+            folders = self.server.shown_folders(path.removesuffix("version"))
+            self.send(self.server.version(folders).encode(), "text/plain; charset=utf-8")
+            return
+        policy = f"{page_policy(live=True)}; frame-ancestors 'none'"
+        self.send(self.server.page(path), HTML_TYPE, {"Content-Security-Policy": policy})
+
+
+def _file_facts(folder: Path) -> list[tuple[str, int, int]]:
+    """Sizes and times of the files that a report is made of."""
+    facts = []
+    for name in WATCHED:
+        with contextlib.suppress(OSError):
+            found = (folder / name).stat()
+            facts.append((name, found.st_size, found.st_mtime_ns))
+    return facts

@@ -25,13 +25,12 @@ from unet_trainer.config.schema import Config, as_dict
 from unet_trainer.datasets.dataset_report import CheckedDataset
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
-from unet_trainer.model.segmenter import SegmenterSpec, build_spec
+from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.concurrency import ThrottledTask
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import Job, choose_backend, device_id
 from unet_trainer.system.os_errors import named_file, reason
 from unet_trainer.training.build import (
-    Components,
     build_components,
     build_components_with_weights,
     build_dataset,
@@ -95,8 +94,8 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     with processes.main_process_first():  # the others find what the first one has read
         dataset = build_dataset(config, console, folder)
     check_same(processes, dataset_facts(dataset), f"data_dir: {config.data_dir}: ", "the same files")
-    make_settings = partial(build_settings, config, hardware, dataset, console, earlier is not None, budget)
-    settings = share_settings(processes, make_settings, device, config.checkpoint_dir)
+    made = build_settings(config, hardware, dataset, console, earlier is not None, budget) if processes.is_main else None
+    settings = share_settings(processes, made, device, config.checkpoint_dir)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     loaders = build_loaders(settings.taken, dataset, device, console, processes)
     session.on_exit(loaders.close)
@@ -105,7 +104,12 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     processes.connect(device, config.process_timeout)
     sizes = [size.image for size in loaders.train.dataset.sizes]
     spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, dataset.has_background(settings.taken), sizes)
-    settings, components = _build_components(processes, settings, spec, device, len(loaders.train), console, earlier is not None)
+    # Rank 0 loads pretrained weights, or does without; the others build the same model and get its state.
+    parts, components = (spec, device, len(loaders.train), console), None
+    if processes.is_main:
+        components = build_components_with_weights(settings, *parts, resumes=earlier is not None, launch=processes.launch)
+    settings = share_settings(processes, settings if processes.is_main else None, device, config.checkpoint_dir)
+    components = components or build_components(settings.taken, *parts, resumes=True, launch=processes.launch)
     state = components.state
 
     changes: list[str] = []
@@ -221,32 +225,14 @@ def _say_job(processes: Job, device: torch.device, resume: str | None, console: 
         console.note(f"torchrun may restart the job {counted(max_restarts, 'time')}; it resumes only with resume=auto")
 
 
-def share_settings(processes: Job, make: Callable[[], Settings], device: torch.device, checkpoint_dir: str) -> Settings:
-    """Those that rank 0 makes, with this process's own device and folder: for the cache of its machine."""
-    made = make() if processes.is_main else None
+def share_settings(processes: Job, made: Settings | None, device: torch.device, checkpoint_dir: str) -> Settings:
+    """Those that rank 0 has made, with this process's own device and folder: for the cache of its machine."""
     content: dict[str, Any] = processes.broadcast({} if made is None else made.to_dict())
     if made is not None:
         return made
     settings = Settings.from_dict(content)
     settings.change("this process's", device=str(device), checkpoint_dir=checkpoint_dir)
     return settings
-
-
-def _build_components(
-    processes: Job,
-    settings: Settings,
-    spec: SegmenterSpec,
-    device: torch.device,
-    num_batches: int,
-    console: Console,
-    resumes: bool,
-) -> tuple[Settings, Components]:
-    """Rank 0 loads pretrained weights, or does without; the others build the same model and get its state."""
-    launch, components = processes.launch, None
-    if processes.is_main:
-        components = build_components_with_weights(settings, spec, device, num_batches, console, resumes, launch)
-    settings = share_settings(processes, lambda: settings, device, settings.taken.checkpoint_dir)
-    return settings, components or build_components(settings.taken, spec, device, num_batches, console, True, launch)
 
 
 def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Settings, source: Path | None, processes: Job) -> None:
