@@ -17,18 +17,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets import converted, name_matching
+from unet_trainer.datasets import converted, layouts, name_matching
 from unet_trainer.datasets.annotation_readers import part_in, reading
-from unet_trainer.datasets.layouts import (
-    PARTS,
-    Group,
-    Layout,
-    describe_results,
-    find_layout,
-    holds_masks_too,
-    list_images_and_volumes,
-    walk,
-)
+from unet_trainer.datasets.layouts import PARTS, Group, Layout
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
 from unet_trainer.datasets.pairs import (
     SKIP,
@@ -99,15 +90,15 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
     Where files do not pair up, results of predict among them are left out: looking for those opens every file.
     """
     search = Search(config, data_dir, converted.Converter(data_dir, Path(config.checkpoint_dir), console))
-    layout = find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
+    layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
     found: FoundPairs | DataError
     try:
         found, is_complete = _pair_parts(search, layout)
     except DataError as error:
         found, is_complete = error, False
     if not is_complete and (results := _find_results(layout, config.mask_suffix)):
-        layout = find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, results)
-        return _pair_parts(Search(config, data_dir, search.converter, [describe_results(results)]), layout)[0]
+        layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, results)
+        return _pair_parts(Search(config, data_dir, search.converter, [layouts.describe_results(results)]), layout)[0]
     if isinstance(found, DataError):
         raise found
     return found
@@ -121,7 +112,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
     such a table. Raises DataError."""
     if config.image_dir is not None or config.mask_dir is not None:
         return None
-    files = [here / name for here, names in walk(data_dir) for name in names]
+    files = [here / name for here, names in layouts.walk(data_dir) for name in names]
     pairs: list[Pair] = []
     missing: list[str] = []
     used: dict[str, None] = {}
@@ -137,7 +128,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, cast(Part, part or None)))
             used[f"{path_in(data_dir, path)}, {columns[0]} and {columns[1]}"] = None
     tables = sorted(path for path in files if path.suffix.lower() == ".parquet")
-    if not pairs and tables and not list_images_and_volumes(data_dir):
+    if not pairs and tables and not layouts.list_images_and_volumes(data_dir):
         converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
         for path in tables:
             part = part_in([*path_in(data_dir, path).split("/")[:-1], path.stem])
@@ -289,7 +280,7 @@ def _find_results(layout: Layout, mask_suffix: str) -> list[Path]:
     found: list[Path] = []
     for images, masks in layout.parts.values():
         results = [file for file in images.files if is_result(file.path)]
-        if images is masks and not holds_masks_too([file for file in images.files if file not in results], mask_suffix):
+        if images is masks and not layouts.holds_masks_too([file for file in images.files if file not in results], mask_suffix):
             results = []
         if masks is not None and images is not masks:
             seen = [file for file in masks.files if is_result(file.path)]

@@ -18,20 +18,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.tiff_files import (
-    BOMB_PIXELS,
-    BOMB_RATIO,
-    ORIENTATION,
-    SIDEWAYS,
-    TIFF_STARTS,
-    TURNS,
-    Pixels,
-    TiffImage,
-    read_errors,
-    upright,
-    with_channels_last,
-)
+from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, ORIENTATION, SIDEWAYS, TIFF_STARTS, TURNS, Pixels, TiffImage
 
 VOLUME_EXTENSIONS = (".nii", ".nii.gz")  # that training reads slice by slice
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
@@ -75,9 +64,9 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
     A decompression bomb is refused before it is decoded. Raises ReadError.
     """
     refuse_bomb(data)
-    with read_errors():
+    with tiff_files.read_errors():
         if data.startswith(NPY_START):
-            return np.ascontiguousarray(with_channels_last(decode_array(data)))
+            return np.ascontiguousarray(tiff_files.with_channels_last(decode_array(data)))
         if data.startswith(TIFF_STARTS):
             return TiffImage(io.BytesIO(data), channels).read_all()
         if data.startswith(GIF_START):
@@ -85,7 +74,7 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
         keeps_alpha = channels is not None and channels_with_alpha(data) == channels
         if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):  # which is not turned
             wanted = [0, 3] if png_colour_type(data) == PNG_GREY_ALPHA else [2, 1, 0, 3]
-            return np.ascontiguousarray(upright(image[:, :, wanted], orientation_of(data)))
+            return np.ascontiguousarray(tiff_files.upright(image[:, :, wanted], orientation_of(data)))
         _, flags = _reduction(data, min_side)
         image = decode_with_opencv(data, flags)
         if image.ndim == 2:
@@ -192,7 +181,7 @@ def map_npy(path: Path) -> Pixels:
         array = None
     if array is None or array.dtype.kind not in "buif" or array.size == 0 or not array.dtype.isnative:
         return decode_image(read_bytes(path))  # which says what is wrong, or reads another byte order
-    return with_channels_last(array)
+    return tiff_files.with_channels_last(array)
 
 
 # What the bytes of a file say before it is decoded. For a broken header, what a file without the property says; decoding it fails.
