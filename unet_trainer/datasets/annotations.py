@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, cast
 
@@ -202,7 +202,8 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
             classes, listed, notes = form.parse(path, content)
         declared |= dict.fromkeys(classes)
         notices += notes
-        with_folders = index.knows_folders(image.name for image in listed)
+        # If one of the names with folders is here with all of them, p2/1.png is not p1/1.png where p2 is missing.
+        with_folders = any(len(path_pieces(image.name)) > 1 and index.knows(image.name) for image in listed)
         folders = path.relative_to(data_dir).parts[:-1] if path.is_relative_to(data_dir) else ()
         near = path.parent.parent if tool == "Supervisely" else path.parent  # ds/img beside ds/ann
         shown = path_in(data_dir, path)
@@ -273,27 +274,19 @@ class ImageIndex:
 
     def __init__(self, root: Path, files: Iterable[Path]) -> None:
         self.root, self.files = root, list(files)
-        self._by_name: dict[str, list[Path]] = defaultdict(list)
+        self._by_name: dict[str, list[Path]] = defaultdict(list)  # a, a.png, train/a, train/a.png, images/train/a, ...
         for path in self.files:
+            *folders, _ = _plain(path_in(root, path)).split("/")
             for name in {_plain(path.name), _plain(path.stem)}:
-                self._by_name[name].append(path)
+                for start in range(len(folders) + 1):
+                    self._by_name["/".join([*folders[start:], name])].append(path)
 
-    def knows(self, stem: str) -> bool:
-        return _plain(stem) in self._by_name
+    def knows(self, name: str) -> bool:
+        return "/".join(map(_plain, path_pieces(name))) in self._by_name
 
     def part_of(self, path: Path) -> str:
         """train, val or test by the folders above an image."""
         return part_in(path_in(self.root, path).split("/")[:-1])
-
-    def knows_folders(self, names: Iterable[str]) -> bool:
-        """Whether one of the names with folders is here with all of them. Then p2/1.png is not p1/1.png, if p2 is missing."""
-        split = [path_pieces(name) or [""] for name in names]
-        return any(
-            self._agreement(pieces, path) == len(pieces) - 1
-            for pieces in split
-            if len(pieces) > 1
-            for path in self._by_name.get(_plain(pieces[-1]), [])
-        )
 
     def find(self, name: str, near: Path, part: str, with_folders: bool) -> Path | None:
         """The file for a name, possibly with folders before it; None if there is none. Raises DataError if several are possible.
@@ -302,27 +295,21 @@ class ImageIndex:
         A file of another part than `part` is none: val/1.png is not the 1.png of train. `with_folders`: all folders must agree.
         """
         pieces = path_pieces(name) or [""]
-        part = part_in(pieces[:-1]) or part
-        ranked: dict[tuple[Any, ...], list[Path]] = defaultdict(list)
-        for path in self._by_name.get(_plain(pieces[-1]), []):
-            agreement, its_part = self._agreement(pieces, path), self.part_of(path)
-            if (not part or its_part in ("", part)) and (not with_folders or agreement == len(pieces) - 1):
-                has_extension = _plain(path.name) == _plain(pieces[-1])  # else the name is one without its extension
-                place = path.is_relative_to(near), path.parent == near
-                ranked[has_extension, agreement, *place, its_part == part, path.name == pieces[-1]].append(path)
-        best = ranked[max(ranked)] if ranked else []
+        part, plain = part_in(pieces[:-1]) or part, [_plain(piece) for piece in pieces]
+        found: list[Path] = []
+        for start in range(1 if with_folders else len(pieces)):
+            same = self._by_name.get("/".join(plain[start:]), [])
+            found = found or [path for path in same if not part or self.part_of(path) in ("", part)]
+
+        def rank(path: Path) -> tuple[bool, ...]:
+            place = path.is_relative_to(near), path.parent == near
+            return _plain(path.name) == plain[-1], *place, self.part_of(path) == part, path.name == pieces[-1]
+
+        best = [path for path in found if rank(path) == max(map(rank, found))]
         if len(best) > 1:
             paths = first_few(path_in(self.root, path) for path in best)
             raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
         return best[0] if best else None
-
-    def _agreement(self, pieces: Sequence[str], path: Path) -> int:
-        """How many of the folders above a file are those of the name, from the last backwards."""
-        above = path_in(self.root, path).split("/")
-        pairs = zip(
-            [_plain(piece) for piece in reversed(pieces[:-1])], [_plain(name) for name in reversed(above[:-1])], strict=False
-        )
-        return len([*takewhile(lambda pair: pair[0] == pair[1], pairs)])
 
 
 def _plain(name: str) -> str:

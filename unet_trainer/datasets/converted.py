@@ -29,19 +29,9 @@ import numpy as np
 from unet_trainer.datasets.layouts import KINDS
 from unet_trainer.datasets.name_matching import File, best_match, masks_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
+from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import DataError, ReadError, find_member, naming, open_file, read_bytes
-from unet_trainer.images.image_decoding import (
-    COLOUR_CHANNELS,
-    IMAGE_EXTENSIONS,
-    VOLUME_EXTENSIONS,
-    Pixels,
-    channels_with_alpha,
-    decode_array,
-    decode_image,
-    encode_image,
-    nodata_of,
-    read_image,
-)
+from unet_trainer.images.image_decoding import COLOUR_CHANNELS, IMAGE_EXTENSIONS, VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import COLOUR, read_mask
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
 from unet_trainer.images.tiling import nearest_positions
@@ -115,7 +105,7 @@ class Converter:
             except DataError as error:
                 return None, str(error), ""
             path = paths[number]
-            data = pixels if isinstance(pixels, bytes) else encode_image(pixels, path.suffix)
+            data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, lambda file: file.write(data))
@@ -333,7 +323,7 @@ def _join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
     for path in paths:
         with naming(path):
             is_volume = path.name.lower().endswith(VOLUME_EXTENSIONS)
-            read.append(_open_volume(path)[2]()[..., None] if is_volume else read_image(path))
+            read.append(_open_volume(path)[2]()[..., None] if is_volume else image_decoding.read_image(path))
         if read[-1].shape[:-1] != read[0].shape[:-1]:
             size, first = ("×".join(map(str, pixels.shape[-2::-1])) for pixels in (read[-1], read[0]))
             raise DataError(f"{path}: {size}, the other channels of this image are {first}")
@@ -495,7 +485,7 @@ def _import_nibabel(path: Path) -> Any:
 def _open_volume(path: Path) -> tuple[int, Any, Callable[[], Pixels]]:
     """From the header the number of slices and the dtype; and what reads Z,Y,X or Z,Y,X,C. Both raise DataError."""
     if path.suffix.lower() == ".npy":
-        array = decode_array(read_bytes(path))
+        array = image_decoding.decode_array(read_bytes(path))
         return len(array), array.dtype, lambda: array
     nibabel = _import_nibabel(path)
     errors = nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError
@@ -555,9 +545,9 @@ def _read_whole(path: Path) -> tuple[Pixels, bool, float | None]:
     """H,W,C with alpha, whether there is one, and the value of pixels without data."""
     with naming(path):
         data = read_bytes(path)
-        num_with_alpha = channels_with_alpha(data)
-        image = decode_image(data, channels=num_with_alpha or None)
-        return image, image.shape[2] == num_with_alpha, nodata_of(data)
+        num_with_alpha = image_decoding.channels_with_alpha(data)
+        image = image_decoding.decode_image(data, channels=num_with_alpha or None)
+        return image, image.shape[2] == num_with_alpha, image_decoding.nodata_of(data)
 
 
 @lru_cache(maxsize=1)

@@ -18,6 +18,7 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config, id_names, to_plain
+from unet_trainer.datasets import scan
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.folder_pairs import find_in_folders, find_in_tables
@@ -44,20 +45,7 @@ from unet_trainer.datasets.pairs import (
     first_few,
     setting_lines,
 )
-from unet_trainer.datasets.scan import (
-    ImageFacts,
-    ImageKind,
-    MaskFacts,
-    PairFacts,
-    ScanCache,
-    build_image_spec,
-    choose_kind,
-    choose_nodata,
-    describe_reading,
-    mismatch,
-    open_scan_cache,
-    scan_pairs,
-)
+from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, PairFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.splits import OF_ONE_IMAGE, Split, add_groups, choose_image_blocks, read_split_csv, split_pairs
 from unet_trainer.images.file_bytes import DataError
@@ -191,7 +179,7 @@ def build_dataset_report(config: Config, console: Console, earlier: FoundPairs |
 
 def report_on(found: FoundPairs, config: Config, console: Console, is_resumed: bool = False) -> DatasetReport:
     """The report on pairs that were found. A resumed run keeps its split, and is not told again that it is too easy."""
-    cache = open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
+    cache = scan.open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
     report = read_every_pair(found, config.resize_masks, cache, console, config.worker_timeout)
     if not report.pairs:
         return report
@@ -215,7 +203,7 @@ def read_every_pair(
     """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet."""
     report = DatasetReport(found)
     with console.bar("Reading every pair once:", len(found.pairs), keep=False) as bar:
-        facts = scan_pairs(found.pairs, count_cores(), bar.tick, cache, timeout)
+        facts = scan.scan_pairs(found.pairs, count_cores(), bar.tick, cache, timeout)
     report.problems += found.problems
     report.notices += found.notices
     _keep_readable(report, facts, resize_masks)
@@ -278,11 +266,11 @@ def _note_changed_content(report: DatasetReport) -> None:
 
 
 def _choose_kind(report: DatasetReport, config: Config) -> None:
-    report.kind = kind = choose_kind(report.images, config.in_channels)
-    report.nodata = choose_nodata(report.images, config.nodata)
-    report.notices += describe_reading(report.images, kind.channels, report.nodata, config.nodata == "ignore")
+    report.kind = kind = scan.choose_kind(report.images, config.in_channels)
+    report.nodata = scan.choose_nodata(report.images, config.nodata)
+    report.notices += scan.describe_reading(report.images, kind.channels, report.nodata, config.nodata == "ignore")
     report.images = [image.as_read(kind.channels, report.nodata) for image in report.images]
-    reasons = [mismatch(image, kind) for image in report.images]
+    reasons = [scan.mismatch(image, kind) for image in report.images]
     lines = [f"{pair.shown_image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
     if not lines:
         return
@@ -347,7 +335,7 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     report.notices += report.split.notices
     if report.kind is not None:
         images, _ = report.facts_of(report.split.train)
-        report.image_spec, report.statistics_reason = build_image_spec(
+        report.image_spec, report.statistics_reason = scan.build_image_spec(
             report.kind, images, config.image_mean, config.image_std, report.nodata, config.nodata == "ignore"
         )
 

@@ -17,18 +17,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets import converted, name_matching
+from unet_trainer.datasets import converted, layouts, name_matching
 from unet_trainer.datasets.annotation_readers import part_in, reading
-from unet_trainer.datasets.layouts import (
-    PARTS,
-    Group,
-    Layout,
-    describe_results,
-    find_layout,
-    holds_masks_too,
-    list_images_and_volumes,
-    walk,
-)
+from unet_trainer.datasets.layouts import PARTS, Group, Layout
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
 from unet_trainer.datasets.pairs import (
     SKIP,
@@ -73,11 +64,6 @@ class Search:
     has_background: bool = False  # some pixels belong to none of them
     origins: dict[Path, str] = field(default_factory=dict)  # of images that were made from several files: what messages name
 
-    def names_are_given(self, classes: Sequence[str]) -> bool:
-        """Whether class_names says that these are classes, with or without the background."""
-        given = list(self.config.class_names or ())
-        return bool(given) and sorted(classes) in (sorted(given), sorted(given[1:]))
-
 
 @dataclass
 class Paired:
@@ -104,15 +90,15 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
     Where files do not pair up, results of predict among them are left out: looking for those opens every file.
     """
     search = Search(config, data_dir, converted.Converter(data_dir, Path(config.checkpoint_dir), console))
-    layout = find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
+    layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
     found: FoundPairs | DataError
     try:
         found, is_complete = _pair_parts(search, layout)
     except DataError as error:
         found, is_complete = error, False
     if not is_complete and (results := _find_results(layout, config.mask_suffix)):
-        layout = find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, results)
-        return _pair_parts(Search(config, data_dir, search.converter, [describe_results(results)]), layout)[0]
+        layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, results)
+        return _pair_parts(Search(config, data_dir, search.converter, [layouts.describe_results(results)]), layout)[0]
     if isinstance(found, DataError):
         raise found
     return found
@@ -126,7 +112,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
     such a table. Raises DataError."""
     if config.image_dir is not None or config.mask_dir is not None:
         return None
-    files = [here / name for here, names in walk(data_dir) for name in names]
+    files = [here / name for here, names in layouts.walk(data_dir) for name in names]
     pairs: list[Pair] = []
     missing: list[str] = []
     used: dict[str, None] = {}
@@ -142,7 +128,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, cast(Part, part or None)))
             used[f"{path_in(data_dir, path)}, {columns[0]} and {columns[1]}"] = None
     tables = sorted(path for path in files if path.suffix.lower() == ".parquet")
-    if not pairs and tables and not list_images_and_volumes(data_dir):
+    if not pairs and tables and not layouts.list_images_and_volumes(data_dir):
         converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
         for path in tables:
             part = part_in([*path_in(data_dir, path).split("/")[:-1], path.stem])
@@ -262,26 +248,14 @@ def _describe_unpaired(parts: Sequence[Paired], num_pairs: int, mask_suffix: str
     fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip" if settings else ""
     rule, ending = parts[0].match.rule, mask_suffix if mask_suffix.lower() in IMAGE_EXTENSIONS else f"{mask_suffix}.png"
     wanted = f"{rule.mask[0]}{rule.image_core(images[0].stem)}{rule.mask[1]}{ending}" if images else ""
-    return [
-        Problem(kind, f"{noun} {what}", f"{noun}s {what}", tuple(str(file.path) for file in files), advice, settings)
-        for kind, noun, what, files, advice in (
-            (
-                "no_mask",
-                "image",
-                f"without a mask in {parts[0].masks.place} (such as {wanted})",
-                images,
-                f"add the masks; or {fix}",
-            ),
-            (
-                "no_image",
-                "mask",
-                f"without an image in {parts[0].images.place}",
-                masks,
-                "add their images" if images else f"add the images; or {fix}",
-            ),
-        )
-        if files
-    ]
+    problems, (image_paths, mask_paths) = [], (tuple(str(file.path) for file in files) for files in (images, masks))
+    if images:
+        what = f"without a mask in {parts[0].masks.place} (such as {wanted})"
+        problems.append(Problem("no_mask", f"image {what}", f"images {what}", image_paths, f"add the masks; or {fix}", settings))
+    if masks:
+        what, advice = f"without an image in {parts[0].images.place}", "add their images" if images else f"add the images; or {fix}"
+        problems.append(Problem("no_image", f"mask {what}", f"masks {what}", mask_paths, advice, settings))
+    return problems
 
 
 def _find_test(search: Search, layout: Layout, rule: Rule) -> tuple[list[Pair], bool]:
@@ -306,7 +280,7 @@ def _find_results(layout: Layout, mask_suffix: str) -> list[Path]:
     found: list[Path] = []
     for images, masks in layout.parts.values():
         results = [file for file in images.files if is_result(file.path)]
-        if images is masks and not holds_masks_too([file for file in images.files if file not in results], mask_suffix):
+        if images is masks and not layouts.holds_masks_too([file for file in images.files if file not in results], mask_suffix):
             results = []
         if masks is not None and images is not masks:
             seen = [file for file in masks.files if is_result(file.path)]
@@ -376,7 +350,12 @@ def _pair_part(
     assert mask_group is not None  # test without masks is not paired
     config, is_one_folder = search.config, image_group is mask_group
     problems: list[Problem] = []
-    images, masks = (_one_folder if is_one_folder else _two_folders)(image_group, mask_group, config.mask_suffix)
+    images, masks = image_group.files, mask_group.files
+    if is_one_folder:
+        images, masks = _one_folder(image_group, config.mask_suffix)
+    elif config.mask_suffix and not (masks := with_ending(masks, config.mask_suffix)):
+        text = f"mask_suffix: no name in {mask_group.place} ends in {config.mask_suffix!r}"
+        raise _ask_for_suffix(text, images, mask_group.files)
     _refuse_same_names(images, masks)
     if lists is not None:
         images, problems = _keep_listed(search, images, lists)
@@ -410,7 +389,9 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     paired = {each.image for each in parts}
     found.match = Match(Rule(), [], [image for image in images if image not in paired], [])
     as_classes: dict[str, Any] = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
-    are_sure = bool(search.classes) or search.names_are_given(names)
+    given = list(search.config.class_names or ())
+    in_given = next((order for order in (given, given[1:]) if given and sorted(order) == names), [])  # the first: background
+    are_sure = bool(search.classes or in_given)
     if all(len(each.files) == 1 for each in parts) and not (names and are_sure):
         if len(names) > 1:
             lines = "\n".join(f"  {line}" for line in setting_lines(as_classes))
@@ -436,8 +417,7 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
             one = f"to train on one of them alone, set mask_suffix: {endings[names[0]]}"
             search.notices.append(f"masks in {place} are taken as those of classes by the endings of their names: {listing}; {one}")
     if names and not search.classes:
-        given = list(search.config.class_names or ())
-        search.classes = next((order for order in (given, given[1:]) if sorted(order) == names), names)
+        search.classes = in_given or names
     unknown = sorted(set(names) - set(search.classes))
     if unknown:
         raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
@@ -555,14 +535,7 @@ def _join_channels(
 # Which files are images and which are masks
 
 
-def _two_folders(images: Group, masks: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
-    named = with_ending(masks.files, mask_suffix) if mask_suffix else masks.files
-    if not named:
-        raise _ask_for_suffix(f"mask_suffix: no name in {masks.place} ends in {mask_suffix!r}", images.files, masks.files)
-    return images.files, named
-
-
-def _one_folder(group: Group, _: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
+def _one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
     """Images and masks of one folder: by mask_suffix, or by the one mark (such as _mask) or extension of masks that leaves no file
     unpaired. Of a.jpg and a.png, the JPEG is the image."""
     files = group.files

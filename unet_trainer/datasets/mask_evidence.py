@@ -6,7 +6,6 @@ Each answer of MaskEvidence is for one question of mask_reading, which decides.
 
 from __future__ import annotations
 
-import csv
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -327,22 +326,16 @@ def absent_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequen
 MAX_BYTES = 256 * 1024
 VOID_NAMES = frozenset(["void", "unlabeled", "unlabelled", "unlabel", "ignore", "ignored", "dontcare", "unannotated"])
 NO_ID = "__ignore__"  # the first line of LabelMe's list; the ids begin with the line behind it
-PATTERNS = {
-    "label_colors.txt": re.compile(r"(?P<r>\d{1,3})[\s,]+(?P<g>\d{1,3})[\s,]+(?P<b>\d{1,3})[\s,]+(?P<name>\S.*)"),  # 9 9 9 Animal
-    "labelmap.txt": re.compile(r"(?P<name>[^:]+):(?P<r>\d{1,3}),(?P<g>\d{1,3}),(?P<b>\d{1,3})(?::.*)?"),  # name:r,g,b:parts:actions
+COLOUR_OF = r"(?P<r>\d{1,3})[\s,]+(?P<g>\d{1,3})[\s,]+(?P<b>\d{1,3})"
+FORMS = {  # the header, "" if there is none, and every other line
+    "label_colors.txt": ("", rf"{COLOUR_OF}[\s,]+(?P<name>\S.*)"),  # 9 9 9 Animal
+    "class_dict.csv": (r"(name|class|label)\s*,\s*r\s*,\s*g\s*,\s*b\b.*", rf'"?(?P<name>[^,"]+)"?\s*,\s*{COLOUR_OF}(\s*,.*)?'),
+    "_classes.csv": (r"pixel value\s*,\s*class\b.*", r'(?P<value>\d{1,5})\s*,\s*"?(?P<name>[^,"]+)"?(\s*,.*)?'),
+    "labelmap.txt": ("", rf"(?P<name>[^:]+):{COLOUR_OF}(:.*)?"),  # name:r,g,b:parts:actions
 }
 # {"background": 0, "tumour": 1} or {"0": "background"}: of nnU-Net, as `labels` in it, and of Hugging Face.
 JSON_NAMES = ("dataset.json", "id2label.json")
-NAMES = (
-    *JSON_NAMES,
-    "label_colors.txt",
-    "class_dict.csv",
-    "_classes.csv",
-    "labelmap.txt",
-    "class_names.txt",
-    "codes.txt",
-    "classes.txt",
-)
+NAMES = (*JSON_NAMES, *FORMS, "class_names.txt", "codes.txt", "classes.txt")
 
 
 @dataclass(frozen=True)
@@ -407,23 +400,23 @@ def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
 
 def _parse(name: str, lines: Sequence[str]) -> list[NamedClass | None]:
     """None for a line that cannot be read."""
-    if name in PATTERNS:
-        lines = [line for line in lines if name != "labelmap.txt" or not line.startswith("#")]
-        matches = [PATTERNS[name].fullmatch(line) for line in lines]
-        return [_coloured(match["name"], match.group("r", "g", "b")) if match else None for match in matches]
-    if not name.endswith(".csv"):
+    if name not in FORMS:
         # A name per line, in the order of the ids. Names without a background are those of objects in boxes.
         classes = [NamedClass(line, None) for line in lines if line != NO_ID]
         return [*classes] if any(one.is_background or one.is_void for one in classes) else []
-    header, *rows = [[cell.strip() for cell in row] for row in csv.reader(lines)] or [[]]
-    header = [cell.lower() for cell in header]
-    if name == "_classes.csv":
-        is_known = header[:2] == ["pixel value", "class"]
-        read = [NamedClass(row[1], int(row[0])) if len(row) >= 2 and row[0].isdecimal() else None for row in rows]
-    else:
-        is_known = header[1:4] == ["r", "g", "b"] and header[0] in ("name", "class", "label")
-        read = [_coloured(row[0], row[1:4]) if len(row) >= 4 else None for row in rows]
-    return read if is_known else []
+    header, form = FORMS[name]
+    if header and not (lines and re.fullmatch(header, lines[0], re.I)):
+        return []
+    found: list[NamedClass | None] = []
+    for line in lines[1:] if header else (line for line in lines if not line.startswith("#")):
+        held = match.groupdict() if (match := re.fullmatch(form, line)) is not None else {}
+        colour = [int(held[channel]) for channel in "rgb" if channel in held]
+        if not held or max(colour, default=0) > 255:
+            found.append(None)
+        else:
+            number = as_number((colour[0], colour[1], colour[2])) if colour else int(held["value"])
+            found.append(NamedClass(held["name"].strip(), number, bool(colour)))
+    return found
 
 
 def _parse_labels(text: str) -> list[NamedClass | None]:
@@ -436,10 +429,3 @@ def _parse_labels(text: str) -> list[NamedClass | None]:
         NamedClass(name, int(number)) if str(number).isdecimal() and isinstance(name, str) and int(number) < 2**16 else None
         for number, name in sorted(items, key=lambda item: str(item[0]).zfill(9))
     ]
-
-
-def _coloured(name: str, channels: Sequence[str]) -> NamedClass | None:
-    if not name or not all(channel.isdecimal() and int(channel) <= 255 for channel in channels):
-        return None
-    red, green, blue = (int(channel) for channel in channels)
-    return NamedClass(name, as_number((red, green, blue)), is_colour=True)

@@ -109,17 +109,14 @@ def mask_marks(stem: str) -> list[str]:
     return [found.group().lower() for found in MASK_MARK.finditer(stem)]
 
 
-def is_channel_folder(folder: Path) -> bool:
-    return folder.name.lower() == CHANNEL_FOLDER
-
-
 def best_match(images: Sequence[File], masks: Sequence[File], image_folder: Path, preferred: Rule | None = None) -> Match:
     """The match of the first rule that leaves nothing unpaired, else of the rule that pairs most by whole words.
 
     `preferred`: the rule of the training pairs, which comes first for those of validation.
     """
     rules = [*([preferred] if preferred is not None else []), Rule()]
-    if is_channel_folder(image_folder) and len({"".join(CHANNEL.findall(image.stem)) for image in images}) == 1:
+    is_of_channels = image_folder.name.lower() == CHANNEL_FOLDER
+    if is_of_channels and len({"".join(CHANNEL.findall(image.stem)) for image in images}) == 1:
         rules.append(Rule(drops_channel=True))
     rules += _affix_rules({file.stem for file in images}, {file.stem for file in masks})
     partial = []

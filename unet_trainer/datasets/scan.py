@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import os
 import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,6 +41,7 @@ from unet_trainer.images.image_decoding import (
     mask_values_of,
     nodata_of,
     palette_colours,
+    read_image,
     refuse_bomb,
 )
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpec, depth_name, extreme_value, find_missing
@@ -57,7 +56,6 @@ CACHE_FORMAT = 3
 PART_VALUES = 2**22  # that are measured at a time
 MANY_OPACITIES = 16  # values of an alpha channel that is a band,
 MAX_FREQUENT = 0.5  # of whose pixels but 0 no value has this share
-SKIPPED = "not asked for"
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
 # What libjpeg prints about wrong data. Some cameras write extra bytes before the end marker: these are harmless.
 JPEG_DAMAGE = re.compile(r"Corrupt JPEG data: (?!\d+ extraneous bytes before marker 0xd9)(.*)|Premature end of JPEG")
@@ -214,14 +212,7 @@ def open_scan_cache(data_dir: Path, checkpoint_dir: Path) -> ScanCache:
     return ScanCache(checkpoint_dir / ".scan" / f"{name}.json")
 
 
-class _Task(NamedTuple):
-    """A pair to scan, the stamps of its files before they are read, and the facts that the cache has of them."""
-
-    position: int
-    pair: Pair
-    stamps: tuple[Stamp | None, Stamp | None]
-    image: ImageFacts | str | None  # a text: it is not asked for
-    mask: MaskFacts | str | None
+Task = tuple[Pair, Sequence[type[Any]]]  # a pair, and which of ImageFacts and MaskFacts are to be read of its files
 
 
 def scan_pairs(
@@ -237,68 +228,57 @@ def scan_pairs(
     take as long for every other pair.
     """
     cache = cache or ScanCache(None)
-    facts: dict[int, PairFacts] = {}
-    tasks: list[_Task] = []
-    for index, pair in enumerate(pairs):
-        stamps = file_stamp(pair.image), file_stamp(pair.mask)
-        image, mask = cache.find(ImageFacts, pair.image, stamps[0]), cache.find(MaskFacts, pair.mask, stamps[1])
-        if image is None or mask is None:
-            tasks.append(_Task(index, pair, stamps, image, mask))
+    stamps = {path: file_stamp(path) for pair in pairs for path in (pair.image, pair.mask)}
+    facts: dict[tuple[type[Any], Path], Any] = {}
+    tasks: list[Task] = []
+    for pair in pairs:
+        files: list[tuple[type[Any], Path]] = [(ImageFacts, pair.image), (MaskFacts, pair.mask)]
+        facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in files}
+        if missing := [kind for kind, path in files if facts[kind, path] is None]:
+            tasks.append((pair, missing))
         else:
-            facts[index] = PairFacts(image, mask)
             tick()
     outcomes = forked_map(_scan_pair, tasks, num_workers, timeout=timeout)
     with warnings.catch_warnings(), contextlib.closing(outcomes):
         warnings.simplefilter("ignore")  # PIL's about broken headers, which name no file
         for position, outcome in outcomes:
-            task = tasks[position]
+            pair, kinds = tasks[position]
             if isinstance(outcome, Crash) and outcome.is_timeout:
-                files = f"{task.pair.shown_image} and {task.pair.shown_mask}"
-                raise DataError(
-                    f"{files}: {outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
-                )
+                reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
+                raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
             if isinstance(outcome, str):  # the next ones would take as long
-                raise DataError(outcome)
-            found = _scan_separately(task) if isinstance(outcome, Crash) else outcome
-            image_facts = cache.add(ImageFacts, task.pair.image, found.image, task.stamps[0])
-            facts[task.position] = PairFacts(image_facts, cache.add(MaskFacts, task.pair.mask, found.mask, task.stamps[1]))
+                raise DataError(f"{pair.shown_image}: {outcome}")
+            if isinstance(outcome, Crash):  # a child process for each file finds the one that crashes the decoder
+                outcome = {}
+                for kind in kinds:
+                    ((_, alone),) = forked_map(_scan_pair, [(pair, [kind])], 1)
+                    crashed = f"decoding it crashed ({alone.reason})" if isinstance(alone, Crash) else alone
+                    outcome[kind] = alone[kind] if isinstance(alone, dict) else crashed
+            for kind, found in outcome.items():
+                path = pair.image if kind is ImageFacts else pair.mask
+                facts[kind, path] = cache.add(kind, path, found, stamps[path])
             tick()
     cache.save()
-    return [facts[index] for index in range(len(pairs))]
+    return [PairFacts(facts[ImageFacts, pair.image], facts[MaskFacts, pair.mask]) for pair in pairs]
 
 
-def _scan_pair(task: _Task, read_stderr: ReadStderr) -> PairFacts | str:
-    """A text: why a remote shard cannot be read."""
-    try:
-        image = task.image or _facts_or_reason(partial(_scan_image, task.pair.image), read_stderr)
-        size = None if isinstance(image, str) else image.size
-        return PairFacts(image, task.mask or _facts_or_reason(partial(_scan_mask, task.pair.mask, size), read_stderr))
-    except ShardReadError as error:
-        return f"{task.pair.shown_image}: {error}"
-
-
-def _scan_separately(task: _Task) -> PairFacts:
-    """As _scan_pair, with a child process for each file, to find the file that crashes the decoder."""
-    found: list[Any] = []
-    for name, alone in (("image", task._replace(mask=task.mask or SKIPPED)), ("mask", task._replace(image=task.image or SKIPPED))):
-        ((_, outcome),) = forked_map(_scan_pair, [alone], 1)
-        crashed = f"decoding it crashed ({outcome.reason})" if isinstance(outcome, Crash) else outcome
-        found.append(getattr(outcome, name) if isinstance(outcome, PairFacts) else crashed)
-    return PairFacts(*found)
-
-
-def _facts_or_reason(scan: Callable[[], Facts], read_stderr: ReadStderr) -> Facts | str:
-    """The facts of a file, or why it cannot be used."""
-    try:
-        facts = scan()
-    except ReadError as error:
-        if isinstance(error, ShardReadError) and error.is_remote:
-            raise
-        return str(error)
-    except MemoryError:
-        return NO_MEMORY
-    damage = JPEG_DAMAGE.search(read_stderr())  # OpenCV decodes such a file, and libjpeg prints a message
-    return facts if damage is None else f"the file is damaged ({damage.group(1) or 'it ends too early'})"
+def _scan_pair(task: Task, read_stderr: ReadStderr) -> dict[type[Any], Any] | str:
+    """The facts of the files, or why one cannot be used. A text: why a remote shard cannot be read."""
+    pair, kinds = task
+    found: dict[type[Any], Any] = {}
+    for kind in kinds:
+        try:
+            found[kind] = _scan_image(pair.image) if kind is ImageFacts else _scan_mask(pair)
+        except ReadError as error:
+            if isinstance(error, ShardReadError) and error.is_remote:
+                return str(error)
+            found[kind] = str(error)
+        except MemoryError:
+            found[kind] = NO_MEMORY
+        damage = JPEG_DAMAGE.search(read_stderr())  # OpenCV decodes such a file, and libjpeg prints a message
+        if damage is not None:
+            found[kind] = f"the file is damaged ({damage.group(1) or 'it ends too early'})"
+    return found
 
 
 def _scan_image(path: Path) -> ImageFacts:
@@ -313,9 +293,12 @@ def _scan_image(path: Path) -> ImageFacts:
     return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
 
 
-def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts:
-    data = read_bytes(path)
-    refuse_bomb(data, image_size)  # a mask may be large and nearly empty if its image is as large
+def _scan_mask(pair: Pair) -> MaskFacts:
+    data = read_bytes(pair.mask)
+    try:
+        refuse_bomb(data)
+    except ReadError:  # a mask may be large and nearly empty if its image is as large
+        refuse_bomb(data, read_image(pair.image).shape[:2])
     mask, is_alpha = decode_mask_or_alpha(data)
     counts, palette = _count_values(mask), None
     structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None
@@ -326,12 +309,8 @@ def _scan_mask(path: Path, image_size: tuple[int, int] | None) -> MaskFacts:
     return MaskFacts(height, width, counts, content_digest(data), is_lossy(data), is_alpha, structure, palette)
 
 
-class _Statistics(NamedTuple):
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    low: float
-    high: float
-    missing: tuple[int, ...]
+# Mean and standard deviation of each channel, lowest and highest value, and the number of missing values of each channel.
+Statistics = tuple[tuple[float, ...], tuple[float, ...], float, float, tuple[int, ...]]
 
 
 def _measure_alpha(alpha: Pixels) -> AlphaFacts:
@@ -342,7 +321,7 @@ def _measure_alpha(alpha: Pixels) -> AlphaFacts:
     return AlphaFacts(mean, std, low, high, bool(is_band))
 
 
-def _measure_values(image: Pixels, tag: float | None) -> tuple[_Statistics, Extreme | None, tuple[str, ...]]:
+def _measure_values(image: Pixels, tag: float | None) -> tuple[Statistics, Extreme | None, tuple[str, ...]]:
     """The statistics of the values that are data, a value that may mark others, and what marks those that are surely none."""
     tags, is_float = (() if tag is None else (tag,)), image.dtype.kind == "f"
     is_missing = find_missing(image, tags) if is_float else None
@@ -351,16 +330,13 @@ def _measure_values(image: Pixels, tag: float | None) -> tuple[_Statistics, Extr
     extreme = None
     if candidate is not None and with_candidate is not None:
         extreme = Extreme(candidate, *_measure(image, with_candidate))
-    marks = () if is_missing is None else tuple(sorted({_mark_text(value) for value in np.unique(image[is_missing])[:3]}))
+    values = [] if is_missing is None else np.unique(image[is_missing])[:3].tolist()
+    marks = tuple(sorted({f"{value:.6g}".replace("nan", "NaN") for value in values}))
     return _measure(image, is_missing), extreme, marks
 
 
-def _mark_text(value: float) -> str:
-    return f"{value:.6g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"
-
-
-def _measure(image: Pixels, is_missing: Pixels | None = None) -> _Statistics:
-    """Mean and standard deviation of each channel, lowest and highest value, of the values that are not missing."""
+def _measure(image: Pixels, is_missing: Pixels | None = None) -> Statistics:
+    """Of the values that are not missing."""
     counts = image.shape[0] * image.shape[1] - (0 if is_missing is None else np.count_nonzero(is_missing, axis=(0, 1)))
     if image.dtype == np.uint8 and image.shape[2] <= 4 and is_missing is None:
         mean, std = (found.ravel() for found in cv2.meanStdDev(image))
@@ -371,7 +347,7 @@ def _measure(image: Pixels, is_missing: Pixels | None = None) -> _Statistics:
     held = image if is_missing is None else image[~is_missing]
     low, high = (float(held.min()), float(held.max())) if held.size else (0.0, 0.0)
     missing = () if is_missing is None else tuple((image.shape[0] * image.shape[1] - counts).tolist())
-    return _Statistics(tuple(mean.tolist()), tuple(std.tolist()), low, high, missing)
+    return tuple(mean.tolist()), tuple(std.tolist()), low, high, missing
 
 
 def _row_parts(image: Pixels, is_missing: Pixels | None) -> Iterator[tuple[Pixels, Pixels | int]]:
@@ -389,10 +365,7 @@ def _row_parts(image: Pixels, is_missing: Pixels | None) -> Iterator[tuple[Pixel
 
 def _count_values(mask: Pixels) -> dict[int, int]:
     if mask.dtype == np.uint8:
-        if mask.size < 2**24:
-            histogram = cv2.calcHist([mask], [0], None, [256], [0, 256]).ravel()  # ten times faster than unique; float32
-        else:
-            histogram = np.bincount(mask.ravel(), minlength=256)
+        histogram = np.bincount(mask.ravel(), minlength=256)  # several times faster than unique
         return {int(value): int(histogram[value]) for value in np.flatnonzero(histogram)}
     values, counts = np.unique(mask, return_counts=True)
     return dict(zip(values.tolist(), counts.tolist(), strict=True))

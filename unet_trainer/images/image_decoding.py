@@ -18,20 +18,9 @@ import cv2
 import numpy as np
 from PIL import Image
 
+from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.tiff_files import (
-    BOMB_PIXELS,
-    BOMB_RATIO,
-    ORIENTATION,
-    SIDEWAYS,
-    TIFF_STARTS,
-    TURNS,
-    Pixels,
-    TiffImage,
-    read_errors,
-    upright,
-    with_channels_last,
-)
+from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, ORIENTATION, SIDEWAYS, TIFF_STARTS, TURNS, Pixels, TiffImage
 
 VOLUME_EXTENSIONS = (".nii", ".nii.gz")  # that training reads slice by slice
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
@@ -75,9 +64,9 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
     A decompression bomb is refused before it is decoded. Raises ReadError.
     """
     refuse_bomb(data)
-    with read_errors():
+    with tiff_files.read_errors():
         if data.startswith(NPY_START):
-            return np.ascontiguousarray(with_channels_last(decode_array(data)))
+            return np.ascontiguousarray(tiff_files.with_channels_last(decode_array(data)))
         if data.startswith(TIFF_STARTS):
             return TiffImage(io.BytesIO(data), channels).read_all()
         if data.startswith(GIF_START):
@@ -85,7 +74,7 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
         keeps_alpha = channels is not None and channels_with_alpha(data) == channels
         if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):  # which is not turned
             wanted = [0, 3] if png_colour_type(data) == PNG_GREY_ALPHA else [2, 1, 0, 3]
-            return np.ascontiguousarray(upright(image[:, :, wanted], orientation_of(data)))
+            return np.ascontiguousarray(tiff_files.upright(image[:, :, wanted], orientation_of(data)))
         _, flags = _reduction(data, min_side)
         image = decode_with_opencv(data, flags)
         if image.ndim == 2:
@@ -192,7 +181,7 @@ def map_npy(path: Path) -> Pixels:
         array = None
     if array is None or array.dtype.kind not in "buif" or array.size == 0 or not array.dtype.isnative:
         return decode_image(read_bytes(path))  # which says what is wrong, or reads another byte order
-    return with_channels_last(array)
+    return tiff_files.with_channels_last(array)
 
 
 # What the bytes of a file say before it is decoded. For a broken header, what a file without the property says; decoding it fails.
@@ -356,71 +345,48 @@ def png_bits(data: bytes) -> int:
 
 HEAD_BYTES = 512
 ARCHIVE = "an archive; unpack it, and set data_dir to the folder"
-VIDEO = "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)"
-# What a file is, with what to do about it; its extensions; and bytes that tell it, with their place in the file.
-FOREIGN_FORMATS: tuple[tuple[str, str, tuple[tuple[int, bytes], ...]], ...] = (
-    (
-        "a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)",
-        ".heic .heif",
-        tuple((4, b"ftyp" + brand) for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")),
-    ),
-    ("an AVIF picture; convert it to PNG or JPEG", ".avif", ((4, b"ftypavif"), (4, b"ftypavis"))),
-    (
-        "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them, dcm2niix makes volumes)",
-        ".dcm .dicom .ima",
-        ((128, b"DICM"),),
-    ),
-    (
-        "a NIfTI volume; save its slices as TIFF or .npy, one file a slice (nibabel reads them; training takes volumes)",
-        ".nii .nii.gz",
-        ((344, b"n+1\0"), (344, b"ni1\0"), (4, b"n+2\0"), (4, b"ni2\0")),
-    ),
-    (
-        "a file of a microscope; save it as TIFF, a page a slice (Fiji with Bio-Formats: bfconvert FILE out.tif)",
-        ".czi .nd2 .lif .oib .oif .lsm .vsi .ims",
-        ((0, b"ZISRAWFILE"), (0, b"\xda\xce\xbe\n")),
-    ),
-    (
-        "a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)",
-        ".mha .mhd .nrrd",
-        ((0, b"NRRD0"),),
-    ),
-    (
-        ARCHIVE,
-        ".zip .tar .7z .rar .gz",
-        (
-            *((0, b"PK\3\4"), (0, b"PK\5\6"), (0, b"\x1f\x8b"), (0, b"BZh"), (257, b"ustar")),
-            *((0, b"7z\xbc\xaf\x27\x1c"), (0, b"Rar!\x1a\7"), (0, b"\xfd7zXZ\0")),
-        ),
-    ),
-    (f"{ARCHIVE} (or, if it is a shard, decompress it: shards are plain .tar)", ".tgz .tar.gz .tar.bz2 .tar.xz .tar.zst", ()),
-    (
-        VIDEO,
-        ".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv",
-        ((0, b"\x1aE\xdf\xa3"), (0, b"\0\0\1\xba"), (0, b"\0\0\1\xb3"), (8, b"AVI "), (4, b"ftyp")),  # ftyp of any other brand
-    ),
-    (
-        "an HDF5 or MATLAB file; save each image in it as .npy or TIFF (h5py and scipy.io read them)",
-        ".h5 .hdf5 .mat",
-        ((0, b"\x89HDF\r\n\x1a\n"), (0, b"MATLAB 5.0")),
-    ),
-    ("a PDF; save its pages as images", ".pdf", ((0, b"%PDF-"),)),
-    ("a vector drawing; save it as PNG", ".svg", ()),
-    ("a Photoshop file; save it as PNG or TIFF", ".psd", ((0, b"8BPS"),)),
-    (
-        "a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned",
-        "",
-        ((0, b"version https://git-lfs.github.com/spec/"),),
-    ),
-)
-FOREIGN_EXTENSIONS = {extension: text for text, extensions, _ in FOREIGN_FORMATS for extension in extensions.split()}
+FOREIGN_FORMATS = {  # by their extensions: what a file is, with what to do about it
+    ".heic .heif": "a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)",
+    ".avif": "an AVIF picture; convert it to PNG or JPEG",
+    ".dcm .dicom .ima": "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them, dcm2niix makes volumes)",
+    ".nii .nii.gz": "a NIfTI volume; save its slices as TIFF or .npy, a file each (nibabel reads them; training takes volumes)",
+    ".czi .nd2 .lif .oib .oif .lsm .vsi .ims": "a file of a microscope; save it as TIFF, a page a slice (bfconvert FILE out.tif)",
+    ".mha .mhd .nrrd": "a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)",
+    ".zip .tar .7z .rar .gz": ARCHIVE,
+    ".tgz .tar.gz .tar.bz2 .tar.xz .tar.zst": f"{ARCHIVE} (or, if it is a shard, decompress it: shards are plain .tar)",
+    ".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv": "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
+    ".h5 .hdf5 .mat": "an HDF5 or MATLAB file; save each image in it as .npy or TIFF (h5py and scipy.io read them)",
+    ".pdf": "a PDF; save its pages as images",
+    ".svg": "a vector drawing; save it as PNG",
+    ".psd": "a Photoshop file; save it as PNG or TIFF",
+    "git-lfs": "a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned",
+}
+FOREIGN_EXTENSIONS = {extension: text for extensions, text in FOREIGN_FORMATS.items() for extension in extensions.split()}
+# Bytes that tell a format, with their place in the file; the first that fits counts.
+SIGNATURES: dict[str, Sequence[tuple[int, bytes]]] = {
+    ".heic": [(4, b"ftyp" + brand) for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")],
+    ".avif": [(4, b"ftypavif"), (4, b"ftypavis")],
+    ".dcm": [(128, b"DICM")],
+    ".nii": [(344, b"n+1\0"), (344, b"ni1\0"), (4, b"n+2\0"), (4, b"ni2\0")],
+    ".czi": [(0, b"ZISRAWFILE"), (0, b"\xda\xce\xbe\n")],
+    ".nrrd": [(0, b"NRRD0")],
+    ".zip": [
+        (0, start) for start in (b"PK\3\4", b"PK\5\6", b"\x1f\x8b", b"BZh", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\7", b"\xfd7zXZ\0")
+    ],
+    ".tar": [(257, b"ustar")],
+    ".mp4": [(0, b"\x1aE\xdf\xa3"), (0, b"\0\0\1\xba"), (0, b"\0\0\1\xb3"), (8, b"AVI "), (4, b"ftyp")],  # ftyp of any other brand
+    ".h5": [(0, b"\x89HDF\r\n\x1a\n"), (0, b"MATLAB 5.0")],
+    ".pdf": [(0, b"%PDF-")],
+    ".psd": [(0, b"8BPS")],
+    "git-lfs": [(0, b"version https://git-lfs.github.com/spec/")],
+}
 
 
 def describe_content(data: bytes) -> str | None:
     """What a file that is no image is by its first bytes, with the fix; None if it is nothing that is known here."""
-    for description, _, marks in FOREIGN_FORMATS:
+    for extension, marks in SIGNATURES.items():
         if any(data[place : place + len(mark)] == mark for place, mark in marks):
-            return description
+            return FOREIGN_EXTENSIONS[extension]
     text = data[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith((b"<!doctype html", b"<html")):
         return "a web page; the download failed and saved the site's answer: download it again"

@@ -18,23 +18,9 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from unet_trainer.config.parsers import MaskClass, MaskValue, MaskValues, join_values, split_values
+from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import ReadError, read_bytes
-from unet_trainer.images.image_decoding import (
-    AS_STORED,
-    GIF_START,
-    NPY_START,
-    Pixels,
-    channels_with_alpha,
-    decode_array,
-    decode_with_opencv,
-    decode_with_pil,
-    has_palette,
-    is_turned,
-    look_with_pil,
-    mask_values_of,
-    palette_colours,
-    png_bits,
-)
+from unet_trainer.images.image_decoding import AS_STORED, GIF_START, NPY_START, Pixels
 from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage, read_errors
 
 COLOUR = 1 << 24  # a colour that is not grey is the number COLOUR + 0xRRGGBB
@@ -65,7 +51,7 @@ def decode_mask_or_alpha(data: bytes) -> tuple[Pixels, bool]:
     with read_errors():
         tiff = TiffImage(io.BytesIO(data), as_ids=True) if data.startswith(TIFF_STARTS) else None
         mask = _decode_mask_values(data) if tiff is None else _tiff_mask_values(tiff)
-        has_alpha = channels_with_alpha(data) > 0 if tiff is None else tiff.has_alpha
+        has_alpha = image_decoding.channels_with_alpha(data) > 0 if tiff is None else tiff.has_alpha
         if has_alpha and (mask == mask.flat[0]).all():
             alpha = _decode_alpha(data)
             if alpha is not None and alpha.shape == mask.shape:
@@ -79,19 +65,23 @@ def _tiff_mask_values(tiff: TiffImage) -> Pixels:
     mask = tiff.read_all()
     if tiff.palette is None:
         return _whole_numbers(mask)
-    return _shown_values(mask[:, :, 0], mask_values_of([(red, green, blue) for red, green, blue in tiff.palette.tolist()]))
+    return _shown_values(
+        mask[:, :, 0], image_decoding.mask_values_of([(red, green, blue) for red, green, blue in tiff.palette.tolist()])
+    )
 
 
 def _decode_mask_values(data: bytes) -> Pixels:
     if data.startswith(NPY_START):
-        return _whole_numbers(np.squeeze(decode_array(data)))
+        return _whole_numbers(np.squeeze(image_decoding.decode_array(data)))
     if data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
-        return np.ascontiguousarray(_join_colours(decode_with_pil(data, "RGB")))
-    if has_palette(data):
-        return _shown_values(decode_with_pil(data), mask_values_of(palette_colours(data)))
-    mask = decode_with_opencv(data, AS_STORED)  # applies EXIF rotation, as for images
-    if png_bits(data) in (2, 4):  # OpenCV scales values of few bits to 255
-        mask = mask // (255 // (2 ** png_bits(data) - 1))
+        return np.ascontiguousarray(_join_colours(image_decoding.decode_with_pil(data, "RGB")))
+    if image_decoding.has_palette(data):
+        return _shown_values(
+            image_decoding.decode_with_pil(data), image_decoding.mask_values_of(image_decoding.palette_colours(data))
+        )
+    mask = image_decoding.decode_with_opencv(data, AS_STORED)  # applies EXIF rotation, as for images
+    if image_decoding.png_bits(data) in (2, 4):  # OpenCV scales values of few bits to 255
+        mask = mask // (255 // (2 ** image_decoding.png_bits(data) - 1))
     return _whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
 
 
@@ -137,10 +127,10 @@ def _decode_alpha(data: bytes) -> Pixels | None:
     """H,W uint8, rotated as the picture is; None where PIL cannot read it."""
 
     def look(picture: Image.Image) -> Pixels:
-        turned = ImageOps.exif_transpose(picture) if is_turned(data) else picture
+        turned = ImageOps.exif_transpose(picture) if image_decoding.is_turned(data) else picture
         return np.array(turned.convert("RGBA").getchannel("A"))
 
-    return look_with_pil(data, look, None)
+    return image_decoding.look_with_pil(data, look, None)
 
 
 # Values → class ids.
