@@ -128,7 +128,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, cast(Part, part or None)))
             used[f"{path_in(data_dir, path)}, {columns[0]} and {columns[1]}"] = None
     tables = sorted(path for path in files if path.suffix.lower() == ".parquet")
-    if not pairs and tables and not layouts.list_images_and_volumes(data_dir):
+    if not pairs and tables and not layouts.list_files(data_dir, with_volumes=True):
         converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
         for path in tables:
             part = part_in([*path_in(data_dir, path).split("/")[:-1], path.stem])
