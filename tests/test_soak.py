@@ -50,7 +50,7 @@ from unet_trainer.images.image_decoding import decode_image, refuse_bomb
 from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.tiff_files import read_georeference
-from unet_trainer.inference.model_files import read_model
+from unet_trainer.inference.engine import read_model
 from unet_trainer.reports.comparison import compare_runs, render_comparison
 from unet_trainer.reports.run_report import render_report
 from unet_trainer.system.concurrency import Crash, forked_map

@@ -11,8 +11,8 @@ import pytest
 
 from helpers.evaluated_models import train_tiny, write_cells
 from train_unet import main
-from unet_trainer.commands.evaluate import comparison_lines, summary_lines
-from unet_trainer.inference.scores import EvaluatedSet, compare, summarise
+from unet_trainer.commands.evaluate import comparison_lines
+from unet_trainer.inference.scores import EvaluatedSet, compare
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
 
 
@@ -134,18 +134,6 @@ def test_what_cannot_be_done_is_one_message(place, words, message, capsys):
     assert "Traceback" not in shown
 
 
-@pytest.mark.parametrize("suffix", [".pt", ".onnx"])
-def test_a_foreign_file_is_refused_and_nothing_is_written(place, tmp_path, capsys, suffix):
-    if suffix == ".onnx":
-        pytest.importorskip("onnx", reason="exports need requirements-export.txt")
-    (tmp_path / f"model{suffix}").write_bytes(b"no model")
-    assert evaluate(tmp_path / f"model{suffix}", f"data_dir={place / 'data'}", "--out", tmp_path / "out") == 2
-    shown = capsys.readouterr().err
-    assert re.match(rf"Error: \S*model{suffix} is (not a checkpoint|no ONNX file)", shown), shown
-    assert shown.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == [f"model{suffix}"]
-
-
 # The tables
 
 
@@ -161,16 +149,6 @@ def random_scores(num_images, num_classes, seed=0, columns=9, absent=()):
     counts[:, list(absent)] = 0
     confusion = random.integers(0, 100, (max(2, num_classes),) * 2)
     return EvaluatedSet(counts, confusion, np.zeros(num_images, int), np.ones(num_images, int), [])
-
-
-@pytest.mark.parametrize("num_classes", [1, 7, 41])
-def test_no_line_is_longer_than_100_columns(num_classes):
-    names = [f"a class with a very long name {number}" for number in range(num_classes)]
-    found = random_scores(20, num_classes)
-    summary = summarise(found, names, names if num_classes > 1 else ["background", *names])
-    lines = summary_lines(summary) + comparison_lines(compare(found, random_scores(20, num_classes, 1), names), 20, "x")
-    assert max(len(line) for line in lines) <= 100
-    assert any("clDice" in line for line in lines)
 
 
 def test_a_comparison_says_how_sure_it_is():

@@ -133,24 +133,6 @@ def test_a_second_start_skips_what_is_done(here, capsys):
     assert "polygons:      out/polygons.json: COCO" in said  # of the masks that are there
 
 
-def test_raw_weights_are_those_of_the_last_state(here):
-    assert main(["predict", "binary", "images/a.png", "--out", "raw", "--raw"]) == 0
-    assert main(["predict", "checkpoints/binary/last.pt", "images/a.png", "--out", "last"]) == 0
-    assert main(["predict", "binary", "images/a.png", "--out", "best"]) == 0
-    raw, last, best = (np.array(Image.open(f"{name}/a.png")) for name in ("raw", "last", "best"))
-    np.testing.assert_array_equal(raw, last)
-    assert (raw != best).any()
-
-
-def test_tta_is_the_mean_over_the_symmetries_of_training(here, capsys):
-    assert main(["predict", "binary", "images/a.png", "--out", "out", "--tta"]) == 0
-    said = capsys.readouterr().out
-    assert "--tta: mean over the images that horizontal_flip, vertical_flip of training make" in said
-    assert "mean of 4 views" in said
-    expected = load("checkpoints/binary", tta=True)(np.array(Image.open("images/a.png")))
-    np.testing.assert_array_equal(np.array(Image.open("out/a.png")), expected)
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -22,9 +22,8 @@ from unet_trainer.commands import runs
 from unet_trainer.commands.runs import find_named_run
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.console import Console
-from unet_trainer.system.local_server import LocalHandler, LocalServer, bind, say_address, serve
+from unet_trainer.system.local_server import LocalHandler, LocalServer, bind, say_address
 from unet_trainer.system.locks import FolderLock
-from unet_trainer.training.run_summary import find_runs, read_run_summary
 
 PERFECT = [[row[0], [row[1][1]] * 3] for row in FOUR_IMAGES]
 
@@ -69,18 +68,6 @@ def test_every_run_has_its_state_best_iou_epochs_and_date(folder, capsys):
     entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
     assert [entries["cells"][key] for key in ("state", "best_val_iou", "best_epoch", "epochs")] == ["finished", 0.6, 2, 3]
     assert entries["broken"]["best_val_iou"] is None
-
-
-def test_long_names_are_cut_on_narrow_terminals_and_states_have_their_colours(folder, monkeypatch):
-    (folder / "cells").rename(folder / "a_very_long_name_of_a_run_that_somebody_chose")
-    summaries = [read_run_summary(run) for run in find_runs(folder)]
-    for columns in (20, 80, 200):
-        lines = runs.table(summaries, columns)
-        assert columns == 20 or max(map(len, lines)) <= columns
-        assert ("a_very_long_name_of_a_run_that_somebody_chose" in "\n".join(lines)) == (columns == 200)
-        assert any("0.9000" in line for line in lines)
-    monkeypatch.setattr(runs, "painted", lambda text, colour, stream: f"<{colour}>{text}<>")
-    assert "<red>failed<>" in "\n".join(runs.table(summaries, 100))
 
 
 def test_a_damaged_run_has_a_row_that_says_so_and_the_others_have_theirs(folder, capsys):
@@ -175,17 +162,6 @@ def test_watch_serves_until_ctrl_c_and_writes_nothing(tmp_path):
 
 
 # What `watch` and `try` share
-
-
-def test_what_is_being_computed_does_not_delay_the_end(monkeypatch, capsys):
-    server = LocalServer(("127.0.0.1", 0), LocalHandler)
-    monkeypatch.setattr(server, "serve_forever", lambda: (_ for _ in ()).throw(KeyboardInterrupt))
-    monkeypatch.setattr(LocalServer, "is_busy", True)
-    codes = []
-    monkeypatch.setattr(os, "_exit", codes.append)
-    assert serve(server, Console()) == 0
-    assert codes == [0]
-    assert capsys.readouterr().out == "\nStopped.\n"
 
 
 def test_an_address_that_cannot_be_used_is_named_and_one_that_others_reach_is_warned_about(capsys):

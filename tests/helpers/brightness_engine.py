@@ -9,7 +9,7 @@ import torch
 
 from helpers.steps import CPU, make_spec
 from unet_trainer.images.drawing import class_colours
-from unet_trainer.inference.model_files import ModelCard
+from unet_trainer.inference.engine import ModelCard
 from unet_trainer.inference.predictor import Predictor
 
 

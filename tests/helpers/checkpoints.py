@@ -7,7 +7,7 @@ import torch
 
 from helpers.steps import SmallNetwork, make_spec
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
-from unet_trainer.inference.model_files import ModelCard
+from unet_trainer.inference.engine import ModelCard
 from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.training.checkpoint_file import write_checkpoint

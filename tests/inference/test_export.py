@@ -21,7 +21,7 @@ from helpers.project import ROOT
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.inference import export
-from unet_trainer.inference.engine import OnnxEngine
+from unet_trainer.inference.engine import SMP_CARD, ModelCard, OnnxEngine
 from unet_trainer.inference.export import (
     CARD_FILE,
     OPSET,
@@ -32,7 +32,6 @@ from unet_trainer.inference.export import (
     export_smp,
     smp_readme,
 )
-from unet_trainer.inference.model_files import SMP_CARD, ModelCard
 
 SPEC = small_spec(GREY_16BIT)
 CARD = make_card(SPEC)

@@ -17,8 +17,8 @@ from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import tile_images
 from unet_trainer.inference import evaluate
+from unet_trainer.inference.engine import read_model
 from unet_trainer.inference.evaluate import TileScores, candidate_tiles, measure_tiles
-from unet_trainer.inference.model_files import read_model
 from unet_trainer.loading.dataset import PairSize, SegmentationDataset
 from unet_trainer.training import time_budget
 
@@ -78,18 +78,6 @@ def test_the_best_tile_is_chosen_and_of_equal_ones_the_smallest(tmp_path, sides,
     assert (found.num_images, found.num_all) == (2, 2)
 
 
-def test_no_more_images_are_measured_than_there_is_time_for(tmp_path, monkeypatch):
-    """An image of 128×128 takes 1 call for each of three sizes, two more were to time a tile of 1/4 s; 4 × (49 + 9 × 4 + 16) / 4 s
-    are 101 s, for four images."""
-    dataset = dataset_of(tmp_path, [(128, 128)] * 60)
-    engine = BestAt(32)
-    monkeypatch.setattr(evaluate, "time", Clock(engine))
-    found = measure_tiles(engine, dataset, seconds=110)
-    assert (found.num_images, found.num_all) == (35, 60)
-    assert len(engine.shapes) == 2 + 3 * 35
-    assert "IoU 1.0000 on the fullest part of 35 of 60 validation images" in found.describe()
-
-
 def test_fewer_sizes_are_tried_where_time_is_short_and_none_where_there_is_no_time(tmp_path, monkeypatch):
     dataset = dataset_of(tmp_path, [(128, 128)] * 5)
     engine = BestAt(32)
@@ -97,13 +85,6 @@ def test_fewer_sizes_are_tried_where_time_is_short_and_none_where_there_is_no_ti
     assert list(measure_tiles(engine, dataset, seconds=100).iou) == [(32, 32), (64, 64)]
     engine.shapes.clear()
     assert measure_tiles(engine, dataset, seconds=12) == "there is no time to try larger ones, 0.25 s for each tile"  # 4 × 13 / 4
-
-
-def test_of_a_large_image_the_part_that_holds_most_is_measured(tmp_path):
-    dataset = dataset_of(tmp_path, [(400, 140)])
-    engine = BestAt(128)
-    assert measure_tiles(engine, dataset, seconds=60).iou[128, 128] == 1.0
-    assert engine.shapes[-1] == (1, 128, 128, 3)  # in the lower half, foreground alone
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from helpers.image_bytes import cv2_bytes, grey_png, npy_bytes
 from helpers.try_page import ask, parse_result, refusal, serving
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.inference import try_server
 from unet_trainer.inference.try_server import MAX_UPLOAD, MAX_WAITING, PAGE
 
 LEVELS = np.array([[0, 255, 255, 255], [0, 0, 255, 255]], np.uint8)
@@ -102,25 +101,6 @@ def test_a_validation_image_is_answered_with_its_truth_and_iou(server):
     assert header["iou"] == pytest.approx(4 / 5)
 
 
-def test_images_that_run_at_one_time_have_each_its_own_result(server):
-    engine = server.predictor.engine
-    engine.most_inside = 0
-    results = {}
-
-    def upload(level):
-        image = np.full((3, 5, 3), level, np.uint8)
-        results[level] = parse_result(ask(server, "POST", "predict", cv2_bytes(".png", image))[2])[0]["shares"]
-
-    threads = [threading.Thread(target=upload, args=(level,)) for level in (0, 40, 200, 255)]
-    assert len(threads) == MAX_WAITING
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == {0: [1, 0], 40: [1, 0], 200: [0, 1], 255: [0, 1]}
-    assert engine.most_inside == 1
-
-
 # What it refuses: who asks
 
 
@@ -172,16 +152,6 @@ def test_an_upload_that_is_too_large_is_refused_before_it_is_read(server):
     assert json.loads(answer.read())["error"].endswith(
         " MiB; the page takes files of up to 64 MiB, and python train_unet.py predict takes larger ones"
     )
-    connection.close()
-
-
-@pytest.mark.parametrize(("path", "num_bytes", "status"), [("predict", 65 * 2**20, 413), ("nothing", 5 * 2**20, 404)])
-def test_who_sends_all_of_a_refused_upload_gets_the_sentence_and_no_reset(server, path, num_bytes, status):
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
-    connection.request("POST", f"/{server.key}/{path}", bytes(num_bytes))
-    answer = connection.getresponse()
-    assert answer.status == status
-    assert json.loads(answer.read())["error"]
     connection.close()
 
 
@@ -256,18 +226,6 @@ def test_a_large_image_says_how_far_it_is_and_stops_when_its_browser_leaves():
         assert rows == [1, 1]  # two of seven
         assert running.progress == (0, 0)
         assert not running.is_busy
-
-
-def test_a_browser_that_leaves_is_no_error_and_a_fault_of_ours_is_shown(server, monkeypatch, capsys):
-    with connect(server) as connection:
-        connection.sendall(f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nabc".encode())
-    assert ask(server, "GET", "facts")[0] == 200
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(try_server, "predict_for_page", lambda *given, **options: 1 / 0)
-    answer = refusal(ask(server, "POST", "predict", PNG))
-    assert answer == (500, "a fault of the program (ZeroDivisionError); the terminal shows it")
-    shown = []
-    wait_until(lambda: shown.append(capsys.readouterr().err) or "ZeroDivisionError" in "".join(shown))
 
 
 def test_the_page_is_one_file_and_names_no_other_address():

@@ -103,28 +103,6 @@ def test_dropped_plans_keep_no_buffer_and_leave_no_trace(tiny_data):
     assert pool.failures == Failures()  # what was handed back unfilled did not fail
 
 
-@KINDS
-def test_dropped_batches_are_not_read(tiny_data, with_threads, monkeypatch):
-    """The worker reads on in its piece, here a batch of two; the other four batches are handed back."""
-    has_begun, may_go_on, num_reads = FORK.Event(), FORK.Event(), FORK.Value("i", 0)
-
-    def count_and_wait(index):
-        num_reads.value += 1
-        has_begun.set()
-        may_go_on.wait(30)
-
-    patch_samples(monkeypatch, count_and_wait)
-    loader = make_loader(build_dataset(tiny_data), 2, 1, shuffle=True, with_threads=with_threads)
-    loader.prepare(0)
-    assert has_begun.wait(30)
-    loader.pool.drop_plans()
-    may_go_on.set()
-    while loader.pool.incomplete:
-        loader.pool._collect(loader.pool.workers.receive(1.0))
-    assert num_reads.value == 2
-    loader.pool.close()
-
-
 # Buffers
 
 
@@ -302,39 +280,3 @@ def test_a_signal_while_a_worker_starts_reaches_this_process_only(monkeypatch, c
 
 
 # Copies to the GPU. tests/test_gpu.py runs them on one; here, which calls are made in which order.
-
-
-class Moved:
-    """A tensor, or a stream, that records what is done with it."""
-
-    def __init__(self, name, calls):
-        self.name, self.calls = name, calls
-
-    def to(self, device, non_blocking):
-        assert non_blocking
-        self.calls.append("copy")
-        return self
-
-    def record_stream(self, stream):
-        self.calls.append(f"memory is used in {stream.name}")
-
-    def wait_stream(self, other):
-        self.calls.append(f"{self.name} waits for {other.name}")
-
-    def __enter__(self):
-        self.calls.append(f"in {self.name}")
-
-    def __exit__(self, *_):
-        self.calls.append("out")
-
-
-def test_the_step_waits_for_the_copy_and_the_memory_is_not_reused_before_it_was_read(monkeypatch):
-    calls = []
-    monkeypatch.setattr(worker_pool, "copy_stream", lambda device: Moved("copying", calls))
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Moved("computing", calls))
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    worker_pool.to_device((Moved("a", calls), Moved("b", calls)), torch.device("cuda", 0))
-    assert calls == ["in copying", "copy", "copy", "out", "computing waits for copying", *["memory is used in computing"] * 2]
-    tensors = torch.ones(3), torch.zeros(2)
-    moved = worker_pool.to_device(tensors, torch.device("cpu"))
-    assert [tensor.data_ptr() for tensor in moved] == [tensor.data_ptr() for tensor in tensors]

@@ -323,21 +323,6 @@ def test_cancel_finishes_the_job_under_way_and_forgets_the_rest(disk, writer):
     assert (disk.written, writer.is_busy(), writer.collect()) == (["last"], False, ({}, None))
 
 
-def test_a_thread_that_cannot_be_started_is_an_error_and_its_jobs_are_handed_back(disk, writer, monkeypatch):
-    def no_thread(self):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", no_thread)
-    jobs = {"last": disk.job("last")}
-    with pytest.raises(OSError, match="no thread can be started"):
-        writer.start(jobs)
-    assert (writer.is_busy(), is_writing(), writer.collect()) == (False, False, (jobs, None))
-    task = ThrottledTask("curves", lambda: None)
-    task.request()
-    task.finish()
-    assert "can't start new thread" in str(task.take_error())
-
-
 # ThrottledTask
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
@@ -63,13 +63,7 @@ class Outcome:
     """The result of a trial; `failure` says why there are no figures."""
 
     trial: Trial
-    seconds_per_epoch: float = 0.0
-    images_per_second: float = 0.0
-    allocated_gib: float = 0.0
-    reserved_gib: float = 0.0
-    data_wait: float = 0.0
-    val_iou: float = 0.0
-    seconds_in_all: float = 0.0
+    figures: Mapping[str, float] = field(default_factory=dict)
     failure: str = ""
 
 
@@ -127,8 +121,8 @@ def bench(config: Config, trials: Sequence[Trial], script: Path, quick: bool, co
         for trial in trials:
             outcomes.append(_run(trial, config, num_epochs, script, folder, bar.tick))
             found = outcomes[-1]
-            figures = f"{found.images_per_second:.0f} images/s, val IoU {found.val_iou:.4f}"
-            console.note(f"{trial.name}: {f'failed ({found.failure})' if found.failure else figures}")
+            figures = "{images_per_second:.0f} images/s, val IoU {val_iou:.4f}"
+            console.note(f"{trial.name}: {f'failed ({found.failure})' if found.failure else figures.format(**found.figures)}")
     good = [outcome for outcome in outcomes if not outcome.failure]
     if not good:
         raise UserError(f"no run of the bench succeeded; see {folder} ({outcomes[0].failure})")
@@ -208,34 +202,37 @@ def _changed_keys(asked: Config, run_dir: Path) -> list[str]:
 def _read_outcome(trial: Trial, run_dir: Path) -> Outcome:
     rows = read_metrics(run_dir / "metrics.csv")
     settled = rows[1:] or rows  # the first epoch starts workers and kernels
-    return Outcome(
-        trial,
-        seconds_per_epoch=median(row["seconds"] for row in settled),
-        images_per_second=median(row["images_per_second"] for row in settled),
-        allocated_gib=max(row["peak_memory_gib"] for row in rows),
-        reserved_gib=max(row["peak_reserved_gib"] for row in rows),
-        data_wait=mean(row["data_wait"] for row in settled),
-        val_iou=rows[-1]["val_iou"],
-        seconds_in_all=sum(row["seconds"] for row in rows),
-    )
+    figures = {
+        "seconds_per_epoch": median(row["seconds"] for row in settled),
+        "images_per_second": median(row["images_per_second"] for row in settled),
+        "allocated_gib": max(row["peak_memory_gib"] for row in rows),
+        "reserved_gib": max(row["peak_reserved_gib"] for row in rows),
+        "data_wait": mean(row["data_wait"] for row in settled),
+        "val_iou": rows[-1]["val_iou"],
+        "seconds_in_all": sum(row["seconds"] for row in rows),
+    }
+    return Outcome(trial, figures)
 
 
 def choose_winner(outcomes: Sequence[Outcome]) -> Outcome:
     """The fastest of those whose IoU is within the tolerance of the baseline's, or of all if that has none (NaN)."""
-    close = [outcome for outcome in outcomes if outcome.val_iou >= outcomes[0].val_iou - IOU_TOLERANCE]
-    return max(close or outcomes, key=lambda outcome: outcome.images_per_second)
+    least = outcomes[0].figures["val_iou"] - IOU_TOLERANCE
+    close = [outcome for outcome in outcomes if outcome.figures["val_iou"] >= least]
+    return max(close or outcomes, key=lambda outcome: outcome.figures["images_per_second"])
 
 
 def table_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    first = next(outcome for outcome in outcomes if not outcome.failure)
+    first = next(outcome.figures["images_per_second"] for outcome in outcomes if not outcome.failure)
     header = ("", "s/epoch", "images/s", "speed-up", "memory GiB", "reserved", "data wait", "val IoU")
     rows: list[Sequence[str]] = [header]
     for one in outcomes:
-        figures = [f"{one.seconds_per_epoch:.2f}", f"{one.images_per_second:.0f}"]
-        figures.append(f"{one.images_per_second / first.images_per_second:.2f}×")
-        figures += [f"{gib:.2f}" if gib else "–" for gib in (one.allocated_gib, one.reserved_gib)]
-        figures += [f"{one.data_wait:.0%}", f"{one.val_iou:.4f}"]
-        rows.append((one.trial.name, *(["–"] * len(figures) if one.failure else figures)))
+        if one.failure:
+            rows.append((one.trial.name, *["–"] * (len(header) - 1)))
+            continue
+        seconds, rate, *memory, data_wait, iou, _ = one.figures.values()
+        memory_texts = [f"{gib:.2f}" if gib else "–" for gib in memory]
+        texts = (f"{seconds:.2f}", f"{rate:.0f}", f"{rate / first:.2f}×", *memory_texts, f"{data_wait:.0%}", f"{iou:.4f}")
+        rows.append((one.trial.name, *texts))
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
     failures = [f"{outcome.trial.name}: {outcome.failure}" for outcome in outcomes if outcome.failure]
@@ -246,14 +243,16 @@ def _write(folder: Path, config: Config, outcomes: Sequence[Outcome], winner: Ou
     from unet_trainer.images.drawing import bar_chart
     from unet_trainer.images.image_decoding import encode_image
 
-    rows = [{**dataclasses.asdict(one), "trial": one.trial.name, "settings": dict(one.trial.settings)} for one in outcomes]
+    rows = [
+        {"trial": one.trial.name, **one.figures, "failure": one.failure, "settings": dict(one.trial.settings)} for one in outcomes
+    ]
     settings = {name: as_dict(config)[name] for name in ("data_dir", "image_size", "batch_size", "encoder")}
     report = {**settings, "rows": rows, "winner": winner.trial.name}
     write_text_atomically(folder / "bench.json", json.dumps(report, indent=2) + "\n")
     good = [outcome for outcome in outcomes if not outcome.failure]
-    charts = [("images/s", [outcome.images_per_second for outcome in good])]
-    if any(outcome.allocated_gib for outcome in good):
-        charts.append(("peak memory, GiB", [outcome.allocated_gib for outcome in good]))
+    charts = [("images/s", [outcome.figures["images_per_second"] for outcome in good])]
+    if any(memory := [outcome.figures["allocated_gib"] for outcome in good]):
+        charts.append(("peak memory, GiB", memory))
     picture = encode_image(bar_chart([outcome.trial.name for outcome in good], charts), ".png")
     write_bytes_atomically(folder / "bench.png", picture)
 

@@ -174,9 +174,7 @@ def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], scr
     folder = folder_of(found)
     own_file = (found.parent if folder is None else folder) / CONFIG_YAML
     if not files and (folder is None or not (own_file.is_file() and own_file.stat().st_size)):
-        what = f"{own_file.parent} has no {CONFIG_YAML}"
-        if own_file.is_file():
-            what = f"{own_file.parent} is not a run folder" if own_file.stat().st_size else f"{own_file} is empty"
+        what = f"{own_file.parent} is no run folder, or its {CONFIG_YAML} is missing or empty"
         raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
     return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
 

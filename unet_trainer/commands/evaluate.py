@@ -51,7 +51,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
         raise UserError(f"evaluate takes one model, {what}: python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)")
     check_options(given)
 
-    from unet_trainer.inference.model_files import find_model
+    from unet_trainer.inference.engine import find_model
 
     console = Console()
     runs = Path(overrides.get("checkpoint_dir", Config().checkpoint_dir))

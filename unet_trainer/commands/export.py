@@ -51,9 +51,8 @@ def main(arguments: Sequence[str], script: Script) -> int:
 
 def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: Path, console: Console) -> int:
     """Raises UserError."""
-    from unet_trainer.inference.engine import build_segmenter
+    from unet_trainer.inference.engine import ONNX_SUFFIX, build_segmenter, find_model
     from unet_trainer.inference.export import ExportError, export_onnx, export_pt2, export_smp
-    from unet_trainer.inference.model_files import ONNX_SUFFIX, find_model
 
     path = find_model(model, checkpoint_dir, raw)
     if path.suffix == ONNX_SUFFIX:
@@ -84,8 +83,8 @@ def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: P
 
 def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
     """Where the export goes. Raises UserError where something else would be lost."""
+    from unet_trainer.inference.engine import SMP_CARD
     from unet_trainer.inference.export import SMP_FILES
-    from unet_trainer.inference.model_files import SMP_CARD
 
     suffix, default_name, _, _ = FORMATS[name]
     try:

@@ -70,7 +70,7 @@ def predict(given: argparse.Namespace, console: Console) -> int:
     if not given.among_images:
         refuse_among_images(inputs, given.out)
 
-    from unet_trainer.inference.model_files import find_model
+    from unet_trainer.inference.engine import find_model
     from unet_trainer.inference.prediction_stream import start_writers
 
     path = find_model(given.model, raw=given.raw)

@@ -292,9 +292,8 @@ def try_model(arguments: Sequence[str], script: Script) -> int:
     config = script.config([f"device={given.device}"])
     console = Console()
 
-    from unet_trainer.inference.engine import load_engine
+    from unet_trainer.inference.engine import find_model, load_engine
     from unet_trainer.inference.inputs import find_validation_pairs
-    from unet_trainer.inference.model_files import find_model
     from unet_trainer.inference.predictor import Predictor
     from unet_trainer.inference.try_server import TryServer
 

@@ -97,11 +97,15 @@ class PairReader:
         pair, spec = self.pairs[index], self.predictor.spec
         # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
         min_side = 2 * max(spec.image_size) if spec.fit == "resize" and not self.resize_masks else None
-        with _naming(pair.image):
-            image, size, is_missing = spec.image.decode(read_bytes(pair.image), min_side)
+        path = pair.image
+        try:
+            image, size, is_missing = spec.image.decode(read_bytes(path), min_side)
             given = self.predictor.prepare(image, size)
-        with _naming(pair.mask):
-            truth = self.coding.encode(read_mask(pair.mask))
+            path = pair.mask
+            truth = self.coding.encode(read_mask(path))
+        except DataError as error:
+            why = error if isinstance(error, ReadError) else f"{error}; it has changed since it was looked at"
+            raise DataError(f"{shown_path(path)}: {why}") from None
         if self.resize_masks:
             truth = resize_mask(truth, size)
         if is_missing is not None and spec.image.ignores_nodata and truth.shape == size:
@@ -109,16 +113,6 @@ class PairReader:
         if size != self.sizes[index] or truth.shape != size or (truth == UNKNOWN).any():
             raise DataError(f"{shown_path(pair.image)} or its mask {shown_path(pair.mask)} has changed since it was looked at")
         return Sample(index, given, truth)
-
-
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except ReadError as error:
-        raise DataError(f"{shown_path(path)}: {error}") from None
-    except DataError as error:
-        raise DataError(f"{shown_path(path)}: {error}; it has changed since it was looked at") from None
 
 
 def evaluate(reader: PairReader, options: Options, tick: Callable[[], object] = lambda: None) -> EvaluatedSet:

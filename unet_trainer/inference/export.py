@@ -31,11 +31,12 @@ from unet_trainer.inference.engine import (
     MAX_FILE_BYTES,
     OUTPUT,
     PADDING_KEY,
+    SMP_CARD,
+    ModelCard,
     OnnxEngine,
     add_digest,
     import_optional,
 )
-from unet_trainer.inference.model_files import SMP_CARD, ModelCard
 from unet_trainer.model.segmenter import STRIDE, Segmenter, class_logits
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import counted, first_line

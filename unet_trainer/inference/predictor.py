@@ -28,8 +28,7 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, ImageSpec, depth_name
 from unet_trainer.images.tiling import Size, fit_image, mirrored_to
-from unet_trainer.inference.engine import Engine, SymmetricEngine, host_batch, load_engine
-from unet_trainer.inference.model_files import ModelCard, find_model
+from unet_trainer.inference.engine import Engine, ModelCard, SymmetricEngine, find_model, host_batch, load_engine
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.given import OwnModel, given
 from unet_trainer.model.metrics import upsampled_rows
@@ -311,11 +310,7 @@ class Predictor:
 
     def predict_image(self, image: Pixels) -> Logits:
         """Of one image, in bands if it is large."""
-        if image.ndim not in (2, 3) or not self.is_large((image.shape[0], image.shape[1])):
-            return self.predict([self.prepare(image)])[0]
-        pixels = image[:, :, None] if image.ndim == 2 else image
-        check_image(pixels[:1, :1], self.spec.image)
-        return self.predict_large(ImageReader(pixels, self.spec.image))
+        return self.predict_input(self.prepare(image))
 
     def predict_input(self, given: ModelInput) -> Logits:
         """Of one input, in bands if it is large."""

@@ -195,7 +195,7 @@ def model_facts(predictor: Predictor, pairs: Sequence[Pair], note: str) -> dict[
         "run": card.run_name,
         "epoch": card.epoch,
         "val_iou": card.val_iou if card.val_iou is not None and math.isfinite(card.val_iou) else None,
-        "version": card.version if card.version != "0" else None,  # an early one does not say
+        "version": card.version,
         "classes": [{"name": name, "colour": list(colour)} for name, colour in zip(spec.id_names, spec.id_colours, strict=True)],
         "first_scored": 1 if spec.num_classes == 1 else 0,  # class id of the first IoU
         "architecture": spec.architecture,
@@ -234,7 +234,8 @@ def predict_for_page(
             on_progress(num_done, num_tiles)
 
         logits.on_tiles = count
-    display = display_size(logits.size)
+    scale = min(1.0, math.sqrt(DISPLAY_PIXELS / math.prod(logits.size)), DISPLAY_SIDE / max(logits.size))
+    display = _scaled(logits.size, scale)
     grid = _scaled(display, min(1.0, math.sqrt(PROBABILITY_BYTES / (spec.num_ids * math.prod(display)))))
     grid_rows, columns = (_positions(length, new_length) for length, new_length in zip(logits.size, grid, strict=True))
     ids = np.empty(logits.size, np.uint8)
@@ -276,10 +277,6 @@ def predict_for_page(
     header["parts"] = {name: len(part) for name, part in parts.items()}
     text = json.dumps(header, allow_nan=False).encode()
     return b"".join([struct.pack("<I", len(text)), text, *parts.values()])
-
-
-def display_size(size: Size) -> Size:
-    return _scaled(size, min(1.0, math.sqrt(DISPLAY_PIXELS / (size[0] * size[1])), DISPLAY_SIDE / max(size)))
 
 
 def _scaled(size: Size, factor: float) -> Size:

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.inference.scores import Floats, interval, mean_over, resampled_sums, scores_from_counts
-from unet_trainer.reports.charts import overlay_charts
-from unet_trainer.reports.page import NONE, render_page, score
+from unet_trainer.reports.page import NONE, overlay_charts, render_page, score
 from unet_trainer.training.run_summary import RunSummary
 from unet_trainer.training.val_scores import ImageScore
 

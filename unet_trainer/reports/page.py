@@ -1,4 +1,5 @@
-"""Pages from Jinja2 templates: each is one file with its style and script in it, and its policy forbids everything else.
+"""Pages from Jinja2 templates: each is one file with its style and script in it, and its policy forbids everything else. And the
+data of the charts that page.js draws, each with its words and its numbers in a table. Imports no torch.
 
 Class names, paths, notices and names of files come from users and their data. Templates escape every value; no other code here
 makes markup.
@@ -6,14 +7,19 @@ makes markup.
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from shlex import quote
+from statistics import mean, median
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -22,6 +28,8 @@ from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.system.console import readable
 from unet_trainer.system.input_files import read_text
 from unet_trainer.system.local_server import digest
+from unet_trainer.training.run_summary import EpochRecord, RunSummary
+from unet_trainer.training.val_scores import ImageScore
 
 TEMPLATES = Path(__file__).parent / "templates"
 CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # not allowed in HTML, or not in UTF-8
@@ -133,3 +141,199 @@ def place(value: float, axis: tuple[float, float] = (0.0, 1.0)) -> str:
 
 def shade(share: float | None) -> int:
     return 0 if share is None else min(NUM_SHADES, round(NUM_SHADES * share))
+
+
+# Charts.
+
+SCORES = {"IoU": "iou", "Dice": "dice", "Precision": "precision", "Recall": "recall"}
+MAX_POINTS = 400  # of a curve
+MAX_CLASSES = 24  # with a curve each
+VAL, TRAIN, OTHER = 0, 1, 2  # colours
+MARK_WORDS = {
+    **{kind: kind for kind in ("interrupted", "killed", "failed")},
+    "rollback": "went back to a saved state",
+    "shrink": "went on with smaller parts of a batch",
+}
+Values = Mapping[str, Sequence[float | None]]  # of each line, by its name
+Show = Callable[[float | None], str]
+
+
+@dataclass(frozen=True)
+class PageChart:
+    """`key`: by which a page that is refreshed keeps what was switched."""
+
+    key: str
+    title: str
+    words: str
+    data: Mapping[str, Any]
+    header: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    kind: str = "lines"
+
+    @property
+    def json(self) -> str:
+        return json.dumps(self.data, allow_nan=False, separators=(",", ":"))
+
+
+def run_charts(summary: RunSummary, epochs: Sequence[EpochRecord]) -> list[PageChart]:
+    """`epochs`: those that are drawn."""
+    if not epochs:
+        return []
+
+    def chart(key: str, title: str, columns: Mapping[str, str], show: Show, digits: int, **limits: Any) -> PageChart:
+        """Columns of metrics.csv, by the name of their line."""
+        colours = [VAL, TRAIN] if len(columns) > 1 else [OTHER]
+        values = {name: [epoch.get(column) for epoch in epochs] for name, column in columns.items()}
+        lines = [_line(name, ys, colour) for (name, ys), colour in zip(values.items(), colours, strict=True)]
+        words = _from_first_to_last(values, show)
+        if key == "iou" and summary.best_iou is not None and summary.best is not None:
+            words += f"; val is {score(summary.best_iou)} at the best epoch, {summary.best.number}"
+        return _chart(summary, epochs, key, title, words, {title: lines}, values, show, digits=digits, **limits)
+
+    charts = [
+        chart("iou", "IoU", {"val": "val_iou", "train": "train_iou"}, score, 3, y=[0, 1]),
+        _class_chart(summary, [epoch for epoch in epochs if epoch.classes]),
+        chart("loss", "Loss", {"val": "val_loss", "train": "train_loss"}, _digits(3), 3, zero=True),
+        chart("rate", "Learning rate", {"learning rate": "learning_rate"}, _digits(3), 6, zero=True),
+        chart("speed", "Images per second, in training", {"images/s": "images_per_second"}, rate, 1, zero=True),
+    ]
+    return [found for found in charts if found is not None]
+
+
+def drawn_epochs(summary: RunSummary) -> list[EpochRecord]:
+    """At most about MAX_POINTS of them, evenly; the first, the best and the last stay."""
+    epochs, best = summary.epochs, summary.best
+    step = -(-len(epochs) // MAX_POINTS)
+    kept = {epoch.number for epoch in (*epochs[:1], *epochs[-1:], best) if epoch is not None}
+    return [epoch for index, epoch in enumerate(epochs) if index % step == 0 or epoch.number in kept]
+
+
+def marks(summary: RunSummary) -> list[dict[str, Any]]:
+    """What happened at which epoch: the best one, the early stop, interruptions and rollbacks."""
+    last = summary.epochs[-1].number
+    found: list[dict[str, Any]] = []
+    if summary.best is not None:
+        found.append({"x": summary.best.number, "kind": "best", "text": f"best epoch: {summary.best.number}"})
+    for event in summary.events:
+        if event.kind in MARK_WORDS and event.epoch is not None:
+            x = min(max(event.epoch + 0.5, 1), max(1, last))  # between two epochs, within the chart
+            found.append({"x": x, "kind": event.kind, "text": f"{MARK_WORDS[event.kind]} after epoch {event.epoch}"})
+    if summary.state == "stopped early":
+        found.append({"x": last, "kind": "stopped", "text": f"stopped early after epoch {last}"})
+    return found
+
+
+def distribution_chart(scores: Sequence[ImageScore]) -> PageChart | None:
+    """How the validation images divide by their IoU."""
+    values = [image.iou for image in scores if image.iou is not None]
+    if not values:
+        return None
+    low = min(0.9, np.floor(10 * min(values)) / 10)
+    edges = np.linspace(low, 1.0, round((1 - low) / (0.05 if low < 0.5 else 0.02)) + 1).round(2).tolist()
+    counts = np.histogram(values, edges)[0].tolist()
+    middle = score(median(values))
+    words = f"{counted(len(values), 'image')}: median {middle}, mean {score(mean(values))}"
+    words += f", worst {score(min(values))}, best {score(max(values))}"
+    if num_undefined := len(scores) - len(values):
+        words += f"; {counted(num_undefined, 'image')} without an IoU, because no class is in truth or prediction"
+    mark = {"x": median(values), "text": f"median {middle}"}
+    data = {"counts": counts, "from": low, "to": 1, "x": "IoU of an image", "unit": "image", "marks": [mark]}
+    rows = [[f"{start:.2f} – {end:.2f}", number] for start, end, number in zip(edges, edges[1:], counts, strict=False) if number]
+    return PageChart("distribution", "IoU of each validation image", words, data, ["IoU", "images"], rows, "bars")
+
+
+def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChart | None:
+    """Of several classes the scores of each; of one class its scores beside each other."""
+    if not epochs:
+        return None
+
+    def values(name: str, kind: str) -> list[float | None]:
+        return [epoch.score(name, kind) for epoch in epochs]
+
+    names = summary.worst_classes(MAX_CLASSES)
+    if len(names) == 1:
+        (name,) = names
+        shown = {title: values(name, kind) for title, kind in SCORES.items() if kind != "iou"}
+        title = f"Dice, precision and recall of {name}"
+        views = {name: [_line(title, ys, index + OTHER) for index, (title, ys) in enumerate(shown.items())]}
+        precision, recall = (score(epochs[-1].score(name, kind)) for kind in ("precision", "recall"))
+        words = f"{name} on the validation images: precision {precision} and recall {recall} after the last epoch"
+    else:
+        shown = {name: values(name, "iou") for name in names}
+        title = "Scores of each class"
+        views = {
+            word: [_line(name, values(name, kind), index, thin=True) for index, name in enumerate(names)]
+            for word, kind in SCORES.items()
+        }
+        note = f", the worst of {len(summary.class_names)}" if len(names) < len(summary.class_names) else ""
+        words = f"{len(names)} classes on the validation images{note}"
+        known = {name: value for name in names if (value := summary.per_class_iou.get(name)) is not None}
+        if known:
+            low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
+            words += f"; at the best epoch from {low} (IoU {score(known[low])}) to {high} ({score(known[high])})"
+    return _chart(summary, epochs, "classes-curve", title, words, views, shown, score, digits=3, y=[0, 1])
+
+
+def _chart(
+    summary: RunSummary,
+    epochs: Sequence[EpochRecord],
+    key: str,
+    title: str,
+    words: str,
+    views: Mapping[str, Any],
+    values: Values,
+    show: Show,
+    **more: Any,
+) -> PageChart:
+    """A view is a name and its lines; the reader chooses where there are several. `values`: of the table."""
+    numbers = [epoch.number for epoch in epochs]
+    named = [{"name": name, "lines": lines} for name, lines in views.items()]
+    data = {"xs": numbers, "x": "epoch", "views": named, "marks": marks(summary), **more}
+    rows = [[number, *map(show, row)] for number, *row in zip(numbers, *values.values(), strict=True)]
+    return PageChart(key, title, words, data, ["epoch", *values], rows)
+
+
+def _line(name: str, values: Sequence[float | None], colour: int, thin: bool = False, **more: Any) -> dict[str, Any]:
+    rounded = [None if value is None else float(f"{value:.5g}") for value in values]
+    return {"name": name, "c": colour % NUM_COLOURS, "ys": rounded, "thin": thin, **more}
+
+
+def _digits(number: int) -> Show:
+    return lambda value: NONE if value is None else f"{value:.{number}g}"
+
+
+def _from_first_to_last(values: Values, show: Show) -> str:
+    known = {name: [value for value in ys if value is not None] for name, ys in values.items()}
+    ends = {name: dict.fromkeys([show(ys[0]), show(ys[-1])]) for name, ys in known.items() if ys}
+    return "; ".join(f"{name} {' → '.join(values)}" for name, values in ends.items()) or "no values"
+
+
+def overlay_charts(runs: Sequence[tuple[str, RunSummary]]) -> list[PageChart]:
+    """The same curve of several runs; by epoch or by time."""
+    shown = [(index, name, summary) for index, (name, summary) in enumerate(runs) if summary.epochs]
+    if not shown:
+        return []
+    return [
+        _overlay(shown, "val-iou", "Validation IoU", "val_iou", y=[0, 1]),
+        _overlay(shown, "val-loss", "Validation loss", "val_loss", zero=True),
+        _overlay(shown, "train-loss", "Training loss", "train_loss", zero=True),
+    ]
+
+
+def _overlay(runs: Sequence[tuple[int, str, RunSummary]], key: str, title: str, column: str, **limits: Any) -> PageChart:
+    by_epoch, by_time, known = [], [], {}
+    for index, name, summary in runs:
+        minutes, passed = {}, 0.0
+        for epoch in summary.epochs:
+            passed += epoch.get("seconds") or 0.0
+            minutes[epoch.number] = float(f"{passed / 60:.4g}")
+        drawn = {epoch.number: epoch.get(column) for epoch in drawn_epochs(summary)}
+        known[name] = drawn
+        by_epoch.append(_line(name, list(drawn.values()), index, xs=list(drawn)))
+        by_time.append(_line(name, list(drawn.values()), index, xs=[minutes[number] for number in drawn]))
+    views = [{"name": "by epoch", "x": "epoch", "lines": by_epoch}, {"name": "by time", "x": "minutes", "lines": by_time}]
+    data = {"xs": [], "x": "epoch", "views": views, "marks": [], "digits": 3, **limits}
+    words = _from_first_to_last({name: list(drawn.values()) for name, drawn in known.items()}, score)
+    numbers = sorted({number for drawn in known.values() for number in drawn})
+    rows = [[number, *(score(drawn.get(number)) for drawn in known.values())] for number in numbers]
+    return PageChart(key, title, words, data, ["epoch", *known], rows)

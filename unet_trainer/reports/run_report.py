@@ -20,10 +20,21 @@ import numpy as np
 from unet_trainer import __version__
 from unet_trainer.images.drawing import ERROR_COLOURS, ErrorKind
 from unet_trainer.model.baselines import Baseline, best_baseline
-from unet_trainer.reports.charts import distribution_chart, drawn_epochs, run_charts
 from unet_trainer.reports.comparison import SetScores, render_comparison, set_scores
 from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, Picture, make_gallery
-from unet_trainer.reports.page import NONE, duration, moment, page_policy, percent, rate, render_page, score
+from unet_trainer.reports.page import (
+    NONE,
+    distribution_chart,
+    drawn_epochs,
+    duration,
+    moment,
+    page_policy,
+    percent,
+    rate,
+    render_page,
+    run_charts,
+    score,
+)
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import Console
 from unet_trainer.system.input_files import read_bytes
