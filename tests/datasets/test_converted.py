@@ -40,7 +40,7 @@ def test_pages_keep_their_values(tmp_path, dtype, channels):
 def test_stacks_that_do_not_fit_are_refused_with_their_files(tmp_path):
     with pytest.raises(DataError, match=r"images\.tif has 4 pages and .*labels\.tif has 3; need a page of the mask for each"):
         split(tmp_path, volume(4), volume(3))
-    with pytest.raises(DataError, match=r"labels\.tif: page 0 has float32 values from .* need whole numbers up to 65535"):
+    with pytest.raises(DataError, match=r"labels\.tif, page 0: float32 values from .* need whole numbers from 0 to 65535"):
         split(tmp_path, volume(2), volume(2).astype(np.float32) / 7)
 
 

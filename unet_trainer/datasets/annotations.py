@@ -164,8 +164,9 @@ def _kind_of(path: Path) -> tuple[str, Any]:
         return "CVAT" if root.tag == "annotations" else "", root
     if path.suffix.lower() == ".csv":
         with readers.reading(path, "CSV"):
-            columns = readers.find_run_columns(path)
-        return "run lengths" if columns else "", columns
+            if (columns := readers.find_run_columns(path)) is None:
+                return "", None
+            return "run lengths", (columns, input_files.read_text(path, readers.MAX_FILE_BYTES, "utf-8-sig"))
     if path.suffix.lower() != ".json":
         what = "holds a JSON document in each line, as Labelbox exports, which is not read"
         raise UnknownAnnotations(f"{path} {what}; {EXPORT}")
@@ -192,13 +193,15 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
     form, names = FORMATS[tool], None
     if tool == "YOLO":
         names = readers.read_names(data_dir, sorted({path.parent for path, _ in files}))
-        files = [(path, names) for path, _ in files]
     declared: dict[str, None] = {}
     images: list[AnnotatedImage] = []
     notices: list[str] = []
     missing: list[str] = []
     for path, content in files:
-        with naming(f"{path} ({tool})"):
+        if names is not None:
+            with readers.reading(path, "UTF-8"):
+                content = names, input_files.read_text(path, readers.MAX_LABEL_BYTES, "utf-8-sig")
+        with readers.inside(f"{path} ({tool})"):
             classes, listed, notes = form.parse(path, content)
         declared |= dict.fromkeys(classes)
         notices += notes
@@ -216,7 +219,7 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
                 missing.append(f"{path.name} ({image.name or 'no imagePath'})" if form.is_one_each else image.name)
                 continue
             part = (names.part_of(path_in(data_dir, found)) if names else "") or part or index.part_of(found)
-            where = shown if form.is_one_each else f"{shown}, image {readers.show(image.name, 250)}"
+            where = shown if form.is_one_each else f"{shown}, image {image.name!r:.250}"
             images.append(image._replace(image=found, part=part, source=path, where=where))
     listing = [path_in(data_dir, path) for path, content in files if tool != "Supervisely" or "objects" in content]
     shown = ", ".join(listing)
@@ -416,13 +419,11 @@ def draw_mask(
     canvas = Canvas(height, width, smaller_on_top)
     notes: Counter[str] = Counter()
     for entry in image.entries:
-        try:
+        with readers.inside(entry.name):
             patch, note = read_shape(entry.content, height, width)
             class_id = 0 if is_background(entry.label) else IGNORED if entry.label == IGNORE_NAME else ids.get(entry.label, 0)
             is_drawn = patch is not None and canvas.draw(patch, class_id, is_crowd=note == readers.IN_CROWD)
             notes[note if is_drawn else readers.LEFT_OUT] += 1
-        except DataError as error:
-            raise DataError(f"{entry.name}: {error}") from None
     notes[OVERLAP] = int(np.count_nonzero(canvas.contested))
     return canvas.ids, {note: number for note, number in notes.items() if note and number}
 

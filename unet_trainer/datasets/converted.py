@@ -32,7 +32,7 @@ from unet_trainer.datasets.pairs import Box, Pair, Part
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import DataError, ReadError, find_member, naming, open_file, read_bytes
 from unet_trainer.images.image_decoding import COLOUR_CHANNELS, IMAGE_EXTENSIONS, VOLUME_EXTENSIONS, Pixels
-from unet_trainer.images.mask_decoding import COLOUR, read_mask
+from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
 from unet_trainer.images.tiling import nearest_positions
 from unet_trainer.system.atomic_files import write_atomically
@@ -48,7 +48,6 @@ SAME_THING = 0.6  # two classes with a larger IoU are two readings of one thing
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
 NUM_LOOKED_AT, MOST = 3, 0.9  # masks of each class, and the share of their pixels that have one of two values
 NUMBERED = re.compile(r"\D*\d+\D*")
-MAX_LABEL = 65535
 
 
 class Conversion(NamedTuple):
@@ -170,14 +169,10 @@ def _stamp(path: Path) -> list[Any]:
 # Files of objects and of classes
 
 
-class MaskParts(NamedTuple):
-    """The files that make up the mask of an image, each with the name of its class; objects have no name."""
-
-    image: File
-    files: tuple[tuple[str, Path], ...]
+MaskParts = dict[File, list[tuple[str, Path]]]  # image → the files of its mask, each with its class; objects have none
 
 
-def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_sequences: bool) -> list[MaskParts] | None:
+def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_sequences: bool) -> MaskParts | None:
     """The mask files of each image where each object has a file of its own: in a folder with the image (ID/images/x.png,
     ID/masks/*.png), or in one of the image's name (masks/x/*.png). None if the masks are laid out in another way."""
     places = {image.folder if is_in_sequences else f"{image.folder}{image.stem}/": image for image in images}
@@ -191,14 +186,14 @@ def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_seque
     are_classes = min(len(by_place), len(counts)) > 1 and all(
         2 * count > len(by_place) and not NUMBERED.fullmatch(stem) for stem, count in counts.items()
     )
-    return [
-        MaskParts(image, tuple((mask.stem if are_classes else "", mask.path) for mask in by_place[place]))
+    return {
+        image: [(mask.stem if are_classes else "", mask.path) for mask in by_place[place]]
         for place, image in places.items()
         if place in by_place
-    ]
+    }
 
 
-def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder: Path) -> list[MaskParts] | None:
+def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder: Path) -> MaskParts | None:
     """The mask files of each image where each class has a folder of masks: masks/sea/a.png, masks/whale/a.png.
 
     None if the masks are laid out in another way. An image may lack the masks of some classes.
@@ -209,17 +204,17 @@ def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder
         by_class[name].append(mask._replace(folder=rest))
     if "" in by_class or any(image.folder.partition("/")[0] in by_class for image in images):
         return None
-    by_image: dict[File, list[tuple[str, Path]]] = defaultdict(list)
+    by_image: MaskParts = defaultdict(list)
     for name, files in sorted(by_class.items()):
         match = best_match(images, files, image_folder)
         if match.masks:
             return None
         for image, mask in match.pairs:
             by_image[image].append((name, mask.path))
-    return [MaskParts(image, tuple(files)) for image, files in sorted(by_image.items())]
+    return dict(sorted(by_image.items()))
 
 
-def find_ending_files(images: Sequence[File], masks: Sequence[File]) -> list[MaskParts] | None:
+def find_ending_files(images: Sequence[File], masks: Sequence[File]) -> MaskParts | None:
     """The mask files of each image whose names end in its class or in the number of an object: s0_head.png, s0_tail.png. None if
     they are named in another way, or hold more than two values."""
     by_ending = masks_by_ending(images, masks)
@@ -227,8 +222,11 @@ def find_ending_files(images: Sequence[File], masks: Sequence[File]) -> list[Mas
     if not by_ending or not all(map(_holds_two_values, looked_at)):
         return None
     are_objects = "" in by_ending or any(map(str.isdecimal, by_ending))
-    named = {image: [(name, its[image].path) for name, its in by_ending.items() if image in its] for image in images}
-    return [MaskParts(image, tuple(("" if are_objects else name, path) for name, path in files)) for image, files in named.items()]
+    found: MaskParts = defaultdict(list)
+    for name, its in by_ending.items():
+        for image, mask in its.items():
+            found[image].append(("" if are_objects else name, mask.path))
+    return found
 
 
 def _holds_two_values(path: Path) -> bool:
@@ -243,22 +241,21 @@ def _holds_two_values(path: Path) -> bool:
 
 
 def merge_masks(
-    converter: Converter, part: Part, parts: Sequence[MaskParts], classes: Sequence[str], notices: list[str]
+    converter: Converter, part: Part, parts: MaskParts, classes: Sequence[str], notices: list[str]
 ) -> tuple[list[Pair], list[str], bool, tuple[str, str] | None]:
     """The pairs of images and merged masks: of classes, or of objects if there are no classes. And the files that cannot be used,
     whether some pixels belong to no class, and two classes that mark the same pixels."""
-    names = [f"{each.image.folder}{each.image.stem}" for each in parts]
     conversions = [
-        Conversion(f"{part}/{name}", [path for _, path in each.files], partial(_merge, each.files, classes))
-        for name, each in zip(names, parts, strict=True)
+        Conversion(f"{part}/{image.folder}{image.stem}", [path for _, path in files], partial(_merge, files, classes))
+        for image, files in parts.items()
     ]
     kind = "classes" if classes else "objects"
     written = converter.write(kind, list(classes), conversions, "Merging the masks of each image:")
     pairs = []
-    for name, each, mask in zip(names, parts, written, strict=True):
-        others = f" and {len(each.files) - 1} more" if len(each.files) > 1 else ""
+    for (image, files), mask in zip(parts.items(), written, strict=True):
+        shown = f"{files[0][1]}" + (f" and {len(files) - 1} more" if len(files) > 1 else "")
         if not mask.problem:
-            pairs.append(Pair(name, each.image.path, mask.path, mask_origin=f"{each.files[0][1]}{others}"))
+            pairs.append(Pair(f"{image.folder}{image.stem}", image.path, mask.path, mask_origin=shown))
     facts = [Counter(mask.facts) for mask in written if not mask.problem]
     total = sum(facts, Counter())
     if total["overlap"]:
@@ -266,8 +263,6 @@ def merge_masks(
             f"{total['overlap']} pixels in {sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks belong to several "
             f"classes: the later of {', '.join(classes)} wins (class_names sets another order)"
         )
-    if total["grey"]:
-        notices.append(f"{total['grey']} files of classes hold greys: what is above {SOFT_EDGE} belongs to the class")
     readings = None
     for one, other in combinations(classes, 2):
         both = total[f"both {one}/{other}"]
@@ -277,7 +272,7 @@ def merge_masks(
 
 
 def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[Pixels, dict[str, int]]:
-    """The mask, and what was counted: in pixels, `grey` in files."""
+    """The mask, and how many pixels there are of what."""
     merged: Pixels | None = None
     facts: Counter[str] = Counter()
     overlap: Any = False
@@ -292,7 +287,6 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
         is_object, highest = mask > 0, int(mask.max())
         if mask.dtype == np.uint8 and highest > SOFT_EDGE and (is_object != (mask == highest)).any():
             is_object = mask > SOFT_EDGE
-            facts["grey"] += bool(classes)
         overlap = overlap | ((merged > 0) & is_object)
         if classes:
             facts |= {f"both {other}/{name}": int((its & is_object).sum()) for other, its in read.items()}
@@ -408,15 +402,11 @@ def _cell(path: Path, group: int, row: int, column: str) -> tuple[bytes, dict[st
 
 def has_pages(path: Path) -> bool:
     """Whether a file is a volume, or a TIFF with several pages. Reads a few bytes of it; False for a broken one."""
-    if path.name.lower().endswith(VOLUME_EXTENSIONS):
-        return True
-    if path.suffix.lower() not in (".tif", ".tiff"):
-        return False
     try:
-        with open_pages(path) as file:
-            return len(file.pages) > 1 and sum(not getattr(page, "is_reduced", False) for page in file.pages) > 1
-    except ReadError:
-        return False
+        is_stack = path.suffix.lower() in (".tif", ".tiff") and len(page_types(path)) > 1
+    except DataError:
+        is_stack = False
+    return is_stack or path.name.lower().endswith(VOLUME_EXTENSIONS)
 
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
@@ -516,11 +506,8 @@ def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
     page = np.squeeze(_read_pages(path)[index])
     if page.ndim == 3 and page.shape[2] == 3 and page.dtype == np.uint8:
         return page, {}
-    low, high = page.min(), page.max()
-    if page.ndim != 2 or low < 0 or high > MAX_LABEL or not np.array_equal(page, np.floor(page)):
-        there = f"{page.dtype} values from {low} to {high}"
-        raise DataError(f"{path}: page {index} has {there}; need whole numbers up to {MAX_LABEL}")
-    return page.astype(np.uint8 if page.dtype in (np.uint8, np.bool_) else np.uint16), {}
+    with naming(f"{path}, page {index}"):
+        return whole_numbers(page), {}
 
 
 # Blocks of a large image

@@ -128,7 +128,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, cast(Part, part or None)))
             used[f"{path_in(data_dir, path)}, {columns[0]} and {columns[1]}"] = None
     tables = sorted(path for path in files if path.suffix.lower() == ".parquet")
-    if not pairs and tables and not layouts.list_images_and_volumes(data_dir):
+    if not pairs and tables and not layouts.list_files(data_dir, with_volumes=True):
         converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
         for path in tables:
             part = part_in([*path_in(data_dir, path).split("/")[:-1], path.stem])
@@ -381,34 +381,33 @@ def _pair_part(
     return found
 
 
-def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: Sequence[converted.MaskParts], part: Part) -> bool:
+def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: converted.MaskParts, part: Part) -> bool:
     """Each image has files of objects or of classes, which are merged. Or it has one file, in a folder of its own or of its batch:
     then only the match is set, and False returned."""
     place = found.masks.place
-    names = sorted({name for each in parts for name, _ in each.files if name})
-    paired = {each.image for each in parts}
-    found.match = Match(Rule(), [], [image for image in images if image not in paired], [])
+    names = sorted({name for files in parts.values() for name, _ in files if name})
+    found.match = Match(Rule(), [], [image for image in images if image not in parts], [])
     as_classes: dict[str, Any] = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
     given = list(search.config.class_names or ())
     in_given = next((order for order in (given, given[1:]) if given and sorted(order) == names), [])  # the first: background
     are_sure = bool(search.classes or in_given)
-    if all(len(each.files) == 1 for each in parts) and not (names and are_sure):
+    if all(len(files) == 1 for files in parts.values()) and not (names and are_sure):
         if len(names) > 1:
             lines = "\n".join(f"  {line}" for line in setting_lines(as_classes))
             listing = first_few((f"{name}/" for name in names), 10)
             search.notices.append(
                 f"the folders in {place} are taken as parts of one set: {listing}; if they are classes, set:\n{lines}"
             )
-        found.match.pairs.extend((each.image, each.image._replace(path=each.files[0][1])) for each in parts)
+        found.match.pairs.extend((image, image._replace(path=files[0][1])) for image, files in parts.items())
         return False
     value = path_in(search.data_dir, place)
     one_of_them: list[dict[str, Any]] = [*({"mask_dir": f"{value}/{name}"} for name in names), as_classes]
     has_folders = all((place / name).is_dir() for name in names)
     endings = {
-        name: path.stem.removeprefix(each.image.path.stem)
-        for each in parts
-        for name, path in each.files
-        if path.stem != name and path.stem.startswith(each.image.path.stem)
+        name: path.stem.removeprefix(image.path.stem)
+        for image, files in parts.items()
+        for name, path in files
+        if path.stem != name and path.stem.startswith(image.path.stem)
     }
     if names and not has_folders and endings:
         one_of_them = [*({"mask_suffix": endings[name]} for name in names), as_classes]
@@ -427,7 +426,7 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     if not are_sure and (readings or (has_folders and any(map(name_matching.READERS.search, names)))):
         key = "mask_dir" if has_folders else "mask_suffix"
         raise Question(f"{key}: {' and '.join(readings or names)} in {place} look like readings of one thing", *one_of_them)
-    found.rule = f"a mask file for each object, {sum(len(each.files) for each in parts)} files merged"
+    found.rule = f"a mask file for each object, {sum(map(len, parts.values()))} files merged"
     found.rule = f"a mask file for each class: {', '.join(search.classes)}" if names else found.rule
     found.pairs = sorted(pairs, key=lambda pair: pair.name)
     if unreadable:
@@ -435,11 +434,11 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: S
     return True
 
 
-def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: str) -> list[converted.MaskParts]:
+def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: str) -> converted.MaskParts:
     """The masks of each image that Label Studio exported as pictures of brushes; empty if they are others. Raises Question: their
     names hold the number of a task and not the image."""
     if not masks or not all(name_matching.TASK_MASK.fullmatch(mask.stem) for mask in masks):
-        return []
+        return {}
     found, are_numbers = name_matching.masks_by_task(images, masks)
     unclear = f"the names of Label Studio's pictures, such as {masks[0].path.name}, do not say which image they belong to"
     if not found:
@@ -448,7 +447,7 @@ def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: st
         first, last = ((image.path.name, files[0][1].path.name) for image, files in (found[0], found[-1]))
         meaning = f"in the order of their names: {first[0]} is {first[1]}, ..., {last[0]} is {last[1]}"
         raise Question(f"{unclear}; its JSON export beside them says it", Choice(meaning, {"unpaired": "offset"}))
-    return [converted.MaskParts(image, tuple((name, mask.path) for name, mask in files)) for image, files in found]
+    return {image: [(name, mask.path) for name, mask in files] for image, files in found}
 
 
 def _take_plain(search: Search, found: Paired, part: Part) -> None:

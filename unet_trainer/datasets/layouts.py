@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from itertools import groupby, product
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from unet_trainer.datasets.name_matching import File, best_match, mask_marks, masks_by_ending, name_files, split_by_endings, stem_of
 from unet_trainer.datasets.pairs import Part, Question, composed, first_few, path_in
@@ -44,23 +44,18 @@ def walk(folder: Path, without: Collection[Path] = (), follows: Follows | None =
 
 
 def list_files(
-    folder: Path, without: Collection[Path] = (), follows: Follows | None = None, extensions: Collection[str] = IMAGE_EXTENSIONS
+    folder: Path, without: Collection[Path] = (), follows: Follows | None = None, with_volumes: bool = False
 ) -> list[Path]:
-    """The image files of a folder and its subfolders, sorted, without hidden files and the files and folders `without`.
-
-    Broken links count as files, so that they are reported as missing."""
+    """The image files of a folder and its subfolders, sorted, without hidden files and the files and folders `without`. With
+    volumes: those too that lie in folders without an image file. Broken links count as files, so that they are reported as missing.
+    """
     left_out = set(without)
     paths = [here / name for here, names in walk(folder, left_out, follows) for name in names]
-    images = [path for path in paths if path.name.lower().endswith((*extensions,)) and path not in left_out]
+    images = [path for path in paths if path.name.lower().endswith((*IMAGE_EXTENSIONS,)) and path not in left_out]
+    if with_volumes:
+        places = {path.parent for path in images}
+        images += [path for path in paths if path.name.lower().endswith(VOLUME_EXTENSIONS) and path.parent not in places]
     return sorted(path for path in images if path.is_file() or (path.is_symlink() and not path.exists()))
-
-
-def list_images_and_volumes(folder: Path, without: Collection[Path] = (), follows: Follows | None = None) -> list[Path]:
-    """As list_files, with volumes in folders that have no image file."""
-    images = list_files(folder, without, follows)
-    places = {path.parent for path in images}
-    volumes = list_files(folder, without, follows, VOLUME_EXTENSIONS)
-    return sorted([*images, *(path for path in volumes if path.parent not in places)])
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -96,18 +91,20 @@ def refuse_unreadable(data_dir: Path, others: Sequence[str | None] = ()) -> None
 
     That is data_dir, one above it, one below it, or one of `others`, relative to it. Hidden folders are not searched.
     """
-    fix = "need the permissions r and x on it (chmod u+rx), or another user"
     for folder in (data_dir, *(data_dir / other for other in others if other is not None)):
-        above = [place for place in reversed(folder.absolute().parents) if place.is_dir()]
-        closed = [place for place in above if not os.access(place, os.X_OK)]
-        closed += [folder] if not closed and folder.is_dir() and not os.access(folder, os.R_OK | os.X_OK) else []
-        if closed:
-            raise DataError(f"data_dir: {folder} cannot be read (Permission denied on {closed[0]}); {fix}")
-    for place, folders, _ in os.walk(data_dir):
+        for place in (*reversed(folder.absolute().parents), folder):
+            if place.is_dir():
+                _refuse_closed(place, os.R_OK | os.X_OK if place == folder else os.X_OK)
+    for here, folders, _ in os.walk(data_dir):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
-        closed = [Path(place, name) for name in folders if not os.access(Path(place, name), os.R_OK | os.X_OK)]
-        if closed:
-            raise DataError(f"data_dir: {closed[0]} cannot be read (Permission denied); {fix}")
+        for name in folders:
+            _refuse_closed(Path(here, name), os.R_OK | os.X_OK)
+
+
+def _refuse_closed(folder: Path, mode: int) -> None:
+    if not os.access(folder, mode):
+        fix = "need the permissions r and x on it (chmod u+rx), or another user"
+        raise DataError(f"data_dir: {folder} cannot be read (Permission denied); {fix}")
 
 
 # Layouts
@@ -138,17 +135,6 @@ PARTS: dict[str, Part] = {
 
 MAX_DEPTH = 3  # of folders whose names say what they hold: P/*/K
 MAX_PROPOSED = 8  # folders among which two are looked for whose names pair up
-
-
-class _Role(NamedTuple):
-    """What the files of a folder are, by the names on the way to it."""
-
-    kind: Kind | None
-    part: str  # "": data that is not divided
-    part_name: str  # of the folder that makes it train or val
-    value: str  # what selects it in the config
-    sequence: str  # name of the sequence, with a slash
-    depth: int  # of the names that say this; those behind them belong to the names of the files
 
 
 @dataclass
@@ -199,7 +185,7 @@ def find_layout(
         may_be_kind = not any(_meaning(each)[1] for each in above) or bool(_meaning(name)[0])
         return len(above) < MAX_DEPTH and may_be_kind and not resolved(link.parent).is_relative_to(resolved(link))
 
-    files = list_images_and_volumes(data_dir, without, follows)
+    files = list_files(data_dir, without, follows, with_volumes=True)
     if not given and not any(_meaning(folder.name)[1] == "mask" for folder in subfolders(data_dir)):
         # PASCAL VOC somewhere in a repository, beside pictures of other folders.
         years = {file.parent.parent for file in files if file.parent.name == "JPEGImages"}
@@ -210,7 +196,7 @@ def find_layout(
     for kind, value in given.items():
         if not groups[kind]:
             parent = (root / value).parent
-            values = [path_in(root, folder) for folder in subfolders(parent) if list_images_and_volumes(folder)]
+            values = [path_in(root, folder) for folder in subfolders(parent) if list_files(folder, with_volumes=True)]
             is_there = "no image file in" if (root / value).is_dir() else "no folder"
             choices = [{KEYS[kind]: value} for value in values[:MAX_PROPOSED]]
             raise Question(f"{KEYS[kind]}: {is_there} {root / value}; {_contents(parent)}", *choices)
@@ -271,8 +257,10 @@ def _meaning(name: str) -> tuple[str, Kind | None]:
     return "", None
 
 
-def _role(names: tuple[str, ...], given: Words) -> _Role:
-    """`given`: the longer one first."""
+def _role(names: tuple[str, ...], given: Words) -> tuple[Kind | None, str, str, str, str, int]:
+    """What the files of a folder are, by the names on the way to it: kind, part ("": data that is not divided), name of the folder
+    that makes it train or val, what selects it in the config, the sequence with a slash, and the number of names that say this;
+    those behind them belong to the names of the files. `given`: the longer one first."""
     part = part_name = sequence = ""
     for index in range(min(len(names) + 1, MAX_DEPTH)):
         name = names[index] if index < len(names) else ""
@@ -287,15 +275,15 @@ def _role(names: tuple[str, ...], given: Words) -> _Role:
             part, part_name = (part or own_part), (part_name or (name if own_part else ""))
             below = names[depth] if depth < len(names) and not part and not sequence else ""
             if below and _meaning(below)[0] and not _meaning(below)[1]:
-                return _Role(kind, _meaning(below)[0], below, value, "", depth + 1)
-            return _Role(kind, part, part_name, value, sequence, depth)
+                return kind, _meaning(below)[0], below, value, "", depth + 1
+            return kind, part, part_name, value, sequence, depth
         if own_part and not kind and index == 0:
             part, part_name = own_part, name
         elif own_part or kind or sequence:
             break
         else:
             sequence = f"{name}/"
-    return _Role(None, part, part_name, part_name or ".", "", 1 if part else 0)
+    return None, part, part_name, part_name or ".", "", 1 if part else 0
 
 
 def _group_files(root: Path, files: Sequence[Path], given: Mapping[Kind, str], without: Collection[Path]) -> Groups:
@@ -307,18 +295,18 @@ def _group_files(root: Path, files: Sequence[Path], given: Mapping[Kind, str], w
 
     def add(folder: Path, paths: Iterable[Path], root: Path, words: Words, value: str | None = None) -> None:
         names = folder.relative_to(root).parts
-        role = _role(names, words)
-        base = root.joinpath(*names[: role.depth])
-        place = base.parent.parent / "*" / base.name if role.sequence else base
-        group = groups.setdefault((role.kind, role.part, place), Group(place, role.part, role.part_name, value or role.value))
-        group.folders[role.sequence] = base
-        key = composed(f"{role.sequence}{''.join(f'{name}/' for name in names[role.depth :])}")
-        group.by_sequence.setdefault(role.sequence, []).extend(File(path, key, stem_of(path)) for path in paths)
+        kind, part, part_name, selected, sequence, depth = _role(names, words)
+        base = root.joinpath(*names[:depth])
+        place = base.parent.parent / "*" / base.name if sequence else base
+        group = groups.setdefault((kind, part, place), Group(place, part, part_name, value or selected))
+        group.folders[sequence] = base
+        key = composed(f"{sequence}{''.join(f'{name}/' for name in names[depth:])}")
+        group.by_sequence.setdefault(sequence, []).extend(File(path, key, stem_of(path)) for path in paths)
 
     for folder, paths in groupby(files, lambda path: path.parent):
         add(folder, paths, root, words)
     for kind, place in outside.items():
-        for folder, paths in groupby(list_images_and_volumes(place, without), lambda path: path.parent):
+        for folder, paths in groupby(list_files(place, without, with_volumes=True), lambda path: path.parent):
             add(folder, paths, place, {kind: ((), True)}, given[kind])
     found: Groups = {"image": [], "mask": [], None: []}
     for key, group in groups.items():
@@ -390,8 +378,9 @@ def _missing(data_dir: Path, root: Path, groups: Groups, image: Group | None, ma
     keys = [key for key, there in zip(KEYS.values(), (image, mask), strict=True) if not there]
     wanted = {"image_dir": "no folder of images (images, imgs, ...)", "mask_dir": "no folder of masks (masks, labels, ...)"}
     text = f"data_dir: {' and '.join(wanted[key] for key in keys)} in {root}; {_contents(root)}"
-    filled = [(folder, files) for folder in subfolders(root) if (files := name_files(list_images_and_volumes(folder), folder))]
-    of_images, of_masks = ({group.place: group.files} if group else dict(filled[:MAX_PROPOSED]) for group in (image, mask))
+    named = ((folder, name_files(list_files(folder, with_volumes=True), folder)) for folder in subfolders(root))
+    filled = dict([(folder, files) for folder, files in named if files][:MAX_PROPOSED])
+    of_images, of_masks = ({group.place: group.files} if group else filled for group in (image, mask))
     sizes = {
         folder: sum(file.path.stat().st_size for file in files if file.path.exists())
         for folder, files in (*of_images.items(), *of_masks.items())
@@ -410,6 +399,6 @@ def _missing(data_dir: Path, root: Path, groups: Groups, image: Group | None, ma
 
 
 def _contents(folder: Path) -> str:
-    names = [f"{path.name}/{'' if list_images_and_volumes(path) else ' (no image file)'}" for path in subfolders(folder)]
+    names = [f"{path.name}/{'' if list_files(path, with_volumes=True) else ' (no image file)'}" for path in subfolders(folder)]
     extensions = f"; need files with one of {', '.join(sorted(IMAGE_EXTENSIONS))}" if "(no image" in "".join(names) else ""
     return f"{folder} holds {first_few(names, 10) if names else 'no folder'}{extensions}"

@@ -79,9 +79,8 @@ class Reading:
 
     def choice(self, ignored: frozenset[int]) -> Choice:
         """The settings for it, besides the user's ignore_value. Ids from 0 need no mask_values."""
-        is_plain = self.values == tuple(range(len(self.values))) and not self.ignores_others and not self.names
+        is_plain = self.values == tuple(range(len(self.values))) and not self.ignores_others
         settings: dict[str, Any] = {"num_classes": self.num_classes}
-        settings |= {"class_names": self.names} if self.names else {}
         settings |= {} if is_plain else {"mask_values": self.values}
         settings |= {"ignore_value": as_written(sorted({*ignored, *self.ignored}))} if self.ignored else {}
         settings |= {"unknown_values": "ignore"} if self.ignores_others else {}

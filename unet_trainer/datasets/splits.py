@@ -36,7 +36,7 @@ SPLIT_STREAM = 1  # part of the seed: random numbers of the split are independen
 MAX_BLOCKS, MIN_BLOCK = 5, 10  # split: blocks validates on up to so many blocks, of at least so many images if there are several
 GAP_SHARE, MAX_GAP = 0.2, 25  # images left out on both sides of a block: a share of its length
 BY_HAND = "split_file=FILE.csv divides them as you say"
-CHUNK, SECONDS = 10_000, 20.0  # paths that group_pattern is matched with, and its limit; ordinary ones take a microsecond each
+SECONDS = 60.0  # in which group_pattern must match all paths; ordinary ones take a microsecond each
 NUM_ARRANGEMENTS = 64  # of blocks that are tried
 NUM_IMAGE_BLOCKS, MIN_IMAGE_BLOCKS = 20, 4  # that one image is cut into, unless their sides would be
 IMAGE_BLOCK_SIDES = 256, 1024  # shorter or longer than this, about
@@ -402,25 +402,19 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
     The pattern is the user's, and some take years for one name: it is matched in a child process, which can be killed.
     """
     paths, compiled = [pair.path_in(data_dir) for pair in pairs], re.compile(composed(pattern))
-    chunks = [paths[start : start + CHUNK] for start in range(0, len(paths), CHUNK)]
 
-    def match(chunk: Sequence[str], _: ReadStderr) -> list[str | None]:
-        found = [compiled.search(path) for path in chunk]
+    def match(paths: Sequence[str], _: ReadStderr) -> list[str | None]:
+        found = [compiled.search(path) for path in paths]
         return [None if match is None else match.group(1 if compiled.groups else 0) or "" for match in found]
 
-    groups: list[str | None] = []
-    for index, outcome in forked_map(match, chunks, 1, timeout=seconds):
-        if isinstance(outcome, Crash):
-            raise DataError(
-                f"group_pattern: {pattern!r} has not decided after {seconds:g} s about {first_few(chunks[index], 2)}; a "
-                r"repeat inside of a repeat, like (a+)+, takes for ever where nothing matches: use a simpler one, e.g. ^([^_]+)_"
-            )
-        groups += outcome
+    ((_, groups),) = forked_map(match, [paths], 1, timeout=seconds)
+    if isinstance(groups, Crash):
+        why = "a repeat inside of a repeat, like (a+)+, takes for ever where nothing matches: use a simpler one, e.g. ^([^_]+)_"
+        raise DataError(f"group_pattern: {pattern!r} has not decided after {seconds:g} s about {first_few(paths, 2)}; {why}")
     unmatched = [path for path, group in zip(paths, groups, strict=True) if group is None]
     if unmatched:
-        raise DataError(
-            f"group_pattern: {pattern!r} matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
-        )
+        what = f"matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
+        raise DataError(f"group_pattern: {pattern!r} {what}")
     return tuple(replace(pair, group=group or "") for pair, group in zip(pairs, groups, strict=True))
 
 
@@ -448,7 +442,8 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
             problems.append(f"line {number}: split {split!r}; need train, val or test")
             continue
         image, mask = (_find_file(data_dir, row.get(column, "")) for column in ("image", "mask"))
-        name = row["name"] if row.get("name", "").strip() else _name_of(image, data_dir)
+        has_name = bool(row.get("name", "").strip())
+        name = row["name"] if has_name else path_in(data_dir, image).removesuffix(image.suffix) if image and image.name else ""
         if (known := made.get(name)) is not None:
             image, mask = known.image, known.mask
         if split == UNUSED:
@@ -464,9 +459,10 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
         if missing:
             problems += missing
             continue
-        written = row.get(BOX, "").strip()
-        box = _read_box(written, image, mask) if written else None
-        if written and box is None:
+        box, written = None, row.get(BOX, "").strip()
+        if re.fullmatch(r"[0-9]{1,9}( +[0-9]{1,9}){3}", written):
+            box = Box(image, mask, *map(int, written.split()))
+        if written and (box is None or box.top >= box.bottom or box.left >= box.right):
             problems.append(f"line {number}: {BOX} {written!r}; need top, left, bottom and right in pixels, such as 0 0 512 512")
         if (image, written) in lines:
             problems.append(f"line {number}: {image} is in line {lines[image, written]} too")
@@ -477,7 +473,7 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
         if box is None:
             pair = Pair(name, image, mask, part, group, *origins, content)
         else:
-            pair = box.pair(name if row.get("name", "").strip() else box.name_in(name), part, group, content)
+            pair = box.pair(name if has_name else box.name_in(name), part, group, content)
         (test if part == "test" else pairs).append(pair)
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
@@ -494,17 +490,6 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
     return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
 
 
-def _read_box(cell: str, image: Path, mask: Path) -> Box | None:
-    numbers = [int(text) for text in cell.split() if text.isascii() and text.isdecimal() and len(text) < 10]
-    if len(numbers) != 4 or len(cell.split()) != 4 or numbers[0] >= numbers[2] or numbers[1] >= numbers[3]:
-        return None
-    return Box(image, mask, *numbers)
-
-
-def _name_of(image: Path | None, data_dir: Path) -> str:
-    return "" if image is None or not image.name else path_in(data_dir, image).removesuffix(image.suffix)
-
-
 def _find_file(data_dir: Path, cell: str) -> Path | None:
     """The file that a cell names: as it stands there, without the spaces around it, or in another form of Unicode."""
     if not cell.strip():
@@ -515,14 +500,16 @@ def _find_file(data_dir: Path, cell: str) -> Path | None:
 
 def listed_images(path: Path, data_dir: Path, part: Part) -> list[Path]:
     """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
-    images = [row["image"] for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
-    return [resolved(_find_file(data_dir, image) or data_dir) for image in images]
+    return [resolved(_find_file(data_dir, row["image"]) or data_dir) for row in _rows_of(path, part)]
 
 
 def listed_contents(path: Path, part: Part) -> set[str]:
     """Digests of the pairs in the rows of a part, where the table has them: the same files in another place have the same."""
-    rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
-    return {content for row in rows if (content := row.get("content", "").strip())}
+    return {content for row in _rows_of(path, part) if (content := row.get("content", "").strip())}
+
+
+def _rows_of(path: Path, part: Part) -> list[dict[str, str]]:
+    return [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:

@@ -64,7 +64,7 @@ def decode_mask_or_alpha(data: bytes) -> tuple[Pixels, bool]:
 def _tiff_mask_values(tiff: TiffImage) -> Pixels:
     mask = tiff.read_all()
     if tiff.palette is None:
-        return _whole_numbers(mask)
+        return whole_numbers(mask)
     return _shown_values(
         mask[:, :, 0], image_decoding.mask_values_of([(red, green, blue) for red, green, blue in tiff.palette.tolist()])
     )
@@ -72,7 +72,7 @@ def _tiff_mask_values(tiff: TiffImage) -> Pixels:
 
 def _decode_mask_values(data: bytes) -> Pixels:
     if data.startswith(NPY_START):
-        return _whole_numbers(np.squeeze(image_decoding.decode_array(data)))
+        return whole_numbers(np.squeeze(image_decoding.decode_array(data)))
     if data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
         return np.ascontiguousarray(_join_colours(image_decoding.decode_with_pil(data, "RGB")))
     if image_decoding.has_palette(data):
@@ -82,7 +82,7 @@ def _decode_mask_values(data: bytes) -> Pixels:
     mask = image_decoding.decode_with_opencv(data, AS_STORED)  # applies EXIF rotation, as for images
     if image_decoding.png_bits(data) in (2, 4):  # OpenCV scales values of few bits to 255
         mask = mask // (255 // (2 ** image_decoding.png_bits(data) - 1))
-    return _whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
+    return whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
 
 
 def _shown_values(indices: Pixels, values: Sequence[int]) -> Pixels:
@@ -93,7 +93,7 @@ def _shown_values(indices: Pixels, values: Sequence[int]) -> Pixels:
     return lookup[indices] if len({*lookup[used].tolist()}) == np.count_nonzero(used) else indices
 
 
-def _whole_numbers(mask: Pixels) -> Pixels:
+def whole_numbers(mask: Pixels) -> Pixels:
     """H,W or H,W,C → H,W uint8, uint16 or, for colours, int32; raises ReadError for anything else."""
     if mask.dtype == np.bool_:
         mask = mask.astype(np.uint8)
