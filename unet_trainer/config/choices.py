@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
@@ -264,15 +263,6 @@ def choose_cutmix(num_passes: float, is_augmented: bool) -> tuple[float, str]:
     return CUTMIX_SHARE, f"{often}: pieces of other images keep them from being learned by heart"
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """How long a run trains: views are augmented images, a step takes a batch of them."""
-
-    num_epochs: int
-    repeats: float  # of each image in an epoch; below 1 the share of the images that it has
-    reason: str
-
-
 def plan_steps(
     num_samples: int,
     batch_size: int,
@@ -281,8 +271,9 @@ def plan_steps(
     num_val: int,
     budget: float | None,
     repeats: float | None = None,
-) -> StepPlan:
-    """Enough views to learn from, in about NUM_EPOCHS epochs, within a budget of seconds."""
+) -> tuple[int, float, str]:
+    """Enough views (augmented images) to learn from, in about NUM_EPOCHS epochs, within a budget of seconds: the number of epochs,
+    how often an epoch has each image (below 1: the share of the images that it has), and why."""
     if cost is not None and not cost.is_possible:  # a batch that memory does not hold: training says so
         cost = None
     views = wanted_views(num_samples)
@@ -313,8 +304,8 @@ def plan_steps(
     if is_open and is_limited and num_epochs == 1 and cost is not None and budget is not None:
         in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
         repeats = math.ceil(in_time / num_samples) if in_time > num_samples else 1 / (num_samples // in_time)
-        return StepPlan(1, repeats, f"{reason}: one epoch, as long as there is time")
-    return StepPlan(num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}")
+        return (1, repeats, f"{reason}: one epoch, as long as there is time")
+    return (num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}")
 
 
 def wanted_views(num_samples: int) -> int:
@@ -369,10 +360,6 @@ def num_pilot_steps(num_steps: int) -> int:
     """For each learning rate that a run of so many steps tries; 0: fewer would tell nothing, and none is tried."""
     most = min(MAX_PILOT_STEPS, int(PILOT_SHARE * num_steps) // MAX_PILOTS)
     return most if most >= MIN_PILOT_STEPS else 0
-
-
-def choose_weight_decay(optimizer: str) -> tuple[float, str]:
-    return (0.05, "adamw: apart from the gradient, so it may be large") if optimizer == "adamw" else (1e-4, f"{optimizer}")
 
 
 def choose_ema_decay(num_steps: int) -> tuple[float, str]:
