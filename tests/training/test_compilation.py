@@ -37,7 +37,7 @@ BATCH = make_batch(2, side=32)
 
 
 def compile_components(components):
-    return compile_steps(components, BATCH, BATCH).failure
+    return compile_steps(components, BATCH, BATCH)[0]
 
 
 def failing_compiler(error):
@@ -177,7 +177,7 @@ def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypat
     eager, components = small_components().eval_step, small_components()
     compiled = components.eval_step
     torch._dynamo.utils.counters.clear()
-    assert compile_steps(components, batch, native).failure is None
+    assert compile_steps(components, batch, native)[0] is None
     found = [each.new_metrics() for each in (eager, compiled)]
     for each, metrics in zip((eager, compiled), found, strict=True):
         each.segmenter.eval()

@@ -25,7 +25,7 @@ def finish_epochs(run, values, rates=None):
         rate = rates[index] if rates else 10.0
         row = {**ROW, "epoch": index + 1, "val_iou": value, "seconds": 2.0, "images_per_second": rate}
         if run.judge(row, SCORES):
-            run.checkpointer.write_best(row, run.state.eval_segmenter)
+            run.checkpointer._write_best(run.checkpointer._copy_best(row, run.state.eval_segmenter))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_useless_model_is_told_after_the_table_and_in_result_json(tiny_data, t
     for epoch in (1, 2):
         row = {**ROW, "epoch": epoch, "val_iou": 0.0, "train_iou": 0.1}
         if run.judge(row, nothing_found):
-            run.checkpointer.write_best(row, run.state.eval_segmenter)
+            run.checkpointer._write_best(run.checkpointer._copy_best(row, run.state.eval_segmenter))
     result = report(run)
     assert result.baseline_iou == pytest.approx(1 / 3)
     (warning,) = result.warnings

@@ -305,7 +305,7 @@ def test_patience_ends_after_exactly_that_many_epochs_without_improvement(patien
     stopping = EarlyStopping(higher_is_better=True)
     stopping.update(0.5, 1)
     stopping.update(0.7, 2)
-    stopped = [epoch for epoch in range(3, 10) if not stopping.update(0.6, epoch) and stopping.is_out_of_patience(patience)]
+    stopped = [epoch for epoch in range(3, 10) if not stopping.update(0.6, epoch) and stopping.patience_used >= patience]
     assert stopped[0] == 2 + patience
 
 

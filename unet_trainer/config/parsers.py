@@ -14,6 +14,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -77,9 +78,12 @@ def near_miss(word: str, known: Iterable[str]) -> str | None:
     """The known name that is most similar to the word; None if none is."""
     word = word.lower()
     matches = difflib.get_close_matches(word, list(known), n=5, cutoff=0.7)
-    # Of equally similar names, the one with the longer common prefix.
-    similarity = {name: difflib.SequenceMatcher(None, name, word).ratio() for name in matches}
-    return max(matches, key=lambda name: (similarity[name], len(os.path.commonprefix([name, word]))), default=None)
+
+    def similarity(name: str) -> tuple[float, int]:  # of equally similar names, the one with the longer common prefix
+        prefix = takewhile(lambda pair: pair[0] == pair[1], zip(name, word, strict=False))
+        return difflib.SequenceMatcher(None, name, word).ratio(), sum(1 for _ in prefix)
+
+    return max(matches, key=similarity, default=None)
 
 
 def parse(raw: Any, hint: Any) -> Any:

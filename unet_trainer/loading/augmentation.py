@@ -153,7 +153,8 @@ def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseC
     if name in REFUSED:
         problems.append(f"{name} cannot be used: batches keep the dtype of the files, and the device normalises them")
         return None
-    known = [*GROUPS, *_transform_names()]
+    of_library = [word for word, value in vars(A).items() if isinstance(value, type) and issubclass(value, A.BasicTransform)]
+    known = [*GROUPS, *sorted(set(of_library) - set(ABSTRACT))]
     if name not in known:
         meant = near_miss(name, [word.lower() for word in known])
         proper = next((word for word in known if word.lower() == meant), None)
@@ -174,11 +175,6 @@ def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseC
     except (UserWarning, ValueError, TypeError) as error:
         problems.append(f"{name}: {' '.join(str(error).split())[:200]}")
         return None
-
-
-def _transform_names() -> list[str]:
-    classes = {name: value for name, value in vars(A).items() if isinstance(value, type) and issubclass(value, A.BasicTransform)}
-    return sorted(classes.keys() - ABSTRACT)
 
 
 def _try_out(augmentation: Augmentation, size: tuple[int, int], image_spec: ImageSpec) -> None:

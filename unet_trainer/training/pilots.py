@@ -81,7 +81,7 @@ def try_learning_rates(run: Run) -> None:
     state.learning_rate.peak = _peak(run, chosen.learning_rate)
     tried = [{**dataclasses.asdict(one), "steps": num_steps, "is_chosen": one is chosen} for one in pilots]
     run.events.add("pilots", pilots=tried)
-    run.checkpointer.write_config()
+    run.checkpointer.attempt(run.checkpointer.write_config)
 
 
 def _say(console: Console, pilots: Sequence[Pilot], chosen: Pilot, num_steps: int) -> None:

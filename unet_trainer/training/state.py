@@ -144,9 +144,6 @@ class EarlyStopping:
         """The weights of the best epoch are lost: the next epoch is the best one. The patience goes on."""
         self.best_value, self.best_epoch = math.nan, 0
 
-    def is_out_of_patience(self, patience: int | None) -> bool:
-        return patience is not None and self.patience_used >= patience
-
     def _beats(self, value: float, other: float, margin: float) -> bool:
         if math.isnan(value) or math.isnan(other):
             return not math.isnan(value)
@@ -215,10 +212,6 @@ class TrainState:
     @property
     def device(self) -> torch.device:
         return next(self.segmenter.parameters()).device
-
-    def begin_next_epoch(self) -> None:
-        self.epoch += 1
-        self.restart_epoch()
 
     def restart_epoch(self) -> None:
         self.batch = 0

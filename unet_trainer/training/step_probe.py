@@ -170,7 +170,7 @@ def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
     components.set_training_mode(config.freeze_encoder_epochs)
     batch, eval_batch = random_batches(config, components, None)
     if config.compile_model:
-        failure = compile_steps(components, batch, eval_batch).failure
+        failure, _ = compile_steps(components, batch, eval_batch)
         if failure is not None:
             raise RuntimeError(failure)
     step, metrics = components.train_step, EpochMetrics(config.num_classes, device)
