@@ -289,7 +289,6 @@ FORMS = {
     nifti_of_nnunet: NAMES,
     suffixes: NAMES,
     label_studio: NAMES,
-    brushes: NAMES,
     devkit: (None,) * 3,
     suffixes_beside: NAMES,
     hugging_face: NAMES,

@@ -86,7 +86,6 @@ def contents(store):
     [
         ("s3://bucket/cells/", "s3://bucket/cells", None),
         ("s3:/bucket/cells", "s3://bucket/cells", None),
-        ("https://host:80/x/shards.json", "https://host:80/x", None),
         ("gs://b/x/a-7.tar", "gs://b/x", ("a-7.tar",)),
         ("gs://b/a-{08..11}.tar", "gs://b", ("a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar")),
         ("data/a-{0..1}.tar", "data", ("a-0.tar", "a-1.tar")),
