@@ -101,14 +101,10 @@ def split_pairs(
             raise DataError("split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out")
         return _split_into_blocks(found, labels, digests, val_fraction, seed, num_folds, fold, how)
     units = _group_pairs(found.pairs, labels, digests)
-    if len(units) < max(2, num_folds or 0):
-        there_are = counted(num_pairs, "pair")
-        there_are += f" in {counted(len(units), 'group')} (or with identical images)" if len(units) < num_pairs else ""
-        needed = "2, one to train on and one to validate on" if num_folds is None else f"{num_folds}, one for each of num_folds"
-        if num_pairs == 1 and num_folds is None:
-            needed += f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
-        by_hand = f"; {BY_HAND}" if num_folds is None and any(pair.group for pair in found.pairs) else ""
-        raise DataError(f"only {there_are}; need at least {needed}{by_hand}")
+    if len(units) < (needed := max(2, num_folds or 0)):
+        grouped = f" in {counted(len(units), 'group')} (or with identical images); {BY_HAND}" if len(units) < num_pairs else ""
+        room = f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
+        raise DataError(f"need at least {needed} pairs{room if num_pairs == 1 else ''}; got {counted(num_pairs, 'pair')}{grouped}")
     if num_folds is None:
         num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 1)
         fold, sides = 1, assign(units, [num_pairs - num_val, num_val], seed)
