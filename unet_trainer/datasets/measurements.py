@@ -60,7 +60,9 @@ def measure_dataset(
 ) -> Measurements:
     """Measures up to MAX_PAIRS pairs, spread over all. `common_id` is the class that is taken for background."""
     chosen = [pairs[index] for index in np.unique(np.linspace(0, len(pairs) - 1, MAX_PAIRS).round().astype(int))]
-    cache = None if cache_folder is None else cache_folder / f"{_cache_key(chosen, coding, num_ids, common_id)}.json"
+    files = [(str(path.absolute()), file_stamp(path)) for pair in chosen for path in (pair.image, pair.mask)]
+    key = hashlib.sha256(json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files]).encode()).hexdigest()[:24]
+    cache = None if cache_folder is None else cache_folder / f"{key}.json"
     if (known := read_known(Measurements, cache, CACHE_FORMAT)) is not None:
         return known
     measure = partial(_measure_pair, coding=coding, num_ids=num_ids, common_id=common_id)
@@ -249,9 +251,3 @@ def _likeness(one: Floats, other: Floats) -> float:
     """Cosine of two maps."""
     length = float(np.linalg.norm(one) * np.linalg.norm(other))
     return float((one * other).sum()) / length if length else 0.0
-
-
-def _cache_key(pairs: Sequence[Pair], coding: MaskCoding, num_ids: int, common_id: int) -> str:
-    files = [(str(path.absolute()), file_stamp(path)) for pair in pairs for path in (pair.image, pair.mask)]
-    content = json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files])
-    return hashlib.sha256(content.encode()).hexdigest()[:24]
