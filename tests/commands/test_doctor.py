@@ -35,10 +35,7 @@ class FakeProbe:
     def __init__(self, *arguments):
         pass
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *arguments):
+    def close(self):
         pass
 
     def __call__(self, config):
@@ -55,8 +52,7 @@ def tried(monkeypatch):
     tried = []
     cpu = [Finding("ok", "GPU", "none")]
     monkeypatch.setattr(doctor, "machine_findings", lambda folder, wants_gpu: tried.append(folder) or cpu)
-    for module in (step_probe, settings):
-        monkeypatch.setattr(module, "StepProbe", FakeProbe)
+    monkeypatch.setattr(settings, "StepProbe", FakeProbe)
     monkeypatch.setattr(FakeProbe, "asked", [])
     return tried
 
