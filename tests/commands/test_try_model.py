@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import os
 import re
 import shutil
-import signal
-import socket
-import subprocess
-import sys
 import webbrowser
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import numpy as np
 import pytest
 
-from helpers.image_bytes import cv2_bytes
-from helpers.ports import free_port
-from helpers.project import ROOT
-from helpers.try_page import parse_result
 from train_unet import main
 from unet_trainer.commands import runs
 
 # Runs the script as `python train_unet.py` does, and reports every file that is opened for writing once the address was printed.
-WATCH_WRITING = """
-import builtins, os, runpy, sys
-sys.argv = sys.argv[1:]
-printed = []
-def report(event, values):
-    if event == "open" and printed and isinstance(values[2], int) and values[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-        os.write(2, f"written: {values[0]}\\n".encode())
-sys.addaudithook(report)
-write = builtins.print
-def print_and_watch(*values, **options):
-    write(*values, **options)
-    if "Ctrl-C" in str(values):
-        printed.append(True)
-builtins.print = print_and_watch
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
 
 
 @pytest.fixture(scope="module")
@@ -103,16 +75,6 @@ def test_data_that_moved_can_be_named_and_must_then_be_there(served, capsys, tin
     assert refused(capsys, "tiny", "data_dir=nowhere").startswith("Error: data_dir: nowhere does not exist here")
 
 
-def test_a_port_can_be_chosen_and_one_in_use_is_named(served, capsys):
-    port = free_port()
-    with socket.create_server(("127.0.0.1", port)):
-        assert refused(capsys, "tiny", "--port", str(port)) == (
-            f"Error: --port {port}: cannot be used (Address already in use); leave it out for a free one\n"
-        )
-    assert main(["try", "tiny", "--port", str(port)]) == 0
-    assert served[0].server_port == port
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -128,28 +90,3 @@ def test_a_port_can_be_chosen_and_one_in_use_is_named(served, capsys):
 def test_what_cannot_be_served_is_one_message(served, capsys, arguments, message):
     assert refused(capsys, *arguments).startswith(message)
     assert served == []
-
-
-# Serving
-
-
-def test_the_command_serves_writes_nothing_and_ends_with_ctrl_c(place):
-    command = [sys.executable, "-c", WATCH_WRITING, str(ROOT / "train_unet.py"), "try", "tiny", "--no-browser", "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, cwd=place, env=environment, **pipes) as process:
-        try:
-            lines = []
-            while not lines or not lines[-1].startswith("Ctrl-C"):
-                lines.append(process.stdout.readline())
-                assert lines[-1], process.stderr.read()
-            address = urlsplit(re.search(r"^Open (\S+)$", "".join(lines), re.MULTILINE)[1])
-            connection = http.client.HTTPConnection(address.hostname, address.port, timeout=30)
-            connection.request("POST", f"{address.path}predict", cv2_bytes(".png", np.zeros((48, 40, 3), np.uint8)))
-            header, parts = parse_result(connection.getresponse().read())
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=30)
-        finally:
-            process.kill()
-    assert (header["height"], header["width"], len(parts["ids"])) == (48, 40, 48 * 40)
-    assert (process.returncode, out, err) == (0, "\nStopped.\n", "")

@@ -113,14 +113,6 @@ def test_rows_of_test_in_a_split_file_are_the_test_split(tmp_path):
     assert names(load(own / "best.pt", "test")) == ["2.png", "3.png"]
 
 
-def test_a_split_that_the_data_do_not_have_is_refused(tmp_path):
-    write_data(tmp_path / "data")
-    with pytest.raises(
-        UserError, match=r"^--split: .*data has no val images with masks; it has pairs that are not divided \(--split all\)"
-    ):
-        load(tmp_path / "model.pt", "val", data_dir=str(tmp_path / "data"))
-
-
 def test_data_that_moved_are_told_how_to_be_named(run, tmp_path):
     shutil.move(tmp_path / "data", tmp_path / "moved")
     with pytest.raises(UserError, match=r"no file .*3\.png(.|\n)*data_dir=FOLDER split_file=.*split\.csv"):
@@ -204,6 +196,3 @@ def test_models_of_other_classes_are_not_compared(run):
     ids = dataclasses.replace(KNOWN, coding=MaskCoding((0, 1)))
     with pytest.raises(UserError, match=r"^--compare: mask value 255 is foreground here and no class for other"):
         check_same_classes(data, KNOWN, ids, "other")
-
-
-# The images that a run was validated on

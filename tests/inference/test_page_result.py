@@ -11,14 +11,11 @@ from PIL import Image
 from helpers.brightness_engine import bright_predictor
 from helpers.image_bytes import grey_png, tiff_bytes
 from helpers.try_page import parse_result
-from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import ReadError
-from unet_trainer.images.image_decoding import write_image
 from unet_trainer.inference import try_server
 from unet_trainer.inference.try_server import (
     decode_for_page,
     predict_for_page,
-    predict_pair,
 )
 
 
@@ -82,23 +79,3 @@ def test_the_pages_of_a_tiff_count(monkeypatch):
         decode_for_page(data)
     monkeypatch.setattr(try_server, "MAX_DECODED_BYTES", 20 * 50 * 60 * 8)
     assert decode_for_page(data).shape == (50, 60, 20)
-
-
-@pytest.fixture
-def pair(tmp_path):
-    image, mask = tmp_path / "a.png", tmp_path / "a_mask.png"
-    write_image(image, grey([[0, 255], [0, 255]]))
-    write_image(mask, np.array([[0, 255], [255, 7]], np.uint8))
-    return Pair("a", image, mask)
-
-
-def test_a_pair_is_read_and_compared(pair, tmp_path):
-    predictor = bright_predictor()
-    write_image(pair.mask, np.array([[0, 1], [1, 1]], np.uint8))
-    assert parse_result(predict_pair(predictor, pair))[0]["iou"] == pytest.approx(2 / 3)
-    pair.mask.write_bytes(pair.mask.read_bytes()[:40])
-    with pytest.raises(ReadError, match=r"^its mask a_mask\.png: the file is cut off$"):
-        predict_pair(predictor, pair)
-    pair.image.unlink()
-    with pytest.raises(ReadError, match=r"^No such file or directory$"):
-        predict_pair(predictor, pair)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import http.client
 import io
 import json
+import os
 import re
 import socket
+import sys
 import threading
 import time
 
@@ -101,6 +103,22 @@ def test_a_validation_image_is_answered_with_its_truth_and_iou(server):
     assert header["iou"] == pytest.approx(4 / 5)
 
 
+def test_images_are_never_written_to_disk(server):
+    written, is_watching = [], [True]
+
+    def note(event, values):
+        if is_watching and event == "open" and isinstance(values[2], int) and values[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            written.append(values[0])
+
+    sys.addaudithook(note)  # stays, and notes nothing once the test is over
+    try:
+        assert ask(server, "POST", "predict", PNG)[0] == 200
+        assert ask(server, "POST", "validation/0", b"")[0] == 200
+    finally:
+        is_watching.clear()
+    assert written == []
+
+
 # What it refuses: who asks
 
 
@@ -185,21 +203,6 @@ def post_and_leave(server, data):
         f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
     )
     return connection
-
-
-def test_images_whose_browser_left_while_they_waited_are_dropped_and_leave_their_place():
-    predictor = bright_predictor()
-    with serving(predictor) as running:
-        predictor.engine.is_free.clear()
-        connections = [post_and_leave(running, PNG) for _ in range(MAX_WAITING)]
-        wait_until(lambda: running.places._value == 0 and running.is_busy)
-        for connection in connections:
-            connection.close()
-        wait_until(lambda: running.places._value == MAX_WAITING - 1)  # the one that is computed cannot be stopped
-        predictor.engine.is_free.set()
-        assert ask(running, "POST", "predict", PNG)[0] == 200
-        assert len(predictor.engine.shapes) == 2
-        wait_until(lambda: running.places._value == MAX_WAITING)
 
 
 def test_a_large_image_says_how_far_it_is_and_stops_when_its_browser_leaves():

@@ -23,7 +23,7 @@ class OneProcess(Job):
         self.gradient_group = dist.group.WORLD
 
     def all_reduce_mean(self, tensor):
-        tensor[:2] += torch.tensor(self.faults)
+        tensor += torch.tensor(self.faults)
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def test_other_parameters_are_averaged_once_the_encoder_is_trained_and_trying_ch
         connect_gradients(settings, components, None, silent_console(), "nothing is saved", job)
         assert step.is_connected()
         buckets = step.sync.model.reducer._get_zeros_like_grad_buckets()
-        assert sum(len(bucket.parameters()) for bucket in buckets) + len(step.sync.vectors) == num_trained
+        assert sum(len(bucket.parameters()) for bucket in buckets) == num_trained
         for name, tensor in components.state.segmenter.state_dict().items():
             assert torch.equal(tensor, before[name])
 

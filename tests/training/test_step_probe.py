@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -46,8 +47,11 @@ def child(monkeypatch):
     return replace_by
 
 
+@contextlib.contextmanager
 def probe(cache=None):
-    return StepProbe(RGB_8BIT, CPU_FACTS, cache)
+    with contextlib.closing(StepProbe(CPU_FACTS, cache)) as made:
+        made.image_spec = RGB_8BIT
+        yield made
 
 
 # Real steps
@@ -126,6 +130,15 @@ def test_a_child_that_hangs_is_ended(child, monkeypatch):
         assert measure(config()) is None
         assert measure.failure == "it took too long"
         assert started[0].returncode is not None
+
+
+def test_a_child_that_was_started_ahead_is_asked_and_none_is_where_costs_are_known(child, tmp_path):
+    started = child(ANSWER)
+    for _ in range(2):
+        with probe(tmp_path / "costs.json") as measure:
+            measure.start()
+            assert measure(config()) == StepCost(**COST)
+            assert len(started) == 1
 
 
 # What is kept

@@ -235,15 +235,9 @@ def check_data(config: Config, console: Console, json_file: Path | None = None, 
 
 def names_inside(data_dir: Path) -> Callable[[str], str]:
     """Makes paths in a text relative to data_dir, which the settings name. A name without a slash, such as size, may be a word."""
-    forms = {re.escape(str(form)) for form in (data_dir, data_dir.absolute(), data_dir.resolve())} - {re.escape(".")}
-    pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(sorted(forms, key=len, reverse=True))})(/(?=[^\s:;,])|/?(?![\w./-]))")
-
-    def shortened(found: re.Match[str]) -> str:
-        if "/" not in found.group():
-            return found.group()
-        return "" if found.group(1) == "/" else "data_dir"
-
-    return lambda text: pattern.sub(shortened, text)
+    forms = {re.escape(str(form)) for form in (data_dir, data_dir.absolute(), data_dir.resolve())}
+    pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(forms)})(?:(/)|(?![\w./-]))")
+    return lambda text: pattern.sub(lambda found: "" if found[1] else "data_dir" if "/" in found[0] else found[0], text)
 
 
 def _verdict(answered: AnsweredReport) -> str:

@@ -208,8 +208,7 @@ def _check_data(config: Config, console: Console) -> CheckedDataset:
 def _examine_run(config: Config, dataset: CheckedDataset, page: Page, is_fast: bool, started: float) -> Settings:
     """What a run would take, how long it would last, and what could be better."""
     from unet_trainer.training.build import build_datasets
-    from unet_trainer.training.settings import build_hardware, build_settings, known_cost, measure, review
-    from unet_trainer.training.step_probe import StepProbe
+    from unet_trainer.training.settings import build_hardware, build_probe, build_settings, known_cost, measure, review
     from unet_trainer.training.time_budget import TimeBudget
 
     hardware = build_hardware(config, page.console)
@@ -218,7 +217,8 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, is_fast: b
     taken, start_seconds = settings.taken, 0.0 if config.time_budget is None else budget.lost_to_training()
     page.content["settings"] = settings.explained()
     page.content["config"] = settings.repeatable_dict()
-    with StepProbe(dataset.image_spec, hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json") as probe:
+    with contextlib.closing(build_probe(config, hardware)) as probe:
+        probe.image_spec = dataset.image_spec
         if taken.compile_model and not is_fast:
             page.console.say("Compiling the step, to time it (a minute or two; --fast estimates it instead) ...")
         trial = try_step(probe, taken, is_fast)

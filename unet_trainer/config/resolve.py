@@ -167,18 +167,21 @@ def _settle_contradictions(draft: _Draft) -> None:
         draft.decide("batch_parts", draft["batch_size"], f"a batch of {draft['batch_size']} has no more parts")
 
 
+def needs_cost(config: Config, hardware: HardwareFacts) -> bool:
+    """Whether trials of the step decide something."""
+    if config.num_epochs == "auto" and (hardware.kind == "cpu" or config.time_budget is not None):
+        return True
+    return (config.batch_size == "auto" and hardware.kind != "cpu") or (config.compile_model == "auto" and hardware.kind == "cuda")
+
+
 def _resolve_step(draft: _Draft, measure_step: MeasureStep) -> Mapping[int, StepCost | None]:
     """Encoder and batch size, from trials of the step; the costs that were measured for this encoder, by batch size."""
     hardware, on_cpu, is_planned = draft.hardware, draft.on_cpu, draft.is_open("num_epochs")
     sizes = _batch_sizes_to_try(draft)
-    needs_cost = (
-        (draft.is_open("batch_size") and not on_cpu)
-        or (is_planned and (on_cpu or draft["time_budget"] is not None))
-        or (draft.is_open("compile_model") and hardware.kind == "cuda")
-    )
+    must_measure = needs_cost(draft.config, hardware)
 
     def measure(batch_size: int, **model: Any) -> StepCost | None:
-        return measure_step(draft.filled(**{**_neutral(draft), **model, "batch_size": batch_size})) if needs_cost else None
+        return measure_step(draft.filled(**{**_neutral(draft), **model, "batch_size": batch_size})) if must_measure else None
 
     costs: dict[int, StepCost | None] = {}
     if draft.is_open("encoder") and is_planned and draft.budget is not None:

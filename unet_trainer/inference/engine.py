@@ -406,7 +406,8 @@ class SymmetricEngine:
 
     def __init__(self, engine: Engine, symmetries: tuple[Symmetry, ...]) -> None:
         self.engine = engine
-        self.card, self.device = engine.card, engine.device
+        self.card: ModelCard = engine.card
+        self.device: torch.device = engine.device
         self.views = all_views(symmetries)
 
     @property

@@ -68,8 +68,7 @@ MAX_BATCH = 64
 SMALL_BATCH = 16  # no less than this for being few images
 MIN_BATCHES = 32  # beyond that size
 MAX_BYTES = 2**28  # of images that are read ahead, and again of results that wait to be written
-IMAGES_PER_TASK = 8  # of a thread that writes: waking it costs about as much as an image
-IMAGES_PER_PROCESS_TASK = 16
+IMAGES_PER_TASK = 16  # of a thread or process that writes: waking it costs about as much as an image
 MAX_BATCHES_AHEAD = 3  # that the device may have before it
 MAX_OPEN_BATCHES = 4  # images of different shapes that wait for others like them, in batches
 MIN_IMAGES = 256  # for fewer, starting processes takes longer than they save
@@ -102,6 +101,7 @@ class WriterProcesses:
         # Two for each process: its next task waits for it.
         self.slots = [np.frombuffer(mmap.mmap(-1, HEAD_BYTES + SLOT_BYTES), np.uint8) for _ in range(2 * num_processes)]
         self.under_way: dict[int, tuple[PredictionFolder, Sequence[Input], OnDone]] = {}  # by slot
+        self.errors: list[Exception] = []
         self.workers = ForkedWorkers(num_processes, partial(_writer_main, self.slots), SLOT.size, SLOT.size)
 
     def __enter__(self) -> WriterProcesses:
@@ -114,8 +114,10 @@ class WriterProcesses:
         """As write_images, by one of the processes; `on_done` gets the images and what that returns, in a later call. Waits only
         for a slot. Raises what a process raised, and WorkerError if one has died."""
         self._collect(seconds=0.0)
-        while len(self.under_way) == len(self.slots):
+        while len(self.under_way) == len(self.slots) and not self.errors:
             self._collect(seconds=1.0)
+        if self.errors:
+            raise self.errors[0]
         slot = next(slot for slot in range(len(self.slots)) if slot not in self.under_way)
         _store(self.slots[slot], (folder, images, results))
         self.under_way[slot] = folder, images, on_done
@@ -123,26 +125,20 @@ class WriterProcesses:
 
     def finish(self) -> None:
         """Waits for all images. Raises as `write` does."""
-        errors = []
         while self.under_way:
-            try:
-                self._collect(seconds=1.0)
-            except Exception as error:  # the others are written all the same
-                errors.append(error)
-        if errors:
-            raise errors[0]
+            self._collect(seconds=1.0)
+        if self.errors:
+            raise self.errors[0]
 
     def _collect(self, seconds: float) -> None:
-        errors = []
+        """Takes what is done; waits for so long if nothing is."""
         for (slot,) in SLOT.iter_unpack(self.workers.receive(seconds)):
             _, images, on_done = self.under_way.pop(slot)
             found = _load(self.slots[slot])
             if isinstance(found, Exception):
-                errors.append(found)
+                self.errors.append(found)
             else:
                 on_done(images, found)
-        if errors:
-            raise errors[0]
         if self.under_way and self.workers.dead_worker() is not None:
             pids = [process.pid or 0 for process in self.workers.processes]
             self.workers.close()
@@ -152,7 +148,7 @@ class WriterProcesses:
                 folder.discard_drafts(given.name, pids)
             names = " to ".join(dict.fromkeys(str(given.path) for _, given in (lost[0], lost[-1])))
             what = "a process that writes results died, perhaps for want of memory"
-            raise WorkerError(f"{what}, while those of {names} were written")
+            self.errors.insert(0, WorkerError(f"{what}, while those of {names} were written"))
 
 
 def _store(slot: Pixels, content: object) -> None:
@@ -363,9 +359,7 @@ class PredictionStream:
                 results = self._at_native_size(select_images(logits, some), size)
                 copy = self._copy_to_host(results)
                 num_bytes = sum(result.nbytes for result in results) // len(some)
-                step = IMAGES_PER_TASK
-                if self.processes is not None:  # as many as a slot has room for
-                    step = max(1, min(IMAGES_PER_PROCESS_TASK, SLOT_BYTES // num_bytes))
+                step = max(1, min(IMAGES_PER_TASK, SLOT_BYTES // num_bytes))
                 for first in range(0, len(some), step):
                     inputs = [images[place][0] for place in some[first : first + step]]
                     self.writers.submit(partial(self._write_images, inputs, copy, first), num_bytes * len(inputs))

@@ -17,8 +17,7 @@ from unet_trainer.training.step import TrainStep
 
 class GradientSync:
     """DistributedDataParallel around the forward pass of a step. It averages the gradients over the processes within the last
-    backward pass of a group, while that still runs. Those of norms and biases follow in one sum, together with what the processes
-    have to know of each other's step: two thirds of all tensors with a thousandth of the bytes, which DDP would copy one by one.
+    backward pass of a group, while that still runs; what they have to know of each other's step follows in one small sum.
 
     A process that has begun a step owes the others its part of every sum, even if it fails: see `finish_in_vain`.
     """
@@ -33,16 +32,13 @@ class GradientSync:
         """For the parameters that have gradients now, which are dropped. All processes at once: they compare shapes and strides.
         `batch`: what the forward pass takes, for two steps in vain, which change statistics."""
         self.processes, self.compression = processes, compression
+        self.faults = torch.zeros(2, device=step.device)  # as FiniteGuard.faults has them
         self.is_owed = False
         self.num_reduced = 0  # buckets of gradients, in this step
         self.trains = [parameter.requires_grad for parameter in step.parameters]
         model = _StepForward(step)
-        small = [name for name, parameter in model.named_parameters() if parameter.grad is None or parameter.ndim == 1]
-        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, small)
-        self.vectors = [parameter for parameter in step.parameters if parameter.grad is not None and parameter.ndim == 1]
-        sizes = [2, *(vector.numel() for vector in self.vectors)]
-        self.shared = torch.zeros(sum(sizes), device=step.device)
-        self.shares = self.shared.split(sizes)  # faults, as FiniteGuard has them, and gradients of the vectors
+        without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, without)
         step.optimizer.zero_grad(set_to_none=True)
         with processes.exchange(), warnings.catch_warnings():
             # broadcast_buffers has another name since torch 2.13; gradients of 1×1 kernels have strides of their own.
@@ -79,22 +75,10 @@ class GradientSync:
         self.num_reduced += 1  # not before: it may have failed for want of memory
         return future
 
-    def share(self, faults: torch.Tensor) -> None:
-        torch._foreach_copy_(self.shares, [faults, *self._vector_gradients()])
-
-    def average_shared(self) -> None:
+    def average_faults(self) -> None:
         """Never recorded: NCCL has a stream and a watchdog of its own."""
         self.is_owed = False
-        self.processes.all_reduce_mean(self.shared)
-
-    def take_shared(self) -> torch.Tensor:
-        """The averages, into the gradients; returns the faults of all."""
-        if gradients := self._vector_gradients():
-            torch._foreach_copy_(gradients, self.shares[1:])
-        return self.shares[0]
-
-    def _vector_gradients(self) -> list[torch.Tensor]:
-        return [vector.grad for vector in self.vectors if vector.grad is not None]
+        self.processes.all_reduce_mean(self.faults)
 
     @torch.no_grad()
     def finish_in_vain(self) -> None:
@@ -103,8 +87,8 @@ class GradientSync:
             buckets = self.model.reducer._get_zeros_like_grad_buckets()
             for future in [self._reduce(bucket) for bucket in buckets[self.num_reduced :]]:
                 future.wait()
-        self.shared.fill_(1.0)
-        self.average_shared()
+        self.faults.fill_(1.0)
+        self.average_faults()
 
 
 class _StepForward(torch.nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 from collections.abc import Container, Iterator, Sequence
@@ -99,17 +100,19 @@ def build_settings(
     resumes: bool = False,
     budget: TimeBudget | None = None,
     is_preview: bool = False,
+    probe: StepProbe | None = None,
 ) -> Settings:
     """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them.
 
     A preview fetches no weights and gives no hints.
     """
     budget = budget or TimeBudget(config.time_budget)
-    cache = Path(config.checkpoint_dir) / ".cache"
+    probe = probe or build_probe(config, hardware, budget)
+    probe.image_spec = dataset.image_spec
     needs_measuring = depends_on_measurements(config) and not resumes
     facts = dataset.facts(measure(config, dataset, console) if needs_measuring else None)
     look_for_weights = weights_here if is_preview else partial(find_weights, console=console, budget=budget)
-    with StepProbe(dataset.image_spec, hardware, cache / "step_costs.json", budget.trial_seconds()) as probe:
+    with contextlib.closing(probe):
         settings = resolve(config, hardware, facts, announced(probe, console), look_for_weights, budget.lost_to_training)
         cost = known_cost(probe, settings.taken)
     say_precision(settings, hardware, console)
@@ -127,6 +130,11 @@ def build_settings(
         weights = zip(class_names(settings.taken), settings.taken.class_weights, strict=True)
         console.fact("Weights", ", ".join(f"{name} {weight:g}" for name, weight in weights))
     return settings
+
+
+def build_probe(config: Config, hardware: HardwareFacts, budget: TimeBudget | None = None) -> StepProbe:
+    seconds = math.inf if budget is None else budget.trial_seconds()
+    return StepProbe(hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json", seconds)
 
 
 def depends_on_measurements(config: Config) -> bool:

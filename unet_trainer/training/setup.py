@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.resolve import needs_cost
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict
@@ -67,7 +68,7 @@ from unet_trainer.training.run_folder import (
     sweep,
 )
 from unet_trainer.training.session import Session
-from unet_trainer.training.settings import build_hardware, build_settings
+from unet_trainer.training.settings import build_hardware, build_probe, build_settings
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.time_budget import TimeBudget, fit_into_budget
 from unet_trainer.training.trackers import TrackerQueue, build_trackers, chosen_trackers
@@ -91,10 +92,16 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     hardware = build_hardware(config, console, processes.launch)
     device = torch.device(hardware.device)
     _say_job(processes, device, config.resume, console)
+    probe = build_probe(config, hardware, budget)
+    session.on_exit(probe.close)
+    if processes.is_main and earlier is None and needs_cost(config, hardware):
+        probe.start()
     with processes.main_process_first():  # the others find what the first one has read
         dataset = build_dataset(config, console, folder)
     check_same(processes, dataset_facts(dataset), f"data_dir: {config.data_dir}: ", "the same files")
-    made = build_settings(config, hardware, dataset, console, earlier is not None, budget) if processes.is_main else None
+    made = (
+        build_settings(config, hardware, dataset, console, earlier is not None, budget, probe=probe) if processes.is_main else None
+    )
     settings = share_settings(processes, made, device, config.checkpoint_dir)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
     loaders = build_loaders(settings.taken, dataset, device, console, processes)

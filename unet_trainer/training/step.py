@@ -165,8 +165,8 @@ class TrainStep:
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         key = _addresses([*metrics.tensors().values(), *gradients])
         if (sync := self._partners()) is not None:
-            self.launcher.run("faults", key, lambda: sync.share(self.guard.faults()))
-            sync.average_shared()
+            self.launcher.run("faults", key, lambda: sync.faults.copy_(self.guard.faults()))
+            sync.average_faults()
         self.launcher.run("optimizer step", key, lambda: self._optimizer_step(metrics, gradients))
         self.optimizer.zero_grad(set_to_none=not self._adds_up())
         self.mid_accumulation = False
@@ -176,7 +176,7 @@ class TrainStep:
 
     def _optimizer_step(self, metrics: EpochMetrics, gradients: list[torch.Tensor]) -> None:
         if (sync := self._partners()) is not None:
-            self.guard.take_faults(sync.take_shared())
+            self.guard.take_faults(sync.faults)
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if self.grad_clip is not None:

@@ -19,7 +19,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -53,13 +52,12 @@ COST_KEYS = (
 class StepProbe:
     """Calls with a config return the cost of its step, or None where memory does not hold it or the trial fails.
 
-    `seconds`: that all trials together may take.
+    `image_spec` has to be set before the first call. `seconds`: that all trials together may take.
     """
 
-    def __init__(
-        self, image_spec: ImageSpec, hardware: HardwareFacts, cache: Path | None = None, seconds: float = math.inf
-    ) -> None:
-        self.image_spec = image_spec
+    image_spec: ImageSpec
+
+    def __init__(self, hardware: HardwareFacts, cache: Path | None = None, seconds: float = math.inf) -> None:
         self.hardware = hardware
         self.cache = cache
         self.seconds_left = seconds
@@ -67,11 +65,10 @@ class StepProbe:
         self._child: subprocess.Popen[bytes] | None = None
         self._known = _read_costs(cache)
 
-    def __enter__(self) -> StepProbe:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._end_child()
+    def start(self) -> None:
+        """The child imports its packages while the dataset is read. Not needed: it is started when it is asked."""
+        if not self._known and self.seconds_left > 0:
+            self._start_child()
 
     def __call__(self, config: ResolvedConfig) -> StepCost | None:
         key = self._key(config)
@@ -114,12 +111,12 @@ class StepProbe:
                 ready, _, _ = select.select([child.stdout], [], [], max(0.0, limit - time.monotonic()))
                 part = os.read(child.stdout.fileno(), 65536) if ready else b""
                 if not part:
-                    self._end_child()
+                    self.close()
                     return {"failure": "it took too long" if not ready else "the process of the trial ended"}
                 line += part
             return json.loads(line)
         except (OSError, ValueError) as error:
-            self._end_child()
+            self.close()
             return {"failure": str(error)}
 
     def _start_child(self) -> subprocess.Popen[bytes]:
@@ -136,7 +133,7 @@ class StepProbe:
             )
         return self._child
 
-    def _end_child(self) -> None:
+    def close(self) -> None:
         child, self._child = self._child, None
         if child is None:
             return
