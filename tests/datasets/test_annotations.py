@@ -274,14 +274,6 @@ def test_yolo_folders_names_and_images_without_labels(folder):
     assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
 
 
-def test_subsets_of_cvat_divide_the_data(folder):
-    for part in ("Train", "Validation"):
-        folder.image(f"images/{part}/a.png")
-    more = cvat(polygon(), size='width="4" height="3" subset="Validation"').partition("</meta>")[2].removesuffix("</annotations>")
-    folder.write("annotations.xml", cvat(polygon(), size='width="4" height="3" subset="Train"', more=more))
-    assert [(pair.name, pair.part) for pair in folder.find().pairs] == [("images/Train/a", "train"), ("images/Validation/a", "val")]
-
-
 def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
     (folder.path / "a.jpg").write_bytes(pil_bytes("JPEG", Image.new("RGB", (3, 4)), exif=exif(6)))
     folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg"))
@@ -289,18 +281,6 @@ def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
     folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg", imageHeight=4, imageWidth=3))
     with pytest.raises(DataError, match=r"annotated at 3×4, and the file a\.jpg has 4×3 pixels \(rotated by its EXIF orientation"):
         folder.find()
-
-
-def test_masks_are_kept_outside_of_the_data_and_drawn_again_when_an_annotation_has_changed(folder):
-    folder.image("a.png")
-    folder.image("a.jpg")  # names that differ in their extension only stay apart
-    folder.write("a.json", labelme(shape("cat", BOX)))
-    folder.write("a2.json", labelme(shape("cat", BOX), path="a.jpg"))
-    first = folder.find()
-    assert all(pair.mask.is_absolute() and pair.mask.is_relative_to(folder.checkpoints) for pair in first.pairs)
-    folder.write("a.json", labelme(shape("cat", WHOLE)))
-    assert folder.find().pairs == first.pairs
-    assert folder.masks() == {"a.jpg": BOXED, "a.png": ["1111"] * 3}
 
 
 # Which files are annotations
