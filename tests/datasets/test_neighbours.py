@@ -67,7 +67,7 @@ def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path, monkeypatch)
     assert settings == {"split": "blocks"}
     assert int(re.search(r"\(frame0020, .*\): .* in (\d+)% of cases \(chance: 10%\)", text)[1]) > 90
     assert text.endswith("blocks of the sequence can validate, with a gap:\n  split: blocks")
-    monkeypatch.setattr("unet_trainer.datasets.neighbours.forked_map", None)  # what was measured is read from the cache
+    monkeypatch.setattr("unet_trainer.datasets.neighbours.read_each", None)  # what was measured is read from the cache
     assert found(pairs, tmp_path) == first
 
 
