@@ -171,10 +171,9 @@ def _check_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> None:
     far = _far_values(coding, evidence)
     if evidence.share(*far) > MAX_BLURRED:
         named = [group.value for group in evidence.groups if group.value in far][:4]
-        raise DataError(
-            f"mask_values: {evidence.share(*far):.1%} of the pixels are within {coding.tolerance} (mask_tolerance) of no class, "
-            f"most of them near {show_values(named)}; add these to mask_values or ignore_value, or save the masks as PNG"
-        )
+        fix = f"{show_values(named)}; add these to mask_values or ignore_value, or save the masks as PNG"
+        near = f"within {coding.tolerance} (mask_tolerance) of no class"
+        raise DataError(f"mask_values: {evidence.share(*far):.1%} of the pixels are {near}, most of them near {fix}")
 
 
 def _far_values(coding: MaskCoding, evidence: MaskEvidence) -> set[int]:

@@ -228,12 +228,9 @@ def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs
             raise DataError(f"{name}: {config.data_dir} holds shards, which say what is an image and what a mask; leave it out")
     pairs, num_shards = _pairs(store), counted(len(index.shards), "shard")
     if not pairs:
-        raise DataError(
-            f"data_dir: no sample with an image and a mask in the {num_shards} of {root}; "
-            "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png"
-            + (f"; there is {first_few(index.unpaired, 3)}" if index.unpaired else "")
-            + ". An archive of folders images/ and masks/ has to be unpacked"
-        )
+        there = f"; there is {first_few(index.unpaired, 3)}" if index.unpaired else ""
+        needed = "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png; an archive of folders has to be unpacked"
+        raise DataError(f"data_dir: no sample with an image and a mask in the {num_shards} of {root}{there}; {needed}")
     used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
     notices, problems, message = [], [], ""
     if not store.is_remote and (others := list_files(Path(root))):

@@ -526,10 +526,8 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
         raise DataError(f"split_file: {path} is not a CSV file ({error})") from None
     unknown = sorted(set(header) - {*COLUMNS, BOX})
     if "image" not in header or "mask" not in header or unknown or len(set(header)) < len(header):
-        raise DataError(
-            f"split_file: {path} has the columns {first_few(header, 10) or 'none'}; "
-            "need image and mask, and optionally split and group"
-        )
+        columns = first_few(header, 10) or "none"
+        raise DataError(f"split_file: {path} has the columns {columns}; need image and mask, and optionally split and group")
     return rows
 
 
