@@ -434,26 +434,20 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
     for number, row in rows:
         split = row.get("split", "").strip()
         part = PARTS.get(split.lower())
-        if part is None and split not in ("", UNUSED):
-            problems.append(f"line {number}: split {split!r}; need train, val or test")
-            continue
         image, mask = (_find_file(data_dir, row.get(column, "")) for column in ("image", "mask"))
         has_name = bool(row.get("name", "").strip())
-        name = row["name"] if has_name else path_in(data_dir, image).removesuffix(image.suffix) if image and image.name else ""
+        name = row["name"] if has_name else path_in(data_dir, image).removesuffix(image.suffix)
         if (known := made.get(name)) is not None:
             image, mask = known.image, known.mask
-        if split == UNUSED:
-            unused += [Pair(name, image, mask)] if image and mask else []
-            continue
-        if part == "test" and not (image and mask and is_file(image) and is_file(mask)):
-            num_unusable += 1
-            continue
-        if image is None or mask is None:
-            problems.append(f"line {number}: need an image and a mask")
-            continue
         missing = [f"line {number}: no file {file}" for file in (image, mask) if not is_file(file)]
-        if missing:
-            problems += missing
+        if split == UNUSED:
+            unused.append(Pair(name, image, mask))
+        elif part is None and split:
+            problems.append(f"line {number}: split {split!r}; need train, val or test")
+        elif missing and part == "test":
+            num_unusable += 1
+        problems += missing if part != "test" and split != UNUSED else []
+        if missing or split == UNUSED or (part is None and split):
             continue
         box, written = None, row.get(BOX, "").strip()
         if re.fullmatch(r"[0-9]{1,9}( +[0-9]{1,9}){3}", written):
@@ -486,17 +480,15 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
     return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
 
 
-def _find_file(data_dir: Path, cell: str) -> Path | None:
+def _find_file(data_dir: Path, cell: str) -> Path:
     """The file that a cell names: as it stands there, without the spaces around it, or in another form of Unicode."""
-    if not cell.strip():
-        return None
     spellings = (cell, cell.strip(), *(unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")))
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
 def listed_images(path: Path, data_dir: Path, part: Part) -> list[Path]:
     """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
-    return [resolved(_find_file(data_dir, row["image"]) or data_dir) for row in _rows_of(path, part)]
+    return [resolved(_find_file(data_dir, row["image"])) for row in _rows_of(path, part)]
 
 
 def listed_contents(path: Path, part: Part) -> set[str]:
