@@ -137,22 +137,18 @@ def test_what_cannot_be_done_is_one_message(place, words, message, capsys):
 # The tables
 
 
-def random_scores(num_images, num_classes, seed=0, columns=9, absent=()):
-    random = np.random.default_rng(seed)
-    counts = np.zeros((num_images, num_classes, columns), np.int64)
-    counts[..., 1] = random.integers(50, 100, (num_images, num_classes))
-    counts[..., 2] = random.integers(50, 100, (num_images, num_classes))
-    counts[..., 0] = random.integers(10, 50, (num_images, num_classes))
-    counts[..., 3:5] = [30, 60]
-    if columns > 5:
-        counts[..., 5:] = [40, 30, 40, 20]
-    counts[:, list(absent)] = 0
-    confusion = random.integers(0, 100, (max(2, num_classes),) * 2)
-    return EvaluatedSet(counts, confusion, np.zeros(num_images, int), np.ones(num_images, int), [])
+def random_scores(num_images):
+    """Of one class."""
+    random = np.random.default_rng(0)
+    counts = np.zeros((num_images, 1, 9), np.int64)
+    counts[..., 1:3] = random.integers(50, 100, (num_images, 1, 2))
+    counts[..., 0] = random.integers(10, 50, (num_images, 1))
+    counts[..., 3:] = [30, 60, 40, 30, 40, 20]
+    return EvaluatedSet(counts, np.eye(2, dtype=np.int64), np.zeros(num_images, int), np.ones(num_images, int), [])
 
 
 def test_a_comparison_says_how_sure_it_is():
-    this, other = random_scores(50, 1), random_scores(50, 1)
+    this, other = random_scores(50), random_scores(50)
     other.counts[..., 0] //= 2
     lines = comparison_lines(compare(this, other, ["cell"]), 50, "runs/b/best.pt")
     assert lines[0] == "Whole set against runs/b/best.pt, on the same 50 images (paired bootstrap):"

@@ -5,6 +5,7 @@ What this process reads, it reads in a thread that it waits for no longer than `
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -85,22 +86,9 @@ class Loader:
                 yield found
                 del found  # while the next one is read
             return
-        begun, batch = self.pool.begin(self.number, epoch, first_batch), first_batch
-        try:
-            while batch < len(self):
-                pending = self.pool.take(begun, is_stopping, self.timeout)
-                if pending is None:
-                    return
-                images, masks = (torch.from_numpy(array) for array in self.pool.view(pending))
-                found = self._batch(images, masks, epoch, batch, (pending.read_seconds, pending.augment_seconds))
-                batch += 1  # before the yield: after the last batch the generator need not be resumed
-                try:
-                    yield found
-                finally:
-                    self.pool.release(pending)
-        finally:
-            if batch < len(self):
-                self.pool.abandon(begun)
+        with contextlib.closing(self.pool.epoch(self.number, epoch, first_batch, is_stopping, self.timeout)) as filled:
+            for batch, (images, masks, seconds) in enumerate(filled, first_batch):
+                yield self._batch(torch.from_numpy(images), torch.from_numpy(masks), epoch, batch, seconds)
 
     def read(
         self, epoch: int, batch: int, is_stopping: Callable[[], bool] = lambda: False, stop_seconds: float = STOP_SECONDS

@@ -6,7 +6,7 @@ The life of a batch:
     planned    its key is in `planned`
     assigned   it has a shared buffer and is in `pending`; its pieces are tasks of the workers
     filled     no piece is missing any more
-    taken      `take` has handed it to the training loop, which reads it from the buffer
+    taken      `epoch` has handed it to the training loop, which reads it from the buffer
     copied     on CUDA: the copy to the GPU has ended (`copying` holds buffers until then)
     free       the buffer is in `free`, for the next batch
 
@@ -28,7 +28,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -209,19 +209,34 @@ class WorkerPool:
             self.planned.extend(keys)
             self._assign()
 
-    def begin(self, assembler: int, epoch: int, first: int) -> object:
-        """Starts taking from this epoch; other plans before it are dropped. Returns what `take` and `abandon` are to be given."""
+    def epoch(
+        self, assembler: int, epoch: int, first: int, is_stopping: Callable[[], bool], timeout: float | None
+    ) -> Generator[tuple[Pixels, Pixels, tuple[float, float]], None, None]:
+        """Images and masks of the batches of an epoch, and the seconds that reading and augmenting took. They lie in a buffer, and
+        stay until the next ones are asked for. Other plans before the epoch are dropped, and all of them where it is left early.
+        Ends when the run is asked to stop while waiting. To be closed."""
         following = self.pending[0].key if self.pending else self.planned[0] if self.planned else None
         if following != (assembler, epoch, first):
             self.drop_plans()
             self.plan(assembler, epoch, first)
-        self.begun = object()
-        return self.begun
-
-    def abandon(self, begun: object) -> None:
-        """Drops the rest of an epoch, and all plans behind it, unless another was begun since."""
-        if self.begun is begun:
-            self.drop_plans()
+        begun = self.begun = object()
+        num_left = len(self.assemblers[assembler].batches) - first
+        try:
+            while num_left > 0:
+                if self.begun is not begun:
+                    raise RuntimeError("another epoch was begun before this one was over")
+                batch = self._take(is_stopping, timeout)
+                if batch is None:
+                    return
+                num_left -= 1  # before the yield: after the last batch the generator need not be resumed
+                images, masks = self.assemblers[assembler].views(batch.buffers.arrays[batch.buffer])
+                try:
+                    yield images, masks, (batch.read_seconds, batch.augment_seconds)
+                finally:
+                    self._release(batch)
+        finally:
+            if num_left > 0 and self.begun is begun:
+                self.drop_plans()
 
     def drop_plans(self) -> None:
         """Workers hand back unfilled what they have not begun."""
@@ -234,10 +249,8 @@ class WorkerPool:
                 self.free.append(batch.buffer)
         self.pending.clear()
 
-    def take(self, begun: object, is_stopping: Callable[[], bool], timeout: float | None) -> PendingBatch | None:
-        """The next batch, filled; `release` must follow. None when the run is asked to stop while waiting."""
-        if self.begun is not begun:
-            raise RuntimeError("another epoch was begun before this one was over")
+    def _take(self, is_stopping: Callable[[], bool], timeout: float | None) -> PendingBatch | None:
+        """The next batch, filled; `_release` must follow. None when the run is asked to stop while waiting."""
         asked = time.monotonic()
         workers = self._assign()
         while True:
@@ -263,11 +276,7 @@ class WorkerPool:
         self._fill_failed_pieces(batch, is_stopping, timeout)
         return batch
 
-    def view(self, batch: PendingBatch) -> tuple[Pixels, Pixels]:
-        """Images and masks, as they lie in the buffer."""
-        return self.assemblers[batch.key.assembler].views(batch.buffers.arrays[batch.buffer])
-
-    def release(self, batch: PendingBatch) -> None:
+    def _release(self, batch: PendingBatch) -> None:
         """Gives the buffer back, once the copy to the GPU has ended."""
         if batch.buffers is not self.buffers:  # the workers were restarted since
             return
@@ -360,7 +369,7 @@ class WorkerPool:
             self.close()  # and what the thread may still write into is not used again
             raise WorkerError(f"no batch in {timeout or 0:g} s (worker_timeout): reading hangs, in {_first_files(files)}") from None
         except BaseException:
-            self.release(batch)
+            self._release(batch)
             raise
 
     def _describe_reading(self, number: int | None = None) -> str:
