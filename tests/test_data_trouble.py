@@ -259,19 +259,6 @@ def test_a_zeroed_cache_is_noticed_and_the_files_are_read_instead(config, capsys
     assert cache_files(config) == []
 
 
-def test_a_cache_that_is_cut_off_in_a_run_costs_time_and_nothing_else(config, capsys):
-    def cut(row):
-        if row["epoch"] == 1:
-            for path in cache_files(config):
-                os.truncate(path, 1000)
-
-    config = {**config, "num_workers": 1, "num_epochs": 3}
-    straight = train(config, cache="none", run_name="straight")
-    broken = train(config, cache="disk", run_name="broken", on_epoch=cut)
-    assert weights_digest(broken.run_dir) == weights_digest(straight.run_dir)
-    assert capsys.readouterr().out.count("was changed by something else") == 2  # the pairs of train and of val
-
-
 def test_killed_parents_leave_no_hanging_reader_behind(tmp_path):
     """A child that hangs in its item never sees that its parent is gone."""
     script = (

@@ -204,25 +204,6 @@ def test_every_form_of_it_is_recognised(error, is_one):
     assert is_out_of_memory(error) is is_one
 
 
-@pytest.mark.parametrize(
-    ("has_gpu", "free", "reserved", "allocated", "is_one"),
-    [
-        (True, 2, 95, 93, True),  # GiB of 100
-        (True, 2, 95, 40, False),  # torch holds most of it for the next tensors
-        (True, 60, 30, 29, False),
-        (False, 0, 0, 0, False),
-    ],
-)
-def test_cudnn_that_finds_no_engine_lacks_memory_only_where_that_is_short(has_gpu, free, reserved, allocated, is_one, monkeypatch):
-    """It says the same of layers and types that it has no algorithm for."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_gpu)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free * 2**30, 100 * 2**30))
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: reserved * 2**30)
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: allocated * 2**30)
-    error = RuntimeError("GET was unable to find an engine to execute this computation")
-    assert is_out_of_memory(error) is is_one
-
-
 def call_shrink(**changes):
     """Six images a batch; returns the settings, the number of parts and the message."""
     stream = io.StringIO()

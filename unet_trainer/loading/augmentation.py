@@ -6,6 +6,7 @@ repeat each other. Each sample gets random states derived from its own key inste
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import warnings
@@ -106,7 +107,6 @@ class Strength(NamedTuple):
 
 JITTER = {name: Strength(**entry["IntensityJitter"]) for name, entry in INTENSITY_JITTER.items()}
 
-
 JITTER_NAME = "IntensityJitter"  # of an entry of a list that is no transform of albumentations
 
 
@@ -116,15 +116,14 @@ def _is_jitter(item: Any) -> bool:
 
 def _build_jitter(parameters: Any, image_spec: ImageSpec, problems: list[str]) -> Strength:
     """The strength of a list's own entry for images that are not 8-bit."""
-    values = parameters if isinstance(parameters, dict) else {}
-    numbers = [value for value in values.values() if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0]
     if image_spec.is_8bit:
         problems.append(f"{JITTER_NAME} is for images that are not 8-bit; RandomBrightnessContrast is for these")
-    elif set(values) != set(Strength._fields) or len(numbers) < len(values):
-        problems.append(f"{JITTER_NAME}: need {', '.join(Strength._fields)}, each a number of at least 0")
-    else:
-        return Strength(**{name: float(value) for name, value in values.items()})
-    return Strength(0.0, 0.0, 0.0, 0.0)
+    with contextlib.suppress(TypeError):
+        strength = Strength(**parameters)
+        if all(type(value) in (int, float) and value >= 0 for value in strength):
+            return strength
+    problems.append(f"{JITTER_NAME}: need {', '.join(Strength._fields)}, each a number of at least 0")
+    return JITTER["default"]
 
 
 def _jitter(
