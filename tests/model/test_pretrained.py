@@ -172,23 +172,3 @@ def test_a_server_that_never_answers_gives_random_weights_at_the_time_limit(monk
     with hub.silent_server() as endpoint:
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         assert choose(time_limit=1.0)[:2] == (None, f"not fetched within 1 s: {ADVICE}")
-
-
-def test_an_interrupt_ends_the_process_too(monkeypatch, tmp_path):
-    script, alive = tmp_path / "waits.py", tmp_path / "alive"
-    script.write_text(f"import pathlib, time; time.sleep(600); pathlib.Path({str(alive)!r}).touch()")
-    monkeypatch.setattr(pretrained, "__file__", str(script))
-    monkeypatch.setattr(pretrained, "_check_connection", lambda url: None)
-    started = []
-    popen = pretrained.subprocess.Popen
-
-    class Interrupted(popen):
-        def communicate(self, *arguments, **options):
-            started.append(self)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(pretrained.subprocess, "Popen", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        choose()
-    assert started[0].returncode == -15
-    assert not alive.exists()

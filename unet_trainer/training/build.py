@@ -117,7 +117,6 @@ class Components:
     eval_step: EvalStep
     loss: WeightedLoss
     numerics: Numerics
-    accumulation_steps: int
     freeze_encoder_epochs: int
 
     def set_training_mode(self, epoch: int) -> None:
@@ -395,6 +394,5 @@ def build_components(
         ),
         loss=loss,
         numerics=numerics,
-        accumulation_steps=config.accumulation_steps,
         freeze_encoder_epochs=config.freeze_encoder_epochs,
     )

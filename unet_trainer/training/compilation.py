@@ -18,7 +18,7 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.losses import TERMS
-from unet_trainer.system.console import Console, cause_line, first_line
+from unet_trainer.system.console import Console, cause_line, counted, first_line
 from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.training.async_device import CudaGraphCache, DirectLauncher, HostCopy
 from unet_trainer.training.build import Components, Loaders, eval_batch_size
@@ -223,20 +223,15 @@ def shrink(settings: Settings, reason: str, device: torch.device, console: Conso
         ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
         raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {saved}")
     num_parts = min(2 * config.batch_parts, config.batch_size)
-    console.warn(f"{message}. From here on {describe_parts(config, num_parts)}")
-    settings.change("memory ran out (on_oom: shrink)", batch_parts=num_parts)
-    return num_parts
-
-
-def describe_parts(config: ResolvedConfig, num_parts: int) -> str:
-    """What batch_parts changes: means over pixels are exact, statistics and overlaps are those of a part."""
-    size = -(-config.batch_size // num_parts)
+    # Means over pixels are exact, statistics and overlaps are those of a part.
     overlaps = [name for name in config.loss if name not in PIXEL_MEANS]
     what = " and ".join(["batch norm statistics", *([", ".join(overlaps)] if overlaps else [])])
-    return (
-        f"a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts): {what} are computed over "
-        f"{size} {'image' if size == 1 else 'images'} at a time, all else over the whole batch"
+    console.warn(
+        f"{message}. From here on a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts): {what} "
+        f"are computed over {counted(-(-config.batch_size // num_parts), 'image')} at a time, all else over the whole batch"
     )
+    settings.change("memory ran out (on_oom: shrink)", batch_parts=num_parts)
+    return num_parts
 
 
 def try_components(settings: Settings, components: Components, loaders: Loaders, console: Console, processes: Job = ALONE) -> None:

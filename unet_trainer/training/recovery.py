@@ -165,8 +165,9 @@ def _locate(run: Run, error: NonFinite) -> str:
     elif error.batch_number is not None:
         epoch, first = divmod(error.batch_number, num_batches)
         segmenter, loader = components.state.segmenter, loaders.train
-        batches = list(range(first, min(first + components.accumulation_steps, num_batches)))
-        step = epoch * components.state.learning_rate.steps_per_epoch + first // components.accumulation_steps + 1
+        group_size = run.config.accumulation_steps
+        batches = list(range(first, min(first + group_size, num_batches)))
+        step = epoch * components.state.learning_rate.steps_per_epoch + first // group_size + 1
         place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {num_batches})"
     else:
         return str(error)

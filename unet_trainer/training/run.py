@@ -240,23 +240,19 @@ class TrainingEpoch:
                     run.begin_step()
                     step.begin_group(stop - start, self.first_batch + start)
                 self.ends_group = index + 1 == stop
-                yield batch
-                self._batch_done(batch)
+                yield batch  # its step is launched now
+                self.meter.step_ends()
+                self.read_seconds += batch.read_seconds
+                self.augment_seconds += batch.augment_seconds
+                self.num_read += batch.num_images
+                self.bar.tick()
+                if (seen := state.metrics.peek()) is not None:
+                    self.bar.show(*seen)
             state.batch = stop
             state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.seconds
             run.between_steps()
             if is_out_of_time(run):
                 return
-
-    def _batch_done(self, batch: Batch) -> None:
-        """After its step was launched."""
-        self.meter.step_ends()
-        self.read_seconds += batch.read_seconds
-        self.augment_seconds += batch.augment_seconds
-        self.num_read += batch.num_images
-        self.bar.tick()
-        if (seen := self.state.metrics.peek()) is not None:
-            self.bar.show(*seen)
 
     def finish(self) -> Row:
         """What training fills in of the epoch's row. Waits for the device. Raises NonFinite if no step was finite."""
