@@ -207,15 +207,16 @@ def read_every_pair(
     report.problems += found.problems
     report.notices += found.notices
     _keep_readable(report, facts, resize_masks)
-    _note_changed_content(report)
     return report
 
 
 def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_masks: bool) -> None:
-    """Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were."""
+    """Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were. The pairs get
+    the digests of their files as they are now."""
     unreadable: list[str] = []
     resizable: list[str] = []
     others: list[str] = []
+    changed: list[str] = []  # since the run began
     for pair, (image, mask) in zip(report.found.pairs, facts, strict=True):
         unreadable += [f"{pair.shown_image}: {image}"] if isinstance(image, str) else []
         unreadable += [f"{pair.shown_mask}: {mask}"] if isinstance(mask, str) else []
@@ -230,9 +231,16 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
                 others.append(line)
                 continue
             resizable.append(line)
-        report.pairs.append(pair)
+        digests = image.digest[:NUM_DIGITS], mask.digest[:NUM_DIGITS]
+        before = pair.content[:NUM_DIGITS], pair.content[NUM_DIGITS:]
+        shown = zip((pair.shown_image, pair.shown_mask), before, digests, strict=True)
+        changed += [name for name, old, new in shown if pair.content and old != new]
+        report.pairs.append(replace(pair, content="".join(digests)))
         report.images.append(image)
         report.masks.append(mask)
+    if changed:
+        what = f"{counted(len(changed), 'file')} changed since the run began: {first_few(changed)}"
+        report.notices.append(f"{what}; scores from before and after are not of the same data")
     if resizable and resize_masks:
         report.notices.append(f"{counted(len(resizable), 'mask')} resized to the size of the image (resize_masks)")
         resizable = []
@@ -247,22 +255,6 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
         Problem("sizes", *titles, tuple(others), same),
     ]
     report.problems += [problem for problem in problems if problem.lines]
-
-
-def _note_changed_content(report: DatasetReport) -> None:
-    """Gives the pairs the digests of their files as they are now; and a notice about those that had others when the run began."""
-    changed = []
-    for index, (pair, image, mask) in enumerate(zip(report.pairs, report.images, report.masks, strict=True)):
-        content = image.digest[:NUM_DIGITS] + mask.digest[:NUM_DIGITS]
-        report.pairs[index] = replace(pair, content=content)
-        if pair.content and pair.content[:NUM_DIGITS] != content[:NUM_DIGITS]:
-            changed.append(pair.shown_image)
-        if pair.content and pair.content[NUM_DIGITS:] != content[NUM_DIGITS:]:
-            changed.append(pair.shown_mask)
-    if changed:
-        have = "has" if len(changed) == 1 else "have"
-        what = f"{counted(len(changed), 'file')} {have} changed since the run began: {first_few(changed)}"
-        report.notices.append(f"{what}; scores from before and after are not of the same data")
 
 
 def _choose_kind(report: DatasetReport, config: Config) -> None:
