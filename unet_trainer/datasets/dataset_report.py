@@ -18,20 +18,12 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config, id_names, to_plain
-from unet_trainer.datasets import scan
+from unet_trainer.datasets import mask_evidence, scan
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.folder_pairs import find_in_folders, find_in_tables
 from unet_trainer.datasets.layouts import refuse_unreadable
-from unet_trainer.datasets.mask_evidence import (
-    VOID,
-    MaskEvidence,
-    class_ids,
-    class_shares,
-    find_class_file,
-    has_background,
-    parse_class_file,
-)
+from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import (
@@ -136,7 +128,7 @@ class CheckedDataset(DatasetReport):
 
     def has_background(self, config: Config) -> bool:
         """Whether class 0 is what no class is. The config has the classes that were found."""
-        return has_background(id_names(config), class_shares(self.masks, self.coding, self.num_ids))
+        return mask_evidence.has_background(id_names(config), mask_evidence.class_shares(self.masks, self.coding, self.num_ids))
 
     def facts(self, measurements: Measurements | None = None) -> DatasetFacts:
         """The facts from which `resolve` decides."""
@@ -148,7 +140,7 @@ class CheckedDataset(DatasetReport):
             mask_values=self.coding.mask_values,
             ignore_value=self.coding.written_ignore_value,
             mask_reason=self.coding.reason,
-            class_shares=class_shares(self.masks, self.coding, self.num_ids),
+            class_shares=mask_evidence.class_shares(self.masks, self.coding, self.num_ids),
             train_sizes=[image.size for image in self.facts_of(self.split.train)[0]],
             val_sizes=[image.size for image in self.facts_of(self.split.val)[0]],
             bytes_per_value=1 if self.image_spec.is_8bit else 4,
@@ -305,7 +297,7 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
 def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     coding, are_blocks = report.coding, any(pair.box for pair in report.pairs)
     labels: list[set[int]] = [
-        set() if coding is None else set(class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
+        set() if coding is None else set(mask_evidence.class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
     ]
     try:
         report.split = split_pairs(
@@ -343,7 +335,11 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     class_file = None
     if is_open:
         stored = report.found.class_file
-        class_file = parse_class_file(*stored) if stored else find_class_file(Path(config.data_dir), report.pairs)
+        class_file = (
+            mask_evidence.parse_class_file(*stored)
+            if stored
+            else mask_evidence.find_class_file(Path(config.data_dir), report.pairs)
+        )
     if len(evidence.seen) < 2 and is_open:
         every = f"{show_value(evidence.seen[0])}" if evidence.seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
         report.questions.append(_nothing_to_learn(report, every))
@@ -365,7 +361,7 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         every = id_names(decided)[present.pop()] if present else "ignored or of no class"
         report.questions.append(_nothing_to_learn(report, f"{every} (mask_values: {to_plain(chosen.coding.mask_values)})"))
     elif is_open and chosen.num_classes == 1 and report.found.num_classes is None:
-        _, share = class_shares(report.masks, chosen.coding, 2)
+        _, share = mask_evidence.class_shares(report.masks, chosen.coding, 2)
         if share >= LARGE_FOREGROUND and (settings := other_way_round(chosen.coding, evidence)) is not None:
             # Masks with the foreground in black are common, and only its share shows it.
             lines = "".join(f"\n  {line}" for line in setting_lines(settings))
@@ -460,7 +456,7 @@ def _add_notices(report: DatasetReport) -> None:
     void = [
         pair.shown_mask
         for pair, mask in zip(pairs, masks, strict=True)
-        if report.coding is not None and set(class_ids(mask.counts, report.coding)) == {IGNORED}
+        if report.coding is not None and set(mask_evidence.class_ids(mask.counts, report.coding)) == {IGNORED}
     ]
     by_digest: dict[str, list[int]] = defaultdict(list)
     for index, image in enumerate(images):
