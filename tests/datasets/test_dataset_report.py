@@ -106,7 +106,7 @@ def test_values_of_no_class_are_a_problem_with_file_and_share(data):
     )
     ignored = data.report(mask_values=[0, 255], unknown_values="ignore")
     assert ignored.blocking_message == ""
-    assert class_ids(ignored.masks[1], ignored.coding) == {0: 600 - 25 - 9, 1: 25, IGNORED: 9}
+    assert class_ids(ignored.masks[1].counts, ignored.coding) == {0: 600 - 25 - 9, 1: 25, IGNORED: 9}
     assert data.report(mask_values=[0, 255], ignore_value=[7, 9]).blocking_message == ""
     assert data.report(mask_values=[[0, 9], [7, 255]]).blocking_message == ""
 
@@ -190,8 +190,8 @@ def test_a_foreground_of_most_pixels_gives_a_note_with_the_settings_for_the_othe
     turned = data.report(**yaml.safe_load(textwrap.dedent(lines)))
     assert (turned.blocking_message, turned.notices) == ("", [])
     for before, after in zip(report.masks, turned.masks, strict=True):
-        held = class_ids(before, report.coding)
-        assert class_ids(after, turned.coding) == {
+        held = class_ids(before.counts, report.coding)
+        assert class_ids(after.counts, turned.coding) == {
             {0: 1, 1: 0}.get(class_id, class_id): pixels for class_id, pixels in held.items()
         }
 

@@ -22,7 +22,6 @@ from helpers.mask_files import (
     blob,
     colour,
     objects,
-    palette,
     rings,
     soft,
     with_void,
@@ -80,14 +79,6 @@ MASK_KINDS = {
         (0, (1, 2), *range(3, 10)),
         (10, 11),
         lambda i: np.array([0, 1, 1, 2, 3, 4, 5, 6, 7, 8, IGNORED, IGNORED], np.uint8)[bands(i)],
-    ),
-    "white is 0 and black 255 among other colours of a palette": (
-        lambda i: palette((1 - blob(i)) * 255, [(255, 255, 255), *[(9, 120, 30)] * 254, (0, 0, 0)]),
-        "png",
-        {},
-        (255, 0),
-        None,
-        blob,
     ),
     "colours of which two are one class": (
         lambda i: colour(bands(i) % 4, [(0, 0, 0), (64, 0, 128), (64, 0, 192), (9, 9, 9)]),
@@ -169,12 +160,6 @@ def microscopy(index, path):
     return pixels[:, :, None]
 
 
-def floats(index, path):
-    pixels = (photograph(index, 1)[:, :, 0] * 2 - 1).astype(np.float32)
-    np.save(f"{path}.npy", pixels)
-    return pixels[:, :, None]
-
-
 def grey(index, path):
     pixels = (photograph(index, 1)[:, :, 0] * 255).astype(np.uint8)
     Image.fromarray(pixels).save(f"{path}.png")
@@ -208,7 +193,6 @@ def rotated(index, path):
 
 IMAGE_KINDS = {
     "16-bit microscopy": (microscopy, "16-bit grey"),
-    "float arrays": (floats, "float grey"),
     "alpha": (with_alpha, "8-bit RGB"),
     "a band that is tagged as alpha": (near_infrared, "8-bit 4 channels"),
     "rotated by EXIF": (rotated, "8-bit RGB"),
@@ -269,12 +253,11 @@ def missing_file(mark, dtype=np.float32, tagged=False):
 MISSING = {
     "NaN": (missing_file(np.nan), "NaN"),
     "the tag of GDAL": (missing_file(-9999, tagged=True), "-9999"),
-    "a common mark": (missing_file(-9999), "-9999"),
     "the tag of GDAL in 16 bit": (missing_file(-9999, np.int16, tagged=True), "-9999"),
 }
 
 
-@pytest.mark.parametrize(("kind", "fit"), list(zip(MISSING, ["resize", "crop"] * 2, strict=True)))
+@pytest.mark.parametrize(("kind", "fit"), list(zip(MISSING, ["resize", "crop", "crop"], strict=True)))
 def test_missing_data_is_left_out_of_the_statistics_and_filled_with_the_mean(kind, fit, prepare, tmp_path):
     write, mark = MISSING[kind]
     arrays = write_images(tmp_path / "data", write)

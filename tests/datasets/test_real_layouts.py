@@ -8,7 +8,6 @@ import pytest
 
 from helpers.layouts import (
     COUNT,
-    bowl,
     disc,
     photo,
     stacks,
@@ -38,9 +37,8 @@ def test_data_beside_checkpoints_is_the_same_at_the_second_start(tiny_config, tm
 
 
 @pytest.mark.usefixtures("small_network")
-@pytest.mark.parametrize("make", [bowl, stacks])
-def test_a_run_on_converted_files_goes_on_when_they_were_deleted(make, tiny_config, tmp_path):
-    make(tmp_path / "data")
+def test_a_run_on_converted_files_goes_on_when_they_were_deleted(tiny_config, tmp_path):
+    stacks(tmp_path / "data")
     config = {**tiny_config, "data_dir": str(tmp_path / "data"), "run_name": "mine"}
     with pytest.raises(KeyboardInterrupt):
         train(config, on_epoch=stop_after(1))

@@ -86,7 +86,6 @@ def contents(store):
     [
         ("s3://bucket/cells/", "s3://bucket/cells", None),
         ("s3:/bucket/cells", "s3://bucket/cells", None),
-        ("https://host:80/x/shards.json", "https://host:80/x", None),
         ("gs://b/x/a-7.tar", "gs://b/x", ("a-7.tar",)),
         ("gs://b/a-{08..11}.tar", "gs://b", ("a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar")),
         ("data/a-{0..1}.tar", "data", ("a-0.tar", "a-1.tar")),
@@ -412,14 +411,3 @@ def test_links_are_never_written_through_and_pipes_not_waited_for(tmp_path):
     RangeCache(tmp_path / "cache", "s3://two", SHARDS, PAGE)  # makes room
     assert (tmp_path / "elsewhere").is_dir()
     assert victim.read_bytes() == b"x" * 20 * PAGE
-
-
-def test_the_first_shards_are_kept_up_to_the_limit_and_holes_take_no_room(tmp_path):
-    cache = RangeCache(tmp_path, "s3://one", SHARDS, 12 * PAGE)
-    cache.write("a.tar", 8 * PAGE, b"a")
-    cache.write("x/b.tar", PAGE, b"b")
-    cache.write("x/b.tar", 3 * PAGE, b"c")
-    assert [cache.read("a.tar", 8 * PAGE, 8 * PAGE + 1), cache.read("x/b.tar", PAGE, PAGE + 1)] == [b"a", b"b"]
-    assert cache.read("x/b.tar", 3 * PAGE, 3 * PAGE + 1) is None
-    assert cache.allocated() < 8 * PAGE
-    assert RangeCache(tmp_path, "s3://one", SHARDS, PAGE).allocated() < PAGE  # what was kept with another limit is removed

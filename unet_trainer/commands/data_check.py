@@ -289,7 +289,7 @@ def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> 
 
 def _say_classes(report: DatasetReport, coding: MaskCoding, names: Sequence[str], console: Console) -> None:
     """A line for each class, and one for what is ignored."""
-    ids = [class_ids(mask, coding) for mask in report.masks]
+    ids = [class_ids(mask.counts, coding) for mask in report.masks]
     table = [
         (class_id, name, values, f"{share:8.3%} of pixels")
         for class_id, (values, name, share) in enumerate(class_table(report.masks, coding, names))
@@ -465,7 +465,7 @@ def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) 
 
     Of each class, pairs with much of it and with little, spread over all that hold it.
     """
-    held = [class_ids(mask, coding) for mask in masks]
+    held = [class_ids(mask.counts, coding) for mask in masks]
     shares = class_shares(masks, coding, num_ids)
     classes = sorted((class_id for class_id in range(num_ids) if shares[class_id] > 0), key=lambda class_id: shares[class_id])
     rare = classes[:-1] or classes

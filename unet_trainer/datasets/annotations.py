@@ -227,10 +227,8 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
         kind = "text file" if names else "JSON file"
         shown = f"{counted(len(listing), kind)} such as {PurePosixPath(listing[0]).name}"
     if not images:
-        raise DataError(
-            f"{shown} ({tool}), and none of their images is in {index.root}: {first_few(missing)}; "
-            "put the images there, or set image_dir to their folder"
-        )
+        where = f"none of their images is in {index.root} ({first_few(missing)}); set image_dir to their folder"
+        raise DataError(f"{shown} ({tool}): {where}")
     order = form.class_order if declared or tool == "COCO" else "in alphabetical order"
     if names is not None:
         order = f"in the order of {names.file}" if names.names else order
@@ -333,10 +331,8 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
     first: dict[Path, AnnotatedImage] = {}
     for image in annotations.images:
         if (other := first.setdefault(image.image, image)) is not image:
-            raise DataError(
-                f"{image.image} is annotated twice: {other.where} and {image.where}; remove one of them, or set mask_dir to the "
-                "annotations that count"
-            )
+            twice = f"{image.image} is annotated twice: {other.where} and {image.where}"
+            raise DataError(f"{twice}; remove one of them, or set mask_dir to the annotations that count")
     classes, notices = choose_classes(annotations, class_names)
     ids = {name: number for number, name in enumerate(classes, start=1)}
     smaller_on_top = form.overlap_rule.startswith("the smaller")
@@ -398,10 +394,8 @@ def choose_classes(annotations: Annotations, class_names: Sequence[str] | None) 
         return classes, notices
     others = [name for name in classes if name not in wanted]
     if others:
-        raise DataError(
-            f"class_names: {first_few(others)} of {annotations.files} {'is' if len(others) == 1 else 'are'} not in it; "
-            f"leave it out, or list the names of the annotations: {first_few(['background', *classes], 40)}"
-        )
+        wanted_names = first_few(["background", *classes], 40)
+        raise DataError(f"class_names: it lacks {first_few(others)} of {annotations.files}; leave it out, or list {wanted_names}")
     return tuple(wanted), notices
 
 
@@ -412,10 +406,9 @@ def draw_mask(
     height, width = size = _image_size(image.image)
     if image.size is not None and image.size != size:
         is_turned = image.size == size[::-1] and headers.is_turned(read_bytes(image.image))
-        raise ReadError(
-            f"annotated at {image.size[1]}×{image.size[0]}, and the file {image.image.name} has {width}×{height} pixels"
-            + (" (rotated by its EXIF orientation; the annotation is not)" if is_turned else "")
-        )
+        turned = " (rotated by its EXIF orientation; the annotation is not)" if is_turned else ""
+        annotated = f"annotated at {image.size[1]}×{image.size[0]}"
+        raise ReadError(f"{annotated}, and the file {image.image.name} has {width}×{height} pixels{turned}")
     canvas = Canvas(height, width, smaller_on_top)
     notes: Counter[str] = Counter()
     for entry in image.entries:

@@ -30,7 +30,7 @@ from unet_trainer.datasets.layouts import KINDS
 from unet_trainer.datasets.name_matching import File, best_match, masks_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
 from unet_trainer.images import image_decoding
-from unet_trainer.images.file_bytes import DataError, ReadError, find_member, naming, open_file, read_bytes
+from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, naming, open_file, read_bytes
 from unet_trainer.images.image_decoding import COLOUR_CHANNELS, IMAGE_EXTENSIONS, VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
@@ -88,7 +88,9 @@ class Converter:
         files = read_cache(folder / INDEX).get("files")
         known = files if isinstance(files, dict) else {}  # name → stamps of the sources, and facts
         paths = [folder / f"{conversion.name}{conversion.extension}" for conversion in conversions]
-        stamps = [[_stamp(source) for source in conversion.sources] for conversion in conversions]
+        stamps = [[[str(source), file_stamp(source)] for source in conversion.sources] for conversion in conversions]
+        if gone := next((source for sources in stamps for source, stamp in sources if stamp is None), None):
+            raise DataError(f"{gone}: No such file or directory")
         problems: dict[int, str] = {}
 
         def is_known(number: int) -> bool:
@@ -154,16 +156,6 @@ class Converter:
         return [
             replace(pair, image=image, mask=mask) for (pair, *_), image, mask in zip(wanted, files[::2], files[1::2], strict=True)
         ]
-
-
-def _stamp(path: Path) -> list[Any]:
-    if (stored := find_member(path)) is not None:
-        return [str(path), *stored.stamp]
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
-    return [str(path), status.st_size, status.st_mtime_ns]
 
 
 # Files of objects and of classes

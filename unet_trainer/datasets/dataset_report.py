@@ -313,7 +313,7 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
 def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     coding, are_blocks = report.coding, any(pair.box for pair in report.pairs)
     labels: list[set[int]] = [
-        set() if coding is None else set(class_ids(mask, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
+        set() if coding is None else set(class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
     ]
     try:
         report.split = split_pairs(
@@ -468,7 +468,7 @@ def _add_notices(report: DatasetReport) -> None:
     void = [
         pair.shown_mask
         for pair, mask in zip(pairs, masks, strict=True)
-        if report.coding is not None and set(class_ids(mask, report.coding)) == {IGNORED}
+        if report.coding is not None and set(class_ids(mask.counts, report.coding)) == {IGNORED}
     ]
     by_digest: dict[str, list[int]] = defaultdict(list)
     for index, image in enumerate(images):

@@ -241,9 +241,6 @@ def _describe_unpaired(parts: Sequence[Paired], num_pairs: int, mask_suffix: str
     fix = (
         f"set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, or {TO_CSV}"
     )
-    here, there = ({file.folder or "./" for file in files} for files in (images, masks))
-    if here and there and not here & there:
-        fix = f"put each pair into one subfolder, not into {first_few(sorted(here))} and {first_few(sorted(there))}; or {fix}"
     settings = SKIP.settings if num_pairs > 1 else {}
     fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip" if settings else ""
     rule, ending = parts[0].match.rule, mask_suffix if mask_suffix.lower() in IMAGE_EXTENSIONS else f"{mask_suffix}.png"
@@ -319,21 +316,16 @@ def _read_split_lists(images: Group) -> tuple[SplitLists | None, str]:
     return parts, f"{LISTS}/{' and '.join(names)}"
 
 
-def _keep_listed(search: Search, images: list[File], lists: SplitLists) -> tuple[list[File], list[Problem]]:
-    """The images that a list names; and listed names without an image."""
-    names = [f"{image.folder}{image.stem}" for image in images]
-    listed = [image for image, name in zip(images, names, strict=True) if name in lists]
+def _keep_listed(search: Search, images: list[File], lists: SplitLists) -> list[File]:
+    """The images that a list names. What is left out, and listed names without an image, are told."""
+    listed = [image for image in images if f"{image.folder}{image.stem}" in lists]
+    known = {f"{image.folder}{image.stem}" for image in listed}
+    missing = [name for name, part in lists.items() if part != "test" and name not in known]
     if len(listed) < len(images):
         search.notices.append(f"{counted(len(images) - len(listed), 'image')} in no list of {LISTS} left out")
-    known = set(names)
-    missing = tuple(name for name, part in lists.items() if part != "test" and name not in known)
-    if missing and search.config.unpaired == "skip":
-        search.notices.append(f"{counted(len(missing), 'listed name')} without an image left out (unpaired: skip)")
-    elif missing:
-        titles = f"name in {LISTS} without an image", f"names in {LISTS} without an image"
-        fix = "remove them from the lists, or set unpaired: skip"
-        return listed, [Problem("no_image", *titles, missing, fix, SKIP.settings)]
-    return listed, []
+    if missing:
+        search.notices.append(f"{counted(len(missing), 'name')} in {LISTS} without an image: {first_few(missing)}")
+    return listed
 
 
 # The pairs of one part
@@ -358,7 +350,7 @@ def _pair_part(
         raise _ask_for_suffix(text, images, mask_group.files)
     _refuse_same_names(images, masks)
     if lists is not None:
-        images, problems = _keep_listed(search, images, lists)
+        images = _keep_listed(search, images, lists)
     images, channels = _join_channels(search, images, masks, image_group.place, part, problems)
     match = best_match(images, masks, image_group.place, preferred)
     if lists is not None:  # masks of other images, and test images without one, do not matter
@@ -437,17 +429,14 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
 def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: str) -> converted.MaskParts:
     """The masks of each image that Label Studio exported as pictures of brushes; empty if they are others. Raises Question: their
     names hold the number of a task and not the image."""
-    if not masks or not all(name_matching.TASK_MASK.fullmatch(mask.stem) for mask in masks):
-        return {}
-    found, are_numbers = name_matching.masks_by_task(images, masks)
-    unclear = f"the names of Label Studio's pictures, such as {masks[0].path.name}, do not say which image they belong to"
-    if not found:
-        raise DataError(f"{unclear}, and there are not as many tasks as images; export JSON and put it beside them")
-    if not are_numbers and unpaired != "offset":
-        first, last = ((image.path.name, files[0][1].path.name) for image, files in (found[0], found[-1]))
-        meaning = f"in the order of their names: {first[0]} is {first[1]}, ..., {last[0]} is {last[1]}"
+    found = name_matching.masks_by_task(images, masks)
+    if found and unpaired != "offset":
+        (first, first_masks), (last, last_masks) = found[0], found[-1]
+        shown = f"{first.path.name} is {first_masks[0][1].name}, ..., {last.path.name} is {last_masks[0][1].name}"
+        unclear = f"the names of Label Studio's pictures, such as {masks[0].path.name}, do not say which image they belong to"
+        meaning = f"in the order of their names: {shown}"
         raise Question(f"{unclear}; its JSON export beside them says it", Choice(meaning, {"unpaired": "offset"}))
-    return {image: [(name, mask.path) for name, mask in files] for image, files in found}
+    return dict(found)
 
 
 def _take_plain(search: Search, found: Paired, part: Part) -> None:

@@ -35,11 +35,8 @@ def walk(folder: Path, without: Collection[Path] = (), follows: Follows | None =
     for place, folders, files in os.walk(folder, followlinks=follows is not None):
         here = Path(place)
         inner = [here / name for name in _searched(here, folders)]
-        folders[:] = [
-            path.name
-            for path in inner
-            if path not in without and not (path.is_symlink() and (follows is None or not follows(path)))
-        ]
+        inner = [path for path in inner if not path.is_symlink() or (follows is not None and follows(path))]
+        folders[:] = [path.name for path in inner if path not in without]
         yield here, sorted(name for name in files if not name.startswith("."))
 
 
@@ -385,11 +382,8 @@ def _missing(data_dir: Path, root: Path, groups: Groups, image: Group | None, ma
         folder: sum(file.path.stat().st_size for file in files if file.path.exists())
         for folder, files in (*of_images.items(), *of_masks.items())
     }
-    pairs = [
-        (one, other)
-        for one, other in product(of_images, of_masks)
-        if one != other and best_match(of_images[one], of_masks[other], one).is_complete
-    ]
+    both = ((one, other) for one, other in product(of_images, of_masks) if one != other)
+    pairs = [(one, other) for one, other in both if best_match(of_images[one], of_masks[other], one).is_complete]
     if not pairs:
         folders = "folder" if len(keys) == 1 else "folders"
         return DataError(f"{text}; set {' and '.join(keys)} to the {folders} to use, or split_file to a CSV")

@@ -242,12 +242,8 @@ def total_counts(masks: Sequence[MaskFacts]) -> Counter[int]:
     return total
 
 
-def class_ids(mask: MaskFacts, coding: MaskCoding) -> dict[int, int]:
-    """Class id → number of pixels of a mask; includes IGNORED and UNKNOWN."""
-    return _pixels_of_ids(mask.counts, coding)
-
-
-def _pixels_of_ids(counts: Mapping[int, int], coding: MaskCoding) -> dict[int, int]:
+def class_ids(counts: Mapping[int, int], coding: MaskCoding) -> dict[int, int]:
+    """Class id → number of pixels, from those of each value; includes IGNORED and UNKNOWN."""
     pixels: Counter[int] = Counter()
     values = tuple(sorted(counts))
     for value, class_id in zip(values, _encoded(values, coding), strict=True):
@@ -263,7 +259,7 @@ def _encoded(values: tuple[int, ...], coding: MaskCoding) -> tuple[int, ...]:
 
 def class_shares(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[float]:
     """Share of each class id among the pixels that are not ignored."""
-    total = _pixels_of_ids(total_counts(masks), coding)
+    total = class_ids(total_counts(masks), coding)
     per_class = [total.get(class_id, 0) for class_id in range(num_ids)]
     return [pixels / max(1, sum(per_class)) for pixels in per_class]
 
@@ -271,7 +267,7 @@ def class_shares(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -
 def ignored_share(masks: Sequence[MaskFacts], coding: MaskCoding) -> float:
     """Share of ignored pixels among all pixels."""
     counts = total_counts(masks)
-    return _pixels_of_ids(counts, coding).get(IGNORED, 0) / max(1, sum(counts.values()))
+    return class_ids(counts, coding).get(IGNORED, 0) / max(1, sum(counts.values()))
 
 
 def has_background(names: Sequence[str], shares: Sequence[float]) -> bool:

@@ -42,8 +42,6 @@ MANY_IDS = 40  # more values, some of them beyond 255, are ids of objects
 MIN_TOLERANCE, MAX_TOLERANCE = 8, 127  # JPEG changes values by more than the first
 MAX_VOID = 0.5  # share of pixels of a class named void; with more it may be the background
 MAX_BLURRED = 0.05  # share of pixels between the colours of masks saved as JPEG
-LESS_FREQUENT = 5  # the first group of colours that is no class has fewer pixels than the last class by this factor
-NEARLY_BLACK = 16
 BLACK, WHITE = 0x000000, 0xFFFFFF  # in a palette
 MAX_LISTED = 40  # values that are offered as classes
 MAX_CHOICES = 5
@@ -173,10 +171,9 @@ def _check_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> None:
     far = _far_values(coding, evidence)
     if evidence.share(*far) > MAX_BLURRED:
         named = [group.value for group in evidence.groups if group.value in far][:4]
-        raise DataError(
-            f"mask_values: {evidence.share(*far):.1%} of the pixels are within {coding.tolerance} (mask_tolerance) of no class, "
-            f"most of them near {show_values(named)}; add these to mask_values or ignore_value, or save the masks as PNG"
-        )
+        fix = f"{show_values(named)}; add these to mask_values or ignore_value, or save the masks as PNG"
+        near = f"within {coding.tolerance} (mask_tolerance) of no class"
+        raise DataError(f"mask_values: {evidence.share(*far):.1%} of the pixels are {near}, most of them near {fix}")
 
 
 def _far_values(coding: MaskCoding, evidence: MaskEvidence) -> set[int]:
@@ -283,8 +280,6 @@ def _clear_readings(asked: int | None, evidence: MaskEvidence) -> Iterator[Readi
     is_from_1 = len(seen) > 2 and seen == list(range(1, len(seen) + 1)) and not evidence.may_be_trimap
     if asked is None and is_from_1 and _are_classes(evidence, seen):
         yield _of_each(seen, f"ids 1 to {high}, in their order", num_classes_reason=f"the masks hold ids 1 to {high}")
-    if evidence.is_lossy:
-        yield from _frequent_colours(asked, evidence)
 
 
 def _are_classes(evidence: MaskEvidence, ids: list[int]) -> bool:
@@ -295,22 +290,6 @@ def _are_classes(evidence: MaskEvidence, ids: list[int]) -> bool:
         return False
     has_void = bool(evidence.ignored) or evidence.seen[-1] != ids[-1]
     return has_void or not evidence.last_may_be_void
-
-
-def _frequent_colours(asked: int | None, evidence: MaskEvidence) -> Iterator[Reading]:
-    """Of masks saved as JPEG, the most frequent colours, if others are far less frequent and the order of the classes is clear."""
-    num_ids, groups = max(2, asked or 1), evidence.groups
-    values = sorted(group.value for group in groups[:num_ids])
-    is_on_black = num_ids == 2 and max(channels_of(values[0])) <= NEARLY_BLACK
-    has_order = is_on_black or (asked is not None and num_ids > 2 and values[-1] < COLOUR)
-    has_others = len(groups) > num_ids and LESS_FREQUENT * groups[num_ids].pixels > groups[num_ids - 1].pixels
-    tolerance = _jpeg_tolerance(values)
-    if len(values) < num_ids or has_others or not has_order or tolerance < MIN_TOLERANCE:
-        return
-    far = _far_values(given_coding(_listed(values), tolerance=tolerance), evidence)
-    if evidence.share(*far) <= MAX_BLURRED:
-        why = f"the masks hold {show_values(values)}"
-        yield _of_each(values, _tolerance_reason(tolerance), asked or 1, num_classes_reason=why, tolerance=tolerance)
 
 
 # What has to be asked

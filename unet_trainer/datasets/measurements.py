@@ -5,7 +5,6 @@ Reads a sample of the training pairs once; what was measured is cached.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -21,12 +20,12 @@ from numpy.typing import NDArray
 
 from unet_trainer.config.facts import Measurements
 from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.scan import read_each
 from unet_trainer.images.drawing import to_display
-from unet_trainer.images.file_bytes import DataError, ShardReadError, file_stamp
+from unet_trainer.images.file_bytes import file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import resize_mask
-from unet_trainer.system.concurrency import ReadStderr, forked_map
 from unet_trainer.system.json_cache import read_known, write_known
 
 Floats = NDArray[np.floating[Any]]
@@ -60,19 +59,14 @@ def measure_dataset(
 ) -> Measurements:
     """Measures up to MAX_PAIRS pairs, spread over all. `common_id` is the class that is taken for background."""
     chosen = [pairs[index] for index in np.unique(np.linspace(0, len(pairs) - 1, MAX_PAIRS).round().astype(int))]
-    cache = None if cache_folder is None else cache_folder / f"{_cache_key(chosen, coding, num_ids, common_id)}.json"
+    files = [(str(path.absolute()), file_stamp(path)) for pair in chosen for path in (pair.image, pair.mask)]
+    key = hashlib.sha256(json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files]).encode()).hexdigest()[:24]
+    cache = None if cache_folder is None else cache_folder / f"{key}.json"
     if (known := read_known(Measurements, cache, CACHE_FORMAT)) is not None:
         return known
     measure = partial(_measure_pair, coding=coding, num_ids=num_ids, common_id=common_id)
-    found: dict[int, _PairMeasurements] = {}
-    with contextlib.closing(forked_map(measure, list(enumerate(chosen)), num_workers)) as outcomes:
-        for position, outcome in outcomes:
-            if isinstance(outcome, str):
-                raise DataError(outcome)
-            if isinstance(outcome, _PairMeasurements):
-                found[position] = outcome
-            tick()
-    measurements = _summarise([found[position] for position in sorted(found)])  # in any order that children finish
+    found = read_each(measure, chosen, num_workers, tick)
+    measurements = _summarise([one for one in found if one is not None])
     write_known(measurements, cache, CACHE_FORMAT)
     return measurements
 
@@ -88,17 +82,8 @@ class _PairMeasurements(NamedTuple):
     image_view_map: Floats
 
 
-def _measure_pair(
-    item: tuple[int, Pair], read_stderr: ReadStderr, coding: MaskCoding, num_ids: int, common_id: int
-) -> _PairMeasurements | str | None:
-    """None: the pair has changed since the scan, and training says so. A text: why it cannot be read, and others neither."""
-    seed, pair = item
-    try:
-        image, ids = to_display(read_image(pair.image)), coding.encode(read_mask(pair.mask))
-    except ShardReadError as error:
-        return f"{pair.shown_image}: {error}"
-    except DataError:
-        return None
+def _measure_pair(seed: int, pair: Pair, coding: MaskCoding, num_ids: int, common_id: int) -> _PairMeasurements:
+    image, ids = to_display(read_image(pair.image)), coding.encode(read_mask(pair.mask))
     ids = resize_mask(ids, image.shape[:2])
     factor = math.ceil(math.sqrt(ids.size / MAX_PIXELS))
     structures, sizes = _measure_structures(np.ascontiguousarray(ids[::factor, ::factor]), num_ids, common_id, factor)
@@ -249,9 +234,3 @@ def _likeness(one: Floats, other: Floats) -> float:
     """Cosine of two maps."""
     length = float(np.linalg.norm(one) * np.linalg.norm(other))
     return float((one * other).sum()) / length if length else 0.0
-
-
-def _cache_key(pairs: Sequence[Pair], coding: MaskCoding, num_ids: int, common_id: int) -> str:
-    files = [(str(path.absolute()), file_stamp(path)) for pair in pairs for path in (pair.image, pair.mask)]
-    content = json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files])
-    return hashlib.sha256(content.encode()).hexdigest()[:24]

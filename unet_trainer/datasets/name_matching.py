@@ -276,25 +276,21 @@ def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, 
     return dict(sorted(found.items())) if are_clear and 2 * len(with_mask) > len(images) else {}
 
 
-def masks_by_task(images: Sequence[File], masks: Sequence[File]) -> tuple[list[tuple[File, list[tuple[str, File]]]], bool]:
-    """Each image with its masks and their classes, where masks are Label Studio's brushes, which name the task alone; and whether
-    the images have the numbers of the tasks: otherwise both are taken in their order. Empty if they are not as many."""
-    by_task: dict[int, list[tuple[str, File]]] = defaultdict(list)
+def masks_by_task(images: Sequence[File], masks: Sequence[File]) -> list[tuple[File, list[tuple[str, Path]]]]:
+    """Each image with its masks and their classes, where masks are Label Studio's brushes, which name the task alone: both are
+    taken in their order. Empty if they are others, or not as many."""
+    by_task: dict[int, list[tuple[str, Path]]] = defaultdict(list)
     for mask in masks:
         if (match := TASK_MASK.fullmatch(mask.stem)) is None:
-            return [], False
-        by_task[int(match[1])].append((match[2], mask))
-    if len(by_task) != len(images):
-        return [], False
-    numbers = {image: int(match[2]) if (match := LAST_NUMBER.fullmatch(image.stem)) else -1 for image in images}
-    are_numbers = sorted(numbers.values()) == sorted(by_task)
-    in_order = sorted(images, key=numbers.__getitem__ if are_numbers else _by_number)
-    return [(image, by_task[task]) for image, task in zip(in_order, sorted(by_task), strict=True)], are_numbers
+            return []
+        by_task[int(match[1])].append((match[2], mask.path))
 
+    def by_number(file: File) -> list[tuple[int, str]]:
+        """Sorts a2 before a10."""
+        return [(int(word), "") if word.isdecimal() else (-1, word) for word in (file.folder, *NUMBER_OR_TEXT.findall(file.stem))]
 
-def _by_number(file: File) -> list[tuple[int, str]]:
-    """Sorts a2 before a10."""
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in (file.folder, *NUMBER_OR_TEXT.findall(file.stem))]
+    tasks = sorted(by_task) if len(by_task) == len(images) else []
+    return [(image, by_task[task]) for image, task in zip(sorted(images, key=by_number), tasks, strict=False)]
 
 
 def _rank_kind(kind_and_count: tuple[str, int]) -> tuple[int, str]:

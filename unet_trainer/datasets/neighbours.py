@@ -8,7 +8,6 @@ mend it.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -23,11 +22,11 @@ import cv2
 import numpy as np
 
 from unet_trainer.datasets.pairs import FoundPairs, Pair, setting_lines
+from unet_trainer.datasets.scan import read_each
 from unet_trainer.datasets.splits import MIN_RUN, add_groups, in_order, places_of, split_pairs
 from unet_trainer.images.drawing import to_display
-from unet_trainer.images.file_bytes import DataError, ShardReadError, file_stamp
+from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
-from unet_trainer.system.concurrency import ReadStderr, forked_map
 from unet_trainer.system.console import Console
 from unet_trainer.system.json_cache import read_cache, write_cache
 from unet_trainer.system.resources import count_cores
@@ -224,30 +223,15 @@ def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair], console: Consol
     if isinstance(known, list) and len(known) == len(pairs) and all(type(place) is int and place in places for place in known):
         return known
 
-    def view(pair: Pair, _: ReadStderr) -> Pixels | str | None:
-        """None: the image has changed since the scan, and training says so. A text: why it cannot be read, and others neither."""
-        try:
-            image = to_display(read_image(pair.image, min_side=4 * SIDE))
-        except ShardReadError as error:
-            return f"{pair.shown_image}: {error}"
-        except DataError:
-            return None
+    def view(_: int, pair: Pair) -> Pixels:
+        image = to_display(read_image(pair.image, min_side=4 * SIDE))
         return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA).astype(np.float64).ravel()
 
-    views: dict[int, Pixels] = {}
-    with (
-        console.bar("Comparing neighbours by name:", len(every), keep=False) as bar,
-        contextlib.closing(forked_map(view, every, count_cores())) as outcomes,
-    ):
-        for index, outcome in outcomes:
-            if isinstance(outcome, str):
-                raise DataError(outcome)
-            if isinstance(outcome, np.ndarray):
-                views[index] = outcome
-            bar.tick()
-    if len(views) < len(every):
+    with console.bar("Comparing neighbours by name:", len(every), keep=False) as bar:
+        views = read_each(view, every, count_cores(), bar.tick)
+    if any(one is None for one in views):
         return None
-    images = np.stack([views[index] for index in range(len(every))])
+    images = np.stack(views)
     ours, theirs = images[: len(pairs)], images[len(pairs) :] if others else images
     distances = (ours**2).sum(1)[:, None] + (theirs**2).sum(1) - 2 * ours @ theirs.T
     if not others:

@@ -281,6 +281,30 @@ def _scan_pair(task: Task, read_stderr: ReadStderr) -> dict[type[Any], Any] | st
     return found
 
 
+def read_each(
+    read: Callable[[int, Pair], Any], pairs: Sequence[Pair], num_workers: int, tick: Callable[[], object] = lambda: None
+) -> list[Any]:
+    """What `read` makes of each pair and its number, in child processes; None of a pair that has changed since the scan, which
+    training tells. Raises DataError where a shard cannot be read: the others would take as long."""
+
+    def attempt(item: tuple[int, Pair], _: ReadStderr) -> Any:
+        try:
+            return read(*item)
+        except ShardReadError as error:
+            return DataError(f"{item[1].shown_image}: {error}")
+        except DataError:
+            return None
+
+    found: list[Any] = [None] * len(pairs)
+    with contextlib.closing(forked_map(attempt, list(enumerate(pairs)), num_workers)) as outcomes:
+        for index, outcome in outcomes:
+            if isinstance(outcome, DataError):
+                raise outcome
+            found[index] = None if isinstance(outcome, Crash) else outcome
+            tick()
+    return found
+
+
 def _scan_image(path: Path) -> ImageFacts:
     data = read_bytes(path)
     num_with_alpha = channels_with_alpha(data)

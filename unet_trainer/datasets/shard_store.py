@@ -309,9 +309,9 @@ class ShardStore:
             found = list(threads.map(self.files.size_and_version, [shard.name for shard in self.index.shards]))
         for shard, (size, _) in zip(self.index.shards, found, strict=True):
             if size not in (None, shard.num_bytes):
+                sizes = f"{self.files.place(shard.name)} has {size} bytes, and {shard.num_bytes} by the index: {CHANGED}"
                 raise ShardError(
-                    f"{self.files.place(shard.name)} has {size} bytes, and {shard.num_bytes} by the index: {CHANGED}; "
-                    "write them again with shard; the index of those of other tools is checkpoint_dir/.shards/index-*.json"
+                    f"{sizes}; write them again with shard; of other tools, delete checkpoint_dir/.shards/index-*.json"
                 )
 
     def read(self, file: StoredFile) -> bytes:

@@ -74,15 +74,13 @@ def find_place(data_dir: str) -> ShardPlace | None:
         raise DataError(f"data_dir: {data_dir}: {NOT_PLAIN}; an archive of folders images/ and masks/ has to be unpacked")
     if is_url(data_dir):
         _refuse_odd_url(data_dir)
-        data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")
+        data_dir = data_dir.rstrip("/")
         folder, _, last = data_dir.rpartition("/")
         return ShardPlace(folder, _expand(last)) if last.endswith(".tar") else ShardPlace(data_dir)
     path = Path(data_dir)
     with contextlib.suppress(OSError):  # a folder that may not be read; told where its files are looked for
         if path.name.endswith(".tar") and not path.is_dir():
             return ShardPlace(str(path.parent), _expand(path.name))
-        if path.name == INDEX_NAME and path.is_file():
-            return ShardPlace(str(path.parent))
         if path.is_dir() and ((path / INDEX_NAME).is_file() or (_list_shards(Files(data_dir)) and not list_files(path))):
             return ShardPlace(str(path))
     return None
@@ -230,12 +228,9 @@ def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs
             raise DataError(f"{name}: {config.data_dir} holds shards, which say what is an image and what a mask; leave it out")
     pairs, num_shards = _pairs(store), counted(len(index.shards), "shard")
     if not pairs:
-        raise DataError(
-            f"data_dir: no sample with an image and a mask in the {num_shards} of {root}; "
-            "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png"
-            + (f"; there is {first_few(index.unpaired, 3)}" if index.unpaired else "")
-            + ". An archive of folders images/ and masks/ has to be unpacked"
-        )
+        there = f"; there is {first_few(index.unpaired, 3)}" if index.unpaired else ""
+        needed = "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png; an archive of folders has to be unpacked"
+        raise DataError(f"data_dir: no sample with an image and a mask in the {num_shards} of {root}{there}; {needed}")
     used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
     notices, problems, message = [], [], ""
     if not store.is_remote and (others := list_files(Path(root))):

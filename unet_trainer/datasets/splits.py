@@ -101,14 +101,10 @@ def split_pairs(
             raise DataError("split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out")
         return _split_into_blocks(found, labels, digests, val_fraction, seed, num_folds, fold, how)
     units = _group_pairs(found.pairs, labels, digests)
-    if len(units) < max(2, num_folds or 0):
-        there_are = counted(num_pairs, "pair")
-        there_are += f" in {counted(len(units), 'group')} (or with identical images)" if len(units) < num_pairs else ""
-        needed = "2, one to train on and one to validate on" if num_folds is None else f"{num_folds}, one for each of num_folds"
-        if num_pairs == 1 and num_folds is None:
-            needed += f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
-        by_hand = f"; {BY_HAND}" if num_folds is None and any(pair.group for pair in found.pairs) else ""
-        raise DataError(f"only {there_are}; need at least {needed}{by_hand}")
+    if len(units) < (needed := max(2, num_folds or 0)):
+        grouped = f" in {counted(len(units), 'group')} (or with identical images); {BY_HAND}" if len(units) < num_pairs else ""
+        room = f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
+        raise DataError(f"need at least {needed} pairs{room if num_pairs == 1 else ''}; got {counted(num_pairs, 'pair')}{grouped}")
     if num_folds is None:
         num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 1)
         fold, sides = 1, assign(units, [num_pairs - num_val, num_val], seed)
@@ -438,26 +434,20 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
     for number, row in rows:
         split = row.get("split", "").strip()
         part = PARTS.get(split.lower())
-        if part is None and split not in ("", UNUSED):
-            problems.append(f"line {number}: split {split!r}; need train, val or test")
-            continue
         image, mask = (_find_file(data_dir, row.get(column, "")) for column in ("image", "mask"))
         has_name = bool(row.get("name", "").strip())
-        name = row["name"] if has_name else path_in(data_dir, image).removesuffix(image.suffix) if image and image.name else ""
+        name = row["name"] if has_name else path_in(data_dir, image).removesuffix(image.suffix)
         if (known := made.get(name)) is not None:
             image, mask = known.image, known.mask
-        if split == UNUSED:
-            unused += [Pair(name, image, mask)] if image and mask else []
-            continue
-        if part == "test" and not (image and mask and is_file(image) and is_file(mask)):
-            num_unusable += 1
-            continue
-        if image is None or mask is None:
-            problems.append(f"line {number}: need an image and a mask")
-            continue
         missing = [f"line {number}: no file {file}" for file in (image, mask) if not is_file(file)]
-        if missing:
-            problems += missing
+        if split == UNUSED:
+            unused.append(Pair(name, image, mask))
+        elif part is None and split:
+            problems.append(f"line {number}: split {split!r}; need train, val or test")
+        elif missing and part == "test":
+            num_unusable += 1
+        problems += missing if part != "test" and split != UNUSED else []
+        if missing or split == UNUSED or (part is None and split):
             continue
         box, written = None, row.get(BOX, "").strip()
         if re.fullmatch(r"[0-9]{1,9}( +[0-9]{1,9}){3}", written):
@@ -490,17 +480,15 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
     return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
 
 
-def _find_file(data_dir: Path, cell: str) -> Path | None:
+def _find_file(data_dir: Path, cell: str) -> Path:
     """The file that a cell names: as it stands there, without the spaces around it, or in another form of Unicode."""
-    if not cell.strip():
-        return None
     spellings = (cell, cell.strip(), *(unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")))
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
 def listed_images(path: Path, data_dir: Path, part: Part) -> list[Path]:
     """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
-    return [resolved(_find_file(data_dir, row["image"]) or data_dir) for row in _rows_of(path, part)]
+    return [resolved(_find_file(data_dir, row["image"])) for row in _rows_of(path, part)]
 
 
 def listed_contents(path: Path, part: Part) -> set[str]:
@@ -530,10 +518,8 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
         raise DataError(f"split_file: {path} is not a CSV file ({error})") from None
     unknown = sorted(set(header) - {*COLUMNS, BOX})
     if "image" not in header or "mask" not in header or unknown or len(set(header)) < len(header):
-        raise DataError(
-            f"split_file: {path} has the columns {first_few(header, 10) or 'none'}; "
-            "need image and mask, and optionally split and group"
-        )
+        columns = first_few(header, 10) or "none"
+        raise DataError(f"split_file: {path} has the columns {columns}; need image and mask, and optionally split and group")
     return rows
 
 

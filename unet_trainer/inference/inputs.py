@@ -365,7 +365,7 @@ def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: Segment
         report.problems.append(Problem("values", one, many, tuple(lines), f"{order}; ignore_value=N leaves a value out"))
         return
     values, first = sorted(total_counts(report.masks)), spec.id_names[0]
-    if {class_id for mask in report.masks for class_id in class_ids(mask, coding)} - {0, IGNORED, UNKNOWN}:
+    if {class_id for mask in report.masks for class_id in class_ids(mask.counts, coding)} - {0, IGNORED, UNKNOWN}:
         return
     if len(values) == 1:
         report.notices.append(f"no mask holds any class but {first}")

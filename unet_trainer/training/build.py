@@ -265,7 +265,9 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Til
     _, masks = dataset.facts_of(split.train)
     val_images, _ = dataset.facts_of(split.val)
     common = int(np.argmax(class_shares(masks, dataset.coding, max(2, config.num_classes))))
-    rare_ids = [[class_id for class_id in class_ids(mask, dataset.coding) if class_id not in (common, IGNORED)] for mask in masks]
+    rare_ids = [
+        [class_id for class_id in class_ids(mask.counts, dataset.coding) if class_id not in (common, IGNORED)] for mask in masks
+    ]
     crops = RandomCrops(
         size, len(masks), config.crops_per_image * config.whole_repeats, rare_ids, config.rare_class_crops, config.seed
     )
