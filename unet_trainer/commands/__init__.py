@@ -12,5 +12,5 @@ COMMANDS = {
     "report": "unet_trainer.commands.runs:report",
     "watch": "unet_trainer.commands.runs:watch",
     "compare": "unet_trainer.commands.runs:compare",
-    "shard": "unet_trainer.commands.shard:main",
+    "shard": "unet_trainer.commands.export:shard",
 }

@@ -259,7 +259,8 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     if draft.is_open("num_epochs"):
         repeats = None if draft.is_open("repeats") else draft["repeats"]
         accumulation = draft["accumulation_steps"]
-        plan = choices.plan_steps(num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats)
+        ends_early = draft["time_budget"] is not None and draft.hardware.num_processes == 1
+        plan = choices.plan_steps(num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats, ends_early)
         num_epochs, repeats, reason = plan
         draft.decide("num_epochs", num_epochs, reason)
         num_batches = max(1, int(num_samples * repeats) // batch_size)
