@@ -181,7 +181,7 @@ def sum_over_ranks(own: Sequence[Any], processes: Job) -> Sequence[Any]:
         loss_sums, matrices, are_finite, counts, samples = zip(*parts, strict=True)
         in_order = torch.cat(counts)[torch.cat(samples).argsort()]
         whole = torch.stack(loss_sums).sum(0), torch.stack(matrices).sum(0), all(are_finite), in_order
-    shared = processes.broadcast(None if whole is None else (*whole[:3], own[3][:0]))
+    shared: Any = processes.broadcast(None if whole is None else (*whole[:3], own[3][:0]))
     return whole or shared
 
 
