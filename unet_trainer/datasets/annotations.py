@@ -37,7 +37,6 @@ COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stu
 NUM_LOOKED_AT = 20  # files without an extension, texts that may be labels, and items of a JSON document
 NUM_NAMED = 10  # files that cannot be read
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
-BACKGROUND_NAMES = frozenset(["background", "_background_", "__background__"])  # these are class 0
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
 
 OVERLAP = "overlap"  # pixels that shapes of different classes claim
@@ -322,7 +321,8 @@ def _plain(name: str) -> str:
 
 
 def is_background(name: str) -> bool:
-    return name.lower() in BACKGROUND_NAMES
+    """Also _background_ and __background__."""
+    return name.lower().strip("_") == "background"
 
 
 def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter, class_names: Sequence[str] | None) -> FoundPairs:
