@@ -86,7 +86,7 @@ def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
     capsys.readouterr()
     train(config, num_epochs=2, resume="auto")
     said = capsys.readouterr().out
-    assert f"2 files have changed since the run began: {data / image}, {data / mask}; scores from before" in said
+    assert f"2 files changed since the run began: {data / image}, {data / mask}; scores from before" in said
     assert said.count("changed since the run began") == 1
 
 

@@ -18,20 +18,12 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config, id_names, to_plain
-from unet_trainer.datasets import scan
+from unet_trainer.datasets import mask_evidence, scan
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.folder_pairs import find_in_folders, find_in_tables
 from unet_trainer.datasets.layouts import refuse_unreadable
-from unet_trainer.datasets.mask_evidence import (
-    VOID,
-    MaskEvidence,
-    class_ids,
-    class_shares,
-    find_class_file,
-    has_background,
-    parse_class_file,
-)
+from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import (
@@ -136,7 +128,7 @@ class CheckedDataset(DatasetReport):
 
     def has_background(self, config: Config) -> bool:
         """Whether class 0 is what no class is. The config has the classes that were found."""
-        return has_background(id_names(config), class_shares(self.masks, self.coding, self.num_ids))
+        return mask_evidence.has_background(id_names(config), mask_evidence.class_shares(self.masks, self.coding, self.num_ids))
 
     def facts(self, measurements: Measurements | None = None) -> DatasetFacts:
         """The facts from which `resolve` decides."""
@@ -148,7 +140,7 @@ class CheckedDataset(DatasetReport):
             mask_values=self.coding.mask_values,
             ignore_value=self.coding.written_ignore_value,
             mask_reason=self.coding.reason,
-            class_shares=class_shares(self.masks, self.coding, self.num_ids),
+            class_shares=mask_evidence.class_shares(self.masks, self.coding, self.num_ids),
             train_sizes=[image.size for image in self.facts_of(self.split.train)[0]],
             val_sizes=[image.size for image in self.facts_of(self.split.val)[0]],
             bytes_per_value=1 if self.image_spec.is_8bit else 4,
@@ -207,15 +199,16 @@ def read_every_pair(
     report.problems += found.problems
     report.notices += found.notices
     _keep_readable(report, facts, resize_masks)
-    _note_changed_content(report)
     return report
 
 
 def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_masks: bool) -> None:
-    """Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were."""
+    """Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were. The pairs get
+    the digests of their files as they are now."""
     unreadable: list[str] = []
     resizable: list[str] = []
     others: list[str] = []
+    changed: list[str] = []  # since the run began
     for pair, (image, mask) in zip(report.found.pairs, facts, strict=True):
         unreadable += [f"{pair.shown_image}: {image}"] if isinstance(image, str) else []
         unreadable += [f"{pair.shown_mask}: {mask}"] if isinstance(mask, str) else []
@@ -230,9 +223,16 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
                 others.append(line)
                 continue
             resizable.append(line)
-        report.pairs.append(pair)
+        digests = image.digest[:NUM_DIGITS], mask.digest[:NUM_DIGITS]
+        before = pair.content[:NUM_DIGITS], pair.content[NUM_DIGITS:]
+        shown = zip((pair.shown_image, pair.shown_mask), before, digests, strict=True)
+        changed += [name for name, old, new in shown if pair.content and old != new]
+        report.pairs.append(replace(pair, content="".join(digests)))
         report.images.append(image)
         report.masks.append(mask)
+    if changed:
+        what = f"{counted(len(changed), 'file')} changed since the run began: {first_few(changed)}"
+        report.notices.append(f"{what}; scores from before and after are not of the same data")
     if resizable and resize_masks:
         report.notices.append(f"{counted(len(resizable), 'mask')} resized to the size of the image (resize_masks)")
         resizable = []
@@ -247,22 +247,6 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
         Problem("sizes", *titles, tuple(others), same),
     ]
     report.problems += [problem for problem in problems if problem.lines]
-
-
-def _note_changed_content(report: DatasetReport) -> None:
-    """Gives the pairs the digests of their files as they are now; and a notice about those that had others when the run began."""
-    changed = []
-    for index, (pair, image, mask) in enumerate(zip(report.pairs, report.images, report.masks, strict=True)):
-        content = image.digest[:NUM_DIGITS] + mask.digest[:NUM_DIGITS]
-        report.pairs[index] = replace(pair, content=content)
-        if pair.content and pair.content[:NUM_DIGITS] != content[:NUM_DIGITS]:
-            changed.append(pair.shown_image)
-        if pair.content and pair.content[NUM_DIGITS:] != content[NUM_DIGITS:]:
-            changed.append(pair.shown_mask)
-    if changed:
-        have = "has" if len(changed) == 1 else "have"
-        what = f"{counted(len(changed), 'file')} {have} changed since the run began: {first_few(changed)}"
-        report.notices.append(f"{what}; scores from before and after are not of the same data")
 
 
 def _choose_kind(report: DatasetReport, config: Config) -> None:
@@ -313,7 +297,7 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
 def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     coding, are_blocks = report.coding, any(pair.box for pair in report.pairs)
     labels: list[set[int]] = [
-        set() if coding is None else set(class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
+        set() if coding is None else set(mask_evidence.class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
     ]
     try:
         report.split = split_pairs(
@@ -351,7 +335,11 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     class_file = None
     if is_open:
         stored = report.found.class_file
-        class_file = parse_class_file(*stored) if stored else find_class_file(Path(config.data_dir), report.pairs)
+        class_file = (
+            mask_evidence.parse_class_file(*stored)
+            if stored
+            else mask_evidence.find_class_file(Path(config.data_dir), report.pairs)
+        )
     if len(evidence.seen) < 2 and is_open:
         every = f"{show_value(evidence.seen[0])}" if evidence.seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
         report.questions.append(_nothing_to_learn(report, every))
@@ -373,7 +361,7 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         every = id_names(decided)[present.pop()] if present else "ignored or of no class"
         report.questions.append(_nothing_to_learn(report, f"{every} (mask_values: {to_plain(chosen.coding.mask_values)})"))
     elif is_open and chosen.num_classes == 1 and report.found.num_classes is None:
-        _, share = class_shares(report.masks, chosen.coding, 2)
+        _, share = mask_evidence.class_shares(report.masks, chosen.coding, 2)
         if share >= LARGE_FOREGROUND and (settings := other_way_round(chosen.coding, evidence)) is not None:
             # Masks with the foreground in black are common, and only its share shows it.
             lines = "".join(f"\n  {line}" for line in setting_lines(settings))
@@ -468,7 +456,7 @@ def _add_notices(report: DatasetReport) -> None:
     void = [
         pair.shown_mask
         for pair, mask in zip(pairs, masks, strict=True)
-        if report.coding is not None and set(class_ids(mask.counts, report.coding)) == {IGNORED}
+        if report.coding is not None and set(mask_evidence.class_ids(mask.counts, report.coding)) == {IGNORED}
     ]
     by_digest: dict[str, list[int]] = defaultdict(list)
     for index, image in enumerate(images):

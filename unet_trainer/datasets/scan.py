@@ -22,6 +22,7 @@ import numpy as np
 
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.datasets.pairs import Pair
+from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import (
     DataError,
     ReadError,
@@ -32,18 +33,7 @@ from unet_trainer.images.file_bytes import (
     find_member,
     read_bytes,
 )
-from unet_trainer.images.image_decoding import (
-    Pixels,
-    channels_with_alpha,
-    decode_image,
-    is_lossy,
-    is_turned,
-    mask_values_of,
-    nodata_of,
-    palette_colours,
-    read_image,
-    refuse_bomb,
-)
+from unet_trainer.images.image_decoding import Pixels, decode_image, read_image, refuse_bomb
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpec, depth_name, extreme_value, find_missing
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
@@ -307,12 +297,12 @@ def read_each(
 
 def _scan_image(path: Path) -> ImageFacts:
     data = read_bytes(path)
-    num_with_alpha = channels_with_alpha(data)
+    num_with_alpha = headers.channels_with_alpha(data)
     image, alpha = decode_image(data, channels=num_with_alpha) if num_with_alpha else decode_image(data), None
     if num_with_alpha and image.shape[2] == num_with_alpha:
         image, alpha = np.ascontiguousarray(image[:, :, :-1]), _measure_alpha(np.ascontiguousarray(image[:, :, -1:]))
-    (mean, std, low, high, missing), extreme, marks = _measure_values(image, nodata_of(data))
-    source = alpha, is_turned(data), content_digest(data)
+    (mean, std, low, high, missing), extreme, marks = _measure_values(image, headers.nodata_of(data))
+    source = alpha, headers.is_turned(data), content_digest(data)
     height, width, channels = image.shape
     return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
 
@@ -326,11 +316,11 @@ def _scan_mask(pair: Pair) -> MaskFacts:
     mask, is_alpha = decode_mask_or_alpha(data)
     counts, palette = _count_values(mask), None
     structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None
-    if colours := palette_colours(data):
-        shown = zip(mask_values_of(colours), colours, strict=True)
+    if colours := headers.palette_colours(data):
+        shown = zip(headers.mask_values_of(colours), colours, strict=True)
         palette = {value: (red << 16) + (green << 8) + blue for value, (red, green, blue) in shown if value in counts}
     height, width = mask.shape
-    return MaskFacts(height, width, counts, content_digest(data), is_lossy(data), is_alpha, structure, palette)
+    return MaskFacts(height, width, counts, content_digest(data), headers.is_lossy(data), is_alpha, structure, palette)
 
 
 # Mean and standard deviation of each channel, lowest and highest value, and the number of missing values of each channel.
