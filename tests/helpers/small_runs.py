@@ -61,8 +61,8 @@ def make_run(data_dir, folder, **settings):
 
 def stopped_budget(text):
     """A time budget whose clock stands still until its `now` is moved."""
-    budget = TimeBudget(text, started=0.0, clock=lambda: budget.now)
-    budget.now = 0.0
+    budget = TimeBudget(text, started=0.0, clock=lambda: 0.0)
+    budget.now, budget.clock = 0.0, lambda: budget.now
     return budget
 
 

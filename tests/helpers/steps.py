@@ -79,18 +79,18 @@ class KnownCosts:
         self.asked = []  # the configs
         self.failure = "" if cost is not None else "of a test"
 
+    def start(self):
+        pass
+
+    def close(self):
+        pass
+
     def __call__(self, config):
         self.asked.append(config)
         return self.cost
 
     def knows(self, config):
         return False
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        pass
 
     def install(self, monkeypatch):
         """From here on, settings are decided with these costs."""

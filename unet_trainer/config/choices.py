@@ -47,7 +47,8 @@ NUM_VIEWS = 96_000  # augmented images that a model sees in training: 6,000 step
 MIN_PASSES = 40  # over a large dataset
 MAX_VIEWS = 4_000_000
 NUM_EPOCHS = 100  # validations of a run, about
-MIN_EPOCHS = 5
+VALIDATION_SHARE = 0.15  # of the time, at most
+SPARE_STEPS = 1.5  # in a single epoch, that the time will end: the machine may become faster than it was when the step was tried
 MIN_STEPS_PER_EPOCH = 10
 CPU_BUDGET = 3600.0  # seconds, where none is given
 GPU_ENCODER = "resnet34"
@@ -281,8 +282,10 @@ def plan_steps(
     num_val: int,
     budget: float | None,
     repeats: float | None = None,
+    may_end_early: bool = False,
 ) -> StepPlan:
-    """Enough views to learn from, in about NUM_EPOCHS epochs, within a budget of seconds."""
+    """Enough views to learn from, in about NUM_EPOCHS epochs, within a budget of seconds. `may_end_early`: an epoch that there is
+    no time for ends before its last batch."""
     if cost is not None and not cost.is_possible:  # a batch that memory does not hold: training says so
         cost = None
     views = wanted_views(num_samples)
@@ -296,10 +299,9 @@ def plan_steps(
     per_epoch = max(1, min(steps, max(MIN_STEPS_PER_EPOCH, steps // NUM_EPOCHS)))
     if cost is None and budget is not None:  # the first epochs tell how many there can be
         per_epoch = min(per_epoch, MIN_STEPS_PER_EPOCH)
-    if cost is not None and num_val:  # validation may take a fifth of the time; a third of it where there would be few epochs
+    if cost is not None:
         val_steps = num_val * cost.eval_seconds / cost.seconds
-        most = max(steps // MIN_EPOCHS, math.ceil(2 * val_steps))
-        per_epoch = max(per_epoch, min(steps, most, math.ceil(4 * val_steps)))
+        per_epoch = max(per_epoch, min(steps, math.ceil(val_steps * (1 / VALIDATION_SHARE - 1))))
     per_epoch = max(per_epoch, accumulation_steps)
     is_open, is_limited = repeats is None, views < wanted_views(num_samples)
     if repeats is None:
@@ -312,6 +314,7 @@ def plan_steps(
     num_epochs = max(1, steps // steps_per_epoch if is_limited else round(steps / steps_per_epoch))
     if is_open and is_limited and num_epochs == 1 and cost is not None and budget is not None:
         in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
+        in_time *= SPARE_STEPS if may_end_early else 1
         repeats = math.ceil(in_time / num_samples) if in_time > num_samples else 1 / (num_samples // in_time)
         return StepPlan(1, repeats, f"{reason}: one epoch, as long as there is time")
     return StepPlan(num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}")
@@ -323,9 +326,9 @@ def wanted_views(num_samples: int) -> int:
 
 
 def affordable_views(batch_size: int, cost: StepCost, num_val: int, budget: float) -> int:
-    """Augmented images that fit into the budget, with validation of a fifth of the time, or a third of it for MIN_EPOCHS."""
+    """Augmented images that fit into the budget, with one validation at least."""
     per_validation = num_val * cost.eval_seconds
-    for_validation = min(NUM_EPOCHS * per_validation, max(0.2 * budget, min(MIN_EPOCHS * per_validation, budget / 3)))
+    for_validation = max(per_validation, min(NUM_EPOCHS * per_validation, VALIDATION_SHARE * budget))
     return max(batch_size, int((budget - for_validation) / cost.seconds) * batch_size)
 
 

@@ -259,7 +259,8 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     if draft.is_open("num_epochs"):
         repeats = None if draft.is_open("repeats") else draft["repeats"]
         accumulation = draft["accumulation_steps"]
-        plan = choices.plan_steps(num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats)
+        ends_early = draft["time_budget"] is not None and draft.hardware.num_processes == 1
+        plan = choices.plan_steps(num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats, ends_early)
         draft.decide("num_epochs", plan.num_epochs, plan.reason)
         num_batches = max(1, int(num_samples * plan.repeats) // batch_size)
         draft.decide_if_open("repeats", plan.repeats, f"{num_batches:,} batches between two validations")

@@ -115,6 +115,8 @@ def build_settings(
     with contextlib.closing(probe):
         settings = resolve(config, hardware, facts, announced(probe, console), look_for_weights, budget.lost_to_training)
         cost = known_cost(probe, settings.taken)
+    if cost is not None:
+        budget.eval_share = cost.eval_seconds * settings.taken.batch_size / cost.seconds
     say_precision(settings, hardware, console)
     _say_dataset(settings.taken, dataset, console)
     if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":

@@ -22,13 +22,13 @@ from unet_trainer.config.choices import MAX_PILOTS, num_pilot_steps, wanted_view
 from unet_trainer.config.resolved_config import ResolvedConfig
 
 END_SHARE = 0.1  # of the budget, that the end of a run may take: the last files and the report
-END_SECONDS = 3.0  # that it takes without the pictures of the report
+END_SECONDS = 3.0  # that it takes at least, without the pictures of the report
 TRIAL_SHARE = 0.15  # that a trial of the step may take
 MIN_TRIAL_SECONDS = 10.0  # with fewer there is none: most of them would go into starting its process
 NUM_RECENT = 5  # epochs whose time tells that of the next ones
 REPLAN_SHARE = 0.03  # a plan that is off by less stays as it is, until its last epochs
 NOTED_SHARE = 0.2  # one that is off by more is told
-EVAL_SHARE = 0.3  # of the time of a training sample, that a validation sample takes: about, before the first validation
+EVAL_SHARE = 0.3  # of the time of a training sample, that a validation sample takes, where neither was tried
 MIN_BATCHES = 5  # that tell the time of the next ones: the first ones wait for the workers
 MIN_PART = 0.2  # of an epoch, that is worth a validation
 TILE_SHARE, MIN_TILE_SECONDS, MAX_TILE_SECONDS = 0.05, 2.0, 60.0  # of the time, for the choice of a tile
@@ -44,7 +44,9 @@ class TimeBudget:
         self.seconds = math.inf if text is None else seconds_of(text)
         self.clock = clock
         self.started = clock() if started is None else started
+        self.last_seconds = max(END_SECONDS, clock() - self.started)  # where importing took long, ending does
         self.seconds_before = 0.0  # of training in earlier starts of the run
+        self.eval_share = EVAL_SHARE
         self.val_seconds: float | None = None  # that the last validation took
         self.planned_end: int | None = None  # step at which the time ends the last epoch, as planned between epochs
         self.num_cut = 0  # batches of epochs that the time has ended
@@ -57,11 +59,11 @@ class TimeBudget:
 
     def end_seconds(self, picture_seconds: float) -> float:
         """That the end of the run will take, with pictures that take so long."""
-        return min(END_SHARE * self.seconds, END_SECONDS + picture_seconds)
+        return min(END_SHARE * self.seconds, self.last_seconds + picture_seconds)
 
     def picture_seconds(self) -> float:
         """That are left for the report's pictures: its page is written and the process ended after them."""
-        return self.left() - min(END_SECONDS, END_SHARE * self.seconds / 2)
+        return self.left() - min(self.last_seconds, END_SHARE * self.seconds / 2)
 
     def lost_to_training(self) -> float:
         """What is spent, and what the end of the run may take."""
@@ -79,7 +81,8 @@ def fit_into_budget(run: Run, batch_seconds: float | None = None) -> None:
     if batch_seconds is None:
         seconds = mean(column(state.history[1:][-NUM_RECENT:] or state.history, "seconds"))
     else:
-        run.budget.val_seconds = EVAL_SHARE * batch_seconds / run.config.batch_size * len(run.loaders.val.dataset)
+        run.budget.eval_share = run.processes.broadcast(run.budget.eval_share)
+        run.budget.val_seconds = _first_val_seconds(run, batch_seconds)
         seconds = batch_seconds * len(run.loaders.train) + run.budget.val_seconds
     val_seconds = seconds if run.budget.val_seconds is None else run.budget.val_seconds
     left = run.processes.broadcast(run.budget.left() - _end_seconds(run, run.budget.val_seconds or 0.0))
@@ -103,6 +106,10 @@ def fit_into_budget(run: Run, batch_seconds: float | None = None) -> None:
     run.checkpointer.write_config()
 
 
+def _first_val_seconds(run: Run, batch_seconds: float) -> float:
+    return run.budget.eval_share * batch_seconds / run.config.batch_size * len(run.loaders.val.dataset)
+
+
 def _most_epochs(run: Run) -> int:
     """More of them gain nothing, whatever the time."""
     samples = len(run.loaders.train.dataset)
@@ -118,9 +125,7 @@ def is_out_of_time(run: Run) -> bool:
     if state.batch < MIN_BATCHES and run.budget.left() > 0:
         return False
     seconds = state.train_seconds / state.batch
-    val_seconds = run.budget.val_seconds
-    if val_seconds is None:
-        val_seconds = EVAL_SHARE * seconds / run.config.batch_size * len(run.loaders.val.dataset)
+    val_seconds = _first_val_seconds(run, seconds) if run.budget.val_seconds is None else run.budget.val_seconds
     left = run.budget.left() - val_seconds - _end_seconds(run, val_seconds)
     possible = state.batch + max(0, int(left / seconds))
     rate = state.learning_rate
