@@ -71,9 +71,8 @@ def never():
 
 
 @needs_fork
-@pytest.mark.parametrize("num_children", [1, 3])
-def test_every_item_has_its_outcome_once(num_children, children):
-    calls = []
+def test_every_item_has_its_outcome_once(children):
+    calls, num_children = [], 3
     outcomes = list(
         forked_map(
             lambda item, read_stderr: (item * item, os.getpid(), len(calls)), range(20), num_children, lambda: calls.append(1)

@@ -18,7 +18,7 @@ import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 from urllib.parse import unquote
 from xml.etree import ElementTree
 
@@ -27,8 +27,8 @@ import numpy as np
 
 from unet_trainer.config.safe_yaml import YamlError, parse_yaml
 from unet_trainer.datasets import rasterize as raster
-from unet_trainer.datasets.layouts import PARTS
-from unet_trainer.datasets.pairs import first_few
+from unet_trainer.datasets.layouts import part_in
+from unet_trainer.datasets.pairs import Part, first_few
 from unet_trainer.datasets.rasterize import EMPTY, Patch, box_outline, ellipse_outline, fill_polygon
 from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, picture_size
@@ -40,7 +40,6 @@ MAX_COORDINATE = 1e7  # pixels; an outline may leave its image, not the continen
 MAX_NAME = 100  # characters
 MAX_SHOWN = 100  # characters of what Python says of a wrong value
 NO_MASK = "a box without an outline, and a box is no mask; export polygons or masks, or remove it"
-PART_WORDS = {word: part for word, part in PARTS.items() if len(word) > 2}  # "tr" and "ts" mean little in a file's name
 # What a value of a wrong type, or one that is missing, raises where it is used.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, zlib.error, cv2.error)
 
@@ -66,7 +65,7 @@ class AnnotatedImage(NamedTuple):
     name: str  # of the image file, with folders before it if the annotation has them
     entries: Sequence[Entry]
     size: tuple[int, int] | None = None  # height and width that the annotation states
-    part: str = ""  # train, val or test
+    part: Part | None = None
     image: Path = Path()  # the file that is meant, once it is found
     source: Path | None = None  # the annotation file, if it has one
     where: str = ""  # names the entry in a message: "instances.json, image 'a.jpg'"
@@ -111,12 +110,6 @@ def inside(name: str) -> Iterator[None]:
         raise DataError(f"{name}: {error}") from None
     except MALFORMED as error:
         raise DataError(f"{name}: not as its tool writes it ({type(error).__name__}: {first_line(error)[:MAX_SHOWN]})") from None
-
-
-def part_in(names: Iterable[str]) -> str:
-    """train, val or test, if the names hold words for one of them only: instances_train2017, train/a.jpg; else ""."""
-    found = {PART_WORDS[word] for name in names for word in re.findall("[a-z]+", name.lower()) if word in PART_WORDS}
-    return found.pop() if len(found) == 1 else ""
 
 
 def path_pieces(name: str) -> list[str]:
@@ -368,15 +361,15 @@ class YoloNames(NamedTuple):
 
     names: Sequence[str] = ()
     file: str = ""
-    folders: Mapping[str, Sequence[str]] = {}
+    folders: Mapping[Part, Sequence[str]] = {}
 
-    def part_of(self, image: str) -> str:
-        """The part of whose folders, such as ../train/images, one stands in this order above the image; "" if none does, or those
+    def part_of(self, image: str) -> Part | None:
+        """The part of whose folders, such as ../train/images, one stands in this order above the image; None if none does, or those
         of several."""
         above = f"/{image.rpartition('/')[0]}/"
         wanted = {part: ["/".join(path_pieces(value)) for value in values] for part, values in self.folders.items()}
         found = {part for part, values in wanted.items() if any(value and f"/{value}/" in above for value in values)}
-        return found.pop() if len(found) == 1 else ""
+        return found.pop() if len(found) == 1 else None
 
 
 def parse_yolo(path: Path, content: tuple[YoloNames, str]) -> Parsed:
@@ -430,8 +423,8 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
                     if set(names) != {str(number) for number in range(len(names))}:
                         raise ReadError(f"names has the keys {first_few(names)}; need the numbers from 0 to {len(names) - 1}")
                     names = [names[str(number)] for number in range(len(names))]
-                folders = {}
-                for part in ("train", "val", "test"):
+                folders: dict[Part, list[str]] = {}
+                for part in get_args(Part):
                     values = content.get(part)
                     folders[part] = [item for item in (values if isinstance(values, list) else [values]) if isinstance(item, str)]
                 return YoloNames([as_name(name) for name in names], path.name, folders)

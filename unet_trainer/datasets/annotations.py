@@ -13,15 +13,15 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import annotation_readers as readers
-from unet_trainer.datasets.annotation_readers import FORMATS, AnnotatedImage, Shape, part_in, path_pieces
+from unet_trainer.datasets.annotation_readers import FORMATS, AnnotatedImage, Shape, path_pieces
 from unet_trainer.datasets.converted import Conversion, Converted, Converter
-from unet_trainer.datasets.layouts import describe_results, list_files, resolved, walk
+from unet_trainer.datasets.layouts import describe_results, list_files, part_in, resolved, walk
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, composed, divided, first_few, path_in
 from unet_trainer.datasets.rasterize import Canvas
 from unet_trainer.images import image_decoding as headers
@@ -37,7 +37,6 @@ COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stu
 NUM_LOOKED_AT = 20  # files without an extension, texts that may be labels, and items of a JSON document
 NUM_NAMED = 10  # files that cannot be read
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
-BACKGROUND_NAMES = frozenset(["background", "_background_", "__background__"])  # these are class 0
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
 
 OVERLAP = "overlap"  # pixels that shapes of different classes claim
@@ -211,14 +210,14 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
         near = path.parent.parent if tool == "Supervisely" else path.parent  # ds/img beside ds/ann
         shown = path_in(data_dir, path)
         for image in listed:
-            part = image.part or ("" if form.is_one_each else part_in([path.stem])) or part_in(folders)
+            part = image.part or (None if form.is_one_each else part_in([path.stem])) or part_in(folders)
             found = index.find(image.name, near, part, with_folders)
             if found is None and (form.is_one_each or tool == "Label Studio"):
                 found = index.find(path.stem if form.is_one_each else readers.without_upload_id(image.name), near, part, False)
             if found is None:
                 missing.append(f"{path.name} ({image.name or 'no imagePath'})" if form.is_one_each else image.name)
                 continue
-            part = (names.part_of(path_in(data_dir, found)) if names else "") or part or index.part_of(found)
+            part = (names.part_of(path_in(data_dir, found)) if names else None) or part or index.part_of(found)
             where = shown if form.is_one_each else f"{shown}, image {image.name!r:.250}"
             images.append(image._replace(image=found, part=part, source=path, where=where))
     listing = [path_in(data_dir, path) for path, content in files if tool != "Supervisely" or "objects" in content]
@@ -285,11 +284,11 @@ class ImageIndex:
     def knows(self, name: str) -> bool:
         return "/".join(map(_plain, path_pieces(name))) in self._by_name
 
-    def part_of(self, path: Path) -> str:
+    def part_of(self, path: Path) -> Part | None:
         """train, val or test by the folders above an image."""
         return part_in(path_in(self.root, path).split("/")[:-1])
 
-    def find(self, name: str, near: Path, part: str, with_folders: bool) -> Path | None:
+    def find(self, name: str, near: Path, part: Part | None, with_folders: bool) -> Path | None:
         """The file for a name, possibly with folders before it; None if there is none. Raises DataError if several are possible.
 
         Of several files with the same name, the one whose folders agree most, then those below `near`, then those of the part.
@@ -300,7 +299,7 @@ class ImageIndex:
         found: list[Path] = []
         for start in range(1 if with_folders else len(pieces)):
             same = self._by_name.get("/".join(plain[start:]), [])
-            found = found or [path for path in same if not part or self.part_of(path) in ("", part)]
+            found = found or [path for path in same if not part or self.part_of(path) in (None, part)]
 
         def rank(path: Path) -> tuple[bool, ...]:
             place = path.is_relative_to(near), path.parent == near
@@ -322,7 +321,8 @@ def _plain(name: str) -> str:
 
 
 def is_background(name: str) -> bool:
-    return name.lower() in BACKGROUND_NAMES
+    """Also _background_ and __background__."""
+    return name.lower().strip("_") == "background"
 
 
 def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter, class_names: Sequence[str] | None) -> FoundPairs:
@@ -359,7 +359,7 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
             bad[image.part == "test"].append(f"{image.where}: {mask.problem}")
         else:
             name = path_in(index.root, image.image.with_suffix(""))
-            pairs.append(Pair(name, image.image, mask.path, cast(Part, image.part or None), mask_origin=image.where))
+            pairs.append(Pair(name, image.image, mask.path, image.part, mask_origin=image.where))
     titles = "annotation that cannot be used", "annotations that cannot be used"
     fix = "correct these entries, or their image files, or remove them"
     problems = [Problem("annotations", *titles, tuple(bad[False]), fix)] if bad[False] else []

@@ -14,11 +14,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
-from unet_trainer.datasets.annotation_readers import part_in, reading
+from unet_trainer.datasets.annotation_readers import reading
 from unet_trainer.datasets.layouts import PARTS, Group, Layout
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
 from unet_trainer.datasets.pairs import (
@@ -124,15 +124,15 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             if image is None or mask is None:
                 missing.append(f"{path}, row {number}: no file {row.get(columns[image is not None])}")
                 continue
-            part = PARTS.get(str(row.get("split", "")).lower()) or part_in(path_in(data_dir, image).split("/")[:-1])
-            pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, cast(Part, part or None)))
+            part = PARTS.get(str(row.get("split", "")).lower()) or layouts.part_in(path_in(data_dir, image).split("/")[:-1])
+            pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, part))
             used[f"{path_in(data_dir, path)}, {columns[0]} and {columns[1]}"] = None
     tables = sorted(path for path in files if path.suffix.lower() == ".parquet")
     if not pairs and tables and not layouts.list_files(data_dir, with_volumes=True):
         converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
         for path in tables:
-            part = part_in([*path_in(data_dir, path).split("/")[:-1], path.stem])
-            rows_of_file = converted.split_into_rows(converter, path, cast(Part, part or None))
+            part = layouts.part_in([*path_in(data_dir, path).split("/")[:-1], path.stem])
+            rows_of_file = converted.split_into_rows(converter, path, part)
             pairs += rows_of_file
             used |= {path_in(data_dir, path): None} if rows_of_file else {}
     if not pairs:

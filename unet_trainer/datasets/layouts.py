@@ -83,6 +83,13 @@ def describe_results(results: Sequence[Path]) -> str:
     return f"{counted(len(results), 'result')} of predict left out, such as {results[0]}"
 
 
+def part_in(names: Iterable[str]) -> Part | None:
+    """train, val or test, if the names hold words for one of them only: instances_train2017, train/a.jpg."""
+    words = [word for name in names for word in re.findall("[a-z]+", name.lower())]
+    found = {PARTS[word] for word in words if word in PARTS and len(word) > 2}  # "tr" and "ts" mean little in a file's name
+    return found.pop() if len(found) == 1 else None
+
+
 def refuse_unreadable(data_dir: Path, others: Sequence[str | None] = ()) -> None:
     """Raises DataError for the first folder that this user may not list or search: it would look empty, and its images be missed.
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from unet_trainer.datasets.pairs import FoundPairs, Pair, setting_lines
 from unet_trainer.datasets.scan import read_each
-from unet_trainer.datasets.splits import MIN_RUN, add_groups, in_order, places_of, split_pairs
+from unet_trainer.datasets.splits import MIN_RUN, add_groups, places_of, split_pairs
 from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
@@ -91,7 +91,8 @@ def find_neighbours(
     if len(pairs) < MIN_PAIRS:
         return NOTHING
     paths = [pair.path_in(data_dir) for pair in pairs]
-    places, order = places_of(paths), in_order(places_of(paths))
+    places = places_of(paths)
+    order = sorted(range(len(places)), key=places.__getitem__)
     groupings, is_sequence, by_number = find_left_and_right(paths), False, Likeness(0, 0, 0)
     why = dict.fromkeys(groupings, "images of one number are of the same subject by their names ({})")
     if not groupings:
@@ -166,7 +167,7 @@ def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], console: 
     if len(pairs) < MIN_PAIRS:
         return NOTHING
     places = places_of([pair.image.stem for pair in pairs])  # parts lie in folders of their own
-    order = in_order(places)
+    order = sorted(range(len(places)), key=places.__getitem__)
     nearest: dict[int, set[int]] = defaultdict(set)  # of validation images: training images before and after
     for indices in (order, order[::-1]):
         last = None  # training image

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
+from unet_trainer.datasets.layouts import part_in
 from unet_trainer.images.file_bytes import ShardError
 from unet_trainer.system.input_files import parse_json
 
@@ -37,7 +37,6 @@ MASK_WORDS = ("mask", "masks", "seg", "segmentation", "label", "labels", "gt", "
 LOSSLESS = ("png", "tif", "tiff", "bmp", "gif", "npy")  # a mask beside a photo, a.png beside a.jpg, is one of these
 CHUNK_BYTES = 2**22
 END_BYTES = 2**20  # behind the end of an archive that must be zeros: the rest of its last record
-PARTS = {"train": "train", "training": "train", "val": "val", "valid": "val", "validation": "val", "test": "test"}
 
 
 def path_in_shard(name: str) -> str:
@@ -219,10 +218,8 @@ def index_shard(
         done = offset + length
     tick(num_bytes - done)
     found = {key: _image_and_mask(members) for key, members in by_key.items()}
-    words = re.split(r"[-/_.]", name.lower())
-    parts = {PARTS[word] for word in words if word in PARTS}  # train/a-000.tar and a-val-000.tar say their part
-    part: Any = parts.pop() if len(parts) == 1 else ""
-    samples = tuple(Sample(key, *pair, part) for key, pair in found.items() if pair is not None)
+    part = part_in([name])  # train/a-000.tar and a-val-000.tar say their part
+    samples = tuple(Sample(key, *pair, part or "") for key, pair in found.items() if pair is not None)
     return Shard(name, num_bytes, samples), [f"{name}/{key}" for key, pair in found.items() if pair is None]
 
 

@@ -236,7 +236,7 @@ def _split_into_blocks(
     if num_pairs < max(3, num_folds or 0):  # one to train on, one to validate on and one between them
         raise too_few
     places = places_of([pair.name for pair in found.pairs])
-    order = in_order(places)
+    order = sorted(range(num_pairs), key=places.__getitem__)
     blocks = [(num_pairs * fold // (num_folds or 1), num_pairs * (fold + 1) // (num_folds or 1))]
     if num_folds is None:
         num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 2)
@@ -385,11 +385,6 @@ def _counter_position(numbers: Sequence[Sequence[str]]) -> int | None:
         if in_runs >= best:
             best, position = in_runs, candidate
     return position
-
-
-def in_order(places: Sequence[Place]) -> list[int]:
-    """Indices in the order of the places."""
-    return sorted(range(len(places)), key=lambda index: places[index])
 
 
 def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: float = SECONDS) -> tuple[Pair, ...]:
