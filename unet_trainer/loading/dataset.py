@@ -43,20 +43,14 @@ class Batch(NamedTuple):
     cut_boxes: torch.Tensor | None = None  # N,4: see cutmix
 
 
-class FileState(NamedTuple):
-    """Of a file when it was scanned: its stamp, and a digest of its content."""
-
-    stamp: tuple[int, ...] = ()
-    digest: str = ""
-
-
 class PairSize(NamedTuple):
-    """Height and width of both files when they were scanned; and what tells whether their content has changed since."""
+    """Height and width of both files when they were scanned; and the stamp and digest of each, which tell whether it has changed
+    since."""
 
     image: Size
     mask: Size
-    image_state: FileState = FileState()
-    mask_state: FileState = FileState()
+    image_state: tuple[tuple[int, ...], str] = ((), "")
+    mask_state: tuple[tuple[int, ...], str] = ((), "")
 
 
 IMAGE_CHANGED, MASK_CHANGED, CACHE_DAMAGED = 1, 2, 4  # flags in SegmentationDataset.noticed
@@ -194,10 +188,10 @@ class SegmentationDataset:
             mask = np.where(is_missing, np.uint8(IGNORED), mask)
         return self.image_spec.to_batch(image), mask
 
-    def _content(self, index: int, path: Path, known: FileState, flag: int) -> bytes:
+    def _content(self, index: int, path: Path, known: tuple[tuple[int, ...], str], flag: int) -> bytes:
         """The bytes of a file. Those of another stamp than when it was scanned are compared by their digest."""
         data, stamp = read_with_stamp(path)
-        if known.stamp and tuple(stamp) != known.stamp and content_digest(data) != known.digest:
+        if known[0] and tuple(stamp) != known[0] and content_digest(data) != known[1]:
             self.noticed[index] |= flag
         return data
 

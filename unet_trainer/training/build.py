@@ -29,7 +29,7 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import build_augmentation
-from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED, FileState, PairSize, SegmentationDataset
+from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import NotWritable, Place, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
@@ -196,7 +196,7 @@ def build_datasets(
         SegmentationDataset(
             pairs,
             [
-                PairSize(image.size, mask.size, FileState(image.stamp, image.digest), FileState(mask.stamp, mask.digest))
+                PairSize(image.size, mask.size, (image.stamp, image.digest), (mask.stamp, mask.digest))
                 for image, mask in zip(*dataset.facts_of(pairs), strict=True)
             ],
             dataset.coding,

@@ -224,26 +224,21 @@ def read_last(path: Path) -> dict[str, Any]:
     content = read_checkpoint(path)
     if "optimizer" not in content:
         raise CheckpointError(f"{path} holds weights alone and cannot be resumed; use {LAST} of the same run")
-    try:
-        _check_settings(content)
+    place = "config"
+    try:  # what is used before there is a model: the settings that this version knows, and the split
+        for name in FIELDS.keys() & content["config"].keys():
+            place = f"config.{name}, {content['config'][name]!r:.60}"
+            parse_value(name, content["config"][name])
+        place = "split, which does not name files"
+        if not all(isinstance(name, str) for part in ("train", "val") for name in content["split"][part]):
+            raise ValueError
+        place = "ranks, which is not a list of one entry for each process"
+        if not isinstance(content.get("ranks", [None]), list) or content.get("ranks") == []:
+            raise ValueError
     except ILL_FORMED as error:
-        raise CheckpointError(f"{path} cannot be resumed: {error}") from None
+        detail = f"; {error}" if str(error) else ""
+        raise CheckpointError(f"{path} cannot be resumed: it holds {place}{detail}") from None
     return content
-
-
-def _check_settings(content: Mapping[str, Any]) -> None:
-    """What is used before there is a model: raises unless each key of the config that this version knows has a value that it takes,
-    and the split names files."""
-    config, split = content["config"], content["split"]
-    for name in FIELDS.keys() & config.keys():
-        try:
-            parse_value(name, config[name])
-        except ILL_FORMED as error:
-            raise ValueError(f"config.{name} is {config[name]!r:.60}; {error}") from None
-    if not all(isinstance(name, str) for part in ("train", "val") for name in split[part]):
-        raise ValueError("split holds more than names")
-    if not isinstance(content.get("ranks", [None]), list) or content.get("ranks") == []:
-        raise ValueError("ranks is not a list of one entry for each process")
 
 
 def read_run(where: Path, tell: Callable[[str], object]) -> dict[str, Any]:

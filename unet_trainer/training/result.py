@@ -178,7 +178,13 @@ def judge_model(settings: Settings, confusion: Confusion, history: Sequence[Row]
     iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
     train_iou = max(filter(math.isfinite, column(history, "train_iou")), default=0.0)
     gain, train_gain = ((value - baseline.iou) / (1 - baseline.iou) for value in (iou, train_iou))
-    few_steps = _few_steps_advice(config, num_steps, -(-num_steps // max(1, len(history))))
+    few_steps: list[str] = []
+    if num_steps < ENOUGH_STEPS:
+        per_epoch = -(-num_steps // max(1, len(history)))
+        more = _setting("num_epochs", max(2 * config.num_epochs, math.ceil(ENOUGH_STEPS / per_epoch)))
+        if config.time_budget is not None:  # it decides the number of epochs
+            more = _setting("time_budget", doubled(config.time_budget))
+        few_steps = [f"{counted(num_steps, 'optimizer step')} may be too few: {more}"]
     lost = _lost_classes(confusion, names, first=1 if config.num_classes == 1 else 0)
     findings: list[tuple[str, list[str]]] = []
     if gain < MIN_GAIN:
@@ -219,15 +225,6 @@ def _lost_classes(confusion: Confusion, names: Sequence[str], first: int) -> dic
         found = f"{hits / in_truth:.1%} of them found" if predicted else "never predicted"
         lost[class_id] = f"{names[class_id]} ({in_truth / num_pixels:.2g} of the validation pixels{taken_for}; {found})"
     return lost
-
-
-def _few_steps_advice(config: ResolvedConfig, num_steps: int, steps_per_epoch: int) -> list[str]:
-    if num_steps >= ENOUGH_STEPS:
-        return []
-    more = _setting("num_epochs", max(2 * config.num_epochs, math.ceil(ENOUGH_STEPS / steps_per_epoch)))
-    if config.time_budget is not None:  # it decides the number of epochs
-        more = _setting("time_budget", doubled(config.time_budget))
-    return [f"{counted(num_steps, 'optimizer step')} may be too few: {more}"]
 
 
 def _rate_advice(settings: Settings) -> str:

@@ -37,8 +37,6 @@ FETCH_SHARE = 0.1  # of a time budget, that encoder weights may take to arrive
 MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
 MIN_STEPS = 1000  # of the optimizer: with fewer a model is seldom done learning
 MUCH_LARGER = 1.5  # an image enlarged by this factor
-MUCH_WEIGHT = 2.5  # times the spread of class weights that auto takes
-MIN_EPOCHS_TO_CACHE = 10
 
 
 def build_hardware(config: Config, console: Console, launch: Launch = ALONE.launch) -> HardwareFacts:
@@ -200,10 +198,8 @@ COMPARED: dict[str, tuple[dict[str, Any], str]] = {
     "use_amp": ({"use_amp": "auto"}, "not the fastest number format of this device"),
     "image_size": ({"image_size": "auto", "fit": "auto"}, "thin structures are lost, or images are enlarged for nothing"),
     "num_epochs": ({"num_epochs": "auto", "repeats": "auto"}, "too few optimizer steps to learn much"),
-    "class_weights": ({"class_weights": "auto"}, "so different weights cost common classes more than they give rare ones"),
     "num_workers": ({"num_workers": "auto"}, "more processes than cores take memory and save no time"),
     "compile_model": ({"compile_model": "auto"}, "not the fastest step"),
-    "cache": ({"cache": "auto"}, "every file is decoded in every epoch"),
 }
 
 
@@ -248,23 +244,14 @@ def _is_better(
     name: str, now: ResolvedConfig, other: ResolvedConfig, hardware: HardwareFacts, facts: DatasetFacts, cost: StepCost | None
 ) -> bool:
     """Whether the other value is worth a hint."""
-    one, two = getattr(now, name), getattr(other, name)
-    num_steps = count_steps(now, hardware, facts)
-    match name:
-        case "image_size":
-            return _is_better_size(now, other, facts)
-        case "num_epochs":
-            return num_steps < MIN_STEPS and count_steps(other, hardware, facts) >= 1.5 * num_steps
-        case "class_weights":
-            spread, usual = (1.0 if weights is None else max(weights) / min(weights) for weights in (one, two))
-            return now.num_classes > 1 and spread > MUCH_WEIGHT * usual
-        case "num_workers":
-            return one > hardware.num_cores
-        case "cache":
-            return (one, two) == ("none", "ram") and now.num_epochs >= MIN_EPOCHS_TO_CACHE
-        case "compile_model":
-            return one != two and not (cost is None and hardware.kind == "cuda")
-    return one != two
+    if name == "num_workers":
+        return now.num_workers > hardware.num_cores
+    if name == "image_size":
+        return _is_better_size(now, other, facts)
+    if name == "num_epochs":
+        num_steps = count_steps(now, hardware, facts)
+        return num_steps < MIN_STEPS and count_steps(other, hardware, facts) >= 1.5 * num_steps
+    return getattr(now, name) != getattr(other, name) and not (name == "compile_model" and cost is None and hardware.kind == "cuda")
 
 
 def _is_better_size(now: ResolvedConfig, other: ResolvedConfig, facts: DatasetFacts) -> bool:
