@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import itertools
 import json
 import math
@@ -11,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
 
 import cv2
@@ -449,27 +447,6 @@ def write_wide_pairs(folder, size, seed=0):
         cv2.imwrite(str(folder / f"images/{index}.png"), image)
         cv2.imwrite(str(folder / f"masks/{index}.png"), ids)
     return folder
-
-
-def note_matrix(seen, name, compute_scores, matrix, num_classes):
-    seen[name] = matrix.clone()
-    return compute_scores(matrix, num_classes)
-
-
-def test_every_native_pixel_of_validation_counts_exactly_once(tiny_config, tmp_path, monkeypatch, capsys):
-    data = write_wide_pairs(tmp_path / "data", (50, 75))
-    seen = {}
-    for name in ("state", "evaluation"):  # of training and of validation
-        module = importlib.import_module(f"unet_trainer.training.{name}")
-        monkeypatch.setattr(module, "compute_scores", partial(note_matrix, seen, name, module.compute_scores))
-    run = train(tiny_config, data_dir=data, fit="crop", num_epochs=1)
-    of_train, of_val = seen["state"], seen["evaluation"]
-    masks = [cv2.imread(str(data / f"masks/{name}.png"), cv2.IMREAD_UNCHANGED) for name in parts_of(run.run_dir)[1]]
-    truth = [sum(int((mask == class_id).sum()) for mask in masks) for class_id in (0, 1)]
-    assert sum(truth) == len(masks) * 48 * 75
-    assert of_val.sum(1).tolist() == truth
-    assert int(of_train.sum()) <= 24 * 32 * 32  # 4 crops of each of 6 images
-    assert "→ 4 crops of 32×32 each in training, tiles at native resolution in validation" in capsys.readouterr().out
 
 
 @pytest.mark.real_network

@@ -17,7 +17,7 @@ from unet_trainer.system.console import Console
 from unet_trainer.training import checkpoint_file
 from unet_trainer.training import checkpointer as module
 from unet_trainer.training.checkpoint_file import read_checkpoint, read_last, read_run
-from unet_trainer.training.checkpointer import RETRY_SECONDS, Checkpointer
+from unet_trainer.training.checkpointer import Checkpointer
 from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.history import read_metrics
 from unet_trainer.training.result import report
@@ -180,30 +180,6 @@ def test_a_rollback_saves_nothing_of_the_epoch_that_is_rolled_back(checkpointer,
     checkpointer.finish()
     assert saved_epoch(tmp_path) == 1
     assert not (tmp_path / "best.pt").exists()
-
-
-def test_a_disk_that_stays_full_is_reported_once_a_minute_and_not_at_every_step(checkpointer, settings, monkeypatch):
-    attempts, clock = [], [1000.0]
-
-    def full(*arguments, **options):
-        attempts.append(1)
-        raise FULL
-
-    monkeypatch.setattr(module, "write_checkpoint", full)
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    settings.change("a test", on_save_error="continue")
-    checkpointer.save_state()
-    for _ in range(50):
-        checkpointer.writer.wait()
-        checkpointer.save_if_due()
-    assert len(attempts) == 1
-    assert said(checkpointer).count("Warning: ") == 1
-    clock[0] += RETRY_SECONDS + 1
-    checkpointer.save_if_due()
-    checkpointer.writer.wait()
-    assert len(attempts) == 2
-    checkpointer.save_if_due()
-    assert checkpointer.unwritten() == ["last.pt"]
 
 
 def test_a_state_is_not_written_without_the_best_weights_that_it_refers_to(

@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 import torch
-from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoderBlock
 
 from helpers.steps import (
     CPU,
@@ -18,12 +17,9 @@ from helpers.steps import (
     same,
     small_components,
     take_step,
-    tiny_components,
     weights,
 )
-from unet_trainer.model import fast_layers
 from unet_trainer.system.console import Console
-from unet_trainer.training import compilation
 from unet_trainer.training.compilation import (
     compile_steps,
     has_state,
@@ -127,31 +123,6 @@ def test_a_compiler_that_fails_leaves_the_steps_as_they_were(monkeypatch):
     assert compile_components(components) == "RuntimeError: no working C++ compiler"
     assert (components.train_step.forward, components.eval_step.forward) == eager
     assert_same_state(before, complete_state(components))
-
-
-@pytest.mark.parametrize("error", [RuntimeError("no working compiler"), torch.OutOfMemoryError("CUDA out of memory")])
-def test_after_a_failed_compile_the_original_layers_are_back(error, monkeypatch):
-    """On CUDA the layers get their faster forms before they are compiled."""
-    components = tiny_components(ema_decay=0.9)
-    networks = {id(network): network for network in (components.state.segmenter.network, components.state.eval_segmenter.network)}
-    before = [type(module) for network in networks.values() for module in network.modules()]
-    assert UnetDecoderBlock in before
-    seen = []
-
-    def compile_function(function, **options):
-        seen.append([type(module) for network in networks.values() for module in network.modules()])
-        return failing_compiler(error)(function)
-
-    monkeypatch.setattr(torch, "compile", compile_function)
-    monkeypatch.setattr(compilation, "gains_from_fast_layers", lambda device: True)
-    if isinstance(error, torch.OutOfMemoryError):
-        with pytest.raises(torch.OutOfMemoryError):
-            compile_components(components)
-    else:
-        assert compile_components(components) == "RuntimeError: no working compiler"
-    assert all(fast_layers.DecoderBlock in types and UnetDecoderBlock not in types for types in seen)
-    assert len(seen) == 2
-    assert [type(module) for network in networks.values() for module in network.modules()] == before
 
 
 @pytest.mark.soak

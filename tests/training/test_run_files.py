@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import signal
 import subprocess
 import sys
@@ -21,7 +20,6 @@ from helpers.steps import make_settings
 from train_unet import train
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.tiling import WholeImages, tile_images
-from unet_trainer.training import history
 from unet_trainer.training.history import COLUMNS, EventLog, current_epochs, read_events, read_metrics, write_metrics
 from unet_trainer.training.run_facts import val_scores_csv
 from unet_trainer.training.run_summary import read_run_summary
@@ -185,34 +183,6 @@ def test_a_line_that_is_cut_off_or_not_ours_is_left_out_and_the_next_one_is_whol
         file.write(cut)
     EventLog().open(tmp_path, resumed_after={"epoch": 0, "batch": 1})
     assert kinds(tmp_path) == ["start", "warning", "start"]
-
-
-def test_lines_that_a_full_disk_refused_whole_or_in_part_come_with_the_next_one(log, tmp_path, monkeypatch):
-    real = os.fdopen
-
-    class HalfWritten:
-        def __init__(self, file):
-            self.file = file
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *error):
-            self.file.close()
-
-        def write(self, content):
-            self.file.write(content[: len(content) // 2])
-            raise OSError(28, "full")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(history, "open_to_append", lambda *_, **__: (_ for _ in ()).throw(OSError(28, "full")))
-        log.add("epoch", epoch=1)
-        log.sync()
-    with monkeypatch.context() as patch:
-        patch.setattr(history.os, "fdopen", lambda handle, mode: HalfWritten(real(handle, mode)))
-        log.add("epoch", epoch=2)
-    log.add("epoch", epoch=3)
-    assert list(current_epochs(read_events(tmp_path))) == [1, 2, 3]
 
 
 def test_nothing_is_written_through_a_link_or_into_another_folder_of_that_name(log, tmp_path):

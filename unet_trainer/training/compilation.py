@@ -90,7 +90,7 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> tu
     eager = train_step.forward, eval_step.forward
     on_cuda = train_step.device.type == "cuda"
     mode = "reduce-overhead" if on_cuda else "default"
-    networks = (train_step.segmenter.network, eval_step.segmenter.network) if gains_from_fast_layers(train_step.device) else ()
+    networks = (train_step.segmenter.network, eval_step.segmenter.network) if on_cuda else ()
     restores = [use_fast_layers(network) for network in networks]
     train_step.launcher = DirectLauncher()
 
@@ -119,11 +119,6 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> tu
         train_step.is_trial = False
     train_step.launcher = CudaGraphCache() if on_cuda else DirectLauncher()
     return None, undo
-
-
-def gains_from_fast_layers(device: torch.device) -> bool:
-    """CUDA alone: they suit its kernels."""
-    return device.type == "cuda"
 
 
 @contextlib.contextmanager
