@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -240,11 +241,14 @@ def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch:
     if batch.mask_sizes is not None:
         masks = resize_masks(masks, batch.mask_sizes, images.shape[1:3])
     bad_layers: list[str] = []
-    hooks = [
-        module.register_forward_hook(_bad_output_hook(name, bad_layers))
-        for name, module in network.named_modules()
-        if not list(module.children())
-    ]
+
+    def record(name: str, module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        outputs = output if isinstance(output, list | tuple) else [output]
+        if any(torch.is_tensor(item) and not torch.isfinite(item).all() for item in outputs):
+            bad_layers.append(name or type(module).__name__)
+
+    layers = [(name, module) for name, module in network.named_modules() if not list(module.children())]
+    hooks = [module.register_forward_hook(partial(record, name)) for name, module in layers]
     try:
         with numerics.autocast():
             logits = segmenter(images)
@@ -265,14 +269,3 @@ def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch:
         ]
         found += [f"the loss is finite, the gradient of {bad_gradients[0]} is not"] if bad_gradients else []
     return "; ".join(found)
-
-
-def _bad_output_hook(name: str, bad_layers: list[str]) -> Any:
-    """A forward hook that appends the layer's name to `bad_layers` if its output is not finite."""
-
-    def record(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        outputs = output if isinstance(output, list | tuple) else [output]
-        if any(torch.is_tensor(item) and not torch.isfinite(item).all() for item in outputs):
-            bad_layers.append(name or type(module).__name__)
-
-    return record

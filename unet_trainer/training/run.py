@@ -141,8 +141,14 @@ class Run:
             self.events.add("epoch", **facts)
             for tracker in self.trackers:
                 tracker.log(read_epoch(finite(facts)))
+
+        def copy_scores() -> Callable[[], str]:
+            """To the host; the function that is returned makes the table of them."""
+            counts, dataset, data_dir = HostCopy(found.sample_counts), self.loaders.val.dataset, Path(self.config.data_dir)
+            return lambda: val_scores_csv(dataset, counts.content().numpy(), data_dir, self.config)
+
         best = self.state.eval_segmenter if improved else None
-        self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), self._image_scores(found))
+        self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), copy_scores)
         if self.curves is not None:
             self.curves.request()
 
@@ -163,17 +169,6 @@ class Run:
             raise
         except Exception as error:
             self.console.warn(f"{REPORT} could not be written: {type(error).__name__}: {first_line(error)}")
-
-    def _image_scores(self, found: Evaluation) -> Callable[[], Callable[[], str]]:
-        """Copies the counts to the host if they are wanted; the function that is returned then makes the table of them."""
-
-        def copy() -> Callable[[], str]:
-            counts = HostCopy(found.sample_counts)
-            return lambda: val_scores_csv(
-                self.loaders.val.dataset, counts.content().numpy(), Path(self.config.data_dir), self.config
-            )
-
-        return copy
 
     def say_epoch(self, row: Row, improved: bool) -> None:
         """The epoch's line; what reading has noticed; and once, advice if the model waits for data."""

@@ -260,19 +260,14 @@ def _read_epochs(raw: list[dict[str, Any]], ids: list[str] | None, problems: lis
     names = next((list(record.classes) for record in reversed(found) if record.classes), [])
     num_ids = len(ids) if ids else max(2, len(names))
     is_known = names == [name for name in ids or names if name in names]
-    odd = [record.number for record in found if not (is_known and _fits(record, names, num_ids))]
-    if odd:
-        problems.append(f"{EVENTS}: epoch {odd[0]} has other classes than the run, or no counts of their pixels")
-        found = [replace(record, classes={}, confusion=None) for record in found]
+    for record in found:  # each has the classes of the run and counts of all ids, or neither
+        counts = record.confusion
+        is_square = counts is None or [len(row) for row in counts] == [num_ids] * num_ids
+        is_bounded = all(0 <= count <= MAX_PIXELS for row in counts or () for count in row)
+        if not (is_known and is_square and is_bounded and list(record.classes) in ([], names)):
+            problems.append(f"{EVENTS}: epoch {record.number} has other classes than the run, or no counts of their pixels")
+            return [replace(one, classes={}, confusion=None) for one in found]
     return found
-
-
-def _fits(record: EpochRecord, names: list[str], num_ids: int) -> bool:
-    """Whether an epoch has the classes of the run and counts of all ids, or neither."""
-    counts = record.confusion
-    is_square = counts is None or [len(row) for row in counts] == [num_ids] * num_ids
-    is_bounded = all(0 <= count <= MAX_PIXELS for row in counts or () for count in row)
-    return is_square and is_bounded and list(record.classes) in ([], names)
 
 
 def read_epoch(event: Mapping[str, Any]) -> EpochRecord:

@@ -9,17 +9,15 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from unet_trainer.config.choices import choose_ema_decay, choose_patience, choose_warmup
+from unet_trainer.config.choices import MAX_PILOTS, choose_ema_decay, choose_patience, choose_warmup, num_pilot_steps, wanted_views
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.parsers import seconds_of
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.system.console import counted
 from unet_trainer.training.history import column
 
 if TYPE_CHECKING:
     from unet_trainer.training.run import Run
-
-from unet_trainer.config.choices import MAX_PILOTS, num_pilot_steps, wanted_views
-from unet_trainer.config.resolved_config import ResolvedConfig
 
 END_SHARE = 0.1  # of the budget, that the end of a run may take: the last files and the report
 END_SECONDS = 3.0  # that it takes at least, without the pictures of the report
