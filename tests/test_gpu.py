@@ -56,7 +56,7 @@ def make_components(compiled=False, batch_size=8, side=128, floats=False, **sett
     components = tiny_components(num_batches=8, settings=resolved)
     if compiled:
         batch = make_batch(batch_size, side, floats=floats)
-        assert compile_steps(components, batch, batch).failure is None
+        assert compile_steps(components, batch, batch)[0] is None
     components.set_training_mode(0)
     return components
 
@@ -152,7 +152,7 @@ def test_evaluation_at_native_resolution_never_waits_and_counts_what_the_cpu_cou
     step, batches = components.eval_step, [make_native_batch(seed) for seed in range(4)]
     step.num_parts = num_parts
     if compiled:
-        assert compile_steps(components, make_batch(), batches[0]).failure is None
+        assert compile_steps(components, make_batch(), batches[0])[0] is None
     step.segmenter.eval()
     step(batches[0], step.new_metrics())  # a first call makes handles and workspaces
     metrics = step.new_metrics()

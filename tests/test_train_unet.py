@@ -7,7 +7,6 @@ import importlib
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import re
 import shutil
@@ -24,7 +23,6 @@ from PIL import Image
 from torch.nn.functional import dropout
 
 import train_unet
-from helpers.killed_runs import start, train_without_compiler
 from helpers.project import ROOT
 from helpers.runs import stop_after, timeless_rows, weights_digest, words
 from helpers.steps import KnownCosts, SmallNetwork
@@ -36,8 +34,7 @@ from unet_trainer.config.resolved_config import PLAIN, SAID_ELSEWHERE
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.inference.inputs import find_source, find_split
 from unet_trainer.model.network import build_network
-from unet_trainer.training.checkpoint_file import read_last, write_checkpoint
-from unet_trainer.training.history import COLUMNS, read_metrics
+from unet_trainer.training.history import COLUMNS
 from unet_trainer.training.time_budget import TimeBudget
 
 pytestmark = pytest.mark.usefixtures("small_network")
@@ -93,23 +90,6 @@ def test_a_dict_a_path_and_a_config_train_the_same(tiny_config, tmp_path):
     assert len({weights_digest(run.run_dir) for run in runs}) == 1
     assert [run.run_dir.name for run in runs] == ["run", "run-2", "run-3", "run-4", "run-5"]
     assert load_config(runs[0].run_dir / "config.yaml").mask_values == (0, 255)
-
-
-def test_a_run_whose_earlier_rows_lack_columns_goes_on_to_its_end(tiny_config):
-    """Columns, settings and numbers that a later version added are missing in the checkpoint of an earlier one."""
-    with pytest.raises(KeyboardInterrupt):
-        train(tiny_config, num_epochs=3, on_epoch=stop_after(2))
-    folder = Path(tiny_config["checkpoint_dir"]) / "run"
-    content = read_last(folder / "last.pt")
-    content["history"] = [{"epoch": row["epoch"]} for row in content["history"]]
-    content["config"] = {name: value for name, value in content["config"].items() if name in tiny_config or name == "monitor"}
-    content |= {"decisions": {}, "unknown": 1}
-    write_checkpoint(folder / "last.pt", content)
-    result = train(tiny_config, num_epochs=3, resume="run")
-    assert (result.epochs, len(result.history)) == (3, 3)
-    rows = read_metrics(folder / "metrics.csv")
-    assert [set(row) == {"epoch"} for row in rows] == [True, True, False]
-    assert json.loads((folder / "result.json").read_text())["images_per_second"] > 0
 
 
 @pytest.mark.real_network
@@ -333,18 +313,6 @@ def test_bfloat16_and_sizes_that_no_encoder_divides_train_on_a_cpu(tiny_config, 
     assert math.isfinite(result.best_val_iou)
 
 
-@pytest.mark.soak
-def test_a_real_compiler_failure_costs_one_line_and_training_goes_on(tiny_config, tmp_path):
-    """Without a C++ compiler the compiled step cannot be built on a CPU."""
-    log = tmp_path / "log"
-    process = start(train_without_compiler, {**tiny_config, "compile_model": True, "num_epochs": 1}, log, tmp_path / "cache")
-    process.join()
-    said = log.read_text()
-    assert process.exitcode == 0, said
-    assert "Warning: compile_model: compiling failed, training continues uncompiled (" in said
-    assert "Epoch 1/1" in said
-
-
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
@@ -361,26 +329,6 @@ def test_every_preset_trains(preset, tiny_config, monkeypatch):
     torch.use_deterministic_algorithms(False)
     assert result.epochs == small["num_epochs"]
     assert math.isfinite(result.best_val_iou)
-
-
-def test_validation_without_pixels_that_count_is_told(tiny_config, tmp_path, capsys):
-    for part, value in (("train", 1), ("val", 255)):
-        for kind in ("images", "masks"):
-            (tmp_path / "data" / part / kind).mkdir(parents=True)
-        for index in range(4):
-            mask = np.full((32, 32), value, np.uint8)
-            mask[:8] = 0 if part == "train" else 255
-            cv2.imwrite(
-                str(tmp_path / "data" / part / "images" / f"{index}.png"),
-                np.full((32, 32, 3), index + (9 if part == "val" else 0), np.uint8),
-            )
-            cv2.imwrite(str(tmp_path / "data" / part / "masks" / f"{index}.png"), mask)
-    result = train(tiny_config, data_dir=tmp_path / "data", ignore_value=255, num_epochs=1)
-    said = capsys.readouterr().out
-    assert "Warning: val_iou was no number in any epoch" in said
-    assert str(result.run_dir / "last.pt") in said
-    assert not (result.run_dir / "best.pt").exists()
-    assert result.per_class_iou == {"foreground": None}
 
 
 # The split of a run
@@ -553,20 +501,6 @@ def test_config_is_the_default_argument(monkeypatch, tiny_config):
     monkeypatch.setattr(train_unet, "CONFIG", {**tiny_config, "run_name": "mine", "num_epochs": 1})
     assert train().run_dir.name == "mine"
     assert isinstance(load_config(train_unet.CONFIG), Config)
-
-
-def test_the_worker_processes_live_through_all_epochs_and_end_with_the_run(tiny_config):
-    """Starting them anew would cost the training loop most of a second, an epoch, on a large machine."""
-    others = {child.pid for child in multiprocessing.active_children()}  # of tests whose loaders are not collected yet
-    workers = []
-
-    def note_workers(row):
-        workers.append({child.pid for child in multiprocessing.active_children()} - others)
-
-    train(tiny_config, num_workers=2, num_epochs=3, on_epoch=note_workers)
-    assert workers[0] == workers[1] == workers[2]
-    assert len(workers[0]) == 2  # the same ones train and validate
-    assert not workers[0] & {child.pid for child in multiprocessing.active_children()}
 
 
 def write_bright_blobs(folder, sizes):

@@ -148,32 +148,6 @@ def test_shrink_goes_on_in_smaller_parts_says_so_and_records_it(tiny_config, mon
     assert weights_digest(result.run_dir) == weights_digest(parts.run_dir)
 
 
-def full_disk(monkeypatch, is_full):
-    """The disk is full for the n-th checkpoint, counted from 0, if is_full(n) holds."""
-    from unet_trainer.training import checkpoint_file as checkpoint
-
-    real, calls = checkpoint.write_atomically, []
-
-    def write_atomically(path, write, **options):
-        calls.append(path.name)
-        if is_full(len(calls) - 1):
-            raise OSError(28, "No space left on device")
-        real(path, write, **options)
-
-    monkeypatch.setattr(checkpoint, "write_atomically", write_atomically)
-
-
-def test_a_full_disk_does_not_end_a_run_that_is_to_continue(tiny_config, monkeypatch, capsys):
-    straight = train(tiny_config, run_name="straight")
-    full_disk(monkeypatch, lambda number: number < 2)
-    result = train(tiny_config, on_save_error="continue")
-    said = capsys.readouterr().out
-    assert "best.pt could not be written (No space left on device): " in said
-    assert "training continues (on_save_error: continue)" in said
-    assert weights_digest(result.run_dir) == weights_digest(straight.run_dir)
-    assert weights_digest(result.run_dir, "best.pt") == weights_digest(straight.run_dir, "best.pt")
-
-
 def test_a_dead_worker_is_named_and_no_step_is_lost(tiny_config, capsys):
     """Killed after the first epoch, as the kernel does when memory is short."""
     config = {**tiny_config, **LONG, "num_workers": 1, "accumulation_steps": 2}
@@ -272,17 +246,6 @@ def test_nothing_leaks_over_fifty_epochs(tiny_config, tmp_path):
     assert late[3] - early[3] < 20e6  # the allocator's own pools
 
 
-def test_runs_one_after_the_other_leave_no_threads_behind(tiny_config):
-    def reading():
-        gc.collect()
-        return {thread for thread in threading.enumerate() if thread.name == "reading"}
-
-    before = reading()
-    for _ in range(2):
-        train(tiny_config, num_epochs=1, num_workers=1)
-    wait_until(lambda: reading() <= before)
-
-
 def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_file_was_named(tiny_config, capsys):
     run = train(tiny_config, run_name="run")
     before = weights_digest(run.run_dir)
@@ -314,25 +277,6 @@ def test_a_run_whose_end_the_disk_did_not_take_says_so_and_does_not_name_weights
     )
     assert "Weights: " not in said.out
     assert "Next: " not in said.out
-
-
-def test_an_error_of_any_kind_costs_no_step(tiny_config, monkeypatch):
-    straight = train(tiny_config, run_name="straight")
-    eval_step, calls = EvalStep.__call__, []
-
-    def fail(self, batch, metrics):
-        calls.append(1)
-        if len(calls) == 3:  # in the second epoch, after the trial and the first one
-            raise KeyError("a bug")
-        eval_step(self, batch, metrics)
-
-    monkeypatch.setattr(EvalStep, "__call__", fail)
-    with pytest.raises(KeyError, match="a bug"):
-        train(tiny_config, run_name="broken")
-    monkeypatch.undo()
-    state = read_last(Path(tiny_config["checkpoint_dir"]) / "broken" / "last.pt")
-    assert (state["epoch"], state["batch"]) == (1, 2)
-    assert weights_digest(train(tiny_config, run_name="broken", resume="auto").run_dir) == weights_digest(straight.run_dir)
 
 
 def test_an_image_that_goes_bad_is_named_with_the_way_to_go_on(tiny_config, tiny_data, tmp_path, capsys):

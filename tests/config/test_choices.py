@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,22 +13,17 @@ from unet_trainer.config.choices import (
     MAX_VIEWS,
     NUM_VIEWS,
     choose_augmentation,
-    choose_batch_size,
     choose_cache,
     choose_class_weights,
     choose_compile,
-    choose_crops_per_image,
-    choose_ema_decay,
     choose_fit,
     choose_image_size,
     choose_learning_rate,
     choose_num_workers,
-    count_tiles,
-    named_augmentation,
     plan_steps,
     wanted_views,
 )
-from unet_trainer.config.facts import TOO_LARGE, StepCost
+from unet_trainer.config.facts import StepCost
 
 GIB = 2**30
 SIZES = [(1000, 1000)]
@@ -86,15 +82,6 @@ def test_a_crop_shows_several_structures(structure, side):
     assert choose_image_size("crop", [(2000, 2000)], measured(structure=structure), on_cpu=False)[0] == side
 
 
-def test_as_many_crops_as_fit_into_an_image_of_median_area():
-    assert choose_crops_per_image([(100, 100), (200, 200), (1000, 1000)], (100, 100)) == 4
-    assert choose_crops_per_image([(5000, 5000)], (100, 100)) == 16
-
-
-def test_tiles_overlap_by_a_quarter():
-    assert [count_tiles(length, 100) for length in (80, 100, 101, 175, 176)] == [1, 1, 2, 2, 3]
-
-
 def test_images_with_an_up_are_neither_turned_upside_down_nor_far():
     transforms, reason = choose_augmentation(measured(), "resize", 3)
     assert names(transforms) == ["HorizontalFlip", "Affine", "RandomBrightnessContrast", "HueSaturationValue"]
@@ -115,21 +102,6 @@ def test_left_and_right_as_classes_forbid_the_horizontal_flip():
     assert "left and right are different classes" in reason
 
 
-@pytest.mark.parametrize(("channels", "has_colour"), [(1, False), (3, False), (4, True)])
-def test_hue_is_varied_in_colour_images_alone(channels, has_colour):
-    transforms, _ = choose_augmentation(measured(has_colour=has_colour), "resize", channels)
-    assert "HueSaturationValue" not in names(transforms)
-
-
-def test_named_pipelines_do_not_turn_the_world_upside_down():
-    for name in ("default", "strong"):
-        geometry, _ = named_augmentation(name, 3, is_upright=True)
-        free, _ = named_augmentation(name, 3, is_upright=False)
-        assert "VerticalFlip" not in names(geometry)
-        assert "VerticalFlip" in names(free)
-        assert max(parameters(geometry, "Affine")["rotate"]) <= 10 < max(parameters(free, "Affine")["rotate"])
-
-
 @pytest.mark.parametrize(
     ("share", "chance", "is_kept"),
     [(0.5, 0.6, True), (0.84, 0.0, True), (0.86, 0.0, False), (1.0, 0.03, True), (1.0, 0.02, False)],
@@ -141,7 +113,8 @@ def test_a_difference_that_images_may_show_by_chance_forbids_nothing(share, chan
 
 
 def plan(num_samples, batch_size=16, cost=None, num_val=0, budget=None, **others):
-    return plan_steps(num_samples, batch_size, 1, cost, num_val, budget, **others)
+    num_epochs, repeats, reason = plan_steps(num_samples, batch_size, 1, cost, num_val, budget, **others)
+    return SimpleNamespace(num_epochs=num_epochs, repeats=repeats, reason=reason)
 
 
 @pytest.mark.parametrize("num_samples", [5, 20, 367, 2000])
@@ -193,30 +166,11 @@ def test_where_one_epoch_is_all_that_there_is_time_for_it_is_as_long_as_that(num
     assert plan(num_samples, cost=cost, num_val=200, budget=78.0, may_end_early=True).repeats >= min(1, 1.4 * repeats)
 
 
-def test_the_wanted_batch_is_taken_when_it_fits():
-    size, reason = choose_batch_size({16: StepCost(0.02, 0.001, 7 * GIB)}, 40 * GIB, 16)
-    assert size == 16
-    assert reason == "measured: 800 images/s, 7.0 GiB"
-
-
-def test_a_batch_that_did_not_fit_is_halved_until_one_does():
-    size, reason = choose_batch_size(
-        {16: TOO_LARGE, 8: StepCost(0.02, 0.001, 7 * GIB), 4: StepCost(0.02, 0.001, 3 * GIB)}, 7 * GIB, 16
-    )
-    assert size == 4
-    assert reason.endswith("8 do not fit into memory")
-
-
 def test_the_learning_rate_grows_with_the_root_of_the_batch():
     assert choose_learning_rate("adamw", 16)[0] == 2e-3
     assert choose_learning_rate("adamw", 64)[0] == 4e-3
     assert choose_learning_rate("adamw", 4)[0] == 1e-3
     assert choose_learning_rate("sgd", 16)[0] == 5e-2
-
-
-@pytest.mark.parametrize(("steps", "decay"), [(6000, 0.99833), (200, 0.95), (10, 0.5), (10**7, 0.9999)])
-def test_the_average_spans_a_tenth_of_the_run(steps, decay):
-    assert choose_ema_decay(steps)[0] == decay
 
 
 def test_compiling_must_save_more_than_it_costs():
@@ -235,8 +189,7 @@ def test_what_fits_into_a_quarter_of_the_memory_is_cached():
     assert choose_cache(GIB, 0, 10)[0] == "none"
 
 
-@pytest.mark.parametrize("num_samples", [25, 33, 47, 100, 1000])
-@pytest.mark.parametrize("budget", [0.001, 1.0, 20.0])
+@pytest.mark.parametrize(("num_samples", "budget"), [(25, 0.001), (47, 1.0), (33, 20.0), (1000, 20.0)])
 def test_however_short_the_time_is_an_epoch_has_a_batch(num_samples, budget):
     found = plan(num_samples, cost=StepCost(0.5, 0.01, 0), num_val=5, budget=budget)
     assert found.num_epochs >= 1

@@ -174,13 +174,6 @@ def test_the_classes_that_were_found_are_taken_with_their_reasons():
     assert (given.num_classes, given.class_names, given.mask_tolerance) == (2, ("a", "b"), 0)
 
 
-def test_ignore_value_is_found_along_with_mask_values():
-    found = dataclasses.replace(DATASET, ignore_value=255, mask_values=(0, 1))
-    assert settings_of(dataset=found).taken.ignore_value == 255
-    assert settings_of(dataset=found, ignore_value=7).taken.ignore_value == 7
-    assert settings_of(dataset=found, mask_values=[0, 1]).taken.ignore_value is None  # the values that are given are all
-
-
 # What is measured in the data
 
 
@@ -349,14 +342,6 @@ def test_processes_of_a_machine_share_its_cores_and_one_cache():
     hardware = dataclasses.replace(AMPERE, host_memory=8 * decoded_bytes("resize", 64, DATASET))
     assert settings_of(hardware, cache="auto").taken.cache == "ram"
     assert settings_of(in_job(hardware, 4), cache="auto").taken.cache == "ram"
-
-
-def test_images_of_many_crops_are_cached_even_for_one_epoch():
-    """Each crop would decode its image again."""
-    settings = {"cache": "auto", "num_epochs": 1, "repeats": 1}
-    hardware = dataclasses.replace(AMPERE, host_memory=2**40)
-    assert settings_of(hardware, **settings, fit="resize").taken.cache == "none"
-    assert settings_of(hardware, **settings, fit="crop", crops_per_image=16).taken.cache == "ram"
 
 
 def test_synchronised_batch_norm_is_not_compiled():

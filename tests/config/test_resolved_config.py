@@ -10,10 +10,8 @@ from helpers.resolving import (
     AMPERE,
     CPU,
     DATASET,
-    MEASURED,
     STEP,
     TURING,
-    decided,
     found_weights,
     open_settings,
     settings_of,
@@ -62,20 +60,6 @@ def test_with_a_time_budget_the_number_of_epochs_stays_open():
     faster = resolve(repeatable, CPU, DATASET, lambda config: dataclasses.replace(STEP, seconds=0.25), found_weights)
     assert faster.taken.num_epochs == pytest.approx(2 * settings.taken.num_epochs, rel=0.05)
     assert faster.taken.repeats == settings.taken.repeats
-
-
-@pytest.mark.parametrize("budget", [None, "30m"])
-@pytest.mark.parametrize("hardware", [AMPERE, CPU], ids=lambda hardware: hardware.name)
-def test_a_run_in_which_everything_was_open_is_repeated_as_it_was(hardware, budget, tmp_path):
-    hardware = dataclasses.replace(hardware, free_memory=2**33, host_memory=2**34)
-    dataset = dataclasses.replace(DATASET, measurements=MEASURED, val_sizes=[(64, 64)])
-    settings = open_settings(hardware, dataset, measure_step=lambda config: STEP, time_budget=budget)
-    file = tmp_path / "config.yaml"
-    file.write_text(settings.to_yaml("Settings of this run"), encoding="utf-8")
-    again = resolve(load_config(file), hardware, dataset, lambda config: STEP, pytest.fail)
-    assert as_dict(again.taken) == as_dict(settings.taken)
-    assert set(decided(again)) <= {"device", "num_workers", "cache", "num_epochs"}
-    assert again.repeatable() == settings.repeatable()
 
 
 def test_config_yaml_keeps_what_was_asked_of_the_machine_and_says_what_was_taken():

@@ -97,20 +97,6 @@ def train_until_done(settings, log, steps):
     sys.exit(code)
 
 
-def train_without_compiler(settings, log, cache):
-    """Where torch finds no C++ compiler, and nothing that was compiled before."""
-    import torch._inductor.config
-
-    from train_unet import main
-
-    be_quiet(log)
-    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(cache)
-    torch._inductor.config.force_disable_caches = True
-    torch._inductor.config.cpp.cxx = ("/nonexistent/compiler",)
-    use_small_network()
-    sys.exit(main(words(settings)))
-
-
 def bench_once(settings, script, log):
     """Exits with the code of `bench`, whose rows run this script."""
     from train_unet import script_config

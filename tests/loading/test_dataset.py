@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,10 +14,9 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, MaskCoding, read_mask
-from unet_trainer.images.tiling import RandomCrops, Tile, Tiles, WholeImages, tile_images
-from unet_trainer.loading import dataset as dataset_module
+from unet_trainer.images.tiling import RandomCrops, WholeImages, tile_images
 from unet_trainer.loading.augmentation import build_augmentation
-from unet_trainer.loading.dataset import BatchAssembler, EpochBatches
+from unet_trainer.loading.dataset import EpochBatches
 from unet_trainer.loading.loader import Loader
 
 BINARY = MaskCoding((0, 1))
@@ -160,24 +158,6 @@ def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_pat
     assert not batch.images[1].any()
 
 
-def test_a_batch_is_cut_into_pieces_and_tiles_of_one_image_stay_in_one(tiny_data):
-    def piece_lengths(batch_size, num_workers, tiling=None):
-        dataset = build_dataset(tiny_data)
-        dataset.tiling = tiling or dataset.tiling
-        pieces = BatchAssembler(dataset, EpochBatches(40, batch_size, 0, False)).pieces(num_workers)
-        assert [position for piece in pieces for position in piece] == list(range(batch_size))
-        return [len(piece) for piece in pieces]
-
-    four_each = Tiles((32, 32), [Tile(index // 4, 0, 0, (0, 32), (0, 32)) for index in range(40)])
-    assert piece_lengths(16, 15) == [2] * 8
-    assert piece_lengths(16, 4) == [4] * 4
-    assert piece_lengths(2, 15) == [1, 1]
-    assert piece_lengths(7, 3) == [3, 3, 1]
-    assert piece_lengths(16, 15, four_each) == [4] * 4  # ten images of four tiles each
-    assert piece_lengths(2, 15, four_each) == [2]
-    assert len(piece_lengths(5000, 3000)) <= 64
-
-
 # Masks at native resolution
 
 
@@ -236,32 +216,3 @@ def test_processes_divide_each_step_of_the_seeds_order(num_parts):
     for epoch in range(3):
         for batch in range(len(one)):
             assert one.keys(epoch, batch) == two[0].keys(epoch, batch) + two[1].keys(epoch, batch)
-
-
-# Shards
-
-
-class CountedStore:
-    """Stands for shards: what was announced, and what was read."""
-
-    def __init__(self, is_remote):
-        self.is_remote, self.ahead = is_remote, []
-
-    def read_ahead(self, files):
-        self.ahead.append([file.path for file in files])
-
-
-@pytest.fixture(params=[True, False], ids=["remote", "local"])
-def stored(request, tiny_data, monkeypatch):
-    """A dataset of files that say they lie in shards."""
-    store = CountedStore(request.param)
-    monkeypatch.setattr(dataset_module, "find_member", lambda path: SimpleNamespace(store=store, path=path))
-    return build_dataset(tiny_data), store
-
-
-def test_the_samples_of_a_piece_are_announced_before_they_are_read_if_they_are_remote(stored):
-    dataset, store = stored
-    loader = Loader(dataset, 4, shuffle=True)
-    loader.read(0, 0)
-    pairs = [dataset.pairs[index] for _, index in loader.batches.keys(0, 0)]
-    assert store.ahead == ([[path for pair in pairs for path in (pair.image, pair.mask)]] if store.is_remote else [])

@@ -140,13 +140,6 @@ def test_rectangles_lie_in_the_image_and_have_a_fifth_to_seven_tenths_of_its_sid
     assert ((widths - 2 * heights).abs() <= 2).all()  # the same share of both sides, rounded
 
 
-def test_a_share_of_the_images_gets_a_rectangle():
-    boxes = cut_boxes((0, 0, 0), 10_000, (100, 100), 0.3)
-    share = (boxes[:, 1] > boxes[:, 0]).float().mean()
-    assert abs(share - 0.3) < 0.02
-    assert not cut_boxes((0, 0, 0), 100, (100, 100), 0.0).any()
-
-
 def test_pieces_come_from_the_image_before_with_their_masks():
     images = torch.arange(3).view(3, 1, 1, 1).expand(3, 4, 5, 2).to(torch.uint8)
     masks = torch.arange(3).view(3, 1, 1).expand(3, 4, 5).to(torch.uint8) + 10

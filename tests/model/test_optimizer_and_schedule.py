@@ -61,16 +61,6 @@ def test_plateau_drops_after_each_patience_without_improvement():
     assert rates_after(plateau(), [0, 1, 2, 3, 4, 5]) == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
 
-def test_plateau_goes_on_from_its_state_in_the_middle_of_a_wait():
-    epochs = [0, 1, 2, 3, 4, 0, 1, 2]
-    whole = rates_after(plateau(), epochs)
-    first, second = plateau(), plateau()
-    rates = rates_after(first, epochs[:4])
-    second.load_state_dict(first.state_dict())
-    assert second.at(0) == first.at(0)
-    assert rates + rates_after(second, epochs[4:]) == whole
-
-
 def test_biases_and_normalisation_have_no_weight_decay():
     model = small_network()
     decayed, plain = parameter_groups(model, 0.01)
@@ -190,23 +180,6 @@ def test_the_average_equals_the_hand_computed_one_over_three_updates():
         assert average.num_batches_tracked.item() == update * 7  # counters are copied
     assert expected == pytest.approx(2.601399, abs=1e-6)
     assert ema.num_updates == 3
-
-
-def test_the_average_is_a_copy_in_evaluation_mode_without_gradients():
-    segmenter = with_batch_norm()
-    train_once(segmenter)  # gradients are there
-    ema = Ema(segmenter, decay=0.9)
-    assert segmenter.training
-    assert not ema.segmenter.training
-    assert not any(parameter.requires_grad for parameter in ema.segmenter.parameters())
-    assert all(parameter.requires_grad for parameter in segmenter.parameters())
-    assert all(parameter.grad is None for parameter in ema.segmenter.parameters())
-    before = snapshot(ema.segmenter)
-    train_once(segmenter)
-    assert changed(before, ema.segmenter) == []
-    ema.update(GOOD)
-    assert changed(before, ema.segmenter) == list(before)
-    assert all(parameter.grad is None for parameter in ema.segmenter.parameters())
 
 
 def test_a_bad_step_leaves_the_average_its_buffers_and_its_count_as_they_are():

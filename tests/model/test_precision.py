@@ -7,12 +7,9 @@ import os
 import pytest
 import torch
 
-from helpers.steps import make_settings
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.model.precision import (
-    DTYPES,
-    build_scaler,
     choose_device,
     cpu_computes_bfloat16,
     inspect_hardware,
@@ -62,14 +59,6 @@ def test_the_compute_capability_decides_what_a_gpu_has(monkeypatch, capability, 
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a GPU")
     monkeypatch.setattr("unet_trainer.model.precision.count_cores", lambda: 6)
     assert inspect_hardware(torch.device("cuda", 1)) == HardwareFacts("cuda:1", "a GPU", has_bfloat16, has_float16, 6)
-
-
-@pytest.mark.parametrize("number_format", DTYPES)
-def test_the_scaler_works_for_float16_alone(number_format):
-    amp = {"use_amp": number_format != "float32"} | ({"amp_dtype": number_format} if number_format != "float32" else {})
-    gpu = HardwareFacts("cuda", "a GPU", has_bfloat16=True, has_float16=True, num_cores=8)
-    scaler = build_scaler(make_settings(hardware=gpu, device="cuda", **amp).taken, torch.device("cpu"))
-    assert scaler.is_enabled() == (number_format == "float16")
 
 
 # Process-wide switches

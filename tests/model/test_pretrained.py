@@ -20,7 +20,7 @@ from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.model import pretrained
 from unet_trainer.model.network import build_network
-from unet_trainer.model.pretrained import HubFile, UrlFile, choose_encoder_weights, is_here, weight_files
+from unet_trainer.model.pretrained import HubFile, UrlFile, choose_encoder_weights, weight_files
 
 TIMM, SMP = TINY_MODEL["encoder"], "mobilenet_v2"
 ADVICE = "random weights; run once with a network, or give encoder_weights=FILE.safetensors"
@@ -86,14 +86,6 @@ def test_weights_in_the_cache_are_found_and_loaded_without_a_network(cache, enco
     assert torch.equal(first_conv("imagenet", encoder), next(iter(state.values())))
 
 
-@pytest.mark.parametrize("content", [b"\xff\xfe", b"no/such/commit"])
-def test_a_cache_whose_refs_are_damaged_holds_no_weights(cache, content):
-    fill_cache(cache, TIMM, trained_weights(TIMM))
-    (ref,) = cache.glob("*/refs/main")
-    ref.write_bytes(content)
-    assert not is_here(TIMM, "imagenet")
-
-
 @pytest.mark.parametrize("encoder", [TIMM, SMP])
 def test_a_damaged_file_in_the_cache_is_refused_with_the_way_out(cache, encoder):
     blob = fill_cache(cache, encoder, trained_weights(encoder))
@@ -126,18 +118,6 @@ def test_weights_that_the_hub_has_are_fetched_once_and_loaded(monkeypatch, encod
     assert said == [f"Fetching imagenet weights for {encoder} (once; at most 60 s)"]
     assert choose(encoder) == ("imagenet", "on this machine", [])
     assert torch.equal(first_conv("imagenet", encoder), next(iter(state.values())))
-
-
-def test_of_several_names_the_first_that_there_is_is_taken_behind_a_proxy_too(cache, monkeypatch):
-    with hub.serving({"owner/repo/b": b"second", "owner/repo/c": b"third"}) as endpoint:
-        monkeypatch.setattr(constants, "ENDPOINT", "http://hub.invalid")
-        monkeypatch.setenv("http_proxy", endpoint)
-        assert pretrained.fetch([HubFile("owner/repo", None, ("a", "b", "c"))], 60) is None
-        failure = pretrained.fetch([HubFile("owner/repo", None, ("d", "e"))], 60)
-    assert failure.startswith("the download failed (")
-    assert "\n" not in failure
-    snapshot = cache / "models--owner--repo" / "snapshots" / hub.COMMIT
-    assert [path.name for path in snapshot.iterdir()] == ["b"]
 
 
 def test_a_file_that_is_not_on_the_hub_is_written_where_torch_looks_for_it(tmp_path):
@@ -192,23 +172,3 @@ def test_a_server_that_never_answers_gives_random_weights_at_the_time_limit(monk
     with hub.silent_server() as endpoint:
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         assert choose(time_limit=1.0)[:2] == (None, f"not fetched within 1 s: {ADVICE}")
-
-
-def test_an_interrupt_ends_the_process_too(monkeypatch, tmp_path):
-    script, alive = tmp_path / "waits.py", tmp_path / "alive"
-    script.write_text(f"import pathlib, time; time.sleep(600); pathlib.Path({str(alive)!r}).touch()")
-    monkeypatch.setattr(pretrained, "__file__", str(script))
-    monkeypatch.setattr(pretrained, "_check_connection", lambda url: None)
-    started = []
-    popen = pretrained.subprocess.Popen
-
-    class Interrupted(popen):
-        def communicate(self, *arguments, **options):
-            started.append(self)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(pretrained.subprocess, "Popen", Interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        choose()
-    assert started[0].returncode == -15
-    assert not alive.exists()

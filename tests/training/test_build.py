@@ -58,22 +58,6 @@ def test_training_is_shuffled_and_augmented_and_validation_is_neither(config, co
     assert (batch.masks[2:] == 255).all()  # padding
 
 
-@pytest.mark.parametrize("cache", ["ram", "disk"])
-def test_a_cache_holds_every_pair_and_gives_the_same_batches(cache, config, console):
-    dataset = build_dataset(config, console, None)
-    loaders = [
-        build_loaders(
-            build_settings(dataclasses.replace(config, cache=kind), CPU_FACTS, dataset, console).taken, dataset, CPU, console
-        )
-        for kind in ("none", cache)
-    ]
-    assert "  Cache:      12 of 12 pairs in " in said(console)
-    for part in ("train", "val"):
-        batches = [getattr(made, part).read(1, 0) for made in loaders]
-        assert torch.equal(batches[0].images, batches[1].images)
-        assert torch.equal(batches[0].masks, batches[1].masks)
-
-
 def test_processes_of_a_machine_go_without_a_cache_where_the_file_that_they_would_share_cannot_be_written(
     config, console, tmp_path
 ):
@@ -85,15 +69,6 @@ def test_processes_of_a_machine_go_without_a_cache_where_the_file_that_they_woul
     assert "(Not a directory); set cache: none or checkpoint_dir; files are read in every epoch" in said(console)
     with pytest.raises(UserError, match="cache: disk cannot be written"):
         build_loaders(dataclasses.replace(taken, cache="disk"), dataset, CPU, console, job)
-
-
-def test_crops_in_training_and_tiles_in_validation(config, console):
-    dataset = build_dataset(config, console, None)
-    settings = build_settings(dataclasses.replace(config, fit="crop"), CPU_FACTS, dataset, console)
-    assert settings.taken.crops_per_image == 4  # 64×64 in crops of 32×32
-    loaders = build_loaders(settings.taken, dataset, CPU, console)
-    assert (len(loaders.train.dataset), len(loaders.val.dataset)) == (40, 18)  # 3 × 3 tiles, which overlap by half
-    assert "→ 4 crops of 32×32 each in training, tiles at native resolution in validation" in said(console)
 
 
 def make_components(console, image=RGB_8BIT, resumes=False, **changes):

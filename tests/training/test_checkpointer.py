@@ -273,7 +273,7 @@ def after(run, values):
     for index, value in enumerate(values):
         row = {**ROW, "epoch": index + 1, "val_iou": value}
         if run.judge(row, SCORES):
-            run.checkpointer.write_best(row, run.state.eval_segmenter)
+            run.checkpointer._write_best(run.checkpointer._copy_best(row, run.state.eval_segmenter))
     return run
 
 

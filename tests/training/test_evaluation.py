@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from helpers.samples import make_dataset
-from helpers.steps import CPU, FLOAT32, make_spec, plain_segmenter, same, small_components
+from helpers.steps import CPU, FLOAT32, make_spec, plain_segmenter
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
@@ -22,9 +21,8 @@ from unet_trainer.loading.loader import Loader
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.training.evaluation import EvalStep, EvalSums, add_up, build_eval_forward, evaluate, predict
-
-ALL_LOSSES = {"dice": 1.0, "cross_entropy": 1.0, "focal": 1.0, "lovasz": 1.0, "tversky": 1.0, "iou": 1.0}
+from unet_trainer.system.distributed import Job, Launch
+from unet_trainer.training.evaluation import EvalStep, build_eval_forward, evaluate, predict, sum_over_ranks
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +75,6 @@ def test_numbers_are_those_computed_by_hand_from_the_predictions(dataset):
     assert found.first_bad_batch is None
 
 
-@pytest.mark.parametrize("loss", [*ALL_LOSSES, ALL_LOSSES], ids=[*ALL_LOSSES, "all"])
-def test_the_loss_does_not_depend_on_the_batch_size(loss, dataset):
-    """Nor on parts of a batch, nor on the padding of the last one."""
-    segmenter = plain_segmenter()
-    whole = evaluate(make_eval_step(segmenter, loss), loader_of(dataset, 5))
-    found = evaluate(make_eval_step(segmenter, loss, num_parts=2), loader_of(dataset, 3))
-    assert found.loss == pytest.approx(whole.loss, rel=1e-5)
-    assert found.scores == whole.scores
-
-
 @pytest.mark.parametrize(("batch_size", "expected"), [(1, 3), (3, 1)])
 def test_a_loss_that_is_not_finite_is_nan_and_names_the_first_bad_batch(batch_size, expected, dataset):
     """Images 3 and 4 of five are bad."""
@@ -104,15 +92,6 @@ def test_a_loss_that_is_not_finite_is_nan_and_names_the_first_bad_batch(batch_si
     found = evaluate(step, loader_of(dataset, batch_size))
     assert math.isnan(found.loss)
     assert found.first_bad_batch == expected
-
-
-def test_the_model_is_evaluated_in_evaluation_mode_and_left_as_it_was(dataset):
-    components = small_components()
-    before = copy.deepcopy(components.state.segmenter.state_dict())
-    evaluate(components.eval_step, loader_of(dataset, 2))
-    assert not components.state.segmenter.training
-    assert same(before.values(), components.state.segmenter.state_dict().values())
-    assert all(parameter.grad is None for parameter in components.state.segmenter.parameters())
 
 
 # Masks at native resolution
@@ -204,16 +183,28 @@ def test_each_image_is_counted_whatever_the_batches(dataset):
     assert found.seconds > 0
 
 
+class Gathered(Job):
+    """Rank 0, which has the parts of all."""
+
+    def __init__(self, parts):
+        super().__init__(Launch(world_size=2, is_torchrun=True))
+        self.parts = parts
+
+    def gather(self, own):
+        return self.parts
+
+    def broadcast(self, value):
+        return value
+
+
 def test_parts_of_processes_add_up_to_the_set_in_its_order():
     def part(samples, counts, is_finite=True):
         per_sample = torch.tensor(counts).reshape(-1, 1, 1).expand(-1, 2, 3)
-        matrix = torch.full((2, 2), sum(counts))
-        return EvalSums(torch.tensor([float(sum(counts))]), matrix, per_sample, torch.tensor(samples), is_finite)
+        return torch.tensor([float(sum(counts))]), torch.full((2, 2), sum(counts)), is_finite, per_sample, torch.tensor(samples)
 
-    whole = add_up([part([0, 2, 4], [1, 3, 5]), part([1, 3], [2, 4])])
-    assert whole.sample_counts[:, 0, 0].tolist() == [1, 2, 3, 4, 5]
-    assert whole.samples.tolist() == [0, 1, 2, 3, 4]
-    assert whole.matrix.tolist() == [[15, 15], [15, 15]]
-    assert whole.loss_sums.tolist() == [15.0]
-    assert whole.is_finite
-    assert not add_up([part([0], [1]), part([1], [2], is_finite=False)]).is_finite
+    parts = [part([0, 2, 4], [1, 3, 5]), part([1, 3], [2, 4])]
+    loss_sums, matrix, is_finite, counts = sum_over_ranks(parts[0], Gathered(parts))
+    assert counts[:, 0, 0].tolist() == [1, 2, 3, 4, 5]
+    assert (loss_sums.tolist(), matrix.tolist(), is_finite) == ([15.0], [[15, 15], [15, 15]], True)
+    parts = [part([0], [1]), part([1], [2], is_finite=False)]
+    assert not sum_over_ranks(parts[0], Gathered(parts))[2]

@@ -57,10 +57,6 @@ def saved(run):
     return read_last(run.checkpointer.folder / "last.pt")
 
 
-def same_weights(run, content):
-    return same(run.state.segmenter.network.state_dict().values(), content["model"].values())
-
-
 def test_the_first_time_numbers_are_not_finite_the_run_goes_back_with_a_tenth_of_the_rate(run):
     recover(run, bad_steps())
     assert (run.state.batch, run.state.num_rollbacks, run.state.learning_rate.factor) == (0, 1, 0.1)
@@ -106,14 +102,6 @@ def test_a_group_that_memory_interrupted_is_begun_anew_from_the_last_saved_state
     assert "going on from the start" in said(run)
 
 
-def test_with_on_oom_stop_the_state_is_saved_and_training_ends(run):
-    run.settings.change("a test", on_oom="stop")
-    with pytest.raises(TrainingFailed, match=r"^out of memory \(.*\)\. Try batch_size=1 .*; .*last\.pt is whole; to go on: "):
-        recover(run, out_of_memory())
-    assert saved(run)["batch"] == 3
-    assert same_weights(run, saved(run))
-
-
 def test_the_memory_of_the_failed_step_is_freed_before_parts_get_smaller(run, monkeypatch):
     """Local variables of its frames, also of an error that was raised while another was handled."""
     alive, was_alive = [], []
@@ -138,18 +126,6 @@ def test_the_memory_of_the_failed_step_is_freed_before_parts_get_smaller(run, mo
     with Recovery(run):
         step()
     assert was_alive == [False, False]
-
-
-@pytest.mark.parametrize("text", ["worker process 12 died (SIGKILL)", "no batch in 5 s; perhaps in reading out of memory/1.png"])
-def test_workers_that_fail_end_the_run_with_the_state_saved(text, run):
-    with pytest.raises(TrainingFailed) as caught:
-        recover(run, WorkerError(text))
-    assert str(caught.value) == (
-        f"{text}. See whether the disk is there; {run.checkpointer.folder / 'last.pt'} is whole; "
-        f"to go on: python train_unet.py --resume {run.checkpointer.folder}"
-    )
-    assert caught.value.__suppress_context__
-    assert (saved(run)["batch"], run.config.batch_parts) == (3, 1)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), Interrupted(signal.SIGTERM)])

@@ -25,7 +25,7 @@ def finish_epochs(run, values, rates=None):
         rate = rates[index] if rates else 10.0
         row = {**ROW, "epoch": index + 1, "val_iou": value, "seconds": 2.0, "images_per_second": rate}
         if run.judge(row, SCORES):
-            run.checkpointer.write_best(row, run.state.eval_segmenter)
+            run.checkpointer._write_best(run.checkpointer._copy_best(row, run.state.eval_segmenter))
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_useless_model_is_told_after_the_table_and_in_result_json(tiny_data, t
     for epoch in (1, 2):
         row = {**ROW, "epoch": epoch, "val_iou": 0.0, "train_iou": 0.1}
         if run.judge(row, nothing_found):
-            run.checkpointer.write_best(row, run.state.eval_segmenter)
+            run.checkpointer._write_best(run.checkpointer._copy_best(row, run.state.eval_segmenter))
     result = report(run)
     assert result.baseline_iou == pytest.approx(1 / 3)
     (warning,) = result.warnings
@@ -115,16 +115,13 @@ ALL_BACKGROUND = [[70, 0], [30, 0]]
 ENOUGH = 1000  # steps in an epoch
 
 
-def rows(train_iou, val_iou=None, train_loss=None, val_loss=None):
-    """A row for each value of train_iou; what is not given is that of ROW."""
-    columns = {"train_iou": train_iou, "val_iou": val_iou, "train_loss": train_loss, "val_loss": val_loss}
-    given = {name: values for name, values in columns.items() if values is not None}
-    return [{**ROW, "epoch": index + 1, **{name: given[name][index] for name in given}} for index in range(len(train_iou))]
+def rows(train_iou):
+    return [{**ROW, "epoch": index + 1, "train_iou": value} for index, value in enumerate(train_iou)]
 
 
-def judge(confusion, history, best_epoch=1, steps_per_epoch=ENOUGH, **settings):
+def judge(confusion, history, steps_per_epoch=ENOUGH, **settings):
     resolved = make_settings(**{"image_size": 512, "augmentation": "default", **settings})
-    return judge_model(resolved, confusion, history, best_epoch, len(history) * steps_per_epoch)
+    return judge_model(resolved, confusion, history, len(history) * steps_per_epoch)
 
 
 def advice_of(findings):
@@ -132,15 +129,13 @@ def advice_of(findings):
 
 
 def test_a_good_run_is_not_warned_about():
-    assert judge(GOOD, rows([0.5, 0.8, 0.9]), best_epoch=3) == []
+    assert judge(GOOD, rows([0.5, 0.8, 0.9])) == []
     three = [[68, 2, 0], [2, 18, 0], [1, 0, 9]]
-    assert judge(three, rows([0.5, 0.8, 0.9]), best_epoch=3, num_classes=3) == []
+    assert judge(three, rows([0.5, 0.8, 0.9]), num_classes=3) == []
 
 
 def test_training_that_did_not_learn_points_to_steps_masks_and_rate():
-    ((problem, advice),) = judge(
-        ALL_FOREGROUND, rows([0.2, 0.32]), best_epoch=2, steps_per_epoch=10, num_epochs=2, data_dir="my data"
-    )
+    ((problem, advice),) = judge(ALL_FOREGROUND, rows([0.2, 0.32]), steps_per_epoch=10, num_epochs=2, data_dir="my data")
     assert problem == (
         "this model is of no use: its val IoU is 0.300, and all foreground everywhere gives 0.300. "
         "Training did not learn either (train IoU 0.320 at best)"
@@ -154,7 +149,7 @@ def test_training_that_did_not_learn_points_to_steps_masks_and_rate():
 
 
 def test_training_that_learned_points_to_overfitting_and_the_split():
-    ((problem, advice),) = judge(ALL_FOREGROUND, rows([0.5, 0.9]), best_epoch=2)
+    ((problem, advice),) = judge(ALL_FOREGROUND, rows([0.5, 0.9]))
     assert problem.endswith("Training did learn (train IoU 0.900): the model knows its training images only")
     assert advice[0] == "overfitting: augmentation=strong, encoder_weights=imagenet, more training images"
     assert "another kind" in advice[1]
@@ -173,13 +168,13 @@ def test_a_foreground_that_is_rare_and_never_predicted_is_told_with_how_to_find_
 
 
 def test_every_setting_that_is_advised_can_be_given_on_the_command_line():
-    confusion, history = [[980, 0, 0], [10, 0, 0], [10, 0, 0]], rows([0.9] * 6, [0.3] * 6, [1.0, *[0.1] * 5])
-    lines = advice_of(judge(confusion, history, num_classes=3, steps_per_epoch=1, ema_decay=0.9, image_size=[64, 32]))
+    confusion, history = [[980, 0, 0], [10, 0, 0], [10, 0, 0]], rows([0.9] * 6)
+    lines = advice_of(judge(confusion, history, num_classes=3, steps_per_epoch=1, image_size=[64, 32]))
     lines += "\n" + advice_of(judge(confusion, rows([0.3]), num_classes=3, data_dir="some where"))
     settings = [word.rstrip(",") for line in lines.splitlines() for word in shlex.split(line.replace(", or ", " ")) if "=" in word]
     names = [word.partition("=")[0] for word in settings]
     assert set(names) == {
-        *("num_epochs", "fit", "rare_class_crops", "class_weights", "loss", "ema_decay", "learning_rate"),
+        *("num_epochs", "fit", "rare_class_crops", "class_weights", "loss", "learning_rate"),
         *("augmentation", "encoder_weights", "data_dir"),
     }
     for setting in settings:
@@ -210,22 +205,3 @@ def test_validation_with_one_class_only_says_nothing_about_the_model(confusion, 
     ((problem, advice),) = judge(confusion, rows([0.9]), num_classes=num_classes)
     assert problem == f"every validation pixel is {name}: val IoU says nothing about the model"
     assert "val_fraction" in advice[0]
-
-
-# The best epoch was an early one
-
-
-def test_an_early_best_epoch_is_told_if_training_went_on_to_learn():
-    history = rows([0.5, 0.6, 0.7, 0.9, 0.95], [0.6, 0.5, 0.5, 0.5, 0.5], [1.0, 0.8, 0.6, 0.4, 0.2])
-    ((problem, advice),) = judge(GOOD, history, best_epoch=1)
-    assert problem == (
-        "epoch 1 of 5 was the best by val_iou, while the training loss went on falling (1.0000 → 0.2000): "
-        "what was learned later did not help on validation images"
-    )
-    assert advice[:2] == [
-        "another learning rate may suit these data: learning_rate=0.0001, or learning_rate=auto",
-        "overfitting: augmentation=strong, encoder_weights=imagenet, more training images",
-    ]
-    assert judge(GOOD, history, best_epoch=1, ema_decay=0.999)[0][1][0] == (
-        "the average of the weights may lag behind them: ema_decay=null"
-    )

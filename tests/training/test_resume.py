@@ -6,7 +6,6 @@ import io
 
 import pytest
 
-from helpers.project import FIXED_RECIPE
 from helpers.steps import make_settings, small_components
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import Decision
@@ -20,7 +19,6 @@ from unet_trainer.training.resume import (
     compare_splits,
     keep_decided,
     keep_reasons,
-    say_already_finished,
     say_resumed,
 )
 
@@ -111,14 +109,6 @@ def test_what_is_open_is_as_the_run_began():
     assert (kept.device, kept.num_workers, kept.cache) == ("auto", "auto", "auto")
 
 
-def test_what_is_set_is_not_replaced_by_what_the_run_began_with():
-    before = make_settings(learning_rate=0.5, batch_size=4).repeatable_dict()
-    config = load_config({**FIXED_RECIPE, "learning_rate": 0.25, "batch_size": 2})
-    kept = keep_decided(config, before)
-    assert (kept.learning_rate, kept.batch_size) == (0.25, 2)
-    assert kept.sources == config.sources
-
-
 @pytest.mark.parametrize(
     ("now", "problem"),
     [
@@ -188,11 +178,3 @@ def test_another_number_of_epochs_is_told_with_what_it_does_to_the_schedule(sche
     state = small_components(settings=settings).state
     say_resumed(settings.taken, {**BEFORE, "num_epochs": 20}, state, [], Console(stream))
     assert f"Note: the {scheduler} schedule {how}; the learning rate continues at 1.00e-03\n" in stream.getvalue()
-
-
-def test_a_run_that_stopped_early_is_answered_with_the_way_to_train_on(state, stream):
-    say_already_finished(make_settings(num_epochs=9).taken, state, "python train_unet.py --resume a", Console(stream))
-    assert stream.getvalue() == (
-        "Note: this run had stopped early after epoch 2; to train on: "
-        "python train_unet.py --resume a early_stopping_patience=null\n"
-    )

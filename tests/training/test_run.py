@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from types import SimpleNamespace
 
 import pytest
@@ -12,45 +11,15 @@ from helpers.small_runs import ROW, SCORES, evaluation_of, make_run, said
 from helpers.small_runs import judge_epochs as epochs_of
 from helpers.steps import KnownCosts, everything, same, take_step
 from unet_trainer.config.facts import StepCost
-from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import compute_scores
-from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import time_budget
 from unet_trainer.training.checkpoint_file import read_checkpoint, read_last
-from unet_trainer.training.run import next_batch
 from unet_trainer.training.time_budget import is_out_of_time
 
 
 @pytest.fixture
 def run(tiny_data, tmp_path):
     return make_run(tiny_data, tmp_path / "run", num_epochs=3)
-
-
-def batches_that_fail(error):
-    yield from ()
-    raise error
-
-
-def test_a_group_is_finished_without_the_workers_when_they_fail(run):
-    run.components.train_step.begin_group(3, 0)
-    expected = [run.loaders.train.read(0, index) for index in (1, 2)]
-    batches = batches_that_fail(WorkerError("died"))
-    for index, batch in zip((1, 2), expected, strict=True):
-        assert torch.equal(next_batch(run, batches, index).images, batch.images)
-    run.components.train_step.abandon_group()
-    with pytest.raises(WorkerError, match="died"):
-        run.between_steps()
-
-
-def test_a_group_is_finished_without_the_workers_after_a_signal(run):
-    """They may be dead: Ctrl-C goes to every process of the terminal."""
-    run.components.train_step.begin_group(2, 0)
-    run.signals.received = signal.SIGINT
-    batch = next_batch(run, batches_that_fail(AssertionError("the workers were asked")), 1)
-    assert torch.equal(batch.images, run.loaders.train.read(0, 1).images)
-    run.components.train_step.abandon_group()
-    with pytest.raises(Interrupted):
-        next_batch(run, batches_that_fail(AssertionError("the workers were asked")), 2)
 
 
 def test_after_an_epoch_the_state_is_complete(run):

@@ -17,7 +17,6 @@ from unet_trainer.training.run_folder import (
     new_run_folder,
     newest_run,
     start_folder,
-    sweep,
 )
 
 
@@ -115,15 +114,3 @@ def test_links_of_a_run_folder_from_elsewhere_are_refused(name, tmp_path):
     (run / name).symlink_to(tmp_path)
     with pytest.raises(UserError, match=rf"{run / name} is a link to {tmp_path}; a run writes into its own folder alone"):
         check_may_write(run, lasts=False)
-
-
-def test_sweeping_leaves_what_is_not_a_draft_of_a_run(tmp_path):
-    run = make_run_folder(tmp_path / "run")
-    (run / "samples").mkdir()
-    ours = [run / ".best.pt.abcdefgh.tmp", run / "samples" / ".epoch_0001.png.abcdefgh.tmp"]
-    others = [run / ".report.docx.tmp", run / ".mine.pt.abcdefgh.tmp", run / "samples" / ".mine.png.abcdefgh.tmp"]
-    for path in (*ours, *others):
-        path.touch()
-    sweep(run)
-    assert not any(path.exists() for path in ours)
-    assert all(path.exists() for path in others)

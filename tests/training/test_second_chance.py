@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from helpers.runs import stop_after, timeless_rows, weights_digest
-from train_unet import UserError, train
+from train_unet import train
 from unet_trainer.config.choices import choose_learning_rate
 from unet_trainer.config.resolved_config import Decision
 from unet_trainer.model.baselines import Baseline
@@ -77,17 +76,6 @@ def test_a_run_that_never_learns_ends_early_and_says_why(recipe, monkeypatch, ca
     result = train(recipe, num_epochs=10)
     assert (result.stopped_early, result.epochs) == (True, 4)
     assert "does not learn with the gentler recipe either" in capsys.readouterr().out
-
-
-def test_weights_that_are_gone_end_it_with_nothing_changed(recipe, first_fails, monkeypatch):
-    def gone(*_, **__):
-        raise UserError("encoder_weights: no file best.safetensors")
-
-    monkeypatch.setattr(second_chance, "build_components", gone)
-    with pytest.raises(UserError, match=r"no file best\.safetensors; .*--resume"):
-        train(recipe, run_name="run")
-    content = read_run(Path(recipe["checkpoint_dir"]) / "run", print)
-    assert (content["config"]["learning_rate"], content["num_restarts"], content["epoch"]) == (0.04, 0, 1)
 
 
 def test_a_run_that_learns_and_one_whose_recipe_was_set_go_on(recipe, monkeypatch):

@@ -13,9 +13,7 @@ from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements,
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import resolve
 from unet_trainer.system.console import Console
-from unet_trainer.training.build import (
-    build_dataset,
-)
+from unet_trainer.training.build import build_dataset
 from unet_trainer.training.settings import build_hardware, build_settings, review
 
 GPU = HardwareFacts("cuda:0", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
@@ -83,9 +81,7 @@ def test_decisions_are_told(config, console, monkeypatch):
 def test_settings_that_do_nothing_are_told(config, console):
     dataset = build_dataset(config, console, None)
     build_settings(dataclasses.replace(config, crops_per_image=3), CPU_FACTS, dataset, console)
-    assert "Note: crops_per_image is for fit: crop; with fit: resize there are no crops\n" in said(console)
-    build_settings(dataclasses.replace(config, crops_per_image=3, rare_class_crops=0.9), CPU_FACTS, dataset, console)
-    assert "Note: crops_per_image and rare_class_crops are for fit: crop; " in said(console)
+    assert "Note: crops_per_image: for fit: crop alone; with fit: resize there are no crops\n" in said(console)
 
 
 GIB = 2**30
@@ -106,11 +102,6 @@ SYMMETRIC = Measurements(
     has_sides=False,
     chance=dict.fromkeys(("horizontal_flip", "vertical_flip", "quarter_turn"), 0.0),
     chance_in_views=dict.fromkeys(("horizontal_flip", "vertical_flip", "quarter_turn"), 0.0),
-)
-UPRIGHT = dataclasses.replace(
-    SYMMETRIC,
-    told={"horizontal_flip": 0.5, "vertical_flip": 0.95, "quarter_turn": 0.97},
-    told_in_views={"horizontal_flip": 0.5, "vertical_flip": 0.95, "quarter_turn": 0.97},
 )
 DATA = DatasetFacts(
     channels=3,
@@ -139,27 +130,23 @@ def fixes(*arguments, **values):
 
 
 @pytest.mark.parametrize("hardware", [A100, CPU], ids=["GPU", "CPU"])
-@pytest.mark.parametrize("facts", [DATA, dataclasses.replace(DATA, measurements=UPRIGHT)], ids=["symmetric", "upright"])
-def test_a_config_that_leaves_things_open_has_no_findings(hardware, facts):
-    assert found(hardware, facts) == []
-    assert found(hardware, facts, time_budget="10m", seed=7, learning_rate=1e-3, encoder="resnet18") == []
+def test_a_config_that_leaves_things_open_has_no_findings(hardware):
+    assert found(hardware) == []
+    assert found(hardware, time_budget="10m", seed=7, learning_rate=1e-3, encoder="resnet18") == []
 
 
 @pytest.mark.parametrize(
     ("values", "fix"),
     [
         ({"use_amp": False}, ("use_amp", "use_amp: auto")),
-        ({"use_amp": True, "amp_dtype": "float16"}, ("amp_dtype", "amp_dtype: bfloat16")),
         ({"compile_model": False}, ("compile_model", "compile_model: auto")),  # saves 0.5 × 0.1 s × 5,000 steps
         ({"compile_model": True, "cost": StepCost(0.01, 0.001, GIB)}, ("compile_model", "compile_model: auto")),
         ({"num_workers": 9}, ("num_workers", "num_workers: auto")),
         ({"image_size": 1024}, ("image_size", "image_size: auto, fit: auto")),
         ({"image_size": 128}, ("image_size", "image_size: auto, fit: auto")),  # 8 pixels thin become 2
-        ({"ema_decay": 0.9999}, ("ema_decay", "ema_decay: auto")),  # 10,000 steps of 5,000
         ({"cache": "none"}, ("cache", "cache: auto")),
         ({"num_epochs": 19}, ("num_epochs", "num_epochs: auto")),  # 950 steps
         ({"cost": StepCost(0.1, 0.001, 39 * GIB)}, ("batch_size", "batch_size: 8 with accumulation_steps: 2, or batch_parts: 2")),
-        ({"deterministic": True}, ("deterministic", "deterministic: false")),
     ],
     ids=lambda case: str(case) if isinstance(case, dict) else "",
 )
@@ -167,38 +154,10 @@ def test_a_bad_value_has_one_finding_with_the_line_to_change(values, fix):
     assert fixes(**{**LONG, **values}) == [fix]
 
 
-@pytest.mark.parametrize(
-    ("transforms", "named"),
-    [
-        (["HorizontalFlip"], None),
-        (["VerticalFlip"], "VerticalFlip"),
-        ([{"HorizontalFlip": {"p": 0.5}}, {"OneOf": {"transforms": [{"RandomRotate90": {}}, "D4"]}}], "RandomRotate90, D4"),
-        ([{"Affine": {"rotate": [-10, 10]}}], None),
-        ([{"Affine": {"rotate": [-180, 180]}}], "Affine"),
-        ([{"Rotate": {"limit": 15}}], None),
-        (["Rotate"], "Rotate"),  # turns by up to 90 degrees unless told otherwise
-    ],
-    ids=str,
-)
-def test_turns_that_the_data_do_not_have_are_named(transforms, named):
-    upright = dataclasses.replace(DATA, measurements=UPRIGHT)
-    findings = found(facts=upright, **LONG, augmentation=transforms)
-    start = f"{named} makes images unlike this data: images have an up (95% are recognised against their vertical mirror image)"
-    assert [(finding.title, finding.fix) for finding in findings] == ([("augmentation", "augmentation: auto")] if named else [])
-    assert all(finding.detail.startswith(start) for finding in findings)
-    assert found(**LONG, augmentation=transforms) == []  # of data that look alike upside down
-
-
 def test_a_step_that_could_not_be_taken_is_a_problem():
     (finding,) = found(cost=None, failure="OutOfMemoryError: CUDA out of memory", **LONG)
     assert finding.level == "problem"
     assert finding.detail == "a step of 16 could not be taken (OutOfMemoryError: CUDA out of memory)"
-
-
-def test_a_step_that_could_not_be_compiled_is_a_warning_and_says_what_training_would_do():
-    (finding,) = found(compile_failure="RuntimeError: no compiler", **LONG)
-    assert (finding.level, finding.title, finding.fix) == ("warning", "compile_model", "compile_model: false")
-    assert finding.detail == "the step cannot be compiled here (RuntimeError: no compiler): training would go on uncompiled"
 
 
 # In training
@@ -212,9 +171,8 @@ def notes_of(config, resumes=False):
 
 
 def test_training_says_the_three_hints_that_are_worth_most(tiny_config):
-    bad = {**tiny_config, "image_size": 256, "num_workers": 50, "cache": "none", "num_epochs": 20}
-    notes = notes_of(load_config({**bad, "ema_decay": 0.9999}))
-    assert [note.split()[1] for note in notes] == ["image_size:", "num_epochs:", "ema_decay:"]
+    notes = notes_of(load_config({**tiny_config, "image_size": 256, "num_workers": 50, "cache": "none", "num_epochs": 20}))
+    assert [note.split()[1] for note in notes] == ["image_size:", "num_epochs:", "num_workers:"]
     assert notes[1].startswith("Note: num_epochs: 20: too few optimizer steps to learn much; auto takes ")
     assert notes[1].endswith(" → num_epochs: auto")
 

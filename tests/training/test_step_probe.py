@@ -123,15 +123,6 @@ def test_a_step_that_memory_does_not_hold_is_told_from_one_that_fails(child, tmp
     assert not cache.exists()  # there may be more memory the next time
 
 
-def test_a_child_that_hangs_is_ended(child, monkeypatch):
-    monkeypatch.setattr(step_probe, "ANSWER_SECONDS", 0.2)
-    started = child("import time; time.sleep(1000)")
-    with probe() as measure:
-        assert measure(config()) is None
-        assert measure.failure == "it took too long"
-        assert started[0].returncode is not None
-
-
 def test_a_child_that_was_started_ahead_is_asked_and_none_is_where_costs_are_known(child, tmp_path):
     started = child(ANSWER)
     for _ in range(2):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
 from typing import Any, Literal
 
@@ -265,15 +264,6 @@ def choose_cutmix(num_passes: float, is_augmented: bool) -> tuple[float, str]:
     return CUTMIX_SHARE, f"{often}: pieces of other images keep them from being learned by heart"
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """How long a run trains: views are augmented images, a step takes a batch of them."""
-
-    num_epochs: int
-    repeats: float  # of each image in an epoch; below 1 the share of the images that it has
-    reason: str
-
-
 def plan_steps(
     num_samples: int,
     batch_size: int,
@@ -283,9 +273,10 @@ def plan_steps(
     budget: float | None,
     repeats: float | None = None,
     may_end_early: bool = False,
-) -> StepPlan:
-    """Enough views to learn from, in about NUM_EPOCHS epochs, within a budget of seconds. `may_end_early`: an epoch that there is
-    no time for ends before its last batch."""
+) -> tuple[int, float, str]:
+    """Enough views (augmented images) to learn from, in about NUM_EPOCHS epochs, within a budget of seconds: the number of epochs,
+    how often an epoch has each image (below 1: the share of the images that it has), and why. `may_end_early`: an epoch that there
+    is no time for ends before its last batch."""
     if cost is not None and not cost.is_possible:  # a batch that memory does not hold: training says so
         cost = None
     views = wanted_views(num_samples)
@@ -316,8 +307,8 @@ def plan_steps(
         in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
         in_time *= SPARE_STEPS if may_end_early else 1
         repeats = math.ceil(in_time / num_samples) if in_time > num_samples else 1 / (num_samples // in_time)
-        return StepPlan(1, repeats, f"{reason}: one epoch, as long as there is time")
-    return StepPlan(num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}")
+        return (1, repeats, f"{reason}: one epoch, as long as there is time")
+    return (num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}")
 
 
 def wanted_views(num_samples: int) -> int:
@@ -372,10 +363,6 @@ def num_pilot_steps(num_steps: int) -> int:
     """For each learning rate that a run of so many steps tries; 0: fewer would tell nothing, and none is tried."""
     most = min(MAX_PILOT_STEPS, int(PILOT_SHARE * num_steps) // MAX_PILOTS)
     return most if most >= MIN_PILOT_STEPS else 0
-
-
-def choose_weight_decay(optimizer: str) -> tuple[float, str]:
-    return (0.05, "adamw: apart from the gradient, so it may be large") if optimizer == "adamw" else (1e-4, f"{optimizer}")
 
 
 def choose_ema_decay(num_steps: int) -> tuple[float, str]:

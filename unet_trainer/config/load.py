@@ -9,9 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,9 +54,7 @@ OTHER_TOOLS_NAMES = {other: ours for ours, others in NAMES_ELSEWHERE.items() for
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
-# Settings of earlier versions. They stand in the config.yaml of old runs.
 NO_LONGER_DECIDED = ("decoder_attention", "deep_supervision", "encoder_lr_factor")  # auto was always the default
-REMOVED_KEYS = ("scaler_growth_factor", "scaler_backoff_factor", "scaler_growth_interval")
 
 
 def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
@@ -70,8 +66,6 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
     else:
         given = _read_overrides(overrides, problems)
     sources |= dict.fromkeys(given, "argument" if isinstance(overrides, Mapping) else "command line")
-    if removed := tuple(name for name in REMOVED_KEYS if name in {**(raw or {}), **given}):
-        _note_removed(removed)
     config, wrong = _parse_values({**(raw or {}), **given}, problems)
     if "num_epochs" in given:  # a preset that is tried for a few epochs: its patience and warm-up may be longer than that
         if "early_stopping_patience" not in given and _patience_is_too_long(config):
@@ -93,11 +87,6 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"{count} in {origin}:\n" + "\n".join(f"  {problem}" for problem in problems))
     return dataclasses.replace(config, sources={name: origin for name, origin in sources.items() if name in FIELDS})
-
-
-@cache  # once in a process: commands read the config of a run several times
-def _note_removed(names: tuple[str, ...]) -> None:
-    print(f"Note: no longer settings, and ignored: {', '.join(names)}", file=sys.stderr)
 
 
 def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any], demo_file: Path) -> Config:
@@ -200,7 +189,7 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
     values: dict[str, Any] = {}
     wrong = set()
     for name, value in raw.items():
-        if name in REMOVED_KEYS or (name in NO_LONGER_DECIDED and value == "auto"):
+        if name in NO_LONGER_DECIDED and value == "auto":
             continue
         if name not in FIELDS:
             problems.append(f"{_one_line(name)}: unknown key{_suggestion(name)}")

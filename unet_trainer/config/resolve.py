@@ -261,12 +261,16 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
         accumulation = draft["accumulation_steps"]
         ends_early = draft["time_budget"] is not None and draft.hardware.num_processes == 1
         plan = choices.plan_steps(num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats, ends_early)
-        draft.decide("num_epochs", plan.num_epochs, plan.reason)
-        num_batches = max(1, int(num_samples * plan.repeats) // batch_size)
-        draft.decide_if_open("repeats", plan.repeats, f"{num_batches:,} batches between two validations")
+        num_epochs, repeats, reason = plan
+        draft.decide("num_epochs", num_epochs, reason)
+        num_batches = max(1, int(num_samples * repeats) // batch_size)
+        draft.decide_if_open("repeats", repeats, f"{num_batches:,} batches between two validations")
     draft.decide_if_open("repeats", 1, "num_epochs is set")
     num_epochs = draft["num_epochs"]
-    passes = num_epochs * draft["repeats"] * _share_seen(draft)
+    passes = num_epochs * draft["repeats"]
+    if draft["fit"] == "crop":  # each sees a part of an image of median area
+        area = median(height * width for height, width in draft.dataset.train_sizes)
+        passes *= draft["crops_per_image"] * math.prod(as_shape(draft["image_size"])) / area
     if draft.config.augmentation == "auto" and draft["augmentation"] != "default" and passes < choices.AUGMENTED_PASSES:
         flips, found = choices.flips_of(draft["augmentation"]), draft.decided["augmentation"][1]
         draft.decide("augmentation", flips or "none", f"images come {passes:.1f} times, too seldom for more than flips; {found}")
@@ -281,7 +285,7 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
         rate_reason += f"; {num_steps:,} steps are too few to try others"
     for name, choice in {
         "learning_rate": (rate, rate_reason),
-        "weight_decay": choices.choose_weight_decay(draft["optimizer"]),
+        "weight_decay": (0.05 if draft["optimizer"] == "adamw" else 1e-4, draft["optimizer"]),
         "ema_decay": choices.choose_ema_decay(num_steps),
         "warmup_epochs": choices.choose_warmup(num_epochs),
         "early_stopping_patience": choices.choose_patience(num_epochs),
@@ -289,14 +293,6 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
         "cache": choices.choose_cache(num_bytes, hardware.host_memory, num_epochs * draft["repeats"] * num_crops),
     }.items():
         draft.decide_if_open(name, *choice)
-
-
-def _share_seen(draft: _Draft) -> float:
-    """Of the pixels of an image of median area, in one pass: all of them, or those of its crops."""
-    if draft["fit"] == "resize":
-        return 1.0
-    area = median(height * width for height, width in draft.dataset.train_sizes)
-    return draft["crops_per_image"] * math.prod(as_shape(draft["image_size"])) / area
 
 
 def decoded_bytes(fit: str, image_size: int | tuple[int, int], dataset: DatasetFacts) -> int:

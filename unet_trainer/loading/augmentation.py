@@ -6,6 +6,7 @@ repeat each other. Each sample gets random states derived from its own key inste
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import warnings
@@ -106,7 +107,6 @@ class Strength(NamedTuple):
 
 JITTER = {name: Strength(**entry["IntensityJitter"]) for name, entry in INTENSITY_JITTER.items()}
 
-
 JITTER_NAME = "IntensityJitter"  # of an entry of a list that is no transform of albumentations
 
 
@@ -116,15 +116,14 @@ def _is_jitter(item: Any) -> bool:
 
 def _build_jitter(parameters: Any, image_spec: ImageSpec, problems: list[str]) -> Strength:
     """The strength of a list's own entry for images that are not 8-bit."""
-    values = parameters if isinstance(parameters, dict) else {}
-    numbers = [value for value in values.values() if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0]
     if image_spec.is_8bit:
         problems.append(f"{JITTER_NAME} is for images that are not 8-bit; RandomBrightnessContrast is for these")
-    elif set(values) != set(Strength._fields) or len(numbers) < len(values):
-        problems.append(f"{JITTER_NAME}: need {', '.join(Strength._fields)}, each a number of at least 0")
-    else:
-        return Strength(**{name: float(value) for name, value in values.items()})
-    return Strength(0.0, 0.0, 0.0, 0.0)
+    with contextlib.suppress(TypeError):
+        strength = Strength(**parameters)
+        if all(type(value) in (int, float) and value >= 0 for value in strength):
+            return strength
+    problems.append(f"{JITTER_NAME}: need {', '.join(Strength._fields)}, each a number of at least 0")
+    return JITTER["default"]
 
 
 def _jitter(
@@ -153,7 +152,8 @@ def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseC
     if name in REFUSED:
         problems.append(f"{name} cannot be used: batches keep the dtype of the files, and the device normalises them")
         return None
-    known = [*GROUPS, *_transform_names()]
+    of_library = [word for word, value in vars(A).items() if isinstance(value, type) and issubclass(value, A.BasicTransform)]
+    known = [*GROUPS, *sorted(set(of_library) - set(ABSTRACT))]
     if name not in known:
         meant = near_miss(name, [word.lower() for word in known])
         proper = next((word for word in known if word.lower() == meant), None)
@@ -174,11 +174,6 @@ def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseC
     except (UserWarning, ValueError, TypeError) as error:
         problems.append(f"{name}: {' '.join(str(error).split())[:200]}")
         return None
-
-
-def _transform_names() -> list[str]:
-    classes = {name: value for name, value in vars(A).items() if isinstance(value, type) and issubclass(value, A.BasicTransform)}
-    return sorted(classes.keys() - ABSTRACT)
 
 
 def _try_out(augmentation: Augmentation, size: tuple[int, int], image_spec: ImageSpec) -> None:

@@ -163,12 +163,6 @@ class SegmentationDataset:
         self._taken[found] |= flag
         return found.tolist()
 
-    def take_first(self, flag: int) -> bool:
-        """Whether this was noticed of any pair; true once."""
-        found = bool((self.noticed & ~self._taken & flag).any())
-        self._taken |= flag if found else 0
-        return found
-
     def decode(self, index: int) -> tuple[Pixels, Pixels]:
         """A pair as the cache keeps it: as the sample where whole images are resized, else as it is."""
         image, mask = self._read(index)

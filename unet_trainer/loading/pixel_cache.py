@@ -2,8 +2,8 @@
 
 A cache is filled before the first step and only read afterwards, so workers need no locks. The name of its file is a digest of
 the time and size of every image and mask: when one of them changes, the cache is built anew. All who may read the folder share it.
-Drafts of killed runs and files that no run has used for a while are deleted, and on a full disk those used longest ago make room;
-never one that a run has open. Behind the pairs the file has a checksum of each, which is checked when a run reads the pair first.
+Drafts of killed runs and files that no run has used for a while are deleted, never one that a run has open. Behind the pairs the
+file has a checksum of each, which is checked when a run reads the pair first.
 """
 
 from __future__ import annotations
@@ -197,8 +197,6 @@ def fill_cache(
         _delete_old_files(folder, keep=path)
         every_entry = lay_out(shapes, itemsize, sys.maxsize, mask_sizes)
         found = _find_cache(path, every_entry)
-        if found is None and limit is None:
-            _make_room(folder, _end(every_entry))
         max_bytes = int((free_disk(folder) if limit is None else limit) * MAX_SHARE)
         entries = [entry for entry in every_entry if entry.end <= max_bytes]
         if found is None or len(found) < len(entries):
@@ -269,17 +267,3 @@ def _delete_old_files(folder: Path, keep: Path) -> None:
                 is_killed_draft = pattern.endswith(DRAFT_SUFFIX) and is_used is False and status.st_size > 0
                 if file != keep and not is_used and (is_old or is_killed_draft):
                     file.unlink()
-
-
-def _make_room(folder: Path, num_bytes: int) -> None:
-    """Deletes caches, those used longest ago first, until a file of so many bytes fits."""
-    ages = {}
-    for file in folder.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(OSError):  # another run has just deleted it
-            ages[file] = file.lstat().st_mtime
-    for file in sorted(ages, key=lambda file: ages[file]):
-        if free_disk(folder) * MAX_SHARE >= num_bytes:
-            return
-        with contextlib.suppress(OSError):
-            if not is_in_use(file):
-                file.unlink()

@@ -36,7 +36,10 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
     """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be loaded."""
     if spec.architecture == OWN:
         return own_network(spec)
-    check_encoder_name(spec.encoder)
+    try:
+        encoder_name(spec.encoder)
+    except ValueError as error:
+        raise ConfigError(f"encoder: got {spec.encoder!r}; {error}") from None
     path = Path(encoder_weights or "")
     file = path if path.suffix in WEIGHT_FILES or path.is_file() else None
     options: dict[str, Any] = {} if spec.decoder_channels is None else {"decoder_channels": spec.decoder_channels}
@@ -72,14 +75,6 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
     if file is not None:
         load_encoder_weights(network.encoder, file)
     return network
-
-
-def check_encoder_name(name: str) -> None:
-    """Raises ConfigError for a name that does not exist."""
-    try:
-        encoder_name(name)
-    except ValueError as error:
-        raise ConfigError(f"encoder: got {name!r}; {error}") from None
 
 
 def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:

@@ -21,7 +21,7 @@ from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
-from unet_trainer.datasets.pairs import FoundPairs, Pair, first_few
+from unet_trainer.datasets.pairs import FoundPairs, first_few
 from unet_trainer.datasets.splits import read_split_csv
 from unet_trainer.images.drawing import sample_sheet
 from unet_trainer.images.file_bytes import DataError, file_stamp
@@ -37,10 +37,7 @@ from unet_trainer.model.arm_convolution import use_arm_convolutions
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import add_auxiliary_heads, build_network, set_training_mode
 from unet_trainer.model.optimizer_and_schedule import Ema, build_learning_rate, build_optimizer
-from unet_trainer.model.precision import (
-    Numerics,
-    build_scaler,
-)
+from unet_trainer.model.precision import Numerics, build_scaler
 from unet_trainer.model.pretrained import is_here
 from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
 from unet_trainer.system.concurrency import ReadTimeout
@@ -89,17 +86,14 @@ class Loaders:
             )
             failures.num_pieces = 0
         if changed:
-            files = counted(len(changed), "file")
-            how = "has changed since the run began, and is trained on as it is now"
-            if len(changed) > 1:
-                how = "have changed since the run began, and are trained on as they are now"
-            notices.append(f"{files} {how}: {first_few(changed)}")
+            how = f"changed since the run began: {first_few(changed)}; training continues with the new content"
+            notices.append(f"{counted(len(changed), 'file')} {how}")
         for dataset in datasets:
-            if dataset.cache is not None and dataset.take_first(CACHE_DAMAGED):
+            if dataset.cache is not None and dataset.take_noticed(CACHE_DAMAGED):
                 dataset.cache.discard()
                 notices.append(
-                    "cache: the file of decoded pairs was changed by something else; what is damaged in it is read from the "
-                    "images, which is slower. The next start makes it anew"
+                    "cache: the file of decoded pairs was changed by something else; damaged pairs are read from their files, "
+                    "which is slower. The next start makes it anew"
                 )
         return notices
 
@@ -123,7 +117,6 @@ class Components:
     eval_step: EvalStep
     loss: WeightedLoss
     numerics: Numerics
-    accumulation_steps: int
     freeze_encoder_epochs: int
 
     def set_training_mode(self, epoch: int) -> None:
@@ -132,11 +125,6 @@ class Components:
             set_training_mode(self.state.segmenter.network, encoder_frozen=epoch < self.freeze_encoder_epochs)
         else:  # a network of the user's own may have no encoder, or parameters that are never trained
             self.state.segmenter.network.train()
-
-    def begin_phases(self) -> Sequence[Callable[[], None]]:
-        """Calls that put the network into each mode that it will train in from here on: encoder frozen, and not."""
-        epochs = [self.state.epoch] + ([self.freeze_encoder_epochs] if self.state.epoch < self.freeze_encoder_epochs else [])
-        return [partial(self.set_training_mode, epoch) for epoch in epochs]
 
     def set_num_parts(self, num_parts: int) -> None:
         """From here on a batch goes through the model in so many parts."""
@@ -207,7 +195,10 @@ def build_datasets(
     train_dataset, val_dataset = (
         SegmentationDataset(
             pairs,
-            _pair_sizes(dataset, pairs),
+            [
+                PairSize(image.size, mask.size, FileState(image.stamp, image.digest), FileState(mask.stamp, mask.digest))
+                for image, mask in zip(*dataset.facts_of(pairs), strict=True)
+            ],
             dataset.coding,
             dataset.image_spec,
             tiling,
@@ -239,14 +230,6 @@ def build_loaders(
         build_loader(val_dataset, eval_batch_size(config, device, val_dataset), shuffle=False),
         pool,
     )
-
-
-def _pair_sizes(dataset: CheckedDataset, pairs: Sequence[Pair]) -> list[PairSize]:
-    images, masks = dataset.facts_of(pairs)
-    return [
-        PairSize(image.size, mask.size, FileState(image.stamp, image.digest), FileState(mask.stamp, mask.digest))
-        for image, mask in zip(images, masks, strict=True)
-    ]
 
 
 def eval_batch_size(config: ResolvedConfig, device: torch.device, dataset: SegmentationDataset | None = None) -> int:
@@ -411,6 +394,5 @@ def build_components(
         ),
         loss=loss,
         numerics=numerics,
-        accumulation_steps=config.accumulation_steps,
         freeze_encoder_epochs=config.freeze_encoder_epochs,
     )

@@ -12,7 +12,6 @@ import hashlib
 import math
 import os
 import pickletools
-import shutil
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -25,6 +24,7 @@ from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FILE, open_file
 from unet_trainer.system.os_errors import advice, reason, with_advice
+from unet_trainer.system.resources import free_disk
 from unet_trainer.training.async_device import tensors_in
 from unet_trainer.training.errors import CheckpointError, NewerFormat, NonFinite, UnreadableFile
 from unet_trainer.training.run_folder import DAMAGED, LAST, PREVIOUS
@@ -52,21 +52,13 @@ class SaveError(OSError):
     """A checkpoint could not be written. The file that it was to replace is as it was."""
 
     def __init__(self, path: Path, num_bytes: int, error: OSError) -> None:
-        self.advice = advice(error, path)
-        needed = f": {_megabytes(num_bytes)} are needed{_free_note(path.parent)}" if self.advice.startswith("make room") else ""
+        self.advice, needed = advice(error, path), ""
+        if self.advice.startswith("make room"):
+            needed = f": {num_bytes / 1e6:.1f} MB are needed"
+            with contextlib.suppress(OSError):
+                needed += f", {free_disk(path.parent) / 1e6:.1f} MB are free there"
         super().__init__(f"{path} could not be written ({reason(error, path)}){needed}")
         self.errno = error.errno
-
-
-def _megabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e6:.1f} MB"
-
-
-def _free_note(folder: Path) -> str:
-    try:
-        return f", {_megabytes(shutil.disk_usage(folder).free)} are free there"
-    except OSError:
-        return ""
 
 
 def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | None = None) -> None:
@@ -221,15 +213,10 @@ def _check_archive(path: Path) -> None:
         if len({entry.filename for entry in entries}) != len(entries):
             raise CheckpointError(f"{path} is not a checkpoint: it holds two entries of one name")
         for entry in entries:
-            if entry.filename.endswith(".pkl"):
-                _check_pickle(path, archive.read(entry))
-
-
-def _check_pickle(path: Path, pickled: bytes) -> None:
-    for opcode, argument, _ in pickletools.genops(pickled):
-        if opcode.name in UNSAFE_OPCODES or (opcode.name == "GLOBAL" and argument not in SAFE_GLOBALS):
-            named = argument if opcode.name == "GLOBAL" else opcode.name
-            raise CheckpointError(f"{path} is not a checkpoint that can be read: more than tensors and primitives ({named})")
+            for opcode, argument, _ in pickletools.genops(archive.read(entry)) if entry.filename.endswith(".pkl") else ():
+                if opcode.name in UNSAFE_OPCODES or (opcode.name == "GLOBAL" and argument not in SAFE_GLOBALS):
+                    why = f"more than tensors and primitives ({argument if opcode.name == 'GLOBAL' else opcode.name})"
+                    raise CheckpointError(f"{path} is not a checkpoint that can be read: {why}")
 
 
 def read_last(path: Path) -> dict[str, Any]:

@@ -104,9 +104,6 @@ class Checkpointer:
         return "nothing is saved" if state is None else f"{state} is whole; to go on: {resume_command(self.folder)}"
 
     def write_config(self) -> None:
-        self.attempt(self._write_config)
-
-    def _write_config(self) -> None:
         """What the run is trained with, to repeat it or to go on with it."""
         header = f"{CONFIG_TITLE} To run them again: python train_unet.py {shlex.quote(str(self.folder / CONFIG_YAML))}"
         text = self.settings.to_yaml(header, resume=None, run_name=self.folder.name)
@@ -114,9 +111,6 @@ class Checkpointer:
         write_result(self.folder / SETTINGS, self.settings.explained())
 
     def write_split(self) -> None:
-        self.attempt(self._write_split)
-
-    def _write_split(self) -> None:
         """Which pairs train and which validate, so that a resumed run keeps to it."""
         split = self.split
         text = split_csv_text(split.train, split.val, Path(self.settings.taken.data_dir), split.test, split.unused)
@@ -133,16 +127,19 @@ class Checkpointer:
 
         `draw_samples` and `image_scores` are called for the best only; what they return is called in the background.
         """
-        best_copy = None
+        # The folder is read when a job is written: it may have become another one since, see _leave_folder.
+        best_copy, name = None, f"epoch_{self.state.epoch:04d}.png"
         if best is not None:
-            best_copy = self._copy_best(row, best)
+            best_copy, make_scores = self._copy_best(row, best), image_scores()
             self.waiting[BEST] = Job(partial(self._write_best, best_copy))
-            self.waiting[VAL_SCORES] = Job(partial(self._write_scores, image_scores()))
-            draw = self._draw(draw_samples)
-            if draw is not None:
-                self.waiting[SAMPLES] = Job(partial(self._write_picture, f"epoch_{self.state.epoch:04d}.png", draw))
+            self.waiting[VAL_SCORES] = Job(lambda: write_text_atomically(self.folder / VAL_SCORES, make_scores()))
+            try:
+                draw = draw_samples()
+                self.waiting[SAMPLES] = Job(lambda: self._write_picture(name, draw()))
+            except (RuntimeError, MemoryError, UserError) as error:  # which do not end the epoch that the picture shows
+                self.console.warn(f"no picture of epoch {self.state.epoch}: {first_line(error)}")
         history = [dict(row) for row in self.state.history]
-        self.waiting[METRICS_CSV] = Job(partial(self._write_metrics, history))
+        self.waiting[METRICS_CSV] = Job(lambda: write_metrics(self.folder / METRICS_CSV, history))
         if not self.writer.is_busy():  # else an epoch is shorter than a save: a copy of the state would only be replaced
             self.save_state(best=best_copy)
 
@@ -158,50 +155,33 @@ class Checkpointer:
         if damage is None:
             return None
         if (state.epoch, state.batch) == (best_epoch, 0):
-            self.write_best(state.history[-1], state.eval_segmenter)
+            copy = self._copy_best(state.history[-1], state.eval_segmenter)
+            self.attempt(lambda: self._write_best(copy))
             self.console.warn(f"{path} {damage}; it is written anew from this state, which is that of the best epoch")
             return None
         state.early_stopping.forget_best()
         state.per_class_iou, state.confusion = [], []
         return f"{path} {damage}: the weights of epoch {best_epoch}, the best so far, are lost"
 
-    def write_best(self, row: Row, best: Segmenter) -> None:
-        copy = self._copy_best(row, best)
-        self.attempt(lambda: self._write_best(copy))
-
     def _copy_best(self, row: Row, best: Segmenter) -> HostCopy:
         return HostCopy({**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": deployable_weights(best)})
-
-    # The folder is read when a job is written: it may have become another one since, see _leave_folder.
 
     def _write_best(self, copy: HostCopy) -> None:
         write_checkpoint(self.folder / BEST, copy.content())
 
-    def _write_scores(self, make: Callable[[], str]) -> None:
-        write_text_atomically(self.folder / VAL_SCORES, make())
-
-    def _write_metrics(self, history: list[Row]) -> None:
-        write_metrics(self.folder / METRICS_CSV, history)
-
-    def _write_picture(self, name: str, draw: Callable[[], Pixels]) -> None:
+    def _write_picture(self, name: str, picture: Pixels) -> None:
         folder = self.folder / SAMPLES
         make_own_folder(folder)
-        write_bytes_atomically(folder / name, encode_image(draw(), ".png"))
-
-    def _draw(self, draw_samples: Callable[[], Callable[[], Pixels]]) -> Callable[[], Pixels] | None:
-        """A picture that fails does not end the epoch that it shows."""
-        try:
-            return draw_samples()
-        except (RuntimeError, MemoryError, UserError) as error:
-            self.console.warn(f"no picture of epoch {self.state.epoch}: {first_line(error)}")
-            return None
+        write_bytes_atomically(folder / name, encode_image(picture, ".png"))
 
     def save_state(self, best: HostCopy | None = None, with_config: bool = True) -> None:
         """The state as it is now, with all that waits for it. Waits for a save under way."""
         self.writer.wait()
         self._collect()
         copy = self._copy_state(best)
-        self._check_folder(copy)
+        # A folder that is gone for now, as with its disk, is tried again where failed saves do not end the run.
+        if not (self.is_ours() or (self.settings.taken.on_save_error == "continue" and not self.folder.exists())):
+            self._leave_folder(copy)
 
         def write_last() -> None:
             write_checkpoint(self.folder / LAST, copy.content(), previous=self.folder / PREVIOUS)
@@ -210,20 +190,15 @@ class Checkpointer:
         self.waiting.pop(LAST, None)  # of a save that failed: the new one must come after best.pt
         jobs = {"events": Job(self.events.sync), **self.waiting, LAST: Job(write_last, requires=BEST)}
         if with_config:
-            jobs[CONFIG_YAML] = Job(self._write_config)
+            jobs[CONFIG_YAML] = Job(self.write_config)
         self.waiting = {}
         self.saved_at = time.monotonic()
         self.failed_at = None
         self.attempt(lambda: self.writer.start(jobs))
 
-    def _check_folder(self, state: HostCopy) -> None:
-        """Nothing is written into a folder that another process has deleted, replaced or locked since this run locked it."""
-        if self.is_ours() or (self.settings.taken.on_save_error == "continue" and not self.folder.exists()):
-            return  # a folder that is gone for now, as with its disk, is tried again
-        self._leave_folder(state)
-
     def _leave_folder(self, state: HostCopy | None) -> NoReturn:
-        """Saves the state, or else the one whose save has failed, in a new folder beside the one that is lost; ends the run."""
+        """Nothing is written into a folder that another process has deleted, replaced or locked since this run locked it. Saves the
+        state, or else the one whose save has failed, in a new folder beside it; ends the run."""
         lost = self.folder
         what = f"{lost} {'is another folder now' if lost.exists() else 'is gone'}, deleted, moved or taken by another process"
         waiting, self.waiting = self.waiting, {}
@@ -234,9 +209,9 @@ class Checkpointer:
             self.folder = new_run_folder(lost.parent, f"{re.sub(r'-[0-9]+$', '', lost.name)}-2")
             self.console.log_to(self.folder / LOG)
             self.events.open(self.folder)
-            self._write_config()
-            self._write_split()
-            self._write_metrics(self.state.history)
+            self.write_config()
+            self.write_split()
+            write_metrics(self.folder / METRICS_CSV, self.state.history)
             if BEST in waiting:
                 waiting[BEST].write()
             if state is not None:
@@ -282,7 +257,11 @@ class Checkpointer:
         unwritten, error = self.writer.collect()
         self.waiting = {**unwritten, **self.waiting}
         if error is not None:
-            self.attempt(partial(_raise, error))
+
+            def fail() -> None:
+                raise error
+
+            self.attempt(fail)
 
     def unwritten(self) -> list[str]:
         """Those of best.pt and last.pt that are not on disk."""
@@ -331,10 +310,6 @@ class Checkpointer:
                 todo = f"{todo[0].upper()}{todo[1:]}, or set" if todo else "Set"
                 raise TrainingFailed(f"{what}; {self.describe_saved()}. {todo} on_save_error: continue to train on") from None
             self.console.warn(f"{what}; training continues (on_save_error: continue)")
-
-
-def _raise(error: Exception) -> None:
-    raise error
 
 
 class FollowingCheckpointer:

@@ -6,7 +6,7 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,7 +18,7 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.losses import TERMS
-from unet_trainer.system.console import Console, cause_line, first_line
+from unet_trainer.system.console import Console, cause_line, counted, first_line
 from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.training.async_device import CudaGraphCache, DirectLauncher, HostCopy
 from unet_trainer.training.build import Components, Loaders, eval_batch_size
@@ -64,8 +64,9 @@ def try_steps(components: Components, batch: Batch, eval_batch: Batch, num_times
     train_step, eval_step = components.train_step, components.eval_step
     metrics = EpochMetrics(train_step.segmenter.spec.num_classes, train_step.device)
     with_optimizer = not has_state(train_step.optimizer)
-    for begin_phase in components.begin_phases():
-        begin_phase()
+    now, thawed = components.state.epoch, components.freeze_encoder_epochs
+    for epoch in (now, thawed) if now < thawed else (now,):
+        components.set_training_mode(epoch)
         for _ in range(num_times):
             train_step.begin_group(1, 0)
             train_step(batch, metrics)
@@ -78,15 +79,9 @@ def try_steps(components: Components, batch: Batch, eval_batch: Batch, num_times
     metrics.loss()  # waits for the device
 
 
-class Compilation(NamedTuple):
-    """What came of compiling. `failure`: why it failed, with all as it was before. `undo` makes it so."""
-
-    failure: str | None
-    undo: Callable[[], None] = lambda: None
-
-
-def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> Compilation:
-    """Compiles both forward passes and tries them on a batch each.
+def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> tuple[str | None, Callable[[], None]]:
+    """Compiles both forward passes and tries them on a batch each. Returns why it failed, with all as it was before, or None; and
+    what makes it so.
 
     On CUDA the layers get their faster forms, and the compiled functions are replayed as CUDA graphs: below batch 16 the step is
     bound by kernel launches.
@@ -119,11 +114,11 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> Co
         undo()
         if is_out_of_memory(error):
             raise
-        return Compilation(f"{type(error).__name__}: {cause_line(error)[:200]}")
+        return f"{type(error).__name__}: {cause_line(error)[:200]}", undo
     finally:
         train_step.is_trial = False
     train_step.launcher = CudaGraphCache() if on_cuda else DirectLauncher()
-    return Compilation(None, undo)
+    return None, undo
 
 
 def gains_from_fast_layers(device: torch.device) -> bool:
@@ -228,20 +223,15 @@ def shrink(settings: Settings, reason: str, device: torch.device, console: Conso
         ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
         raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {saved}")
     num_parts = min(2 * config.batch_parts, config.batch_size)
-    console.warn(f"{message}. From here on {describe_parts(config, num_parts)}")
-    settings.change("memory ran out (on_oom: shrink)", batch_parts=num_parts)
-    return num_parts
-
-
-def describe_parts(config: ResolvedConfig, num_parts: int) -> str:
-    """What batch_parts changes: means over pixels are exact, statistics and overlaps are those of a part."""
-    size = -(-config.batch_size // num_parts)
+    # Means over pixels are exact, statistics and overlaps are those of a part.
     overlaps = [name for name in config.loss if name not in PIXEL_MEANS]
     what = " and ".join(["batch norm statistics", *([", ".join(overlaps)] if overlaps else [])])
-    return (
-        f"a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts): {what} are computed over "
-        f"{size} {'image' if size == 1 else 'images'} at a time, all else over the whole batch"
+    console.warn(
+        f"{message}. From here on a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts): {what} "
+        f"are computed over {counted(-(-config.batch_size // num_parts), 'image')} at a time, all else over the whole batch"
     )
+    settings.change("memory ran out (on_oom: shrink)", batch_parts=num_parts)
+    return num_parts
 
 
 def try_components(settings: Settings, components: Components, loaders: Loaders, console: Console, processes: Job = ALONE) -> None:
@@ -274,18 +264,19 @@ def compile_components(
 ) -> None:
     """Compiles the steps of every phase before the first epoch; if that fails, in any process, warns and leaves them uncompiled in
     all: compiled and uncompiled steps round differently, and all processes must keep the same weights."""
-    done = Compilation(None)
+    failure: str | None
+    undo: Callable[[], None]
 
     def compile_once() -> None:
-        nonlocal done
-        done = compile_steps(components, *random_batches(settings.taken, components, loaders))
+        nonlocal failure, undo
+        failure, undo = compile_steps(components, *random_batches(settings.taken, components, loaders))
 
     fit_into_memory(compile_once, settings, components, console, saved, processes)
-    failures = [failure for failure in processes.all_gather(done.failure) if failure is not None]
+    failures = [one for one in processes.all_gather(failure) if one is not None]
     if failures:
         where = "" if processes.launch.world_size == 1 else f" on {len(failures)} of {processes.launch.world_size} processes"
-        if done.failure is None:
-            done.undo()
+        if failure is None:
+            undo()
         console.warn(f"compile_model: compiling failed{where}, training continues uncompiled ({failures[0]})")
         settings.change(f"compiling failed{where} ({failures[0]})", compile_model=False)
 

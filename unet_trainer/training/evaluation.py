@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -158,52 +158,31 @@ def evaluate(
             on_batch(metrics)
     first_bad = int(metrics.first_bad)  # waits for the device
     counts = torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)])
-    samples = torch.from_numpy(loader.batches.own[: len(counts)])
-    found = EvalSums(metrics.loss_sums.cpu(), metrics.matrix, counts, samples, first_bad < 0)
+    loss_sums, matrix, is_finite = metrics.loss_sums.cpu(), metrics.matrix, first_bad < 0
     if not processes.is_alone:
-        found = add_up_all(found.on_host(), processes)
+        samples = torch.from_numpy(loader.batches.own[: len(counts)])
+        own = loss_sums, matrix.cpu(), is_finite, counts.cpu(), samples
+        loss_sums, matrix, is_finite, counts = sum_over_ranks(own, processes)
     own_bad_batch = -1 if first_bad < 0 else first_bad // loader.batches.batch_size
     return Evaluation(
-        loss=metrics.loss.from_sums(found.loss_sums) if found.is_finite else math.nan,
-        scores=compute_scores(found.matrix, metrics.num_classes),
-        first_bad_batch=None if found.is_finite else own_bad_batch,
-        sample_counts=found.sample_counts,
+        loss=metrics.loss.from_sums(loss_sums) if is_finite else math.nan,
+        scores=compute_scores(matrix, metrics.num_classes),
+        first_bad_batch=None if is_finite else own_bad_batch,
+        sample_counts=counts,
         seconds=time.perf_counter() - started,
     )
 
 
-class EvalSums(NamedTuple):
-    """What one process has found, or all of them."""
-
-    loss_sums: torch.Tensor
-    matrix: torch.Tensor
-    sample_counts: torch.Tensor  # samples,K,3
-    samples: torch.Tensor  # their numbers in the set
-    is_finite: bool
-
-    def on_host(self) -> EvalSums:
-        return self._replace(matrix=self.matrix.cpu(), sample_counts=self.sample_counts.cpu())
-
-
-def add_up_all(own: EvalSums, processes: Job) -> EvalSums:
-    """Of all processes; the counts of each sample are rank 0's alone."""
-    parts = [EvalSums._make(part) for part in processes.gather(tuple(own))]
-    whole = add_up(parts) if parts else own
-    shared = processes.broadcast(tuple(whole._replace(sample_counts=own.sample_counts[:0], samples=own.samples[:0])))
-    return whole if parts else EvalSums._make(shared)
-
-
-def add_up(parts: Sequence[EvalSums]) -> EvalSums:
-    """Of the whole set: counts are whole numbers, so the sum does not depend on who counted what."""
-    samples, order = torch.cat([part.samples for part in parts]).sort()
-    counts = torch.cat([part.sample_counts for part in parts])
-    return EvalSums(
-        torch.stack([part.loss_sums for part in parts]).sum(0),
-        torch.stack([part.matrix for part in parts]).sum(0),
-        counts[order],
-        samples,
-        all(part.is_finite for part in parts),
-    )
+def sum_over_ranks(own: Sequence[Any], processes: Job) -> Sequence[Any]:
+    """Loss sums, matrix, whether all is finite, counts of samples, and the samples' numbers → the first four of the whole set; its
+    samples in order, on rank 0 alone. Counts are whole numbers: their sum does not depend on who counted what."""
+    whole = None
+    if parts := processes.gather(tuple(own)):
+        loss_sums, matrices, are_finite, counts, samples = zip(*parts, strict=True)
+        in_order = torch.cat(counts)[torch.cat(samples).argsort()]
+        whole = torch.stack(loss_sums).sum(0), torch.stack(matrices).sum(0), all(are_finite), in_order
+    shared: Any = processes.broadcast(None if whole is None else (*whole[:3], own[3][:0]))
+    return whole or shared
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from unet_trainer.config.choices import MAX_PILOTS, PILOT_SHARE, describe_seconds, num_pilot_steps
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
-from unet_trainer.system.console import Bar, Console
+from unet_trainer.system.console import Bar
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.run import Run
 from unet_trainer.training.time_budget import fit_into_budget
@@ -75,19 +75,15 @@ def try_learning_rates(run: Run) -> None:
             chosen = pilots[-1]
     if len(pilots) < 2 or chosen is None:
         return
-    _say(run.console, pilots, chosen, num_steps)
+    run.console.say(f"Learning rates, tried for {num_steps} steps each from the same weights:")
+    for one in pilots:
+        run.console.say(f"  {one.learning_rate:<8g} train IoU {one.iou:.4f}{'  ← taken' if one is chosen else ''}")
     ious = ", ".join(f"{one.iou:.2f} at {one.learning_rate:g}" for one in pilots)
     run.settings.change(f"pilots of {num_steps} steps: train IoU {ious}", learning_rate=chosen.learning_rate)
     state.learning_rate.peak = _peak(run, chosen.learning_rate)
     tried = [{**dataclasses.asdict(one), "steps": num_steps, "is_chosen": one is chosen} for one in pilots]
     run.events.add("pilots", pilots=tried)
-    run.checkpointer.write_config()
-
-
-def _say(console: Console, pilots: Sequence[Pilot], chosen: Pilot, num_steps: int) -> None:
-    console.say(f"Learning rates, tried for {num_steps} steps each from the same weights:")
-    for one in pilots:
-        console.say(f"  {one.learning_rate:<8g} train IoU {one.iou:.4f}{'  ← taken' if one is chosen else ''}")
+    run.checkpointer.attempt(run.checkpointer.write_config)
 
 
 def is_better(lower: Pilot, higher: Pilot) -> bool:

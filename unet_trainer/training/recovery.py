@@ -165,8 +165,9 @@ def _locate(run: Run, error: NonFinite) -> str:
     elif error.batch_number is not None:
         epoch, first = divmod(error.batch_number, num_batches)
         segmenter, loader = components.state.segmenter, loaders.train
-        batches = list(range(first, min(first + components.accumulation_steps, num_batches)))
-        step = epoch * components.state.learning_rate.steps_per_epoch + first // components.accumulation_steps + 1
+        group_size = run.config.accumulation_steps
+        batches = list(range(first, min(first + group_size, num_batches)))
+        step = epoch * components.state.learning_rate.steps_per_epoch + first // group_size + 1
         place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {num_batches})"
     else:
         return str(error)
@@ -229,7 +230,9 @@ def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch:
     """What is not finite in a batch, the cause before its effects; empty if everything is finite. Runs the batch once, eagerly,
     with hooks on every layer: slow, only for training that cannot go on. Leaves gradients behind."""
     network = segmenter.network
-    found = _bad_pixels(batch, files)
+    is_float = batch.images.is_floating_point()
+    bad = [str(file) for image, file in zip(batch.images, files, strict=False) if is_float and not torch.isfinite(image).all()]
+    found = [f"{', '.join(bad)} holds pixels that are NaN or infinite"] if bad else []
     bad_weights = [name for name, tensor in network.state_dict().items() if not torch.isfinite(tensor).all()]
     if bad_weights:
         found.append(f"the weights {bad_weights[0]} are not finite")
@@ -262,13 +265,6 @@ def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch:
         ]
         found += [f"the loss is finite, the gradient of {bad_gradients[0]} is not"] if bad_gradients else []
     return "; ".join(found)
-
-
-def _bad_pixels(batch: Batch, files: Sequence[Path]) -> list[str]:
-    if not batch.images.is_floating_point():
-        return []
-    bad = [file for image, file in zip(batch.images, files, strict=False) if not torch.isfinite(image).all()]
-    return [f"{', '.join(str(file) for file in bad)} holds pixels that are NaN or infinite"] if bad else []
 
 
 def _bad_output_hook(name: str, bad_layers: list[str]) -> Any:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import harmonic_mean
-from typing import Any
 
 import torch
 
@@ -24,7 +23,7 @@ from unet_trainer.training.evaluation import NUM_SAMPLES
 from unet_trainer.training.history import Row, column, write_result
 from unet_trainer.training.resume import longer
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import BEST, CURVES, LAST, REPORT, SAMPLES, resume_command
+from unet_trainer.training.run_folder import BEST, CURVES, LAST, REPORT, RESULT_JSON, SAMPLES, resume_command
 from unet_trainer.training.run_summary import NO_USE
 
 # Gains are shares of what lies between the baseline and an IoU of 1.
@@ -34,9 +33,6 @@ LARGE_TRAIN_GAIN = 0.5  # validation with less than half of such a gain is far b
 LOST_IOU = 0.1  # below it nine of ten pixels that are of the class, or predicted as it, are wrong
 RARE_SHARE = 0.05  # of the pixels
 ENOUGH_STEPS = 1000  # below it, training longer is the first thing to try
-MANY_EPOCHS = 5
-FALLING_LOSS = 0.9  # of the training loss of the best epoch: it went on falling
-NOISE = 0.02  # of IoU between epochs
 HARD_CLASS_LOSSES = {"focal", "tversky", "lovasz"}
 FOREGROUND_WEIGHT = 5.0  # to try where foreground is rare
 LOST_CLASS_WEIGHT = 2.5  # and for one of several classes: more costs the others too much
@@ -101,13 +97,8 @@ def _warnings(run: Run) -> list[str]:
         return [f"{run.lost_best}; {LAST} holds those of the last epoch"]
     if best_epoch == 0:
         return [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
-    findings = judge_model(run.settings, state.confusion, state.history, best_epoch, num_steps)
+    findings = judge_model(run.settings, state.confusion, state.history, num_steps)
     return ["\n  - ".join([problem, *advice]) for problem, advice in findings]
-
-
-def result_dict(result: TrainResult) -> dict[str, Any]:
-    """The content of result.json: everything but the rows of metrics.csv."""
-    return {name: value for name, value in asdict(result).items() if name not in ("run_dir", "history")}
 
 
 def report(
@@ -119,7 +110,8 @@ def report(
     run.events.add("end", how="stopped early" if run.state.epoch < run.config.num_epochs else "finished")
     run.lost_best = run.checkpointer.check_best() or run.lost_best
     result = build_result(run)
-    run.checkpointer.attempt(lambda: write_result(result.run_dir / "result.json", result_dict(result)))
+    content = {name: value for name, value in asdict(result).items() if name not in ("run_dir", "history")}
+    run.checkpointer.attempt(lambda: write_result(result.run_dir / RESULT_JSON, content))
     try:
         if run.processes.is_main:
             run.signals.check()  # one that came with the last step
@@ -168,10 +160,8 @@ def say_result(run: Run, result: TrainResult) -> None:
     console.say(f"      {resume_command(folder)} {longer(run.config)}   (trains on)")
 
 
-def judge_model(
-    settings: Settings, confusion: Confusion, history: Sequence[Row], best_epoch: int, num_steps: int
-) -> list[tuple[str, list[str]]]:
-    """All that makes the model of the best epoch (counted from 1) useless, or less than it could be: each problem with its likely
+def judge_model(settings: Settings, confusion: Confusion, history: Sequence[Row], num_steps: int) -> list[tuple[str, list[str]]]:
+    """All that makes the model of the best epoch useless, or less than it could be: each problem with its likely
     causes and the settings to try. Advice is given once."""
     config = settings.taken
     names = id_names(config)
@@ -209,7 +199,6 @@ def judge_model(
     if lost and is_rare:
         problem = f"classes that the model hardly finds: {first_few(list(lost.values()))}"
         findings.append((problem, few_steps + _rare_class_advice(config, lost)))
-    findings += _early_best(settings, history, best_epoch)
     given: set[str] = set()
     for index, (problem, advice) in enumerate(findings):
         findings[index] = problem, [line for line in advice if line not in given]
@@ -230,26 +219,6 @@ def _lost_classes(confusion: Confusion, names: Sequence[str], first: int) -> dic
         found = f"{hits / in_truth:.1%} of them found" if predicted else "never predicted"
         lost[class_id] = f"{names[class_id]} ({in_truth / num_pixels:.2g} of the validation pixels{taken_for}; {found})"
     return lost
-
-
-def _early_best(settings: Settings, history: Sequence[Row], best_epoch: int) -> list[tuple[str, list[str]]]:
-    """If the best epoch is the first, or in the first tenth, and training went on well beyond it."""
-    config, best, later = settings.taken, history[best_epoch - 1], history[best_epoch:]
-    if len(history) < MANY_EPOCHS or best_epoch > max(1, len(history) // 10):
-        return []
-    lowest = min(column(later, "train_loss"))
-    if lowest >= FALLING_LOSS * best["train_loss"] or max(column(later, "train_iou")) <= best["val_iou"] + NOISE:
-        return []
-    problem = (
-        f"epoch {best_epoch} of {len(history)} was the best by {config.monitor}, while the training loss went on falling "
-        f"({best['train_loss']:.4f} → {lowest:.4f}): what was learned later did not help on validation images"
-    )
-    advice = []
-    if config.monitor == "val_loss" and max(column(later, "val_iou")) > best["val_iou"] + NOISE:
-        advice.append(f"val IoU rose after that epoch: {_setting('monitor', 'val_iou')}")
-    if config.ema_decay is not None:
-        advice.append(f"the average of the weights may lag behind them: {_setting('ema_decay', None)}")
-    return [(problem, [*advice, _rate_advice(settings), *_overfitting_advice(settings)])]
 
 
 def _few_steps_advice(config: ResolvedConfig, num_steps: int, steps_per_epoch: int) -> list[str]:

@@ -73,8 +73,8 @@ class Run:
     def is_finished(self) -> bool:
         """All epochs are done, patience has run out, the run does not learn, or a callback stops it."""
         patience = self.config.early_stopping_patience
-        is_stopped = self.is_stopped or self.has_given_up or self.state.early_stopping.is_out_of_patience(patience)
-        return is_stopped or self.state.epoch >= self.config.num_epochs
+        is_out_of_patience = patience is not None and self.state.early_stopping.patience_used >= patience
+        return self.is_stopped or self.has_given_up or is_out_of_patience or self.state.epoch >= self.config.num_epochs
 
     def connect(self) -> None:
         """Before steps that are trained: in a job, all processes average their gradients from here on."""
@@ -119,7 +119,8 @@ class Run:
     def judge(self, row: Row, scores: Scores) -> bool:
         """Completes the state after an epoch; returns whether it is the best so far. The state is final from here on."""
         state = self.state
-        state.begin_next_epoch()
+        state.epoch += 1
+        state.restart_epoch()
         state.seconds += row["seconds"]
         state.history.append(row)
         train_losses = column(state.history, "train_loss")
@@ -239,23 +240,19 @@ class TrainingEpoch:
                     run.begin_step()
                     step.begin_group(stop - start, self.first_batch + start)
                 self.ends_group = index + 1 == stop
-                yield batch
-                self._batch_done(batch)
+                yield batch  # its step is launched now
+                self.meter.step_ends()
+                self.read_seconds += batch.read_seconds
+                self.augment_seconds += batch.augment_seconds
+                self.num_read += batch.num_images
+                self.bar.tick()
+                if (seen := state.metrics.peek()) is not None:
+                    self.bar.show(*seen)
             state.batch = stop
             state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.seconds
             run.between_steps()
             if is_out_of_time(run):
                 return
-
-    def _batch_done(self, batch: Batch) -> None:
-        """After its step was launched."""
-        self.meter.step_ends()
-        self.read_seconds += batch.read_seconds
-        self.augment_seconds += batch.augment_seconds
-        self.num_read += batch.num_images
-        self.bar.tick()
-        if (seen := self.state.metrics.peek()) is not None:
-            self.bar.show(*seen)
 
     def finish(self) -> Row:
         """What training fills in of the epoch's row. Waits for the device. Raises NonFinite if no step was finite."""

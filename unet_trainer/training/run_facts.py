@@ -78,8 +78,6 @@ def model_facts(config: ResolvedConfig, network: torch.nn.Module) -> dict[str, A
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "ids": id_names(config),
         "classes": class_names(config),
-        "monitor": config.monitor,
-        "num_epochs": config.num_epochs,
     }
 
 

@@ -77,20 +77,15 @@ def find_resume_source(resume: str | None, run_name: str, checkpoint_dir: Path) 
         raise CheckpointError(f"{folder} cannot be read: {with_advice(error)}") from None
 
 
-def is_run_folder(folder: Path) -> bool:
-    """Whether a run of this program wrote the folder: one that a file merely lies in is not taken over."""
-    try:
-        with open_file(folder / CONFIG_YAML) as file:
-            return file.read(1000).decode(errors="replace").startswith(f"# {CONFIG_TITLE}") and (folder / SPLIT_CSV).is_file()
-    except OSError:
-        return False
-
-
 def folder_of(source: Path) -> Path | None:
-    """The folder of the run that a resume source names; None for a file that lies elsewhere: a new run begins from it."""
+    """The folder of the run that a resume source names; None for a file that lies elsewhere, in a folder that no run wrote: a new
+    run begins from it."""
     if source.is_dir():
         return source
-    return source.parent if is_run_folder(source.parent) else None
+    with contextlib.suppress(OSError), open_file(source.parent / CONFIG_YAML) as file:
+        if file.read(1000).decode(errors="replace").startswith(f"# {CONFIG_TITLE}") and (source.parent / SPLIT_CSV).is_file():
+            return source.parent
+    return None
 
 
 def newest_run(checkpoint_dir: Path) -> Path:

@@ -213,6 +213,7 @@ def read_run_summary(folder: Path) -> RunSummary:
     result: dict[str, Any] = {}
     with _noting(RESULT_JSON, problems):
         result = pick(RESULT_SHAPE, read_json(folder / RESULT_JSON))
+    pilots: list[dict[str, Any]] = next((event.get("pilots", []) for event in reversed(raw) if event["kind"] == "pilots"), [])
     model = last_start.get("model", {})
     epochs, settings = _read_epochs(raw, model.get("ids"), problems), _read_settings(folder, problems)
     return RunSummary(
@@ -226,17 +227,11 @@ def read_run_summary(folder: Path) -> RunSummary:
         model=model,
         warnings=result.get("warnings", []),
         startup_seconds=ready.get("startup_seconds"),
-        pilots=_pilots(raw),
+        pilots=[one for one in pilots if one.keys() == PILOT.keys()],  # that have all that a page shows of them
         starts=[time for start in starts if (time := _time(start)) is not None],
         updated=_touched(folder),
         problems=problems,
     )
-
-
-def _pilots(raw: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Those that have all that a page shows of them."""
-    found: list[dict[str, Any]] = next((event.get("pilots", []) for event in reversed(raw) if event["kind"] == "pilots"), [])
-    return [one for one in found if one.keys() == PILOT.keys()]
 
 
 @contextlib.contextmanager

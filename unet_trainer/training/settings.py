@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Container, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -26,12 +24,7 @@ from unet_trainer.datasets.mask_evidence import absent_classes, class_shares, de
 from unet_trainer.datasets.measurements import MAX_PAIRS, measure_dataset
 from unet_trainer.datasets.scan import IMAGENET_REASON
 from unet_trainer.datasets.splits import describe_split
-from unet_trainer.model.precision import (
-    choose_device,
-    cpu_computes_bfloat16,
-    inspect_hardware,
-    local_device,
-)
+from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware, local_device
 from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here
 from unet_trainer.system.console import Console, Finding, counted
 from unet_trainer.system.distributed import ALONE, Launch
@@ -45,12 +38,7 @@ MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml ha
 MIN_STEPS = 1000  # of the optimizer: with fewer a model is seldom done learning
 MUCH_LARGER = 1.5  # an image enlarged by this factor
 MUCH_WEIGHT = 2.5  # times the spread of class weights that auto takes
-LARGE_TURN = 45  # degrees
 MIN_EPOCHS_TO_CACHE = 10
-MAX_EMA_SHARE = 1 / 3  # of the run, that the average may span
-UPSIDE_DOWN = ("VerticalFlip", "D4", "Flip", "SquareSymmetry")  # albumentations' names
-QUARTER_TURNS = ("RandomRotate90", "D4", "Transpose", "SquareSymmetry")
-TURNS = {"Rotate": ("limit", 90), "SafeRotate": ("limit", 90), "ShiftScaleRotate": ("rotate_limit", 45), "Affine": ("rotate", 0)}
 
 
 def build_hardware(config: Config, console: Console, launch: Launch = ALONE.launch) -> HardwareFacts:
@@ -109,11 +97,18 @@ def build_settings(
     budget = budget or TimeBudget(config.time_budget)
     probe = probe or build_probe(config, hardware, budget)
     probe.image_spec = dataset.image_spec
-    needs_measuring = depends_on_measurements(config) and not resumes
-    facts = dataset.facts(measure(config, dataset, console) if needs_measuring else None)
-    look_for_weights = weights_here if is_preview else partial(find_weights, console=console, budget=budget)
+    is_measured = "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
+    facts = dataset.facts(measure(config, dataset, console) if is_measured and not resumes else None)
+
+    def find_weights(encoder: str) -> tuple[str | None, str]:
+        if not is_preview:
+            return choose_encoder_weights(encoder, console.say, min(TIME_LIMIT, FETCH_SHARE * budget.seconds))
+        if is_here(encoder, "imagenet"):
+            return "imagenet", "on this machine"
+        return None, "none on this machine: a run tries to fetch them, for a minute at most, and else begins with random ones"
+
     with contextlib.closing(probe):
-        settings = resolve(config, hardware, facts, announced(probe, console), look_for_weights, budget.lost_to_training)
+        settings = resolve(config, hardware, facts, announced(probe, console), find_weights, budget.lost_to_training)
         cost = known_cost(probe, settings.taken)
     if cost is not None:
         budget.eval_share = cost.eval_seconds * settings.taken.batch_size / cost.seconds
@@ -121,9 +116,13 @@ def build_settings(
     _say_dataset(settings.taken, dataset, console)
     if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
         console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
-    _say_decisions(settings, console)
+    if lines := settings.describe():
+        console.say("Decided from the data and this machine (a value in the config is always kept):")
+    for name, value, reason in lines:
+        console.say(f"  {name}: {value if len(value) <= MAX_SHOWN else f'{value[:MAX_SHOWN]}…'}  ({reason})")
     if not (resumes or is_preview):
-        _say_hints(review(settings, hardware, facts, cost), console)
+        for hint in review(settings, hardware, facts, cost)[:MAX_HINTS]:
+            console.note(f"{hint.title}: {hint.detail} → {hint.fix}")
     if config.num_workers == "auto":
         num_workers = settings.taken.num_workers
         who = f"{counted(num_workers, 'worker')} beside the training process" if num_workers else "the training process alone"
@@ -139,11 +138,6 @@ def build_probe(config: Config, hardware: HardwareFacts, budget: TimeBudget | No
     return StepProbe(hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json", seconds)
 
 
-def depends_on_measurements(config: Config) -> bool:
-    """Whether a setting is open that what lies in the images and masks decides."""
-    return "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
-
-
 def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measurements:
     _, masks = dataset.facts_of(dataset.split.train)
     common_id = int(np.argmax(class_shares(masks, dataset.coding, dataset.num_ids)))
@@ -152,28 +146,10 @@ def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measur
         return measure_dataset(dataset.split.train, dataset.coding, dataset.num_ids, common_id, count_cores(), bar.tick, cache)
 
 
-def find_weights(encoder: str, console: Console, budget: TimeBudget) -> tuple[str | None, str]:
-    """The weights of encoder_weights: auto, fetched if that is quick."""
-    return choose_encoder_weights(encoder, console.say, min(TIME_LIMIT, FETCH_SHARE * budget.seconds))
-
-
-def weights_here(encoder: str) -> tuple[str | None, str]:
-    """As find_weights, without fetching any."""
-    if is_here(encoder, "imagenet"):
-        return "imagenet", "on this machine"
-    return None, "none on this machine: a run tries to fetch them, for a minute at most, and else begins with random ones"
-
-
 def known_cost(probe: StepProbe, config: ResolvedConfig) -> StepCost | None:
     """The cost of the uncompiled step, if it was measured before."""
     eager = dataclasses.replace(config, compile_model=False)
     return probe(eager) if probe.knows(eager) else None
-
-
-def _say_hints(hints: Sequence[Finding], console: Console) -> None:
-    """Those worth most."""
-    for hint in hints[:MAX_HINTS]:
-        console.note(f"{hint.title}: {hint.detail} → {hint.fix}")
 
 
 def announced(probe: StepProbe, console: Console) -> MeasureStep:
@@ -193,15 +169,6 @@ def announced(probe: StepProbe, console: Console) -> MeasureStep:
     return call
 
 
-def _say_decisions(settings: Settings, console: Console) -> None:
-    lines = settings.describe()
-    if lines:
-        console.say("Decided from the data and this machine (a value in the config is always kept):")
-    for name, value, reason in lines:
-        shown = value if len(value) <= MAX_SHOWN else f"{value[:MAX_SHOWN]}…"
-        console.say(f"  {name}: {shown}  ({reason})")
-
-
 def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, console: Console) -> None:
     split, (height, width) = dataset.split, config.shape
     console.fact("Data", f"{config.data_dir}: {describe_split(split)} ({split.rule})")
@@ -210,27 +177,22 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, console: Conso
         how = f"→ {config.crops_per_image} crops of {width}×{height} each in training, tiles at native resolution in validation"
     statistics = "normalised with ImageNet's statistics"
     if dataset.statistics_reason != IMAGENET_REASON:
-        mean, std = _numbers(config.image_mean), _numbers(config.image_std)
+        mean, std = (
+            ", ".join(f"{value:g}" for value in values[:4]) + (", …" if len(values) > 4 else "")
+            for values in (config.image_mean, config.image_std)
+        )
         statistics = f"normalised with mean {mean}, std {std} ({dataset.statistics_reason})"
     console.fact("Images", f"{dataset.kind}; {describe_sizes(dataset.images)} {how}; {statistics}")
     console.fact("Masks", describe_classes(dataset.masks, dataset.coding, id_names(config)))
     for notice in dataset.notices:
         console.note(notice)
-    unused = [
-        name
-        for name, neutral in (("crops_per_image", 1), ("rare_class_crops", FIELDS["rare_class_crops"].default))
-        if getattr(config, name) != neutral
-    ]
+    neutral = {"crops_per_image": 1, "rare_class_crops": FIELDS["rare_class_crops"].default}
+    unused = [name for name, value in neutral.items() if getattr(config, name) != value]
     if config.fit == "resize" and unused:
-        verb = "is" if len(unused) == 1 else "are"
-        console.note(f"{' and '.join(unused)} {verb} for fit: crop; with fit: resize there are no crops")
+        console.note(f"{' and '.join(unused)}: for fit: crop alone; with fit: resize there are no crops")
     absent = absent_classes(dataset.masks, dataset.coding, id_names(config))
     if absent:
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
-
-
-def _numbers(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values[:4]) + (", …" if len(values) > 4 else "")
 
 
 # What a setting of the user is compared with, those worth most first, and what speaks against it.
@@ -238,16 +200,10 @@ COMPARED: dict[str, tuple[dict[str, Any], str]] = {
     "use_amp": ({"use_amp": "auto"}, "not the fastest number format of this device"),
     "image_size": ({"image_size": "auto", "fit": "auto"}, "thin structures are lost, or images are enlarged for nothing"),
     "num_epochs": ({"num_epochs": "auto", "repeats": "auto"}, "too few optimizer steps to learn much"),
-    "class_weights": (
-        {"class_weights": "auto"},
-        "weights that differ so much cost the common classes more than they give the rare ones",
-    ),
-    "ema_decay": ({"ema_decay": "auto"}, "at the end the average still holds untrained weights"),
+    "class_weights": ({"class_weights": "auto"}, "so different weights cost common classes more than they give rare ones"),
     "num_workers": ({"num_workers": "auto"}, "more processes than cores take memory and save no time"),
     "compile_model": ({"compile_model": "auto"}, "not the fastest step"),
     "cache": ({"cache": "auto"}, "every file is decoded in every epoch"),
-    "amp_dtype": ({"amp_dtype": "bfloat16"}, "float16 needs loss scaling and may overflow"),
-    "deterministic": ({"deterministic": False}, "costs about 12 % of the speed, and the seed alone fixes split, order and weights"),
 }
 
 
@@ -263,7 +219,14 @@ def review(
     as it is. `cost` is that of the uncompiled step, where it is known; the failures are why it could not be tried or compiled."""
     asked, taken = settings.asked, settings.taken
     given = {name for name in FIELDS if asked.sources.get(name) not in (None, "demo") and getattr(asked, name) != "auto"}
-    findings = [*_review_memory(taken, given, hardware, cost, failure), *_review_symmetry(settings, given, facts)]
+    findings: list[Finding] = []
+    size, limit = taken.batch_size, choices.MEMORY_SHARE * hardware.free_memory
+    fix = f"batch_size: {max(1, size // 2)} with accumulation_steps: {2 * taken.accumulation_steps}, or batch_parts: 2"
+    if failure:
+        findings.append(Finding("problem", "batch_size", f"a step of {size} could not be taken ({failure})", fix))
+    elif "batch_size" in given and hardware.kind != "cpu" and cost and cost.memory > limit:
+        used, free = (number / 2**30 for number in (cost.memory, hardware.free_memory))
+        findings.append(Finding("warning", "batch_size", f"{size} takes {used:.1f} GiB of the {free:.1f} GiB that are free", fix))
     if compile_failure:
         detail = f"the step cannot be compiled here ({compile_failure}): training would go on uncompiled"
         findings.append(Finding("warning", "compile_model", detail, "compile_model: false"))
@@ -275,7 +238,7 @@ def review(
         if _is_better(name, taken, other.taken, hardware, facts, cost):
             shown, instead = (value_text(getattr(config, name)) for config in (taken, other.taken))
             reason = other.decisions[name].reason
-            detail = f"{shown}: {problem}; {'auto takes ' * (changes[name] == 'auto')}{instead}{reason and f' ({reason})'}"
+            detail = f"{shown}: {problem}; auto takes {instead}{reason and f' ({reason})'}"
             fix = ", ".join(f"{key}: {value_text(value)}" for key, value in changes.items() if key == name or key in given)
             findings.append(Finding("warning", name, detail, fix))
     return findings
@@ -295,16 +258,12 @@ def _is_better(
         case "class_weights":
             spread, usual = (1.0 if weights is None else max(weights) / min(weights) for weights in (one, two))
             return now.num_classes > 1 and spread > MUCH_WEIGHT * usual
-        case "ema_decay":
-            return one is not None and two is not None and one > two and 1 / (1 - one) > MAX_EMA_SHARE * num_steps
         case "num_workers":
             return one > hardware.num_cores
         case "cache":
             return (one, two) == ("none", "ram") and now.num_epochs >= MIN_EPOCHS_TO_CACHE
         case "compile_model":
             return one != two and not (cost is None and hardware.kind == "cuda")
-        case "amp_dtype" | "deterministic":
-            return one != two and hardware.kind == "cuda" and hardware.has_bfloat16
     return one != two
 
 
@@ -322,57 +281,3 @@ def count_steps(config: ResolvedConfig, hardware: HardwareFacts, facts: DatasetF
     num_samples = len(facts.train_sizes) * (config.crops_per_image if config.fit == "crop" else 1)
     batches = max(1, int(num_samples * config.repeats) // (config.batch_size * hardware.num_processes))
     return config.num_epochs * math.ceil(batches / config.accumulation_steps)
-
-
-def _review_memory(
-    config: ResolvedConfig, given: Container[str], hardware: HardwareFacts, cost: StepCost | None, failure: str
-) -> Iterator[Finding]:
-    size = config.batch_size
-    fix = f"batch_size: {max(1, size // 2)} with accumulation_steps: {2 * config.accumulation_steps}, or batch_parts: 2"
-    if failure:
-        yield Finding("problem", "batch_size", f"a step of {size} could not be taken ({failure})", fix)
-    elif "batch_size" in given and hardware.kind != "cpu" and cost and cost.memory > choices.MEMORY_SHARE * hardware.free_memory:
-        used, free = (number / 2**30 for number in (cost.memory, hardware.free_memory))
-        yield Finding("warning", "batch_size", f"{size} takes {used:.1f} GiB of the {free:.1f} GiB that are free", fix)
-
-
-def _review_symmetry(settings: Settings, given: Container[str], facts: DatasetFacts) -> Iterator[Finding]:
-    """Transforms that make images unlike the data."""
-    measured, asked = facts.measurements, settings.asked.augmentation
-    if measured is None or "augmentation" not in given or isinstance(asked, str):
-        return
-    in_views = settings.taken.fit == "crop"
-    has_up = not measured.keeps_labels("vertical_flip", in_views)
-    has_turn = has_up or not measured.keeps_labels("quarter_turn", in_views)
-    unfit = [
-        name
-        for name, parameters in _transforms(asked)
-        if (has_up and name in UPSIDE_DOWN)
-        or (has_turn and (name in QUARTER_TURNS or _largest_turn(name, parameters) > LARGE_TURN))
-        or (measured.has_sides and name == "HorizontalFlip")
-    ]
-    if unfit:
-        names = ", ".join(dict.fromkeys(unfit))
-        found = choices.describe_symmetry(measured, settings.taken.fit).rpartition("; ")[0]
-        yield Finding("warning", "augmentation", f"{names} makes images unlike this data: {found}", "augmentation: auto")
-
-
-def _transforms(items: Sequence[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Name and parameters of every transform in a list, those of groups included."""
-    for item in items:
-        name, parameters = next(iter(item.items())) if isinstance(item, dict) and item else (item, None)
-        parameters = parameters if isinstance(parameters, dict) else {}
-        yield str(name), parameters
-        inner = parameters.get("transforms")
-        if isinstance(inner, list | tuple):
-            yield from _transforms(inner)
-
-
-def _largest_turn(name: str, parameters: dict[str, Any]) -> float:
-    """Degrees."""
-    if name not in TURNS:
-        return 0.0
-    key, default = TURNS[name]
-    given = parameters.get(key, default)
-    numbers = given if isinstance(given, list | tuple) else [given]
-    return max((abs(number) for number in numbers if isinstance(number, int | float)), default=0.0)

@@ -31,12 +31,7 @@ from unet_trainer.system.concurrency import ThrottledTask
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import Job, choose_backend, device_id
 from unet_trainer.system.os_errors import named_file, reason
-from unet_trainer.training.build import (
-    build_components,
-    build_components_with_weights,
-    build_dataset,
-    build_loaders,
-)
+from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
 from unet_trainer.training.compilation import compile_components, try_components
@@ -71,7 +66,7 @@ from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_probe, build_settings
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.time_budget import TimeBudget, fit_into_budget
-from unet_trainer.training.trackers import TrackerQueue, build_trackers, chosen_trackers
+from unet_trainer.training.trackers import build_trackers, chosen_trackers
 
 # What the other ranks need of a checkpoint before the state itself is sent.
 FACTS_OF_CHECKPOINT = ("config", "decisions", "split", "learning_rate")
@@ -151,10 +146,8 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     if processes.is_main:
         run.make_report = make_report
         run.curves = ThrottledTask("curves", partial(write_curves, folder))
-        session.on_exit(partial(_finish_curves, run.curves, console))
-        session.on_exit(partial(run.write_report, with_pictures=False))  # unless the end has written the whole of it
         run.trackers = build_trackers(trackers, folder, as_dict(settings.taken), state.epoch, session.events)
-        session.on_exit(partial(_finish_trackers, run.trackers, console))
+        session.on_exit(partial(_finish, run, run.curves))
     if earlier is not None:
         _resume(run, earlier, source, changes)
     console.fact("Run", str(folder))
@@ -163,8 +156,8 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         return run
     _get_ready(run)
     if is_new:
-        checkpointer.write_config()
-        checkpointer.write_split()
+        checkpointer.attempt(checkpointer.write_config)
+        checkpointer.attempt(checkpointer.write_split)
     startup_seconds = processes.broadcast(time.perf_counter() - session.started)
     console.fact("Start-up", f"{startup_seconds:.1f} s")
     for tracker in run.trackers:
@@ -315,17 +308,16 @@ def _get_ready(run: Run) -> None:
     run.state.gather_ranks(run.processes)
 
 
-def _finish_curves(curves: ThrottledTask, console: Console) -> None:
-    """Draws them as they are at the end, however the run ended."""
-    curves.request()
-    curves.finish()
-    if (error := curves.take_error()) is not None:
-        console.warn(f"{CURVES} could not be drawn: {first_line(error)}")
-
-
-def _finish_trackers(trackers: Sequence[TrackerQueue], console: Console) -> None:
-    for tracker in trackers:
-        missing = tracker.finish()
-        for problem in (tracker.take_problem(), missing):
-            if problem is not None:
-                console.warn(problem)
+def _finish(run: Run, curves: ThrottledTask) -> None:
+    """What is sent, written and drawn at the end, however the run ended; the report unless the end has written the whole of it."""
+    try:
+        for tracker in run.trackers:
+            missing = tracker.finish()
+            for problem in filter(None, (tracker.take_problem(), missing)):
+                run.console.warn(problem)
+        run.write_report(with_pictures=False)
+    finally:
+        curves.request()
+        curves.finish()
+        if (error := curves.take_error()) is not None:
+            run.console.warn(f"{CURVES} could not be drawn: {first_line(error)}")

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from unet_trainer.model.metrics import Scores, compute_scores
-from unet_trainer.model.optimizer_and_schedule import Ema, LearningRate, fill_momentum, parameter_groups
+from unet_trainer.model.optimizer_and_schedule import Ema, LearningRate, fill_momentum
 from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
 from unet_trainer.system.distributed import ALONE, Job, Launch
 from unet_trainer.training.async_device import AsyncReader
@@ -144,9 +144,6 @@ class EarlyStopping:
         """The weights of the best epoch are lost: the next epoch is the best one. The patience goes on."""
         self.best_value, self.best_epoch = math.nan, 0
 
-    def is_out_of_patience(self, patience: int | None) -> bool:
-        return patience is not None and self.patience_used >= patience
-
     def _beats(self, value: float, other: float, margin: float) -> bool:
         if math.isnan(value) or math.isnan(other):
             return not math.isnan(value)
@@ -215,10 +212,6 @@ class TrainState:
     @property
     def device(self) -> torch.device:
         return next(self.segmenter.parameters()).device
-
-    def begin_next_epoch(self) -> None:
-        self.epoch += 1
-        self.restart_epoch()
 
     def restart_epoch(self) -> None:
         self.batch = 0
@@ -310,7 +303,9 @@ class TrainState:
     def _load_optimizer(self, saved: Mapping[str, Any]) -> None:
         """Settings are those of this start and this device, not those that were saved. Set before the load, because a fused
         optimizer needs its step counts on the device."""
-        numbers = self._numbers_of_parameters(saved["param_groups"])
+        if len(saved["param_groups"]) != len(self.optimizer.param_groups):  # the encoder has groups of its own, or has none
+            raise ValueError("encoder_lr_factor was changed to 1 or from it; keep it, or start a new run")
+        numbers = [group["params"] for group in saved["param_groups"]]
         is_sgd = isinstance(self.optimizer, torch.optim.SGD)
         moments = ("momentum_buffer",) if is_sgd else ("exp_avg", "exp_avg_sq")
         for group, params in zip(self.optimizer.param_groups, numbers, strict=True):
@@ -322,18 +317,6 @@ class TrainState:
         self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
         if isinstance(self.optimizer, torch.optim.SGD):
             fill_momentum(self.optimizer)
-
-    def _numbers_of_parameters(self, saved_groups: Sequence[Mapping[str, Any]]) -> list[list[int]]:
-        """For each group of the optimizer, the numbers under which the state of its parameters was saved."""
-        groups = self.optimizer.param_groups
-        if len(saved_groups) == len(groups):
-            return [saved["params"] for saved in saved_groups]
-        # encoder_lr_factor changed to or from 1: the encoder has groups of its own in one of the two.
-        factor = saved_groups[0].get("lr_factor", 1.0)
-        then = [parameter for group in parameter_groups(self.segmenter.network, 0.0, factor) for parameter in group["params"]]
-        saved = [number for group in saved_groups for number in group["params"]]
-        number_of = dict(zip(then, saved, strict=True))
-        return [[number_of[parameter] for parameter in group["params"]] for group in groups]
 
     # Ranks of a torchrun job.
 

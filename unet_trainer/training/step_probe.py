@@ -32,7 +32,7 @@ from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.precision import choose_device, set_backends
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.console import Console, cause_line
-from unet_trainer.system.json_cache import read_cache, write_cache
+from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 from unet_trainer.training.build import build_components
 from unet_trainer.training.compilation import compile_steps, is_out_of_memory, random_batches
 from unet_trainer.training.state import EpochMetrics
@@ -147,15 +147,11 @@ def _read_costs(path: Path | None) -> dict[str, tuple[float, dict[str, Any]]]:
     known = {}
     with contextlib.suppress(ValueError, TypeError):
         for key, (measured_at, cost) in read_cache(path).items():
-            if 0 <= time.time() - measured_at <= MAX_AGE_SECONDS and _is_cost(cost):
+            numbers = asdict(from_plain(StepCost, cost))
+            is_cost = numbers["seconds"] > 0 and all(number >= 0 for number in numbers.values())
+            if is_cost and 0 <= time.time() - measured_at <= MAX_AGE_SECONDS:
                 known[key] = measured_at, cost
     return known
-
-
-def _is_cost(value: Any) -> bool:
-    if not isinstance(value, dict) or set(value) != set(asdict(StepCost(0.0, 0.0, 0))):
-        return False
-    return all(isinstance(number, int | float) and 0 <= number < math.inf for number in value.values()) and value["seconds"] > 0
 
 
 def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
@@ -170,7 +166,7 @@ def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
     components.set_training_mode(config.freeze_encoder_epochs)
     batch, eval_batch = random_batches(config, components, None)
     if config.compile_model:
-        failure = compile_steps(components, batch, eval_batch).failure
+        failure, _ = compile_steps(components, batch, eval_batch)
         if failure is not None:
             raise RuntimeError(failure)
     step, metrics = components.train_step, EpochMetrics(config.num_classes, device)

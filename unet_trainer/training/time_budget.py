@@ -103,7 +103,7 @@ def fit_into_budget(run: Run, batch_seconds: float | None = None) -> None:
     state.learning_rate.num_epochs = possible
     if abs(possible - planned) > NOTED_SHARE * planned:
         _follow_plan(run, possible)
-    run.checkpointer.write_config()
+    run.checkpointer.attempt(run.checkpointer.write_config)
 
 
 def _first_val_seconds(run: Run, batch_seconds: float) -> float:

@@ -8,12 +8,10 @@ run or goes on with it and returns the id by which the service knows it, `log(ep
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import os
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.schema import Config
-from unet_trainer.system.console import counted, first_line
+from unet_trainer.system.console import first_line
 from unet_trainer.training.history import EventLog, read_events
 from unet_trainer.training.run_folder import SAMPLE_NAMES, SAMPLES
 from unet_trainer.training.run_summary import EpochRecord, RunSummary, read_run_summary
 
 PROJECT = "unet-trainer"
-MAX_WAITING = 1000  # epochs that may wait for a slow service; further ones are not logged
 FINISH_SECONDS = 10.0  # that a service has at the end
 # column of metrics.csv → name in a tracker: what stands before the slash makes a group
 SCALARS = {
@@ -85,12 +82,9 @@ class WandbTracker:
         if self.package == "wandb":
             os.environ.setdefault("WANDB_SILENT", "true")
             options |= {"dir": str(run.folder), "id": run.earlier_id}
-            options["mode"] = os.environ.get("WANDB_MODE") or ("online" if self._has_key() else "offline")  # else it asks for one
+            has_key = os.environ.get("WANDB_API_KEY") or self.module.login(prompt=False)
+            options["mode"] = os.environ.get("WANDB_MODE") or ("online" if has_key else "offline")  # else it asks for a key
         return getattr(self.module.init(**options), "id", None)
-
-    def _has_key(self) -> bool:
-        """Whether wandb has an API key. Never asks for one."""
-        return bool(os.environ.get("WANDB_API_KEY") or self.module.login(prompt=False))
 
     def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
         pictures = {} if picture is None else {SAMPLES: self.module.Image(str(picture))}
@@ -158,14 +152,13 @@ def outcome_of(summary: RunSummary) -> dict[str, float]:
 
 
 class TrackerQueue:
-    """Epochs wait in a queue of limited length for the thread that calls the tracker. What goes wrong is told once."""
+    """Epochs wait in a queue for the thread that calls the tracker. What goes wrong is told once."""
 
     def __init__(self, name: str, tracker: Tracker, run: TrackedRun, on_id: Callable[[str], object]) -> None:
         self.name, self.tracker, self.run, self.on_id = name, tracker, run, on_id
-        self._waiting: queue.Queue[EpochRecord | None] = queue.Queue(MAX_WAITING)  # None: the run has ended
+        self._waiting: queue.Queue[EpochRecord | None] = queue.Queue()  # None: the run has ended
         self._error: BaseException | None = None
         self._was_told = False
-        self._num_lost = 0
         self._last_picture = ""
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
 
@@ -177,10 +170,7 @@ class TrackerQueue:
 
     def log(self, epoch: EpochRecord) -> None:
         """Returns at once."""
-        try:
-            self._waiting.put_nowait(epoch)
-        except queue.Full:
-            self._num_lost += 1
+        self._waiting.put(epoch)
 
     def take_problem(self) -> str | None:
         """What went wrong, the first time that it did."""
@@ -193,14 +183,11 @@ class TrackerQueue:
     def finish(self) -> str | None:
         """Waits for a while until all is logged; returns what was not."""
         if self._thread.ident is not None:
-            deadline = time.monotonic() + FINISH_SECONDS
-            with contextlib.suppress(queue.Full):
-                self._waiting.put(None, timeout=FINISH_SECONDS)
-                self._thread.join(max(0.0, deadline - time.monotonic()))
-        num_left = self._num_lost + self._waiting.qsize()
+            self._waiting.put(None)
+            self._thread.join(FINISH_SECONDS)
         if self._thread.is_alive():
             return f"{self.name} did not answer within {FINISH_SECONDS:.0f} s at the end; what it has not logged is lost there"
-        return f"{self.name} was too slow: {counted(num_left, 'epoch')} were not logged there" if num_left else None
+        return None
 
     def _work(self) -> None:
         has_begun = self._try(self._init)
