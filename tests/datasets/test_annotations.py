@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.annotated import Folder
+from helpers.annotated import Folder, masks_of
 from helpers.image_bytes import cv2_bytes, exif, pil_bytes
 from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.datasets.annotations import kind_of_json
@@ -133,8 +133,8 @@ SHAPES = [
 def test_a_shape_becomes_its_pixels(folder, name, content, mask):
     folder.image("a.png")
     folder.write(name, content)
-    assert folder.masks() == {"a": mask}
-    assert folder.find().num_classes == 1
+    found = folder.find()
+    assert (masks_of(found), found.num_classes) == ({"a": mask}, 1)
 
 
 @pytest.mark.parametrize(("name", "content"), [
@@ -147,8 +147,9 @@ def test_a_shape_becomes_its_pixels(folder, name, content, mask):
 def test_shapes_without_an_area_are_left_out_and_counted(folder, name, content):
     folder.image("a.png")
     folder.write(name, content)
-    assert folder.masks() == {"a": BOXED}
-    notices = [notice for notice in folder.find().notices if "without any object" not in notice]
+    found = folder.find()
+    assert masks_of(found) == {"a": BOXED}
+    notices = [notice for notice in found.notices if "without any object" not in notice]
     number = "1 object" if name == "coco.json" else "2 objects"
     assert notices == [f"{number} left out, without an area (a point, a line) or outside of the image: in a.png"]
 
@@ -168,8 +169,9 @@ def test_shapes_without_an_area_are_left_out_and_counted(folder, name, content):
 def test_classes_have_the_order_of_their_format_and_overlaps_are_counted(folder, name, content, mask, rule):
     folder.image("a.png")
     folder.write(name, content)
-    assert folder.masks() == {"a": mask}
-    assert re.search(rf"\d pixels? in 1 image in objects of several classes; {rule}: a\.png", folder.find().notices[-1])
+    found = folder.find()
+    assert masks_of(found) == {"a": mask}
+    assert re.search(rf"\d pixels? in 1 image in objects of several classes; {rule}: a\.png", found.notices[-1])
 
 
 def test_classes_without_objects_are_left_out_and_background_is_0(folder):

@@ -100,9 +100,8 @@ def test_urls_and_patterns_name_shards(data_dir, root, found):
     [
         ("s3://b/a-{0..3}.tar.zst", "must be plain tar: decompress it"),
         ("data/a.TGZ", "must be plain tar: decompress it"),
-        ("data/a-{5..2}.tar", r"need \{FIRST\.\.LAST\}"),
-        ("data/a-{0..99999999}.tar", r"need \{FIRST\.\.LAST\}"),
-        ("s3://b/{train,val}-0.tar", r"one \{FIRST\.\.LAST\} is understood"),
+        ("data/a-{5..2}.tar", r"need one \{FIRST\.\.LAST\}"),
+        ("s3://b/{train,val}-0.tar", r"need one \{FIRST\.\.LAST\}"),
         ("http://h/a.tar?sig=abc", r"with \? or #"),
         ("https://bob:s3cret@host/x", r"put it into ~/\.netrc"),
     ],

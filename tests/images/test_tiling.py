@@ -18,8 +18,6 @@ from unet_trainer.images.tiling import (
     tile_images,
 )
 
-SIZES = [(64, 64), (63, 64), (65, 64), (20, 200), (1, 1), (7, 130), (200, 333), (112, 113), (96, 97), (512, 64)]
-
 
 def numbered(height, width, channels=1):
     """An image in which the value of each pixel is its position."""
@@ -31,7 +29,7 @@ def numbered(height, width, channels=1):
 
 
 @pytest.mark.parametrize("size", [(64, 64), (32, 96)])
-@pytest.mark.parametrize("image_size", SIZES)
+@pytest.mark.parametrize("image_size", [(63, 64), (20, 200), (1, 1), (200, 333)])
 def test_every_pixel_counts_in_exactly_one_tile(image_size, size):
     image, mask = numbered(*image_size), np.ones(image_size, np.uint8)
     tiles = tile_images([image_size], size)
@@ -106,8 +104,10 @@ def test_a_share_of_crops_is_centred_on_a_rare_class():
 # Resizing
 
 
-@pytest.mark.parametrize(("channels", "dtype"), [(1, np.uint8), (3, np.float32), (5, np.uint8), (9, np.float32)])
-@pytest.mark.parametrize("size", [(20, 30), (90, 100), (20, 100)])
+@pytest.mark.parametrize(
+    ("channels", "dtype", "size"),
+    [(1, np.uint8, (20, 30)), (3, np.float32, (90, 100)), (5, np.uint8, (20, 100)), (9, np.float32, (20, 30))],
+)
 def test_every_channel_is_resized_as_a_single_channel_would_be(channels, dtype, size):
     image = np.random.default_rng(0).integers(0, 256, (50, 70, channels)).astype(dtype)
     for interpolation in (cv2.INTER_AREA, cv2.INTER_LINEAR):

@@ -51,7 +51,7 @@ from unet_trainer.system.resources import free_disk
 
 FOLDER = ".shards"  # in checkpoint_dir
 COMPRESSED_TAR = re.compile(r"\.(tgz|tar\.(gz|bz2|xz|zst))$", re.IGNORECASE)
-BRACES = re.compile(r"\{(\d+)\.\.(\d+)\}")
+BRACES = re.compile(r"([^{}]*)\{(\d{1,18})\.\.(\d{1,18})\}([^{}]*)")
 SINGLE_SLASH = re.compile(rf"^({'|'.join(PROTOCOLS)}):/(?!/)")  # a URL that was a Path
 MAX_SHARDS = 1_000_000
 GB = 10**9
@@ -97,17 +97,14 @@ def _refuse_odd_url(url: str) -> None:
 
 def _expand(name: str) -> tuple[str, ...]:
     """a-{000..011}.tar as WebDataset writes it: all numbers with as many digits."""
-    found = BRACES.search(name)
-    rest = name if found is None else name[: found.start()] + name[found.end() :]
-    if "{" in rest and "}" in rest and not Path(name).exists():
-        raise DataError(f"data_dir: {name}: one {{FIRST..LAST}} is understood; name a folder for other choices of shards")
-    if found is None:
+    if "{" not in name:
         return (name,)
-    first, last = int(found[1]), int(found[2])
-    if last < first or last - first >= MAX_SHARDS:
-        raise DataError(f"data_dir: {name}: need {{FIRST..LAST}} with at most {MAX_SHARDS} numbers")
-    numbers = (f"{number:0{len(found[1])}d}" for number in range(first, last + 1))
-    return tuple(f"{name[: found.start()]}{number}{name[found.end() :]}" for number in numbers)
+    found = BRACES.fullmatch(name)
+    if found is None or not 0 <= int(found[3]) - int(found[2]) < MAX_SHARDS:
+        needed = f"need one {{FIRST..LAST}}, of at most {MAX_SHARDS} numbers"
+        raise DataError(f"data_dir: {name}: {needed}; name a folder for other choices of shards")
+    digits = len(found[2])
+    return tuple(f"{found[1]}{number:0{digits}d}{found[4]}" for number in range(int(found[2]), int(found[3]) + 1))
 
 
 def _list_shards(files: Files) -> list[str]:
