@@ -41,12 +41,11 @@ from typing import TYPE_CHECKING, Any
 
 import unet_trainer
 from unet_trainer.commands.command_line import Script, exit_codes, find_command, read_training_command
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.load import check_trackers, check_url, load_config, load_with_demo
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process
-from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.extension import Callback, OnEpoch, Own
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
@@ -196,7 +195,7 @@ def train_one_epoch(run: Run) -> Row:
 
 def validate(run: Run, row: Row) -> Evaluation:
     """One pass over the validation images; fills in the rest of the epoch's row."""
-    from unet_trainer.training.errors import NonFinite
+    from unet_trainer.config.errors import NonFinite
     from unet_trainer.training.evaluation import evaluate
 
     started = time.perf_counter()

@@ -30,6 +30,7 @@ from helpers.mask_files import (
 from helpers.steps import CPU, CPU_FACTS
 from train_unet import main, train
 from unet_trainer import load
+from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.dataset_report import CheckedDataset
@@ -38,7 +39,6 @@ from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD
 from unet_trainer.images.mask_decoding import IGNORED, read_mask
 from unet_trainer.system.console import Console
 from unet_trainer.training.build import Loaders, build_dataset, build_loaders
-from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.settings import build_settings
 
 

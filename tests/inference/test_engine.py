@@ -7,6 +7,7 @@ import torch
 
 from helpers.checkpoints import random_batch, random_segmenter, save_model, small_segmenter, small_spec
 from helpers.steps import SmallNetwork, make_spec
+from unet_trainer.config.errors import CheckpointError
 from unet_trainer.inference.engine import (
     NUM_BEFORE_CAPTURE,
     ForwardGraphs,
@@ -16,7 +17,6 @@ from unet_trainer.inference.engine import (
 )
 from unet_trainer.model.fast_layers import DecoderBlock, StemConv, use_fast_layers
 from unet_trainer.model.network import add_auxiliary_heads
-from unet_trainer.training.errors import CheckpointError
 
 SPEC = small_spec(num_classes=3)
 REAL = make_spec(encoder="resnet18", decoder_channels=(8, 8, 8, 8, 8))

@@ -9,11 +9,11 @@ import torch
 
 from helpers.checkpoints import make_card, save_model, small_segmenter, small_spec
 from helpers.steps import make_settings, small_components
+from unet_trainer.config.errors import CheckpointError
 from unet_trainer.inference.engine import SMP_CARD, ModelCard, find_model, read_model, symmetries_of
 from unet_trainer.model.network import AUXILIARY
 from unet_trainer.model.segmenter import network_weights
 from unet_trainer.training.checkpoint_file import write_checkpoint
-from unet_trainer.training.errors import CheckpointError
 
 SPEC = small_spec()
 

@@ -16,10 +16,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from helpers.checkpoints import FOUR_FLOATS, make_card, random_batch, small_spec
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.inference import engine as engine_module
 from unet_trainer.inference.engine import CARD_KEY, CPU, OnnxEngine, add_digest, read_onnx
-from unet_trainer.training.errors import CheckpointError
 
 SPEC = small_spec()
 # Logits of three channels r, g, b: 2r - g + 1 and b - 3.

@@ -10,7 +10,7 @@ import torch
 from helpers import hub
 from helpers.project import FIXED_RECIPE
 from helpers.steps import CPU, CPU_FACTS, everything, make_settings, make_spec, same
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_decoding import MaskCoding
@@ -24,7 +24,6 @@ from unet_trainer.training.build import (
     build_loaders,
 )
 from unet_trainer.training.compilation import fit_into_memory
-from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.settings import build_settings
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from helpers.steps import small_components
+from unet_trainer.config.errors import CheckpointError, NonFinite
 from unet_trainer.training import checkpoint_file
 from unet_trainer.training.checkpoint_file import (
     FORMAT,
@@ -27,7 +28,6 @@ from unet_trainer.training.checkpoint_file import (
     read_run,
     write_checkpoint,
 )
-from unet_trainer.training.errors import CheckpointError, NonFinite
 
 # The least that a checkpoint holds which a run can be resumed from.
 CONTENT = {**small_components().state.state_dict(), "config": {}, "decisions": {}, "split": {"train": [], "val": []}, "model": {}}

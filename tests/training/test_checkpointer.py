@@ -12,13 +12,13 @@ import torch
 from helpers.runs import SPLIT
 from helpers.small_runs import ROW, make_run
 from helpers.steps import make_batch, make_settings, same, small_components, take_step
+from unet_trainer.config.errors import TrainingFailed
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.console import Console
 from unet_trainer.training import checkpoint_file
 from unet_trainer.training import checkpointer as module
 from unet_trainer.training.checkpoint_file import read_checkpoint, read_last, read_run
 from unet_trainer.training.checkpointer import Checkpointer
-from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.history import read_metrics
 from unet_trainer.training.result import report
 

@@ -19,7 +19,7 @@ from helpers.steps import (
     take_step,
     weights,
 )
-from unet_trainer.training.errors import NonFinite
+from unet_trainer.config.errors import NonFinite
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import FiniteGuard
 

@@ -12,7 +12,7 @@ import torch
 
 from helpers.small_runs import make_run, said
 from helpers.steps import everything, make_batch, same, small_components, take_step
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.system.distributed import Failure, Job, Launch, PeerFailed
@@ -20,7 +20,6 @@ from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import recovery
 from unet_trainer.training.checkpoint_file import read_last
 from unet_trainer.training.compilation import is_out_of_memory
-from unet_trainer.training.errors import NonFinite, TrainingFailed
 from unet_trainer.training.recovery import Recovery, agree_on_failure
 
 

@@ -7,11 +7,11 @@ import io
 import pytest
 
 from helpers.steps import make_settings, small_components
+from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import Decision
 from unet_trainer.config.schema import FIELDS, Config, as_dict
 from unet_trainer.system.console import Console
-from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.resume import (
     MAY_BE_CHOSEN_AGAIN,
     adapt_to_changes,

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unet_trainer.config.errors import UserError
-from unet_trainer.training.errors import CheckpointError
+from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.training.run_folder import (
     check_may_write,
     find_resume_source,

@@ -7,10 +7,9 @@ import signal
 
 import pytest
 
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.history import read_events
 from unet_trainer.training.session import Session
 

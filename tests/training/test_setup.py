@@ -10,11 +10,10 @@ import torch
 
 from helpers.small_runs import ROW, SCORES, judge_epochs, stopped_budget
 from helpers.steps import KnownCosts, SmallNetwork, everything, same, take_step
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.training import build, setup, time_budget
-from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.session import Session
 from unet_trainer.training.setup import set_up
 

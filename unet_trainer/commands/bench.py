@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, read_config_words
 from unet_trainer.config.choices import REFERENCE_BATCH, wanted_batch_size
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.facts import DatasetFacts
 from unet_trainer.config.load import load_config
 from unet_trainer.config.parsers import implied_num_classes
@@ -31,7 +31,6 @@ from unet_trainer.system.console import EXIT_DONE, Console, first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.signals import ending_with_this_process
-from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.history import read_metrics
 from unet_trainer.training.run_folder import new_run_folder
 

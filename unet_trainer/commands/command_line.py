@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from unet_trainer import __version__
 from unet_trainer.commands import COMMANDS
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.config.schema import FIELDS, Config
@@ -27,7 +27,6 @@ from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, show_
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, end_with_parent, open_closed_streams
-from unet_trainer.training.errors import CheckpointError, TrainingFailed
 from unet_trainer.training.run_folder import CONFIG_YAML, find_run, folder_of, newest_run
 
 CONFIG_SUFFIXES = (".yaml", ".yml")

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from unet_trainer.commands.command_line import CommandParser, Script
 from unet_trainer.commands.evaluate import check_options, load
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
 from unet_trainer.system.os_errors import cannot, sentence
 from unet_trainer.system.signals import Signals
-from unet_trainer.training.errors import TrainingFailed
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.inputs import Input

@@ -1,4 +1,4 @@
-"""Errors that the user can fix."""
+"""Errors that the user can fix, that end a run, or that keep it from being resumed."""
 
 from __future__ import annotations
 
@@ -11,3 +11,33 @@ class UserError(ValueError):
 
 class ConfigError(UserError):
     """The config cannot be used; the message lists every problem."""
+
+
+class CheckpointError(UserError):
+    """A checkpoint that cannot be used; the message names the file and the reason."""
+
+
+class UnreadableFile(CheckpointError):
+    """A checkpoint that the system does not let us read (permission, a failing disk): it may be whole."""
+
+
+class NewerFormat(CheckpointError):
+    """A checkpoint of a later version: undamaged, but not for this one."""
+
+
+class TrainingFailed(RuntimeError):
+    """Training, or a prediction that had begun, cannot go on; the message says why, what is saved and what to try. Exit code 3."""
+
+    exit_code = 3
+
+
+class NonFinite(RuntimeError):
+    """NaN or infinite numbers that skipping steps does not cure: in a training batch, in validation, or in the weights.
+
+    `batch_number` counts training batches over the whole run; `val_batch` is a batch of validation.
+    """
+
+    def __init__(self, what: str, batch_number: int | None = None, val_batch: int | None = None) -> None:
+        super().__init__(what)
+        self.batch_number = batch_number
+        self.val_batch = val_batch

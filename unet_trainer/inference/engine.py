@@ -30,7 +30,7 @@ import torch.nn.functional as F
 
 from unet_trainer import __version__
 from unet_trainer.config.choices import NumberFormat
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.schema import OWN
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.worker_pool import to_device
@@ -41,7 +41,6 @@ from unet_trainer.model.segmenter import AUXILIARY, STRIDE, Segmenter, Segmenter
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_bytes
 from unet_trainer.training.checkpoint_file import read_checkpoint
-from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.run_folder import BEST, LAST, find_run, has_checkpoint, newest_run
 
 Symmetry = Literal["horizontal_flip", "vertical_flip", "quarter_turn"]

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from unet_trainer.config.errors import CheckpointError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import error_picture, to_display
 from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes, shown_path
@@ -52,7 +53,6 @@ from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
-from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.run import Run
 from unet_trainer.training.run_folder import BEST, LAST
 from unet_trainer.training.time_budget import MIN_TILE_SECONDS, tile_seconds

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from unet_trainer.config.errors import CheckpointError, NewerFormat, NonFinite, UnreadableFile
 from unet_trainer.config.schema import FIELDS, parse_value
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import first_line
@@ -26,7 +27,6 @@ from unet_trainer.system.input_files import NO_FILE, open_file
 from unet_trainer.system.os_errors import advice, reason, with_advice
 from unet_trainer.system.resources import free_disk
 from unet_trainer.training.async_device import tensors_in
-from unet_trainer.training.errors import CheckpointError, NewerFormat, NonFinite, UnreadableFile
 from unet_trainer.training.run_folder import DAMAGED, LAST, PREVIOUS
 
 FORMAT = 4

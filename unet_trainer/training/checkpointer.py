@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unet_trainer import __version__
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.datasets.splits import Split, split_csv_text
 from unet_trainer.images.image_decoding import Pixels, encode_image
@@ -26,7 +26,6 @@ from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.os_errors import advice, named_file, reason, with_advice
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.checkpoint_file import read_run, why_unusable, write_checkpoint
-from unet_trainer.training.errors import NonFinite, TrainingFailed
 from unet_trainer.training.history import EventLog, Row, write_metrics, write_result
 from unet_trainer.training.resume import split_names
 from unet_trainer.training.run_folder import (

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import OWN
 from unet_trainer.images.image_spec import ImageSpec
@@ -22,7 +22,6 @@ from unet_trainer.system.console import Console, cause_line, counted, first_line
 from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.training.async_device import CudaGraphCache, DirectLauncher, HostCopy
 from unet_trainer.training.build import Components, Loaders, eval_batch_size
-from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.state import EpochMetrics
 
 MESSAGES = (  # parts of a RuntimeError's text, in lower case

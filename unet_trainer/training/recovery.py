@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
 from unet_trainer.images.file_bytes import shown_path
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.worker_pool import WorkerError, to_device
@@ -34,7 +34,6 @@ from unet_trainer.system.console import first_line
 from unet_trainer.system.distributed import PeerFailed, PeerLost, is_of_the_link
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.compilation import can_shrink, is_out_of_memory, release_device_memory, restoring, shrink, unsynchronized
-from unet_trainer.training.errors import NonFinite, TrainingFailed
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
 

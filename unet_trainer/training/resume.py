@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
 from unet_trainer.config.schema import FIELDS, Config, parse_value
@@ -14,7 +15,6 @@ from unet_trainer.datasets.splits import Split
 from unet_trainer.images.mask_decoding import given_coding
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.distributed import Launch
-from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.state import TrainState
 
 # Changing these between two starts would make the result meaningless: what they decide, and their names.

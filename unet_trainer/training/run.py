@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from unet_trainer.config.errors import NonFinite
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import EpochTimes, advise
@@ -25,7 +26,6 @@ from unet_trainer.training.async_device import HostCopy, WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpointer import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
-from unet_trainer.training.errors import NonFinite
 from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.history import EventLog, Row, column, finite
 from unet_trainer.training.run_facts import epoch_facts, val_scores_csv

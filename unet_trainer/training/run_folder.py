@@ -10,12 +10,11 @@ import stat
 import tempfile
 from pathlib import Path
 
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.distributed import read_launch
 from unet_trainer.system.input_files import open_file
 from unet_trainer.system.os_errors import NO_ROOM, cannot, reason, with_advice
-from unet_trainer.training.errors import CheckpointError
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 DAMAGED = "damaged.pt"  # a last.pt that could not be read

@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.system.console import Console, first_line, silent_console
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.locks import FolderLock
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, Signals
-from unet_trainer.training.errors import TrainingFailed
 from unet_trainer.training.history import EventLog
 from unet_trainer.training.run_folder import has_checkpoint, resume_command
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.resolve import needs_cost
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.safe_yaml import value_text
@@ -36,7 +36,6 @@ from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
 from unet_trainer.training.compilation import compile_components, try_components
 from unet_trainer.training.curves import write_curves
-from unet_trainer.training.errors import CheckpointError
 from unet_trainer.training.resume import (
     adapt_to_changes,
     adapt_to_world_size,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from unet_trainer.config.errors import NonFinite
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import paste_pieces
 from unet_trainer.loading.worker_pool import to_device
@@ -28,7 +29,6 @@ from unet_trainer.model.optimizer_and_schedule import Ema
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.async_device import AsyncReader, DirectLauncher, Launcher
-from unet_trainer.training.errors import NonFinite
 from unet_trainer.training.state import EpochMetrics
 
 if TYPE_CHECKING:
