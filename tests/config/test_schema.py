@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.config.load import load_config
-from unet_trainer.config.parsers import implied_num_classes, parse_mask_values, split_values
+from unet_trainer.config.parsers import implied_num_classes, split_values
 from unet_trainer.config.schema import (
     FIELDS,
     Config,
@@ -75,19 +75,6 @@ def test_yaml_of_a_config_has_one_line_per_key_with_its_explanation_or_reason():
 
 
 # mask_values and ignore_value
-
-
-@pytest.mark.parametrize(
-    ("raw", "value"),
-    [
-        (" nonzero ", "nonzero"),
-        ("above 127.0", "above 127"),
-        ("above 1e2", "above 100"),
-        ([[0, 0, 0], ["255", 0, 0]], ((0, 0, 0), (255, 0, 0))),
-    ],
-)
-def test_mask_values_are_a_rule_or_what_becomes_each_class(raw, value):
-    assert parse_mask_values(raw) == value
 
 
 @pytest.mark.parametrize(

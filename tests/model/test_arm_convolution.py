@@ -43,19 +43,6 @@ def test_gradients_are_those_of_torch(channels, outputs, side, stride, padding, 
         torch.testing.assert_close(ours, theirs)
 
 
-def test_a_frozen_layer_and_one_whose_input_needs_none_compute_no_gradient(monkeypatch):
-    layer = torch.nn.Conv2d(3, 4, 3, padding=1)
-    layer.__class__ = ArmConv
-    monkeypatch.setattr(arm_convolution, "_of_inputs", pytest.fail)
-    layer(torch.rand(1, 3, 8, 8)).sum().backward()
-    monkeypatch.undo()
-    monkeypatch.setattr(arm_convolution, "_of_weight", pytest.fail)
-    layer.weight.requires_grad_(False)
-    inputs = torch.rand(1, 3, 8, 8, requires_grad=True)
-    layer(inputs).sum().backward()
-    assert inputs.grad is not None
-
-
 @pytest.mark.parametrize(("machine", "num_layers"), [("aarch64", 24), ("x86_64", 0)])
 def test_layers_that_gain_are_exchanged_on_arm_alone(machine, num_layers, monkeypatch):
     """Of resnet18 all but those of stride 2, among them the stem."""
