@@ -86,6 +86,7 @@ def contents(store):
     [
         ("s3://bucket/cells/", "s3://bucket/cells", None),
         ("s3:/bucket/cells", "s3://bucket/cells", None),
+        ("s3://bucket/cells/shards.json", "s3://bucket/cells", None),
         ("gs://b/x/a-7.tar", "gs://b/x", ("a-7.tar",)),
         ("gs://b/a-{08..11}.tar", "gs://b", ("a-08.tar", "a-09.tar", "a-10.tar", "a-11.tar")),
         ("data/a-{0..1}.tar", "data", ("a-0.tar", "a-1.tar")),
@@ -120,6 +121,7 @@ def test_the_index_beside_the_shards_is_used_and_some_of_them_can_be_named(folde
     store = open_shards(config())
     assert (names(store), store.index.class_names, store.index.num_classes) == (list(IMAGES), ("sky", "road"), 2)
     assert find_member(folder / "x-001.tar/k4.png").read() == IMAGES["k4"][0]
+    assert names(open_shards(config(folder / INDEX_NAME))) == list(IMAGES)
     assert names(open_shards(config(folder / "x-001.tar"))) == ["k3", "k4", "k5"]
     assert names(open_shards(config(folder / "x-{000..001}.tar"))) == list(IMAGES)
     assert not (tmp_path / "runs").exists()

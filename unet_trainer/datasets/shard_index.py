@@ -192,7 +192,8 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
             fix = "Copy it again; if nothing is missing, truncate -s +1024 FILE adds it"
             raise ShardError(f"its end marker is missing: was it cut off? {fix}")
         if any(marker) or any(file.read(END_BYTES)):
-            raise ValueError(f"something follows byte {archive.offset}, where it ends")
+            fix = "copy it again; if tar files were joined, unpack it with tar -xif FILE and pack the files again"
+            raise ValueError(f"something follows byte {archive.offset}, where it ends: {fix}")
     except TAR_ERRORS as error:
         raise ShardError(f"not a complete tar file ({error or type(error).__name__})") from None
 

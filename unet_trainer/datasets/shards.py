@@ -74,13 +74,14 @@ def find_place(data_dir: str) -> ShardPlace | None:
         raise DataError(f"data_dir: {data_dir}: {NOT_PLAIN}; an archive of folders images/ and masks/ has to be unpacked")
     if is_url(data_dir):
         _refuse_odd_url(data_dir)
-        data_dir = data_dir.rstrip("/")
+        data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")
         folder, _, last = data_dir.rpartition("/")
         return ShardPlace(folder, _expand(last)) if last.endswith(".tar") else ShardPlace(data_dir)
     path = Path(data_dir)
     with contextlib.suppress(OSError):  # a folder that may not be read; told where its files are looked for
         if path.name.endswith(".tar") and not path.is_dir():
             return ShardPlace(str(path.parent), _expand(path.name))
+        path = path.parent if path.name == INDEX_NAME and path.is_file() else path
         if path.is_dir() and ((path / INDEX_NAME).is_file() or (_list_shards(Files(data_dir)) and not list_files(path))):
             return ShardPlace(str(path))
     return None
