@@ -228,6 +228,11 @@ def is_running(pid):
         return False
 
 
+def test_tiles_as_trained_are_for_evaluate_alone(here, capsys):
+    assert main(["predict", "binary", "images", "--out", "out", "--tile", "as-trained"]) == 2
+    assert "--tile: got as-trained; need a multiple of 32" in capsys.readouterr().err
+
+
 def test_the_time_is_told_beside_what_bounds_it(here, capsys, monkeypatch):
     monkeypatch.setattr("unet_trainer.inference.prediction_stream.measure_rates", lambda *given: Rates(400.0, 200.0, 50.0))
     assert main(["predict", "binary", "images", "--out", "out", "--time"]) == 0

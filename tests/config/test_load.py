@@ -443,3 +443,9 @@ def test_a_mutated_file_ends_in_a_valid_config_or_in_one_readable_message(tmp_pa
             assert load_config(config) == config, content
             num_valid += 1
     assert 3 < num_valid < 297, "the mutations are too strong, or too weak, to test much"
+
+
+def test_settings_of_earlier_versions_are_ignored(tmp_path):
+    """They stand in the config.yaml of old runs."""
+    (tmp_path / "config.yaml").write_text("scaler_growth_factor: 2.0\nscaler_growth_interval: 2000\nbatch_size: 3\n")
+    assert load_config(tmp_path / "config.yaml", []).batch_size == 3

@@ -322,6 +322,18 @@ def test_the_lists_of_voc_are_the_split(tmp_path, place):
     assert (found.blocking_message, found.notices) == ("", ("3 images in no list of ImageSets/Segmentation left out",))
 
 
+def test_listed_names_without_an_image_block_unless_they_are_to_be_skipped(tmp_path):
+    layouts.voc(tmp_path)
+    (tmp_path / "JPEGImages/2007_000001.jpg").unlink()
+    found = found_in(tmp_path)
+    (problem,) = found.problems
+    assert (problem.lines, problem.settings) == (("2007_000001",), {"unpaired": "skip"})
+    assert "1 name in ImageSets/Segmentation without an image" in found.blocking_message
+    skipped = found_in(tmp_path, **problem.settings)
+    assert (len(skipped.pairs), skipped.blocking_message) == (layouts.COUNT - 1, "")
+    assert "1 listed name without an image left out (unpaired: skip)" in skipped.notices
+
+
 # Test data
 
 

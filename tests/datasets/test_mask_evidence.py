@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
 
-from helpers.mask_facts import facts_of, objects, soft_discs
+from helpers.mask_facts import SIDE, facts_of, objects, soft_discs
 from unet_trainer.datasets.mask_evidence import (
     MaskEvidence,
     has_background,
@@ -29,6 +30,18 @@ def test_a_grey_class_between_the_ends_is_no_soft_edge():
         return mask
 
     assert evidence_of(with_class).edge_threshold() is None
+
+
+def test_a_grey_ring_between_the_ends_of_masks_saved_as_jpeg_is_a_class():
+    def with_ring(index):
+        mask = np.zeros((SIDE, SIDE), np.uint8)
+        for number in range(5):
+            place = 16 + 30 * (number % 3), 16 + 30 * (number // 3) + 2 * index
+            cv2.circle(mask, place, 14, 128, -1)  # a ring of 3 pixels, 12 % of all pixels
+            cv2.circle(mask, place, 11, 255, -1)
+        return cv2.imdecode(cv2.imencode(".jpg", mask)[1], cv2.IMREAD_GRAYSCALE)
+
+    assert evidence_of(with_ring, is_lossy=True).edge_threshold() is None
 
 
 # Ids of objects

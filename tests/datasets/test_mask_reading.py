@@ -293,6 +293,11 @@ COLOURS = [("Animal", GREEN_OF_FILE), ("Archway", PINK), ("Void", 0)]
     [
         ("label_colors.txt", CAMVID, COLOURS),
         ("class_dict.csv", CLASS_DICT, COLOURS),
+        (
+            "class_dict.csv",
+            '"name","r","g","b"\n"Animal, wild","64","128","64"\nVoid, 0, 0, 0\n',
+            [("Animal, wild", GREEN_OF_FILE), COLOURS[2]],
+        ),
         ("_classes.csv", ROBOFLOW, [("background", 0), ("Head Light", 1)]),
         ("labelmap.txt", LABELMAP, [("background", 0), ("car", COLOUR + 0x800000)]),
         ("codes.txt", "Sky\nRoad\nVoid\n", [("Sky", None), ("Road", None), ("Void", None)]),
@@ -311,6 +316,7 @@ def test_names_and_values_are_read_in_their_order(read, name, text, expected):
         ("label_colors.txt", "64 128 300 Animal\n0 0 0 Void\n"),
         ("label_colors.txt", "64 128 64 Animal\n64 128 64 Archway\n"),  # one colour twice
         ("class_dict.csv", "name,r,g,b\na,1,2\nb,1,2,3\n"),
+        ("class_dict.csv", "name,r,g,b\nb,1,2,3\n" + 200_000 * "a"),  # longer than a cell may be
         ("_classes.csv", "filename, cat, dog\na.jpg, 0, 1\nb.jpg, 1, 0\n"),  # of images, not of pixels
         ("classes.txt", "person\ncar\n"),  # of boxes: no background
         ("codes.txt", "Void\nVoid\n"),

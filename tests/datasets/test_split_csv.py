@@ -99,7 +99,7 @@ def test_every_problem_is_named_with_its_line(data):
         "  line 3: no file DATA/masks/y.png",
         "  line 4: split 'holdout'; need train, val or test",
         "  line 6: DATA/images/a.png is in line 2 too",
-        "  line 7: no file DATA",
+        "  line 7: need an image and a mask",
         "  some rows have a split and some have none; fill in all or leave the column out",
     ]
 

@@ -353,7 +353,9 @@ def test_all_rates_are_measured_and_the_plain_loop_writes_the_same_masks(tmp_pat
     path = write_model(tmp_path / "run/best.pt", fit="crop", num_classes=3, image_size=(8, 8), tile=(64, 64))
     model = load(path, device="cpu")
     (tmp_path / "plain").mkdir()
-    rates = measure_rates(stream(tmp_path, engine=model.engine), inputs_of(tmp_path, images), tmp_path / "plain")
+    inputs = [Input(tmp_path / "images/broken.png", "broken"), *inputs_of(tmp_path, images)]
+    inputs[0].path.write_bytes(inputs[1].path.read_bytes()[:60])  # the stream says so
+    rates = measure_rates(stream(tmp_path, engine=model.engine), inputs, tmp_path / "plain")
     assert min(rates.reading, rates.forward, rates.plain) > 0
     for name, pixels in images.items():
         written = cv2.imread(str(tmp_path / f"plain/{name}.png"), cv2.IMREAD_UNCHANGED)

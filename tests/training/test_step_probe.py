@@ -38,6 +38,7 @@ def child(monkeypatch):
     def replace_by(script):
         def start(command, **options):
             assert command[1:] == ["-m", "unet_trainer.training.step_probe"]
+            assert options["env"]["UNET_TRAINER_PARENT"] == str(os.getpid())  # it ends with this process
             started.append(popen([sys.executable, "-c", script], **options))
             return started[-1]
 
@@ -130,6 +131,17 @@ def test_a_child_that_was_started_ahead_is_asked_and_none_is_where_costs_are_kno
             measure.start()
             assert measure(config()) == StepCost(**COST)
             assert len(started) == 1
+
+
+def test_a_child_that_cannot_be_started_ends_no_run(monkeypatch):
+    def start(*arguments, **options):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(step_probe.subprocess, "Popen", start)
+    with probe() as measure:
+        measure.start()
+        assert measure(config()) is None
+        assert "Resource temporarily unavailable" in measure.failure
 
 
 # What is kept

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     if len(names) != 1:
         what = f"got {', '.join(names)}" if names else "none was named"
         raise UserError(f"evaluate takes one model, {what}: python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)")
-    check_options(given)
+    check_options(given, may_be_as_trained=True)
 
     from unet_trainer.inference.engine import find_model
 
@@ -142,11 +142,11 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
     console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
 
 
-def check_options(given: argparse.Namespace) -> None:
+def check_options(given: argparse.Namespace, may_be_as_trained: bool = False) -> None:
     """Those of evaluate and predict that need no model."""
     if given.threshold is not None and not 0 < given.threshold < 1:
         raise UserError(f"--threshold: got {given.threshold:g}; need a probability between 0 and 1, e.g. 0.5")
-    if given.tile not in (None, AS_TRAINED):
+    if given.tile is not None and not (may_be_as_trained and given.tile == AS_TRAINED):
         tile_side(given.tile, "--tile")
 
 

@@ -54,6 +54,8 @@ OTHER_TOOLS_NAMES = {other: ours for ours, others in NAMES_ELSEWHERE.items() for
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
+# Settings of earlier versions, which stand in the config.yaml of old runs. They are ignored.
+REMOVED_KEYS = frozenset(["scaler_growth_factor", "scaler_backoff_factor", "scaler_growth_interval"])
 NO_LONGER_DECIDED = ("decoder_attention", "deep_supervision", "encoder_lr_factor")  # auto was always the default
 
 
@@ -189,7 +191,7 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
     values: dict[str, Any] = {}
     wrong = set()
     for name, value in raw.items():
-        if name in NO_LONGER_DECIDED and value == "auto":
+        if name in REMOVED_KEYS or (name in NO_LONGER_DECIDED and value == "auto"):
             continue
         if name not in FIELDS:
             problems.append(f"{_one_line(name)}: unknown key{_suggestion(name)}")

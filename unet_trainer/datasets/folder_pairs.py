@@ -316,16 +316,20 @@ def _read_split_lists(images: Group) -> tuple[SplitLists | None, str]:
     return parts, f"{LISTS}/{' and '.join(names)}"
 
 
-def _keep_listed(search: Search, images: list[File], lists: SplitLists) -> list[File]:
-    """The images that a list names. What is left out, and listed names without an image, are told."""
+def _keep_listed(search: Search, images: list[File], lists: SplitLists) -> tuple[list[File], list[Problem]]:
+    """The images that a list names; and the problem of listed names without an image."""
     listed = [image for image in images if f"{image.folder}{image.stem}" in lists]
     known = {f"{image.folder}{image.stem}" for image in listed}
-    missing = [name for name, part in lists.items() if part != "test" and name not in known]
+    missing = tuple(name for name, part in lists.items() if part != "test" and name not in known)
     if len(listed) < len(images):
         search.notices.append(f"{counted(len(images) - len(listed), 'image')} in no list of {LISTS} left out")
-    if missing:
-        search.notices.append(f"{counted(len(missing), 'name')} in {LISTS} without an image: {first_few(missing)}")
-    return listed
+    if missing and search.config.unpaired == "skip":
+        search.notices.append(f"{counted(len(missing), 'listed name')} without an image left out (unpaired: skip)")
+    elif missing:
+        titles = f"name in {LISTS} without an image", f"names in {LISTS} without an image"
+        fix = "add the images, remove the names from the lists, or set unpaired: skip"
+        return listed, [Problem("no_image", *titles, missing, fix, SKIP.settings)]
+    return listed, []
 
 
 # The pairs of one part
@@ -350,7 +354,7 @@ def _pair_part(
         raise _ask_for_suffix(text, images, mask_group.files)
     _refuse_same_names(images, masks)
     if lists is not None:
-        images = _keep_listed(search, images, lists)
+        images, problems = _keep_listed(search, images, lists)
     images, channels = _join_channels(search, images, masks, image_group.place, part, problems)
     match = best_match(images, masks, image_group.place, preferred)
     if lists is not None:  # masks of other images, and test images without one, do not matter

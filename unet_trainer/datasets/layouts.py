@@ -184,10 +184,17 @@ def find_layout(
     given: dict[Kind, str] = {kind: value for kind, value in zip(KEYS, (image_dir, mask_dir), strict=True) if value is not None}
 
     def follows(link: Path) -> bool:
-        """Links that do not lead around themselves; of those below a folder of images or masks, the ones of parts."""
+        """Links that are, or hold, folders of images or masks; of those below such a folder, the ones of parts. And the only one.
+        Others may lead to a whole disk. None that leads to a folder in which it lies."""
         *above, name = link.relative_to(data_dir).parts
-        may_be_kind = not any(_meaning(each)[1] for each in above) or bool(_meaning(name)[0])
-        return len(above) < MAX_DEPTH and may_be_kind and not resolved(link.parent).is_relative_to(resolved(link))
+        part, kind = _meaning(name)
+        if len(above) >= MAX_DEPTH or resolved(link.parent).is_relative_to(resolved(link)):
+            return False
+        if any(_meaning(each)[1] for each in above):
+            return bool(part)
+        is_given = any(name in Path(value).parts for value in given.values())
+        is_only = not above and len(subfolders(data_dir)) == 1
+        return bool(part or kind) or is_given or is_only or any(_meaning(inner.name)[1] for inner in subfolders(link))
 
     files = list_files(data_dir, without, follows, with_volumes=True)
     if not given and not any(_meaning(folder.name)[1] == "mask" for folder in subfolders(data_dir)):

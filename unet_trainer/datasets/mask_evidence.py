@@ -6,6 +6,7 @@ Each answer of MaskEvidence is for one question of mask_reading, which decides.
 
 from __future__ import annotations
 
+import csv
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -25,6 +26,7 @@ from unet_trainer.system.input_files import parse_json, read_text
 
 MANY_VALUES = 8  # as many distinct greys in masks of two classes come from soft edges or compression
 MIN_BRIGHT = 3  # as many of them are near the brightest; 255 alone beside ids is void
+MIN_CLEAR_SHARE = 0.9  # share of pixels that must be within EDGE_WIDTH of an end; with fewer, a grey between may be a class
 MIN_BESIDE_BOTH = 0.8  # share of the greys between that must lie beside both ends: in all masks together,
 FEW = 0.01  # and in each mask in which they are a larger share of its pixels than this
 MAX_PIECES = 1.5  # connected pieces of an id of an object, on average
@@ -108,7 +110,9 @@ class MaskEvidence:
         low, high = self.seen[0], self.seen[-1]
         if len(self.seen) < MANY_VALUES or high > 255 or high - low < MIN_EDGE:
             return None
-        if len([value for value in self.seen if high - value <= EDGE_WIDTH]) < MIN_BRIGHT:
+        bright = [value for value in self.seen if high - value <= EDGE_WIDTH]
+        top, bottom = self.share(*bright), self.share(*(value for value in self.seen if value - low <= EDGE_WIDTH))
+        if len(bright) < MIN_BRIGHT or top + bottom < MIN_CLEAR_SHARE or 2 * top + bottom < 1:  # fewer bright pixels than between
             return None
         all_between = all_beside = 0
         for mask in self.masks:
@@ -323,15 +327,15 @@ MAX_BYTES = 256 * 1024
 VOID_NAMES = frozenset(["void", "unlabeled", "unlabelled", "unlabel", "ignore", "ignored", "dontcare", "unannotated"])
 NO_ID = "__ignore__"  # the first line of LabelMe's list; the ids begin with the line behind it
 COLOUR_OF = r"(?P<r>\d{1,3})[\s,]+(?P<g>\d{1,3})[\s,]+(?P<b>\d{1,3})"
-FORMS = {  # the header, "" if there is none, and every other line
-    "label_colors.txt": ("", rf"{COLOUR_OF}[\s,]+(?P<name>\S.*)"),  # 9 9 9 Animal
-    "class_dict.csv": (r"(name|class|label)\s*,\s*r\s*,\s*g\s*,\s*b\b.*", rf'"?(?P<name>[^,"]+)"?\s*,\s*{COLOUR_OF}(\s*,.*)?'),
-    "_classes.csv": (r"pixel value\s*,\s*class\b.*", r'(?P<value>\d{1,5})\s*,\s*"?(?P<name>[^,"]+)"?(\s*,.*)?'),
-    "labelmap.txt": ("", rf"(?P<name>[^:]+):{COLOUR_OF}(:.*)?"),  # name:r,g,b:parts:actions
+FORMS = {  # of every line
+    "label_colors.txt": rf"{COLOUR_OF}[\s,]+(?P<name>\S.*)",  # 9 9 9 Animal
+    "labelmap.txt": rf"(?P<name>[^:]+):{COLOUR_OF}(:.*)?",  # name:r,g,b:parts:actions
 }
+COLUMNS = {"class_dict.csv": ["name", "r", "g", "b"], "_classes.csv": ["value", "name"]}  # of CSV files: the first of the header
+SPELLINGS = {"class": "name", "label": "name", "pixel value": "value"}
 # {"background": 0, "tumour": 1} or {"0": "background"}: of nnU-Net, as `labels` in it, and of Hugging Face.
 JSON_NAMES = ("dataset.json", "id2label.json")
-NAMES = (*JSON_NAMES, *FORMS, "class_names.txt", "codes.txt", "classes.txt")
+NAMES = (*JSON_NAMES, "label_colors.txt", *COLUMNS, "labelmap.txt", "class_names.txt", "codes.txt", "classes.txt")
 
 
 @dataclass(frozen=True)
@@ -386,7 +390,10 @@ def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
     """A file of a known name, by its text."""
     path = Path(path)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    classes = _parse_labels(text) if path.name in JSON_NAMES else _parse(path.name, lines) if path.name in NAMES else []
+    try:
+        classes = _parse_labels(text) if path.name in JSON_NAMES else _parse(path.name, lines) if path.name in NAMES else []
+    except (ValueError, csv.Error):
+        return None
     found = [one for one in classes if one is not None]
     values = [one.value for one in found if one.value is not None]
     is_whole = 2 <= len(found) <= 256 and len(found) == len(classes)
@@ -396,22 +403,28 @@ def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
 
 def _parse(name: str, lines: Sequence[str]) -> list[NamedClass | None]:
     """None for a line that cannot be read."""
-    if name not in FORMS:
+    if name in COLUMNS:
+        columns, rows = COLUMNS[name], [[cell.strip() for cell in row] for row in csv.reader(lines, skipinitialspace=True)]
+        header = [SPELLINGS.get(cell.lower(), cell.lower()) for cell in rows[0]] if rows else []
+        if header[: len(columns)] != columns:
+            return []
+        records = [dict(zip(columns, row, strict=False)) if len(row) >= len(columns) else {} for row in rows[1:]]
+    elif name in FORMS:
+        matches = [re.fullmatch(FORMS[name], line) for line in lines if not line.startswith("#")]
+        records = [match.groupdict() if match is not None else {} for match in matches]
+    else:
         # A name per line, in the order of the ids. Names without a background are those of objects in boxes.
         classes = [NamedClass(line, None) for line in lines if line != NO_ID]
         return [*classes] if any(one.is_background or one.is_void for one in classes) else []
-    header, form = FORMS[name]
-    if header and not (lines and re.fullmatch(header, lines[0], re.I)):
-        return []
     found: list[NamedClass | None] = []
-    for line in lines[1:] if header else (line for line in lines if not line.startswith("#")):
-        held = match.groupdict() if (match := re.fullmatch(form, line)) is not None else {}
-        colour = [int(held[channel]) for channel in "rgb" if channel in held]
-        if not held or max(colour, default=0) > 255:
+    for held in records:
+        label, *numbers = held.pop("name", "").strip(), *held.values()
+        is_colour, limit = (True, 256) if len(numbers) == 3 else (False, 2**16)
+        if not label or not all(re.fullmatch(r"\d{1,5}", number) and int(number) < limit for number in numbers):
             found.append(None)
         else:
-            number = as_number((colour[0], colour[1], colour[2])) if colour else int(held["value"])
-            found.append(NamedClass(held["name"].strip(), number, bool(colour)))
+            value = as_number((int(numbers[0]), int(numbers[1]), int(numbers[2]))) if is_colour else int(numbers[0])
+            found.append(NamedClass(label, value, is_colour))
     return found
 
 

@@ -310,23 +310,30 @@ def choose_image_blocks(
     rows, columns = (
         [length * index // number for index in range(number + 1)] for length, number in zip(ids.shape, numbers, strict=True)
     )
-    cells = [(slice(*down), slice(*across)) for down in pairwise(rows) for across in pairwise(columns)]
-    counts = np.array([np.bincount(ids[cell].ravel(), minlength=256)[:IGNORED] for cell in cells])  # of pixels of each class
-    counts = counts[:, counts.any(0)]
-    usable = np.flatnonzero(counts.any(1))
+    # Each cell in 3×3 parts, the outer ones as wide as the gap: rows,columns,3,3,classes of numbers of pixels.
+    down, across = (
+        [*(place for start, end in pairwise(edges) for place in (start, start + gap, end - gap)), edges[-1]]
+        for edges in (rows, columns)
+    )
+    parts = [ids[top:bottom, left:right] for top, bottom in pairwise(down) for left, right in pairwise(across)]
+    counts = np.array([np.bincount(part.ravel(), minlength=256)[:IGNORED] for part in parts])
+    counts = counts[:, counts.any(0)].reshape(numbers[0], 3, numbers[1], 3, -1).swapaxes(1, 2)
+    usable = np.flatnonzero(counts.any((2, 3, 4)))
     if len(usable) < MIN_IMAGE_BLOCKS:
         return None
     num_val = min(max(1, round(len(usable) * val_fraction)), len(usable) - 1)
-    total, rng = counts.sum(0), np.random.default_rng([seed, SPLIT_STREAM])
-    tried: list[tuple[tuple[int, float], list[int]]] = []
+    total, rng = counts.sum((0, 1, 2, 3)), np.random.default_rng([seed, SPLIT_STREAM])
+    tried: list[tuple[tuple[int, float], Pixels]] = []
     for _ in range(NUM_ARRANGEMENTS):
-        chosen = rng.permutation(usable)[:num_val].tolist()
-        val = counts[chosen].sum(0)
+        is_val = np.zeros(numbers, np.bool_)
+        is_val.flat[rng.permutation(usable)[:num_val]] = True
+        top, bottom, left, right = ~_cut_sides(is_val)
+        whole = np.ones_like(is_val)
+        is_kept = np.stack([top, whole, bottom], -1)[..., None] & np.stack([left, whole, right], -1)[:, :, None]
+        val, train = counts[is_val].sum((0, 1, 2)), counts[is_kept & ~is_val[..., None, None]].sum(0)
         difference = np.abs(val / max(1, val.sum()) - total / total.sum()).sum()
-        tried.append(((int(((val == 0) | (val == total)).sum()), round(float(difference), 9)), chosen))
-    _, chosen = min(tried, key=lambda one: one[0])
-    is_val = np.zeros(numbers, np.bool_)
-    is_val.flat[chosen] = True
+        tried.append(((int(((val == 0) | (train == 0)).sum()), round(float(difference), 9)), is_val))
+    _, is_val = min(tried, key=lambda one: one[0])
     cut = _cut_sides(is_val)
     blocks: dict[Part, list[tuple[int, int, int, int]]] = {"train": [], "val": []}
     for row, column in zip(*np.unravel_index(usable, is_val.shape), strict=True):
@@ -435,6 +442,8 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
         if (known := made.get(name)) is not None:
             image, mask = known.image, known.mask
         missing = [f"line {number}: no file {file}" for file in (image, mask) if not is_file(file)]
+        if known is None and not all(row.get(column, "").strip() for column in ("image", "mask")):
+            missing = [f"line {number}: need an image and a mask"]
         if split == UNUSED:
             unused.append(Pair(name, image, mask))
         elif part is None and split:

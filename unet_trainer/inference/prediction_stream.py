@@ -571,7 +571,11 @@ def _plain_loop(engine: TorchEngine, inputs: Sequence[Input], folder: Path) -> I
     """As in the examples of segmentation-models-pytorch: read, forward in float32, argmax, write, one image after the other."""
     spec = engine.card.spec
     for given in inputs:
-        image = spec.image.decode(read_bytes(given.path)).pixels
+        try:
+            image = spec.image.decode(read_bytes(given.path)).pixels
+        except (DataError, OSError):  # the stream says so
+            yield 0
+            continue
         pixels = spec.image.to_batch(fit_image(image, spec.image_size) if spec.fit == "resize" else image)
         ids = engine.segmenter(torch.from_numpy(pixels).unsqueeze(0).to(engine.device)).argmax(1)[0]
         mask = resize_mask(ids.cpu().numpy().astype(np.uint8), (image.shape[0], image.shape[1]))

@@ -332,6 +332,8 @@ class FollowingCheckpointer:
         return []
 
     def describe_saved(self) -> str:
+        if self.folder.is_dir() and not has_checkpoint(self.folder):  # it may be another machine's
+            return "nothing is saved yet"
         return f"to go on: {resume_command(self.folder)}"
 
 

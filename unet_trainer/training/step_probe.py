@@ -33,6 +33,7 @@ from unet_trainer.model.precision import choose_device, set_backends
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.console import Console, cause_line
 from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
+from unet_trainer.system.signals import end_with_parent, ending_with_this_process
 from unet_trainer.training.build import build_components
 from unet_trainer.training.compilation import compile_steps, is_out_of_memory, random_batches
 from unet_trainer.training.state import EpochMetrics
@@ -68,7 +69,8 @@ class StepProbe:
     def start(self) -> None:
         """The child imports its packages while the dataset is read. Not needed: it is started when it is asked."""
         if not self._known and self.seconds_left > 0:
-            self._start_child()
+            with contextlib.suppress(OSError):  # no more processes: a trial would fail too, and says so
+                self._start_child()
 
     def __call__(self, config: ResolvedConfig) -> StepCost | None:
         key = self._key(config)
@@ -128,7 +130,7 @@ class StepProbe:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "PYTHONPATH": paths},
+                env=ending_with_this_process({**os.environ, "PYTHONPATH": paths}),
                 start_new_session=True,  # Ctrl-C is for the run, which ends the child itself
             )
         return self._child
@@ -202,6 +204,7 @@ def _time(call: Any, device: torch.device, warm_up: int) -> float:
 
 def main() -> None:
     """The child: a request a line, an answer a line."""
+    end_with_parent()
     with os.fdopen(os.dup(1), "w") as answers:
         os.dup2(2, 1)  # libraries that print must not disturb the answers
         for line in sys.stdin:

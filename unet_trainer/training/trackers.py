@@ -82,8 +82,10 @@ class WandbTracker:
         if self.package == "wandb":
             os.environ.setdefault("WANDB_SILENT", "true")
             options |= {"dir": str(run.folder), "id": run.earlier_id}
-            has_key = os.environ.get("WANDB_API_KEY") or self.module.login(prompt=False)
-            options["mode"] = os.environ.get("WANDB_MODE") or ("online" if has_key else "offline")  # else it asks for a key
+            options["mode"] = os.environ.get("WANDB_MODE")
+            if not options["mode"]:  # else it asks for a key
+                has_key = os.environ.get("WANDB_API_KEY") or self.module.login(prompt=False)
+                options["mode"] = "online" if has_key else "offline"
         return getattr(self.module.init(**options), "id", None)
 
     def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
