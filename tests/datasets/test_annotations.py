@@ -274,6 +274,15 @@ def test_yolo_folders_names_and_images_without_labels(folder):
     assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
 
 
+def test_run_lengths_with_the_size_of_their_image(folder):
+    for name in ("a.png", "b.png"):
+        folder.image(name)
+    folder.write(
+        "rle.csv", "ImageId,height,width,EncodedPixels\na.png,3.0,4.0,4 2\na.png,3,4,7 2\n\nb.png,,,\n"
+    )  # as pandas writes
+    assert folder.masks() == {"a": BOXED, "b": ["0000"] * 3}
+
+
 def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
     (folder.path / "a.jpg").write_bytes(pil_bytes("JPEG", Image.new("RGB", (3, 4)), exif=exif(6)))
     folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg"))
@@ -347,26 +356,43 @@ def test_other_formats_are_named_with_what_to_do(folder, content, what):
 
 
 @pytest.mark.parametrize(("name", "content", "reason"), [
-    ("coco.json", coco((1, [["x", 0, 4, 0, 4, 3]])), "annotation 1: not as its tool writes it .ValueError: could not convert string"),
+    ("coco.json", coco((1, [["x", 0, 4, 0, 4, 3]])), r"annotation 1: coordinates are \['x', 0, .*; need numbers"),
+    ("coco.json", coco((1, [[0, 0, 4, 0, 4]])), r"annotation 1: 5 numbers, \[0, 0, 4, 0, 4\]; need x and y for each point"),
     ("coco.json", coco((1, [[0, 0, 4, 0, 4, float("nan")]])), "annotation 1: a coordinate that is no number"),
     ("coco.json", coco((1, {"counts": [2, 3, 7], "size": [4, 3]})), r"its run lengths are for the size \[4, 3\]; need \[3, 4\]"),
     ("coco.json", coco((1, {"counts": "~~", "size": [3, 4]})), "run lengths with '~'"),
     ("coco.json", coco((1, [FLAT]), (1, [])), "annotation 2: a box without an outline, and a box is no mask; export polygons or masks"),
-    ("coco.json", coco({"image_id": 1, "segmentation": [FLAT]}), "not as its tool writes it .KeyError: 'category_id'"),
-    ("coco.json", coco((9, [FLAT])), "annotation 1: category_id 9 is not among the categories"),
-    ("coco.json", coco((1, [FLAT]), categories=((1, "a\x00b"),)), r"the name of a class is 'a\\x00b'; need a text of 1 to 100"),
+    ("coco.json", coco((1, [FLAT]), {"image_id": 1, "segmentation": [FLAT]}), "annotation 2: 'category_id' is missing"),
+    ("coco.json", coco((1, [FLAT]), (None, [FLAT])), "annotation 2: category_id is None; need one of 1, 2"),
+    ("coco.json", coco((1, [FLAT]), annotations=[None]), "annotation 1: a value has the wrong type, such as null in place of a list"),
+    ("coco.json", coco((3, [FLAT]), categories=((3, "cat"), (3, "dog"))), "category 2: id 3 is used twice"),
+    ("coco.json", coco((1, [FLAT]), images=[{"id": 1, "file_name": "a.png"}] * 2), "image 2: id 1 is used twice"),
+    ("coco.json", coco((1, [FLAT]), categories=((1, "a\x00b"),)), r"category 1: name is 'a\\x00b'; need a text of 1 to 100"),
     ("coco.json", coco((1, [FLAT]), images=[{"id": 1, "file_name": "a.png", "width": 10**6, "height": 10**6}]), "annotated at 1000000×1000000"),
+    ("coco.json", coco((1, [FLAT]), images=[{"id": 1, "file_name": "a.png", "width": 4.5, "height": 3}]),
+     "image 1: height is 3 and width 4.5; need whole numbers"),
     ("coco.json", coco(), "holds no object of any class, so that there is nothing to learn"),
     ("coco.json", coco((1, [FLAT]), names=("b.png",)), "none of their images is in .*b.png.; set image_dir"),
     ("coco.json", '{"images": [', r"is not valid JSON \(.*line 1.*\); was it cut off"),
     ("a.json", labelme(shape("cat", BOX, ["polygon"])), r"shape 1 \(cat\): shape_type \['polygon'\] is not known; need polygon"),
+    ("a.json", labelme(shape(None, BOX)), "shape 1: label is None; need a text of 1 to 100"),
+    ("a.json", labelme(shape("cat", BOX[:1], "circle")), r"shape 1 \(cat\): 1 point; need 2"),
+    ("a.json", labelme(shape("cat", [BOX])), r"shape 1 \(cat\): 8 numbers, .*; need x and y for each point"),
+    ("a.json", labelme(shape("cat", [[0, 0], [1, 1]], "mask", mask=text64(BITMAP[:60]))), "a mask that is no picture"),
     ("a.json", labelme(shape("cat", [[0, 0], [1, 1]], "mask", mask=text64(LARGE))), "a mask that is no picture, or larger than its image"),
-    ("a.xml", cvat('<polygon label="dog" points="1,1;x,2;3,3"/>'), r"polygon 1 \(dog\): not as its tool writes it \(ValueError: could not convert"),
+    ("a.xml", cvat('<polygon label="dog" points="1,1;x,2;3,3"/>'), r"polygon 1 \(dog\): coordinates are \['1', '1', 'x', .*; need numbers"),
     ("a.xml", cvat('<mask label="dog" rle="100" left="0" top="0" width="10" height="10"/>'), "10×10 pixels, larger than its image"),
     ("a.xml", cvat(polygon(), more="<track/>"), r"CVAT for video 1\.1, with tracks; export CVAT for images 1\.1, or COCO 1\.0"),
     ("a.xml", cvat(polygon())[:-30], "is not valid XML .*; was it cut off"),
     ("a.png.json", supervisely(bitmap(text64(zlib.compress(bytes(10**6))), [0, 0])), "data is cut off, or larger than its image"),
     ("a.txt", f"{LEFT}\n0 10 10 50 50 30 30", "50 is no share of the image; need numbers from 0 to 1, not pixels"),
+    ("a.txt", f"{LEFT}\n0 0 0 1 0 1", r"line 2: 5 numbers, .*; need x and y for each point"),
+    ("rle.csv", "ImageId,height,width,EncodedPixels\na.png,6,8,1 2\n", "annotated at 8×6, and the file a.png has 4×3 pixels"),
+    ("rle.csv", "ImageId,height,width,EncodedPixels\na.png,x,4,1 2\n", "line 2: height is 'x' and width '4'; need whole numbers"),
+    ("rle.csv", "ImageId,EncodedPixels\na.png,1 2\nb.png\nc.png,1 2\n", "line 3 has fewer cells than the header"),
+    ("rle.csv", 'ImageId,EncodedPixels\na.png,1 2\n"b.png,1 2\nc.png,1 2\n', "line 3 has fewer cells than the header, or a quote that is not closed"),
+    ("rle.csv", 'EncodedPixels,ImageId\n1 2,a.png\n1 2,"b.png\n1 2,c.png\n', "line 3 has no name of an image, or a quote that is not closed"),
+    ("rle.csv", "ImageId,EncodedPixels\na.png,1 2 3\n", "line 2: run lengths '1 2 3'; need pairs of start and length"),
     ("a.txt", f"{LEFT}\n² 0 0 1 0 1 1", "line 2: class '²'; need a class number"),
 ])  # fmt: skip
 def test_what_is_wrong_is_refused_with_its_entry(folder, name, content, reason):
@@ -379,6 +405,7 @@ def test_what_is_wrong_is_refused_with_its_entry(folder, name, content, reason):
 @pytest.mark.parametrize(("yaml", "reason"), [
     ("names: {0: cat, 2: dog}", "names has the keys 0, 2; need the numbers from 0 to 1"),
     ("names: [[cat]]", "need a text"),
+    ("names: cell", "names is 'cell'; need a list"),
     ("names: !!python/object/apply:os.system [ls]", "tags are not allowed"),
 ])  # fmt: skip
 def test_a_wrong_data_yaml_is_refused(folder, yaml, reason):

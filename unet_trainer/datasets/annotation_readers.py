@@ -17,6 +17,7 @@ import re
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, get_args
 from urllib.parse import unquote
@@ -41,7 +42,7 @@ MAX_NAME = 100  # characters
 MAX_SHOWN = 100  # characters of what Python says of a wrong value
 NO_MASK = "a box without an outline, and a box is no mask; export polygons or masks, or remove it"
 # What a value of a wrong type, or one that is missing, raises where it is used.
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, zlib.error, cv2.error)
+MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, zlib.error, cv2.error, csv.Error)
 
 # What is said of a shape; only the first is not drawn.
 LEFT_OUT, LINE, RECTANGLE, IN_CROWD = "left_out", "line", "rectangle", "crowd"
@@ -109,7 +110,12 @@ def inside(name: str) -> Iterator[None]:
     except DataError as error:
         raise DataError(f"{name}: {error}") from None
     except MALFORMED as error:
-        raise DataError(f"{name}: not as its tool writes it ({type(error).__name__}: {first_line(error)[:MAX_SHOWN]})") from None
+        reason = first_line(error)[:MAX_SHOWN]
+        if isinstance(error, KeyError):
+            raise DataError(f"{name}: {reason} is missing; add it, or remove the entry") from None
+        is_type = isinstance(error, (TypeError, AttributeError))
+        what = "a value has the wrong type, such as null in place of a list" if is_type else "a value is not as its tool writes it"
+        raise DataError(f"{name}: {what} ({reason})") from None
 
 
 def path_pieces(name: str) -> list[str]:
@@ -117,39 +123,54 @@ def path_pieces(name: str) -> list[str]:
     return [piece for piece in PurePosixPath(name.replace("\\", "/")).parts if piece not in ("/", ".", "..")]
 
 
-def as_name(value: object) -> str:
+def as_name(value: object, what: str = "the name of a class") -> str:
     """The name of a class: printable, on one line."""
     name = " ".join(value.split()) if isinstance(value, str) else ""
     if not name or len(name) > MAX_NAME or not name.isprintable():
-        raise ReadError(f"the name of a class is {str(value)[:MAX_NAME]!r}; need a text of 1 to {MAX_NAME} characters")
+        raise ReadError(f"{what} is {value!r:.60}; need a text of 1 to {MAX_NAME} characters")
     return name
 
 
 def as_numbers(values: Any) -> Pixels:
     """float64; none of them is NaN or so large that nothing can be drawn."""
-    numbers = np.array(values, np.float64)
+    try:
+        numbers = np.array(values, np.float64)
+    except (TypeError, ValueError):
+        raise ReadError(f"coordinates are {values!r:.60}; need numbers, as many for each point") from None
     if not (np.abs(numbers) <= MAX_COORDINATE).all():
         raise ReadError(f"a coordinate that is no number, or beyond {MAX_COORDINATE:.0f} pixels")
     return numbers
 
 
 def as_size(height: Any, width: Any) -> tuple[int, int] | None:
-    """Height and width; None if there is neither."""
-    return None if height is None and width is None else (int(height), int(width))
+    """Height and width, as numbers or as text; None if there is neither."""
+    if height is None and width is None:
+        return None
+    if not all(re.fullmatch(r"[0-9]{1,9}(\.0+)?", str(side)) for side in (height, width)):
+        raise ReadError(f"height is {height!r:.60} and width {width!r:.60}; need whole numbers of pixels")
+    return int(float(height)), int(float(width))
 
 
-def as_points(value: Any) -> Pixels:
-    """N,2 from [[x, y], ...] or [x, y, x, y, ...]."""
+def as_points(value: Any, count: int | None = None) -> Pixels:
+    """N,2 from [[x, y], ...] or [x, y, x, y, ...]. `count`: how many there must be."""
     numbers = as_numbers(value)
-    return numbers[:, :2] if numbers.ndim == 2 else numbers.reshape(-1, 2)
+    if numbers.ndim == 1 and numbers.size % 2 == 0:
+        numbers = numbers.reshape(-1, 2)
+    if numbers.ndim != 2 or numbers.shape[1] < 2:
+        raise ReadError(f"{counted(numbers.size, 'number')}, {value!r:.60}; need x and y for each point")
+    if count not in (None, len(numbers)):
+        raise ReadError(f"{counted(len(numbers), 'point')}; need {count}")
+    return numbers[:, :2]
 
 
 def paste_picture(data: bytes, left: float, top: float, height: int, width: int) -> Shape:
     """A PNG with one object, not larger than its image: what is not 0 or, with alpha, not transparent."""
     size = picture_size(data)
-    if size is None or size[0] > height or size[1] > width:
+    bitmap: Any = None
+    if size is not None and size[0] <= height and size[1] <= width:
+        bitmap = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    if bitmap is None:
         raise ReadError("a mask that is no picture, or larger than its image")
-    bitmap: Any = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
     if bitmap.ndim == 3:
         bitmap = bitmap[:, :, 3] if bitmap.shape[2] == 4 else bitmap.any(axis=2)
     return raster.paste(bitmap.astype(np.bool_), int(left), int(top), height, width), ""
@@ -161,7 +182,7 @@ def _entries(items: Iterable[Any], noun: str, key: str, has_area: Callable[[Any]
     for number, item in enumerate(items, start=1):
         name = f"{noun or item.tag} {number}"
         with inside(name):
-            label = as_name(item.get(key))
+            label = as_name(item.get(key), key)
             entries.append(Entry(label, f"{name} ({label})", item, has_area(item)))
     return entries
 
@@ -174,26 +195,34 @@ def _outline(points: Pixels, height: int, width: int, note: str = "") -> Shape:
 
 
 def parse_coco(path: Path, content: Mapping[str, Any]) -> Parsed:
-    categories = {category["id"]: as_name(category["name"]) for category in content["categories"]}
-    groups = {str(category.get("supercategory")) for category in content["categories"]}
+    categories: dict[Any, str] = {}  # id → name
+    groups: set[str] = set()  # names of supercategories
+    for number, category in enumerate(content["categories"], start=1):
+        with inside(f"category {number}"):
+            if category["id"] in categories:
+                raise ReadError(f"id {category['id']!r:.60} is used twice")
+            categories[category["id"]] = as_name(category["name"], "name")
+            groups.add(str(category.get("supercategory")))
     by_image: dict[Any, list[Entry]] = defaultdict(list)
     for number, annotation in enumerate(content["annotations"], start=1):
-        if annotation["category_id"] not in categories:
-            raise ReadError(f"annotation {number}: category_id {annotation['category_id']!r:.60} is not among the categories")
-        label, name = categories[annotation["category_id"]], f"annotation {annotation.get('id')!r:.60}"
-        by_image[annotation["image_id"]].append(Entry(label, name, annotation))
+        with inside(f"annotation {number}"):
+            if (category_id := annotation["category_id"]) not in categories:
+                raise ReadError(f"category_id is {category_id!r:.60}; need one of {first_few(categories)}")
+            entry = Entry(categories[category_id], f"annotation {annotation.get('id', number)!r:.60}", annotation)
+            by_image[annotation["image_id"]].append(entry)
     used = {entry.label for entries in by_image.values() for entry in entries}
-    if len({image["id"] for image in content["images"]}) < len(content["images"]):
-        raise ReadError("two images have the same id")
-    images = [
-        AnnotatedImage(str(image["file_name"]), by_image.pop(image["id"], []), as_size(image.get("height"), image.get("width")))
-        for image in content["images"]
-    ]
+    images: dict[Any, AnnotatedImage] = {}  # by id
+    for number, image in enumerate(content["images"], start=1):
+        with inside(f"image {number}"):
+            if image["id"] in images:
+                raise ReadError(f"id {image['id']!r:.60} is used twice")
+            size = as_size(image.get("height"), image.get("width"))
+            images[image["id"]] = AnnotatedImage(str(image["file_name"]), by_image.pop(image["id"], []), size)
     orphans = sum(map(len, by_image.values()))
     notices = [f"{counted(orphans, 'annotation')} in {path.name} of images that it does not list, left out"] if orphans else []
     # Roboflow lists the name of the dataset as category 0, a group of the others without objects of its own.
     in_order = sorted(categories.items(), key=lambda item: (isinstance(item[0], str), item[0]))
-    return [name for key, name in in_order if key != 0 or name in used or name not in groups], images, notices
+    return [name for key, name in in_order if key != 0 or name in used or name not in groups], [*images.values()], notices
 
 
 def coco_shape(annotation: Mapping[str, Any], height: int, width: int) -> Shape:
@@ -236,7 +265,7 @@ def labelme_shape(shape: Mapping[str, Any], height: int, width: int) -> Shape:
         return _outline(points, height, width, RECTANGLE)
     if kind not in ("rectangle", "circle", "mask"):
         raise ReadError(f"shape_type {kind!r:.60} is not known; need polygon, rectangle, circle, line, linestrip, mask or point")
-    (x0, y0), (x1, y1) = points.tolist()
+    (x0, y0), (x1, y1) = as_points(shape["points"], 2).tolist()
     if kind == "rectangle":
         return _outline(box_outline(x0, y0, x1, y1), height, width, RECTANGLE)
     if kind == "circle":
@@ -261,7 +290,7 @@ def parse_supervisely(path: Path, content: Mapping[str, Any]) -> Parsed:
 def supervisely_shape(item: Mapping[str, Any], height: int, width: int) -> Shape:
     kind = item.get("geometryType")
     if kind == "bitmap":
-        ((left, top),) = as_points(item["bitmap"]["origin"]).tolist()
+        ((left, top),) = as_points(item["bitmap"]["origin"], 1).tolist()
         inflater = zlib.decompressobj()
         packed = base64.b64decode(item["bitmap"]["data"], validate=True)
         data = inflater.decompress(packed, 4 * height * width + 2**16)  # at most a picture of the image without compression
@@ -270,7 +299,7 @@ def supervisely_shape(item: Mapping[str, Any], height: int, width: int) -> Shape
         return paste_picture(data, left, top, height, width)
     if kind not in ("polygon", "rectangle"):
         return NO_SHAPE
-    exterior = as_points(item["points"]["exterior"])
+    exterior = as_points(item["points"]["exterior"], 2 if kind == "rectangle" else None)
     if kind == "rectangle":
         return _fill_with_outline(box_outline(*exterior.ravel().tolist()), [], height, width), RECTANGLE
     if len(exterior) < 3:
@@ -328,21 +357,21 @@ def parse_cvat(path: Path, root: ElementTree.Element) -> Parsed:
 
 def cvat_shape(shape: ElementTree.Element, height: int, width: int) -> Shape:
     def numbers(*names: str) -> list[float]:
-        return as_numbers([*(float(shape.attrib[name]) for name in names), float(shape.get("rotation", 0))]).tolist()
+        return as_numbers([*(shape.attrib[name] for name in names), shape.get("rotation", "0")]).tolist()
 
     if shape.tag == "box":
         return _outline(box_outline(*numbers("xtl", "ytl", "xbr", "ybr")), height, width, RECTANGLE)
     if shape.tag == "ellipse":
         return _outline(ellipse_outline(*numbers("cx", "cy", "rx", "ry")), height, width)
     if shape.tag == "mask":
-        left, top, rows, columns = (int(float(shape.attrib[name])) for name in ("left", "top", "height", "width"))
+        left, top, rows, columns = map(int, numbers("left", "top", "height", "width")[:4])
         if not (0 < rows <= height and 0 < columns <= width):
             raise ReadError(f"{columns}×{rows} pixels, larger than its image")
         runs = [int(run) for run in shape.attrib["rle"].split(",")]
         return raster.paste(raster.unroll(runs, rows, columns), left, top, height, width), ""
     if shape.tag == "polygon":
         text = shape.attrib["points"]
-        return _outline(as_points([float(word) for word in re.split("[,;]", text)] if text.strip() else []), height, width)
+        return _outline(as_points(re.split("[,;]", text) if text.strip() else []), height, width)
     return NO_SHAPE
 
 
@@ -403,10 +432,10 @@ def looks_like_labels(path: Path) -> bool:
 
 
 def yolo_shape(line: str, height: int, width: int) -> Shape:
-    numbers = [float(word) for word in line.split()[1:]]
-    if len(numbers) == BOX_NUMBERS:
+    words = line.split()[1:]
+    if len(words) == BOX_NUMBERS:
         raise ReadError(NO_MASK)
-    points = as_points(numbers)
+    points = as_points(words)
     if points.size and abs(points).max() > FURTHEST:
         raise ReadError(f"{abs(points).max():g} is no share of the image; need numbers from 0 to 1, not pixels")
     return _outline((points * (width, height)).round(6), height, width)  # 0.7 × 10 is 7, not 6.999…
@@ -423,6 +452,8 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
                     if set(names) != {str(number) for number in range(len(names))}:
                         raise ReadError(f"names has the keys {first_few(names)}; need the numbers from 0 to {len(names) - 1}")
                     names = [names[str(number)] for number in range(len(names))]
+                if not isinstance(names, list):
+                    raise ReadError(f"names is {names!r:.60}; need a list")
                 folders: dict[Part, list[str]] = {}
                 for part in get_args(Part):
                     values = content.get(part)
@@ -522,11 +553,14 @@ ONE_CLASS = "object"
 
 
 def find_run_columns(path: Path) -> dict[str, str] | None:
-    """The columns for image, runs, label and joined (image and label) of a CSV file; None if it is not one of run lengths."""
+    """The columns for image, runs, label, joined (image and label), height and width of a CSV file, those that it has; None if it
+    is not one of run lengths."""
     with io.TextIOWrapper(input_files.open_file(path), "utf-8-sig", errors="replace") as file:
         header = next(csv.reader([file.readline(2**14)]), [])
     names = {re.sub(r"[\W_]", "", cell.lower()): cell for cell in header}
     roles = {"image": IMAGE_COLUMNS, "runs": RUN_COLUMNS, "label": CLASS_COLUMNS, "joined": JOINED_COLUMNS}
+    if "height" in names and "width" in names:
+        roles |= {"height": ("height",), "width": ("width",)}
     found = {role: names[name] for role, wanted in roles.items() for name in reversed([*wanted]) if name in names}
     return found if "runs" in found and ("image" in found or "joined" in found) else None
 
@@ -536,29 +570,40 @@ def parse_runs(path: Path, content: tuple[Mapping[str, str], str]) -> Parsed:
     columns, text = content
     down_columns = RUN_COLUMNS[re.sub(r"[\W_]", "", columns["runs"].lower())]
     by_image: dict[str, list[Entry]] = defaultdict(list)
+    sizes: dict[str, tuple[int, int]] = {}
     labels: set[str] = set()
     before = csv.field_size_limit(MAX_FILE_BYTES)
     try:
-        rows = csv.DictReader(io.StringIO(text, newline=""))
-        table = [(rows.line_num, {role: (row[column] or "").strip() for role, column in columns.items()}) for row in rows]
+        rows = csv.reader(io.StringIO(text, newline=""))
+        table = [(rows.line_num, cells) for cells in rows]  # with the line in which a row ends
     finally:
         csv.field_size_limit(before)
-    for line, row in ((line, row) for line, row in table if any(row.values())):
+    places = {role: table[0][1].index(column) for role, column in columns.items()}
+    for line, cells in ((end + 1, cells) for (end, _), (_, cells) in pairwise(table) if any(cells)):
+        if len(cells) <= max(places.values()):
+            raise ReadError(f"line {line} has fewer cells than the header, or a quote that is not closed")
+        row = {role: cells[place].strip() for role, place in places.items()}
         name, label = row["joined"].rpartition("_")[::2] if "joined" in row else (row["image"], row.get("label", ""))
-        if not name:
-            raise ReadError(f"line {line} names no image")
+        if len(name.splitlines()) != 1:
+            raise ReadError(f"line {line} has no name of an image, or a quote that is not closed")
         has_runs = row["runs"].lower() not in NO_RUNS
-        if ("joined" in row or "label" in row) and (label or has_runs):
-            label = as_name(f"class {label}" if label.isdecimal() else label)
-            labels.add(label)
+        with inside(f"line {line}"):
+            if size := as_size(row.get("height") or None, row.get("width") or None):
+                sizes[name] = size
+            if ("joined" in row or "label" in row) and (label or has_runs):
+                label = as_name(f"class {label}" if label.isdecimal() else label)
+                labels.add(label)
         by_image[name] += [Entry(label or ONE_CLASS, f"line {line}", (row["runs"], down_columns))] if has_runs else []
     declared = sorted(labels, key=lambda name: [int(word) if word.isdecimal() else 0 for word in name.split()[-1:]] + [name])
     notices = [] if down_columns else [f"the run lengths of {path.name} are read along the rows, not down the columns"]
-    return declared, [AnnotatedImage(name, entries) for name, entries in by_image.items()], notices
+    return declared, [AnnotatedImage(name, entries, sizes.get(name)) for name, entries in by_image.items()], notices
 
 
 def runs_shape(content: tuple[str, bool], height: int, width: int) -> Shape:
-    return raster.fill_runs(content[0], height, width, content[1]), ""
+    text, down_columns = content
+    if len(text.split()) % 2 or not all(word.isdecimal() for word in text.split()):
+        raise ReadError(f"run lengths {text!r:.60}; need pairs of start and length")
+    return raster.fill_runs(text, height, width, down_columns), ""
 
 
 FORMATS = {
