@@ -184,7 +184,10 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
                     raise ValueError(f"the member at byte {info.offset} has a size of {info.size} bytes")
                 position = archive.offset
                 archive.members.clear()  # type: ignore[attr-defined] # which it would keep for extracting
-                if info.isreg() and not info.issparse():
+                if info.islnk() or info.issparse():
+                    fix = "pack the files again, with tar --hard-dereference and without --sparse"
+                    raise ValueError(f"{info.name} is a hard link or a sparse file: {fix}")
+                if info.isreg():
                     yield info.name, info.offset_data, info.size
             file.seek(archive.offset)
         marker = file.read(BLOCK)
