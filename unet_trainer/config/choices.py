@@ -296,7 +296,9 @@ def plan_steps(
     per_epoch = max(per_epoch, accumulation_steps)
     is_open, is_limited = repeats is None, views < wanted_views(num_samples)
     if repeats is None:
-        repeats = max(1, math.ceil(per_epoch * batch_size / num_samples))
+        passes = per_epoch * batch_size / num_samples
+        is_long = num_samples >= MIN_STEPS_PER_EPOCH * batch_size  # a pass: one more of them may leave time for a single epoch
+        repeats = max(1, round(passes) if is_limited and is_long else math.ceil(passes))
         if cost is not None and budget is not None and num_samples > 1.5 * per_epoch * batch_size:
             # A pass is longer than a good epoch; each of its parts has a batch at least.
             repeats = 1 / min(math.ceil(num_samples / (per_epoch * batch_size)), num_samples // batch_size)
