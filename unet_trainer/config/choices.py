@@ -46,7 +46,7 @@ NUM_VIEWS = 96_000  # augmented images that a model sees in training: 6,000 step
 MIN_PASSES = 40  # over a large dataset
 MAX_VIEWS = 4_000_000
 NUM_EPOCHS = 100  # validations of a run, about
-VALIDATION_SHARE = 0.15  # of the time, at most
+VALIDATION_SHARE = 0.15  # of the time, about
 SPARE_STEPS = 1.5  # in a single epoch, that the time will end: the machine may become faster than it was when the step was tried
 MIN_STEPS_PER_EPOCH = 10
 CPU_BUDGET = 3600.0  # seconds, where none is given
@@ -309,8 +309,8 @@ def plan_steps(
         in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
         in_time *= SPARE_STEPS if may_end_early else 1
         repeats = math.ceil(in_time / num_samples) if in_time > num_samples else 1 / (num_samples // in_time)
-        return (1, repeats, f"{reason}: one epoch, as long as there is time")
-    return (num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}")
+        return 1, repeats, f"{reason}: one epoch, as long as there is time"
+    return num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}"
 
 
 def wanted_views(num_samples: int) -> int:
