@@ -36,7 +36,14 @@ def test_the_stem_equals_a_convolution_of_stride_two(channels):
 @pytest.mark.parametrize("size", [(8, 12), (7, 12), (8, 9)])
 def test_a_pool_has_the_maxima_and_gradients_of_the_plain_one(size):
     torch.manual_seed(0)
-    assert_same(MaxPool(3, 2, 1), torch.nn.MaxPool2d(3, 2, 1), torch.randn(2, 5, *size, dtype=torch.float64))
+    for features in (torch.randn(2, 5, *size, dtype=torch.float64), torch.randint(-2, 3, (2, 5, *size)).double()):  # many are equal
+        assert_same(MaxPool(3, 2, 1), torch.nn.MaxPool2d(3, 2, 1), features)
+
+
+def test_a_pool_passes_on_what_is_not_finite():
+    features = torch.randn(1, 1, 6, 6)
+    features[0, 0, 2, 3] = torch.nan  # in windows 1 and 2
+    assert MaxPool(3, 2, 1)(features.requires_grad_()).isnan().tolist() == [[[[False] * 3, [False, True, True], [False] * 3]]]
 
 
 @pytest.fixture(scope="module")

@@ -41,6 +41,17 @@ def test_the_run_is_one_that_began_with_the_rate_that_was_taken(changes, recipe,
     assert "Learning rates" not in capsys.readouterr().out  # one that is set is not tried
 
 
+def test_a_lower_rate_gets_more_epochs_where_there_is_time(recipe, monkeypatch):
+    monkeypatch.setattr(pilots, "has_time", lambda run: True)
+    longer = train(recipe, run_name="longer")
+    monkeypatch.undo()
+    fresh = train(recipe, run_name="fresh", learning_rate=0.01, num_epochs=4)
+    assert weights_digest(longer.run_dir) == weights_digest(fresh.run_dir)
+    assert timeless_rows(longer.run_dir) == timeless_rows(fresh.run_dir)
+    config = (longer.run_dir / "config.yaml").read_text()
+    assert "num_epochs: 4  # decided: 2 times 2: the lower learning rate needs more steps" in config
+
+
 def test_the_report_has_what_was_tried_unless_its_record_is_damaged(recipe):
     run_dir = train(recipe).run_dir
     summary = read_run_summary(run_dir)

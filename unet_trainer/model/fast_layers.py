@@ -6,7 +6,8 @@ They hold the same parameters under the same names: checkpoints do not depend on
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeGuard
+from functools import reduce
+from typing import Any, TypeGuard
 
 import segmentation_models_pytorch as smp
 import torch
@@ -74,6 +75,9 @@ def to_pixels(cells: torch.Tensor) -> torch.Tensor:
     return places.reshape(batch, 2 * height, 2 * width, channels // 4).permute(0, 3, 1, 2)
 
 
+# Sums of products of three, which a compiler writes out: einsum would multiply matrices, slower and in TF32.
+
+
 def _taps(like: torch.Tensor) -> torch.Tensor:
     """i,u,a,t: 1 where pixel i takes from pixel u of the cell a away by tap t, else 0."""
     two, three = torch.arange(2, device=like.device), torch.arange(3, device=like.device) - 1
@@ -83,17 +87,17 @@ def _taps(like: torch.Tensor) -> torch.Tensor:
 def cell_weight(weight: torch.Tensor) -> torch.Tensor:
     """O,C,3,3 for pixels → 4O,4C,3,3 for cells. Channels come last in memory, as for StemConv."""
     taps, (outputs, channels) = _taps(weight), weight.shape[:2]
-    with torch.autocast(weight.device.type, enabled=False):
-        cells = torch.einsum("oyxc,iuay,jvbx->ijoabuvc", weight.permute(0, 2, 3, 1), taps, taps)
-    return cells.reshape(4 * outputs, 3, 3, 4 * channels).permute(0, 3, 1, 2)
+    rows = (weight.permute(0, 2, 3, 1)[:, None, None, None] * taps[..., None, None]).sum(4)  # o,i,u,a,x,c
+    cells = (rows[:, :, :, :, None, None, None] * taps[..., None]).sum(7)  # o,i,u,a,j,v,b,c
+    return cells.permute(1, 4, 0, 3, 6, 2, 5, 7).reshape(4 * outputs, 3, 3, 4 * channels).permute(0, 3, 1, 2)
 
 
 def upsampling_weight(weight: torch.Tensor) -> torch.Tensor:
     """O,C,3,3 for pixels that are repeated 2×2 → 4O,C,3,3 for the pixels before."""
     taps, (outputs, channels) = _taps(weight).sum(1), weight.shape[:2]
-    with torch.autocast(weight.device.type, enabled=False):
-        cells = torch.einsum("oyxc,iay,jbx->ijoabc", weight.permute(0, 2, 3, 1), taps, taps)
-    return cells.reshape(4 * outputs, 3, 3, channels).permute(0, 3, 1, 2)
+    rows = (weight.permute(0, 2, 3, 1)[:, None, None] * taps[..., None, None]).sum(3)  # o,i,a,x,c
+    cells = (rows[:, :, :, None, None] * taps[..., None]).sum(5)  # o,i,a,j,b,c
+    return cells.permute(1, 3, 0, 2, 4, 5).reshape(4 * outputs, 3, 3, channels).permute(0, 3, 1, 2)
 
 
 class HeadConv(torch.nn.Conv2d):
@@ -134,18 +138,44 @@ class StemConv(torch.nn.Conv2d):
 
 
 class MaxPool(torch.nn.MaxPool2d):
-    """3×3 with stride 2 as the maxima of rows, then of columns: its gradient needs no indices. Equal maxima share the gradient."""
+    """3×3 with stride 2. In training it keeps which of the nine was taken, as one byte."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        if features.shape[2] % 2 or features.shape[3] % 2:
+        if features.shape[2] % 2 or features.shape[3] % 2 or not features.requires_grad:
             return super().forward(features)
-        maxima = features.permute(0, 2, 3, 1)
-        for axis in (1, 2):
-            pairs = maxima.unflatten(axis, (-1, 2))
-            first, second = pairs.select(axis + 1, 0), pairs.select(axis + 1, 1)
-            before = F.pad(second, (0, 0) * (3 - axis) + (1, 0), value=-torch.inf).narrow(axis, 0, first.shape[axis])
-            maxima = torch.maximum(torch.maximum(first, second), before)
-        return maxima.permute(0, 3, 1, 2)
+        return _Pool.apply(features.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+
+class _Pool(torch.autograd.Function):
+    """N,H,W,C → N,H/2,W/2,C. A window is three rows and columns: the last of the cell of 2×2 before, and both of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, pixels: torch.Tensor) -> torch.Tensor:
+        height, width = pixels.shape[1:3]
+        padded = F.pad(pixels, (0, 0, 1, 0, 1, 0), value=-torch.inf)
+        window = [padded[:, y : y + height - 1 : 2, x : x + width - 1 : 2] for y in range(3) for x in range(3)]
+        largest = reduce(torch.maximum, window)
+        taken = torch.zeros_like(largest, dtype=torch.uint8)
+        for place in range(8, -1, -1):  # of equal ones the first
+            taken = torch.where(window[place] == largest, place, taken)
+        ctx.save_for_backward(taken)
+        return largest
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        """Each pixel takes from the windows that took it: that of its cell and, if it is the cell's last, the one behind."""
+        (taken,) = ctx.saved_tensors
+        batch, height, width, channels = gradient.shape
+        pixel = torch.arange(2, device=gradient.device)
+        places = (pixel + 1, 9 * pixel - 9)  # of a cell's pixels in its own window and in the next; negative: in none
+        total = torch.zeros((), dtype=gradient.dtype, device=gradient.device)
+        for down in (0, 1):
+            for right in (0, 1):
+                place = (3 * places[down][:, None, None] + places[right])[:, :, :, None]  # 2,1,2,1
+                behind = (0, 0, 0, right, 0, down)
+                value, index = (F.pad(one, behind)[:, down:, right:, None, :].unsqueeze(2) for one in (gradient, taken))
+                total = total + torch.where(index == place, value, 0)
+        return total.reshape(batch, 2 * height, 2 * width, channels)
 
 
 def _is_plain(block: UnetDecoderBlock) -> bool:

@@ -71,7 +71,8 @@ def _overlap_sums(target: Target) -> torch.Tensor:
     """3,K: probability on true pixels, true pixels, probability on all pixels; of each class, over known pixels."""
     probabilities = target.probabilities * target.valid.unsqueeze(1)
     hits = (probabilities * target.one_hot).sum((0, 2, 3))
-    return torch.stack([hits, target.one_hot.sum((0, 2, 3)), probabilities.sum((0, 2, 3))])
+    true = target.one_hot.sum(3).sum((0, 2))  # rows first: else a compiler lets one block of threads sum up a class
+    return torch.stack([hits, true, probabilities.sum((0, 2, 3))])
 
 
 def _overlap_value(missed: float, false: float) -> Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]:

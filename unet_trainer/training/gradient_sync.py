@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from typing import Literal
+from collections.abc import Iterator
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch.distributed import GradBucket
@@ -36,6 +38,7 @@ class GradientSync:
         self.is_owed = False
         self.num_reduced = 0  # buckets of gradients, in this step
         self.trains = [parameter.requires_grad for parameter in step.parameters]
+        self.buckets: dict[torch.Tensor, torch.Tensor] = {}
         model = _StepForward(step)
         without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, without)
@@ -49,12 +52,13 @@ class GradientSync:
             self.model.register_comm_hook(self, lambda sync, bucket: sync._reduce(bucket))
             for _ in range(2):  # it arranges its buckets after the first: a run that is resumed adds up in the same order
                 self(*batch, is_last=True)[0].backward()
+        self.buckets = {weight: weight.grad for weight in step.parameters if weight.grad is not None}  # each one's place in them
         step.optimizer.zero_grad(set_to_none=True)
 
     def close(self) -> None:
         """The parameters may get another."""
         self.model.reducer._remove_autograd_hooks()
-        del self.model  # they hold each other
+        del self.model, self.buckets  # they hold each other
 
     def prepare_compiler(self) -> None:
         """Of several processes the backward pass is compiled in parts, a bucket each: one is averaged while the next is computed.
@@ -67,7 +71,30 @@ class GradientSync:
     def __call__(self, *batch: torch.Tensor | None, is_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """The step's forward pass; gradients are averaged in the backward pass of the last one of a group."""
         with contextlib.nullcontext() if is_last else self.model.no_sync():
-            return self.model(*batch)
+            loss, counts = self.model(*batch)
+        if is_last:
+            for node in _compiled_passes(loss.grad_fn):
+                node.register_hook(partial(self._fill_buckets, [edge[0] for edge in node.next_functions]))
+        return loss, counts
+
+    @torch.no_grad()
+    def _fill_buckets(self, takers: list[Any], gradients: tuple[torch.Tensor | None, ...], _: object) -> tuple[Any, ...]:
+        """Copies what a compiled pass has computed at once: DistributedDataParallel would do it one by one, in 140 launches."""
+        taken, places, values = list(gradients), [], []
+        for index, (taker, gradient) in enumerate(zip(takers, gradients, strict=True)):
+            weight = getattr(taker, "variable", None)
+            place = None if weight is None or weight.grad is not None else self.buckets.get(weight)  # else it is added to
+            if place is None or gradient is None:
+                continue
+            taken[index] = place.detach()  # a tensor that nobody else holds is not copied again
+            if place.stride() == gradient.stride():
+                places.append(place)
+                values.append(gradient)
+            else:  # 1×1 kernels, and others of another layout: together they would slow down all
+                place.copy_(gradient)
+        if places:
+            torch._foreach_copy_(places, values)
+        return tuple(taken)
 
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         hook = bf16_compress_hook if self.compression == "bf16" else allreduce_hook
@@ -89,6 +116,17 @@ class GradientSync:
                 future.wait()
         self.faults.fill_(1.0)
         self.average_faults()
+
+
+def _compiled_passes(node: Any) -> Iterator[Any]:
+    """The backward passes that lead from this node to the weights; none of a step that is not compiled."""
+    seen, open_nodes = set(), [node]
+    while open_nodes:
+        node = open_nodes.pop()
+        if node is not None and node not in seen and node.name() == "CompiledFunctionBackward":
+            seen.add(node)
+            open_nodes += [one for one, _ in node.next_functions]
+            yield node
 
 
 class _StepForward(torch.nn.Module):

@@ -1,8 +1,8 @@
 """The learning rate is tried before the first epoch: one that is too high for the data shows within a few hundred steps.
 
 The rate that was decided and a third of it train from the same weights on the same batches, flipped and no more. The lower one is
-taken if it has learned clearly more, and is then tried against a third of itself. The run begins with the weights that it would
-have begun with if that rate had been set.
+taken if it has learned clearly more, and is then tried against a third of itself; at such a rate a run needs more steps. It begins
+with the weights that it would have begun with if that rate had been set.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
 from unet_trainer.system.console import Bar
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.run import Run
-from unet_trainer.training.time_budget import fit_into_budget
+from unet_trainer.training.time_budget import change_epochs, fit_into_budget
 
 FACTOR = 1 / 3
 WARMUP_SHARE = 0.2  # of a pilot
@@ -28,6 +28,7 @@ CLEARLY_MORE = 1.25  # times the IoU of the higher rate
 NUM_WARM_UP, NUM_TIMED = 1, 4  # steps: the first ones wait for the workers, the others tell the time of the next ones
 MOST_SHARE = 1.3 * PILOT_SHARE  # of a time budget: the plan may be a guess, and the machine busy
 LEAST_IOU = 0.05  # more: below, neither has learned anything yet
+LONGER = 2  # times the epochs, at a lower rate
 
 
 class TooSlow(Exception):
@@ -81,9 +82,17 @@ def try_learning_rates(run: Run) -> None:
     ious = ", ".join(f"{one.iou:.2f} at {one.learning_rate:g}" for one in pilots)
     run.settings.change(f"pilots of {num_steps} steps: train IoU {ious}", learning_rate=chosen.learning_rate)
     state.learning_rate.peak = _peak(run, chosen.learning_rate)
+    if chosen is not pilots[0] and has_time(run):
+        change_epochs(run, LONGER * config.num_epochs, f"{LONGER} times {config.num_epochs}: the lower learning rate needs more steps")
     tried = [{**dataclasses.asdict(one), "steps": num_steps, "is_chosen": one is chosen} for one in pilots]
     run.events.add("pilots", pilots=tried)
     run.checkpointer.attempt(run.checkpointer.write_config)
+
+
+def has_time(run: Run) -> bool:
+    """On a GPU, where neither the time nor the number of epochs is set. On a CPU a run is planned for an hour."""
+    asked = run.settings.asked
+    return asked.num_epochs == "auto" and asked.time_budget is None and run.components.numerics.device.type != "cpu"
 
 
 def is_better(lower: Pilot, higher: Pilot) -> bool:

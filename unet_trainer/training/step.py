@@ -29,7 +29,7 @@ from unet_trainer.model.optimizer_and_schedule import Ema
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.async_device import AsyncReader, DirectLauncher, Launcher
-from unet_trainer.training.state import EpochMetrics
+from unet_trainer.training.state import EpochMetrics, all_finite
 
 if TYPE_CHECKING:
     from unet_trainer.training.gradient_sync import GradientSync
@@ -147,8 +147,7 @@ class TrainStep:
 
     def _count(self, metrics: EpochMetrics, loss: torch.Tensor, counts: torch.Tensor, num_images: int) -> None:
         def count() -> None:
-            metrics.add(loss, counts, num_images)
-            self.guard.add_loss(loss)
+            self.guard.losses_are_finite &= metrics.add(loss, counts, num_images)
 
         metrics.num_images += num_images
         self.launcher.run("count", (num_images, *_addresses([*metrics.tensors().values(), loss, counts])), count)
@@ -263,7 +262,7 @@ class FiniteGuard:
 
     def __init__(self, network: torch.nn.Module, device: torch.device, max_bad_steps: int = MAX_BAD_STEPS) -> None:
         by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
-        for buffer in network.buffers():
+        for buffer in filter(torch.Tensor.numel, network.buffers()):
             by_dtype.setdefault(buffer.dtype, []).append(buffer)
         self.snapshots = [BufferSnapshot(buffers) for buffers in by_dtype.values()]
         self.max_bad_steps = max_bad_steps
@@ -293,15 +292,13 @@ class FiniteGuard:
             self.is_saved = True
         self.first_batch_of_step.fill_(first_batch)
 
-    def add_loss(self, loss: torch.Tensor) -> None:
-        self.losses_are_finite &= torch.isfinite(loss)
-
     def faults(self) -> torch.Tensor:
         """What the other processes have to know of this one's step, on the device: losses and buffers that are not finite, 0 or 1
         each. Gradients need not be told: their average is not finite either."""
         buffers_are_finite = torch.ones_like(self.losses_are_finite)
         for snapshot in self.snapshots:
-            buffers_are_finite = buffers_are_finite & torch.isfinite(snapshot.concatenated()).all()
+            if snapshot.saved.is_floating_point():
+                buffers_are_finite = buffers_are_finite & all_finite(snapshot.concatenated())
         return torch.stack([~self.losses_are_finite, ~buffers_are_finite]).float()
 
     def take_faults(self, faults: torch.Tensor) -> None:
@@ -314,10 +311,10 @@ class FiniteGuard:
 
         Gradients that overflow float16 do not count while the loss scale can still fall.
         """
-        is_good = self.losses_are_finite & self.peers_are_finite & torch.isfinite(gradient_norm)
+        is_good = self.losses_are_finite & self.peers_are_finite & all_finite(gradient_norm)
         current = [snapshot.concatenated() for snapshot in self.snapshots]
         for values in current:
-            is_good = is_good & torch.isfinite(values).all()
+            is_good = is_good & all_finite(values) if values.is_floating_point() else is_good
         for snapshot, values in zip(self.snapshots, current, strict=True):
             snapshot.commit_or_restore(is_good, values)
         is_nan = ~is_good & ~(self.losses_are_finite & (loss_scale > 1))

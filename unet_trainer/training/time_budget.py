@@ -97,10 +97,7 @@ def fit_into_budget(run: Run, batch_seconds: float | None = None) -> None:
         return
     if abs(possible - planned) > NOTED_SHARE * planned:
         run.console.note(f"time_budget: there is time for {counted(possible, 'epoch')} ({planned} were planned)")
-    run.settings.change(f"as many as {run.settings.asked.time_budget} have time for", num_epochs=possible)
-    state.learning_rate.num_epochs = possible
-    if abs(possible - planned) > NOTED_SHARE * planned:
-        _follow_plan(run, possible)
+    change_epochs(run, possible, f"as many as {run.settings.asked.time_budget} have time for")
     run.checkpointer.attempt(run.checkpointer.write_config)
 
 
@@ -155,9 +152,13 @@ def tile_seconds(run: Run) -> float:
     return min(MAX_TILE_SECONDS, max(MIN_TILE_SECONDS, share)) if run.config.fit == "crop" else 0.0
 
 
-def _follow_plan(run: Run, num_epochs: int) -> None:
-    """Warm-up, patience and average for another number of epochs, where they were left open."""
-    state, asked = run.state, run.settings.asked
+def change_epochs(run: Run, num_epochs: int, reason: str) -> None:
+    """Another number of epochs than was planned; if it is quite another, warm-up, patience and average follow where they are open."""
+    state, asked, planned = run.state, run.settings.asked, run.config.num_epochs
+    run.settings.change(reason, num_epochs=num_epochs)
+    state.learning_rate.num_epochs = num_epochs
+    if abs(num_epochs - planned) <= NOTED_SHARE * planned:
+        return
     if asked.early_stopping_patience == "auto":
         patience, reason = choose_patience(num_epochs)
         run.settings.change(reason, early_stopping_patience=patience)
