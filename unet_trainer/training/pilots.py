@@ -83,7 +83,9 @@ def try_learning_rates(run: Run) -> None:
     run.settings.change(f"pilots of {num_steps} steps: train IoU {ious}", learning_rate=chosen.learning_rate)
     state.learning_rate.peak = _peak(run, chosen.learning_rate)
     if chosen is not pilots[0] and has_time(run):
-        change_epochs(run, LONGER * config.num_epochs, f"{LONGER} times {config.num_epochs}: the lower learning rate needs more steps")
+        change_epochs(
+            run, LONGER * config.num_epochs, f"{LONGER} times {config.num_epochs}: the lower learning rate needs more steps"
+        )
     tried = [{**dataclasses.asdict(one), "steps": num_steps, "is_chosen": one is chosen} for one in pilots]
     run.events.add("pilots", pilots=tried)
     run.checkpointer.attempt(run.checkpointer.write_config)

@@ -52,8 +52,8 @@ class EpochMetrics:
         self._reader = AsyncReader(device)
 
     def add(self, loss: torch.Tensor, counts: torch.Tensor, num_images: int) -> torch.Tensor:
-        """Returns whether the loss is finite: a skipped batch must not spoil the epoch's mean. On the device only: the caller counts
-        `num_images` on the host, since this may be replayed by a CUDA graph."""
+        """Returns whether the loss is finite: a skipped batch must not spoil the epoch's mean. On the device only: the caller
+        counts `num_images` on the host, since this may be replayed by a CUDA graph."""
         is_finite = all_finite(loss)
         self.loss_sum += torch.where(is_finite, loss, 0.0) * num_images
         self.num_bad += ~is_finite * num_images

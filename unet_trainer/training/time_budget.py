@@ -153,7 +153,7 @@ def tile_seconds(run: Run) -> float:
 
 
 def change_epochs(run: Run, num_epochs: int, reason: str) -> None:
-    """Another number of epochs than was planned; if it is quite another, warm-up, patience and average follow where they are open."""
+    """Another number than was planned; if it is quite another, warm-up, patience and average follow where they were left open."""
     state, asked, planned = run.state, run.settings.asked, run.config.num_epochs
     run.settings.change(reason, num_epochs=num_epochs)
     state.learning_rate.num_epochs = num_epochs
