@@ -78,19 +78,15 @@ def test_overflows_that_a_lower_loss_scale_cures_are_counted_apart(scale, loss_w
     assert (int(metrics.num_skipped), int(metrics.num_nan)) == (1, num_nan)
 
 
-def make_guard(**options):
-    return FiniteGuard(torch.nn.BatchNorm2d(2), CPU, **options)
-
-
-def judge(guard, verdicts, first_batch=0):
+def judge(guard, verdicts):
     """Steps that are good (1) or bad (0), of one batch each."""
-    for number, verdict in enumerate(verdicts, start=first_batch):
+    for number, verdict in enumerate(verdicts):
         guard.begin_step(number)
         guard.judge(torch.tensor(1.0 if verdict else math.nan), ONE)
 
 
 def test_too_many_bad_steps_in_a_row_are_an_error_that_names_the_first_of_them():
-    guard = make_guard(max_bad_steps=3)
+    guard = FiniteGuard(torch.nn.BatchNorm2d(2), CPU, max_bad_steps=3)
     judge(guard, [1, 0, 0, 1, 0, 0])
     guard.check()
     judge(guard, [1, 0, 0, 0, 1, 1, 0])  # found late, when steps are good again
