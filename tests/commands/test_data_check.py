@@ -43,9 +43,6 @@ def check(data, tmp_path, capsys):
     return run
 
 
-# Good data
-
-
 def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tmp_path):
     code, said, report = check()
     assert code == 0
@@ -95,9 +92,6 @@ def test_the_config_lines_repeat_the_settings_that_the_data_needed(check, data, 
     assert load_config(yaml.safe_load("\n".join(report["config"]))).resize_masks is True
 
 
-# Bad data
-
-
 def test_bad_data_give_exit_code_2_and_every_problem_with_its_files_and_fix(check, data):
     (data / "images/1.png").write_bytes(b"")
     (data / "masks/9.png").unlink()
@@ -143,9 +137,6 @@ def test_a_question_that_only_the_user_can_answer_is_answered_in_the_settings_be
     assert (Path(report["contact_sheet"]).is_file(), report["problems"]) == (True, [])
 
 
-# Effects on the data and on the training after it
-
-
 def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(concurrency, "CAN_FORK", False)  # reads in child processes would not be seen here
     read, real = [], scan.read_bytes
@@ -163,9 +154,6 @@ def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, ti
     assert read == ["3.png"]
 
 
-# Paths and numbers
-
-
 def test_files_are_named_inside_data_dir_and_no_absolute_path_is_said_twice(check, data):
     for index in range(4):
         cv2.imwrite(str(data / f"masks/{index}.png"), np.zeros((HEIGHT // 2, WIDTH // 2), np.uint8))
@@ -177,9 +165,6 @@ def test_files_are_named_inside_data_dir_and_no_absolute_path_is_said_twice(chec
     assert said.count(str(data)) == 1  # data_dir of the settings
     paths = re.findall(r"(?<![\w.])/[\w./-]+", said)
     assert len(paths) == len(set(paths)) == 3  # data_dir, the sheet and checkpoint_dir
-
-
-# --write
 
 
 def test_where_files_have_to_be_mended_nothing_is_written_and_it_is_said(data, tmp_path, capsys):
@@ -227,9 +212,6 @@ def test_check_needs_no_torch(data, tmp_path):
     done = subprocess.run([sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("loaded: []\n")
-
-
-# The block of settings
 
 
 @pytest.mark.parametrize("name", ["data: #1", "- x", "1e3", "null", "with 'quotes\"", "K\u00e4fer"])

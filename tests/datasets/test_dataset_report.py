@@ -29,9 +29,6 @@ def data(tmp_path):
     return Dataset(tmp_path)
 
 
-# Sizes
-
-
 def test_a_mask_of_another_size_with_the_same_aspect_ratio_can_be_resized(data):
     data.mask(2, square(size=(HEIGHT // 2, WIDTH // 2)))
     report = data.report()
@@ -96,9 +93,6 @@ def test_palettes_in_another_order_are_a_problem(data):
     problem = only_problem(data.report())
     masks = data.folder / "masks"
     assert (problem.kind, problem.lines) == ("palettes", (f"{masks / '4.png'}: [255, 0, 0] is 0, in {masks / '0.png'} it is 1",))
-
-
-# Masks that are made from other files
 
 
 def test_classes_that_the_files_of_masks_name_are_taken_with_them(data):
@@ -173,9 +167,6 @@ def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
     ]
 
 
-# Neighbours, classes and test data
-
-
 def test_several_things_are_answered_one_after_the_other(data):
     (data.folder / "masks/5.png").unlink()
     for index in range(5):
@@ -189,9 +180,6 @@ def test_several_things_are_answered_one_after_the_other(data):
     assert [choice.settings["mask_values"] for choice in answered.answers[2].others] == [(9, 3)]
     assert answered.is_settled
     assert (answered.config.unpaired, answered.config.resize_masks, answered.config.mask_values) == ("skip", True, (3, 9))
-
-
-# Where the pairs of data_dir come from: folders first, then annotations, or the rows of a CSV
 
 
 def find(data_dir, tmp_path, **settings):

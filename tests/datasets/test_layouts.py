@@ -89,9 +89,6 @@ def test_a_test_folder_is_found_and_not_trained_on(tmp_path, test, expected):
     assert found_test(tmp_path) == expected
 
 
-# Sequences, and folders around everything
-
-
 def test_our_own_folders_are_never_data(tmp_path):
     """data_dir: . beside checkpoints/: its sheets and samples were taken for images at the second start."""
     fill(tmp_path, "images", "masks")
@@ -125,9 +122,6 @@ def test_a_link_beside_the_data_is_not_searched(tmp_path):
     assert {file.folder for file in find_layout(tmp_path / "data", None, None).parts["train"][0].files} == {""}
 
 
-# image_dir and mask_dir
-
-
 @pytest.mark.parametrize(
     ("there", "settings", "expected"),
     [
@@ -143,9 +137,6 @@ def test_a_link_beside_the_data_is_not_searched(tmp_path):
 def test_folders_that_are_set_are_used_instead_of_a_search(tmp_path, there, settings, expected):
     fill(tmp_path, *there)
     assert found(tmp_path, *settings)[0] == expected
-
-
-# Refusals
 
 
 HOLD = "could hold the"

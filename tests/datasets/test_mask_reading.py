@@ -43,9 +43,6 @@ def decide_masks(make, number=8, class_file=None, is_lossy=False, **settings):
     return choose_classes(config, evidence, class_file)
 
 
-# The number of classes is given
-
-
 @pytest.mark.parametrize(
     ("num_classes", "ignore_value", "seen", "expected"),
     [
@@ -82,9 +79,6 @@ def test_what_could_mean_several_things_is_left_to_the_user(num_classes, seen):
     assert decide(seen, num_classes) is None
 
 
-# The number of classes is open
-
-
 @pytest.mark.parametrize(
     ("seen", "num_classes", "reason"),
     [
@@ -100,8 +94,6 @@ def test_the_masks_tell_the_number_of_classes(seen, num_classes, reason):
     assert (chosen.num_classes, chosen.num_classes_reason) == (num_classes, reason)
     assert present_classes(chosen.coding, evidence_of(seen)) - {IGNORED} == set(range(max(2, num_classes)))
 
-
-# Masks saved as JPEG
 
 PALETTE = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)
 
@@ -151,9 +143,6 @@ def with_block(index, side):
     mask = np.repeat(np.where(np.arange(SIDE) < SIDE // 2, 1, 2)[:, None], SIDE, axis=1).astype(np.uint8)
     mask[20 : 20 + side, index : index + side] = 3
     return mask
-
-
-# Class files
 
 
 def class_file(*classes, name="label_colors.txt"):
@@ -250,9 +239,6 @@ def test_the_question_shows_the_values_and_ends_with_the_lines():
     )
 
 
-# Class files
-
-
 CAMVID = "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n"
 CLASS_DICT = "name,r,g,b\nAnimal,64,128,64\nArchway,192,0,128\nVoid,0,0,0\n"
 ROBOFLOW = "Pixel Value, Class\n0, background\n1, Head Light\n"
@@ -326,9 +312,6 @@ def evidence_from(make, number=8, **others):
     return MaskEvidence([facts_of(make(index), **others) for index in range(number)])
 
 
-# Soft edges
-
-
 def test_a_grey_class_between_the_ends_is_no_soft_edge():
     def with_class(index):
         mask = soft_discs(index)
@@ -348,9 +331,6 @@ def test_a_grey_ring_between_the_ends_of_masks_saved_as_jpeg_is_a_class():
         return cv2.imdecode(cv2.imencode(".jpg", mask)[1], cv2.IMREAD_GRAYSCALE)
 
     assert evidence_from(with_ring, is_lossy=True).edge_threshold() is None
-
-
-# Ids of objects
 
 
 def test_ids_that_begin_anywhere_are_those_of_objects():

@@ -140,9 +140,6 @@ def test_the_number_of_classes_is_decided_said_and_written_down(tiny_config, tmp
         train(tiny_config, data_dir=data, num_epochs=3, resume="auto", num_classes=4)
 
 
-# Images
-
-
 def photograph(index, channels=3):
     """H,W,C floats from 0 to 1, brighter in the disc."""
     values = np.random.default_rng(index).uniform(0, 0.6, (SIDE, SIDE, channels)) + 0.4 * blob(index)[:, :, None]
@@ -235,8 +232,6 @@ def test_images_keep_depth_and_channels_and_their_statistics_are_written_down(ki
             assert difference.max() == 0
 
 
-# Missing data
-
 TAG = {"extratags": [(42113, "s", 0, "-9999", True)], "photometric": "minisblack"}
 
 
@@ -320,9 +315,6 @@ def test_identical_images_are_never_in_train_and_in_val(prepare, tmp_path):
     assert len(val) == 4
     assert all((index in val) == (index + 4 in val) for index in range(4))
     assert "8 images are identical to another one; identical images stay on one side:" in run.printed
-
-
-# Folders as datasets come, through training
 
 
 @pytest.mark.usefixtures("small_network")

@@ -72,9 +72,6 @@ def test_a_file_without_its_end_is_cut_off(kind):
     assert not is_cut_off(pil_bytes("BMP", COLOUR)[:100])  # its decoder notices it
 
 
-# Files that are no images
-
-
 def tar_bytes():
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:

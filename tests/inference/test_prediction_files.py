@@ -189,9 +189,6 @@ def test_a_result_never_replaces_polygons_that_somebody_drew(name, tmp_path):
     PredictionFolder(out, SPEC, Kinds()).refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
 
 
-# Polygons
-
-
 RINGS = np.zeros((12, 10), np.uint8)
 RINGS[1:8, 1:8] = 1
 RINGS[3:6, 3:6] = 0

@@ -149,9 +149,6 @@ def drawn(rows):
     return np.array([[letter == "#" for letter in row] for row in rows.split()], np.uint8)
 
 
-# Intervals
-
-
 def counts_of(hits, truth, predicted):
     """N images, one class, without boundaries."""
     counts = np.zeros((len(hits), 1, 5), np.int64)
@@ -182,9 +179,6 @@ def test_an_interval_covers_the_true_score_about_95_times_of_100():
         low, high = interval(scores_from_counts(resampled_sums([counts], num_draws=300)[0])["recall"]).ravel()
         num_covered += low <= 0.7 <= high
     assert 180 <= num_covered <= 200
-
-
-# Sets of images
 
 
 def evaluated(rows):

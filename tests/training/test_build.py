@@ -112,9 +112,6 @@ def fail(error):
     raise error
 
 
-# The processes of a job
-
-
 def build_in_job(console, launch, **changes):
     settings = make_settings(**changes)
     return build_components(settings.taken, make_spec(), CPU, 4, console, launch=launch)
