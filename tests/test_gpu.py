@@ -13,11 +13,13 @@ import time
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from helpers.bad_numbers import SPOILERS
+from helpers.ports import free_port
 from helpers.project import ROOT
 from helpers.runs import stop_after, weights_digest, words
-from helpers.steps import everything, make_settings, same, take_step, tiny_components
+from helpers.steps import everything, make_settings, same, silent_console, take_step, tiny_components
 from train_unet import train
 from unet_trainer import load
 from unet_trainer.config.facts import HardwareFacts
@@ -25,12 +27,14 @@ from unet_trainer.config.load import load_config
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import cut_boxes, paste_pieces
 from unet_trainer.model.baselines import Baseline
+from unet_trainer.model.fast_layers import MaxPool
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import load_network_weights, network_weights
+from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import pilots, second_chance
 from unet_trainer.training.async_device import DirectLauncher, HostCopy, WaitMeter
-from unet_trainer.training.compilation import compile_steps
+from unet_trainer.training.compilation import compile_steps, connect_gradients
 from unet_trainer.training.history import read_events
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainStep
@@ -245,6 +249,41 @@ def test_gradients_of_several_replays_add_up():
             components.train_step(make_batch(seed=index), metrics)
         gradients.append(torch.cat([parameter.grad.flatten() for parameter in components.state.segmenter.parameters()]))
     assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
+
+
+@torch._dynamo.config.patch(optimize_ddp=False)  # one process sets it so, and it is as before afterwards
+def test_a_compiled_backward_pass_fills_the_buckets_of_a_job():
+    """With the gradients of each replay."""
+    dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    job, gradients = Job(Launch(is_torchrun=True)), []
+    job.gradient_group = dist.group.WORLD
+    try:
+        for is_connected in (False, True):
+            components = make_components(use_amp=False, allow_tf32=False)
+            step = components.train_step
+            if is_connected:
+                connect_gradients(make_settings(), components, None, silent_console(), "nothing is saved", job)
+            assert compile_steps(components, make_batch(), make_batch())[0] is None
+            components.set_training_mode(0)
+            for index in range(4):
+                step.begin_group(1, index)
+                step(make_batch(seed=index), EpochMetrics(1, components.numerics.device))
+            gradients.append(torch.cat([parameter.grad.flatten() for parameter in step.parameters]))
+        assert all(parameter.grad.data_ptr() == step.sync.buckets[parameter].data_ptr() for parameter in step.parameters)
+        assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
+        step.disconnect()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_compiled_pool_gives_its_gradient_to_the_largest_pixels(dtype):
+    """Also if the compiler computes what comes before it once more, and does not round it."""
+    pixels = (torch.rand(2, 8, 64, 64, device="cuda") + 0.5).to(memory_format=torch.channels_last).requires_grad_()
+    pool = MaxPool(3, 2, 1)
+    maxima = torch.compile(lambda values: pool((1.7 * values).to(dtype)))(pixels)
+    maxima.sum(dtype=torch.float32).backward()
+    assert float((pixels.grad * pixels.detach()).sum()) == pytest.approx(float(maxima.detach().sum(dtype=torch.float32)), rel=1e-3)
 
 
 def test_a_checkpoint_of_the_cpu_goes_on_on_the_gpu(tiny_config):

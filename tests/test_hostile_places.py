@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from helpers.killed_runs import wait_until
 from helpers.ordinary_user import run_in_child, run_script
 from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
-from train_unet import main
 from unet_trainer.datasets import demo
 from unet_trainer.datasets.demo import write_demo
 
@@ -201,28 +198,6 @@ def test_a_disk_that_is_full_at_the_start_and_on_resume_is_one_sentence(data, tm
     answer = run_in_child("--resume", disk / "run", "num_epochs=2")
     assert_one_sentence(answer, 2, f"{disk / 'run'} cannot be written to (No space left on device)", "make room")
     assert (disk / "run" / "last.pt").read_bytes() == state
-
-
-# Paths that the user names
-
-
-def test_check_writes_its_report_to_pipes_devices_and_links_and_replaces_none_of_them(data, tmp_path):
-    check = ("check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "--json")
-    pipe, content = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: content.append(pipe.read_text()), daemon=True)
-    reader.start()
-    assert main([*check, str(pipe)]) == 0
-    reader.join(60)
-    assert content[0].startswith('{\n  "ok": true')
-    assert stat.S_ISFIFO(pipe.lstat().st_mode)
-    code, said = run_script(*check, "/dev/stdout")
-    assert code == 0
-    assert '\n{\n  "ok": true' in said
-    link, target = tmp_path / "link.json", tmp_path / "target.json"
-    link.symlink_to(target)
-    assert main([*check, str(link)]) == 0
-    assert (link.is_symlink(), target.read_text()) == (True, content[0])
 
 
 # Processes that are killed

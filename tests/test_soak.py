@@ -6,6 +6,7 @@ What is found here gets a fast test of its own, where the code is that was wrong
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -30,7 +31,7 @@ import train_unet
 from helpers import layouts
 from helpers.checkpoints import save_model, small_segmenter, small_spec
 from helpers.killed_runs import HANG_SECONDS, start, train_once
-from helpers.mutations import image_files, mutated, mutated_fields, mutated_json
+from helpers.mutations import image_files, mutated, mutated_json
 from helpers.no_files import spoil
 from helpers.ordinary_user import give_up_powers
 from helpers.project import ROOT, TINY_MODEL
@@ -199,7 +200,7 @@ def test_mutated_checkpoints_are_read_or_refused(tmp_path):
         is_whole, data = number % 2 == 1, mutated(whole, rng)
         if is_whole:
             with contextlib.suppress(Exception):  # what cannot be written is no checkpoint
-                write_checkpoint(path, mutated_fields(content, rng))
+                write_checkpoint(path, mutated_json(copy.deepcopy(content), random.Random(f"{SEED} {number}")))
         else:
             path.write_bytes(data)
         try:

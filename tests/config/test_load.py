@@ -14,7 +14,7 @@ from helpers.project import ROOT
 from unet_trainer.config import load
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_trackers, check_url, load_config
-from unet_trainer.config.parsers import ENCODERS, doubled, near_miss, seconds_of, tile_side
+from unet_trainer.config.parsers import ENCODERS, doubled, near_miss, seconds_of
 from unet_trainer.config.safe_yaml import MAX_BYTES
 from unet_trainer.config.schema import FIELDS, Config, as_dict, to_yaml
 
@@ -394,16 +394,12 @@ def test_sources_tell_where_each_value_came_from(load_text):
 # What else reads values
 
 
-def test_durations_near_misses_and_tiles():
+def test_durations_and_near_misses():
     assert [seconds_of(text) for text in ("90s", "1h30m", "1.5h", "1d")] == [90, 5400, 5400, 86400]
     assert [doubled(text) for text in ("10m", "31s")] == ["20m", "2m"]
     assert near_miss("Batchsize", ["batch_size", "image_size"]) == "batch_size"
     assert near_miss("resnet35", ["resnet50", "resnet34", "resnet18"]) == "resnet34"
     assert near_miss("zzz", ["batch_size"]) is None
-    assert tile_side("256", "--tile") == 256
-    for raw in ("100", "x", 0, 8224, True):
-        with pytest.raises(UserError, match=r"--tile: got .*; need a multiple of 32 from 32 to 8192"):
-            tile_side(raw, "--tile")
 
 
 @pytest.mark.parametrize(

@@ -93,15 +93,13 @@ def test_a_box_outside_of_its_image_is_refused_and_no_name_leads_out_of_the_fold
 # Converted files
 
 
-def write(tmp_path, names, settings=None, fails=()):
+def write(tmp_path, names, settings=None):
     """The outcome for each name, and the marks that the makers left."""
 
     def conversion(name):
         def make():
             with (tmp_path / "made").open("a") as file:
                 file.write(f"{name}\n")
-            if name in fails:
-                raise DataError(f"{name} is bad")
             return np.full((2, 3), 7, np.uint8), {"seven": 6}
 
         return Conversion(name, [tmp_path / "source"], make)

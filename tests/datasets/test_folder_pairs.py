@@ -272,13 +272,9 @@ def test_a_case_without_one_of_the_channels_of_others_is_refused(tmp_path):
     )
 
 
-def touch_offset(folder, place="images", masks="masks", first=1):
-    touch(folder / place, *(f"img_{index + first:03d}.jpg" for index in range(30)))
-    touch(folder / masks, *(f"mask_{index:03d}.png" for index in range(30)))
-
-
 def test_as_many_masks_that_are_numbered_from_another_number_are_asked_about(tmp_path):
-    touch_offset(tmp_path)
+    touch(tmp_path / "images", *(f"img_{index + 1:03d}.jpg" for index in range(30)))
+    touch(tmp_path / "masks", *(f"mask_{index:03d}.png" for index in range(30)))
     assert error_message(found_in, tmp_path).splitlines() == [
         "images and masks are numbered differently: img_001.jpg to img_030.jpg, and as many masks, mask_000.png to mask_029.png",
         "  One of these goes into the config:",

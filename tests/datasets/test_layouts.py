@@ -53,7 +53,6 @@ def test_folders_are_known_by_their_names(tmp_path, images, masks):
     assert find_layout(tmp_path, None, None).phrase == f"{images}/ + {masks}/"
 
 
-@pytest.mark.parametrize(("train", "val", "test"), [("Training", "VALID", "test")])
 @pytest.mark.parametrize(
     "template",
     [
@@ -63,15 +62,13 @@ def test_folders_are_known_by_their_names(tmp_path, images, masks):
     ],
     ids=str,
 )  # fmt: skip
-def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template, train, val, test):
+def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template):
     def folders(part):
         return tuple(text.format(part, part) for text in template)
 
-    fill(tmp_path, *folders(train), *folders(val), *(folders(test) if test else ()))
-    pair_of_folders, val_folders, parts = found(tmp_path)
-    assert (pair_of_folders, val_folders) == (folders(train), folders(val))
-    assert found_test(tmp_path) == (folders(test) if test else None)
-    assert parts == f"folders {train} and {val}"
+    fill(tmp_path, *folders("Training"), *folders("VALID"), *folders("test"))
+    assert found(tmp_path) == (folders("Training"), folders("VALID"), "folders Training and VALID")
+    assert found_test(tmp_path) == folders("test")
 
 
 @pytest.mark.parametrize(
@@ -181,6 +178,3 @@ def test_two_folders_of_unknown_names_whose_files_pair_up_are_proposed(tmp_path)
     message = error_message(tmp_path)
     assert message.endswith("holds after/, before/, notes/; set:\n  image_dir: before\n  mask_dir: after")
     assert found(tmp_path, "before", "after")[0] == ("before", "after")
-
-
-# Which files and folders are searched: no hidden ones, and none of our own

@@ -169,9 +169,6 @@ def test_damage_is_attributed_to_the_image_or_to_the_mask_while_each_file_is_rea
     assert sorted((tmp_path / "log").read_text().split()) == [str(path) for path in sorted(jpegs)]
 
 
-# Standard error
-
-
 # Decoders that crash
 
 
@@ -227,30 +224,21 @@ def test_a_broken_or_foreign_cache_is_written_anew(tmp_path, monkeypatch, conten
     assert scan_pairs([pair], 1, cache=ScanCache(cache_file)) == first
 
 
-@pytest.mark.parametrize(("role", "damage"), [("image", "missing"), ("mask", None), ("image", "text"), ("mask", {"a": "b"})])
-def test_a_damaged_entry_of_the_cache_is_read_anew(role, damage, tmp_path):
-    """Each field in turn, and the entry itself: never a traceback, and never other facts than those of the file."""
+@pytest.mark.parametrize("role", ["image", "mask"])
+def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
+    """Each field in turn, missing or of another type, and the entry itself: never other facts than those of the file."""
     pair = make_pair(tmp_path, "a", mask_of(0, 1, 2))
     cache_file = tmp_path / "cache.json"
     expected = scan_pairs([pair], 1, cache=ScanCache(cache_file))
     content = json.loads(cache_file.read_text())
     (key,) = (key for key in content["files"] if key.startswith(role))
     stamp, facts = content["files"][key]
-    entries = [[stamp, {name: value for name, value in facts.items() if name != field}] for field in facts]
-    if damage != "missing":
-        kept = ["palette"] if damage == {} else []  # an empty one could be
-        kept += [field for field in facts if type(facts[field]) is type(damage) and not isinstance(damage, list | dict)]
-        entries = [[stamp, {**facts, field: damage}] for field in facts if field not in kept and facts[field] != damage]
-        entries += [damage, [stamp, damage], [damage, facts]]
+    entries = [None, "text", [stamp], [stamp, None], [None, facts]]
+    for field in facts:
+        entries += [[stamp, {name: value for name, value in facts.items() if name != field}], [stamp, {**facts, field: [{}]}]]
     for entry in entries:
-        cache = ScanCache(None)
-        cache.known = {**content["files"], key: entry}
-        found = cache.find(ImageFacts if role == "image" else MaskFacts, getattr(pair, role), stamp)
-        optional = {"structure", "palette"}  # may be null
-        assert found is None or (damage is None and optional & {field for field in facts if entry[1].get(field) is None}), entry
-    content["files"][key] = entries[0]
-    cache_file.write_text(json.dumps(content))
-    assert scan_pairs([pair], 1, cache=ScanCache(cache_file)) == expected
+        cache_file.write_text(json.dumps({**content, "files": {**content["files"], key: entry}}))
+        assert scan_pairs([pair], 1, cache=ScanCache(cache_file)) == expected
 
 
 def test_the_first_error_of_a_remote_shard_ends_it(tmp_path):

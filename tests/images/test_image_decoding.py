@@ -25,7 +25,6 @@ from unet_trainer.images.image_decoding import (
     map_npy,
     read_image,
     refuse_bomb,
-    write_image,
 )
 from unet_trainer.images.mask_decoding import COLOUR, decode_mask, decode_mask_or_alpha, read_mask
 
@@ -162,15 +161,6 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(huge_png):
 
 
 # Files that are no images
-
-
-@pytest.mark.parametrize("share", [0.05, 0.5, 0.99])
-def test_a_truncated_png_is_refused(tmp_path, share):
-    path = tmp_path / "a.png"
-    write_image(path, noise())
-    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
-    assert reason(read_image, path) == "the file is cut off"
-    assert reason(read_mask, path) == "the file is cut off"
 
 
 def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error():

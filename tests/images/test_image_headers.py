@@ -31,15 +31,11 @@ GREY = COLOUR[:, :, 0]
 FOUR = np.dstack([COLOUR, GREY])
 
 
-def palette_image():
-    image = Image.fromarray(GREY // 64)
-    image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255])
-    return image
-
-
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
 def test_indices_into_colours_are_a_palette_and_greys_are_not(kind):
-    data = pil_bytes(kind, palette_image())
+    image = Image.fromarray(GREY // 64)
+    image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255])
+    data = pil_bytes(kind, image)
     assert has_palette(data)
     assert palette_colours(data)[:4] == [(0, 0, 0), (255, 0, 0), (0, 255, 0), (0, 0, 255)]
     assert palette_colours(data[:30]) == []
@@ -112,8 +108,6 @@ def test_content_is_recognised_and_says_so_where_an_image_is_expected(data, text
 
 
 def test_pictures_and_plain_text_are_not_taken_for_anything_else():
-    import numpy as np
-
     for extension in (".png", ".jpg", ".bmp", ".webp", ".tif"):
         assert describe_content(cv2_bytes(extension, np.zeros((8, 8, 3), np.uint8))) is None
     assert describe_content(b"some text") is None

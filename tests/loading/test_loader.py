@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import pytest
 import torch
 
 from helpers.samples import build_dataset, epoch_digest, find_pairs, keep, make_dataset, make_loader
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import IGNORED, MaskCoding
 from unet_trainer.images.tiling import tile_images
 from unet_trainer.loading.dataset import SegmentationDataset
@@ -41,17 +39,6 @@ def test_batches_of_cutmix_carry_their_rectangles_from_any_number_of_workers(tin
     assert alone[0].max() <= 32
     assert torch.equal(next(loaders[0].epoch(1, first_batch=1)).cut_boxes, alone[1])  # as a resumed epoch has them
     assert make_loader(build_dataset(tiny_data), 4, 0, shuffle=True).read(0, 0).cut_boxes is None
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_file_that_goes_bad_during_training_is_named_with_the_reason(tiny_data, tmp_path, num_workers):
-    shutil.copytree(tiny_data, tmp_path / "data")
-    dataset = build_dataset(tmp_path / "data")
-    victim = dataset.pairs[3].image
-    victim.write_bytes(victim.read_bytes()[:300])
-    with pytest.raises(DataError) as caught:
-        epoch_digest(make_loader(dataset, 2, num_workers, shuffle=True), 0)
-    assert str(caught.value) == f"{victim}: the file is cut off"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

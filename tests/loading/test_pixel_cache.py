@@ -13,7 +13,6 @@ from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.config.errors import UserError
 from unet_trainer.loading import pixel_cache
 from unet_trainer.loading.pixel_cache import BLOCK, ContentDamage, fill_cache
-from unet_trainer.system.concurrency import ReadTimeout
 
 SHAPES = [(5, 7, 3), (40, 60, 3), (1, 9, 3), (8, 2, 3)]  # of 1, 3, 1 and 1 block
 MASK_SIZES = [(10, 3), (4, 4), (1, 1), (20, 30)]
@@ -115,27 +114,7 @@ def test_two_runs_that_fill_the_same_file_do_not_spoil_it(tmp_path):
     assert len(names(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("place", ["ram", "disk"])
-def test_a_disk_that_never_answers_ends_in_an_error(place, tmp_path):
-    with pytest.raises(ReadTimeout):
-        fill_cache(SHAPES, 1, lambda index: time.sleep(600), place, tmp_path, (), 2, lambda: None, 10**6, timeout=0.2)
-    assert names(tmp_path) == []
-
-
 # Content that something else has changed
-
-
-def test_a_zeroed_file_is_noticed_when_it_is_read(tmp_path):
-    build("disk", tmp_path)
-    own = own_file(tmp_path)
-    own.write_bytes(bytes(6 * BLOCK) + own.read_bytes()[6 * BLOCK :])
-    cache, num_ticks = build("disk", tmp_path, refuse_to_read)
-    assert num_ticks == 0
-    for index in range(4):
-        with pytest.raises(ContentDamage, match="its content has changed"):
-            np.asarray(cache.pair(index)[0])
-    cache.discard()
-    assert build("disk", tmp_path)[1] == 4
 
 
 @pytest.mark.parametrize("position", [6 * BLOCK, -20, -10, -1], ids=["checksums", "magic", "number of pairs", "checksum"])

@@ -39,11 +39,8 @@ def expected_digest(dataset, batch_size, epoch):
 
 def in_worker():
     """Not in the training process, nor in the thread in which that reads."""
-    return os.getpid() != MAIN_PID or not (threading.current_thread().name == "reading" or is_main_thread())
-
-
-def is_main_thread():
-    return threading.current_thread() is threading.main_thread()
+    thread = threading.current_thread()
+    return os.getpid() != MAIN_PID or not (thread.name == "reading" or thread is threading.main_thread())
 
 
 def patch_samples(monkeypatch, before):
@@ -275,6 +272,3 @@ def test_a_signal_while_a_worker_starts_reaches_this_process_only(monkeypatch, c
     finally:
         signal.signal(signal.SIGTERM, before)
     assert capfd.readouterr().err == "handled"
-
-
-# Copies to the GPU. tests/test_gpu.py runs them on one; here, which calls are made in which order.

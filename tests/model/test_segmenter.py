@@ -43,10 +43,6 @@ class Spy(torch.nn.Module):
         return self.conv(images)
 
 
-def random_images(*shape):
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-
-
 # The spec
 
 
@@ -109,7 +105,7 @@ def test_a_spec_with_a_value_that_no_run_can_have_is_an_error_that_names_it(path
 @pytest.mark.parametrize(("height", "width"), [(64, 32), (40, 50), (1, 97)])
 def test_the_logits_are_those_of_the_network_on_normalised_and_padded_images(height, width, channels_last):
     network = Spy()
-    images = random_images(2, height, width, 3)
+    images = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     logits = Segmenter(make_spec(), network, channels_last)(images)
 
     normalised = (images.numpy().astype(np.float64) - RGB_8BIT.mean) / RGB_8BIT.std
