@@ -282,8 +282,9 @@ def test_a_split_file_may_be_written_in_many_ways(data, text):
         ("image,mask,image\nimages/a.png,masks/a.png,images/b.png\n", "image, mask, image"),
         ("images/a.png,masks/a.png\n", "images/a.png, masks/a.png"),
         ("", "none"),
+        ("x" * 3000, "x" * 60),
     ],
-    ids=["no mask", "no image", "unknown", "twice", "no header", "empty"],
+    ids=["no mask", "no image", "unknown", "twice", "no header", "empty", "no table"],
 )
 def test_missing_and_unknown_columns_are_refused_with_the_columns_found(data, text, columns):
     assert csv_error(data, text) == f"split_file: DATA/split.csv has the columns {columns}; {NEEDED}"

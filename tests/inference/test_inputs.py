@@ -125,6 +125,8 @@ def test_the_split_of_a_run_names_images_of_its_data(folder):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
+        ("", "got an empty name; need images"),
+        ("long.csv", "long.csv has the columns x{60}; need one named image"),
         ("missing.png", "missing.png: no such file or folder"),
         ("data/.hidden/x*.png", r"data/.hidden/x\*.png matches no image; known are .bmp, "),
         ("data/sub/deep/empty", "data/sub/deep/empty holds no image; known are .bmp, "),
@@ -136,6 +138,7 @@ def test_the_split_of_a_run_names_images_of_its_data(folder):
 )
 def test_what_names_no_image_is_refused(folder, word, message):
     (folder / "data/sub/deep/empty").mkdir()
+    (folder / "long.csv").write_text("x" * 3000)
     (folder / "none.csv").write_text("image\n")
     (folder / "column.csv").write_text("path,mask\na,b\n")
     (folder / "gone.csv").write_text("image\ndata/a.png\ngone.png\n")

@@ -158,6 +158,14 @@ def test_what_is_damaged_is_left_out_and_told(name, content, problem, log, folde
     assert summary.state == ("interrupted" if name == "val_scores.csv" else "damaged")
 
 
+def test_a_file_without_any_event_is_damage_and_a_first_line_that_was_cut_off_is_not(folder):
+    (folder / "events.jsonl").write_bytes(b'{"kind": "start", "ti')
+    assert read_run_summary(folder).problems == []
+    (folder / "events.jsonl").write_bytes(b"\0" * 50 + b"\n\xff\n")
+    assert read_run_summary(folder).problems == ["events.jsonl: none of its lines is an event"]
+    assert read_run_summary(folder).state == "damaged"
+
+
 @needs_pipes
 @pytest.mark.parametrize(
     ("name", "kind"),

@@ -100,11 +100,22 @@ def test_a_step_that_could_not_be_taken_is_a_problem():
     assert finding.detail == "a step of 16 could not be taken (OutOfMemoryError: CUDA out of memory)"
 
 
-def notes_of(config, resumes=False):
+def lines_of(config, resumes=False):
     console = Console(io.StringIO())
     hardware = build_hardware(config, console)
     build_settings(config, hardware, build_dataset(config, console, None), console, resumes)
-    return [line for line in console.stream.getvalue().splitlines() if line.startswith("Note: ")]
+    return console.stream.getvalue().splitlines()
+
+
+def notes_of(config, resumes=False):
+    return [line for line in lines_of(config, resumes) if line.startswith("Note: ")]
+
+
+def test_statistics_that_a_run_began_with_are_not_told_as_given(tiny_config):
+    config = load_config({**tiny_config, "image_mean": [1, 2, 3], "image_std": [4, 5, 6]})
+    for resumes, why in ((False, "as given"), (True, "as the run began")):
+        (line,) = (line for line in lines_of(config, resumes) if "normalised" in line)
+        assert line.endswith(f"normalised with mean 1, 2, 3, std 4, 5, 6 ({why})")
 
 
 def test_training_says_the_hints_that_are_worth_most(tiny_config):
