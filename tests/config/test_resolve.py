@@ -23,13 +23,7 @@ from helpers.resolving import (
     open_settings,
     settings_of,
 )
-from unet_trainer.config.choices import (
-    CPU_BUDGET,
-    CPU_ENCODERS,
-    WANTED_VIEWS,
-    choose_num_workers,
-    choose_number_format,
-)
+from unet_trainer.config.choices import CPU_BUDGET, CPU_ENCODERS, WANTED_VIEWS, choose_num_workers, choose_number_format
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import decoded_bytes

@@ -15,25 +15,8 @@ import torch
 from PIL import Image
 
 from helpers.image_bytes import exif
-from helpers.layouts import (
-    COUNT,
-    disc,
-    photo,
-    stacks,
-    write,
-)
-from helpers.mask_files import (
-    NUM_PAIRS,
-    SIDE,
-    bands,
-    blob,
-    colour,
-    objects,
-    rings,
-    soft,
-    with_void,
-    write_dataset,
-)
+from helpers.layouts import COUNT, disc, photo, stacks, write
+from helpers.mask_files import NUM_PAIRS, SIDE, bands, blob, colour, objects, rings, soft, with_void, write_dataset
 from helpers.runs import stop_after
 from helpers.steps import CPU, CPU_FACTS
 from train_unet import main, train

@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.images.mask_decoding import IGNORED
-from unet_trainer.images.tiling import (
-    RandomCrops,
-    crop_pair,
-    nearest_positions,
-    resize_image,
-    resize_mask,
-    tile_images,
-)
+from unet_trainer.images.tiling import RandomCrops, crop_pair, nearest_positions, resize_image, resize_mask, tile_images
 
 
 def numbered(height, width, channels=1):
