@@ -326,6 +326,5 @@ def test_processes_of_a_machine_share_its_cores_and_one_cache():
 def test_synchronised_batch_norm_is_not_compiled():
     taken = settings_of(in_job(AMPERE, 2), sync_batchnorm=True, compile_model=True).taken
     assert not taken.compile_model
-    assert settings_of(
-        AMPERE, sync_batchnorm=True, compile_model=True
-    ).taken.compile_model  # one process has nothing to synchronise
+    # One process has nothing to synchronise.
+    assert settings_of(AMPERE, sync_batchnorm=True, compile_model=True).taken.compile_model
