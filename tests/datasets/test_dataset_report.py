@@ -121,6 +121,16 @@ def test_masks_of_a_single_value_are_refused_with_the_reason(data):
     assert list(map(str, data.report(num_classes=1).questions)) == [question]
 
 
+def test_photographs_in_place_of_masks_are_asked_about_without_a_guess(data):
+    for index in range(6):
+        data.mask(index, noise(index))
+    (question,) = data.report().questions
+    assert str(question) == (
+        "mask_values: auto cannot tell what the values in the masks mean\n  They look like those of photographs; is mask_dir the "
+        "folder of the masks? Of cut-outs, save the alpha channel as the mask"
+    )
+
+
 def test_palettes_in_another_order_are_a_problem(data):
     """The same picture, once with black first and once with red first."""
     for index in range(6):

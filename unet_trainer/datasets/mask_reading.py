@@ -48,7 +48,6 @@ MAX_CHOICES = 5
 EDGE_RARITY = 200  # one of so many pixels: the share of a colour that edges make
 NUM_CUTS = 2  # between frequent colours and those of edges, in masks saved as JPEG
 NUM_SHOWN = 12  # values in the table
-FEW_COVERED = 0.5  # share of the pixels that the values shown have: if less, the masks look like photographs
 
 
 @dataclass(frozen=True)
@@ -330,11 +329,12 @@ def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
 def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
     """What the values look like, and what to ask then: the first that holds."""
     seen, last = evidence.seen, show_value(evidence.seen[-1])
-    covered = sum(pixels for _, pixels in evidence.counts.most_common(NUM_SHOWN))
     looks_like_objects = "nearly each is one piece, and masks with more of them hold those of the others too"
     yield evidence.are_objects, f"They look like ids of objects: {looks_like_objects}"
-    is_photo = covered < FEW_COVERED * evidence.total and not evidence.has_regions
-    yield is_photo, "They look like those of photographs; is mask_dir the folder of the masks?"
+    is_photo = (
+        "They look like those of photographs; is mask_dir the folder of the masks? Of cut-outs, save the alpha channel as the mask"
+    )
+    yield evidence.look_like_photographs, is_photo
     is_alone = seen[-1] == VOID and len(seen) > 2 and not evidence.is_beside_classes(VOID)
     yield is_alone, "255 occurs only in masks that hold no class but 0: is it void, or another mark of the foreground?"
     yield len(seen) == 2, "Which of the two is the background?"
@@ -344,7 +344,9 @@ def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
 
 
 def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
-    """The most frequent values, those close to one of them with it, and those that occur in one mask only."""
+    """The most frequent values, those close to one of them with it, and those that occur in one mask only; none of photographs."""
+    if evidence.look_like_photographs:
+        return []
     noise = [] if evidence.are_objects else evidence.noise
     others = evidence.without(noise)
     if evidence.is_lossy:
@@ -366,7 +368,9 @@ def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
 
 
 def _proposals(evidence: MaskEvidence) -> Iterator[Reading]:
-    """Every reading that a person may mean, the most likely first."""
+    """Every reading that a person may mean, the most likely first; none for photographs."""
+    if evidence.look_like_photographs:
+        return
     seen, high = evidence.seen, evidence.seen[-1]
     last_is_void = [_of_each(seen[:-1], f"{show_value(high)} is ignored", ignored=(high,))] if 3 <= len(seen) <= MAX_CLASSES else []
     if evidence.are_objects:
@@ -453,14 +457,13 @@ def _frequent_groups(evidence: MaskEvidence) -> list[list[Any]]:
 
 def _without_noise(evidence: MaskEvidence) -> Iterator[Reading]:
     """What the masks mean if values that occur in one of them only are ignored."""
-    noise = evidence.noise
-    main = [value for value in evidence.seen if value not in noise]
-    if not noise or evidence.are_objects or not 2 <= len(main) <= MAX_LISTED:
+    noise, others = evidence.noise, evidence.without(evidence.noise)
+    if not noise or evidence.are_objects or not 2 <= len(others.seen) <= MAX_LISTED:
         return
-    chosen = choose_classes(Config(), evidence.without(noise))
+    chosen = choose_classes(Config(), others)
     meaning = f"{counted(len(noise), 'value')} in one mask only {'is' if len(noise) == 1 else 'are'} ignored"
     if chosen is None or isinstance(chosen.coding.mask_values, str):
-        yield _of_each(main, f"{meaning}; the order of the classes is yours", ignores_others=True)
+        yield _of_each(others.seen, f"{meaning}; the order of the classes is yours", ignores_others=True)
     else:
         ignored = tuple(value for value in chosen.coding.ignored if value not in noise)
         yield Reading(chosen.coding.mask_values, chosen.num_classes, meaning, ignored=ignored, ignores_others=True)
