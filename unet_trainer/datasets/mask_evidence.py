@@ -411,7 +411,9 @@ def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
 def _parse(name: str, lines: Sequence[str]) -> list[NamedClass | None]:
     """None for a line that cannot be read."""
     if name in COLUMNS:
-        columns, rows = COLUMNS[name], [[cell.strip() for cell in row] for row in csv.reader(lines, skipinitialspace=True)]
+        separator = ";" if ";" in "".join(lines[:1]) else ","
+        read = csv.reader(lines, skipinitialspace=True, delimiter=separator)
+        columns, rows = COLUMNS[name], [[cell.strip() for cell in row] for row in read]
         header = [SPELLINGS.get(cell.lower(), cell.lower()) for cell in rows[0]] if rows else []
         if header[: len(columns)] != columns:
             return []

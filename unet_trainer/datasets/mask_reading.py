@@ -294,7 +294,7 @@ def _are_classes(evidence: MaskEvidence, ids: list[int]) -> bool:
 # What has to be asked
 
 
-def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]) -> Question:
+def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str], hint: str = "") -> Question:
     """The question where choose_classes has no answer. `names` are what messages call the masks."""
     choices: dict[str, Choice] = {}
     for reading in _proposals(evidence):
@@ -307,7 +307,7 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]
             found.sort(key=lambda choice: choice.settings["num_classes"] != number)
         accepted = f"the ids 0 to {number - 1} or any {number} greys" if number > 1 else "{0, 1}, {0, 255} or 0 and any other value"
         lines[0] += f"; num_classes: {number} accepts {accepted}"
-    lines += [text for holds, text in _hints(evidence) if holds][:1]
+    lines += [hint] if hint else [text for holds, text in _hints(evidence) if holds][:1]
     return Question("\n  ".join(lines), *found[:MAX_CHOICES], table=_table(evidence, names))
 
 
