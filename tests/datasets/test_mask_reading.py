@@ -260,6 +260,19 @@ def test_the_question_shows_the_values_and_ends_with_the_lines():
     )
 
 
+@pytest.mark.parametrize("num_colours", [2, 4])
+def test_soft_edges_of_colours_are_no_classes(num_colours):
+    """Nor what JPEG left in files that were saved as PNG afterwards. A palette with rare classes has no soft edges."""
+    colours, ids = PALETTE[:num_colours], [large_discs(index) for index in range(4)]
+    soft = [cv2.imencode(".png", cv2.GaussianBlur(colours[each % num_colours], (3, 3), 0)[:, :, ::-1])[1] for each in ids]
+    for masks in ([decode_mask(data.tobytes()) for data in soft], [jpeg(colours, each % num_colours) for each in ids]):
+        settings = ask([facts_of(mask) for mask in masks]).choices[0].settings
+        assert (settings["num_classes"], len(settings["mask_values"])) == (1 if num_colours == 2 else 4, num_colours)
+        assert settings["mask_tolerance"] >= 48
+    rare = dict.fromkeys((COLOUR + 0x400000 + 0x0800 * number for number in range(1, 21)), 40)
+    assert "mask_tolerance" not in ask(masks_of(*[{0: 90000, COLOUR + 0x800000: 9000, **rare}] * 4)).choices[0].settings
+
+
 # Class files
 
 

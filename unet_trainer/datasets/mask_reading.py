@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ BLACK, WHITE = 0x000000, 0xFFFFFF  # in a palette
 MAX_LISTED = 40  # values that are offered as classes
 MAX_CHOICES = 5
 EDGE_RARITY = 200  # one of so many pixels: the share of a colour that edges make
+MANY_MIXED, MIN_MIXED = 4, 0.9  # colours of soft edges: so many for each class, and the share of their pixels that mix two classes
 NUM_CUTS = 2  # between frequent colours and those of edges, in masks saved as JPEG
 NUM_SHOWN = 12  # values in the table
 
@@ -81,6 +82,7 @@ class Reading:
         settings |= {} if is_plain else {"mask_values": self.values}
         settings |= {"ignore_value": as_written(sorted({*ignored, *self.ignored}))} if self.ignored else {}
         settings |= {"unknown_values": "ignore"} if self.ignores_others else {}
+        settings |= {"mask_tolerance": self.tolerance} if self.tolerance else {}
         return Choice(self.reason, settings)
 
 
@@ -375,6 +377,9 @@ def _proposals(evidence: MaskEvidence) -> Iterator[Reading]:
     last_is_void = [_of_each(seen[:-1], f"{show_value(high)} is ignored", ignored=(high,))] if 3 <= len(seen) <= MAX_CLASSES else []
     if evidence.are_objects:
         yield Reading("nonzero", 1, "every object is foreground")
+    elif soft := _soft_colours(evidence):
+        meaning = "a class for each of the most frequent, in an order that you may change; the others are their soft edges"
+        yield _of_each(soft, meaning, tolerance=_jpeg_tolerance(soft))
     yield from _without_noise(evidence)
     if evidence.has_outlying_void and last_is_void:
         yield replace(last_is_void[0], reason="a class for each id; 255 is ignored")
@@ -445,6 +450,25 @@ def _class_for_each(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Rea
     elif num_others:
         meaning += f"; {counted(num_others, 'other value')} {'is' if num_others == 1 else 'are'} ignored"
     yield _of_each(values, meaning, ignores_others=bool(num_others) and not evidence.is_lossy)
+
+
+def _soft_colours(evidence: MaskEvidence) -> list[int]:
+    """The colours before a large drop in frequency, if the others are many, and nearly all of their pixels mix two of these."""
+    if evidence.is_lossy or not evidence.has_colours:
+        return []
+    for groups in _frequent_groups(evidence):
+        values = sorted(group.value for group in groups)
+        others = sorted(set(evidence.seen) - set(values))
+        if len(others) < MANY_MIXED * len(values):
+            continue
+        colours, is_mixed = np.array([channels_of(value) for value in others], float), np.zeros(len(others), bool)
+        for one, other in combinations(np.array([channels_of(value) for value in values], float), 2):
+            line = other - one
+            shares = ((colours - one) @ line / (line @ line)).clip(0, 1)
+            is_mixed |= np.abs(one + shares[:, None] * line - colours).max(axis=1) <= EDGE_WIDTH / 2
+        if evidence.share(*np.array(others)[is_mixed].tolist()) > MIN_MIXED * evidence.share(*others):
+            return values
+    return []
 
 
 def _frequent_groups(evidence: MaskEvidence) -> list[list[Any]]:
