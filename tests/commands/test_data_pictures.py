@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cv2
 import numpy as np
+import pytest
 
 from helpers.class_masks import HEIGHT, WIDTH, ids_of
 from helpers.report_data import Dataset
@@ -11,6 +12,7 @@ from train_unet import main
 from unet_trainer.commands import data_check
 from unet_trainer.commands.data_check import draw_sheet, sheet_name
 from unet_trainer.images.drawing import CELL, COLOURS
+from unet_trainer.images.file_bytes import DataError
 
 
 def test_the_contact_sheet_is_a_picture_of_pairs_with_the_rarest_classes_first(data, tmp_path, monkeypatch, capsys):
@@ -44,6 +46,14 @@ def test_values_that_nobody_knows_are_drawn_each_as_a_class(tmp_path):
     sheet = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
     legend = {tuple(colour) for colour in np.unique(sheet[-30:].reshape(-1, 3), axis=0).tolist()}
     assert tuple(COLOURS[-1].tolist()) in legend
+
+
+def test_a_file_that_was_lost_after_the_scan_is_named(tmp_path):
+    data = Dataset(tmp_path)
+    report = data.report()
+    (data.folder / "images/3.png").unlink()
+    with pytest.raises(DataError, match=r"images/3\.png: No such file"):
+        draw_sheet(data.config(), report)
 
 
 def test_of_one_large_image_the_first_picture_shows_which_blocks_validate(tmp_path, monkeypatch, capsys):

@@ -104,6 +104,14 @@ def test_every_problem_is_named_with_its_line(data):
     ]
 
 
+def test_paths_of_another_machine_are_answered_with_what_is_needed(data):
+    assert error_message(data, "image;mask\nC:\\bob\\a.png;/home/bob/b.png\n").splitlines()[1:] == [
+        "  line 2: no file DATA/C:\\bob\\a.png",
+        "  line 2: no file /home/bob/b.png",
+        "  No row has its files: paths are as seen from data_dir, such as images/a.png",
+    ]
+
+
 # Writing
 
 
