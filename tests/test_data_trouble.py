@@ -8,8 +8,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,8 +17,6 @@ import numpy as np
 import pytest
 
 from helpers.image_bytes import empty_png
-from helpers.killed_runs import wait_until
-from helpers.project import ROOT
 from helpers.runs import weights_digest, words
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import UserError
@@ -56,9 +52,6 @@ def repaint(path):
     cv2.imwrite(str(path), np.ascontiguousarray(pixels[::-1]))
 
 
-# Content that changes
-
-
 def test_an_image_whose_content_changes_in_a_run_is_named_once(config, data, capsys):
     victims = []
 
@@ -90,32 +83,26 @@ def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
     assert said.count("changed since the run began") == 1
 
 
-def test_a_bomb_that_is_swapped_in_is_named_and_not_decoded(config, data):
-    victims = []
-
-    def swap(row):
-        victims.append(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0])
-        victims[0].write_bytes(empty_png(20_000, 20_000))
-
-    with pytest.raises(UserError) as caught:
-        train(config, on_epoch=swap, num_epochs=3)
-    assert str(caught.value).startswith(f"{victims[0]}: ")
-    assert "20000×20000 pixels: a decompression bomb" in str(caught.value)
-    assert "to go on: python train_unet.py --resume" in str(caught.value)
+def to_bomb(path):
+    path.write_bytes(empty_png(20_000, 20_000))
 
 
-# Reading that never ends
+def to_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_in_the_place_of_an_image_is_named_and_not_waited_for(config, data):
-    def swap(row):
-        victim = data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0]
-        victim.unlink()
-        os.mkfifo(victim)
+@pytest.mark.parametrize(
+    ("swap", "num_workers", "reason"),
+    [(to_bomb, 0, ".*20000×20000 pixels: a decompression bomb"), (to_pipe, 1, "a pipe, a socket or a device; need a file")],
+)
+def test_what_is_swapped_in_for_an_image_is_named_and_neither_decoded_nor_waited_for(config, data, swap, num_workers, reason):
+    def spoil(row):
+        swap(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0])
 
-    with pytest.raises(UserError, match=r"\.jpg: a pipe, a socket or a device; need a file; .*last\.pt is whole"):
-        train(config, on_epoch=swap, num_workers=1, num_epochs=3)
+    with pytest.raises(UserError, match=rf"\.jpg: {reason}.*last\.pt is whole; to go on: python train_unet\.py --resume"):
+        train(config, on_epoch=spoil, num_epochs=3, num_workers=num_workers)
 
 
 @pytest.fixture
@@ -175,9 +162,8 @@ def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dea
     for place in ("ram", "disk"):
         with pytest.raises(UserError, match=r"^cache: no pair of .* was read in 600 s \(worker_timeout\); is the disk there\?$"):
             train(config, cache=place)
+    assert not list(Path(config["checkpoint_dir"]).glob(".cache/*"))
 
-
-# Names
 
 NASTY = [
     b" lead",
@@ -238,9 +224,6 @@ def test_a_name_that_attacks_the_terminal_is_shown_escaped(nasty, config, capsys
     assert "esc\\x1b[31mred.jpg" in err
 
 
-# The cache on disk
-
-
 def cache_files(config):
     return sorted(Path(config["checkpoint_dir"]).glob(".cache/*.pixels"), key=lambda path: -path.stat().st_size)
 
@@ -257,17 +240,3 @@ def test_a_zeroed_cache_is_noticed_and_the_files_are_read_instead(config, capsys
     said = capsys.readouterr().out
     assert said.count("Warning: cache: the file of decoded pairs was changed by something else; damaged pairs are read") == 2
     assert cache_files(config) == []
-
-
-def test_killed_parents_leave_no_hanging_reader_behind(tmp_path):
-    """A child that hangs in its item never sees that its parent is gone."""
-    script = (
-        "import os, time; from unet_trainer.system.concurrency import forked_map\n"
-        "def hang(item, read_stderr):\n    print(os.getpid(), flush=True); time.sleep(600)\n"
-        "list(forked_map(hang, [0], 1))"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
-        child = int(parent.stdout.readline())
-        parent.kill()
-        parent.wait(60)
-        wait_until(lambda: not Path(f"/proc/{child}").exists() or ") Z " in Path(f"/proc/{child}/stat").read_text())

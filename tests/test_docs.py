@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from unet_trainer.commands.export import FORMATS
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import FIELDS, to_markdown
+from unet_trainer.datasets.demo import write_demo
 from unet_trainer.training.step_probe import StepProbe
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -124,11 +126,6 @@ def need_file(used_model, name):
         assert (used_model / name).is_file()
 
 
-def need_packages_for(text):
-    for package in ("onnxruntime", "onnx", "onnxscript") if "onnx" in text else ():
-        pytest.importorskip(package, reason="exports need requirements-export.txt")
-
-
 def test_the_page_shows_every_command_that_uses_a_model_and_every_format():
     text = "\n".join(commands(USING))
     for part in ("evaluate ", "predict ", "try ", "export ", *(f"--format {name}" for name in FORMATS)):
@@ -152,7 +149,8 @@ def test_the_example_of_load_runs(used_model, monkeypatch, capsys):
 
 
 def test_the_example_of_onnxruntime_gives_what_the_model_gives_without_this_project(used_model):
-    need_packages_for("onnx")
+    for package in ("onnxruntime", "onnx", "onnxscript"):
+        pytest.importorskip(package, reason="exports need requirements-export.txt")
     need_file(used_model, "checkpoints/demo/model.onnx")
     script = example_of("import onnxruntime") + "\nprint(ids.tolist())"
     # -I: neither this folder nor PYTHONPATH is searched.
@@ -217,11 +215,8 @@ def test_every_command_is_documented():
 
 def test_no_page_has_a_placeholder():
     for page in PAGES:
-        assert not re.findall(r"\b(?:TODO|FIXME|TBD|XXX)\b|\b[A-Z]{4,}_[A-Z]{3,}\b", _without_code(page)), page
-
-
-def _without_code(page):
-    return re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+        text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
+        assert not re.findall(r"\b(?:TODO|FIXME|TBD|XXX)\b|\b[A-Z]{4,}_[A-Z]{3,}\b", text), page
 
 
 def test_the_tables_of_keys_are_what_the_code_says():
@@ -240,3 +235,42 @@ def test_every_link_leads_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), (page, target)
+
+
+CELLS = json.loads((ROOT / "docs/quickstart.ipynb").read_text())["cells"]
+
+
+def test_the_notebook_is_kept_without_outputs():
+    assert [cell for cell in CELLS if cell.get("outputs") or cell.get("execution_count")] == []
+
+
+@pytest.mark.real_pictures
+def test_the_notebook_trains_shows_and_predicts(tmp_path, monkeypatch, capsys):
+    for name in ("train_unet.py", "unet_trainer", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    write_demo(Path("data/demo"), num_images=24, side=64)  # fewer than it would make
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    pictures = []
+
+    def display(shown, display_id=False):
+        pictures.append(shown if isinstance(shown, str) else shown.copy().size)
+        return SimpleNamespace(update=display)
+
+    for name, attributes in {  # matplotlib looks at IPython too
+        "IPython": {"version_info": (9, 0), "get_ipython": lambda: None},
+        "IPython.display": {"display": display},
+    }.items():
+        module = ModuleType(name)
+        vars(module).update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+    names = {}
+    for cell in CELLS:
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    said = capsys.readouterr().out
+    assert "best val IoU 0." in said
+    assert "'foreground': '" in said
+    assert pictures[:3] == ["training ...", (1320, 830), (1320, 830)]
+    assert len(pictures) == 5  # and samples, and the prediction
+    assert (tmp_path / "checkpoints/quickstart/report.html").is_file()

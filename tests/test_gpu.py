@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -13,11 +14,13 @@ import time
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from helpers.bad_numbers import SPOILERS
+from helpers.ports import free_port
 from helpers.project import ROOT
 from helpers.runs import stop_after, weights_digest, words
-from helpers.steps import everything, make_settings, same, take_step, tiny_components
+from helpers.steps import everything, make_settings, same, silent_console, take_step, tiny_components
 from train_unet import train
 from unet_trainer import load
 from unet_trainer.config.facts import HardwareFacts
@@ -25,12 +28,14 @@ from unet_trainer.config.load import load_config
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import cut_boxes, paste_pieces
 from unet_trainer.model.baselines import Baseline
+from unet_trainer.model.fast_layers import MaxPool
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import load_network_weights, network_weights
+from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import pilots, second_chance
 from unet_trainer.training.async_device import DirectLauncher, HostCopy, WaitMeter
-from unet_trainer.training.compilation import compile_steps
+from unet_trainer.training.compilation import compile_steps, connect_gradients
 from unet_trainer.training.history import read_events
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainStep
@@ -70,6 +75,17 @@ def make_batch(num_images=8, side=128, seed=0, floats=False):
     return Batch(images.pin_memory(), masks.pin_memory(), num_images)
 
 
+@contextlib.contextmanager
+def refusing_to_wait():
+    """What waits for the device is an error."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
 def take_steps(components, num_steps=6):
     metrics = EpochMetrics(1, components.numerics.device)
     for index in range(num_steps):
@@ -96,9 +112,7 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
     batches[1] = batches[1]._replace(cut_boxes=cut_boxes((0, 0, 1), 8, (128, 128), 0.5))
     paste_pieces(*(tensor.cuda() for tensor in (*batches[1][:2], batches[1].cut_boxes)))  # a first call loads kernels
     eval_metrics, meter = components.eval_step.new_metrics(), WaitMeter(components.numerics.device)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refusing_to_wait():
         for batch in batches:
             meter.wait_for(lambda: None)
             meter.step_begins()
@@ -110,8 +124,6 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
         for batch in batches:
             components.eval_step(batch, eval_metrics)
             eval_metrics.peek()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert math.isfinite(metrics.loss())
 
 
@@ -156,14 +168,10 @@ def test_evaluation_at_native_resolution_never_waits_and_counts_what_the_cpu_cou
     step.segmenter.eval()
     step(batches[0], step.new_metrics())  # a first call makes handles and workspaces
     metrics = step.new_metrics()
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refusing_to_wait():
         for batch in batches:
             step(batch, metrics)
             metrics.peek()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     twin = tiny_components(settings=make_settings(encoder="resnet18", decoder_channels=None, image_size=128))
     load_network_weights(twin.state.segmenter, {name: value.cpu() for name, value in network_weights(step.segmenter).items()})
     twin.eval_step.segmenter.eval()
@@ -247,6 +255,41 @@ def test_gradients_of_several_replays_add_up():
     assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
 
 
+@torch._dynamo.config.patch(optimize_ddp=False)  # one process sets it so, and it is as before afterwards
+def test_a_compiled_backward_pass_fills_the_buckets_of_a_job():
+    """With the gradients of each replay."""
+    dist.init_process_group("nccl", init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    job, gradients = Job(Launch(is_torchrun=True)), []
+    job.gradient_group = dist.group.WORLD
+    try:
+        for is_connected in (False, True):
+            components = make_components(use_amp=False, allow_tf32=False)
+            step = components.train_step
+            if is_connected:
+                connect_gradients(make_settings(), components, None, silent_console(), "nothing is saved", job)
+            assert compile_steps(components, make_batch(), make_batch())[0] is None
+            components.set_training_mode(0)
+            for index in range(4):
+                step.begin_group(1, index)
+                step(make_batch(seed=index), EpochMetrics(1, components.numerics.device))
+            gradients.append(torch.cat([parameter.grad.flatten() for parameter in step.parameters]))
+        assert all(parameter.grad.data_ptr() == step.sync.buckets[parameter].data_ptr() for parameter in step.parameters)
+        assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
+        step.disconnect()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_compiled_pool_gives_its_gradient_to_the_largest_pixels(dtype):
+    """Also if the compiler computes what comes before it once more, and does not round it."""
+    pixels = (torch.rand(2, 8, 64, 64, device="cuda") + 0.5).to(memory_format=torch.channels_last).requires_grad_()
+    pool = MaxPool(3, 2, 1)
+    maxima = torch.compile(lambda values: pool((1.7 * values).to(dtype)))(pixels)
+    maxima.sum(dtype=torch.float32).backward()
+    assert float((pixels.grad * pixels.detach()).sum()) == pytest.approx(float(maxima.detach().sum(dtype=torch.float32)), rel=1e-3)
+
+
 def test_a_checkpoint_of_the_cpu_goes_on_on_the_gpu(tiny_config):
     config = {**tiny_config, "num_epochs": 2, "encoder": "resnet18"}
     with pytest.raises(KeyboardInterrupt):
@@ -290,24 +333,6 @@ def test_bfloat16_takes_about_half_the_memory():
     assert peaks["bfloat16"] < 0.65 * peaks["float32"]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_run_trains_and_resumes_on_the_gpu(precision, tiny_config):
-    config = {
-        **tiny_config,
-        **PRECISIONS[precision],
-        "device": "cuda",
-        "num_epochs": 4,
-        "deterministic": True,
-        "encoder": "resnet18",
-    }
-    straight = train(config, run_name="straight")
-    with pytest.raises(KeyboardInterrupt):
-        train(config, run_name="broken", on_epoch=stop_after(2))
-    resumed = train(config, run_name="broken", resume="auto")
-    assert weights_digest(resumed.run_dir) == weights_digest(straight.run_dir)
-    torch.use_deterministic_algorithms(False)
-
-
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -318,12 +343,8 @@ def test_a_bad_step_changes_nothing_and_nothing_waits_for_it(phase, precision, o
     before = everything(components)
     metrics = EpochMetrics(1, components.numerics.device)
     batch = SPOILERS[phase](components, make_batch(seed=9), math.nan)
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refusing_to_wait():
         take_step(components.train_step, batch, metrics=metrics, learning_rate=1e-3)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert same(before, everything(components))
     overflowed = phase == "gradient" and precision == "float16"
     assert (int(metrics.num_skipped), int(metrics.num_nan)) == (1, 0 if overflowed else 1)
@@ -333,15 +354,11 @@ def test_a_bad_step_changes_nothing_and_nothing_waits_for_it(phase, precision, o
 
 def test_a_copy_to_the_host_is_of_its_moment_and_does_not_wait():
     weights = torch.zeros(20_000_000, device="cuda")
-    torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with refusing_to_wait():
         for _ in range(50):
             weights += 1
         copy = HostCopy({"w": weights})
         weights += 1
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert (copy.content()["w"] == 50).all()
 
 
@@ -363,7 +380,7 @@ def test_memory_that_really_runs_out_shrinks_the_batch(compiled, tiny_config, ca
     assert math.isfinite(result.best_val_iou)
 
 
-@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+@pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precision, tiny_config, monkeypatch):
     config = {**tiny_config, **PRECISIONS[precision], "device": "cuda", "encoder": "resnet18", "deterministic": True}
     config |= {"num_epochs": 3, "batch_size": 2, "accumulation_steps": 2, "ema_decay": 0.9}

@@ -8,10 +8,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import stat
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,6 @@ from helpers.killed_runs import wait_until
 from helpers.ordinary_user import run_in_child, run_script
 from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
-from train_unet import main
 from unet_trainer.datasets import demo
 from unet_trainer.datasets.demo import write_demo
 
@@ -62,9 +59,6 @@ def assert_one_sentence(answer, code, *parts):
     assert ".tmp" not in errors[0]
 
 
-# Standard streams that are closed, and python -O
-
-
 @pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
 def test_closed_streams_change_neither_the_exit_code_nor_a_file(data, tmp_path):
     closed = "<&- >&- 2>&-"
@@ -91,9 +85,6 @@ def test_python_without_assertions_checks_as_ever(data, tmp_path):
     answer = run_script("check", f"data_dir={data}", f"checkpoint_dir={tmp_path}", interpreter=["-O"])
     assert answer[0] == 0
     assert "Ready to train with these settings" in answer[1]
-
-
-# Permissions
 
 
 @pytest.mark.parametrize(
@@ -154,9 +145,6 @@ def test_a_run_folder_without_w_is_told_before_an_epoch_is_trained_and_an_unread
         assert {path.name: path.read_bytes() for path in folder.glob("*.pt")} == before
 
 
-# Disks without room
-
-
 @pytest.fixture
 def small_disk(tmp_path):
     """Mounts a disk of some size; skips where that is not allowed."""
@@ -201,31 +189,6 @@ def test_a_disk_that_is_full_at_the_start_and_on_resume_is_one_sentence(data, tm
     answer = run_in_child("--resume", disk / "run", "num_epochs=2")
     assert_one_sentence(answer, 2, f"{disk / 'run'} cannot be written to (No space left on device)", "make room")
     assert (disk / "run" / "last.pt").read_bytes() == state
-
-
-# Paths that the user names
-
-
-def test_check_writes_its_report_to_pipes_devices_and_links_and_replaces_none_of_them(data, tmp_path):
-    check = ("check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "--json")
-    pipe, content = tmp_path / "pipe", []
-    os.mkfifo(pipe)
-    reader = threading.Thread(target=lambda: content.append(pipe.read_text()), daemon=True)
-    reader.start()
-    assert main([*check, str(pipe)]) == 0
-    reader.join(60)
-    assert content[0].startswith('{\n  "ok": true')
-    assert stat.S_ISFIFO(pipe.lstat().st_mode)
-    code, said = run_script(*check, "/dev/stdout")
-    assert code == 0
-    assert '\n{\n  "ok": true' in said
-    link, target = tmp_path / "link.json", tmp_path / "target.json"
-    link.symlink_to(target)
-    assert main([*check, str(link)]) == 0
-    assert (link.is_symlink(), target.read_text()) == (True, content[0])
-
-
-# Processes that are killed
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")

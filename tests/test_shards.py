@@ -69,14 +69,6 @@ def test_a_web_server_that_fails_now_and_then_gives_the_same_bits(run, server, m
     assert not server.faults
 
 
-def test_what_a_run_has_fetched_the_next_one_does_not_fetch_again(run, server):
-    run("first", data_dir=server.url)
-    open_stores.clear()
-    before = server.num_bytes
-    run("second", data_dir=server.url)
-    assert server.num_bytes - before == (server.folder / "shards.json").stat().st_size + 1  # a byte, to see that it gives parts
-
-
 def test_a_shard_that_is_gone_or_changed_ends_a_run_with_its_name(run, server, shards, tmp_path, monkeypatch):
     from unet_trainer.config.errors import UserError
 

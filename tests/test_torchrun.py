@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from helpers.jobs import ForkedJob, end, torchrun
-from helpers.killed_runs import wait_until
+from helpers.killed_runs import is_running, wait_until
 from helpers.ports import free_port
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.datasets.demo import write_demo
@@ -257,20 +257,13 @@ def test_processes_save_and_end_when_torchrun_itself_is_killed(config, tmp_path)
     assert len(ranks) == 2
     job.kill()
     job.wait()
-    wait_until(lambda: not any(is_alive(rank) for rank in ranks))
+    wait_until(lambda: not any(is_running(rank) for rank in ranks))
     said = log.read_text()
     assert "Interrupted. To go on where the state was saved" in said
     assert "Traceback" not in said
     assert [line for line in said.splitlines() if "Error: " in line] == [
         "Error: interrupted by the end of torchrun (was it killed?)"
     ]
-
-
-def is_alive(process):
-    try:
-        return ") Z " not in Path(f"/proc/{process}/stat").read_text()
-    except OSError:  # it has ended
-        return False
 
 
 @pytest.mark.soak

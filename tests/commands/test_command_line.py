@@ -54,9 +54,6 @@ def runs(tmp_path):
     return tmp_path
 
 
-# As a process
-
-
 def test_a_config_error_is_one_message_on_a_terminal_of_any_encoding_and_from_any_folder(tmp_path):
     command = [sys.executable, str(ROOT / "train_unet.py"), "run_name=…/…", "batch_size=many"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -100,9 +97,6 @@ def test_sigint_is_exit_code_130_in_imports_and_in_a_command(tmp_path):
         assert (child.returncode, errors) == (130, said)
 
 
-# What is read
-
-
 def test_other_data_get_the_defaults_and_not_the_settings_of_the_demo(trained):
     assert main(["data_dir=data/mine", "seed=7"]) == 0
     assert trained == [load_config({**CONFIG, "data_dir": "data/mine", "seed": 7})]
@@ -129,9 +123,6 @@ def test_a_config_file_that_exists_is_read_whatever_its_name(name, trained, tmp_
     assert trained == [load_config({"batch_size": 3, "seed": 7})] * 2
 
 
-# Mistakes
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -139,6 +130,8 @@ def test_a_config_file_that_exists_is_read_whatever_its_name(name, trained, tmp_
         (["--lr", "1"], "--lr: unknown option; settings are given as learning_rate=VALUE"),
         (["check", "--data", "x"], "settings are given as data_dir=VALUE (python train_unet.py check --help)"),
         (["predict", "x"], "the following arguments are required: --out"),
+        (["predict", "x", "y", "--out", ""], "argument --out: got an empty name; need a path"),
+        (["evaluate", "x", "--out", " "], "argument --out: got an empty name; need a path"),
         (["a.yaml", "--config", "b.yaml"], "got 2 config files (a.yaml, b.yaml); need one"),
         (["batch-size=4"], "batch-size: unknown key; did you mean batch_size?"),
         (["check", "batch_size=2", "batch_size=3"], "batch_size: given twice, '2' and '3'; leave one of them out"),
@@ -168,9 +161,6 @@ def test_every_command_has_help_that_is_its_own(command, capsys):
         main([*command.split(), "--help"])
     assert stopped.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: train_unet.py {command}".strip() + " [-h]")
-
-
-# --resume
 
 
 def test_resume_of_what_is_not_there_is_one_message(capsys, tmp_path, monkeypatch):
@@ -216,9 +206,6 @@ def test_a_checkpoint_without_its_config_asks_for_one(capsys, runs):
     assert answer(capsys, "--resume", file).endswith(expected)
     config.touch()
     assert answer(capsys, "--resume", file).endswith(expected)
-
-
-# Exit codes
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import cv2
@@ -14,10 +15,16 @@ import pytest
 import yaml
 
 from helpers.class_masks import HEIGHT, WIDTH, ids_of
+from helpers.project import ROOT
+from helpers.report_data import Dataset
 from train_unet import main, train
-from unet_trainer.commands.data_check import sheet_name
+from unet_trainer.commands import data_check
+from unet_trainer.commands.data_check import block_lines, block_settings, draw_sheet, sheet_name
 from unet_trainer.config.load import load_config
+from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets import scan
+from unet_trainer.images.drawing import CELL, COLOURS
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system import concurrency
 
 
@@ -35,16 +42,6 @@ def check(data, tmp_path, capsys):
         return code, captured.out, json.loads(report.read_text(encoding="utf-8"))
 
     return run
-
-
-def snapshot(folder):
-    return {
-        path: (path.stat().st_mtime_ns, hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "")
-        for path in sorted(folder.rglob("*"))
-    }
-
-
-# Good data
 
 
 def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tmp_path):
@@ -98,9 +95,6 @@ def test_the_config_lines_repeat_the_settings_that_the_data_needed(check, data, 
     assert load_config(yaml.safe_load("\n".join(report["config"]))).resize_masks is True
 
 
-# Bad data
-
-
 def test_bad_data_give_exit_code_2_and_every_problem_with_its_files_and_fix(check, data):
     (data / "images/1.png").write_bytes(b"")
     (data / "masks/9.png").unlink()
@@ -146,9 +140,6 @@ def test_a_question_that_only_the_user_can_answer_is_answered_in_the_settings_be
     assert (Path(report["contact_sheet"]).is_file(), report["problems"]) == (True, [])
 
 
-# Effects on the data and on the training after it
-
-
 def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(concurrency, "CAN_FORK", False)  # reads in child processes would not be seen here
     read, real = [], scan.read_bytes
@@ -166,9 +157,6 @@ def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, ti
     assert read == ["3.png"]
 
 
-# Paths and numbers
-
-
 def test_files_are_named_inside_data_dir_and_no_absolute_path_is_said_twice(check, data):
     for index in range(4):
         cv2.imwrite(str(data / f"masks/{index}.png"), np.zeros((HEIGHT // 2, WIDTH // 2), np.uint8))
@@ -180,9 +168,6 @@ def test_files_are_named_inside_data_dir_and_no_absolute_path_is_said_twice(chec
     assert said.count(str(data)) == 1  # data_dir of the settings
     paths = re.findall(r"(?<![\w.])/[\w./-]+", said)
     assert len(paths) == len(set(paths)) == 3  # data_dir, the sheet and checkpoint_dir
-
-
-# --write
 
 
 def test_where_files_have_to_be_mended_nothing_is_written_and_it_is_said(data, tmp_path, capsys):
@@ -197,8 +182,108 @@ def test_where_files_have_to_be_mended_nothing_is_written_and_it_is_said(data, t
     assert main(["check", str(tmp_path / "mine.yaml")]) == 0
 
 
-def test_nothing_is_written_into_data_dir(check, data, tmp_path):
-    before = snapshot(data)
-    check()
-    assert snapshot(data) == before
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [".scan", "check"]
+# The command: its arguments, its exit codes and its errors
+
+
+def test_a_folder_without_pairs_is_one_message_and_is_in_the_report(tmp_path, capsys):
+    assert main(["check", f"data_dir={tmp_path / 'nowhere'}", "--json", str(tmp_path / "report.json")]) == 2
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert not report["ok"]
+    assert "does not exist" in report["questions"][0]["text"]
+    captured = capsys.readouterr()
+    assert captured.err == (f"Error: data_dir: {tmp_path / 'nowhere'} does not exist; need a folder with images/ and masks/\n")
+    assert captured.out == ""
+
+
+def test_a_report_that_cannot_be_written_is_one_message(data, tmp_path, capsys):
+    words = [f"data_dir={data}", "num_classes=4"]
+    assert main(["check", *words, f"checkpoint_dir={tmp_path / 'runs'}", "--json", str(tmp_path / "no/where.json")]) == 2
+    assert capsys.readouterr().err == f"Error: --json: there is no folder {tmp_path / 'no'}\n"
+    (tmp_path / "file").touch()
+    assert main(["check", *words, f"checkpoint_dir={tmp_path / 'file'}"]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_check_needs_no_torch(data, tmp_path):
+    script = (
+        "import sys\nfrom train_unet import main\n"
+        "code = main(sys.argv[1:])\n"
+        "print('loaded:', sorted({'torch', 'albumentations', 'timm', 'segmentation_models_pytorch'} & set(sys.modules)))\n"
+        "sys.exit(code)"
+    )
+    words = ["check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "num_classes=4"]
+    done = subprocess.run([sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("loaded: []\n")
+
+
+@pytest.mark.parametrize("name", ["data: #1", "- x", "1e3", "null", "with 'quotes\"", "K\u00e4fer"])
+def test_any_name_of_data_dir_is_read_back(name, tmp_path):
+    data = Dataset(tmp_path)
+    data.folder = data.folder.rename(tmp_path / name)
+    answered = data.answered()
+    text = "\n".join(block_lines(answered))
+    read = load_config(parse_yaml(text))
+    assert read.data_dir == str(tmp_path / name)
+    assert block_settings(answered)["data_dir"] == str(tmp_path / name)
+    assert read == load_config(answered.config, {"num_classes": 1, "mask_values": [0, 255]})
+
+
+# The contact sheet
+
+
+def test_the_contact_sheet_is_a_picture_of_pairs_with_the_rarest_classes_first(data, tmp_path, monkeypatch, capsys):
+    shown, real = [], data_check.contact_sheet
+    monkeypatch.setattr(
+        data_check,
+        "contact_sheet",
+        lambda pictures, labels, **others: shown.append((pictures, labels)) or real(pictures, labels, **others),
+    )
+    assert main(["check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}"]) == 0
+    ((pictures, labels),) = shown
+    assert labels[:3] == ["5: class 3", "2: class 2", "0: class 1"]
+    assert sorted(label.partition(":")[0] for label in labels) == [f"{index}" for index in range(10)]
+    assert pictures[0][1].tolist() == ids_of(5).tolist()
+    file = tmp_path / "runs/check" / sheet_name(data)
+    assert file.read_bytes().startswith(b"\x89PNG")
+    sheet = cv2.imread(str(file))
+    height, width = sheet.shape[:2]
+    assert 3 * CELL * HEIGHT // WIDTH < height < 3 * (CELL * HEIGHT // WIDTH + 50)  # ten pairs, four in a row
+    assert 4 * 2 * CELL < width < 4 * 2 * (CELL + 20)
+    assert len(np.unique(sheet)) > 100
+
+
+def test_values_that_nobody_knows_are_drawn_each_as_a_class(tmp_path):
+    data = Dataset(tmp_path)
+    for index in range(6):
+        data.mask(index, np.full((20, 30), 7, np.uint8))
+    answered = data.answered()
+    assert answered.report.coding is None
+    path = draw_sheet(answered.config, answered.report)
+    sheet = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
+    legend = {tuple(colour) for colour in np.unique(sheet[-30:].reshape(-1, 3), axis=0).tolist()}
+    assert tuple(COLOURS[-1].tolist()) in legend
+
+
+def test_a_file_that_was_lost_after_the_scan_is_named(tmp_path):
+    data = Dataset(tmp_path)
+    report = data.report()
+    (data.folder / "images/3.png").unlink()
+    with pytest.raises(DataError, match=r"images/3\.png: No such file"):
+        draw_sheet(data.config(), report)
+
+
+def test_of_one_large_image_the_first_picture_shows_which_blocks_validate(tmp_path, monkeypatch, capsys):
+    for kind, value in (("images", 40), ("masks", 0)):
+        pixels = np.full((512, 768), value, np.uint8)
+        pixels[::32] = 99
+        (tmp_path / "one" / kind).mkdir(parents=True)
+        cv2.imwrite(str(tmp_path / f"one/{kind}/a.png"), pixels)
+    shown = []
+    monkeypatch.setattr(data_check, "contact_sheet", lambda pictures, labels, **others: shown.extend(pictures) or pictures[0][0])
+    assert main(["check", f"data_dir={tmp_path / 'one'}", f"checkpoint_dir={tmp_path / 'runs'}"]) == 0
+    assert "5 train, 1 val" in capsys.readouterr().out
+    overview, ids = shown[0]
+    assert (overview.shape, ids.shape, len(shown)) == ((512, 768, 3), (512, 768), 7)
+    assert (overview == 40).all(2).sum() == 256 * 256 * 31 // 32  # the block as it is, all else faded
+    assert overview.max() == 216

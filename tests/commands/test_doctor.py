@@ -149,6 +149,10 @@ def test_time_and_memory_of_a_run_on_a_gpu():
     )
     assert memory.detail == "6.0 GiB of the 40.0 GiB that are free on the GPU"
     assert loading.detail == "the GPU would wait: reading 400 ms and augmenting 100 ms an image, 2 workers"
+    settings.asked = dataclasses.replace(settings.asked, num_epochs="auto")
+    settings.taken = dataclasses.replace(settings.taken, device="cuda")
+    time, *_ = forecast_findings(found, settings, gpu, COST, SampleCost(0.4, 0.1, 0.0), is_estimate=True)
+    assert "try learning rates; a lower one gets twice the epochs; an estimate" in time.detail
     settings.asked = dataclasses.replace(settings.asked, time_budget="1h")
     (late, *_) = forecast_findings(found, settings, gpu, COST, SampleCost(0.0, 0.0, 0.0), is_estimate=False)
     assert (late.level, "more than time_budget" in late.detail) == ("warning", True)

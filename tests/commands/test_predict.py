@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, exif, pil_bytes, tiff_bytes
-from helpers.killed_runs import start, wait_until
-from helpers.predicting import force_processes, predict_slowly, write_model
+from helpers.killed_runs import is_running, start, wait_until
+from helpers.predicting import GEO_TAGS, files_in, force_processes, predict_slowly, write_model
 from train_unet import main
 from unet_trainer.inference import engine as engines
 from unet_trainer.inference.engine import load_engine
@@ -24,7 +24,6 @@ from unet_trainer.system.atomic_files import Draft
 from unet_trainer.system.concurrency import CAN_FORK
 
 RANDOM = np.random.default_rng(0)
-GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
 
 
 @pytest.fixture(scope="module")
@@ -63,10 +62,6 @@ def here(models, tmp_path, monkeypatch, cached_engine):
         path.write_bytes(cv2_bytes(".png", pixels))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def files_in(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def test_a_folder_is_predicted_with_its_structure_and_it_says_what_was_written(here, capsys):
@@ -131,6 +126,8 @@ def test_a_second_start_skips_what_is_done(here, capsys):
     assert main(["predict", "binary", "images", "--out", "out", "--skip-existing", "--polygons"]) == 0
     assert "Predicted 0 images.\n" in (said := capsys.readouterr().out)
     assert "polygons:      out/polygons.json: COCO" in said  # of the masks that are there
+    assert main(["predict", "binary", "images", "--out", "new", "--polygons"]) == 0
+    assert (here / "out/polygons.json").read_text() == (here / "new/polygons.json").read_text()
 
 
 @pytest.mark.parametrize(
@@ -221,13 +218,6 @@ def test_a_signal_leaves_whole_files_and_no_process(here, number):
     assert len([name for name in files_in(here / "out") if name.endswith(".png")]) == 42
 
 
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def test_tiles_as_trained_are_for_evaluate_alone(here, capsys):
     assert main(["predict", "binary", "images", "--out", "out", "--tile", "as-trained"]) == 2
     assert "--tile: got as-trained; need a multiple of 32" in capsys.readouterr().err
@@ -252,16 +242,16 @@ def test_results_are_not_written_among_the_images_unless_that_is_said_and_the_da
         ):
             (here / path).parent.mkdir(parents=True, exist_ok=True)
             (here / path).write_bytes(cv2_bytes(Path(path).suffix, content))
-    words = ["predict", "binary", "data/images", "--out", "data/images", "--overlay"]
+    words = ["predict", "binary", "data/images", "--out", "data/images", "--overlay", "--probabilities", "npy"]
     assert main(words) == 2
     assert "Error: --out: got data/images; data/images/a.png would lie among the images" in capsys.readouterr().err
     assert len(files_in(here / "data/images")) == 5
     assert main([*words, "--among-images"]) == 0
-    assert len(files_in(here / "data/images")) == 15
+    assert len(files_in(here / "data/images")) == 20
     capsys.readouterr()
     assert main(["check", "data_dir=data", "checkpoint_dir=runs"]) == 0
     said = capsys.readouterr().out
-    assert said.count("10 results of predict left out, such as images/a.png") == 1
+    assert said.count("15 results of predict left out, such as images/a.png") == 1
     assert "Pairs:      5 (images/ + masks/, same names)" in said
 
 

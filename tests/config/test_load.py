@@ -14,7 +14,7 @@ from helpers.project import ROOT
 from unet_trainer.config import load
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_trackers, check_url, load_config
-from unet_trainer.config.parsers import ENCODERS, doubled, near_miss, seconds_of, tile_side
+from unet_trainer.config.parsers import ENCODERS, doubled, near_miss, seconds_of
 from unet_trainer.config.safe_yaml import MAX_BYTES
 from unet_trainer.config.schema import FIELDS, Config, as_dict, to_yaml
 
@@ -27,9 +27,6 @@ def problems(source, overrides=()):
     assert headline.startswith(f"{len(lines)} problem{'s' if len(lines) > 1 else ''} in ")
     assert all(line.startswith("  ") for line in lines)
     return [line[2:] for line in lines]
-
-
-# Values
 
 
 @pytest.mark.parametrize(
@@ -83,9 +80,6 @@ def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
     assert load_text(to_yaml(config, "")) == config
     assert [type(value) for value in (config.batch_size, config.num_epochs, config.use_amp)] == [int, int, bool]
     assert type(config.augmentation[0]["Affine"]["rotate"]) is float
-
-
-# Wrong values
 
 
 @pytest.mark.parametrize(
@@ -171,9 +165,6 @@ def test_every_key_can_be_wrong_at_once():
     assert all("; need " in line for line in lines)
 
 
-# Unknown keys
-
-
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
@@ -203,9 +194,6 @@ def test_names_of_other_tools_lead_to_keys_that_exist():
 def test_settings_that_were_decided_once_may_still_be_auto():
     names = ("decoder_attention", "deep_supervision", "encoder_lr_factor")
     assert load_config(dict.fromkeys(names, "auto")) == load_config({}, [f"{name}=auto" for name in names]) == load_config({})
-
-
-# Contradictions
 
 
 @pytest.mark.parametrize(
@@ -283,9 +271,6 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
     assert issubclass(ConfigError, UserError)
 
 
-# Files that are not a config
-
-
 @pytest.mark.parametrize(
     ("content", "answer"),
     [
@@ -319,9 +304,6 @@ def test_a_path_that_cannot_be_read_is_answered(tmp_path):
     (line,) = problems(tmp_path)
     assert f"is a folder; need a YAML file (to train on it: data_dir={tmp_path}" in line
     assert problems("a\0b") == ["cannot be read: its name holds a NUL"]
-
-
-# Overrides
 
 
 @pytest.mark.parametrize(
@@ -391,19 +373,12 @@ def test_sources_tell_where_each_value_came_from(load_text):
     assert Config(batch_size=4).sources == {}
 
 
-# What else reads values
-
-
-def test_durations_near_misses_and_tiles():
+def test_durations_and_near_misses():
     assert [seconds_of(text) for text in ("90s", "1h30m", "1.5h", "1d")] == [90, 5400, 5400, 86400]
     assert [doubled(text) for text in ("10m", "31s")] == ["20m", "2m"]
     assert near_miss("Batchsize", ["batch_size", "image_size"]) == "batch_size"
     assert near_miss("resnet35", ["resnet50", "resnet34", "resnet18"]) == "resnet34"
     assert near_miss("zzz", ["batch_size"]) is None
-    assert tile_side("256", "--tile") == 256
-    for raw in ("100", "x", 0, 8224, True):
-        with pytest.raises(UserError, match=r"--tile: got .*; need a multiple of 32 from 32 to 8192"):
-            tile_side(raw, "--tile")
 
 
 @pytest.mark.parametrize(
@@ -421,9 +396,6 @@ def test_a_missing_package_is_one_message_with_what_to_install(check, message, m
     with pytest.raises(UserError) as raised:
         check()
     assert str(raised.value).startswith(message)
-
-
-# Fuzz
 
 
 def test_a_mutated_file_ends_in_a_valid_config_or_in_one_readable_message(tmp_path):

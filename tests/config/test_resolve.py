@@ -70,9 +70,6 @@ class Trials:
         return self.answers[config.encoder] if config.encoder in self.answers else self.answers[config.batch_size]
 
 
-# resolve
-
-
 def test_what_is_left_open_is_decided_with_a_reason():
     dataset = dataclasses.replace(DATASET, measurements=MEASURED)
     gpu = dataclasses.replace(AMPERE, free_memory=8 * 2**30, host_memory=2**34)
@@ -174,9 +171,6 @@ def test_the_classes_that_were_found_are_taken_with_their_reasons():
     assert (given.num_classes, given.class_names, given.mask_tolerance) == (2, ("a", "b"), 0)
 
 
-# What is measured in the data
-
-
 @pytest.mark.parametrize("name", ["default", "strong"])
 def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
     seen = dataclasses.replace(DATASET, channels=3, measurements=MEASURED)
@@ -190,9 +184,6 @@ def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
     assert (crops.taken.augmentation, crops.decisions["augmentation"]) == (name, Decision("config"))
     unmeasured = settings_of(augmentation=name, fit="resize")
     assert (unmeasured.taken.augmentation, unmeasured.decisions["augmentation"]) == (name, Decision("config"))
-
-
-# Trials of the step
 
 
 def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_time():
@@ -285,9 +276,6 @@ def test_a_step_is_tried_only_where_something_depends_on_its_cost(hardware, valu
     assert bool(trials.asked) is is_tried
 
 
-# Number format
-
-
 @pytest.mark.parametrize(
     ("hardware", "asked", "chosen", "reason"),
     [
@@ -318,9 +306,6 @@ def test_mixed_precision_takes_what_the_hardware_has_and_says_why(hardware, aske
     expected = [] if chosen == asked else ["use_amp"] if chosen == "float32" else ["amp_dtype"]
     assert decided == expected
     assert [settings.decisions[name].reason for name in decided] == [reason] * len(decided)
-
-
-# The processes of a job
 
 
 def in_job(hardware, num_processes, num_local_processes=None):

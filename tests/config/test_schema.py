@@ -39,9 +39,6 @@ def test_the_demo_is_recognised_however_its_path_is_spelled(tmp_path, monkeypatc
     assert not any(is_demo_dir(path) for path in ("data", "data/demo2", "data/demo/images", "/data/demo", ""))
 
 
-# YAML
-
-
 @pytest.mark.parametrize("text", SPECIAL_TEXTS, ids=ascii)
 def test_a_text_written_as_yaml_comes_back_as_the_same_text(text, load_text):
     config = load_config({"data_dir": text, "resume": text, "class_names": [text], "augmentation": [{"Affine": {text: [text]}}]})
@@ -72,9 +69,6 @@ def test_yaml_of_a_config_has_one_line_per_key_with_its_explanation_or_reason():
     assert f"num_epochs: 3  # {explanations()['num_epochs']}" in lines
     assert "seed: 42  # decided: 8 cores" in lines
     assert 'data_dir: "a\\nb: c"  # folder with' in lines[0]
-
-
-# mask_values and ignore_value
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,6 @@ def test_stacks_that_do_not_fit_are_refused_with_their_files(tmp_path):
         split(tmp_path, volume(2), volume(2).astype(np.float32) / 7)
 
 
-# Blocks of a large image
-
-
 def write_tiff(path, pixels, **options):
     tifffile.imwrite(
         path, pixels, photometric="rgb" if pixels.shape[2] in (3, 4) else "minisblack", planarconfig="contig", **options
@@ -90,18 +87,13 @@ def test_a_box_outside_of_its_image_is_refused_and_no_name_leads_out_of_the_fold
         cut_blocks(converter, [outside.pair("../../../../x", "train")])
 
 
-# Converted files
-
-
-def write(tmp_path, names, settings=None, fails=()):
+def write(tmp_path, names, settings=None):
     """The outcome for each name, and the marks that the makers left."""
 
     def conversion(name):
         def make():
             with (tmp_path / "made").open("a") as file:
                 file.write(f"{name}\n")
-            if name in fails:
-                raise DataError(f"{name} is bad")
             return np.full((2, 3), 7, np.uint8), {"seven": 6}
 
         return Conversion(name, [tmp_path / "source"], make)

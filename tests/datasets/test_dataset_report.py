@@ -29,29 +29,6 @@ def data(tmp_path):
     return Dataset(tmp_path)
 
 
-# Clean data
-
-
-# Files that cannot be used
-
-
-def test_unreadable_files_are_named_with_their_reasons_and_their_pairs_are_left_out(data):
-    image, mask = data.folder / "images/1.png", data.folder / "masks/4.png"
-    image.write_bytes(image.read_bytes()[:200])
-    mask.write_bytes(b"")
-    report = data.report()
-    assert [pair.name for pair in report.pairs] == ["0", "2", "3", "5"]
-    problem = only_problem(report)
-    assert (problem.kind, problem.lines) == ("unreadable", (f"{image}: the file is cut off", f"{mask}: the file is empty"))
-    assert report.blocking_message == (
-        "2 files that cannot be used:\n  Fix: repair these files, or remove them together with their partners\n"
-        f"  {image}: the file is cut off\n  {mask}: the file is empty"
-    )
-
-
-# Sizes
-
-
 def test_a_mask_of_another_size_with_the_same_aspect_ratio_can_be_resized(data):
     data.mask(2, square(size=(HEIGHT // 2, WIDTH // 2)))
     report = data.report()
@@ -63,21 +40,6 @@ def test_a_mask_of_another_size_with_the_same_aspect_ratio_can_be_resized(data):
     resized = data.report(resize_masks=True)
     assert (resized.blocking_message, len(resized.pairs)) == ("", 6)
     assert resized.notices == ["1 mask resized to the size of the image (resize_masks)"]
-
-
-# A split that is given
-
-
-def test_a_resumed_run_keeps_its_split(data):
-    """Its split.csv tells what validates; num_folds was used when the run began."""
-    pairs = tuple(
-        Pair(f"{index}", data.folder / f"images/{index}.png", data.folder / f"masks/{index}.png", "val" if index < 2 else "train")
-        for index in range(6)
-    )
-    config = load_config({"data_dir": str(data.folder), "checkpoint_dir": str(data.checkpoints), "num_folds": 3, "fold": 1})
-    report = build_dataset_report(config, Console(io.StringIO()), FoundPairs(pairs, "as the run began"))
-    assert report.blocking_message == ""
-    assert [pair.name for pair in report.split.val] == ["0", "1"]
 
 
 def test_a_dataset_with_a_problem_or_a_question_is_not_checked_and_the_error_is_the_whole_message(data):
@@ -141,9 +103,6 @@ def test_palettes_in_another_order_are_a_problem(data):
     problem = only_problem(data.report())
     masks = data.folder / "masks"
     assert (problem.kind, problem.lines) == ("palettes", (f"{masks / '4.png'}: [255, 0, 0] is 0, in {masks / '0.png'} it is 1",))
-
-
-# Masks that are made from other files
 
 
 def test_classes_that_the_files_of_masks_name_are_taken_with_them(data):
@@ -249,25 +208,19 @@ def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
     ]
 
 
-# Neighbours, classes and test data
-
-
-def settings_of(answered):
-    return [dict(answer.settings) for answer in answered.answers]
-
-
 def test_several_things_are_answered_one_after_the_other(data):
     (data.folder / "masks/5.png").unlink()
     for index in range(5):
         data.mask(index, np.repeat(np.array([3, 9], np.uint8), 5)[:, None].repeat(15, 1))
     answered = data.answered()
-    assert settings_of(answered) == [{"unpaired": "skip"}, {"resize_masks": True}, {"num_classes": 1, "mask_values": (3, 9)}]
+    assert [dict(answer.settings) for answer in answered.answers] == [
+        {"unpaired": "skip"},
+        {"resize_masks": True},
+        {"num_classes": 1, "mask_values": (3, 9)},
+    ]
     assert [choice.settings["mask_values"] for choice in answered.answers[2].others] == [(9, 3)]
     assert answered.is_settled
     assert (answered.config.unpaired, answered.config.resize_masks, answered.config.mask_values) == ("skip", True, (3, 9))
-
-
-# Where the pairs of data_dir come from: folders first, then annotations, or the rows of a CSV
 
 
 def find(data_dir, tmp_path, **settings):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import yaml
 
-from helpers.mask_facts import SIDE, facts_of, objects, stripes, with_border
+from helpers.mask_facts import SIDE, facts_of, objects, soft_discs, stripes, with_border
 from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.datasets.mask_evidence import ClassFile, MaskEvidence, NamedClass, find_class_file
+from unet_trainer.datasets.mask_evidence import ClassFile, MaskEvidence, NamedClass, find_class_file, has_background
 from unet_trainer.datasets.mask_reading import ask_for_classes, choose_classes, present_classes
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
@@ -41,9 +41,6 @@ def decide_masks(make, number=8, class_file=None, is_lossy=False, **settings):
         given_coding("nonzero", config.ignore_value).ignored,
     )
     return choose_classes(config, evidence, class_file)
-
-
-# The number of classes is given
 
 
 @pytest.mark.parametrize(
@@ -82,9 +79,6 @@ def test_what_could_mean_several_things_is_left_to_the_user(num_classes, seen):
     assert decide(seen, num_classes) is None
 
 
-# The number of classes is open
-
-
 @pytest.mark.parametrize(
     ("seen", "num_classes", "reason"),
     [
@@ -100,8 +94,6 @@ def test_the_masks_tell_the_number_of_classes(seen, num_classes, reason):
     assert (chosen.num_classes, chosen.num_classes_reason) == (num_classes, reason)
     assert present_classes(chosen.coding, evidence_of(seen)) - {IGNORED} == set(range(max(2, num_classes)))
 
-
-# Masks saved as JPEG
 
 PALETTE = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)
 
@@ -153,9 +145,6 @@ def with_block(index, side):
     return mask
 
 
-# Class files
-
-
 def class_file(*classes, name="label_colors.txt"):
     """Classes as (name, value)."""
     found = [NamedClass(title, value, value is not None and name != "_classes.csv") for title, value in classes]
@@ -205,26 +194,21 @@ def test_names_alone_are_those_of_the_ids_also_where_the_last_of_them_occur_in_n
     assert decide([0, 2, 5, 255], class_file=without) is None
 
 
-def masks_of(*counts, **others):
-    return [MaskFacts(1, sum(count.values()), count, "", **others) for count in counts]
-
-
-def ask(masks, class_file=None, **settings):
-    config = load_config(settings)
-    evidence = MaskEvidence(masks, given_coding("nonzero", config.ignore_value).ignored)
-    assert choose_classes(config, evidence, class_file) is None
-    names = [f"masks/{index}.png" for index in range(len(masks))]
-    question = ask_for_classes(config, evidence, names)
+def ask(masks):
+    """The question about masks that are not decided; each of its choices trains."""
+    evidence = MaskEvidence(masks)
+    assert choose_classes(load_config({}), evidence) is None
+    question = ask_for_classes(load_config({}), evidence, [f"masks/{index}.png" for index in range(len(masks))])
     for choice in question.choices:
-        check_that_it_trains(choice, masks, settings)
+        check_that_it_trains(choice, masks)
     return question
 
 
-def check_that_it_trains(choice, masks, settings):
-    """The lines, pasted into a config in place of those that were there, decide every value of the masks."""
+def check_that_it_trains(choice, masks):
+    """The lines, pasted into a config, decide every value of the masks."""
     pasted = parse_yaml("\n".join(choice.lines()))
     assert yaml.safe_load("\n".join(choice.lines())).keys() == pasted.keys()
-    config = load_config({**settings, **pasted})
+    config = load_config(pasted)
     evidence = MaskEvidence(masks, given_coding("nonzero", config.ignore_value).ignored)
     chosen = choose_classes(config, evidence)
     present = present_classes(chosen.coding, evidence)
@@ -233,8 +217,7 @@ def check_that_it_trains(choice, masks, settings):
 
 
 def test_the_question_shows_the_values_and_ends_with_the_lines():
-    question = ask(masks_of(*[{0: 700, 40: 200, 200: 100}] * 4))
-    assert str(question) == (
+    assert str(ask([MaskFacts(1, 1000, {0: 700, 40: 200, 200: 100}, "")] * 4)) == (
         "mask_values: auto cannot tell what the values in the masks mean\n"
         "  0: 70.00% of pixels, in 4 of 4 masks\n"
         "  40: 20.00% of pixels, in 4 of 4 masks\n"
@@ -270,10 +253,8 @@ def test_soft_edges_of_colours_are_no_classes(num_colours):
         assert (settings["num_classes"], len(settings["mask_values"])) == (1 if num_colours == 2 else 4, num_colours)
         assert settings["mask_tolerance"] >= 48
     rare = dict.fromkeys((COLOUR + 0x400000 + 0x0800 * number for number in range(1, 21)), 40)
-    assert "mask_tolerance" not in ask(masks_of(*[{0: 90000, COLOUR + 0x800000: 9000, **rare}] * 4)).choices[0].settings
-
-
-# Class files
+    palette = MaskFacts(1, 99800, {0: 90000, COLOUR + 0x800000: 9000, **rare}, "")
+    assert "mask_tolerance" not in ask([palette] * 4).choices[0].settings
 
 
 CAMVID = "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n"
@@ -282,17 +263,13 @@ ROBOFLOW = "Pixel Value, Class\n0, background\n1, Head Light\n"
 LABELMAP = "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncar:128,0,0::\n"
 
 
-def pairs_in(folder):
-    return [Pair("a", folder.parent / "images/a.png", folder / "a.png")]
-
-
 @pytest.fixture
 def read(tmp_path):
     """Writes a file and reads it."""
 
     def read(name, text):
         (tmp_path / name).write_text(text, encoding="utf-8")
-        return find_class_file(tmp_path, pairs_in(tmp_path / "masks"))
+        return find_class_file(tmp_path, [Pair("a", tmp_path / "images/a.png", tmp_path / "masks/a.png")])
 
     return read
 
@@ -344,3 +321,53 @@ def test_a_pipe_or_a_device_in_its_place_is_left_alone(tmp_path):
     for kind in ("pipe", "zeros"):
         replace_by(kind, tmp_path / "classes.txt")
         assert find_class_file(tmp_path, []) is None
+
+
+# What the values of many masks look like together
+
+
+def evidence_from(make, number=8, **others):
+    return MaskEvidence([facts_of(make(index), **others) for index in range(number)])
+
+
+def test_a_grey_class_between_the_ends_is_no_soft_edge():
+    def with_class(index):
+        mask = soft_discs(index)
+        mask[88:94, 2:90] = 128  # 6 % of the pixels
+        return mask
+
+    assert evidence_from(with_class).edge_threshold() is None
+
+
+def test_a_grey_ring_between_the_ends_of_masks_saved_as_jpeg_is_a_class():
+    def with_ring(index):
+        mask = np.zeros((SIDE, SIDE), np.uint8)
+        for number in range(5):
+            place = 16 + 30 * (number % 3), 16 + 30 * (number // 3) + 2 * index
+            cv2.circle(mask, place, 14, 128, -1)  # a ring of 3 pixels, 12 % of all pixels
+            cv2.circle(mask, place, 11, 255, -1)
+        return cv2.imdecode(cv2.imencode(".jpg", mask)[1], cv2.IMREAD_GRAYSCALE)
+
+    assert evidence_from(with_ring, is_lossy=True).edge_threshold() is None
+
+
+def test_ids_that_begin_anywhere_are_those_of_objects():
+    def track(index):
+        ids = objects(index, 6)
+        return np.where(ids > 0, ids + 10 * index, 0).astype(np.uint16)
+
+    assert evidence_from(track).are_objects
+
+
+@pytest.mark.parametrize(
+    ("names", "shares", "is_background"),
+    [
+        (["background", "cell"], [0.1, 0.9], True),
+        (["_background_", "cell", "wall"], [0.1, 0.5, 0.4], True),
+        (["sky", "road", "car"], [0.8, 0.1, 0.1], False),
+        (["class 0", "class 1", "class 2"], [0.2, 0.5, 0.3], False),
+        (["class 0", "class 1", "class 2"], [0.6, 0.1, 0.3], True),
+    ],
+)
+def test_class_0_is_the_background_by_its_name_or_where_it_has_none_by_its_share(names, shares, is_background):
+    assert has_background(names, shares) is is_background

@@ -6,21 +6,12 @@ import cv2
 import numpy as np
 import pytest
 
+from helpers.evaluated_models import write_pairs
 from unet_trainer.datasets.measurements import measure_dataset
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.mask_decoding import MaskCoding
 
 BINARY = MaskCoding((0, 1))
-
-
-def write_pairs(folder, drawings):
-    pairs = []
-    for index, (image, mask) in enumerate(drawings):
-        paths = folder / f"{index}_image.png", folder / f"{index}_mask.png"
-        cv2.imwrite(str(paths[0]), image)
-        cv2.imwrite(str(paths[1]), mask)
-        pairs.append(Pair(str(index), *paths))
-    return pairs
 
 
 def measure(folder, drawings, num_ids=2, **others):
@@ -104,10 +95,9 @@ def test_left_and_right_are_different_classes(tmp_path, rng):
 
 def test_what_was_measured_is_found_again_until_a_file_changes(tmp_path, rng):
     data, cache = tmp_path / "data", tmp_path / "cache"
-    data.mkdir()
     ticks = []
     first = measure(data, [street(rng) for _ in range(6)], cache_folder=cache, tick=lambda: ticks.append(1))
-    pairs = [Pair(str(index), data / f"{index}_image.png", data / f"{index}_mask.png") for index in range(6)]
+    pairs = [Pair(str(index), data / f"images/{index}.png", data / f"masks/{index}.png") for index in range(6)]
     again = measure_dataset(pairs, BINARY, 2, 0, 1, lambda: ticks.append(1), cache)
     assert again == first
     assert len(ticks) == 6

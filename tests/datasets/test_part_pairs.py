@@ -46,14 +46,11 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-# Objects
-
-
-def write_bowl(data, place="", ids=("0a", "1b", "2c")):
-    for index, name in enumerate(ids):
-        write(data / place / name / "images" / f"{name}.png", noise(index))
+def write_bowl(data):
+    for index, name in enumerate(("0a", "1b", "2c")):
+        write(data / name / "images" / f"{name}.png", noise(index))
         for number in range(index + 1):
-            write(data / place / name / "masks" / f"{name}{number:04x}.png", disc(2 + 3 * number, 3))
+            write(data / name / "masks" / f"{name}{number:04x}.png", disc(2 + 3 * number, 3))
 
 
 def test_one_file_an_object_becomes_a_mask_of_all_objects(data, find):
@@ -75,9 +72,6 @@ def test_a_damaged_file_of_an_object_is_named_by_the_users_path(data, find):
     assert len(found.pairs) == 2
     assert found.blocking_message == f"1 file that cannot be used:\n  Fix: repair these files\n  {bad}: the file is empty"
     assert found.problems[0].lines == (f"{bad}: the file is empty",)
-
-
-# Classes
 
 
 def write_whales(data, sea=(0, 1, 2), whale=(1, 2)):
@@ -145,46 +139,14 @@ def test_validation_has_the_classes_of_train(data, find):
     assert "holds classes that the training masks do not have: boat" in found.notices[-1]
 
 
-# Results of predict
-
-
-def write_result(path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("wb") as file:
-        writer = PngWriter(file, (SIDE, SIDE), np.uint8)
-        writer.write(disc(5, 5))
-        writer.finish()
-
-
-def write_photos(data, images="images", masks="masks", mask_name="{}.png"):
-    for index, name in enumerate("abc"):
-        write(data / images / f"{name}.jpg", noise(index))
-        write(data / masks / mask_name.format(name), disc(4, 4))
-
-
-def names_of(found):
-    return [(pair.image.name, pair.mask.name) for pair in found.pairs]
-
-
-def test_results_among_the_images_are_left_out_and_told_in_one_line(data, find):
-    """As predict writes them with --overlay and --probabilities npy: an array has no mark, and is known by its mask."""
-    write_photos(data)
-    for name in "abc":
-        write_result(data / f"images/{name}.png")
-        write_result(data / f"images/overlays/{name}.png")
-        (data / "images/probabilities").mkdir(exist_ok=True)
-        np.save(data / f"images/probabilities/{name}.npy", np.zeros((SIDE, SIDE), np.float32))
-    found = find()
-    assert names_of(found) == [(f"{name}.jpg", f"{name}.png") for name in "abc"]
-    assert found.pairs[0].mask.parent.name == "masks"
-    assert found.blocking_message == ""
-    assert found.notices == (f"9 results of predict left out, such as {data / 'images/a.png'}",)
-
-
 def test_masks_that_are_all_results_are_trained_on_and_told(data, find):
-    write_photos(data)
-    for name in "abc":
-        write_result(data / f"masks/{name}.png")
+    for index, name in enumerate("abc"):
+        write(data / f"images/{name}.jpg", noise(index))
+        write(data / f"masks/{name}.png", disc(4, 4))
+        with (data / f"masks/{name}.png").open("wb") as file:
+            writer = PngWriter(file, (SIDE, SIDE), np.uint8)
+            writer.write(disc(5, 5))
+            writer.finish()
     found = find()
     assert len(found.pairs) == 3
     assert found.notices == (

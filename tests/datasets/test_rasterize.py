@@ -90,17 +90,10 @@ def test_a_line_has_the_centres_within_half_of_its_width():
     assert draw_line(polygon((50, 50), (60, 60)), 4, 9, 9) is EMPTY
 
 
-def box(x0, y0, x1, y1):
-    return fill_polygon(box_outline(x0, y0, x1, y1), 4, 4)
-
-
-LARGE = box(0, 0, 4, 4)
-
-
 def test_endless_drawing_is_refused(monkeypatch):
     monkeypatch.setattr(rasterize, "MAX_DRAWN", 40)
-    canvas = Canvas(4, 4, smaller_on_top=False)
-    canvas.draw(LARGE, 1)
-    canvas.draw(LARGE, 1)
+    canvas, whole = Canvas(4, 4, smaller_on_top=False), fill_polygon(box_outline(0, 0, 4, 4), 4, 4)
+    canvas.draw(whole, 1)
+    canvas.draw(whole, 1)
     with pytest.raises(DataError, match="its shapes cover the image thousands of times"):
-        canvas.draw(LARGE, 1)
+        canvas.draw(whole, 1)

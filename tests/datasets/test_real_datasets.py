@@ -15,6 +15,13 @@ import torch
 from PIL import Image
 
 from helpers.image_bytes import exif
+from helpers.layouts import (
+    COUNT,
+    disc,
+    photo,
+    stacks,
+    write,
+)
 from helpers.mask_files import (
     NUM_PAIRS,
     SIDE,
@@ -27,6 +34,7 @@ from helpers.mask_files import (
     with_void,
     write_dataset,
 )
+from helpers.runs import stop_after
 from helpers.steps import CPU, CPU_FACTS
 from train_unet import main, train
 from unet_trainer import load
@@ -132,9 +140,6 @@ def test_the_number_of_classes_is_decided_said_and_written_down(tiny_config, tmp
         train(tiny_config, data_dir=data, num_epochs=3, resume="auto", num_classes=4)
 
 
-# Images
-
-
 def photograph(index, channels=3):
     """H,W,C floats from 0 to 1, brighter in the disc."""
     values = np.random.default_rng(index).uniform(0, 0.6, (SIDE, SIDE, channels)) + 0.4 * blob(index)[:, :, None]
@@ -227,8 +232,6 @@ def test_images_keep_depth_and_channels_and_their_statistics_are_written_down(ki
             assert difference.max() == 0
 
 
-# Missing data
-
 TAG = {"extratags": [(42113, "s", 0, "-9999", True)], "photometric": "minisblack"}
 
 
@@ -314,4 +317,48 @@ def test_identical_images_are_never_in_train_and_in_val(prepare, tmp_path):
     assert "8 images are identical to another one; identical images stay on one side:" in run.printed
 
 
-# Sizes, copies and groups
+@pytest.mark.usefixtures("small_network")
+def test_data_beside_checkpoints_is_the_same_at_the_second_start(tiny_config, tmp_path, monkeypatch, capsys):
+    """data_dir: . with checkpoints/ in it: the pictures of the first run were taken for images."""
+    monkeypatch.chdir(tmp_path)
+    for index in range(COUNT):
+        write(tmp_path / "images" / f"{index}.png", photo(index))
+        write(tmp_path / "masks" / f"{index}_mask.png", disc(index))
+    settings = {**tiny_config, "data_dir": ".", "checkpoint_dir": "checkpoints", "num_epochs": 1}
+    assert main(["check", "data_dir=."]) == 0
+    first = train(settings)
+    assert (first.run_dir / "samples").is_dir()
+    assert main(["check", "data_dir=."]) == 0
+    second = train(settings)
+    capsys.readouterr()
+    assert (second.run_dir / "split.csv").read_text() == (first.run_dir / "split.csv").read_text()
+
+
+@pytest.mark.usefixtures("small_network")
+def test_a_run_on_converted_files_goes_on_when_they_were_deleted(tiny_config, tmp_path):
+    stacks(tmp_path / "data")
+    config = {**tiny_config, "data_dir": str(tmp_path / "data"), "run_name": "mine"}
+    with pytest.raises(KeyboardInterrupt):
+        train(config, on_epoch=stop_after(1))
+    shutil.rmtree(tmp_path / "checkpoints/.converted")
+    assert train(config, resume=str(tmp_path / "checkpoints/mine")).epochs == 2
+
+
+@pytest.mark.usefixtures("small_network")
+def test_a_resumed_run_in_blocks_keeps_its_gap_and_its_test_pairs(tiny_config, tmp_path, capsys):
+    for index in range(20):
+        write(tmp_path / f"data/images/{index}.png", photo(index))
+        write(tmp_path / f"data/masks/{index}.png", disc(index))
+    write(tmp_path / "data/test/images/90.png", photo(5))
+    write(tmp_path / "data/test/masks/90.png", disc(5))
+    config = {**tiny_config, "data_dir": str(tmp_path / "data"), "split": "blocks", "run_name": "mine"}
+    with pytest.raises(KeyboardInterrupt):
+        train(config, on_epoch=stop_after(1))
+    lines = (tmp_path / "checkpoints/mine/split.csv").read_text().splitlines()
+    counts = {part: sum(line.split(",")[2] == part for line in lines) for part in ("train", "val", "test", "unused")}
+    assert (counts["val"], counts["test"], counts["train"] + counts["unused"]) == (4, 1, 16)
+    capsys.readouterr()
+    train(config, resume=str(tmp_path / "checkpoints/mine"))
+    said = capsys.readouterr().out
+    assert "1 test kept for evaluate (as the run began" in said
+    assert "which the run began with, and left out" not in said

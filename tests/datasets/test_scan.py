@@ -43,10 +43,6 @@ def make_jpeg(folder, name, seed=0):
     return pair
 
 
-def damage(path):
-    path.write_bytes(damaged_jpeg(path.read_bytes()))
-
-
 def save_array(folder, array):
     """A pair whose image is this array."""
     np.save(folder / "a.npy", array)
@@ -76,9 +72,6 @@ def log_reads(monkeypatch, log):
         return read_bytes(path)
 
     monkeypatch.setattr(scan, "read_bytes", read_and_log)
-
-
-# Facts
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 3), (np.float32, 5)])
@@ -143,9 +136,6 @@ def test_values_that_are_no_data_are_counted_and_left_out_of_the_statistics(tmp_
     assert (facts.low, facts.high) == (0, 38)
 
 
-# Files that cannot be used
-
-
 def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
     """With a limit of ten thousand pixels, so that the test is fast."""
     monkeypatch.setattr("unet_trainer.images.image_decoding.BOMB_PIXELS", 10_000)
@@ -161,13 +151,10 @@ def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, m
     assert isinstance(found[1].mask, MaskFacts)
 
 
-# Damaged JPEGs
-
-
 def test_damage_is_attributed_to_the_image_or_to_the_mask_while_each_file_is_read_once(tmp_path, monkeypatch):
     jpegs = [make_jpeg(tmp_path, f"{index}", index).image for index in range(6)]
     pairs = [Pair(f"{index}", jpegs[index], jpegs[index + 1]) for index in (0, 2, 4)]
-    damage(pairs[1].mask)
+    pairs[1].mask.write_bytes(damaged_jpeg(pairs[1].mask.read_bytes()))
     log_reads(monkeypatch, tmp_path / "log")
     found = scan_pairs(pairs, 2)
     reasons = [
@@ -179,12 +166,6 @@ def test_damage_is_attributed_to_the_image_or_to_the_mask_while_each_file_is_rea
     assert reasons == [("2", "mask")]
     assert found[1].mask.startswith("the file is damaged (")
     assert sorted((tmp_path / "log").read_text().split()) == [str(path) for path in sorted(jpegs)]
-
-
-# Standard error
-
-
-# Decoders that crash
 
 
 def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_path, monkeypatch):
@@ -205,9 +186,6 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
     monkeypatch.undo()
     again = scan_pairs(pairs, 2, cache=ScanCache(tmp_path / "cache.json"))
     assert isinstance(again[1].image, ImageFacts)  # it is read again, not cached
-
-
-# Cache
 
 
 @pytest.mark.parametrize(("which", "change"), [("image", "size"), ("mask", "time")])
@@ -239,30 +217,21 @@ def test_a_broken_or_foreign_cache_is_written_anew(tmp_path, monkeypatch, conten
     assert scan_pairs([pair], 1, cache=ScanCache(cache_file)) == first
 
 
-@pytest.mark.parametrize(("role", "damage"), [("image", "missing"), ("mask", None), ("image", "text"), ("mask", {"a": "b"})])
-def test_a_damaged_entry_of_the_cache_is_read_anew(role, damage, tmp_path):
-    """Each field in turn, and the entry itself: never a traceback, and never other facts than those of the file."""
+@pytest.mark.parametrize("role", ["image", "mask"])
+def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
+    """Each field in turn, missing or of another type, and the entry itself: never other facts than those of the file."""
     pair = make_pair(tmp_path, "a", mask_of(0, 1, 2))
     cache_file = tmp_path / "cache.json"
     expected = scan_pairs([pair], 1, cache=ScanCache(cache_file))
     content = json.loads(cache_file.read_text())
     (key,) = (key for key in content["files"] if key.startswith(role))
     stamp, facts = content["files"][key]
-    entries = [[stamp, {name: value for name, value in facts.items() if name != field}] for field in facts]
-    if damage != "missing":
-        kept = ["palette"] if damage == {} else []  # an empty one could be
-        kept += [field for field in facts if type(facts[field]) is type(damage) and not isinstance(damage, list | dict)]
-        entries = [[stamp, {**facts, field: damage}] for field in facts if field not in kept and facts[field] != damage]
-        entries += [damage, [stamp, damage], [damage, facts]]
+    entries = [None, "text", [stamp], [stamp, None], [None, facts], [stamp, {**facts, "height": 0}]]
+    for field in facts:
+        entries += [[stamp, {name: value for name, value in facts.items() if name != field}], [stamp, {**facts, field: [{}]}]]
     for entry in entries:
-        cache = ScanCache(None)
-        cache.known = {**content["files"], key: entry}
-        found = cache.find(ImageFacts if role == "image" else MaskFacts, getattr(pair, role), stamp)
-        optional = {"structure", "palette"}  # may be null
-        assert found is None or (damage is None and optional & {field for field in facts if entry[1].get(field) is None}), entry
-    content["files"][key] = entries[0]
-    cache_file.write_text(json.dumps(content))
-    assert scan_pairs([pair], 1, cache=ScanCache(cache_file)) == expected
+        cache_file.write_text(json.dumps({**content, "files": {**content["files"], key: entry}}))
+        assert scan_pairs([pair], 1, cache=ScanCache(cache_file)) == expected
 
 
 def test_the_first_error_of_a_remote_shard_ends_it(tmp_path):
@@ -273,9 +242,6 @@ def test_the_first_error_of_a_remote_shard_ends_it(tmp_path):
     ):
         scan_pairs(pairs, 1)
     assert num_asked() == 2
-
-
-# Channels, depth and statistics that the images of a dataset share, and images that do not fit
 
 
 def plain_facts_of(dtype="uint8", channels=3, low=0.0, high=255.0):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from unet_trainer.datasets.pairs import Box, FoundPairs, Pair
-from unet_trainer.datasets.splits import add_groups, choose_image_blocks, split_pairs
+from unet_trainer.datasets.splits import add_groups, choose_image_blocks, listed_images, read_split_csv, split_csv_text, split_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import IGNORED
+from unet_trainer.system.atomic_files import write_text_atomically
 
 
 def made_up(count, groups=None, parts=None):
@@ -47,9 +49,6 @@ def error_message(*arguments, **options):
     return str(raised.value)
 
 
-# Shares and seeds
-
-
 def test_a_seed_always_gives_the_same_split():
     """If these lists change, users get other splits than before from the same seed."""
     plain = split_of(made_up(10), val_fraction=0.3)
@@ -59,9 +58,6 @@ def test_a_seed_always_gives_the_same_split():
     assert names(by_class.val) == ["002", "005", "009"]  # one of the three that hold class 1
 
 
-# Classes
-
-
 def test_a_rare_class_is_on_both_sides_in_proportion():
     """10 of 100 images hold class 1; a fifth validates."""
     labels = [{0, 1} if index % 10 == 3 else {0} for index in range(100)]
@@ -69,9 +65,6 @@ def test_a_rare_class_is_on_both_sides_in_proportion():
         seed: sum(1 in labels[int(pair.name)] for pair in split_of(made_up(100), labels, seed=seed).val) for seed in range(50)
     }
     assert set(in_val.values()) == {2}
-
-
-# Groups
 
 
 @pytest.mark.parametrize("trial", range(4))
@@ -91,9 +84,6 @@ def test_groups_and_identical_images_are_never_on_both_sides(trial):
     assert not {digest_of[name] for name in names(split.train)} & {digest_of[name] for name in names(split.val)}
 
 
-# Folds
-
-
 @pytest.mark.parametrize(("count", "num_folds"), [(10, 10), (23, 3), (60, 5)])
 def test_every_pair_validates_in_exactly_one_fold_and_sizes_differ_by_one_at_most(count, num_folds):
     labels = [{index % 3, index % 7} for index in range(count)]
@@ -103,9 +93,6 @@ def test_every_pair_validates_in_exactly_one_fold_and_sizes_differ_by_one_at_mos
     assert max(sizes) - min(sizes) <= 1
     for split in splits:
         assert sorted(names(split.train) + names(split.val)) == names(made_up(count).pairs)
-
-
-# Data that is divided already
 
 
 def test_a_training_image_that_also_validates_is_left_out_with_a_notice():
@@ -126,13 +113,6 @@ def test_a_group_in_both_given_parts_is_refused():
     )
 
 
-# Blocks
-
-
-def positions(pairs):
-    return [int(pair.name.split("/")[-1]) for pair in pairs]
-
-
 def runs(numbers):
     """Lengths of the runs of consecutive numbers."""
     numbers = sorted(numbers)
@@ -143,7 +123,7 @@ def runs(numbers):
 @pytest.mark.parametrize(("count", "num_blocks", "seed"), [(20, 1, 0), (100, 2, 1), (400, 5, 42)])
 def test_blocks_are_contiguous_with_a_gap_on_both_sides(count, num_blocks, seed):
     split = split_of(made_up(count), in_blocks=True, seed=seed)
-    train, val, unused = (positions(pairs) for pairs in (split.train, split.val, split.unused))
+    train, val, unused = ([int(pair.name) for pair in pairs] for pairs in (split.train, split.val, split.unused))
     assert sorted(train + val + unused) == list(range(count))
     assert len(val) == count // 5
     assert len(runs(val)) <= num_blocks
@@ -162,9 +142,6 @@ def test_blocks_of_pairs_with_groups_or_of_too_few_pairs_are_refused():
     )
     assert error_message(made_up(6), in_blocks=True, num_folds=7).endswith("set:\n  split: random")
     assert len(split_of(made_up(5), in_blocks=True).val) == 1
-
-
-# Groups by a pattern
 
 
 def grouped(pattern, *names, seconds=20.0):
@@ -186,9 +163,6 @@ def test_a_pattern_that_matches_nothing_or_takes_for_ever_is_refused_with_the_na
         grouped("q", "a", "b")
     with pytest.raises(DataError, match=r"has not decided after 1 s about images/a1\.png, images/a{60}\.png; a repeat inside"):
         grouped(r"^images/((a+)+)+\d$|\d\.", "a1", "a" * 60, seconds=1)
-
-
-# Blocks of one image
 
 
 def painted(boxes, shape):
@@ -245,3 +219,150 @@ def test_boxes_of_a_table_may_not_share_pixels_between_train_and_val(train, mess
         assert re.search(f"{message}.*some of its pixels are in val", error_message(found))
     else:
         assert names(split_of(found).val) == ["v"]
+
+
+# Split files as users write them, and as a run writes its own
+
+
+NEEDED = "need image and mask, and optionally split and group"
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Reading a split file opens no image, so empty files are enough."""
+    for folder in ("images", "masks"):
+        (tmp_path / folder).mkdir()
+        for name in ("a", "b", "c", "d", "e f", "g,h"):
+            (tmp_path / folder / f"{name}.png").touch()
+    return tmp_path
+
+
+def read(data, text, name="split.csv"):
+    file = data / name
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return read_split_csv(file, data)
+
+
+def csv_error(data, text):
+    with pytest.raises(DataError) as raised:
+        read(data, text)
+    return str(raised.value).replace(str(data), "DATA")
+
+
+def pair(data, name, part=None, group=""):
+    return Pair(f"images/{name}", data / f"images/{name}.png", data / f"masks/{name}.png", part, group)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "image,mask,split,group\nimages/a.png,masks/a.png,train,p1\nimages/b.png,masks/b.png,val,p2\n",
+        "image;mask;split;group\nimages/a.png;masks/a.png;train;p1\nimages/b.png;masks/b.png;val;p2\n",
+        "image\tmask\tsplit\tgroup\nimages/a.png\tmasks/a.png\ttrain\tp1\nimages/b.png\tmasks/b.png\tval\tp2\n",
+        "\ufeffimage,mask,split,group\r\nimages/a.png,masks/a.png,train,p1\r\nimages/b.png,masks/b.png,val,p2\r\n",
+        '"image","mask","split","group"\n"images/a.png","masks/a.png","train","p1"\n"images/b.png","masks/b.png","val","p2"',
+        " Image , MASK ,Split,group\n images/a.png , masks/a.png , Train , p1 \nimages/b.png,masks/b.png, VAL ,p2\n\n , ,,\n",
+        "group,split,mask,image\np1,training,masks/a.png,images/a.png\np2,validation,masks/b.png,images/b.png\n",
+        "image,mask,split,group\n./images/a.png,masks/a.png,tr,p1\nimages/b.png,masks//b.png,valid,p2\n",
+    ],
+    ids=["comma", "semicolon", "tab", "BOM and Windows", "quoted", "spaces and empty lines", "another order", "other paths"],
+)
+def test_a_split_file_may_be_written_in_many_ways(data, text):
+    found = read(data, text)
+    assert found.pairs == (pair(data, "a", "train", "p1"), pair(data, "b", "val", "p2"))
+    assert (found.rule, found.blocking_message, found.problems, found.is_divided) == ("split.csv", "", (), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "columns"),
+    [
+        ("image,split\nimages/a.png,train\n", "image, split"),
+        ("mask\nmasks/a.png\n", "mask"),
+        ("image,mask,patient\nimages/a.png,masks/a.png,p1\n", "image, mask, patient"),
+        ("image,mask,image\nimages/a.png,masks/a.png,images/b.png\n", "image, mask, image"),
+        ("images/a.png,masks/a.png\n", "images/a.png, masks/a.png"),
+        ("", "none"),
+        ("x" * 3000, "x" * 60),
+    ],
+    ids=["no mask", "no image", "unknown", "twice", "no header", "empty", "no table"],
+)
+def test_missing_and_unknown_columns_are_refused_with_the_columns_found(data, text, columns):
+    assert csv_error(data, text) == f"split_file: DATA/split.csv has the columns {columns}; {NEEDED}"
+
+
+def test_every_problem_is_named_with_its_line(data):
+    text = (
+        "image,mask,split\n"
+        "images/a.png,masks/a.png,train\n"
+        "images/x.png,masks/y.png,train\n"
+        "images/b.png,masks/b.png,holdout\n"
+        "\n"
+        "images/a.png,masks/c.png,val\n"
+        "images/d.png,,train\n"
+        "images/c.png,masks/c.png,\n"
+    )
+    assert csv_error(data, text).splitlines() == [
+        "split_file: DATA/split.csv:",
+        "  line 3: no file DATA/images/x.png",
+        "  line 3: no file DATA/masks/y.png",
+        "  line 4: split 'holdout'; need train, val or test",
+        "  line 6: DATA/images/a.png is in line 2 too",
+        "  line 7: need an image and a mask",
+        "  some rows have a split and some have none; fill in all or leave the column out",
+    ]
+
+
+def test_paths_of_another_machine_are_answered_with_what_is_needed(data):
+    assert csv_error(data, "image;mask\nC:\\bob\\a.png;/home/bob/b.png\n").splitlines()[1:] == [
+        "  line 2: no file DATA/C:\\bob\\a.png",
+        "  line 2: no file /home/bob/b.png",
+        "  No row has its files: paths are as seen from data_dir, such as images/a.png",
+    ]
+
+
+def test_test_pairs_and_unused_ones_are_written_and_read_back(data):
+    train, val, test, unused = (
+        (pair(data, "a", "train"),),
+        (pair(data, "b", "val"),),
+        (pair(data, "c", "test"),),
+        (pair(data, "d"),),
+    )
+    found = read(data, split_csv_text(train, val, data, test, unused))
+    assert (found.pairs, found.test, found.unused, found.notices) == (train + val, test, unused, ())
+
+
+@pytest.mark.parametrize(
+    "name", [" a", "a ", "a\rb", "\ra", "a\r\nb", "a\nb", '"a"', "a,b", "a;b", "\ta", "K\udce4fer", "ä", "a\u0308", "#a", "'a'"]
+)
+def test_any_name_survives_being_written_and_read(data, name):
+    """Also those with spaces, line breaks and bytes that are not UTF-8: else the run could never go on."""
+    for folder in ("images", "masks"):
+        (data / folder / f"{name}.png").touch()
+    pairs = (pair(data, name, "train", group=name), pair(data, "b", "val"))
+    write_text_atomically(data / "mine.csv", split_csv_text(pairs[:1], pairs[1:], data))
+    assert read_split_csv(data / "mine.csv", data).pairs == pairs
+
+
+def test_blocks_are_written_with_the_users_files_and_their_boxes(data):
+    image, mask = data / "images/a.png", data / "masks/a.png"
+    boxes = Box(image, mask, 0, 0, 20, 30), Box(image, mask, 25, 0, 40, 30)
+    train, val = (box.pair(box.name_in("a"), part) for box, part in zip(boxes, ("train", "val"), strict=True))
+    cut = replace(train, image=data / "checkpoints/0.tiff", mask=data / "checkpoints/0.png")
+    text = split_csv_text([cut], [val], data)
+    assert text.splitlines()[0] == "image,mask,split,group,name,content,box"
+    assert text.splitlines()[1].startswith("images/a.png,masks/a.png,train,")
+    assert read(data, text).pairs == (train, val)
+
+
+@pytest.mark.parametrize(
+    "box", ["1 2 3", "0 0 9 0", "5 0 5 9", "0 0 -1 9", "0 0 1e3 9", "0 0 9 9999999999", "a b c d", "1 2 3 4 5"]
+)
+def test_a_box_that_is_none_is_told_with_its_line(data, box):
+    message = csv_error(data, f"image,mask,split,box\nimages/a.png,masks/a.png,train,{box}\n")
+    assert f"line 2: box {box!r}; need top, left, bottom and right in pixels, such as 0 0 512 512" in message
+
+
+def test_a_nul_and_a_link_that_leads_to_itself_are_no_reason_for_a_traceback(data):
+    (data / "loop.png").symlink_to("loop.png")
+    (data / "split.csv").write_text("image,mask,split\nloop.png,loop.png,train\na\0b,a,train\n")
+    assert listed_images(data / "split.csv", data, "train") == [data.resolve() / "loop.png", data / "a\0b"]

@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 import torch
 from huggingface_hub import constants
 
+from helpers.ports import running
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"  # of a branch
 
 
@@ -80,16 +82,11 @@ def serving(files, stalls=None):
         def log_message(self, *values):
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        ended.set()
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with running(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            ended.set()
 
 
 @contextlib.contextmanager

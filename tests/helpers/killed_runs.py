@@ -39,6 +39,13 @@ def wait_until(is_true):
         time.sleep(0.003)
 
 
+def is_running(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 def be_quiet(log):
     """In a process that is to train: what it says goes to a file, and it draws no pictures, as quick_pictures has it in this one."""
     stream = Path(log).open("a", buffering=1)  # noqa: SIM115 (for the life of the process)

@@ -147,29 +147,3 @@ JSON_VALUES = (
     *([], [1], [[1]], [None], ["a", "b"], [[1, 2], [3, 4]], [[1, 2], [3]], {}, {"a": 1}, {"epoch": 3}, {"iou": []}),
     *(_nested(50), _nested(400)),
 )
-VALUES = (None, True, 0, -1, 1e308, float("nan"), "", "x", [], [1], {}, {"a": 1}, "auto", 10**30, "é\x1b")
-
-
-def mutated_fields(content, rng):
-    """A nested dict with one to three fields gone, renamed or of another kind."""
-    changed = dict(content)
-    for _ in range(int(rng.integers(1, 4))):
-        place = changed
-        while True:
-            names = list(place)
-            if not names:
-                break
-            name = names[int(rng.integers(len(names)))]
-            if isinstance(place[name], dict) and place[name] and rng.random() < 0.7:
-                place[name] = dict(place[name])
-                place = place[name]
-                continue
-            kind = int(rng.integers(3))
-            if kind == 0:
-                del place[name]
-            elif kind == 1:
-                place[f"{name}x"] = place.pop(name)
-            else:
-                place[name] = VALUES[int(rng.integers(len(VALUES)))]
-            break
-    return changed

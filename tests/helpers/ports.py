@@ -1,10 +1,12 @@
-"""Ports for tests that run beside others."""
+"""Ports and servers for tests that run beside others."""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import socket
+import threading
 
 # Below those that the system hands out to whoever asks for any: none of them is taken between here and its use.
 FIRST, NUM_PROCESSES, NUM_OF_A_PROCESS = 20_000, 200, 50
@@ -26,3 +28,16 @@ def free_port():
                 continue
         return port
     raise OSError(f"ports {first} to {first + NUM_OF_A_PROCESS - 1} are all in use")
+
+
+@contextlib.contextmanager
+def running(server):
+    """A socketserver that serves in a thread of its own until it is left."""
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

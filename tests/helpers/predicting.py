@@ -14,6 +14,11 @@ from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.training.checkpoint_file import write_checkpoint
 
 SMALL = {"image_size": (64, 64)}
+GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
+
+
+def files_in(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def write_model(path, augmentation="default", seed=0, **spec):

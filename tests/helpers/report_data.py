@@ -33,12 +33,6 @@ class Dataset:
     def mask(self, index, pixels):
         assert cv2.imwrite(str(self.folder / f"masks/{index}.png"), pixels)
 
-    def replace_image(self, index, name, data):
-        (self.folder / f"images/{index}.png").unlink()
-        path = self.folder / "images" / name
-        path.write_bytes(data)
-        return path
-
     def config(self, **settings):
         return load_config({"data_dir": str(self.folder), "checkpoint_dir": str(self.checkpoints), **settings})
 
@@ -49,8 +43,8 @@ class Dataset:
         return build_answered_report(self.config(**settings), Console(io.StringIO()))
 
 
-def noise(seed, channels=3, dtype=np.uint8, high=256):
-    return np.random.default_rng(seed).integers(0, high, (HEIGHT, WIDTH, channels)).astype(dtype)
+def noise(seed):
+    return np.random.default_rng(seed).integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8)
 
 
 def square(value=255, size=(HEIGHT, WIDTH)):

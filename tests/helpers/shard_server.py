@@ -10,6 +10,8 @@ from collections import Counter, deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from helpers.ports import running
+
 
 class ShardServer(ThreadingHTTPServer):
     """`faults`: what happens to the next requests of a range, in turn: a status (503), "cut" (half of the bytes come), "garbage"
@@ -101,14 +103,5 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-@contextlib.contextmanager
 def serving(folder: Path):
-    server = ShardServer(folder)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join(60)
+    return running(ShardServer(folder))

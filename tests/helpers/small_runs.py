@@ -91,6 +91,6 @@ def _checked_dataset(config, console):
     return _datasets[key]
 
 
-def said(run):
-    """All that the run has told the user."""
-    return run.console.stream.getvalue()
+def said(owner):
+    """All that a run, or whatever else has a console, has told the user."""
+    return owner.console.stream.getvalue()

@@ -6,23 +6,16 @@ import contextlib
 import http.client
 import json
 import struct
-import threading
 
+from helpers.ports import running
 from unet_trainer.inference.try_server import TryServer
 
 
 @contextlib.contextmanager
 def serving(predictor, pairs=(), note=""):
-    server = TryServer(("127.0.0.1", 0), predictor, pairs, note)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
+    with running(TryServer(("127.0.0.1", 0), predictor, pairs, note)) as server:
         yield server
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        server.worker.shutdown()
+    server.worker.shutdown()
 
 
 def ask(server, method, path, body=None, **headers):

@@ -33,15 +33,11 @@ GREY = COLOUR[:, :, 0]
 FOUR = np.dstack([COLOUR, GREY])
 
 
-def palette_image():
-    image = Image.fromarray(GREY // 64)
-    image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255])
-    return image
-
-
 @pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
 def test_indices_into_colours_are_a_palette_and_greys_are_not(kind):
-    data = pil_bytes(kind, palette_image())
+    image = Image.fromarray(GREY // 64)
+    image.putpalette([0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255])
+    data = pil_bytes(kind, image)
     assert has_palette(data)
     assert palette_colours(data)[:4] == [(0, 0, 0), (255, 0, 0), (0, 255, 0), (0, 0, 255)]
     assert palette_colours(data[:30]) == []
@@ -78,9 +74,6 @@ def test_a_file_without_its_end_is_cut_off(kind):
     assert not is_cut_off(pil_bytes("BMP", COLOUR)[:100])  # its decoder notices it
 
 
-# Files that are no images
-
-
 def tar_bytes():
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as archive:
@@ -114,8 +107,6 @@ def test_content_is_recognised_and_says_so_where_an_image_is_expected(data, text
 
 
 def test_pictures_and_plain_text_are_not_taken_for_anything_else():
-    import numpy as np
-
     for extension in (".png", ".jpg", ".bmp", ".webp", ".tif"):
         assert describe_content(cv2_bytes(extension, np.zeros((8, 8, 3), np.uint8))) is None
     assert describe_content(b"some text") is None

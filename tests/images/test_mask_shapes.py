@@ -19,10 +19,6 @@ def mask(*rows):
     return np.array([[int(value) for value in row] for row in rows], np.uint8)
 
 
-def corners(ring):
-    return {tuple(corner) for corner in ring.tolist()}
-
-
 def fill(polygon, shape):
     """Pixels whose centres lie inside: even-odd, from every edge that crosses the line to the left of a centre."""
     inside = np.zeros(shape, int)
@@ -54,14 +50,11 @@ def test_polygons_cover_exactly_the_pixels_of_random_masks():
             assert not covered[inside].any()
             covered[inside] = class_id
             for ring in (polygon.outer, *polygon.holes):
-                assert len(corners(ring)) == len(ring)
+                assert len(set(map(tuple, ring.tolist()))) == len(ring)
         np.testing.assert_array_equal(covered, ids)
         for class_id in (1, 2):
             num_objects, _ = cv2.connectedComponents((ids == class_id).astype(np.uint8), connectivity=4)
             assert sum(1 for its_class, _ in polygons if its_class == class_id) == num_objects - 1
-
-
-# Centre lines
 
 
 def picture(*rows):
@@ -96,26 +89,11 @@ def test_no_part_vanishes_falls_apart_or_joins_another(seed):
     assert (lines <= mask).all()
 
 
-# How the values lie
-
-
-def measure(mask):
-    values, counts = np.unique(mask, return_counts=True)
-    return measure_structure(mask, int(values[np.argmax(counts)]))
-
-
-def halves(left, right, height=20, width=40, between=()):
-    """Two values side by side, with columns of others between."""
-    mask = np.full((height, width), left, np.uint8)
-    mask[:, width // 2 :] = right
-    for offset, value in enumerate(between):
-        mask[:, width // 2 + offset] = value
-    return mask
-
-
 def test_pixels_close_to_another_value_are_the_border():
     """Two columns on each side of an edge; a line of three columns is border from side to side."""
-    mask = halves(0, 1, height=10, width=40)
+    mask = np.zeros((10, 40), np.uint8)
+    mask[:, 20:] = 1
     mask[:, 19:22] = 2
-    found = measure(mask)
-    assert found == MaskStructure(0, 0, 2, 2, border=70, border_of_last=30, border_of_most=20, edges=20, edges_of_last=20)
+    assert measure_structure(mask, 0) == MaskStructure(
+        0, 0, 2, 2, border=70, border_of_last=30, border_of_most=20, edges=20, edges_of_last=20
+    )

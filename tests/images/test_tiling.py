@@ -25,9 +25,6 @@ def numbered(height, width, channels=1):
     return np.repeat(places, channels, axis=2)
 
 
-# Tiles
-
-
 @pytest.mark.parametrize("size", [(64, 64), (32, 96)])
 @pytest.mark.parametrize("image_size", [(63, 64), (20, 200), (1, 1), (200, 333)])
 def test_every_pixel_counts_in_exactly_one_tile(image_size, size):
@@ -43,17 +40,11 @@ def test_every_pixel_counts_in_exactly_one_tile(image_size, size):
     assert seen == dict.fromkeys(range(image_size[0] * image_size[1]), 1)
 
 
-# Padding
-
-
 def test_beyond_its_edge_an_image_is_mirrored_and_its_mask_ignored():
     image = np.array([[[1], [2], [3]], [[4], [5], [6]]], np.uint8)
     padded, ids = crop_pair(image, np.full((2, 3), 7, np.uint8), 0, 0, (4, 5))
     assert padded[:, :, 0].tolist() == [[1, 2, 3, 2, 1], [4, 5, 6, 5, 4], [1, 2, 3, 2, 1], [4, 5, 6, 5, 4]]
     assert ids.tolist() == [[7, 7, 7, 255, 255]] * 2 + [[255] * 5] * 2
-
-
-# Random crops
 
 
 def crops(num_pairs=1, per_image=4, rare_ids=((),), rare_share=0.5, size=(32, 48), seed=1):
@@ -99,9 +90,6 @@ def test_a_share_of_crops_is_centred_on_a_rare_class():
     centred = sum(int(ids[16, 24] == 2) for ids in hits)
     assert 0.4 * 400 - 40 < centred < 0.4 * 400 + 40  # four standard deviations
     assert len(hits) - centred < 20  # others meet it by chance: 32 × 48 of 369 × 353 places
-
-
-# Resizing
 
 
 @pytest.mark.parametrize(

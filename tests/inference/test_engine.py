@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 
-from helpers.checkpoints import random_batch, random_segmenter, save_model, small_segmenter, small_spec
-from helpers.steps import SmallNetwork, make_spec
+from helpers.checkpoints import make_card, random_batch, random_segmenter, save_model, small_segmenter, small_spec
+from helpers.steps import SmallNetwork, make_settings, make_spec, small_components
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.inference.engine import (
     NUM_BEFORE_CAPTURE,
+    SMP_CARD,
     ForwardGraphs,
+    ModelCard,
     SymmetricEngine,
     TorchEngine,
     build_segmenter,
+    find_model,
+    read_model,
+    symmetries_of,
 )
 from unet_trainer.model.fast_layers import DecoderBlock, StemConv, use_fast_layers
-from unet_trainer.model.network import add_auxiliary_heads
+from unet_trainer.model.network import AUXILIARY, add_auxiliary_heads
+from unet_trainer.model.segmenter import network_weights
+from unet_trainer.training.checkpoint_file import write_checkpoint
 
 SPEC = small_spec(num_classes=3)
 REAL = make_spec(encoder="resnet18", decoder_channels=(8, 8, 8, 8, 8))
@@ -24,13 +33,9 @@ TINY = make_spec(decoder_channels=(8, 8, 8, 8, 8))
 
 
 @pytest.fixture
-def small_networks(monkeypatch):
+def engine(monkeypatch, tmp_path):
     build = "unet_trainer.inference.engine.build_network"
     monkeypatch.setattr(build, lambda spec, encoder_weights: SmallNetwork(spec.image.channels, spec.num_classes))
-
-
-@pytest.fixture
-def engine(small_networks, tmp_path):
     return TorchEngine(save_model(tmp_path / "best.pt", small_segmenter(SPEC)), device="cpu")
 
 
@@ -89,9 +94,6 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(engine, monkeypatch):
     assert sizes == [5, 2, 3, 1, 2]
 
 
-# Mirrored and turned images
-
-
 def test_logits_are_the_mean_over_the_views_turned_back(engine):
     images = random_batch(SPEC, 1, 32, 48)
     by_hand = engine.logits(images) + engine.logits(images.flip(2).contiguous()).flip(3)
@@ -99,9 +101,6 @@ def test_logits_are_the_mean_over_the_views_turned_back(engine):
     symmetric = SymmetricEngine(engine, ("horizontal_flip", "vertical_flip"))
     assert torch.allclose(symmetric.logits(images), by_hand / 4, atol=1e-6)
     assert symmetric.description == "cpu, float32, mean of 4 views"
-
-
-# CUDA graphs
 
 
 @pytest.mark.gpu
@@ -114,3 +113,174 @@ def test_a_graph_gives_what_the_engine_gives_for_every_batch(tmp_path):
         assert torch.allclose(graphs.logits(images), engine.logits(images), atol=1e-3)
     assert [graph is not None for graph in graphs.graphs.values()] == [True]
     assert torch.allclose(graphs.logits(batches[0][:2]), engine.logits(batches[0][:2]), atol=1e-3)
+
+
+# The file of a model
+
+
+FILE_SPEC = small_spec()
+
+
+@pytest.fixture(scope="module")
+def segmenter():
+    return small_segmenter(FILE_SPEC)
+
+
+def same_weights(one, two):
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_last_state_is_named_where_there_is_no_best_yet(segmenter, tmp_path):
+    last = save_model(tmp_path / "run/last.pt", segmenter)
+    with pytest.raises(CheckpointError, match=r"has no best.pt yet; name .*last.pt to use the last state"):
+        find_model(last.parent)
+    assert find_model(last.parent, raw=True) == last
+
+
+def test_a_folder_without_a_model_is_told_as_such(segmenter, tmp_path):
+    (tmp_path / "photos").mkdir()
+    with pytest.raises(CheckpointError, match=r"photos is not a run folder \(no best.pt\); name one, or a .pt or .onnx file$"):
+        find_model(tmp_path / "photos")
+    with pytest.raises(CheckpointError, match="photos is not a run folder"):
+        find_model("photos", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["model.pt2", "model_smp"])
+def test_an_export_for_other_programs_is_known_as_such(name, tmp_path):
+    file = tmp_path / name / SMP_CARD if name == "model_smp" else tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_bytes(b"PK\x03\x04")
+    with pytest.raises(CheckpointError, match=r"is an export for other programs; name its run, or export that as \.onnx"):
+        find_model(tmp_path / name)
+
+
+def test_a_checkpoint_gives_its_weights_and_what_is_known_of_them(segmenter, tmp_path):
+    card, weights = read_model(save_model(tmp_path / "nuclei/best.pt", segmenter))
+    assert same_weights(weights, network_weights(segmenter))
+    assert (card.spec, card.run_name, card.epoch, card.val_iou, card.version) == (FILE_SPEC, "nuclei", 3, 0.5, "0.9.0")
+    assert card.symmetries == ("horizontal_flip",)
+
+
+def test_prefixes_of_compiled_and_distributed_models_and_heads_of_training_are_left_out(segmenter, tmp_path):
+    weights = network_weights(segmenter)
+    prefixed = {f"module._orig_mod.{name}": tensor for name, tensor in weights.items()}
+    path = save_model(tmp_path / "best.pt", segmenter, model={**prefixed, f"{AUXILIARY}.0.weight": torch.zeros(1)})
+    assert same_weights(read_model(path)[1], weights)
+
+
+def test_a_state_has_averaged_weights_and_raw_ones(tmp_path):
+    components = small_components(settings=make_settings(ema_decay=0.9))
+    state = components.state
+    with torch.no_grad():
+        for parameter in state.segmenter.parameters():
+            parameter.add_(1.0)
+    about = {"spec": state.segmenter.spec.to_dict(), "config": {"ema_decay": 0.9}, "decisions": {}, "split": {}}
+    write_checkpoint(tmp_path / "last.pt", {**about, **state.state_dict()})
+    averaged, raw = (read_model(tmp_path / "last.pt", raw)[1] for raw in (False, True))
+    assert same_weights(averaged, network_weights(state.ema.segmenter))
+    assert same_weights(raw, network_weights(state.segmenter))
+    assert not same_weights(averaged, raw)
+
+
+def test_raw_weights_are_refused_where_only_averaged_ones_are(segmenter, tmp_path):
+    path = save_model(tmp_path / "best.pt", segmenter, config={"ema_decay": 0.999})
+    with pytest.raises(
+        CheckpointError, match=r"^\S*best.pt holds averaged weights alone; the raw ones are in last.pt of the same run$"
+    ):
+        read_model(path, raw=True)
+    assert read_model(save_model(path, segmenter, config={"ema_decay": None}), raw=True)  # they are the raw ones
+
+
+def test_a_foreign_or_hostile_file_is_refused_as_resume_does(tmp_path, segmenter):
+    class Hostile:
+        def __reduce__(self):
+            return print, ("run",)
+
+    torch.save({"format": 4, "config": {}, "model": Hostile()}, tmp_path / "hostile.pt")
+    torch.save(network_weights(segmenter), tmp_path / "foreign.pt")
+    (tmp_path / "noise.pt").write_bytes(bytes(range(256)) * 20)
+    damaged = bytearray(save_model(tmp_path / "damaged.pt", segmenter).read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    (tmp_path / "damaged.pt").write_bytes(damaged)
+    for name, message in {
+        "hostile.pt": "more than tensors and primitives",
+        "foreign.pt": "is not a checkpoint of this trainer",
+        "noise.pt": "is not a checkpoint that can be read",
+        "damaged.pt": "is damaged: its bytes do not match its digest",
+        "missing.pt": "no checkpoint",
+    }.items():
+        with pytest.raises(CheckpointError, match=message) as refusal:
+            read_model(tmp_path / name)
+        assert "\n" not in str(refusal.value)
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """What is saved is not looked at, as if another program had saved it."""
+    monkeypatch.setattr("unet_trainer.training.checkpoint_file._first_non_finite", lambda stored: None)
+
+
+SPEC_CONTENT = FILE_SPEC.to_dict()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model": {"a": 1}},
+        {"spec": {**SPEC_CONTENT, "image_size": [10**9, 10**9]}},
+        {"spec": {**SPEC_CONTENT, "image": {**SPEC_CONTENT["image"], "gamma": 2.2}}},
+        {"spec": None},
+        {"config": None},
+        {"metrics": {"val_iou": "high"}},
+        {"epoch": "third"},
+        {"ema": {"model": 3}},
+    ],
+    ids=lambda content: " ".join(content),
+)
+def test_a_whole_file_with_content_that_no_run_saves_is_refused_in_one_sentence(content, segmenter, tmp_path, unchecked):
+    path = save_model(tmp_path / "best.pt", segmenter, **content)
+    with pytest.raises(CheckpointError, match="is not a checkpoint") as refusal:
+        read_model(path)
+    assert "\n" not in str(refusal.value)
+
+
+def changed(**values):
+    content = json.loads(make_card(FILE_SPEC).to_json())
+    return json.dumps({**content, **values})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        '{"format": 1}',
+        changed(format=2),
+        changed(symmetries=["mirror"]),
+        changed(epoch=1.5),
+        changed(spec={**SPEC_CONTENT, "num_classes": 0}),
+    ],
+)
+def test_text_that_is_no_card_is_refused(text):
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        ModelCard.from_json(text)
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "expected"),
+    [
+        ("none", ()),
+        ("default", ("horizontal_flip", "vertical_flip")),
+        ([{"VerticalFlip": {"p": 0.5}}, "HorizontalFlip"], ("horizontal_flip", "vertical_flip")),
+        ([{"RandomRotate90": {}}, {"GaussNoise": {}}], ("quarter_turn",)),
+        (["D4"], ("horizontal_flip", "vertical_flip", "quarter_turn")),
+        ([7, {}], ()),
+    ],
+)
+def test_symmetries_are_those_that_the_augmentation_taught(augmentation, expected):
+    assert symmetries_of(augmentation) == expected
+
+
+def test_weights_that_are_not_finite_are_named(segmenter, tmp_path, unchecked):
+    weights = {**network_weights(segmenter), "encoder.0.bias": torch.tensor([float("nan")] * 4)}
+    with pytest.raises(CheckpointError, match=r"not a checkpoint that can be used \(encoder\.0\.bias is not finite\)"):
+        read_model(save_model(tmp_path / "best.pt", segmenter, model=weights))

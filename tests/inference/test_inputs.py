@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
+import re
+import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from helpers.evaluated_models import bright, write_pairs
+from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
-from unet_trainer.inference.inputs import Input, find_inputs, refuse_among_images, refuse_same_names
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.splits import split_csv_text
+from unet_trainer.images.image_decoding import write_image
+from unet_trainer.images.mask_decoding import MaskCoding
+from unet_trainer.inference.inputs import (
+    Input,
+    check_comparable,
+    check_same_classes,
+    find_inputs,
+    find_source,
+    load_evaluation_data,
+    refuse_among_images,
+    refuse_same_names,
+    run_folder_of,
+)
+from unet_trainer.system.console import Console
 
 
 @pytest.fixture
@@ -103,6 +125,8 @@ def test_the_split_of_a_run_names_images_of_its_data(folder):
 @pytest.mark.parametrize(
     ("word", "message"),
     [
+        ("", "got an empty name; need images"),
+        ("long.csv", "long.csv has the columns x{60}; need one named image"),
         ("missing.png", "missing.png: no such file or folder"),
         ("data/.hidden/x*.png", r"data/.hidden/x\*.png matches no image; known are .bmp, "),
         ("data/sub/deep/empty", "data/sub/deep/empty holds no image; known are .bmp, "),
@@ -114,6 +138,7 @@ def test_the_split_of_a_run_names_images_of_its_data(folder):
 )
 def test_what_names_no_image_is_refused(folder, word, message):
     (folder / "data/sub/deep/empty").mkdir()
+    (folder / "long.csv").write_text("x" * 3000)
     (folder / "none.csv").write_text("image\n")
     (folder / "column.csv").write_text("path,mask\na,b\n")
     (folder / "gone.csv").write_text("image\ndata/a.png\ngone.png\n")
@@ -131,3 +156,178 @@ def test_images_whose_results_would_have_one_name_are_refused():
     )
     with pytest.raises(UserError, match=r"\n  Name the folder above them, or predict them in two commands with different --out$"):
         refuse_same_names([Input(Path("a/x.jpg"), "x"), Input(Path("b/x.jpg"), "x")])
+
+
+# Which images are evaluated on, and what is refused by name
+
+
+KNOWN = dataclasses.replace(make_spec(), coding=MaskCoding((0, 255)))
+SQUARE = np.zeros((8, 8), np.uint8)
+SQUARE[2:6, 2:6] = 1
+
+
+def write_data(folder, num_pairs=4, foreground=255):
+    return write_pairs(folder, [(bright(SQUARE), SQUARE * foreground)] * num_pairs)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run's folder, with data of four pairs: 0, 1, 2 train and 3 validates. The model's file is not needed."""
+    pairs = write_data(tmp_path / "data")
+    return make_run(tmp_path / "runs/one", tmp_path / "data", pairs[:3], pairs[3:])
+
+
+def make_run(folder, data_dir, train, val, **settings):
+    folder.mkdir(parents=True)
+    lines = [f"data_dir: {data_dir}", "mask_values: [0, 255]", *(f"{name}: {value}" for name, value in settings.items())]
+    (folder / "config.yaml").write_text("\n".join(lines) + "\n")
+    (folder / "split.csv").write_text(split_csv_text(train, val, data_dir))
+    return folder
+
+
+def load(model_file, split=None, known=KNOWN, said=None, **overrides):
+    source = find_source(model_file, overrides, known.num_classes)
+    return load_evaluation_data(source, known, overrides, split, Console(said or io.StringIO()))
+
+
+def names(data):
+    return [pair.image.name for pair in data.pairs]
+
+
+def test_without_data_dir_a_run_is_evaluated_on_what_it_was_validated_on(run):
+    data = load(run / "best.pt")
+    assert (names(data), data.split, data.source.is_own) == (["3.png"], "val", True)
+    assert data.rule == str(run / "split.csv")
+    assert names(load(run / "best.pt", "train")) == ["0.png", "1.png", "2.png"]
+    assert names(load(run / "best.pt", "all")) == ["0.png", "1.png", "2.png", "3.png"]
+
+
+def test_a_file_outside_of_a_run_needs_data_dir(tmp_path):
+    assert run_folder_of(tmp_path / "model.pt") is None
+    with pytest.raises(UserError, match=r"^data_dir: .*model\.pt is not in a run folder.*data_dir=FOLDER"):
+        load(tmp_path / "model.pt")
+    write_data(tmp_path / "data")
+    assert len(load(tmp_path / "model.pt", data_dir=str(tmp_path / "data")).pairs) == 4
+
+
+def test_a_folder_that_is_divided_is_evaluated_on_val(tmp_path):
+    write_data(tmp_path / "data/train", 3)
+    write_data(tmp_path / "data/val", 2)
+    where = {"data_dir": str(tmp_path / "data")}
+    assert load(tmp_path / "model.pt", **where).split == "val"
+    assert len(load(tmp_path / "model.pt", **where).pairs) == 2
+    assert len(load(tmp_path / "model.pt", "train", **where).pairs) == 3
+    assert len(load(tmp_path / "model.pt", "all", **where).pairs) == 5
+    with pytest.raises(
+        UserError, match=r"^--split: .*data has no test images with masks; it has train, val .*; need test/images and test/masks"
+    ):
+        load(tmp_path / "model.pt", "test", **where)
+
+
+def test_a_test_folder_is_found_which_training_leaves_alone(tmp_path):
+    for part, num_pairs in (("train", 3), ("val", 2), ("test", 4)):
+        write_data(tmp_path / "data" / part, num_pairs)
+    where = {"data_dir": str(tmp_path / "data")}
+    data = load(tmp_path / "model.pt", "test", **where)
+    assert len(data.pairs) == 4
+    assert data.rule == "test of train/images/ + train/masks/, same names; folders train and val"
+    assert len(load(tmp_path / "model.pt", "all", **where).pairs) == 9
+    own = make_run(tmp_path / "runs/one", tmp_path / "data", [], [])
+    assert len(load(own / "best.pt", "test").pairs) == 4
+
+
+def test_rows_of_test_in_a_split_file_are_the_test_split(tmp_path):
+    write_data(tmp_path / "data", 4)
+    rows = [f"images/{number}.png,masks/{number}.png,{part}" for number, part in enumerate(["train", "val", "test", "test"])]
+    (tmp_path / "data/split.csv").write_text("\n".join(["image,mask,split", *rows]))
+    where = {"data_dir": str(tmp_path / "data"), "split_file": "split.csv"}
+    assert names(load(tmp_path / "model.pt", **where)) == ["1.png"]
+    assert names(load(tmp_path / "model.pt", "test", **where)) == ["2.png", "3.png"]
+    assert names(load(tmp_path / "model.pt", "all", **where)) == ["0.png", "1.png", "2.png", "3.png"]
+    own = make_run(tmp_path / "runs/one", tmp_path / "data", [], [], split_file="split.csv")
+    assert names(load(own / "best.pt", "test")) == ["2.png", "3.png"]
+
+
+def test_data_that_moved_are_told_how_to_be_named(run, tmp_path):
+    shutil.move(tmp_path / "data", tmp_path / "moved")
+    with pytest.raises(UserError, match=r"no file .*3\.png(.|\n)*data_dir=FOLDER split_file=.*split\.csv"):
+        load(run / "best.pt")
+    data = load(run / "best.pt", data_dir=str(tmp_path / "moved"), split_file=str(run / "split.csv"))
+    assert names(data) == ["3.png"]
+
+
+def test_images_of_a_kind_that_the_model_does_not_know_are_named(tmp_path):
+    pairs = write_data(tmp_path / "data", 3)
+    write_image(pairs[0].image, bright(SQUARE).astype(np.uint16))
+    np.save(tmp_path / "data/images/1.npy", np.zeros((8, 8, 5), np.uint8))
+    pairs[1].image.unlink()
+    with pytest.raises(UserError) as refusal:
+        load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
+    assert "2 images of a kind that the model does not know" in str(refusal.value)
+    assert "0.png: 16-bit; the model was trained on 8-bit images" in str(refusal.value)
+    assert "1.npy: 5 channels; the model was trained on images of 3" in str(refusal.value)
+
+
+def test_masks_with_values_that_the_model_does_not_know_are_named_and_can_be_explained(tmp_path):
+    write_data(tmp_path / "data", 2, foreground=1)
+    where = {"data_dir": str(tmp_path / "data")}
+    with pytest.raises(UserError) as refusal:
+        load(tmp_path / "model.pt", **where)
+    assert "2 masks with values that belong to no class of the model (0 → background, 255 → foreground)" in str(refusal.value)
+    assert re.search(r"\n  1 \(25\.0% of pixels\) \(2 files\):\n    .*/masks/0\.png\n    .*/masks/1\.png$", str(refusal.value))
+    assert "mask_values=[...] gives the value of each class of the model" in str(refusal.value)
+    data = load(tmp_path / "model.pt", **where, mask_values="[0, 1]")
+    assert data.coding.values == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("coding", "foreground"),
+    [(MaskCoding(None, 127), 1), (MaskCoding((0, 1), ignore_value=255), 255)],
+    ids=["threshold above all values", "foreground taken as void"],
+)
+def test_masks_that_would_silently_be_all_background_are_refused(tmp_path, coding, foreground):
+    write_data(tmp_path / "data", 2, foreground)
+    known = dataclasses.replace(KNOWN, coding=coding)
+    with pytest.raises(UserError, match=rf"^mask_values: the masks hold the values 0, {foreground}, and by the model's coding"):
+        load(tmp_path / "model.pt", known=known, data_dir=str(tmp_path / "data"))
+
+
+def test_all_that_is_wrong_is_told_at_once(tmp_path):
+    pairs = write_data(tmp_path / "data", 3)
+    pairs[0].image.write_bytes(b"")
+    write_image(pairs[1].mask, np.zeros((9, 9), np.uint8))
+    write_image(pairs[2].mask, SQUARE * 9)
+    with pytest.raises(UserError) as refusal:
+        load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
+    for part in ("0.png: the file is empty", "1.png: 9×9, its image", "2.png: 9 (25.0% of pixels)"):
+        assert part in str(refusal.value)
+
+
+def test_runs_with_other_validation_images_are_not_compared(run, tmp_path):
+    pairs = [
+        Pair(str(number), *(tmp_path / "data" / kind / f"{number}.png" for kind in ("images", "masks"))) for number in range(4)
+    ]
+    other = make_run(tmp_path / "runs/two", tmp_path / "data", pairs[2:], pairs[:2])
+    data = load(run / "best.pt")
+    with pytest.raises(UserError) as refusal:
+        check_comparable(data, run / "best.pt", other / "best.pt")
+    assert "the val images of" in str(refusal.value)
+    assert "differ (1 and 2, of which 0 are the same)" in str(refusal.value)
+    assert f"{other / 'best.pt'} was trained on 1 of {run / 'best.pt'}'s, such as {tmp_path / 'data/images/3.png'}" in str(
+        refusal.value
+    )
+    assert f"split_file={run / 'split.csv'}" in str(refusal.value)
+
+
+def test_models_of_other_classes_are_not_compared(run):
+    data = load(run / "best.pt")
+    check_same_classes(data, KNOWN, dataclasses.replace(KNOWN, coding=MaskCoding(None)), "other")  # not 0 is 255 in these masks
+    three = dataclasses.replace(make_spec(num_classes=3), id_names=("sky", "road", "tree"))
+    with pytest.raises(UserError, match=r"^--compare: the classes of other are sky, road, tree; need background, foreground"):
+        check_same_classes(data, KNOWN, three, "other")
+    turned = dataclasses.replace(KNOWN, coding=MaskCoding((255, 0)))
+    with pytest.raises(UserError, match=r"^--compare: mask value 0 is background here and foreground for other"):
+        check_same_classes(data, KNOWN, turned, "other")
+    ids = dataclasses.replace(KNOWN, coding=MaskCoding((0, 1)))
+    with pytest.raises(UserError, match=r"^--compare: mask value 255 is foreground here and no class for other"):
+        check_same_classes(data, KNOWN, ids, "other")

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, tiff_bytes
+from helpers.predicting import GEO_TAGS, files_in
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_decoding import read_image
@@ -34,7 +35,6 @@ IDS = np.zeros((40, 30), np.uint8)
 IDS[5:20, 4:9] = 1
 IDS[18:33, 12:30] = 2
 SPEC = dataclasses.replace(make_spec(num_classes=3), id_colours=((0, 0, 0), (0, 200, 120), (255, 130, 0)))
-GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
 
 
 @pytest.fixture
@@ -55,10 +55,6 @@ def write(folder, given, ids=IDS, shares=None, **options):
         for rows in (slice(0, 1), slice(1, 19), slice(19, len(ids))):
             files.write(Rows(ids[rows], None if shares is None else shares[:, rows]))
         files.finish()
-
-
-def files_in(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def test_a_mask_holds_ids_and_shows_the_colours_of_the_classes(tmp_path, image):
@@ -191,9 +187,6 @@ def test_a_result_never_replaces_polygons_that_somebody_drew(name, tmp_path):
     with pytest.raises(UserError, match=rf"labels/{name} is there and is no result of predict; choose another folder"):
         folder.refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
     PredictionFolder(out, SPEC, Kinds()).refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
-
-
-# Polygons
 
 
 RINGS = np.zeros((12, 10), np.uint8)

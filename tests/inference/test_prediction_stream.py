@@ -15,7 +15,7 @@ from PIL import Image
 
 from helpers.brightness_engine import BrightnessEngine
 from helpers.image_bytes import cv2_bytes, tiff_bytes
-from helpers.predicting import write_model
+from helpers.predicting import GEO_TAGS, files_in, write_model
 from helpers.steps import make_spec
 from unet_trainer.images import image_spec
 from unet_trainer.images.image_spec import ImageSpec
@@ -57,10 +57,6 @@ def stream(tmp_path, kinds=None, spec=None, engine=None, threshold=None, batch_s
 
 def mask(tmp_path, name):
     return np.array(Image.open(tmp_path / f"out/{name}.png"))
-
-
-def files_in(folder):
-    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
 
 def test_every_image_gets_its_own_mask(tmp_path, images):
@@ -194,21 +190,6 @@ def test_an_interruption_leaves_whole_files_only(tmp_path, images, monkeypatch, 
     assert again.run(given, is_done).num_written == len(given) - len(masks)
 
 
-def test_a_second_start_goes_on_and_has_the_polygons_of_all(tmp_path, images):
-    given = inputs_of(tmp_path, images)
-    stream(tmp_path, Kinds(polygons=True)).run(given)
-    everything = (tmp_path / "out/polygons.json").read_text()
-    written = {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in ("0.png", "1.png", "2.png")}
-    for name in ("3", "4", "5", "6"):
-        (tmp_path / f"out/{name}.png").unlink()
-    (tmp_path / "out/polygons.json").unlink()
-    predicting = stream(tmp_path, Kinds(polygons=True))
-    outcome = predicting.run(given, [predicting.folder.is_done(name) for _, name in given])
-    assert outcome.num_written == 4
-    assert {name: (tmp_path / "out" / name).stat().st_mtime_ns for name in written} == written
-    assert (tmp_path / "out/polygons.json").read_text() == everything
-
-
 def test_what_is_read_ahead_does_not_grow_with_the_number_of_images(tmp_path, monkeypatch):
     (tmp_path / "images").mkdir()
     pixels = np.zeros((10, 10, 3), np.uint8)
@@ -243,11 +224,7 @@ def test_a_gpu_gives_the_masks_of_a_cpu(tmp_path, images, fit):
         np.testing.assert_allclose(shares["cuda"][name], shares["cpu"][name], atol=0.05)  # bfloat16
 
 
-# Processes that write
-
-
 needs_fork = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
-GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
 
 
 @pytest.fixture
@@ -343,9 +320,6 @@ def test_a_gpu_writes_the_same_bytes_with_processes_and_threads(tmp_path, with_g
             engine = load(path, device="cuda").engine
             stream(tmp_path, Kinds(probabilities="png"), engine=engine, out=out, batch_size=8, processes=used).run(many)
     assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
-
-
-# What bounds the speed
 
 
 def test_all_rates_are_measured_and_the_plain_loop_writes_the_same_masks(tmp_path, images, monkeypatch):

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import cv2
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.brightness_engine import BrightnessEngine
+from helpers.predicting import write_model
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import RGB_8BIT, ImageReader
-from unet_trainer.inference.predictor import Predictor, all_ids, chosen_tile
+from unet_trainer.inference.predictor import (
+    Predictor,
+    TiledLogits,
+    WholeLogits,
+    all_ids,
+    all_probabilities,
+    blended_logits,
+    chosen_tile,
+    load,
+    predicted_ids,
+    tile_starts,
+)
+from unet_trainer.model import metrics
 
 RANDOM = np.random.default_rng(0)
 
@@ -50,7 +66,7 @@ def test_the_side_of_a_tile_is_checked():
     crop, resize = (make_spec(fit=fit, image_size=(32, 64)) for fit in ("crop", "resize"))
     assert chosen_tile(None, resize) is None
     assert chosen_tile("96", crop) == (96, 96)
-    for wrong in ("100", "0", "big", "8224"):
+    for wrong in ("100", "0", "big", "8224", True):
         with pytest.raises(UserError, match=f"^tile: got {wrong}; need a multiple of 32 from 32 to 8192, e.g. 256$"):
             chosen_tile(wrong, crop, "tile")
     with pytest.raises(UserError, match=r"^--tile: got 64; the model sees whole images at 64×32 \(fit: resize\), not tiles; leave"):
@@ -64,17 +80,6 @@ def test_a_resizing_model_sees_its_own_size_and_gives_that_of_the_image():
     assert ids.shape == (100, 70)
     assert ids[:48].all()
     assert not ids[52:].any()
-
-
-def test_wrong_images_are_refused_before_anything_is_computed():
-    found = predictor(whole=1)
-    with pytest.raises(DataError, match="16-bit values; the model was trained on 8-bit images"):
-        found.predict_image(np.zeros((50, 50, 3), np.uint16))
-    with pytest.raises(DataError, match="4 channels; the model was trained on images of 3"):
-        found.predict_image(np.zeros((50, 50, 4), np.uint8))
-    with pytest.raises(DataError, match=r"an array of shape \(50,\)"):
-        found.predict_image(np.zeros(50, np.uint8))
-    assert found.engine.shapes == []
 
 
 def test_images_at_a_scale_far_from_trainings_are_counted_and_told():
@@ -93,3 +98,137 @@ def test_images_at_a_scale_far_from_trainings_are_counted_and_told():
         "100×100 pixels, or train with fit=crop"
     )
     assert found.take_scale_warning() is None
+
+
+# Tiles in bands: every pixel once, no seams, memory of a band
+
+
+class BlurEngine(BrightnessEngine):
+    """Each logit is the mean of 5 × 5 pixels, with zeros beyond the edge: it is wrong within 2 pixels of a tile's border."""
+
+    def logits(self, images):
+        blurred = torch.nn.functional.avg_pool2d(images[..., 0].float().unsqueeze(1), 5, 1, padding=2)
+        return torch.cat([torch.zeros_like(blurred), blurred - 128], 1)
+
+
+def joined(logits):
+    """K,H,W of all bands, which follow each other from top to bottom."""
+    bands = list(logits.bands())
+    height, width = logits.size
+    ends = [band.rows.stop for band in bands]
+    assert [band.rows.start for band in bands] == [0, *ends[:-1]]
+    assert ends[-1] == height
+    assert all(band.logits.shape[1:] == (band.rows.stop - band.rows.start, width) for band in bands)
+    return torch.cat([band.logits for band in bands], 1)
+
+
+def tile(engine, pixels, side):
+    return TiledLogits(engine, ImageReader(pixels), (side, side), lambda part: part)
+
+
+def test_tiles_begin_at_most_half_a_tile_apart_evenly_spread():
+    assert tile_starts(110, 64) == [0, 23, 46]
+    assert tile_starts(64, 64) == [0]
+    assert tile_starts(65, 64) == [0, 1]
+    assert tile_starts(40, 64) == [0]
+    for length in range(64, 400, 7):
+        starts = tile_starts(length, 64)
+        assert starts[-1] + 64 == length
+        assert max(np.diff(starts), default=0) <= 33  # half a tile, but for rounding
+
+
+@pytest.mark.parametrize("size", [(200, 150), (65, 300), (30, 200), (1, 1)])
+def test_every_pixel_has_its_own_logit_whatever_the_size(size):
+    pixels = RANDOM.integers(0, 256, (*size, 3), np.uint8)
+    logits = joined(tile(BrightnessEngine(make_spec(fit="crop")), pixels, 64))
+    np.testing.assert_allclose(logits[1], pixels[:, :, 0].astype(np.float32) - 128, atol=1e-3)
+
+
+def test_a_batch_of_images_gives_what_each_gives_in_bands():
+    pixels = RANDOM.integers(0, 256, (3, 100, 150, 3), np.uint8)
+    engine = BlurEngine(make_spec(fit="crop"))
+    found = blended_logits(engine, torch.from_numpy(pixels), (64, 64), engine.logits)
+    for one, image in zip(found, pixels, strict=True):
+        torch.testing.assert_close(one, joined(tile(engine, image, 64)))
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """A U-Net with random weights, an image, its logits as one piece and in tiles. Such a network sees far: no two tiles agree."""
+    path = write_model(
+        tmp_path_factory.mktemp("run") / "best.pt",
+        encoder="resnet18",
+        fit="crop",
+        num_classes=3,
+        decoder_channels=(32, 16, 8, 8, 8),
+    )
+    engine = load(path, device="cpu").engine
+    pixels = cv2.resize(RANDOM.integers(0, 256, (40, 50, 3), np.uint8), (400, 320), interpolation=cv2.INTER_CUBIC)
+    return engine, pixels, engine.logits(torch.from_numpy(pixels).unsqueeze(0))[0], joined(tile(engine, pixels, 256))
+
+
+def steps_at_borders(difference, side):
+    """Mean step from a row to the next: across the borders of tiles, and elsewhere."""
+    steps = difference.diff(dim=1).abs().mean((0, 2)).numpy()
+    length = difference.shape[1]
+    borders = {border - 1 for start in tile_starts(length, side) for border in (start, start + side) if 0 < border < length}
+    is_border = np.isin(np.arange(length - 1), list(borders))
+    return steps[is_border].mean(), steps[~is_border].mean()
+
+
+def test_no_seam_is_at_the_borders_of_tiles(seen):
+    _, _, whole, logits = seen
+    across, elsewhere = steps_at_borders(logits - whole, 256)
+    assert across < 1.1 * elsewhere
+
+
+# Ids and probabilities
+
+
+TWO = torch.tensor([[[0.0, 0.0, 1.0]], [[1.0, 0.0, 0.5]]])  # K,1,3
+
+
+def test_the_id_with_the_largest_logit_wins_and_the_first_of_equal_ones():
+    assert predicted_ids(TWO).tolist() == [[1, 0, 0]]
+    three = torch.tensor([[[0.0, 5.0]], [[2.0, 5.0]], [[1.0, 6.0]]])
+    assert predicted_ids(three).tolist() == [[1, 2]]
+    assert predicted_ids(torch.stack([three, -three])).tolist() == [[[1, 2]], [[0, 0]]]
+    assert predicted_ids(three).dtype == torch.uint8
+
+
+def test_logits_are_brought_to_the_size_of_the_image_in_bands(monkeypatch):
+    monkeypatch.setattr(metrics, "MAX_ELEMENTS", 3 * 50 * 4)  # four rows at a time
+    logits = torch.randn(3, 16, 20)
+    whole = WholeLogits(logits, (45, 50))
+    bands = list(whole.bands())
+    assert [band.rows.stop - band.rows.start for band in bands] == [4] * 11 + [1]
+    expected = F.interpolate(logits.unsqueeze(0), (45, 50), mode="bilinear")[0]
+    np.testing.assert_allclose(torch.cat([band.logits for band in bands], 1), expected, atol=1e-5)
+    np.testing.assert_array_equal(all_ids(whole), expected.argmax(0))
+    np.testing.assert_allclose(all_probabilities(whole), expected.softmax(0).permute(1, 2, 0), atol=1e-5)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Keeps the bytes of the largest tensor that any operation makes."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_bytes = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        made = function(*arguments, **(options or {}))
+        for tensor in made if isinstance(made, tuple | list) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self.num_bytes = max(self.num_bytes, tensor.nbytes)
+        return made
+
+
+def test_memory_is_that_of_a_row_of_tiles_whatever_the_height():
+    engine = BrightnessEngine(make_spec(fit="crop"))
+    largest = {}
+    for height in (200, 800):
+        with LargestTensor() as recorded:
+            for _ in tile(engine, np.zeros((height, 500, 3), np.uint8), 64).bands():
+                pass
+        largest[height] = recorded.num_bytes
+    assert largest[200] == largest[800] <= 2 * (2 * 64 * 500 * 4)  # K × tile × width float32; the tiles of a row overlap by half

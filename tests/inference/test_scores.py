@@ -149,9 +149,6 @@ def drawn(rows):
     return np.array([[letter == "#" for letter in row] for row in rows.split()], np.uint8)
 
 
-# Intervals
-
-
 def counts_of(hits, truth, predicted):
     """N images, one class, without boundaries."""
     counts = np.zeros((len(hits), 1, 5), np.int64)
@@ -184,9 +181,6 @@ def test_an_interval_covers_the_true_score_about_95_times_of_100():
     assert 180 <= num_covered <= 200
 
 
-# Sets of images
-
-
 def evaluated(rows):
     """Rows: for each image, (hits, truth, prediction) of each class. No boundaries."""
     counts = np.zeros((len(rows), len(rows[0]), 5), np.int64)
@@ -198,17 +192,12 @@ def evaluated(rows):
 TWO_CLASSES = [[(5, 10, 5), (0, 4, 0)], [(10, 10, 10), (0, 0, 0)], [(0, 0, 5), (0, 0, 0)]]
 
 
-def summary_of(rows):
-    names = ["road", "tree"][: len(rows[0])]
-    return summarise(evaluated(rows), names, names)
-
-
-def values(row, kind="value"):
-    return {score: found[kind] for score, found in row["dataset"].items()}
+def values(row):
+    return {score: found["value"] for score, found in row["dataset"].items()}
 
 
 def test_scores_of_the_whole_set_by_hand():
-    summary = summary_of(TWO_CLASSES)
+    summary = summarise(evaluated(TWO_CLASSES), ["road", "tree"], ["road", "tree"])
     road, tree, mean = *summary["classes"], summary["mean"]
     assert [row["name"] for row in (road, tree, mean)] == ["road", "tree", "mean"]
     assert [values(row)["iou"] for row in (road, tree, mean)] == [15 / 25, 0.0, 0.3]

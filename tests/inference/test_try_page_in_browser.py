@@ -19,7 +19,7 @@ pytestmark = pytest.mark.browser
 
 HEIGHT, WIDTH = 40, 60
 GREEN, BLACK = [0, 200, 120], [0, 0, 0]
-ARROW_RIGHT, ARROW_LEFT, ARROW_DOWN, TAB, SPACE = "\ue014", "\ue012", "\ue015", "\ue004", " "
+TAB, SPACE = "\ue004", " "
 
 
 def picture(level=200, dark=30):
@@ -173,7 +173,7 @@ def test_probabilities_are_those_under_the_mouse(page):
 
 
 def test_a_file_is_uploaded_and_has_no_truth(page, tmp_path):
-    # Level 130: the foreground has the probability 0.622, see test_page_result.
+    # Level 130: the foreground has the probability 0.622, see test_try_server.
     (tmp_path / "mine.png").write_bytes(cv2_bytes(".png", picture(130)))
     page.find("#file").send_keys(str(tmp_path / "mine.png"))
     page.wait_for("status", "mine.png: 60×40 pixels, ")

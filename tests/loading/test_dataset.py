@@ -12,7 +12,7 @@ from helpers.samples import build_dataset, keep, make_dataset, make_loader
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
+from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_decoding import IGNORED, MaskCoding, read_mask
 from unet_trainer.images.tiling import RandomCrops, WholeImages, tile_images
 from unet_trainer.loading.augmentation import build_augmentation
@@ -32,10 +32,6 @@ def write_pair(folder, image, mask, extension=".npy"):
     return pair
 
 
-def deep_spec(channels):
-    return ImageSpec(channels, "uint16", (33000.0,) * channels, (200.0,) * channels, 32000.0, 34000.0)
-
-
 def noise(*shape):
     return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
 
@@ -45,9 +41,6 @@ def own_data(tiny_data, tmp_path):
     """A dataset whose files a test may change, built before they change."""
     shutil.copytree(tiny_data, tmp_path / "data")
     return build_dataset(tmp_path / "data")
-
-
-# Samples
 
 
 def test_a_sample_differs_between_epochs_and_seeds_but_not_between_reads(tiny_data):
@@ -90,9 +83,6 @@ def test_a_smaller_mask_is_resized_to_its_image_when_asked_for(tmp_path):
     assert np.array_equal(ids, mask.repeat(4, 0).repeat(4, 1))
 
 
-# Files that change during the run
-
-
 def assert_refused(dataset, path, key=(0, 0)):
     with pytest.raises(DataError) as caught:
         dataset[key]
@@ -128,37 +118,17 @@ TILINGS = {
 @pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize("extension", [".png", ".jpg"])
 @pytest.mark.parametrize("mask_changes", [False, True], ids=["old mask", "new mask"])
-@pytest.mark.parametrize("side", [128], ids=["half the size"])
-def test_a_pair_replaced_by_one_of_another_size_is_refused(tiling, extension, mask_changes, side, tmp_path):
+def test_a_pair_replaced_by_one_of_another_size_is_refused(tiling, extension, mask_changes, tmp_path):
     """Also a JPEG that is decoded at a fraction: at 32×32, one of 256 and one of 128 pixels are both decoded at 64×64."""
     image = noise(256, 256, 3)
     pair = write_pair(tmp_path, image, image[:, :, 0] // 128, extension)
     dataset = make_dataset([pair], BINARY, TILINGS[tiling])
     assert dataset.clone_for_worker()[0, 0][0].shape == (32, 32, 3)
-    image = noise(side, side, 3)
+    image = noise(128, 128, 3)
     write_image(pair.image, image)
     if mask_changes:
         write_image(pair.mask, image[:, :, 0] // 128)
     assert_refused(dataset, pair.mask if mask_changes else pair.image)
-
-
-# Batches
-
-
-def test_deep_images_of_many_channels_reach_the_batch_in_their_own_units(tmp_path):
-    image = np.random.default_rng(0).integers(32000, 34000, (40, 50, 5)).astype(np.uint16)
-    pair = write_pair(tmp_path, image, np.ones((40, 50), np.uint8))
-    dataset = make_dataset([pair], BINARY, WholeImages((40, 50), 1), deep_spec(5))
-    batch = Loader(dataset, 2, shuffle=False).read(0, 0)
-    assert (batch.images.dtype, batch.images.shape) == (torch.float32, (2, 40, 50, 5))
-    assert np.array_equal(batch.images[0].numpy(), image.astype(np.float32))
-    assert batch.masks.dtype == torch.uint8
-    assert (batch.masks[0] == 1).all()
-    assert (batch.masks[1] == IGNORED).all()
-    assert not batch.images[1].any()
-
-
-# Masks at native resolution
 
 
 NATIVE_SIZES = [(40, 50), (64, 20), (8, 8)]
@@ -202,9 +172,6 @@ def test_epochs_that_share_a_pass_hold_every_sample_once():
     assert sorted(later) == list(range(12))
     assert later != seen
     assert {epoch for epoch, _ in batches.keys(4, 0)} == {4}
-
-
-# The processes of a job
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 
 import pytest
 import torch
 
 from helpers.samples import build_dataset, epoch_digest, find_pairs, keep, make_dataset, make_loader
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import IGNORED, MaskCoding
 from unet_trainer.images.tiling import tile_images
 from unet_trainer.loading.dataset import SegmentationDataset
@@ -41,17 +39,6 @@ def test_batches_of_cutmix_carry_their_rectangles_from_any_number_of_workers(tin
     assert alone[0].max() <= 32
     assert torch.equal(next(loaders[0].epoch(1, first_batch=1)).cut_boxes, alone[1])  # as a resumed epoch has them
     assert make_loader(build_dataset(tiny_data), 4, 0, shuffle=True).read(0, 0).cut_boxes is None
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_file_that_goes_bad_during_training_is_named_with_the_reason(tiny_data, tmp_path, num_workers):
-    shutil.copytree(tiny_data, tmp_path / "data")
-    dataset = build_dataset(tmp_path / "data")
-    victim = dataset.pairs[3].image
-    victim.write_bytes(victim.read_bytes()[:300])
-    with pytest.raises(DataError) as caught:
-        epoch_digest(make_loader(dataset, 2, num_workers, shuffle=True), 0)
-    assert str(caught.value) == f"{victim}: the file is cut off"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -96,9 +83,6 @@ def test_a_cache_of_native_masks_changes_no_byte(tiny_data, tmp_path, place):
     assert epoch_digest(loaders[0], 1) == epoch_digest(loaders[1], 1)
 
 
-# The processes of a job
-
-
 def test_tiles_of_an_image_are_validated_by_one_process(tiny_data):
     """Each would decode it otherwise."""
     pairs = find_pairs(tiny_data / "images", tiny_data / "masks")[:3]
@@ -120,9 +104,6 @@ def test_processes_of_a_job_cut_other_pieces(tiny_data):
     alone = Loader(build_dataset(tiny_data), 4, shuffle=True, cutmix=1.0)
     assert torch.equal(alone.read(0, 0).cut_boxes, first)
     assert torch.equal(alone.read(0, 1).cut_boxes, second)  # as the one process that reads all of it in turn
-
-
-# CutMix
 
 
 def test_rectangles_lie_in_the_image_and_have_a_fifth_to_seven_tenths_of_its_side():
@@ -151,9 +132,6 @@ def test_pieces_come_from_the_image_before_with_their_masks():
     assert mixed[2, :, :, 1].tolist() == [[1, 2, 2, 2, 2]] * 4
     assert torch.equal(mixed_masks, mixed[..., 0] + 10)
     assert mixed.dtype == mixed_masks.dtype == torch.uint8
-
-
-# Advice: which setting would help, and how much
 
 
 def times(**changes):

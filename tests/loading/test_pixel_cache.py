@@ -13,7 +13,6 @@ from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.config.errors import UserError
 from unet_trainer.loading import pixel_cache
 from unet_trainer.loading.pixel_cache import BLOCK, ContentDamage, fill_cache
-from unet_trainer.system.concurrency import ReadTimeout
 
 SHAPES = [(5, 7, 3), (40, 60, 3), (1, 9, 3), (8, 2, 3)]  # of 1, 3, 1 and 1 block
 MASK_SIZES = [(10, 3), (4, 4), (1, 1), (20, 30)]
@@ -73,9 +72,6 @@ def test_the_cache_takes_half_of_what_is_free_and_leaves_the_other_pairs_to_the_
         assert len(cache) == num_ticks == num_pairs
 
 
-# On disk
-
-
 def test_a_file_is_found_again_by_its_stamp_and_sizes_and_not_by_others(tmp_path):
     build("disk", tmp_path)
     cache, num_ticks = build("disk", tmp_path, refuse_to_read, limit=10)  # also when the disk is full
@@ -115,29 +111,6 @@ def test_two_runs_that_fill_the_same_file_do_not_spoil_it(tmp_path):
     assert len(names(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("place", ["ram", "disk"])
-def test_a_disk_that_never_answers_ends_in_an_error(place, tmp_path):
-    with pytest.raises(ReadTimeout):
-        fill_cache(SHAPES, 1, lambda index: time.sleep(600), place, tmp_path, (), 2, lambda: None, 10**6, timeout=0.2)
-    assert names(tmp_path) == []
-
-
-# Content that something else has changed
-
-
-def test_a_zeroed_file_is_noticed_when_it_is_read(tmp_path):
-    build("disk", tmp_path)
-    own = own_file(tmp_path)
-    own.write_bytes(bytes(6 * BLOCK) + own.read_bytes()[6 * BLOCK :])
-    cache, num_ticks = build("disk", tmp_path, refuse_to_read)
-    assert num_ticks == 0
-    for index in range(4):
-        with pytest.raises(ContentDamage, match="its content has changed"):
-            np.asarray(cache.pair(index)[0])
-    cache.discard()
-    assert build("disk", tmp_path)[1] == 4
-
-
 @pytest.mark.parametrize("position", [6 * BLOCK, -20, -10, -1], ids=["checksums", "magic", "number of pairs", "checksum"])
 def test_a_file_whose_end_is_damaged_is_filled_anew(position, tmp_path):
     build("disk", tmp_path)
@@ -168,9 +141,6 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed_but_replaced(kind, t
     assert build("disk", tmp_path)[1] == 4
     assert cache.path.is_file()
     assert not cache.path.is_symlink()
-
-
-# Deleting what is not needed
 
 
 def fill_and_hang(folder, is_filling):

@@ -39,11 +39,8 @@ def expected_digest(dataset, batch_size, epoch):
 
 def in_worker():
     """Not in the training process, nor in the thread in which that reads."""
-    return os.getpid() != MAIN_PID or not (threading.current_thread().name == "reading" or is_main_thread())
-
-
-def is_main_thread():
-    return threading.current_thread() is threading.main_thread()
+    thread = threading.current_thread()
+    return os.getpid() != MAIN_PID or not (thread.name == "reading" or thread is threading.main_thread())
 
 
 def patch_samples(monkeypatch, before):
@@ -55,9 +52,6 @@ def patch_samples(monkeypatch, before):
         return timed_sample(self, key)
 
     monkeypatch.setattr(SegmentationDataset, "timed_sample", patched)
-
-
-# Plans
 
 
 @pytest.mark.parametrize(("num_workers", "with_threads"), [(1, False), (5, False), (3, True)])
@@ -100,9 +94,6 @@ def test_dropped_plans_keep_no_buffer_and_leave_no_trace(tiny_data):
     assert pool.incomplete == {}
     assert sorted(pool.free) == list(range(len(pool.buffers.arrays)))
     assert pool.failures == Failures()  # what was handed back unfilled did not fail
-
-
-# Buffers
 
 
 def test_a_batch_stays_as_it_is_until_the_next_one_is_asked_for(tiny_data, monkeypatch):
@@ -155,9 +146,6 @@ def test_a_buffer_is_filled_again_only_after_it_was_copied_to_the_gpu(tiny_data,
     next(batches)
     assert [event.was_waited_for for event in CopyEvent.made] == [True, False, False, False, False]
     batches.close()
-
-
-# Workers that fail
 
 
 @KINDS
@@ -236,9 +224,6 @@ def test_hanging_workers_are_given_up_with_the_file_they_hang_in(tiny_data, monk
     assert not any(worker.is_alive() for worker in workers)
 
 
-# Processes: all start or none, ignore signals, end with the training process.
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BlockingIOError(11, "Resource temporarily unavailable")])
 def test_started_workers_end_when_another_cannot_be_started(error, tiny_data, monkeypatch):
     start, started = multiprocessing.context.ForkProcess.start, []
@@ -275,6 +260,3 @@ def test_a_signal_while_a_worker_starts_reaches_this_process_only(monkeypatch, c
     finally:
         signal.signal(signal.SIGTERM, before)
     assert capfd.readouterr().err == "handled"
-
-
-# Copies to the GPU. tests/test_gpu.py runs them on one; here, which calls are made in which order.

@@ -98,9 +98,6 @@ def test_the_message_about_an_unknown_encoder_names_the_nearest(wrong, meant):
     assert refusal(build, encoder=wrong) == f"encoder: got {wrong!r}; did you mean {meant}?"
 
 
-# Encoder weights from a file
-
-
 def assert_same_encoder(encoder, state):
     loaded = encoder.state_dict()
     assert loaded.keys() == state.keys()
@@ -196,16 +193,6 @@ def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, fresh_encoder, w
     assert not canary.exists()
 
 
-# Encoder weights by name
-
-
-def raises(error):
-    def fail(*args, **kwargs):
-        raise error
-
-    return fail
-
-
 def test_a_failed_download_is_one_line_with_both_ways_out(monkeypatch, tmp_path):
     hub.isolate(monkeypatch, tmp_path)
     monkeypatch.setattr(constants, "ENDPOINT", hub.refusing_address())
@@ -220,41 +207,27 @@ def test_a_misspelt_name_of_weights_is_refused_and_not_taken_for_imagenet(monkey
         "encoder_weights: got 'imagnet' for encoder: resnet18; Wrong pretrained weights `imagnet` for encoder `resnet18`. "
         "Available options are: ['imagenet', 'ssl', 'swsl']"
     )
-    monkeypatch.setattr(smp, "create_model", raises(AssertionError("asked for weights")))
+    monkeypatch.setattr(smp, "create_model", lambda *_, **__: pytest.fail("asked for weights"))
     assert refusal(build, encoder_weights="imagnet") == (
         "encoder_weights: got 'imagnet'; need imagenet, null or a file (.pt, .pth, .safetensors)"
     )
-
-
-# Freezing
-
-
-def train_once(network):
-    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
-    network(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))).square().sum().backward()
-    optimizer.step()
 
 
 def changed(before, module):
     return [name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name])]
 
 
-def snapshot(module):
-    return {name: tensor.clone() for name, tensor in module.state_dict().items()}
-
-
 def test_a_frozen_encoder_has_no_gradients_and_keeps_weights_and_statistics():
     network = build()
     set_training_mode(network, encoder_frozen=True)
-    encoder, decoder = snapshot(network.encoder), snapshot(network.decoder)
-    train_once(network)
+    encoder, decoder = (copy_of(part.state_dict()) for part in (network.encoder, network.decoder))
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    network(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))).square().sum().backward()
+    optimizer.step()
     assert all(parameter.grad is None for parameter in network.encoder.parameters())
     assert changed(encoder, network.encoder) == []
     assert "blocks.0.conv1.1.running_mean" in changed(decoder, network.decoder)
     assert "blocks.0.conv1.0.weight" in changed(decoder, network.decoder)
-
-
-# Auxiliary heads
 
 
 @pytest.fixture

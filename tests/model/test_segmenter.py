@@ -43,13 +43,6 @@ class Spy(torch.nn.Module):
         return self.conv(images)
 
 
-def random_images(*shape):
-    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-
-
-# The spec
-
-
 @pytest.mark.parametrize("name", SPECS)
 def test_a_spec_is_the_same_after_it_was_saved_and_loaded(name):
     file = io.BytesIO()
@@ -102,14 +95,11 @@ def test_a_spec_with_a_value_that_no_run_can_have_is_an_error_that_names_it(path
         SegmenterSpec.from_dict(content)
 
 
-# The forward pass
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("height", "width"), [(64, 32), (40, 50), (1, 97)])
 def test_the_logits_are_those_of_the_network_on_normalised_and_padded_images(height, width, channels_last):
     network = Spy()
-    images = random_images(2, height, width, 3)
+    images = torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
     logits = Segmenter(make_spec(), network, channels_last)(images)
 
     normalised = (images.numpy().astype(np.float64) - RGB_8BIT.mean) / RGB_8BIT.std
@@ -120,9 +110,6 @@ def test_the_logits_are_those_of_the_network_on_normalised_and_padded_images(hei
     torch.testing.assert_close(logits, torch.cat([torch.zeros_like(expected), expected], 1))
     assert logits.shape == (2, 2, height, width)
     assert logits.dtype == torch.float32
-
-
-# Its weights
 
 
 class Wrapper(torch.nn.Module):

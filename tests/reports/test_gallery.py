@@ -31,10 +31,6 @@ def many(number):
     return [image_score(f"{index:03}.png", "m.png", [[0, 0, 0], [index, number, index]], ["x"]) for index in range(1, number + 1)]
 
 
-def rgba(content):
-    return np.asarray(Image.open(io.BytesIO(content)).convert("RGBA"))
-
-
 def test_the_worst_the_middle_and_the_best_are_chosen_and_take_turns():
     chosen = choose_images(many(101))
     names = {group: [int(score.image[:3]) for score, its in chosen if its == group] for group in ("worst", "median", "best")}
@@ -55,7 +51,8 @@ def test_layers_show_truth_prediction_and_errors(tmp_path):
     assert (found.note, found.colours) == ("", ((0, 0, 0), GREEN))
     picture = found.pictures[0]
     assert (picture.size, picture.shown, picture.score) == ((40, 60), (40, 60), SCORES[0])
-    truth, prediction, errors = (rgba(content) for content in (picture.truth, picture.prediction, picture.errors))
+    layers = (Image.open(io.BytesIO(content)) for content in (picture.truth, picture.prediction, picture.errors))
+    truth, prediction, errors = (np.asarray(layer.convert("RGBA")) for layer in layers)
     assert [truth[5, x, 3] for x in (35, 40, 50, 51)] == [0, 255, 72, 255]  # nothing, the outline, the class, its hatch
     assert tuple(truth[5, 41]) == (0, 0, 0, 180)  # within the outline, so that green is seen on green
     assert [prediction[5, x, 3] for x in (20, 30, 34)] == [0, 255, 72]

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import cv2
 import numpy as np
 import pytest
 
+from helpers.killed_runs import is_running, wait_until
 from helpers.project import ROOT
 from unet_trainer.system import concurrency
 from unet_trainer.system.concurrency import (
@@ -36,20 +36,6 @@ from unet_trainer.system.concurrency import (
 
 LIMIT = 30
 needs_fork = pytest.mark.skipif(not concurrency.CAN_FORK, reason="processes are forked on Linux only")
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -147,13 +133,16 @@ def test_children_of_a_process_in_which_opencv_has_threads_use_opencv():
         cv2.setNumThreads(before)
 
 
-def test_children_end_when_the_parent_is_killed():
+@pytest.mark.parametrize("hangs", [False, True], ids=["between items", "in an item"])
+def test_children_end_when_the_parent_is_killed(hangs):
+    """One that hangs never sees by itself that its parent is gone."""
     script = (
-        "import os, time; from unet_trainer.system.concurrency import forked_map\n"
-        "outcomes = forked_map(lambda item, read_stderr: time.sleep(0.05) or os.getpid(), range(100), 3)\n"
+        "import os, sys, time; from unet_trainer.system.concurrency import forked_map\n"
+        "def work(item, read_stderr):\n    time.sleep(600 if item == 'hang' else 0.05); return os.getpid()\n"
+        "outcomes = forked_map(work, [*range(30), *['hang'] * int(sys.argv[1]), *range(30)], 3)\n"
         "print(*sorted({next(outcomes)[1] for _ in range(30)}), flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen([sys.executable, "-c", script, str(3 * hangs)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         assert len(pids) == 3
         assert all(map(is_running, pids))

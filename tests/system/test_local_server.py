@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
 from http import HTTPStatus
 
 import pytest
 
+from helpers.ports import running
 from helpers.try_page import ask, refusal
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.local_server import LocalHandler, LocalServer, RequestRefused, content_security_policy, digest
@@ -31,14 +30,9 @@ class Handler(LocalHandler):
 
 @pytest.fixture(scope="module")
 def server():
-    running = LocalServer(("127.0.0.1", 0), Handler)
-    running.handle_error = lambda *_: None  # the terminal shows a fault; not that of a test
-    thread = threading.Thread(target=running.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    with contextlib.closing(running.socket):
-        yield running
-        running.shutdown()
-        thread.join()
+    with running(LocalServer(("127.0.0.1", 0), Handler)) as found:
+        found.handle_error = lambda *_: None  # the terminal shows a fault; not that of a test
+        yield found
 
 
 def test_who_knows_the_key_gets_an_answer_that_nobody_keeps_or_frames(server):

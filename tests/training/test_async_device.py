@@ -10,13 +10,8 @@ from unet_trainer.training import async_device
 from unet_trainer.training.async_device import AsyncReader, HostCopy, WaitMeter
 
 
-@pytest.fixture
-def at_every_poll(monkeypatch):
+def test_a_copy_is_returned_once_with_its_label_as_it_was_when_it_began(monkeypatch):
     monkeypatch.setattr(async_device, "READ_SECONDS", 0.0)
-
-
-@pytest.mark.usefixtures("at_every_poll")
-def test_a_copy_is_returned_once_with_its_label_as_it_was_when_it_began():
     number = torch.tensor(1)
     reader = AsyncReader(CPU)
     assert reader.poll([number], 7) is None

@@ -27,10 +27,6 @@ from unet_trainer.training.compilation import fit_into_memory
 from unet_trainer.training.settings import build_settings
 
 
-def said(console):
-    return console.stream.getvalue()
-
-
 def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_shows_all_of_it(config, console, tmp_path):
     (tmp_path / "an empty folder").mkdir()
     with pytest.raises(DataError) as caught:
@@ -65,7 +61,7 @@ def test_processes_of_a_machine_go_without_a_cache_where_the_file_that_they_woul
     dataset, job = build_dataset(config, console, None), Job(Launch(0, 2, 0, 2, True))
     taken = dataclasses.replace(build_settings(config, CPU_FACTS, dataset, console).taken, checkpoint_dir=str(tmp_path / "file"))
     assert build_loaders(taken, dataset, CPU, console, job).train.dataset.cache is None
-    assert "(Not a directory); set cache: none or checkpoint_dir; files are read in every epoch" in said(console)
+    assert "(Not a directory); set cache: none or checkpoint_dir; files are read in every epoch" in console.stream.getvalue()
     with pytest.raises(UserError, match="cache: disk cannot be written"):
         build_loaders(dataclasses.replace(taken, cache="disk"), dataset, CPU, console, job)
 
@@ -97,7 +93,7 @@ def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, 
     assert settings.decisions["encoder_weights"].reason.startswith(
         "imagenet weights cannot be loaded (encoder_weights: the file of"
     )
-    assert said(console).splitlines()[-1].startswith("Note: encoder_weights: imagenet weights cannot be loaded (")
+    assert console.stream.getvalue().splitlines()[-1].startswith("Note: encoder_weights: imagenet weights cannot be loaded (")
     assert same(everything(components), everything(make_components(console)))
     with pytest.raises(UserError, match="in the download cache is damaged"):
         build_with_weights(found_weights(encoder_weights="imagenet"), console)
@@ -114,9 +110,6 @@ def test_an_attempt_that_never_fits_ends_with_what_to_try(console):
 
 def fail(error):
     raise error
-
-
-# The processes of a job
 
 
 def build_in_job(console, launch, **changes):

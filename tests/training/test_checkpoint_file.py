@@ -207,23 +207,6 @@ def test_a_disk_that_fills_up_at_any_point_of_a_save_loses_no_checkpoint(small, 
         assert [entry.name for entry in small.parent.iterdir()] == ["last.pt"]
 
 
-def test_the_previous_state_is_kept_and_used_when_the_last_one_is_damaged(small):
-    previous = small.with_name("previous.pt")
-    first = small.read_bytes()
-    write_checkpoint(small, {**CONTENT, "batch": 2}, previous=previous)
-    assert previous.read_bytes() == first
-    said = []
-    assert read_run(small.parent, said.append)["batch"] == 2
-    assert said == []
-    small.write_bytes(small.read_bytes()[:-100])
-    with pytest.raises(CheckpointError, match=r"last\.pt"):  # named by the user: that one or none
-        read_run(small, said.append)
-    assert torch.equal(read_run(small.parent, said.append)["model"]["w"], torch.arange(50.0))
-    assert len(said) == 1
-    assert str(small) in said[0]
-    assert f"going on from {previous}, which was saved before it (the other is kept as damaged.pt)" in said[0]
-
-
 def test_a_kill_during_the_save_after_a_damaged_state_leaves_the_good_one(small, monkeypatch):
     """The save must not rename the damaged file over the good one."""
     previous = small.with_name("previous.pt")

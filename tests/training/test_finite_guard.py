@@ -20,7 +20,7 @@ from helpers.steps import (
     weights,
 )
 from unet_trainer.config.errors import NonFinite
-from unet_trainer.training.state import EpochMetrics
+from unet_trainer.training.state import EpochMetrics, all_finite
 from unet_trainer.training.step import FiniteGuard
 
 PRECISIONS = {"float32": {"use_amp": False}, "bfloat16": {"use_amp": True}}
@@ -33,6 +33,16 @@ def step(components, *batches, metrics=None):
 
 def batch(seed):
     return make_batch(2, seed, side=32)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(), (1000,)], ids=str)
+def test_one_number_that_is_not_finite_is_found_among_the_largest_that_are(shape, dtype):
+    values = torch.full(shape, torch.finfo(dtype).min, dtype=dtype)
+    assert all_finite(values)
+    for number in (math.nan, math.inf, -math.inf):
+        values.view(-1)[values.numel() // 2] = number
+        assert not all_finite(values)
 
 
 @pytest.mark.parametrize(
@@ -78,19 +88,15 @@ def test_overflows_that_a_lower_loss_scale_cures_are_counted_apart(scale, loss_w
     assert (int(metrics.num_skipped), int(metrics.num_nan)) == (1, num_nan)
 
 
-def make_guard(**options):
-    return FiniteGuard(torch.nn.BatchNorm2d(2), CPU, **options)
-
-
-def judge(guard, verdicts, first_batch=0):
+def judge(guard, verdicts):
     """Steps that are good (1) or bad (0), of one batch each."""
-    for number, verdict in enumerate(verdicts, start=first_batch):
+    for number, verdict in enumerate(verdicts):
         guard.begin_step(number)
         guard.judge(torch.tensor(1.0 if verdict else math.nan), ONE)
 
 
 def test_too_many_bad_steps_in_a_row_are_an_error_that_names_the_first_of_them():
-    guard = make_guard(max_bad_steps=3)
+    guard = FiniteGuard(torch.nn.BatchNorm2d(2), CPU, max_bad_steps=3)
     judge(guard, [1, 0, 0, 1, 0, 0])
     guard.check()
     judge(guard, [1, 0, 0, 0, 1, 1, 0])  # found late, when steps are good again

@@ -78,6 +78,34 @@ def test_a_compiled_backward_pass_fills_the_buckets_at_once_unless_it_adds_up(nu
         assert torch.equal(one, other)
 
 
+class UsesAWeightTwice(torch.nn.Module):
+    """In two compiled passes."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network, self.shared = network, torch.nn.Conv2d(3, 3, 3, padding=1)
+
+    def forward(self, pixels):
+        pixels = self.shared(pixels)
+        torch._dynamo.graph_break()
+        return self.network(self.shared(pixels))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # of the compiler, about itself
+def test_gradients_of_a_weight_in_two_compiled_passes_add_up(job):
+    steps = []
+    for _ in range(2):
+        segmenter = plain_segmenter()
+        segmenter.network = UsesAWeightTwice(segmenter.network)
+        steps.append(make_step(segmenter))
+    connect(steps[1], job)
+    for each in steps:
+        each.forward = torch.compile(each.forward, backend="aot_eager")
+        take_group(each, [make_batch(4)])
+    for one, other in zip(*(each.parameters for each in steps), strict=True):
+        assert torch.equal(one, other)
+
+
 def test_gradients_may_be_averaged_in_bfloat16(job):
     alone, step = make_step(plain_segmenter()), connect(make_step(plain_segmenter()), job, "bf16")
     before = [parameter.detach().clone() for parameter in step.parameters]

@@ -41,10 +41,11 @@ def test_the_run_is_one_that_began_with_the_rate_that_was_taken(changes, recipe,
     assert "Learning rates" not in capsys.readouterr().out  # one that is set is not tried
 
 
-def test_a_lower_rate_gets_more_epochs_where_there_is_time(recipe, monkeypatch):
-    monkeypatch.setattr(pilots, "has_time", lambda run: True)
+def test_a_lower_rate_gets_more_epochs_where_there_is_time(recipe, monkeypatch, capsys):
+    monkeypatch.setattr(pilots, "has_time", lambda settings: True)
     longer = train(recipe, run_name="longer")
     monkeypatch.undo()
+    assert "  num_epochs 4: 2 times 2: the lower learning rate needs more steps" in capsys.readouterr().out
     fresh = train(recipe, run_name="fresh", learning_rate=0.01, num_epochs=4)
     assert weights_digest(longer.run_dir) == weights_digest(fresh.run_dir)
     assert timeless_rows(longer.run_dir) == timeless_rows(fresh.run_dir)
@@ -87,8 +88,13 @@ def test_a_resumed_run_does_not_try_again(recipe, monkeypatch):
     assert weights_digest(resumed.run_dir) == weights_digest(whole.run_dir)
 
 
-def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes_on(recipe, monkeypatch):
+@pytest.mark.parametrize(("changes", "num_epochs"), [({}, 2), ({"num_epochs": "auto", "ema_decay": "auto"}, 4)], ids=str)
+def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes_on(changes, num_epochs, recipe, monkeypatch):
+    monkeypatch.setattr("unet_trainer.config.choices.plan_steps", lambda *_: (2, 1, "planned"))
+    monkeypatch.setattr(pilots, "has_time", lambda settings: settings.was_open("num_epochs"))
+    recipe |= changes
     whole = train(recipe, run_name="whole")
+    assert len(whole.history) == num_epochs
     original = pilots._train
 
     def interrupt(run, *given):
@@ -103,6 +109,8 @@ def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes
     resumed = train(recipe, run_name="cut", resume=str(cut))
     assert weights_digest(resumed.run_dir) == weights_digest(whole.run_dir)
     assert sum(one["kind"] == "pilots" for one in read_events(cut)) == 1
+    names = "early_stopping_patience", "warmup_epochs", "ema_decay"
+    assert [read_run_summary(cut).value(one) for one in names] == [read_run_summary(whole.run_dir).value(one) for one in names]
 
 
 @pytest.mark.parametrize(("num_steps", "expected"), [(6000, 300), (2000, 100), (1900, 0), (10, 0)])

@@ -200,24 +200,14 @@ def test_the_state_is_whole_only_if_it_is_on_all_of_them(run):
     assert run.processes.told == ("", None)
 
 
-FILES = [Path("images/a.tif"), Path("images/b.tif")]
-
-
-@pytest.fixture
-def explained():
-    return small_components(loss={"bce": 1.0, "dice": 1.0})
-
-
-def explain(explained, batch=None):
-    batch = batch or make_batch(2, side=32)
-    return recovery.explain(explained.state.segmenter, explained.loss, explained.numerics, batch, FILES)
-
-
-def test_a_pixel_is_named_by_its_file(explained):
+def test_a_pixel_is_named_by_its_file():
+    components = small_components(loss={"bce": 1.0, "dice": 1.0})
     batch = make_batch(2, side=32)
     images = batch.images.float()
     images[1, 5, 6, 0] = math.inf
-    assert explain(explained, batch._replace(images=images)) == (
+    files = [Path("images/a.tif"), Path("images/b.tif")]
+    model = components.state.segmenter, components.loss, components.numerics
+    assert recovery.explain(*model, batch._replace(images=images), files) == (
         "images/b.tif holds pixels that are NaN or infinite; the first layer whose output is not finite is encoder.0; "
         "the loss term bce, dice is not finite"
     )

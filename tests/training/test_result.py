@@ -10,14 +10,12 @@ import signal
 import pytest
 import torch
 
-from helpers.small_runs import ROW, make_run, said
+from helpers.small_runs import ROW, SCORES, make_run, said
 from helpers.steps import make_settings
 from unet_trainer.config.load import load_config
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.result import build_result, judge_model, report
-
-SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
 
 
 def finish_epochs(run, values, rates=None):

@@ -24,21 +24,12 @@ def checkpoint_dir(tmp_path, monkeypatch):
     """./checkpoints with three runs: b the newest, c without a checkpoint."""
     monkeypatch.chdir(tmp_path)
     for name, age in (("a", 100), ("b", 200)):
-        write_last(Path("checkpoints") / name, age)
+        last = Path("checkpoints") / name / "last.pt"
+        last.parent.mkdir(parents=True)
+        last.touch()
+        os.utime(last, (age, age))
     Path("checkpoints/c").mkdir()
     return Path("checkpoints")
-
-
-def write_last(folder, written):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "last.pt").touch()
-    os.utime(folder / "last.pt", (written, written))
-
-
-def error_of(name, checkpoint_dir):
-    with pytest.raises(CheckpointError) as raised:
-        find_run(name, checkpoint_dir)
-    return str(raised.value)
 
 
 def test_a_run_with_the_earlier_checkpoint_alone_is_a_run(checkpoint_dir):
@@ -58,7 +49,8 @@ def test_a_run_resumes_only_if_asked_to(checkpoint_dir):
 
 
 def test_an_unknown_run_is_answered_with_the_names_of_runs_newest_first(checkpoint_dir):
-    assert error_of("z", checkpoint_dir) == "no run z; checkpoints holds b, a"
+    with pytest.raises(CheckpointError, match=r"^no run z; checkpoints holds b, a$"):
+        find_run("z", checkpoint_dir)
 
 
 def test_a_new_run_is_numbered_when_its_name_is_taken(tmp_path):
@@ -82,7 +74,7 @@ def test_a_start_with_resume_auto_keeps_its_name_or_the_next_start_would_not_fin
 @pytest.mark.parametrize("resume", [None, "auto"])
 def test_a_checkpoint_dir_that_cannot_be_written_to_is_the_users_to_mend(resume, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=rf"checkpoint_dir: {tmp_path / 'file'} cannot be written to \("):
+    with pytest.raises(UserError, match=rf"checkpoint_dir: {tmp_path / 'file'} cannot be written to \(.*\); .*(no|not a) folder"):
         start_folder(resume, "run", tmp_path / "file")
 
 

@@ -14,17 +14,13 @@ from unet_trainer.training.run_summary import find_runs, is_run, read_run_summar
 CLASSES = ["sky", "car"]
 
 
-def row(epoch, val_iou=0.5, **changes):
-    return {"epoch": epoch, "train_loss": 1.0, "val_loss": 1.0, "val_iou": val_iou, "seconds": 2.0, **changes}
-
-
 def epoch_facts(epoch, val_iou, car=None):
     classes = {
         "sky": {"iou": val_iou, "dice": 0.6, "precision": 0.7, "recall": 0.8},
         "car": dict.fromkeys(("iou", "dice", "precision", "recall"), car),
     }
     return {
-        **row(epoch, val_iou),
+        **{"epoch": epoch, "train_loss": 1.0, "val_loss": 1.0, "val_iou": val_iou, "seconds": 2.0},
         "best": True,
         "stages": {"val_seconds": 0.5},
         "classes": classes,
@@ -46,16 +42,6 @@ def log(folder):
     log.open(folder, resumed_after=None, **start)
     log.add("ready", startup_seconds=1.5)
     return log
-
-
-def resume(folder, epoch, batch=0):
-    log = EventLog()
-    log.open(folder, resumed_after={"epoch": epoch, "batch": batch}, machine={"device": "cuda:0"})
-    return log
-
-
-def happened(folder):
-    return [(event.kind, event.epoch, event.text) for event in read_run_summary(folder).events]
 
 
 def test_epochs_have_their_row_their_classes_and_their_confusion_matrix(log, folder):
@@ -91,15 +77,17 @@ def test_the_state_is_how_the_run_ended(how, log, folder):
     log.add("epoch", **epoch_facts(1, 0.5))
     log.add("end", how=how, text="SIGINT")
     log.add("warning", text="said at the end")
-    assert read_run_summary(folder).state == how
-    assert (how, 1, "SIGINT") in happened(folder)
+    summary = read_run_summary(folder)
+    assert summary.state == how
+    assert (how, 1, "SIGINT") in [(event.kind, event.epoch, event.text) for event in summary.events]
 
 
 def test_a_run_that_was_killed_counts_as_interrupted_and_its_resuming_tells_of_it(log, folder):
     log.add("epoch", **epoch_facts(1, 0.5))
     log.add("epoch", **epoch_facts(2, 0.6))
     assert read_run_summary(folder).state == "interrupted"
-    again = resume(folder, 1, batch=3)
+    again = EventLog()
+    again.open(folder, resumed_after={"epoch": 1, "batch": 3}, machine={"device": "cuda:0"})
     again.add("epoch", **epoch_facts(2, 0.7))
     again.add("end", how="finished")
     summary = read_run_summary(folder)
@@ -168,6 +156,14 @@ def test_what_is_damaged_is_left_out_and_told(name, content, problem, log, folde
     assert told.startswith(problem)
     assert len(told) < 200
     assert summary.state == ("interrupted" if name == "val_scores.csv" else "damaged")
+
+
+def test_a_file_without_any_event_is_damage_and_a_first_line_that_was_cut_off_is_not(folder):
+    (folder / "events.jsonl").write_bytes(b'{"kind": "start", "ti')
+    assert read_run_summary(folder).problems == []
+    (folder / "events.jsonl").write_bytes(b"\0" * 50 + b"\n\xff\n")
+    assert read_run_summary(folder).problems == ["events.jsonl: none of its lines is an event"]
+    assert read_run_summary(folder).state == "damaged"
 
 
 @needs_pipes

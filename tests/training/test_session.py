@@ -14,17 +14,13 @@ from unet_trainer.training.history import read_events
 from unet_trainer.training.session import Session
 
 
-def run_session(folder, error=None, with_log=True, exits=()):
+def run_session(folder, error):
     """A run that holds the lock of its folder, writes its log there, and ends with this error."""
     with Session() as session:
         session.lock.acquire(folder, session.console.note)
-        for call in exits:
-            session.on_exit(call)
-        if with_log:
-            session.console.log_to(folder / "train.log")
-            session.events.open(folder)
-        if error is not None:
-            raise error
+        session.console.log_to(folder / "train.log")
+        session.events.open(folder)
+        raise error
 
 
 @pytest.mark.parametrize(
@@ -84,7 +80,8 @@ def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_process_of_a_job_imports_torch_to_its_end_before_a_signal_ends_it(is_alone, monkeypatch):
     monkeypatch.setattr(Session, "_log_end", lambda self, error: None)
-    monkeypatch.setattr("unet_trainer.training.session.current", lambda: InJob(Launch(is_torchrun=not is_alone)))
+    monkeypatch.setattr(Job, "start", lambda self, signals: None)
+    monkeypatch.setattr("unet_trainer.training.session.current", lambda: Job(Launch(is_torchrun=not is_alone)))
     imported = []
 
     def begin():
@@ -95,8 +92,3 @@ def test_a_process_of_a_job_imports_torch_to_its_end_before_a_signal_ends_it(is_
     with pytest.raises(Interrupted, match="SIGTERM"):
         begin()
     assert imported == ([] if is_alone else ["torch"])
-
-
-class InJob(Job):
-    def start(self, signals):
-        pass

@@ -37,6 +37,10 @@ NEWEST = "\0newest"  # --resume without a name; no name can be this
 class CommandParser(argparse.ArgumentParser):
     """Answers a mistake with one message, like every other error, in place of the usage."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.register("type", Path, _named_path)  # what type=Path means in all commands
+
     def error(self, message: str) -> NoReturn:
         _, unknown, words = message.partition("unrecognized arguments: ")
         if unknown:
@@ -195,6 +199,13 @@ def train_command(path: Path) -> str:
 def file_header(path: Path, command: str, data_dir: str) -> str:
     """The first lines of the file of --write, without the signs of a comment."""
     return f"{train_command(path)}\nWritten by {command} for {' '.join(data_dir.split())}; edit it as you like."
+
+
+def _named_path(text: str) -> Path:
+    """Path("") would be the current folder."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("got an empty name; need a path (is a variable of the shell not set?)")
+    return Path(text)
 
 
 def _is_file(word: str) -> bool:

@@ -303,6 +303,8 @@ def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int]) -> tuple
 def forecast_findings(
     found: Forecast, settings: Settings, hardware: HardwareFacts, cost: StepCost, sample: SampleCost, is_estimate: bool
 ) -> list[Finding]:
+    from unet_trainer.training.pilots import has_time
+
     taken, rate = settings.taken, settings.taken.batch_size / cost.seconds
     per_epoch = f"{found.seconds_per_epoch:.1f} s" if found.seconds_per_epoch < 10 else describe_seconds(found.seconds_per_epoch)
     detail = f"about {describe_seconds(found.seconds)}: {counted(found.num_epochs, 'epoch')} of {per_epoch}"
@@ -310,6 +312,7 @@ def forecast_findings(
         detail = f"about {describe_seconds(found.seconds)}, with as many epochs of {per_epoch} as there is time for"
     detail += f", {rate:.{0 if rate >= 10 else 1}f} images/s in the model"
     detail += f"; up to {describe_seconds(found.pilot_seconds)} of it try learning rates" if found.pilot_seconds else ""
+    detail += "; a lower one gets twice the epochs" if found.pilot_seconds and has_time(settings) else ""
     detail += "; an estimate from the uncompiled step (--fast)" if is_estimate else ""
     detail += "; early stopping may end it sooner" if taken.early_stopping_patience is not None else ""
     findings = [Finding("ok", "Time", detail)]

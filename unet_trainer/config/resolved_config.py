@@ -131,6 +131,11 @@ class Settings:
         """Whether the number of epochs follows the time that they take."""
         return self.asked.time_budget is not None and self.asked.num_epochs == "auto"
 
+    def was_open(self, name: str) -> bool:
+        """When the run began: a resumed one has what was decided then."""
+        asked = getattr(self.asked, name)
+        return asked == "auto" or (self.decisions[name].source == "decided" and asked == getattr(self.taken, name))
+
     def budget(self) -> float:
         """Seconds that the run may take."""
         return math.inf if self.asked.time_budget is None else seconds_of(self.asked.time_budget)

@@ -524,7 +524,7 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
         raise DataError(f"split_file: {path} is not a CSV file ({error})") from None
     unknown = sorted(set(header) - {*COLUMNS, BOX})
     if "image" not in header or "mask" not in header or unknown or len(set(header)) < len(header):
-        columns = first_few(header, 10) or "none"
+        columns = first_few((f"{cell:.60}" for cell in header), 10) or "none"
         raise DataError(f"split_file: {path} has the columns {columns}; need image and mask, and optionally split and group")
     return rows
 

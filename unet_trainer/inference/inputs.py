@@ -59,6 +59,8 @@ def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] =
     """The files in the order of the words, each once. Of a folder or pattern, files in `out` inside of it are left out, and results
     of other predictions too, which is told by `note`. Raises UserError.
     """
+    if not all(word.strip() for word in words):  # Path("") would be the current folder
+        raise UserError("got an empty name; need images, folders, patterns or CSV files (is a variable of the shell not set?)")
     paths = [Path(word) for word in words]
     alone = [path for path in paths if path.exists() and not path.is_dir() and path.suffix.lower() != CSV_SUFFIX]
     base = Path(os.path.commonpath([_absolute(path).parent for path in alone])) if alone else Path()
@@ -166,7 +168,8 @@ def _image_column(path: Path) -> list[str]:
     except (OSError, csv.Error) as error:
         raise UserError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if "image" not in header:
-        raise UserError(f"{path} has the columns {first_few(header, 10) or 'none'}; need one named image, with a path in each row")
+        columns = first_few((f"{name:.60}" for name in header), 10) or "none"
+        raise UserError(f"{path} has the columns {columns}; need one named image, with a path in each row")
     if not found:
         raise UserError(f"{path} names no image")
     return found

@@ -39,6 +39,7 @@ ADVICE = {
     errno.ENXIO: "nobody reads from it",
     errno.EPIPE: "whoever read from it is gone",
     errno.EISDIR: "name a file",
+    errno.EEXIST: "it is no folder; name another",
     errno.ENOTSUP: "name a file",
 }
 NO_TEMPORARY_FOLDER = "No usable temporary directory"  # as Python says it

@@ -39,6 +39,7 @@ class GradientSync:
         self.num_reduced = 0  # buckets of gradients, in this step
         self.trains = [parameter.requires_grad for parameter in step.parameters]
         self.buckets: dict[torch.Tensor, torch.Tensor] = {}
+        self.empty = self.buckets  # those that no compiled pass has filled yet, in this step
         model = _StepForward(step)
         without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, without)
@@ -58,7 +59,7 @@ class GradientSync:
     def close(self) -> None:
         """The parameters may get another."""
         self.model.reducer._remove_autograd_hooks()
-        del self.model, self.buckets  # they hold each other
+        del self.model, self.buckets, self.empty  # they hold each other
 
     def prepare_compiler(self) -> None:
         """Of several processes the backward pass is compiled in parts, a bucket each: one is averaged while the next is computed.
@@ -73,18 +74,20 @@ class GradientSync:
         with contextlib.nullcontext() if is_last else self.model.no_sync():
             loss, counts = self.model(*batch)
         if is_last:
+            self.empty = dict(self.buckets)
             for node in _compiled_passes(loss.grad_fn):
                 node.register_hook(partial(self._fill_buckets, [edge[0] for edge in node.next_functions]))
         return loss, counts
 
-    @torch.no_grad()
     def _fill_buckets(self, takers: list[Any], gradients: tuple[torch.Tensor | None, ...], _: object) -> tuple[Any, ...]:
         """Copies what a compiled pass has computed at once: DistributedDataParallel would do it one by one, in 140 launches."""
         taken, places, values = list(gradients), [], []
         for index, (taker, gradient) in enumerate(zip(takers, gradients, strict=True)):
             weight = getattr(taker, "variable", None)
-            place = None if weight is None or weight.grad is not None else self.buckets.get(weight)  # else it is added to
-            if place is None or gradient is None:
+            if gradient is None or weight is None or weight.grad is not None:  # which is added to
+                continue
+            place = self.empty.pop(weight, None)
+            if place is None:  # of a weight in two passes: autograd adds up
                 continue
             taken[index] = place.detach()  # a tensor that nobody else holds is not copied again
             if place.stride() == gradient.stride():

@@ -186,6 +186,8 @@ def read_events(folder: Path, problems: list[str] | None = None) -> list[dict[st
             continue
         except ValueError as error:
             reasons.append(f"{EVENTS}, line {number}: {first_line(error)}")
+    if b"\n" in content and not found and not reasons:
+        reasons.append(f"{EVENTS}: none of its lines is an event")
     return found
 
 

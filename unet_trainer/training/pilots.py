@@ -82,19 +82,19 @@ def try_learning_rates(run: Run) -> None:
     ious = ", ".join(f"{one.iou:.2f} at {one.learning_rate:g}" for one in pilots)
     run.settings.change(f"pilots of {num_steps} steps: train IoU {ious}", learning_rate=chosen.learning_rate)
     state.learning_rate.peak = _peak(run, chosen.learning_rate)
-    if chosen is not pilots[0] and has_time(run):
-        change_epochs(
-            run, LONGER * config.num_epochs, f"{LONGER} times {config.num_epochs}: the lower learning rate needs more steps"
-        )
+    if chosen is not pilots[0] and has_time(run.settings):
+        reason = f"{LONGER} times {config.num_epochs}: the lower learning rate needs more steps"
+        change_epochs(run, LONGER * config.num_epochs, reason)
+        run.console.say(f"  num_epochs {run.config.num_epochs}: {reason}")
     tried = [{**dataclasses.asdict(one), "steps": num_steps, "is_chosen": one is chosen} for one in pilots]
     run.events.add("pilots", pilots=tried)
     run.checkpointer.attempt(run.checkpointer.write_config)
 
 
-def has_time(run: Run) -> bool:
+def has_time(settings: Settings) -> bool:
     """On a GPU, where neither the time nor the number of epochs is set. On a CPU a run is planned for an hour."""
-    asked = run.settings.asked
-    return asked.num_epochs == "auto" and asked.time_budget is None and run.components.numerics.device.type != "cpu"
+    taken = settings.taken
+    return settings.was_open("num_epochs") and taken.time_budget is None and not taken.device.startswith("cpu")
 
 
 def is_better(lower: Pilot, higher: Pilot) -> bool:

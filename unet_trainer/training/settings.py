@@ -111,7 +111,7 @@ def build_settings(
     if cost is not None:
         budget.eval_share = cost.eval_seconds * settings.taken.batch_size / cost.seconds
     say_precision(settings, hardware, console)
-    _say_dataset(settings.taken, dataset, console)
+    _say_dataset(settings.taken, dataset, "as the run began" if resumes else dataset.statistics_reason, console)
     if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
         console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
     if lines := settings.describe():
@@ -167,19 +167,19 @@ def announced(probe: StepProbe, console: Console) -> MeasureStep:
     return call
 
 
-def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, console: Console) -> None:
+def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_reason: str, console: Console) -> None:
     split, (height, width) = dataset.split, config.shape
     console.fact("Data", f"{config.data_dir}: {describe_split(split)} ({split.rule})")
     how = f"→ {width}×{height}"
     if config.fit == "crop":
         how = f"→ {config.crops_per_image} crops of {width}×{height} each in training, tiles at native resolution in validation"
     statistics = "normalised with ImageNet's statistics"
-    if dataset.statistics_reason != IMAGENET_REASON:
+    if statistics_reason != IMAGENET_REASON:
         mean, std = (
             ", ".join(f"{value:g}" for value in values[:4]) + (", …" if len(values) > 4 else "")
             for values in (config.image_mean, config.image_std)
         )
-        statistics = f"normalised with mean {mean}, std {std} ({dataset.statistics_reason})"
+        statistics = f"normalised with mean {mean}, std {std} ({statistics_reason})"
     console.fact("Images", f"{dataset.kind}; {describe_sizes(dataset.images)} {how}; {statistics}")
     console.fact("Masks", describe_classes(dataset.masks, dataset.coding, id_names(config)))
     for notice in dataset.notices:

@@ -154,21 +154,21 @@ def tile_seconds(run: Run) -> float:
 
 def change_epochs(run: Run, num_epochs: int, reason: str) -> None:
     """Another number than was planned; if it is quite another, warm-up, patience and average follow where they were left open."""
-    state, asked, planned = run.state, run.settings.asked, run.config.num_epochs
-    run.settings.change(reason, num_epochs=num_epochs)
+    state, settings, planned = run.state, run.settings, run.config.num_epochs
+    settings.change(reason, num_epochs=num_epochs)
     state.learning_rate.num_epochs = num_epochs
     if abs(num_epochs - planned) <= NOTED_SHARE * planned:
         return
-    if asked.early_stopping_patience == "auto":
+    if settings.was_open("early_stopping_patience"):
         patience, reason = choose_patience(num_epochs)
-        run.settings.change(reason, early_stopping_patience=patience)
-    if asked.warmup_epochs == "auto":
+        settings.change(reason, early_stopping_patience=patience)
+    if settings.was_open("warmup_epochs"):
         warmup, reason = choose_warmup(num_epochs)
-        run.settings.change(reason, warmup_epochs=warmup)
+        settings.change(reason, warmup_epochs=warmup)
         state.learning_rate.num_warmup_steps = round(warmup * state.learning_rate.steps_per_epoch)
-    if asked.ema_decay == "auto" and state.ema is not None:
+    if settings.was_open("ema_decay") and state.ema is not None:
         decay, reason = choose_ema_decay(state.learning_rate.num_steps)
-        run.settings.change(reason, ema_decay=decay)
+        settings.change(reason, ema_decay=decay)
         state.ema.decay = decay
         run.components.train_step.launcher.clear()  # a recorded graph holds the old one
 
