@@ -23,6 +23,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets import scan
 from unet_trainer.images.drawing import CELL, COLOURS
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system import concurrency
 
 
@@ -93,7 +94,9 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
     assert [row["values"] for row in report["classes"]] == ["0", "1", "2", "3"]
     assert [row["name"] for row in report["classes"]] == ["class 0", "class 1", "class 2", "class 3"]
     assert [row["share"] for row in report["classes"]] == pytest.approx([0.9 - 86 / pixels, 0.1, 80 / pixels, 6 / pixels])
-    assert (report["problems"], report["questions"], report["notices"]) == ([], [], [])
+    assert (report["problems"], report["questions"]) == ([], [])
+    lacking = "class 2, class 3 are in no validation mask: val_iou says nothing of them"
+    assert report["notices"] == [f"{lacking}; add images with them, or choose with split_file=FILE.csv"]
     assert (report["mean"], report["std"]) == ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
     assert report["contact_sheet"] == str(tmp_path / "runs/check" / sheet_name(data))
     assert report["data_dir"] == str(data)
@@ -286,6 +289,14 @@ def test_values_that_nobody_knows_are_drawn_each_as_a_class(tmp_path):
     sheet = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
     legend = {tuple(colour) for colour in np.unique(sheet[-30:].reshape(-1, 3), axis=0).tolist()}
     assert tuple(COLOURS[-1].tolist()) in legend
+
+
+def test_a_file_that_was_lost_after_the_scan_is_named(tmp_path):
+    data = Dataset(tmp_path)
+    report = data.report()
+    (data.folder / "images/3.png").unlink()
+    with pytest.raises(DataError, match=r"images/3\.png: No such file"):
+        draw_sheet(data.config(), report)
 
 
 def test_of_one_large_image_the_first_picture_shows_which_blocks_validate(tmp_path, monkeypatch, capsys):

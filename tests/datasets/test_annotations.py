@@ -387,6 +387,9 @@ def test_other_formats_are_named_with_what_to_do(folder, content, what):
     folder.image("a.png")
     with pytest.raises(DataError, match=rf"x\.json is .*{what}.*; "):
         folder.find()
+    (folder.path / "x.json").rename(folder.path / "x.geojson")
+    with pytest.raises(DataError, match=rf"x\.geojson is .*{what}.*; "):
+        folder.find()
     assert [kind_of_json(other) for other in ({"name": "x"}, [], ["a"], "text", 3, [[]])] == [""] * 6
 
 

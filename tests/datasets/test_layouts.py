@@ -169,3 +169,11 @@ def test_two_folders_of_unknown_names_whose_files_pair_up_are_proposed(tmp_path)
     message = error_message(tmp_path)
     assert message.endswith("holds after/, before/, notes/; set:\n  image_dir: before\n  mask_dir: after")
     assert found(tmp_path, "before", "after")[0] == ("before", "after")
+
+
+def test_folders_of_which_one_has_names_of_masks_are_not_side_by_side(tmp_path):
+    for name in ("2018_Input/ISIC_1.jpg", "2018_Input/ISIC_2.jpg", "2018_Truth/ISIC_1_segmentation.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * ("Input" in name))
+    (tmp_path / "2018_Truth/ISIC_2_segmentation.png").touch()
+    assert error_message(tmp_path).endswith("; set:\n  image_dir: 2018_Input\n  mask_dir: 2018_Truth")

@@ -238,6 +238,16 @@ def test_names_alone_are_those_of_the_ids_also_where_the_last_of_them_occur_in_n
     assert decide([0, 2, 5, 255], class_file=without) is None
 
 
+def ask(masks):
+    """The question about masks that are not decided; each of its choices trains."""
+    evidence = MaskEvidence(masks)
+    assert choose_classes(load_config({}), evidence) is None
+    question = ask_for_classes(load_config({}), evidence, [f"masks/{index}.png" for index in range(len(masks))])
+    for choice in question.choices:
+        check_that_it_trains(choice, masks)
+    return question
+
+
 def check_that_it_trains(choice, masks):
     """The lines, pasted into a config, decide every value of the masks."""
     pasted = parse_yaml("\n".join(choice.lines()))
@@ -251,13 +261,7 @@ def check_that_it_trains(choice, masks):
 
 
 def test_the_question_shows_the_values_and_ends_with_the_lines():
-    masks = [MaskFacts(1, 1000, {0: 700, 40: 200, 200: 100}, "")] * 4
-    evidence = MaskEvidence(masks)
-    assert choose_classes(load_config({}), evidence) is None
-    question = ask_for_classes(load_config({}), evidence, [f"masks/{index}.png" for index in range(4)])
-    for choice in question.choices:
-        check_that_it_trains(choice, masks)
-    assert str(question) == (
+    assert str(ask([MaskFacts(1, 1000, {0: 700, 40: 200, 200: 100}, "")] * 4)) == (
         "mask_values: auto cannot tell what the values in the masks mean\n"
         "  0: 70.00% of pixels, in 4 of 4 masks\n"
         "  40: 20.00% of pixels, in 4 of 4 masks\n"
@@ -281,6 +285,20 @@ def test_the_question_shows_the_values_and_ends_with_the_lines():
         "    num_classes: 1\n"
         "    mask_values: nonzero"
     )
+
+
+@pytest.mark.parametrize("num_colours", [2, 4])
+def test_soft_edges_of_colours_are_no_classes(num_colours):
+    """Nor what JPEG left in files that were saved as PNG afterwards. A palette with rare classes has no soft edges."""
+    colours, ids = PALETTE[:num_colours], [large_discs(index) for index in range(4)]
+    soft = [cv2.imencode(".png", cv2.GaussianBlur(colours[each % num_colours], (3, 3), 0)[:, :, ::-1])[1] for each in ids]
+    for masks in ([decode_mask(data.tobytes()) for data in soft], [jpeg(colours, each % num_colours) for each in ids]):
+        settings = ask([facts_of(mask) for mask in masks]).choices[0].settings
+        assert (settings["num_classes"], len(settings["mask_values"])) == (1 if num_colours == 2 else 4, num_colours)
+        assert settings["mask_tolerance"] >= 48
+    rare = dict.fromkeys((COLOUR + 0x400000 + 0x0800 * number for number in range(1, 21)), 40)
+    palette = MaskFacts(1, 99800, {0: 90000, COLOUR + 0x800000: 9000, **rare}, "")
+    assert "mask_tolerance" not in ask([palette] * 4).choices[0].settings
 
 
 CAMVID = "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n"

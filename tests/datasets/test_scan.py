@@ -18,6 +18,7 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache, mismatch, scan_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import write_image
+from unet_trainer.images.mask_decoding import COLOUR
 
 
 def make_pair(folder, name, mask, image_size=None):
@@ -104,6 +105,17 @@ def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):
     assert [mask.palette for mask in masks] == [None, None, None, {0: 0x090807, 1: 0xFF0000}]
     assert masks[3].structure is None
     assert [facts.mask for facts in scan_pairs(pairs, 1, cache=ScanCache(cache))] == masks
+
+
+def test_of_a_photograph_as_mask_the_frequent_colours_are_exact_and_the_others_in_groups(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 120, 3), np.uint8)
+    pixels[:2] = 255, 0, 0
+    pair = make_pair(tmp_path, "photo", np.zeros((120, 120), np.uint8))
+    write_image(pair.mask, pixels)
+    ((_, mask),) = scan_pairs([pair], 1)
+    assert len(mask.counts) == 2 * scan.NUM_KEPT
+    assert mask.is_consistent()
+    assert mask.counts[COLOUR + 0xFF0000] == 240
 
 
 def test_values_that_are_no_data_are_counted_and_left_out_of_the_statistics(tmp_path):

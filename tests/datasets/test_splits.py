@@ -312,6 +312,14 @@ def test_every_problem_is_named_with_its_line(data):
     ]
 
 
+def test_paths_of_another_machine_are_answered_with_what_is_needed(data):
+    assert csv_error(data, "image;mask\nC:\\bob\\a.png;/home/bob/b.png\n").splitlines()[1:] == [
+        "  line 2: no file DATA/C:\\bob\\a.png",
+        "  line 2: no file /home/bob/b.png",
+        "  No row has its files: paths are as seen from data_dir, such as images/a.png",
+    ]
+
+
 def test_test_pairs_and_unused_ones_are_written_and_read_back(data):
     train, val, test, unused = (
         (pair(data, "a", "train"),),
