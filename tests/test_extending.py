@@ -87,33 +87,22 @@ def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config, capsys):
 
 
 @pytest.mark.parametrize(
-    ("model", "message"),
+    ("name", "part", "message"),
     [
-        (lambda spec: "unet", "got str"),
-        (type("Pair", (Small,), {"forward": lambda self, images: {"out": images}})(), "it returns dict"),
-        (Small(channels=5), "it does not take images of shape"),
-        (Small(num_classes=3), "it returns"),
-        (torch.nn.Conv2d(3, 1, 3, stride=2, padding=1), "it returns"),
+        ("model", lambda spec: "unet", "got str"),
+        ("model", type("Pair", (Small,), {"forward": lambda self, images: {"out": images}})(), "it returns dict"),
+        ("model", Small(channels=5), "it does not take images of shape"),
+        ("model", Small(num_classes=3), "it returns"),
+        ("model", torch.nn.Conv2d(3, 1, 3, stride=2, padding=1), "it returns"),
+        ("loss", torch.nn.CrossEntropyLoss(), "masks with 255 where pixels are ignored: IndexError"),
+        ("loss", lambda logits, masks: logits.mean((1, 2, 3)), "need one number"),
+        ("loss", lambda logits, masks: 3.0, "need one number"),
+        ("loss", torch.nn.Sequential(torch.nn.Linear(1, 1)), "it has parameters"),
     ],
 )
-def test_a_network_that_does_not_fit_is_refused_before_the_run_begins(config, tmp_path, model, message):
-    with pytest.raises(UserError, match=f"^model: .*{message}"):
-        train(config, model=model)
-    assert not (tmp_path / "runs" / "run").exists()
-
-
-@pytest.mark.parametrize(
-    ("loss", "message"),
-    [
-        (torch.nn.CrossEntropyLoss(), "masks with 255 where pixels are ignored: IndexError"),
-        (lambda logits, masks: logits.mean((1, 2, 3)), "need one number"),
-        (lambda logits, masks: 3.0, "need one number"),
-        (torch.nn.Sequential(torch.nn.Linear(1, 1)), "it has parameters"),
-    ],
-)
-def test_a_loss_that_does_not_fit_is_refused_before_the_run_begins(config, tmp_path, loss, message):
-    with pytest.raises(UserError, match=f"^loss: .*{message}"):
-        train(config, model=Small(), loss=loss)
+def test_a_network_or_a_loss_that_does_not_fit_is_refused_before_the_run_begins(config, tmp_path, name, part, message):
+    with pytest.raises(UserError, match=f"^{name}: .*{message}"):
+        train(config, **{"model": Small(), name: part})
     assert not (tmp_path / "runs" / "run").exists()
 
 

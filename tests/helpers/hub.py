@@ -98,5 +98,5 @@ def silent_server():
 
 def refusing_address():
     """Where no one listens."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return f"http://127.0.0.1:{server.getsockname()[1]}"
+    with silent_server() as address:
+        return address
