@@ -56,15 +56,16 @@ def ids_of(index):
 
 @pytest.fixture
 def check(data, tmp_path, capsys):
-    """Runs the command; returns the exit code, what was printed, and the JSON report."""
+    """Runs the command; returns the exit code, what was printed, and the JSON report, which is written through a link."""
+    report = tmp_path / "report.json"
+    report.symlink_to(tmp_path / "target.json")
 
     def run(*words):
-        report = tmp_path / "report.json"
         classes = [] if any(word.startswith("num_classes=") for word in words) else ["num_classes=4"]
         words = [f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", *classes, *words, "--json", str(report)]
         code = main(["check", *words])
         captured = capsys.readouterr()
-        assert captured.err == ""
+        assert (captured.err, report.is_symlink()) == ("", True)
         return code, captured.out, json.loads(report.read_text(encoding="utf-8"))
 
     return run

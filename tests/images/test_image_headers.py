@@ -71,6 +71,9 @@ def test_a_file_without_its_end_is_cut_off(kind):
     assert not is_cut_off(data + bytes(100))  # a phone's video may follow
     for length in (len(data) - 20, len(data) // 2, 10):
         assert is_cut_off(data[:length])
+        for decode in (decode_image, decode_mask):
+            with pytest.raises(ReadError, match="the file is cut off"):
+                decode(data[:length])
     assert not is_cut_off(pil_bytes("BMP", COLOUR)[:100])  # its decoder notices it
 
 
