@@ -52,9 +52,6 @@ def repaint(path):
     cv2.imwrite(str(path), np.ascontiguousarray(pixels[::-1]))
 
 
-# Content that changes
-
-
 def test_an_image_whose_content_changes_in_a_run_is_named_once(config, data, capsys):
     victims = []
 
@@ -106,9 +103,6 @@ def test_what_is_swapped_in_for_an_image_is_named_and_neither_decoded_nor_waited
 
     with pytest.raises(UserError, match=rf"\.jpg: {reason}.*last\.pt is whole; to go on: python train_unet\.py --resume"):
         train(config, on_epoch=spoil, num_epochs=3, num_workers=num_workers)
-
-
-# Reading that never ends
 
 
 @pytest.fixture
@@ -171,8 +165,6 @@ def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dea
     assert not list(Path(config["checkpoint_dir"]).glob(".cache/*"))
 
 
-# Names
-
 NASTY = [
     b" lead",
     b"trail ",
@@ -230,9 +222,6 @@ def test_a_name_that_attacks_the_terminal_is_shown_escaped(nasty, config, capsys
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
     assert "esc\\x1b[31mred.jpg" in err
-
-
-# The cache on disk
 
 
 def cache_files(config):

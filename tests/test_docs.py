@@ -126,11 +126,6 @@ def need_file(used_model, name):
         assert (used_model / name).is_file()
 
 
-def need_packages_for(text):
-    for package in ("onnxruntime", "onnx", "onnxscript") if "onnx" in text else ():
-        pytest.importorskip(package, reason="exports need requirements-export.txt")
-
-
 def test_the_page_shows_every_command_that_uses_a_model_and_every_format():
     text = "\n".join(commands(USING))
     for part in ("evaluate ", "predict ", "try ", "export ", *(f"--format {name}" for name in FORMATS)):
@@ -154,7 +149,8 @@ def test_the_example_of_load_runs(used_model, monkeypatch, capsys):
 
 
 def test_the_example_of_onnxruntime_gives_what_the_model_gives_without_this_project(used_model):
-    need_packages_for("onnx")
+    for package in ("onnxruntime", "onnx", "onnxscript"):
+        pytest.importorskip(package, reason="exports need requirements-export.txt")
     need_file(used_model, "checkpoints/demo/model.onnx")
     script = example_of("import onnxruntime") + "\nprint(ids.tolist())"
     # -I: neither this folder nor PYTHONPATH is searched.
@@ -239,9 +235,6 @@ def test_every_link_leads_somewhere():
     for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert "://" in target or (page.parent / target).exists(), (page, target)
-
-
-# The notebook
 
 
 CELLS = json.loads((ROOT / "docs/quickstart.ipynb").read_text())["cells"]

@@ -59,9 +59,6 @@ def assert_one_sentence(answer, code, *parts):
     assert ".tmp" not in errors[0]
 
 
-# Standard streams that are closed, and python -O
-
-
 @pytest.mark.skipif(os.name == "nt", reason="needs a POSIX shell")
 def test_closed_streams_change_neither_the_exit_code_nor_a_file(data, tmp_path):
     closed = "<&- >&- 2>&-"
@@ -88,9 +85,6 @@ def test_python_without_assertions_checks_as_ever(data, tmp_path):
     answer = run_script("check", f"data_dir={data}", f"checkpoint_dir={tmp_path}", interpreter=["-O"])
     assert answer[0] == 0
     assert "Ready to train with these settings" in answer[1]
-
-
-# Permissions
 
 
 @pytest.mark.parametrize(
@@ -151,9 +145,6 @@ def test_a_run_folder_without_w_is_told_before_an_epoch_is_trained_and_an_unread
         assert {path.name: path.read_bytes() for path in folder.glob("*.pt")} == before
 
 
-# Disks without room
-
-
 @pytest.fixture
 def small_disk(tmp_path):
     """Mounts a disk of some size; skips where that is not allowed."""
@@ -198,9 +189,6 @@ def test_a_disk_that_is_full_at_the_start_and_on_resume_is_one_sentence(data, tm
     answer = run_in_child("--resume", disk / "run", "num_epochs=2")
     assert_one_sentence(answer, 2, f"{disk / 'run'} cannot be written to (No space left on device)", "make room")
     assert (disk / "run" / "last.pt").read_bytes() == state
-
-
-# Processes that are killed
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")

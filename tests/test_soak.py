@@ -105,9 +105,6 @@ def limit_memory():
     warnings.simplefilter("ignore")
 
 
-# Images
-
-
 def try_image(data, path):
     """Every function that opens an image; returns whether it is one, or where it raised what it must not."""
     path.write_bytes(data)
@@ -178,9 +175,6 @@ def test_mutated_images_of_every_format_are_read_or_refused(tmp_path):
     findings.check()
 
 
-# Checkpoints
-
-
 def try_checkpoint(path):
     try:
         read_checkpoint(path)
@@ -213,9 +207,6 @@ def test_mutated_checkpoints_are_read_or_refused(tmp_path):
             findings.tried("wrong")
             findings.found(f"mutation {number}", traceback.format_exc(limit=-1, chain=False))
     findings.check()
-
-
-# Configs and command lines
 
 
 def test_mutated_configs_are_read_or_refused(tmp_path):
@@ -270,9 +261,6 @@ def test_random_command_lines_end_in_a_message_and_an_exit_code(tmp_path, monkey
     findings.check()
 
 
-# Signals
-
-
 def test_random_signals_at_random_moments_change_no_bit(tiny_data, tmp_path):
     settings = {
         **TINY_MODEL, "data_dir": str(tiny_data), "checkpoint_dir": str(tmp_path / "checkpoints"), "image_size": 32, "batch_size": 2,
@@ -310,9 +298,6 @@ def test_random_signals_at_random_moments_change_no_bit(tiny_data, tmp_path):
         elif timeless_rows(folders[0]) != timeless_rows(folders[1]):
             findings.found(f"turn {turn}", "other rows of metrics.csv")
     findings.check()
-
-
-# Files of runs, shown
 
 
 def mutate_run_file(path, chooser, rng):
@@ -377,8 +362,6 @@ def test_mutated_files_of_runs_are_shown_or_told(tmp_path):
                 findings.found(f"run {numbers[index]}", outcome.reason if isinstance(outcome, Crash) else outcome)
     findings.check()
 
-
-# Pipes, devices and links in the place of files
 
 KINDS = [layouts.plain, layouts.plain, layouts.voc, layouts.coco, layouts.labelme, layouts.yolo, layouts.cvat, layouts.shards]
 
@@ -450,8 +433,6 @@ def test_pipes_devices_and_links_in_the_place_of_files_end_in_a_sentence(tmp_pat
                 findings.found(f"attack {numbers[index]}", outcome.reason if isinstance(outcome, Crash) else outcome)
     findings.check()
 
-
-# Permissions and full disks
 
 PLACES = (
     "",

@@ -159,9 +159,6 @@ def test_a_bench_that_is_interrupted_ends_its_run(tiny_config, tmp_path):
     assert not Path(f"/proc/{pid_file.read_text()}").exists()
 
 
-# --step
-
-
 def test_whole_steps_of_the_config_are_timed_without_its_data(monkeypatch):
     monkeypatch.setattr(module, "ROUND_SECONDS", 0)
     console = Console(io.StringIO())

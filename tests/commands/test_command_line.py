@@ -54,9 +54,6 @@ def runs(tmp_path):
     return tmp_path
 
 
-# As a process
-
-
 def test_a_config_error_is_one_message_on_a_terminal_of_any_encoding_and_from_any_folder(tmp_path):
     command = [sys.executable, str(ROOT / "train_unet.py"), "run_name=…/…", "batch_size=many"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
@@ -100,9 +97,6 @@ def test_sigint_is_exit_code_130_in_imports_and_in_a_command(tmp_path):
         assert (child.returncode, errors) == (130, said)
 
 
-# What is read
-
-
 def test_other_data_get_the_defaults_and_not_the_settings_of_the_demo(trained):
     assert main(["data_dir=data/mine", "seed=7"]) == 0
     assert trained == [load_config({**CONFIG, "data_dir": "data/mine", "seed": 7})]
@@ -127,9 +121,6 @@ def test_a_config_file_that_exists_is_read_whatever_its_name(name, trained, tmp_
     assert main([name, "seed=7"]) == 0
     assert main(["seed=7", "--config", name]) == 0
     assert trained == [load_config({"batch_size": 3, "seed": 7})] * 2
-
-
-# Mistakes
 
 
 @pytest.mark.parametrize(
@@ -172,9 +163,6 @@ def test_every_command_has_help_that_is_its_own(command, capsys):
         main([*command.split(), "--help"])
     assert stopped.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: train_unet.py {command}".strip() + " [-h]")
-
-
-# --resume
 
 
 def test_resume_of_what_is_not_there_is_one_message(capsys, tmp_path, monkeypatch):
@@ -220,9 +208,6 @@ def test_a_checkpoint_without_its_config_asks_for_one(capsys, runs):
     assert answer(capsys, "--resume", file).endswith(expected)
     config.touch()
     assert answer(capsys, "--resume", file).endswith(expected)
-
-
-# Exit codes
 
 
 @pytest.mark.parametrize(

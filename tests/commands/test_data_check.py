@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import yaml
 
-from helpers.class_masks import HEIGHT, WIDTH, ids_of
 from helpers.project import ROOT
 from helpers.report_data import Dataset
 from train_unet import main, train
@@ -24,7 +23,35 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets import scan
 from unet_trainer.images.drawing import CELL, COLOURS
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system import concurrency
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Ten pairs of three classes and background."""
+    folder = tmp_path / "my data"
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    chooser = np.random.default_rng(0)
+    for index in range(10):
+        cv2.imwrite(str(folder / f"images/{index}.png"), chooser.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8))
+        cv2.imwrite(str(folder / f"masks/{index}.png"), ids_of(index))
+    return folder
+
+
+HEIGHT, WIDTH = 40, 48
+
+
+def ids_of(index):
+    """Class 1 in every mask, class 2 in two of ten, class 3 in one: a tenth, a hundredth, less."""
+    ids = np.zeros((HEIGHT, WIDTH), np.uint8)
+    ids[:4] = 1
+    if index in (2, 7):
+        ids[10:14, 10:20] = 2
+    if index == 5:
+        ids[20:22, 20:23] = 3
+    return ids
 
 
 @pytest.fixture
@@ -41,9 +68,6 @@ def check(data, tmp_path, capsys):
         return code, captured.out, json.loads(report.read_text(encoding="utf-8"))
 
     return run
-
-
-# Good data
 
 
 def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tmp_path):
@@ -70,7 +94,9 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
     assert [row["values"] for row in report["classes"]] == ["0", "1", "2", "3"]
     assert [row["name"] for row in report["classes"]] == ["class 0", "class 1", "class 2", "class 3"]
     assert [row["share"] for row in report["classes"]] == pytest.approx([0.9 - 86 / pixels, 0.1, 80 / pixels, 6 / pixels])
-    assert (report["problems"], report["questions"], report["notices"]) == ([], [], [])
+    assert (report["problems"], report["questions"]) == ([], [])
+    lacking = "class 2, class 3 are in no validation mask: val_iou says nothing of them"
+    assert report["notices"] == [f"{lacking}; add images with them, or choose with split_file=FILE.csv"]
     assert (report["mean"], report["std"]) == ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
     assert report["contact_sheet"] == str(tmp_path / "runs/check" / sheet_name(data))
     assert report["data_dir"] == str(data)
@@ -93,9 +119,6 @@ def test_the_config_lines_repeat_the_settings_that_the_data_needed(check, data, 
         "checkpoint_dir": str(tmp_path / "runs"),
     }
     assert load_config(yaml.safe_load("\n".join(report["config"]))).resize_masks is True
-
-
-# Bad data
 
 
 def test_bad_data_give_exit_code_2_and_every_problem_with_its_files_and_fix(check, data):
@@ -143,9 +166,6 @@ def test_a_question_that_only_the_user_can_answer_is_answered_in_the_settings_be
     assert (Path(report["contact_sheet"]).is_file(), report["problems"]) == (True, [])
 
 
-# Effects on the data and on the training after it
-
-
 def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, tiny_config, tmp_path, monkeypatch):
     monkeypatch.setattr(concurrency, "CAN_FORK", False)  # reads in child processes would not be seen here
     read, real = [], scan.read_bytes
@@ -163,9 +183,6 @@ def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, ti
     assert read == ["3.png"]
 
 
-# Paths and numbers
-
-
 def test_files_are_named_inside_data_dir_and_no_absolute_path_is_said_twice(check, data):
     for index in range(4):
         cv2.imwrite(str(data / f"masks/{index}.png"), np.zeros((HEIGHT // 2, WIDTH // 2), np.uint8))
@@ -177,9 +194,6 @@ def test_files_are_named_inside_data_dir_and_no_absolute_path_is_said_twice(chec
     assert said.count(str(data)) == 1  # data_dir of the settings
     paths = re.findall(r"(?<![\w.])/[\w./-]+", said)
     assert len(paths) == len(set(paths)) == 3  # data_dir, the sheet and checkpoint_dir
-
-
-# --write
 
 
 def test_where_files_have_to_be_mended_nothing_is_written_and_it_is_said(data, tmp_path, capsys):
@@ -229,9 +243,6 @@ def test_check_needs_no_torch(data, tmp_path):
     assert done.stdout.endswith("loaded: []\n")
 
 
-# The block of settings
-
-
 @pytest.mark.parametrize("name", ["data: #1", "- x", "1e3", "null", "with 'quotes\"", "K\u00e4fer"])
 def test_any_name_of_data_dir_is_read_back(name, tmp_path):
     data = Dataset(tmp_path)
@@ -278,6 +289,14 @@ def test_values_that_nobody_knows_are_drawn_each_as_a_class(tmp_path):
     sheet = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
     legend = {tuple(colour) for colour in np.unique(sheet[-30:].reshape(-1, 3), axis=0).tolist()}
     assert tuple(COLOURS[-1].tolist()) in legend
+
+
+def test_a_file_that_was_lost_after_the_scan_is_named(tmp_path):
+    data = Dataset(tmp_path)
+    report = data.report()
+    (data.folder / "images/3.png").unlink()
+    with pytest.raises(DataError, match=r"images/3\.png: No such file"):
+        draw_sheet(data.config(), report)
 
 
 def test_of_one_large_image_the_first_picture_shows_which_blocks_validate(tmp_path, monkeypatch, capsys):

@@ -134,9 +134,6 @@ def test_what_cannot_be_done_is_one_message(place, words, message, capsys):
     assert "Traceback" not in shown
 
 
-# The tables
-
-
 def random_scores(num_images):
     """Of one class."""
     random = np.random.default_rng(0)

@@ -96,9 +96,6 @@ def test_a_missing_package_is_named_in_one_line(run, capsys, monkeypatch):
     )
 
 
-# Where it goes
-
-
 def test_a_link_in_a_runs_folder_is_not_followed_out_of_it(tmp_path):
     """A run folder from elsewhere could have any. The file then replaces the link."""
     (tmp_path / "model.onnx").symlink_to(tmp_path / "elsewhere.onnx")

@@ -44,9 +44,6 @@ def table_of(text):
     return {cells[0]: cells[1:] for cells in (re.split(r"  +", line) for line in text.splitlines()) if len(cells) > 4}
 
 
-# runs
-
-
 def test_every_run_has_its_state_best_iou_epochs_and_date(folder, capsys):
     with FolderLock() as lock:
         lock.acquire(folder / "killed", pytest.fail)
@@ -86,9 +83,6 @@ def test_a_damaged_run_has_a_row_that_says_so_and_the_others_have_theirs(folder,
     assert "Damaged" in Path("page.html").read_text()
 
 
-# compare
-
-
 def test_runs_are_compared_with_the_first(folder, capsys):
     assert main(["compare", "cells", "better", "--html", "page.html"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -120,9 +114,6 @@ def test_runs_are_compared_with_the_first(folder, capsys):
 def test_what_cannot_be_done_is_one_message(folder, capsys, arguments, message):
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith(f"Error: {message}")
-
-
-# watch
 
 
 def test_a_run_is_found_by_name_folder_and_file_and_the_newest_without_one(folder, monkeypatch, capsys):
@@ -159,9 +150,6 @@ def test_watch_serves_until_ctrl_c_and_writes_nothing(tmp_path):
             process.kill()
     assert (process.returncode, out, err) == (0, "\nStopped.\n", "")
     assert sorted(path.name for path in folder.iterdir()) == before
-
-
-# What `watch` and `try` share
 
 
 def test_an_address_that_cannot_be_used_is_named_and_one_that_others_reach_is_warned_about(capsys):

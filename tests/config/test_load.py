@@ -29,9 +29,6 @@ def problems(source, overrides=()):
     return [line[2:] for line in lines]
 
 
-# Values
-
-
 @pytest.mark.parametrize(
     ("line", "value"),
     [
@@ -83,9 +80,6 @@ def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
     assert load_text(to_yaml(config, "")) == config
     assert [type(value) for value in (config.batch_size, config.num_epochs, config.use_amp)] == [int, int, bool]
     assert type(config.augmentation[0]["Affine"]["rotate"]) is float
-
-
-# Wrong values
 
 
 @pytest.mark.parametrize(
@@ -171,9 +165,6 @@ def test_every_key_can_be_wrong_at_once():
     assert all("; need " in line for line in lines)
 
 
-# Unknown keys
-
-
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
@@ -203,9 +194,6 @@ def test_names_of_other_tools_lead_to_keys_that_exist():
 def test_settings_that_were_decided_once_may_still_be_auto():
     names = ("decoder_attention", "deep_supervision", "encoder_lr_factor")
     assert load_config(dict.fromkeys(names, "auto")) == load_config({}, [f"{name}=auto" for name in names]) == load_config({})
-
-
-# Contradictions
 
 
 @pytest.mark.parametrize(
@@ -283,9 +271,6 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
     assert issubclass(ConfigError, UserError)
 
 
-# Files that are not a config
-
-
 @pytest.mark.parametrize(
     ("content", "answer"),
     [
@@ -324,9 +309,6 @@ def test_a_path_that_cannot_be_read_is_answered(tmp_path):
     (line,) = problems(tmp_path)
     assert f"is a folder; need a YAML file (to train on it: data_dir={tmp_path}" in line
     assert problems("a\0b") == ["cannot be read: its name holds a NUL"]
-
-
-# Overrides
 
 
 @pytest.mark.parametrize(
@@ -396,9 +378,6 @@ def test_sources_tell_where_each_value_came_from(load_text):
     assert Config(batch_size=4).sources == {}
 
 
-# What else reads values
-
-
 def test_durations_and_near_misses():
     assert [seconds_of(text) for text in ("90s", "1h30m", "1.5h", "1d")] == [90, 5400, 5400, 86400]
     assert [doubled(text) for text in ("10m", "31s")] == ["20m", "2m"]
@@ -422,9 +401,6 @@ def test_a_missing_package_is_one_message_with_what_to_install(check, message, m
     with pytest.raises(UserError) as raised:
         check()
     assert str(raised.value).startswith(message)
-
-
-# Fuzz
 
 
 def test_a_mutated_file_ends_in_a_valid_config_or_in_one_readable_message(tmp_path):

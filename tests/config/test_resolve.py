@@ -23,13 +23,7 @@ from helpers.resolving import (
     open_settings,
     settings_of,
 )
-from unet_trainer.config.choices import (
-    CPU_BUDGET,
-    CPU_ENCODERS,
-    WANTED_VIEWS,
-    choose_num_workers,
-    choose_number_format,
-)
+from unet_trainer.config.choices import CPU_BUDGET, CPU_ENCODERS, WANTED_VIEWS, choose_num_workers, choose_number_format
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import decoded_bytes
@@ -68,9 +62,6 @@ class Trials:
     def __call__(self, config):
         self.asked.append(config)
         return self.answers[config.encoder] if config.encoder in self.answers else self.answers[config.batch_size]
-
-
-# resolve
 
 
 def test_what_is_left_open_is_decided_with_a_reason():
@@ -174,9 +165,6 @@ def test_the_classes_that_were_found_are_taken_with_their_reasons():
     assert (given.num_classes, given.class_names, given.mask_tolerance) == (2, ("a", "b"), 0)
 
 
-# What is measured in the data
-
-
 @pytest.mark.parametrize("name", ["default", "strong"])
 def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
     seen = dataclasses.replace(DATASET, channels=3, measurements=MEASURED)
@@ -190,9 +178,6 @@ def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
     assert (crops.taken.augmentation, crops.decisions["augmentation"]) == (name, Decision("config"))
     unmeasured = settings_of(augmentation=name, fit="resize")
     assert (unmeasured.taken.augmentation, unmeasured.decisions["augmentation"]) == (name, Decision("config"))
-
-
-# Trials of the step
 
 
 def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_time():
@@ -285,9 +270,6 @@ def test_a_step_is_tried_only_where_something_depends_on_its_cost(hardware, valu
     assert bool(trials.asked) is is_tried
 
 
-# Number format
-
-
 @pytest.mark.parametrize(
     ("hardware", "asked", "chosen", "reason"),
     [
@@ -320,9 +302,6 @@ def test_mixed_precision_takes_what_the_hardware_has_and_says_why(hardware, aske
     assert [settings.decisions[name].reason for name in decided] == [reason] * len(decided)
 
 
-# The processes of a job
-
-
 def in_job(hardware, num_processes, num_local_processes=None):
     return dataclasses.replace(hardware, num_processes=num_processes, num_local_processes=num_local_processes or num_processes)
 
@@ -347,6 +326,5 @@ def test_processes_of_a_machine_share_its_cores_and_one_cache():
 def test_synchronised_batch_norm_is_not_compiled():
     taken = settings_of(in_job(AMPERE, 2), sync_batchnorm=True, compile_model=True).taken
     assert not taken.compile_model
-    assert settings_of(
-        AMPERE, sync_batchnorm=True, compile_model=True
-    ).taken.compile_model  # one process has nothing to synchronise
+    # One process has nothing to synchronise.
+    assert settings_of(AMPERE, sync_batchnorm=True, compile_model=True).taken.compile_model

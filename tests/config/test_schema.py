@@ -9,14 +9,7 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.config.parsers import implied_num_classes, split_values
-from unet_trainer.config.schema import (
-    FIELDS,
-    Config,
-    as_dict,
-    explanations,
-    is_demo_dir,
-    to_yaml,
-)
+from unet_trainer.config.schema import FIELDS, Config, as_dict, explanations, is_demo_dir, to_yaml
 
 VIOLET, PURPLE = (64, 0, 128), (64, 0, 192)
 SPECIAL_TEXTS = [
@@ -37,9 +30,6 @@ def test_the_demo_is_recognised_however_its_path_is_spelled(tmp_path, monkeypatc
     for spelling in ("data/demo", "data/demo/", "./data/demo", "data//demo", Path("data/demo"), tmp_path / "data" / "demo"):
         assert is_demo_dir(spelling)
     assert not any(is_demo_dir(path) for path in ("data", "data/demo2", "data/demo/images", "/data/demo", ""))
-
-
-# YAML
 
 
 @pytest.mark.parametrize("text", SPECIAL_TEXTS, ids=ascii)
@@ -72,9 +62,6 @@ def test_yaml_of_a_config_has_one_line_per_key_with_its_explanation_or_reason():
     assert f"num_epochs: 3  # {explanations()['num_epochs']}" in lines
     assert "seed: 42  # decided: 8 cores" in lines
     assert 'data_dir: "a\\nb: c"  # folder with' in lines[0]
-
-
-# mask_values and ignore_value
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,6 @@ def test_stacks_that_do_not_fit_are_refused_with_their_files(tmp_path):
         split(tmp_path, volume(2), volume(2).astype(np.float32) / 7)
 
 
-# Blocks of a large image
-
-
 def write_tiff(path, pixels, **options):
     tifffile.imwrite(
         path, pixels, photometric="rgb" if pixels.shape[2] in (3, 4) else "minisblack", planarconfig="contig", **options
@@ -88,9 +85,6 @@ def test_a_box_outside_of_its_image_is_refused_and_no_name_leads_out_of_the_fold
     assert block.image.resolve().is_relative_to(tmp_path / "checkpoints/.converted")
     with pytest.raises(DataError, match=r"a\.png: box: rows 0 to 19, columns 0 to 30 are not inside of its 30×20 pixels"):
         cut_blocks(converter, [outside.pair("../../../../x", "train")])
-
-
-# Converted files
 
 
 def write(tmp_path, names, settings=None):

@@ -169,8 +169,6 @@ def test_training_refuses_the_same_files_in_one_message(bad_dataset, tiny_config
     assert "clean" not in message
 
 
-# Clean files
-
 IMAGES = {
     "cv2.png": lambda p: cv2_bytes(".png", p),
     "cv2.jpg": lambda p: cv2_bytes(".jpg", p),

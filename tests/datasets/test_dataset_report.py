@@ -29,9 +29,6 @@ def data(tmp_path):
     return Dataset(tmp_path)
 
 
-# Sizes
-
-
 def test_a_mask_of_another_size_with_the_same_aspect_ratio_can_be_resized(data):
     data.mask(2, square(size=(HEIGHT // 2, WIDTH // 2)))
     report = data.report()
@@ -86,6 +83,16 @@ def test_masks_of_a_single_value_are_refused_with_the_reason(data):
     assert list(map(str, data.report(num_classes=1).questions)) == [question]
 
 
+def test_photographs_in_place_of_masks_are_asked_about_without_a_guess(data):
+    for index in range(6):
+        data.mask(index, noise(index))
+    (question,) = data.report().questions
+    assert str(question) == (
+        "mask_values: auto cannot tell what the values in the masks mean\n  They look like those of photographs; is mask_dir the "
+        "folder of the masks? Of cut-outs, save the alpha channel as the mask"
+    )
+
+
 def test_palettes_in_another_order_are_a_problem(data):
     """The same picture, once with black first and once with red first."""
     for index in range(6):
@@ -96,9 +103,6 @@ def test_palettes_in_another_order_are_a_problem(data):
     problem = only_problem(data.report())
     masks = data.folder / "masks"
     assert (problem.kind, problem.lines) == ("palettes", (f"{masks / '4.png'}: [255, 0, 0] is 0, in {masks / '0.png'} it is 1",))
-
-
-# Masks that are made from other files
 
 
 def test_classes_that_the_files_of_masks_name_are_taken_with_them(data):
@@ -161,6 +165,37 @@ def test_a_foreground_of_most_pixels_gives_a_note_with_the_settings_for_the_othe
         }
 
 
+def test_a_class_file_that_does_not_fit_the_masks_is_named(data):
+    mask = np.dstack([square(0), square(0), square()])  # red, in OpenCV's order
+    mask[12:15] = 255
+    for index in range(6):
+        data.mask(index, mask)
+    (data.folder / "class_dict.csv").write_text("name;r;g;b\nback;0;0;0\nred;255;0;0\n")
+    (question,) = data.report().questions
+    lacking = "class_dict.csv is not used: it names 2 classes, and the masks hold 3 values, such as 255, which is not in it"
+    assert f"{lacking}; correct it, or set class_names" in str(question)
+    (data.folder / "class_dict.csv").unlink()
+    for index in range(6):
+        data.mask(index, square(1) + np.eye(HEIGHT, WIDTH, -8, np.uint8) * 2)
+    (data.folder / "classes.txt").write_text("background\ncat\n")
+    unused = "classes.txt is not used: it names 2 classes, and the masks hold 3 values; correct it, or set class_names"
+    assert unused in "\n".join([*data.report().notices, *map(str, data.report().questions)])
+
+
+@pytest.mark.parametrize(
+    ("side", "what"), [("train", "validation mask: val_iou says nothing of"), ("val", "training mask: nothing teaches")]
+)
+def test_a_class_that_only_train_or_only_val_has_gives_a_notice(data, side, what):
+    for index in range(6):
+        part = "train" if index < 4 else "val"
+        data.mask(index, square(1) + np.eye(HEIGHT, WIDTH, -8, np.uint8) * 2 * (part == side))
+        for kind in ("images", "masks"):
+            (data.folder / part / kind).mkdir(parents=True, exist_ok=True)
+            (data.folder / f"{kind}/{index}.png").rename(data.folder / part / f"{kind}/{index}.png")
+    expected = f"class 2 is in no {what} it; add images with it, or choose with split_file=FILE.csv"
+    assert data.report(num_classes=3).notices == [expected]
+
+
 def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
     data.image(1, noise(0))
     data.image(3, noise(2))
@@ -171,9 +206,6 @@ def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
         f"{images / '0.png'} = {images / '1.png'}, {images / '2.png'} = {images / '3.png'}",
         f"1 set of identical images with masks that differ: {images / '2.png'} = {images / '3.png'}",
     ]
-
-
-# Neighbours, classes and test data
 
 
 def test_several_things_are_answered_one_after_the_other(data):
@@ -189,9 +221,6 @@ def test_several_things_are_answered_one_after_the_other(data):
     assert [choice.settings["mask_values"] for choice in answered.answers[2].others] == [(9, 3)]
     assert answered.is_settled
     assert (answered.config.unpaired, answered.config.resize_masks, answered.config.mask_values) == ("skip", True, (3, 9))
-
-
-# Where the pairs of data_dir come from: folders first, then annotations, or the rows of a CSV
 
 
 def find(data_dir, tmp_path, **settings):

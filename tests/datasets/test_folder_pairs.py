@@ -62,9 +62,6 @@ def numbered(count):
     return [f"{i:03d}.png" for i in range(count)]
 
 
-# Pairing
-
-
 def test_images_without_masks_and_masks_without_images_are_named_together(tmp_path):
     touch(tmp_path / "images", "a.png", "b.jpg", "c.png")
     touch(tmp_path / "masks", "a_m.png", "d_m.png")
@@ -113,8 +110,6 @@ def test_a_folder_without_images_is_refused_with_the_known_extensions(tmp_path):
     assert "no folder of masks" in first
     assert len(others) == 2
 
-
-# Names that differ
 
 REAL_FOLDERS = {  # image and mask of the same number
     "suffix": ("{:02d}.jpg", "{:02d}_mask.png"),
@@ -212,9 +207,6 @@ def test_names_with_random_affixes_are_paired_correctly_or_refused(tmp_path, see
     assert num_paired > 15  # refusing everything would pass too
 
 
-# Image and mask side by side
-
-
 @pytest.mark.parametrize(
     ("image", "mask"),
     [
@@ -248,9 +240,6 @@ def test_files_of_one_name_that_could_both_be_the_image_are_asked_for(tmp_path):
         "  mask_suffix: .tif",
     ]
     assert found_in(tmp_path, mask_suffix=".tif").pairs[0] == Pair("a", tmp_path / "a.png", tmp_path / "a.tif")
-
-
-# nnU-Net
 
 
 def test_the_only_channel_of_a_case_pairs_with_its_label(tmp_path):
@@ -302,9 +291,6 @@ def test_148_masks_for_500_images_are_trained_on_with_the_setting_that_the_error
     assert skipped.notices == (f"352 images without a mask left out (unpaired: skip), e.g. {tmp_path / 'images/148.png'}",)
 
 
-# PASCAL VOC
-
-
 @pytest.mark.parametrize("place", ["", "VOCdevkit/VOC2012"])
 def test_the_lists_of_voc_are_the_split(tmp_path, place):
     layouts.voc(tmp_path / place)
@@ -328,9 +314,6 @@ def test_listed_names_without_an_image_block_unless_they_are_to_be_skipped(tmp_p
     skipped = found_in(tmp_path, **problem.settings)
     assert (len(skipped.pairs), skipped.blocking_message) == (layouts.COUNT - 1, "")
     assert "1 listed name without an image left out (unpaired: skip)" in skipped.notices
-
-
-# Test data
 
 
 @pytest.mark.parametrize(
@@ -357,9 +340,6 @@ def test_a_test_folder_is_said_and_kept_for_evaluate(tmp_path, test, kept, notic
     assert (names(found.pairs), names(found.test), found.notices) == (["a", "b", "c"], kept, notices)
     assert {pair.part for pair in found.test} <= {"test"}
     assert names(split_of(tmp_path).test) == kept
-
-
-# Names
 
 
 def test_composed_and_decomposed_names_pair_up(tmp_path):

@@ -89,9 +89,6 @@ def test_a_test_folder_is_found_and_not_trained_on(tmp_path, test, expected):
     assert found_test(tmp_path) == expected
 
 
-# Sequences, and folders around everything
-
-
 def test_our_own_folders_are_never_data(tmp_path):
     """data_dir: . beside checkpoints/: its sheets and samples were taken for images at the second start."""
     fill(tmp_path, "images", "masks")
@@ -125,9 +122,6 @@ def test_a_link_beside_the_data_is_not_searched(tmp_path):
     assert {file.folder for file in find_layout(tmp_path / "data", None, None).parts["train"][0].files} == {""}
 
 
-# image_dir and mask_dir
-
-
 @pytest.mark.parametrize(
     ("there", "settings", "expected"),
     [
@@ -143,9 +137,6 @@ def test_a_link_beside_the_data_is_not_searched(tmp_path):
 def test_folders_that_are_set_are_used_instead_of_a_search(tmp_path, there, settings, expected):
     fill(tmp_path, *there)
     assert found(tmp_path, *settings)[0] == expected
-
-
-# Refusals
 
 
 HOLD = "could hold the"
@@ -178,3 +169,11 @@ def test_two_folders_of_unknown_names_whose_files_pair_up_are_proposed(tmp_path)
     message = error_message(tmp_path)
     assert message.endswith("holds after/, before/, notes/; set:\n  image_dir: before\n  mask_dir: after")
     assert found(tmp_path, "before", "after")[0] == ("before", "after")
+
+
+def test_folders_of_which_one_has_names_of_masks_are_not_side_by_side(tmp_path):
+    for name in ("2018_Input/ISIC_1.jpg", "2018_Input/ISIC_2.jpg", "2018_Truth/ISIC_1_segmentation.png"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"x" * ("Input" in name))
+    (tmp_path / "2018_Truth/ISIC_2_segmentation.png").touch()
+    assert error_message(tmp_path).endswith("; set:\n  image_dir: 2018_Input\n  mask_dir: 2018_Truth")

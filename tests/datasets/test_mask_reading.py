@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import yaml
 
-from helpers.mask_facts import SIDE, facts_of, objects, soft_discs, stripes, with_border
 from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
@@ -18,6 +17,51 @@ from unet_trainer.datasets.mask_reading import ask_for_classes, choose_classes, 
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, decode_mask, given_coding
+from unet_trainer.images.mask_shapes import measure_structure
+
+SIDE = 96
+
+
+def facts_of(mask, **others):
+    """The facts of an array, as a scan would find them."""
+    values, pixels = np.unique(mask, return_counts=True)
+    counts = dict(zip(values.tolist(), pixels.tolist(), strict=True))
+    structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None
+    return MaskFacts(*mask.shape, counts, "", structure=structure, **others)
+
+
+def place(index, number):
+    """A place for an object that no other of the mask has."""
+    return 8 + 16 * ((number + index) % 6), 8 + 16 * ((number // 6 + index) % 6)
+
+
+def objects(index, number, radius=6):
+    """H,W uint16 with ids 1 to `number` of discs that do not touch."""
+    mask = np.zeros((SIDE, SIDE), np.uint16)
+    for one in range(number):
+        cv2.circle(mask, place(index, one), radius, one + 1, -1)
+    return mask
+
+
+def stripes(num_ids, index=0, width=8):
+    """H,W uint8 with ids 0 to `num_ids` - 1 in stripes, several of each."""
+    ids = (np.arange(SIDE) // width + index) % num_ids
+    return np.repeat(ids.astype(np.uint8)[:, None], SIDE, axis=1)
+
+
+def with_border(mask, value, width=2):
+    """The mask with lines of this value where others meet."""
+    square = np.ones((width + 1, width + 1), np.uint8)
+    is_edge = cv2.dilate(mask, square) != cv2.erode(mask, square)
+    return np.where(is_edge, value, mask).astype(mask.dtype)
+
+
+def soft_discs(index, number=5, radius=7):
+    """H,W uint8: discs of 255 on 0 with an anti-aliased edge."""
+    sharp = (objects(index, number, radius) > 0).astype(np.uint8) * 255
+    large = cv2.resize(sharp, (SIDE * 4, SIDE * 4), interpolation=cv2.INTER_NEAREST)
+    return cv2.resize(cv2.GaussianBlur(large, (0, 0), 3), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+
 
 RED, GREEN, BLUE = COLOUR + 0xFF0000, COLOUR + 0x00FF00, COLOUR + 0x0000FF
 
@@ -41,9 +85,6 @@ def decide_masks(make, number=8, class_file=None, is_lossy=False, **settings):
         given_coding("nonzero", config.ignore_value).ignored,
     )
     return choose_classes(config, evidence, class_file)
-
-
-# The number of classes is given
 
 
 @pytest.mark.parametrize(
@@ -82,9 +123,6 @@ def test_what_could_mean_several_things_is_left_to_the_user(num_classes, seen):
     assert decide(seen, num_classes) is None
 
 
-# The number of classes is open
-
-
 @pytest.mark.parametrize(
     ("seen", "num_classes", "reason"),
     [
@@ -100,8 +138,6 @@ def test_the_masks_tell_the_number_of_classes(seen, num_classes, reason):
     assert (chosen.num_classes, chosen.num_classes_reason) == (num_classes, reason)
     assert present_classes(chosen.coding, evidence_of(seen)) - {IGNORED} == set(range(max(2, num_classes)))
 
-
-# Masks saved as JPEG
 
 PALETTE = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)
 
@@ -153,9 +189,6 @@ def with_block(index, side):
     return mask
 
 
-# Class files
-
-
 def class_file(*classes, name="label_colors.txt"):
     """Classes as (name, value)."""
     found = [NamedClass(title, value, value is not None and name != "_classes.csv") for title, value in classes]
@@ -205,6 +238,16 @@ def test_names_alone_are_those_of_the_ids_also_where_the_last_of_them_occur_in_n
     assert decide([0, 2, 5, 255], class_file=without) is None
 
 
+def ask(masks):
+    """The question about masks that are not decided; each of its choices trains."""
+    evidence = MaskEvidence(masks)
+    assert choose_classes(load_config({}), evidence) is None
+    question = ask_for_classes(load_config({}), evidence, [f"masks/{index}.png" for index in range(len(masks))])
+    for choice in question.choices:
+        check_that_it_trains(choice, masks)
+    return question
+
+
 def check_that_it_trains(choice, masks):
     """The lines, pasted into a config, decide every value of the masks."""
     pasted = parse_yaml("\n".join(choice.lines()))
@@ -218,13 +261,7 @@ def check_that_it_trains(choice, masks):
 
 
 def test_the_question_shows_the_values_and_ends_with_the_lines():
-    masks = [MaskFacts(1, 1000, {0: 700, 40: 200, 200: 100}, "")] * 4
-    evidence = MaskEvidence(masks)
-    assert choose_classes(load_config({}), evidence) is None
-    question = ask_for_classes(load_config({}), evidence, [f"masks/{index}.png" for index in range(4)])
-    for choice in question.choices:
-        check_that_it_trains(choice, masks)
-    assert str(question) == (
+    assert str(ask([MaskFacts(1, 1000, {0: 700, 40: 200, 200: 100}, "")] * 4)) == (
         "mask_values: auto cannot tell what the values in the masks mean\n"
         "  0: 70.00% of pixels, in 4 of 4 masks\n"
         "  40: 20.00% of pixels, in 4 of 4 masks\n"
@@ -250,7 +287,18 @@ def test_the_question_shows_the_values_and_ends_with_the_lines():
     )
 
 
-# Class files
+@pytest.mark.parametrize("num_colours", [2, 4])
+def test_soft_edges_of_colours_are_no_classes(num_colours):
+    """Nor what JPEG left in files that were saved as PNG afterwards. A palette with rare classes has no soft edges."""
+    colours, ids = PALETTE[:num_colours], [large_discs(index) for index in range(4)]
+    soft = [cv2.imencode(".png", cv2.GaussianBlur(colours[each % num_colours], (3, 3), 0)[:, :, ::-1])[1] for each in ids]
+    for masks in ([decode_mask(data.tobytes()) for data in soft], [jpeg(colours, each % num_colours) for each in ids]):
+        settings = ask([facts_of(mask) for mask in masks]).choices[0].settings
+        assert (settings["num_classes"], len(settings["mask_values"])) == (1 if num_colours == 2 else 4, num_colours)
+        assert settings["mask_tolerance"] >= 48
+    rare = dict.fromkeys((COLOUR + 0x400000 + 0x0800 * number for number in range(1, 21)), 40)
+    palette = MaskFacts(1, 99800, {0: 90000, COLOUR + 0x800000: 9000, **rare}, "")
+    assert "mask_tolerance" not in ask([palette] * 4).choices[0].settings
 
 
 CAMVID = "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n"
@@ -326,9 +374,6 @@ def evidence_from(make, number=8, **others):
     return MaskEvidence([facts_of(make(index), **others) for index in range(number)])
 
 
-# Soft edges
-
-
 def test_a_grey_class_between_the_ends_is_no_soft_edge():
     def with_class(index):
         mask = soft_discs(index)
@@ -348,9 +393,6 @@ def test_a_grey_ring_between_the_ends_of_masks_saved_as_jpeg_is_a_class():
         return cv2.imdecode(cv2.imencode(".jpg", mask)[1], cv2.IMREAD_GRAYSCALE)
 
     assert evidence_from(with_ring, is_lossy=True).edge_threshold() is None
-
-
-# Ids of objects
 
 
 def test_ids_that_begin_anywhere_are_those_of_objects():

@@ -119,9 +119,6 @@ def test_both_eyes_of_a_person_are_known_by_name_alone(tmp_path):
     assert "10 groups of 2 images" in note
 
 
-# A split that is given
-
-
 def test_validation_frames_between_training_frames_are_found(dataset, tmp_path):
     frames = video("frame", 60, 0)
     val = dataset([frames[index] for index in range(20, 40, 2)], "val", "val")

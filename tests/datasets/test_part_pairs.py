@@ -46,9 +46,6 @@ def data(tmp_path):
     return tmp_path / "data"
 
 
-# Objects
-
-
 def write_bowl(data):
     for index, name in enumerate(("0a", "1b", "2c")):
         write(data / name / "images" / f"{name}.png", noise(index))
@@ -75,9 +72,6 @@ def test_a_damaged_file_of_an_object_is_named_by_the_users_path(data, find):
     assert len(found.pairs) == 2
     assert found.blocking_message == f"1 file that cannot be used:\n  Fix: repair these files\n  {bad}: the file is empty"
     assert found.problems[0].lines == (f"{bad}: the file is empty",)
-
-
-# Classes
 
 
 def write_whales(data, sea=(0, 1, 2), whale=(1, 2)):
@@ -143,9 +137,6 @@ def test_validation_has_the_classes_of_train(data, find):
     assert found.test == ()
     assert found.notices[-1].startswith("test/images/ cannot be used by evaluate: ")
     assert "holds classes that the training masks do not have: boat" in found.notices[-1]
-
-
-# Results of predict
 
 
 def test_masks_that_are_all_results_are_trained_on_and_told(data, find):

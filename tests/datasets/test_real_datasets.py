@@ -15,25 +15,8 @@ import torch
 from PIL import Image
 
 from helpers.image_bytes import exif
-from helpers.layouts import (
-    COUNT,
-    disc,
-    photo,
-    stacks,
-    write,
-)
-from helpers.mask_files import (
-    NUM_PAIRS,
-    SIDE,
-    bands,
-    blob,
-    colour,
-    objects,
-    rings,
-    soft,
-    with_void,
-    write_dataset,
-)
+from helpers.layouts import disc, pairs_named, photo, stacks, write
+from helpers.mask_files import NUM_PAIRS, SIDE, bands, blob, colour, objects, rings, soft, with_void, write_dataset
 from helpers.runs import stop_after
 from helpers.steps import CPU, CPU_FACTS
 from train_unet import main, train
@@ -140,9 +123,6 @@ def test_the_number_of_classes_is_decided_said_and_written_down(tiny_config, tmp
         train(tiny_config, data_dir=data, num_epochs=3, resume="auto", num_classes=4)
 
 
-# Images
-
-
 def photograph(index, channels=3):
     """H,W,C floats from 0 to 1, brighter in the disc."""
     values = np.random.default_rng(index).uniform(0, 0.6, (SIDE, SIDE, channels)) + 0.4 * blob(index)[:, :, None]
@@ -235,8 +215,6 @@ def test_images_keep_depth_and_channels_and_their_statistics_are_written_down(ki
             assert difference.max() == 0
 
 
-# Missing data
-
 TAG = {"extratags": [(42113, "s", 0, "-9999", True)], "photometric": "minisblack"}
 
 
@@ -322,16 +300,11 @@ def test_identical_images_are_never_in_train_and_in_val(prepare, tmp_path):
     assert "8 images are identical to another one; identical images stay on one side:" in run.printed
 
 
-# Folders as datasets come, through training
-
-
 @pytest.mark.usefixtures("small_network")
 def test_data_beside_checkpoints_is_the_same_at_the_second_start(tiny_config, tmp_path, monkeypatch, capsys):
     """data_dir: . with checkpoints/ in it: the pictures of the first run were taken for images."""
     monkeypatch.chdir(tmp_path)
-    for index in range(COUNT):
-        write(tmp_path / "images" / f"{index}.png", photo(index))
-        write(tmp_path / "masks" / f"{index}_mask.png", disc(index))
+    pairs_named("images/{0}.png", "masks/{0}_mask.png")(tmp_path)
     settings = {**tiny_config, "data_dir": ".", "checkpoint_dir": "checkpoints", "num_epochs": 1}
     assert main(["check", "data_dir=."]) == 0
     first = train(settings)

@@ -15,16 +15,10 @@ from helpers.image_bytes import damaged_jpeg, pil_bytes
 from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.datasets import scan
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.scan import (
-    ImageFacts,
-    ImageKind,
-    MaskFacts,
-    ScanCache,
-    mismatch,
-    scan_pairs,
-)
+from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache, mismatch, scan_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import write_image
+from unet_trainer.images.mask_decoding import COLOUR
 
 
 def make_pair(folder, name, mask, image_size=None):
@@ -40,10 +34,6 @@ def make_jpeg(folder, name, seed=0):
     write_image(pair.image, np.random.default_rng(seed).integers(0, 256, (64, 80, 3), np.uint8))
     write_image(pair.mask, np.zeros((64, 80), np.uint8))
     return pair
-
-
-def damage(path):
-    path.write_bytes(damaged_jpeg(path.read_bytes()))
 
 
 def save_array(folder, array):
@@ -75,9 +65,6 @@ def log_reads(monkeypatch, log):
         return read_bytes(path)
 
     monkeypatch.setattr(scan, "read_bytes", read_and_log)
-
-
-# Facts
 
 
 @pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 3), (np.float32, 5)])
@@ -120,6 +107,17 @@ def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):
     assert [facts.mask for facts in scan_pairs(pairs, 1, cache=ScanCache(cache))] == masks
 
 
+def test_of_a_photograph_as_mask_the_frequent_colours_are_exact_and_the_others_in_groups(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (120, 120, 3), np.uint8)
+    pixels[:2] = 255, 0, 0
+    pair = make_pair(tmp_path, "photo", np.zeros((120, 120), np.uint8))
+    write_image(pair.mask, pixels)
+    ((_, mask),) = scan_pairs([pair], 1)
+    assert len(mask.counts) == 2 * scan.NUM_KEPT
+    assert mask.is_consistent()
+    assert mask.counts[COLOUR + 0xFF0000] == 240
+
+
 def test_values_that_are_no_data_are_counted_and_left_out_of_the_statistics(tmp_path):
     image = np.arange(40, dtype=np.float32).reshape(4, 5, 2)
     image[1, 2, 0] = image[3, 4, 1] = np.nan
@@ -129,9 +127,6 @@ def test_values_that_are_no_data_are_counted_and_left_out_of_the_statistics(tmp_
     np.testing.assert_allclose(facts.mean, [values.mean() for values in held])
     np.testing.assert_allclose(facts.std, [values.std() for values in held])
     assert (facts.low, facts.high) == (0, 38)
-
-
-# Files that cannot be used
 
 
 def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
@@ -149,13 +144,10 @@ def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, m
     assert isinstance(found[1].mask, MaskFacts)
 
 
-# Damaged JPEGs
-
-
 def test_damage_is_attributed_to_the_image_or_to_the_mask_while_each_file_is_read_once(tmp_path, monkeypatch):
     jpegs = [make_jpeg(tmp_path, f"{index}", index).image for index in range(6)]
     pairs = [Pair(f"{index}", jpegs[index], jpegs[index + 1]) for index in (0, 2, 4)]
-    damage(pairs[1].mask)
+    pairs[1].mask.write_bytes(damaged_jpeg(pairs[1].mask.read_bytes()))
     log_reads(monkeypatch, tmp_path / "log")
     found = scan_pairs(pairs, 2)
     reasons = [
@@ -167,9 +159,6 @@ def test_damage_is_attributed_to_the_image_or_to_the_mask_while_each_file_is_rea
     assert reasons == [("2", "mask")]
     assert found[1].mask.startswith("the file is damaged (")
     assert sorted((tmp_path / "log").read_text().split()) == [str(path) for path in sorted(jpegs)]
-
-
-# Decoders that crash
 
 
 def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_path, monkeypatch):
@@ -190,9 +179,6 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
     monkeypatch.undo()
     again = scan_pairs(pairs, 2, cache=ScanCache(tmp_path / "cache.json"))
     assert isinstance(again[1].image, ImageFacts)  # it is read again, not cached
-
-
-# Cache
 
 
 @pytest.mark.parametrize(("which", "change"), [("image", "size"), ("mask", "time")])
@@ -233,7 +219,7 @@ def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
     content = json.loads(cache_file.read_text())
     (key,) = (key for key in content["files"] if key.startswith(role))
     stamp, facts = content["files"][key]
-    entries = [None, "text", [stamp], [stamp, None], [None, facts]]
+    entries = [None, "text", [stamp], [stamp, None], [None, facts], [stamp, {**facts, "height": 0}]]
     for field in facts:
         entries += [[stamp, {name: value for name, value in facts.items() if name != field}], [stamp, {**facts, field: [{}]}]]
     for entry in entries:
@@ -249,9 +235,6 @@ def test_the_first_error_of_a_remote_shard_ends_it(tmp_path):
     ):
         scan_pairs(pairs, 1)
     assert num_asked() == 2
-
-
-# Channels, depth and statistics that the images of a dataset share, and images that do not fit
 
 
 def plain_facts_of(dtype="uint8", channels=3, low=0.0, high=255.0):

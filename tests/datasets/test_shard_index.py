@@ -82,9 +82,6 @@ def test_what_is_no_index_is_refused(text, message):
         index_from_json(text)
 
 
-# Tar files
-
-
 def written(files=FILES):
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -168,9 +165,6 @@ def test_what_is_no_whole_tar_file_is_refused_and_never_read_endlessly(data, mes
     with pytest.raises(ShardError, match=message):
         for _ in zip(range(1000), list_members(io.BufferedReader(io.BytesIO(data))), strict=False):
             pass
-
-
-# Shards of other tools
 
 
 def indexed(tmp_path, files, name="a.tar"):

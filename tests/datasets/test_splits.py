@@ -49,9 +49,6 @@ def error_message(*arguments, **options):
     return str(raised.value)
 
 
-# Shares and seeds
-
-
 def test_a_seed_always_gives_the_same_split():
     """If these lists change, users get other splits than before from the same seed."""
     plain = split_of(made_up(10), val_fraction=0.3)
@@ -61,9 +58,6 @@ def test_a_seed_always_gives_the_same_split():
     assert names(by_class.val) == ["002", "005", "009"]  # one of the three that hold class 1
 
 
-# Classes
-
-
 def test_a_rare_class_is_on_both_sides_in_proportion():
     """10 of 100 images hold class 1; a fifth validates."""
     labels = [{0, 1} if index % 10 == 3 else {0} for index in range(100)]
@@ -71,9 +65,6 @@ def test_a_rare_class_is_on_both_sides_in_proportion():
         seed: sum(1 in labels[int(pair.name)] for pair in split_of(made_up(100), labels, seed=seed).val) for seed in range(50)
     }
     assert set(in_val.values()) == {2}
-
-
-# Groups
 
 
 @pytest.mark.parametrize("trial", range(4))
@@ -93,9 +84,6 @@ def test_groups_and_identical_images_are_never_on_both_sides(trial):
     assert not {digest_of[name] for name in names(split.train)} & {digest_of[name] for name in names(split.val)}
 
 
-# Folds
-
-
 @pytest.mark.parametrize(("count", "num_folds"), [(10, 10), (23, 3), (60, 5)])
 def test_every_pair_validates_in_exactly_one_fold_and_sizes_differ_by_one_at_most(count, num_folds):
     labels = [{index % 3, index % 7} for index in range(count)]
@@ -105,9 +93,6 @@ def test_every_pair_validates_in_exactly_one_fold_and_sizes_differ_by_one_at_mos
     assert max(sizes) - min(sizes) <= 1
     for split in splits:
         assert sorted(names(split.train) + names(split.val)) == names(made_up(count).pairs)
-
-
-# Data that is divided already
 
 
 def test_a_training_image_that_also_validates_is_left_out_with_a_notice():
@@ -126,9 +111,6 @@ def test_a_group_in_both_given_parts_is_refused():
         error_message(found)
         == "2 groups in train and in val: p1, p2; put each on one side; split_file=FILE.csv divides them as you say"
     )
-
-
-# Blocks
 
 
 def runs(numbers):
@@ -162,9 +144,6 @@ def test_blocks_of_pairs_with_groups_or_of_too_few_pairs_are_refused():
     assert len(split_of(made_up(5), in_blocks=True).val) == 1
 
 
-# Groups by a pattern
-
-
 def grouped(pattern, *names, seconds=20.0):
     pairs = [Pair(name, Path(f"data/images/{name}.png"), Path(f"data/masks/{name}.png")) for name in names]
     return [pair.group for pair in add_groups(pairs, pattern, Path("data"), seconds)]
@@ -184,9 +163,6 @@ def test_a_pattern_that_matches_nothing_or_takes_for_ever_is_refused_with_the_na
         grouped("q", "a", "b")
     with pytest.raises(DataError, match=r"has not decided after 1 s about images/a1\.png, images/a{60}\.png; a repeat inside"):
         grouped(r"^images/((a+)+)+\d$|\d\.", "a1", "a" * 60, seconds=1)
-
-
-# Blocks of one image
 
 
 def painted(boxes, shape):
@@ -277,9 +253,6 @@ def pair(data, name, part=None, group=""):
     return Pair(f"images/{name}", data / f"images/{name}.png", data / f"masks/{name}.png", part, group)
 
 
-# What is read
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -298,9 +271,6 @@ def test_a_split_file_may_be_written_in_many_ways(data, text):
     found = read(data, text)
     assert found.pairs == (pair(data, "a", "train", "p1"), pair(data, "b", "val", "p2"))
     assert (found.rule, found.blocking_message, found.problems, found.is_divided) == ("split.csv", "", (), True)
-
-
-# What is refused
 
 
 @pytest.mark.parametrize(
@@ -342,7 +312,12 @@ def test_every_problem_is_named_with_its_line(data):
     ]
 
 
-# Writing
+def test_paths_of_another_machine_are_answered_with_what_is_needed(data):
+    assert csv_error(data, "image;mask\nC:\\bob\\a.png;/home/bob/b.png\n").splitlines()[1:] == [
+        "  line 2: no file DATA/C:\\bob\\a.png",
+        "  line 2: no file /home/bob/b.png",
+        "  No row has its files: paths are as seen from data_dir, such as images/a.png",
+    ]
 
 
 def test_test_pairs_and_unused_ones_are_written_and_read_back(data):
@@ -385,9 +360,6 @@ def test_blocks_are_written_with_the_users_files_and_their_boxes(data):
 def test_a_box_that_is_none_is_told_with_its_line(data, box):
     message = csv_error(data, f"image,mask,split,box\nimages/a.png,masks/a.png,train,{box}\n")
     assert f"line 2: box {box!r}; need top, left, bottom and right in pixels, such as 0 0 512 512" in message
-
-
-# Through the config
 
 
 def test_a_nul_and_a_link_that_leads_to_itself_are_no_reason_for_a_traceback(data):

@@ -73,9 +73,6 @@ def reason(read, source):
     return str(raised.value)
 
 
-# Images
-
-
 @pytest.mark.parametrize(("kind", "orientation"), [("JPEG", 6), ("PNG", 8), ("WEBP", 3)])
 def test_an_image_is_rotated_by_its_exif_orientation(kind, orientation):
     data = pil_bytes(kind, picture(), exif=exif(orientation), **({"lossless": True} if kind == "WEBP" else {}))
@@ -87,9 +84,6 @@ def test_an_image_is_rotated_by_its_exif_orientation(kind, orientation):
     assert is_turned(data) == (orientation != 1)
 
 
-# Alpha
-
-
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_grey_with_alpha_is_one_channel(kind):
     grey, alpha = noise(), noise() // 2
@@ -97,9 +91,6 @@ def test_grey_with_alpha_is_one_channel(kind):
     assert same(decode_image(data), grey[:, :, None])
     assert channels_with_alpha(data)
     assert np.array_equal(decode_mask(data), grey)
-
-
-# Arrays
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.int32, np.float16, np.float64])
@@ -144,9 +135,6 @@ def test_an_array_of_python_objects_is_refused_and_no_code_is_run():
     del builtins.code_was_run
 
 
-# Decompression bombs
-
-
 @pytest.fixture(scope="module")
 def huge_png():
     return empty_png(10_000, 10_001)
@@ -158,9 +146,6 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(huge_png):
     message = f"{len(huge_png) / 1e6:.2g} MB that decompress to 10001×10000 pixels: a decompression bomb"
     assert reason(refuse_bomb, huge_png) == message
     assert reason(lambda data: refuse_bomb(data, (10_001, 10_000)), huge_png) == message  # height and width exchanged
-
-
-# Files that are no images
 
 
 def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error():
@@ -200,9 +185,6 @@ def test_a_pipe_and_a_device_are_refused_and_not_waited_for(tmp_path):
     for name in ("pipe.png", "zero.png"):
         for read in (read_image, read_mask, map_npy, open_file):
             assert reason(read, tmp_path / name) == "a pipe, a socket or a device; need a file"
-
-
-# Masks
 
 
 DISC = np.kron(np.array([[0, 255, 255, 0], [0, 255, 0, 0]], np.uint8), np.ones((6, 5), np.uint8))  # 12 high, 20 wide
@@ -288,9 +270,6 @@ def test_a_colour_mask_is_read_from_every_lossless_format():
         assert decode_mask(data).tolist() == expected
     palette = Image.fromarray(colours).convert("P", palette=Image.Palette.ADAPTIVE)
     assert decode_mask(pil_bytes("GIF", palette)).tolist() == expected
-
-
-# JPEGs decoded at a fraction of their size
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import tarfile
 
 import numpy as np
 import pytest
+import tifffile
 from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes
@@ -22,6 +23,7 @@ from unet_trainer.images.image_decoding import (
     is_cut_off,
     is_lossy,
     is_turned,
+    look_with_pil,
     palette_colours,
 )
 from unet_trainer.images.mask_decoding import decode_mask
@@ -70,9 +72,6 @@ def test_a_file_without_its_end_is_cut_off(kind):
     for length in (len(data) - 20, len(data) // 2, 10):
         assert is_cut_off(data[:length])
     assert not is_cut_off(pil_bytes("BMP", COLOUR)[:100])  # its decoder notices it
-
-
-# Files that are no images
 
 
 def tar_bytes():
@@ -132,3 +131,11 @@ def test_the_extension_tells_and_without_one_the_content(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     assert describe_file(tmp_path / "pipe") is None
     assert describe_file(tmp_path / "missing") is None
+
+
+def test_what_pil_logs_about_a_file_is_not_shown(caplog):
+    """It logs that it cannot show so many channels, beside raising it."""
+    stream = io.BytesIO()
+    tifffile.imwrite(stream, np.zeros((8, 8, 13), np.uint16), photometric="minisblack", planarconfig="contig")
+    assert look_with_pil(stream.getvalue(), lambda picture: picture.size, None) is None
+    assert caplog.records == []

@@ -6,13 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from unet_trainer.images.mask_shapes import (
-    MaskStructure,
-    find_polygons,
-    measure_structure,
-    outline,
-    thin,
-)
+from unet_trainer.images.mask_shapes import MaskStructure, find_polygons, measure_structure, outline, thin
 
 
 def mask(*rows):
@@ -57,9 +51,6 @@ def test_polygons_cover_exactly_the_pixels_of_random_masks():
             assert sum(1 for its_class, _ in polygons if its_class == class_id) == num_objects - 1
 
 
-# Centre lines
-
-
 def picture(*rows):
     return np.array([[letter == "#" for letter in row] for row in rows], np.uint8)
 
@@ -90,9 +81,6 @@ def test_no_part_vanishes_falls_apart_or_joins_another(seed):
     assert num_parts(lines) == num_parts(mask)
     assert set(np.unique(labels[lines == 1])) == set(range(1, num_parts(mask) + 1))
     assert (lines <= mask).all()
-
-
-# How the values lie
 
 
 def test_pixels_close_to_another_value_are_the_border():

@@ -9,23 +9,13 @@ import numpy as np
 import pytest
 
 from unet_trainer.images.mask_decoding import IGNORED
-from unet_trainer.images.tiling import (
-    RandomCrops,
-    crop_pair,
-    nearest_positions,
-    resize_image,
-    resize_mask,
-    tile_images,
-)
+from unet_trainer.images.tiling import RandomCrops, crop_pair, nearest_positions, resize_image, resize_mask, tile_images
 
 
 def numbered(height, width, channels=1):
     """An image in which the value of each pixel is its position."""
     places = np.arange(height * width, dtype=np.float32).reshape(height, width, 1)
     return np.repeat(places, channels, axis=2)
-
-
-# Tiles
 
 
 @pytest.mark.parametrize("size", [(64, 64), (32, 96)])
@@ -43,17 +33,11 @@ def test_every_pixel_counts_in_exactly_one_tile(image_size, size):
     assert seen == dict.fromkeys(range(image_size[0] * image_size[1]), 1)
 
 
-# Padding
-
-
 def test_beyond_its_edge_an_image_is_mirrored_and_its_mask_ignored():
     image = np.array([[[1], [2], [3]], [[4], [5], [6]]], np.uint8)
     padded, ids = crop_pair(image, np.full((2, 3), 7, np.uint8), 0, 0, (4, 5))
     assert padded[:, :, 0].tolist() == [[1, 2, 3, 2, 1], [4, 5, 6, 5, 4], [1, 2, 3, 2, 1], [4, 5, 6, 5, 4]]
     assert ids.tolist() == [[7, 7, 7, 255, 255]] * 2 + [[255] * 5] * 2
-
-
-# Random crops
 
 
 def crops(num_pairs=1, per_image=4, rare_ids=((),), rare_share=0.5, size=(32, 48), seed=1):
@@ -101,9 +85,6 @@ def test_a_share_of_crops_is_centred_on_a_rare_class():
     assert len(hits) - centred < 20  # others meet it by chance: 32 × 48 of 369 × 353 places
 
 
-# Resizing
-
-
 @pytest.mark.parametrize(
     ("channels", "dtype", "size"),
     [(1, np.uint8, (20, 30)), (3, np.float32, (90, 100)), (5, np.uint8, (20, 100)), (9, np.float32, (20, 30))],
@@ -115,9 +96,8 @@ def test_every_channel_is_resized_as_a_single_channel_would_be(channels, dtype, 
         alone = [cv2.resize(image[:, :, index], size[::-1], interpolation=interpolation) for index in range(channels)]
         assert resized.dtype == dtype
         assert resized.shape == (*size, channels)
-        assert np.abs(resized - np.dstack(alone).astype(np.float64)).max() <= (
-            4 if dtype == np.uint8 else 1e-3
-        )  # OpenCV rounds them differently
+        tolerance = 4 if dtype == np.uint8 else 1e-3  # OpenCV rounds them differently
+        assert np.abs(resized - np.dstack(alone).astype(np.float64)).max() <= tolerance
 
 
 @pytest.mark.parametrize("new_length", [1, 64, 333])

@@ -94,9 +94,6 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(engine, monkeypatch):
     assert sizes == [5, 2, 3, 1, 2]
 
 
-# Mirrored and turned images
-
-
 def test_logits_are_the_mean_over_the_views_turned_back(engine):
     images = random_batch(SPEC, 1, 32, 48)
     by_hand = engine.logits(images) + engine.logits(images.flip(2).contiguous()).flip(3)
@@ -104,9 +101,6 @@ def test_logits_are_the_mean_over_the_views_turned_back(engine):
     symmetric = SymmetricEngine(engine, ("horizontal_flip", "vertical_flip"))
     assert torch.allclose(symmetric.logits(images), by_hand / 4, atol=1e-6)
     assert symmetric.description == "cpu, float32, mean of 4 views"
-
-
-# CUDA graphs
 
 
 @pytest.mark.gpu
@@ -136,9 +130,6 @@ def same_weights(one, two):
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-# What RUN | FILE means
-
-
 def test_the_last_state_is_named_where_there_is_no_best_yet(segmenter, tmp_path):
     last = save_model(tmp_path / "run/last.pt", segmenter)
     with pytest.raises(CheckpointError, match=r"has no best.pt yet; name .*last.pt to use the last state"):
@@ -161,9 +152,6 @@ def test_an_export_for_other_programs_is_known_as_such(name, tmp_path):
     file.write_bytes(b"PK\x03\x04")
     with pytest.raises(CheckpointError, match=r"is an export for other programs; name its run, or export that as \.onnx"):
         find_model(tmp_path / name)
-
-
-# Weights and card
 
 
 def test_a_checkpoint_gives_its_weights_and_what_is_known_of_them(segmenter, tmp_path):
@@ -201,9 +189,6 @@ def test_raw_weights_are_refused_where_only_averaged_ones_are(segmenter, tmp_pat
     ):
         read_model(path, raw=True)
     assert read_model(save_model(path, segmenter, config={"ema_decay": None}), raw=True)  # they are the raw ones
-
-
-# Files that cannot be used
 
 
 def test_a_foreign_or_hostile_file_is_refused_as_resume_does(tmp_path, segmenter):
@@ -257,9 +242,6 @@ def test_a_whole_file_with_content_that_no_run_saves_is_refused_in_one_sentence(
     with pytest.raises(CheckpointError, match="is not a checkpoint") as refusal:
         read_model(path)
     assert "\n" not in str(refusal.value)
-
-
-# The card
 
 
 def changed(**values):

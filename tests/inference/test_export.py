@@ -22,16 +22,7 @@ from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.inference import export
 from unet_trainer.inference.engine import SMP_CARD, ModelCard, OnnxEngine
-from unet_trainer.inference.export import (
-    CARD_FILE,
-    OPSET,
-    ExportError,
-    compare,
-    export_onnx,
-    export_pt2,
-    export_smp,
-    smp_readme,
-)
+from unet_trainer.inference.export import CARD_FILE, OPSET, ExportError, compare, export_onnx, export_pt2, export_smp, smp_readme
 
 SPEC = small_spec(GREY_16BIT)
 CARD = make_card(SPEC)
@@ -51,9 +42,6 @@ def onnx_path(segmenter, tmp_path_factory):
     return path
 
 
-# The comparison
-
-
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -71,9 +59,6 @@ def test_a_difference_is_an_error(spoil, segmenter):
 
     with pytest.raises(ExportError, match=r"the exported file computes other logits for \d images? of \d+×\d+: they differ by"):
         compare(segmenter, CARD, run)
-
-
-# All formats
 
 
 @pytest.mark.parametrize("name", ["pt2", "smp"])
@@ -97,9 +82,6 @@ def test_what_cannot_be_traced_is_told_in_a_line(segmenter, tmp_path, monkeypatc
     monkeypatch.setattr(export.ExportNetwork, "forward", refuse)
     with pytest.raises(ExportError, match=r"^the network cannot be traced \(.*\)$"):
         export_pt2(segmenter, CARD, tmp_path / "model.pt2")
-
-
-# ONNX
 
 
 def test_an_exported_model_computes_what_torch_computes(onnx_path, segmenter):
@@ -138,9 +120,6 @@ def test_networks_of_every_kind_compute_the_same(name, tmp_path):
     export_onnx(random_segmenter(PARITY[name]), make_card(PARITY[name]), tmp_path / "model.onnx")  # raises where it differs
 
 
-# torch.export
-
-
 def test_an_exported_program_computes_what_the_model_computes_and_carries_the_card(tmp_path):
     spec = small_spec(FOUR_FLOATS, num_classes=3)
     segmenter, files = small_segmenter(spec), {CARD_FILE: ""}
@@ -150,9 +129,6 @@ def test_an_exported_program_computes_what_the_model_computes_and_carries_the_ca
     for count, height, width in [(1, 64, 64), (3, 96, 160)]:
         images = random_batch(spec, count, height, width)
         assert torch.allclose(network(images.permute(0, 3, 1, 2)), segmenter(images), atol=1e-4)
-
-
-# smp
 
 
 @pytest.fixture(scope="module")

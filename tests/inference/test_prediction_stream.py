@@ -224,9 +224,6 @@ def test_a_gpu_gives_the_masks_of_a_cpu(tmp_path, images, fit):
         np.testing.assert_allclose(shares["cuda"][name], shares["cpu"][name], atol=0.05)  # bfloat16
 
 
-# Processes that write
-
-
 needs_fork = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
 
 
@@ -323,9 +320,6 @@ def test_a_gpu_writes_the_same_bytes_with_processes_and_threads(tmp_path, with_g
             engine = load(path, device="cuda").engine
             stream(tmp_path, Kinds(probabilities="png"), engine=engine, out=out, batch_size=8, processes=used).run(many)
     assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
-
-
-# What bounds the speed
 
 
 def test_all_rates_are_measured_and_the_plain_loop_writes_the_same_masks(tmp_path, images, monkeypatch):

@@ -122,12 +122,8 @@ def test_cldice_by_hand():
     truth[2:5, 2:13] = 1
     predicted[2:5, 2:8] = 1
     found = count_image(truth, predicted, 2, 1, with_lines=True).counts[0]
-    assert found[Count.TRUTH_LINE :].tolist() == [
-        9,
-        5,
-        4,
-        4,
-    ]  # truth's line: columns 3 to 11, of which 3 to 7 are in the prediction
+    # truth's line: columns 3 to 11, of which 3 to 7 are in the prediction
+    assert found[Count.TRUTH_LINE :].tolist() == [9, 5, 4, 4]
     precision, sensitivity = 4 / 4, 5 / 9
     expected = 2 * precision * sensitivity / (precision + sensitivity)
     assert binary_scores(truth, predicted, with_lines=True)["cldice"] == pytest.approx(expected)
@@ -147,9 +143,6 @@ def test_the_example_in_the_docs_is_what_the_code_says():
 
 def drawn(rows):
     return np.array([[letter == "#" for letter in row] for row in rows.split()], np.uint8)
-
-
-# Intervals
 
 
 def counts_of(hits, truth, predicted):
@@ -182,9 +175,6 @@ def test_an_interval_covers_the_true_score_about_95_times_of_100():
         low, high = interval(scores_from_counts(resampled_sums([counts], num_draws=300)[0])["recall"]).ravel()
         num_covered += low <= 0.7 <= high
     assert 180 <= num_covered <= 200
-
-
-# Sets of images
 
 
 def evaluated(rows):

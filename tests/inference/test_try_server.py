@@ -23,13 +23,7 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.inference import try_server
-from unet_trainer.inference.try_server import (
-    MAX_UPLOAD,
-    MAX_WAITING,
-    PAGE,
-    decode_for_page,
-    predict_for_page,
-)
+from unet_trainer.inference.try_server import MAX_UPLOAD, MAX_WAITING, PAGE, decode_for_page, predict_for_page
 
 LEVELS = np.array([[0, 255, 255, 255], [0, 0, 255, 255]], np.uint8)
 PNG = cv2_bytes(".png", np.repeat(LEVELS[:, :, None], 3, axis=2))
@@ -56,9 +50,6 @@ def server(pairs):
 
 def connect(server):
     return socket.create_connection(("127.0.0.1", server.server_port), timeout=20)
-
-
-# What it answers
 
 
 def test_the_page_comes_with_a_policy_that_allows_it_and_nothing_else(server):
@@ -116,9 +107,6 @@ def test_images_are_never_written_to_disk(server):
     assert written == []
 
 
-# What it refuses: who asks
-
-
 @pytest.mark.parametrize("host", ["evil.example", "", "evil.example:80@localhost", "localhost#"])
 def test_a_name_that_was_made_to_lead_here_is_refused(server, host):
     status, sentence = refusal(ask(server, "GET", "facts", Host=host))
@@ -136,9 +124,6 @@ def test_no_path_names_a_file(server, method, path):
         answer = connection.makefile("rb").read()
     assert int(answer.split(b" ", 2)[1]) == 404
     assert answer.endswith(b'{"error": "nothing here"}')
-
-
-# What it refuses: what is sent
 
 
 @pytest.mark.parametrize(
@@ -242,9 +227,6 @@ def test_a_link_on_another_site_opens_the_page_but_no_site_reads_an_image(server
     assert ask(server, "GET", "validation/0", **{"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors"})[0] == 403
 
 
-# What the page shows of an image: numbers worked out by hand, sizes that a browser can hold
-
-
 def grey(levels):
     """Rows of levels → H,W,3 uint8."""
     return np.repeat(np.array(levels, np.uint8)[:, :, None], 3, axis=2)
@@ -281,9 +263,6 @@ def test_a_large_image_is_shown_small_and_its_mask_is_whole(monkeypatch):
     assert np.asarray(Image.open(io.BytesIO(parts["image"]))).shape == (4, 4, 3)
     assert np.array_equal(np.asarray(Image.open(io.BytesIO(parts["mask"]))), levels > 0)
     assert header["iou"] == pytest.approx(32 / 36)
-
-
-# Files
 
 
 def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch):

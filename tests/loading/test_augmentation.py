@@ -46,9 +46,6 @@ def joint_counts(first_corners):
     return counts
 
 
-# Randomness
-
-
 def test_flips_are_independent_of_each_other():
     augment = Augmentation([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5)])
     mask = CORNERS[:, :, 0]
@@ -66,9 +63,6 @@ def test_the_same_key_gives_the_same_bytes_whatever_came_before(name):
         again = used(image, mask, (42, 3, 1, index))
         assert again[0].tobytes() == expected[index][0].tobytes()
         assert again[1].tobytes() == expected[index][1].tobytes()
-
-
-# Named pipelines
 
 
 @pytest.mark.parametrize("name", ["default", "strong"])
@@ -135,9 +129,6 @@ def test_a_list_sees_the_range_that_occurs_as_0_to_1():
     assert mask.tolist() == [[0, 0], [0, 0]]
 
 
-# Lists from the config
-
-
 def test_a_list_comes_through_the_config_and_its_yaml(tmp_path):
     path = tmp_path / "config.yaml"
     path.write_text(
@@ -186,9 +177,6 @@ def test_all_problems_are_reported_at_once():
 def test_a_crop_larger_than_the_images_is_refused_before_the_first_step(probability):
     message = refusal({"RandomCrop": {"height": 256, "width": 256, "p": probability}}, size=(64, 96))
     assert message.startswith("augmentation: the pipeline fails on a 96×64 image: Crop size ")
-
-
-# How albumentations is imported
 
 
 @pytest.mark.parametrize(

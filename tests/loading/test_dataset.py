@@ -43,9 +43,6 @@ def own_data(tiny_data, tmp_path):
     return build_dataset(tmp_path / "data")
 
 
-# Samples
-
-
 def test_a_sample_differs_between_epochs_and_seeds_but_not_between_reads(tiny_data):
     dataset = build_dataset(tiny_data)
     first = dataset[0, 5][0]
@@ -84,9 +81,6 @@ def test_a_smaller_mask_is_resized_to_its_image_when_asked_for(tmp_path):
     coding = MaskCoding((0, 1, 2), 0, 255)
     _, ids = make_dataset([pair], coding, WholeImages((8, 8), 1), resize_masks=True)[0, 0]
     assert np.array_equal(ids, mask.repeat(4, 0).repeat(4, 1))
-
-
-# Files that change during the run
 
 
 def assert_refused(dataset, path, key=(0, 0)):
@@ -137,12 +131,6 @@ def test_a_pair_replaced_by_one_of_another_size_is_refused(tiling, extension, ma
     assert_refused(dataset, pair.mask if mask_changes else pair.image)
 
 
-# Batches
-
-
-# Masks at native resolution
-
-
 NATIVE_SIZES = [(40, 50), (64, 20), (8, 8)]
 
 
@@ -184,9 +172,6 @@ def test_epochs_that_share_a_pass_hold_every_sample_once():
     assert sorted(later) == list(range(12))
     assert later != seen
     assert {epoch for epoch, _ in batches.keys(4, 0)} == {4}
-
-
-# The processes of a job
 
 
 @pytest.mark.parametrize("num_parts", [1, 2])

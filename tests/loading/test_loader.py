@@ -83,9 +83,6 @@ def test_a_cache_of_native_masks_changes_no_byte(tiny_data, tmp_path, place):
     assert epoch_digest(loaders[0], 1) == epoch_digest(loaders[1], 1)
 
 
-# The processes of a job
-
-
 def test_tiles_of_an_image_are_validated_by_one_process(tiny_data):
     """Each would decode it otherwise."""
     pairs = find_pairs(tiny_data / "images", tiny_data / "masks")[:3]
@@ -107,9 +104,6 @@ def test_processes_of_a_job_cut_other_pieces(tiny_data):
     alone = Loader(build_dataset(tiny_data), 4, shuffle=True, cutmix=1.0)
     assert torch.equal(alone.read(0, 0).cut_boxes, first)
     assert torch.equal(alone.read(0, 1).cut_boxes, second)  # as the one process that reads all of it in turn
-
-
-# CutMix
 
 
 def test_rectangles_lie_in_the_image_and_have_a_fifth_to_seven_tenths_of_its_side():
@@ -138,9 +132,6 @@ def test_pieces_come_from_the_image_before_with_their_masks():
     assert mixed[2, :, :, 1].tolist() == [[1, 2, 2, 2, 2]] * 4
     assert torch.equal(mixed_masks, mixed[..., 0] + 10)
     assert mixed.dtype == mixed_masks.dtype == torch.uint8
-
-
-# Advice: which setting would help, and how much
 
 
 def times(**changes):

@@ -72,9 +72,6 @@ def test_the_cache_takes_half_of_what_is_free_and_leaves_the_other_pairs_to_the_
         assert len(cache) == num_ticks == num_pairs
 
 
-# On disk
-
-
 def test_a_file_is_found_again_by_its_stamp_and_sizes_and_not_by_others(tmp_path):
     build("disk", tmp_path)
     cache, num_ticks = build("disk", tmp_path, refuse_to_read, limit=10)  # also when the disk is full
@@ -114,9 +111,6 @@ def test_two_runs_that_fill_the_same_file_do_not_spoil_it(tmp_path):
     assert len(names(tmp_path)) == 1
 
 
-# Content that something else has changed
-
-
 @pytest.mark.parametrize("position", [6 * BLOCK, -20, -10, -1], ids=["checksums", "magic", "number of pairs", "checksum"])
 def test_a_file_whose_end_is_damaged_is_filled_anew(position, tmp_path):
     build("disk", tmp_path)
@@ -147,9 +141,6 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed_but_replaced(kind, t
     assert build("disk", tmp_path)[1] == 4
     assert cache.path.is_file()
     assert not cache.path.is_symlink()
-
-
-# Deleting what is not needed
 
 
 def fill_and_hang(folder, is_filling):

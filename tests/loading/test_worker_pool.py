@@ -54,9 +54,6 @@ def patch_samples(monkeypatch, before):
     monkeypatch.setattr(SegmentationDataset, "timed_sample", patched)
 
 
-# Plans
-
-
 @pytest.mark.parametrize(("num_workers", "with_threads"), [(1, False), (5, False), (3, True)])
 def test_workers_of_any_kind_and_number_give_the_same_bytes(tiny_data, num_workers, with_threads):
     loader = make_loader(build_dataset(tiny_data, "strong"), 4, num_workers, shuffle=True, with_threads=with_threads)
@@ -97,9 +94,6 @@ def test_dropped_plans_keep_no_buffer_and_leave_no_trace(tiny_data):
     assert pool.incomplete == {}
     assert sorted(pool.free) == list(range(len(pool.buffers.arrays)))
     assert pool.failures == Failures()  # what was handed back unfilled did not fail
-
-
-# Buffers
 
 
 def test_a_batch_stays_as_it_is_until_the_next_one_is_asked_for(tiny_data, monkeypatch):
@@ -152,9 +146,6 @@ def test_a_buffer_is_filled_again_only_after_it_was_copied_to_the_gpu(tiny_data,
     next(batches)
     assert [event.was_waited_for for event in CopyEvent.made] == [True, False, False, False, False]
     batches.close()
-
-
-# Workers that fail
 
 
 @KINDS
@@ -231,9 +222,6 @@ def test_hanging_workers_are_given_up_with_the_file_they_hang_in(tiny_data, monk
         epoch_digest(loader, 0)
     assert str(caught.value).endswith(f"perhaps in reading {dataset.pairs[victim].image}")
     assert not any(worker.is_alive() for worker in workers)
-
-
-# Processes: all start or none, ignore signals, end with the training process.
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), BlockingIOError(11, "Resource temporarily unavailable")])

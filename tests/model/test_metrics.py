@@ -92,8 +92,6 @@ def test_precision_and_recall_are_those_computed_by_hand():
     assert (foreground.per_class_precision, foreground.per_class_recall) == ([2 / 3], [2 / 5])
 
 
-# At the masks' own size
-
 SIZES = [(64, 64), (100, 37), (32, 48), (7, 200), (1, 1), (64, 64), (33, 48), (32, 48)]
 
 
@@ -117,9 +115,6 @@ def random_logits(num_images, num_ids=3, size=(32, 48)):
     return torch.randn(num_images, num_ids, *size, generator=torch.Generator().manual_seed(0))
 
 
-# Masks at the model's size
-
-
 @pytest.mark.parametrize("size", [(32, 48), (64, 64), (96, 96), (5, 7)])
 def test_masks_get_the_pixels_that_resizing_them_one_by_one_takes(size):
     masks = random_masks([*SIZES, (192, 192), (511, 96)])
@@ -135,9 +130,6 @@ def test_images_without_a_size_are_padding_and_stay_ignored():
     assert (found[0] == 1).all()
     assert (found[1:] == IGNORED).all()
     assert (resize_masks(masks[1:], [], (8, 9)) == IGNORED).all()
-
-
-# Logits at the masks' size
 
 
 @pytest.mark.parametrize("max_elements", [1, 10_000, 10**9])

@@ -98,9 +98,6 @@ def test_the_message_about_an_unknown_encoder_names_the_nearest(wrong, meant):
     assert refusal(build, encoder=wrong) == f"encoder: got {wrong!r}; did you mean {meant}?"
 
 
-# Encoder weights from a file
-
-
 def assert_same_encoder(encoder, state):
     loaded = encoder.state_dict()
     assert loaded.keys() == state.keys()
@@ -196,9 +193,6 @@ def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, fresh_encoder, w
     assert not canary.exists()
 
 
-# Encoder weights by name
-
-
 def test_a_failed_download_is_one_line_with_both_ways_out(monkeypatch, tmp_path):
     hub.isolate(monkeypatch, tmp_path)
     monkeypatch.setattr(constants, "ENDPOINT", hub.refusing_address())
@@ -219,9 +213,6 @@ def test_a_misspelt_name_of_weights_is_refused_and_not_taken_for_imagenet(monkey
     )
 
 
-# Freezing
-
-
 def changed(before, module):
     return [name for name, tensor in module.state_dict().items() if not torch.equal(tensor, before[name])]
 
@@ -237,9 +228,6 @@ def test_a_frozen_encoder_has_no_gradients_and_keeps_weights_and_statistics():
     assert changed(encoder, network.encoder) == []
     assert "blocks.0.conv1.1.running_mean" in changed(decoder, network.decoder)
     assert "blocks.0.conv1.0.weight" in changed(decoder, network.decoder)
-
-
-# Auxiliary heads
 
 
 @pytest.fixture

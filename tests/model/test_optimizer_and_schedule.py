@@ -78,9 +78,6 @@ def test_a_lowered_rate_stays_lowered_through_the_schedule_and_a_save():
     assert [other.at(step) for step in range(10)] == pytest.approx([0.1 * value for value in planned])
 
 
-# The average of the weights
-
-
 def one_number(value, count):
     """A segmenter with one weight, one float buffer and one counter that matter."""
     segmenter = Segmenter(make_spec(), torch.nn.BatchNorm2d(1), channels_last=False)

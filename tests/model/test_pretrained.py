@@ -75,9 +75,6 @@ def first_conv(encoder_weights, encoder, channels=(16, 8, 8, 8, 8)):
     return next(network.encoder.parameters())
 
 
-# On this machine
-
-
 @pytest.mark.parametrize("encoder", [TIMM, SMP])
 def test_weights_in_the_cache_are_found_and_loaded_without_a_network(cache, encoder, no_connection):
     state = trained_weights(encoder)
@@ -97,15 +94,9 @@ def test_a_damaged_file_in_the_cache_is_refused_with_the_way_out(cache, encoder)
     assert message.endswith("); delete it there, and it is downloaded again")
 
 
-# No such weights
-
-
 @pytest.mark.parametrize("encoder", ["resnext101_32x4d", "tu-mobilenetv3_large_075", f"{TIMM}.no_such_tag"])
 def test_an_encoder_without_imagenet_weights_gets_random_ones(encoder):
     assert choose(encoder) == (None, f"{encoder} has no imagenet weights: random weights", [])
-
-
-# Fetching
 
 
 @pytest.mark.parametrize("encoder", [TIMM, SMP])

@@ -12,12 +12,7 @@ import torch
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_decoding import MaskCoding
-from unet_trainer.model.segmenter import (
-    Segmenter,
-    SegmenterSpec,
-    load_network_weights,
-    network_weights,
-)
+from unet_trainer.model.segmenter import Segmenter, SegmenterSpec, load_network_weights, network_weights
 
 DEEP = ImageSpec(2, "uint16", (33000.0, 500.0), (200.0, 40.0), 32000.0, 35000.0)
 SPECS = {
@@ -41,9 +36,6 @@ class Spy(torch.nn.Module):
     def forward(self, images):
         self.given = images
         return self.conv(images)
-
-
-# The spec
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -98,9 +90,6 @@ def test_a_spec_with_a_value_that_no_run_can_have_is_an_error_that_names_it(path
         SegmenterSpec.from_dict(content)
 
 
-# The forward pass
-
-
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize(("height", "width"), [(64, 32), (40, 50), (1, 97)])
 def test_the_logits_are_those_of_the_network_on_normalised_and_padded_images(height, width, channels_last):
@@ -116,9 +105,6 @@ def test_the_logits_are_those_of_the_network_on_normalised_and_padded_images(hei
     torch.testing.assert_close(logits, torch.cat([torch.zeros_like(expected), expected], 1))
     assert logits.shape == (2, 2, height, width)
     assert logits.dtype == torch.float32
-
-
-# Its weights
 
 
 class Wrapper(torch.nn.Module):

@@ -70,9 +70,6 @@ def one_epoch(stream, *, row=ROW, improved=True, on_gpu=False):
     return stream.getvalue()
 
 
-# Epochs
-
-
 def test_an_epoch_is_one_line_with_all_figures_where_there_is_no_terminal():
     line = "Epoch 3/100  train loss 0.2345  val loss 0.2567  train IoU 0.6543  val IoU 0.6234{}  lr 2.50e-04"
     line += "  45.2 s  88 images/s  data wait 3%"
@@ -108,9 +105,6 @@ def test_a_long_phase_says_once_without_a_terminal_how_far_it_is(keep, seconds, 
         bar.tick(1)
         bar.tick(8)
     assert stream.getvalue() == "Reading every pair once: 2 of 10, about 10 s to go\n" * lines
-
-
-# Messages
 
 
 def test_text_that_nobody_reads_does_not_fail_whoever_flushes_the_stream_later():
@@ -162,9 +156,6 @@ def test_each_finding_has_its_mark_and_its_fix_a_line_of_its_own():
     assert (wrapped("one\ntwo", "- "), wrapped("", "- ")) == (["- one", "  two"], ["- "])
 
 
-# Streams that fail
-
-
 class ClosedTerminal(Terminal):
     """A terminal that is closed after its first line."""
 
@@ -200,9 +191,6 @@ def test_a_terminal_that_lacks_a_letter_or_is_missing_is_no_error(monkeypatch, c
     Console().say("one")
 
 
-# The log
-
-
 def test_the_log_has_the_same_lines_wherever_they_are_shown_and_goes_on_when_a_run_is_resumed(log):
     for stream in (Terminal(), io.StringIO()):
         console = Console(stream)
@@ -234,8 +222,6 @@ def test_a_log_that_was_deleted_begins_anew_and_another_folder_of_its_name_gets_
     console.say("four")
     assert (list(folder.iterdir()), (tmp_path / "moved" / "train.log").read_text()) == ([], "two\n")
 
-
-# Names of files
 
 NASTY = [" lead", "cr\rname", "nl\nname", 'qu"ote', "com,ma", "esc\x1b[31mred", os.fsdecode(b"bad\xe4name"), "ß→😀", "", '"']
 

@@ -92,8 +92,6 @@ def test_an_interruption_inside_a_destructor_prints_nothing_and_counts(times, co
     assert (done.returncode, done.stdout, done.stderr) == (code, printed, "")
 
 
-# The end of the parent
-
 PARENT = """
 import os, subprocess, sys; from unet_trainer.system.signals import ending_with_this_process
 child = subprocess.Popen([sys.executable, "-c", *sys.argv[1:]], env=ending_with_this_process(os.environ), start_new_session=True)
@@ -115,8 +113,6 @@ def test_a_child_ends_when_its_parent_is_killed_and_tells_why(kind, name):
         parent.kill()
         assert parent.stdout.read() == f"the end of {name} (was it killed?)\n"
 
-
-# Closed standard streams
 
 OPEN = """
 import os, sys; from unet_trainer.system.signals import open_closed_streams

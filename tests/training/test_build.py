@@ -17,12 +17,7 @@ from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.distributed import Job, Launch
-from unet_trainer.training.build import (
-    build_components,
-    build_components_with_weights,
-    build_dataset,
-    build_loaders,
-)
+from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders
 from unet_trainer.training.compilation import fit_into_memory
 from unet_trainer.training.settings import build_settings
 
@@ -116,9 +111,6 @@ def test_an_attempt_that_never_fits_ends_with_what_to_try(console):
 
 def fail(error):
     raise error
-
-
-# The processes of a job
 
 
 def build_in_job(console, launch, **changes):

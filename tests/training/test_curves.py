@@ -64,16 +64,3 @@ def test_what_happened_is_marked_and_explained(log, tmp_path, drawn, monkeypatch
     monkeypatch.setattr(Axes, "axvline", lambda axes, x, **style: marks.update({style["color"]: x}) or mark(axes, x, **style))
     write_curves(tmp_path)
     assert marks == {INK: 2, INTERRUPTED: 4.5, ROLLBACK: 3.5, STOPPED: 5}
-
-
-def test_a_picture_that_cannot_be_written_leaves_the_one_before(log, tmp_path, monkeypatch):
-    add_epochs(log, 0.2)
-    write_curves(tmp_path)
-    before = (tmp_path / "curves.png").read_bytes()
-    add_epochs(log, 0.4, first=2)
-    monkeypatch.setattr("os.fsync", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-    with pytest.raises(OSError, match="No space"):
-        write_curves(tmp_path)
-    monkeypatch.undo()
-    assert (tmp_path / "curves.png").read_bytes() == before
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "events.jsonl"]

@@ -94,9 +94,6 @@ def test_a_loss_that_is_not_finite_is_nan_and_names_the_first_bad_batch(batch_si
     assert found.first_bad_batch == expected
 
 
-# Masks at native resolution
-
-
 MIXED_SIZES = [(50, 70), (32, 32), (20, 90), (50, 70), (16, 8), (33, 31)]
 
 

@@ -25,8 +25,6 @@ from unet_trainer.training.run_facts import val_scores_csv
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import ClassCounts, image_score, read_val_scores, val_scores_text, worst_first
 
-# metrics.csv and result.json
-
 
 def metrics_row(epoch, **changes):
     values = (epoch, 0.5, 1 / 3, 0.25, 0.75, 0.857142857, 1e-5, 12.3456789, 1234567.0, 0.0, 0, 0, 2.0, 3.0)
@@ -49,8 +47,6 @@ def test_the_table_has_a_row_an_epoch_with_empty_cells_for_what_an_earlier_versi
     first, second = read_metrics(path)
     assert (set(first), set(second)) == (set(old), set(COLUMNS))
 
-
-# val_scores.csv
 
 # Of background and foreground: pixels in both, in truth, in prediction; 100 in all.
 GOOD = [[80, 85, 85], [10, 15, 15]]  # 10 of 20 foreground pixels: IoU 0.5, wrong 10
@@ -134,8 +130,6 @@ def test_a_table_that_is_not_ours_is_refused(content, tmp_path):
         read_val_scores(tmp_path / "val_scores.csv")
 
 
-# events.jsonl
-
 ADD_AND_DIE = """
 import os, signal, sys; from pathlib import Path; from unet_trainer.training.history import EventLog
 log = EventLog(); log.open(Path(sys.argv[1]))
@@ -214,9 +208,6 @@ def test_a_restored_state_undoes_the_epochs_after_it(undoing):
     again = {"kind": "epoch", "epoch": 3, "val_iou": 0.5}
     assert current_epochs([*events, again])[3] is again
     assert current_epochs([*events, {"kind": "start"}]) == {}  # began anew
-
-
-# What is in them
 
 
 def kept(folder):

@@ -44,12 +44,6 @@ def log(folder):
     return log
 
 
-def resume(folder, epoch, batch=0):
-    log = EventLog()
-    log.open(folder, resumed_after={"epoch": epoch, "batch": batch}, machine={"device": "cuda:0"})
-    return log
-
-
 def test_epochs_have_their_row_their_classes_and_their_confusion_matrix(log, folder):
     log.add("epoch", **epoch_facts(1, 0.25, car=0.5))
     log.add("epoch", **epoch_facts(2, 0.75))
@@ -92,7 +86,8 @@ def test_a_run_that_was_killed_counts_as_interrupted_and_its_resuming_tells_of_i
     log.add("epoch", **epoch_facts(1, 0.5))
     log.add("epoch", **epoch_facts(2, 0.6))
     assert read_run_summary(folder).state == "interrupted"
-    again = resume(folder, 1, batch=3)
+    again = EventLog()
+    again.open(folder, resumed_after={"epoch": 1, "batch": 3}, machine={"device": "cuda:0"})
     again.add("epoch", **epoch_facts(2, 0.7))
     again.add("end", how="finished")
     summary = read_run_summary(folder)

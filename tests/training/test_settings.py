@@ -100,9 +100,6 @@ def test_a_step_that_could_not_be_taken_is_a_problem():
     assert finding.detail == "a step of 16 could not be taken (OutOfMemoryError: CUDA out of memory)"
 
 
-# In training
-
-
 def lines_of(config, resumes=False):
     console = Console(io.StringIO())
     hardware = build_hardware(config, console)

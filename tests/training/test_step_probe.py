@@ -55,9 +55,6 @@ def probe(cache=None):
         yield made
 
 
-# Real steps
-
-
 def test_a_step_is_measured_in_a_process_of_its_own(tmp_path):
     cache = tmp_path / "cache" / "step_costs.json"
     with probe(cache) as measure:
@@ -89,9 +86,6 @@ def test_every_kind_of_step_can_be_measured(image, changes):
     cost = measure_step(make_settings(image, **changes).taken, image)
     assert cost.seconds > 0
     assert cost.eval_seconds > 0
-
-
-# Children that fail
 
 
 @pytest.mark.parametrize(
@@ -142,9 +136,6 @@ def test_a_child_that_cannot_be_started_ends_no_run(monkeypatch):
         measure.start()
         assert measure(config()) is None
         assert "Resource temporarily unavailable" in measure.failure
-
-
-# What is kept
 
 
 def test_a_cost_is_found_again_by_a_later_run(child, tmp_path):

@@ -37,7 +37,7 @@ from unet_trainer.datasets.pairs import Box, Choice, FoundPairs, Pair, Problem, 
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display
-from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.file_bytes import DataError, naming
 from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.images.mask_decoding import IGNORED, MaskCoding, as_written, given_coding, read_mask, show_value
@@ -423,8 +423,10 @@ def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
     pictures, labels = [], []
     for index, class_id in _rarest_first(report.masks, coding, len(names))[:NUM_PICTURES]:
         pair = report.pairs[index]
-        image = to_display(read_image(pair.image))
-        ids = resize_mask(coding.encode(read_mask(pair.mask)), (image.shape[0], image.shape[1]))  # resize_masks
+        with naming(pair.image):  # facts of an earlier scan do not show that a file can be read today
+            image = to_display(read_image(pair.image))
+        with naming(pair.mask):
+            ids = resize_mask(coding.encode(read_mask(pair.mask)), (image.shape[0], image.shape[1]))  # resize_masks
         pictures.append((image, ids))
         labels.append(f"{pair.name}: {names[class_id]}" if class_id < len(names) else pair.name)
     if (box := report.pairs[0].box) is not None:

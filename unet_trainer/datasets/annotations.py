@@ -32,7 +32,7 @@ from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
-EXTENSIONS = frozenset([".json", ".xml", ".txt", ".csv", ".ndjson", ".jsonl"])
+EXTENSIONS = frozenset([".json", ".geojson", ".xml", ".txt", ".csv", ".ndjson", ".jsonl"])
 COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")  # COCO's own files beside instances_
 NUM_LOOKED_AT = 20  # files without an extension, texts that may be labels, and items of a JSON document
 NUM_NAMED = 10  # files that cannot be read
@@ -166,7 +166,7 @@ def _kind_of(path: Path) -> tuple[str, Any]:
             if (columns := readers.find_run_columns(path)) is None:
                 return "", None
             return "run lengths", (columns, input_files.read_text(path, readers.MAX_FILE_BYTES, "utf-8-sig"))
-    if path.suffix.lower() != ".json":
+    if path.suffix.lower() not in (".json", ".geojson"):
         what = "holds a JSON document in each line, as Labelbox exports, which is not read"
         raise UnknownAnnotations(f"{path} {what}; {EXPORT}")
     with readers.reading(path, "JSON"):

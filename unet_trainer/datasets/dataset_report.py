@@ -317,11 +317,30 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         report.ask(error)
         return
     report.notices += report.split.notices
+    if coding is not None:
+        _note_classes_of_one_side(report, report.split, coding, id_names(report.decided(config)))
     if report.kind is not None:
         images, _ = report.facts_of(report.split.train)
         report.image_spec, report.statistics_reason = scan.build_image_spec(
             report.kind, images, config.image_mean, config.image_std, report.nodata, config.nodata == "ignore"
         )
+
+
+def _note_classes_of_one_side(report: DatasetReport, split: Split, coding: MaskCoding, names: Sequence[str]) -> None:
+    train, val = (
+        set(mask_evidence.class_ids(mask_evidence.total_counts(report.facts_of(side)[1]), coding)) - {IGNORED, UNKNOWN}
+        for side in (split.train, split.val)
+    )
+    for missing, what in (
+        (train - val, "validation mask: val_iou says nothing of"),
+        (val - train, "training mask: nothing teaches"),
+    ):
+        if missing:
+            shown, them = first_few(names[class_id] for class_id in sorted(missing)), "it" if len(missing) == 1 else "them"
+            is_in = "is" if len(missing) == 1 else "are"
+            report.notices.append(
+                f"{shown} {is_in} in no {what} {them}; add images with {them}, or choose with split_file=FILE.csv"
+            )
 
 
 # Classes
@@ -349,9 +368,16 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     except DataError as error:
         report.ask(error)
         return
+    unused = ""
+    if class_file is not None and config.class_names is None and (chosen is None or chosen.class_names is None):
+        beyond = set(evidence.seen) - {one.value for one in class_file.classes} if class_file.has_values else set()
+        lacking = f", such as {show_value(min(beyond))}, which is not in it" if beyond else ""
+        what = f"it names {len(class_file.classes)} classes, and the masks hold {len(evidence.seen)} values{lacking}"
+        unused = f"{class_file.path.name} is not used: {what}; correct it, or set class_names"
     if chosen is None:
-        report.questions.append(ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs]))
+        report.questions.append(ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs], unused))
         return
+    report.notices += [unused] if unused else []
     report.classes = chosen
     decided = report.decided(config)
     if problems := list(class_contradictions(decided)):

@@ -238,10 +238,11 @@ def find_layout(
 
 
 def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
-    """Whether some of the files are masks: some but not all are named like one, two files share a name (a.jpg, a.png), or have its
-    name and that of a class (a.png, a_cat.png, a_dog.png)."""
-    marked = [file for file in files if mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix))]
-    has_marked = 0 < len(marked) < len(files) or len({(file.folder, file.stem) for file in files}) < len(files)
+    """Whether some of the files are masks: some but not all of a folder are named like one, two files share a name (a.jpg, a.png),
+    or have its name and that of a class (a.png, a_cat.png, a_dog.png)."""
+    marked = {(file.folder, bool(mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix)))) for file in files}
+    has_both = len(marked) > len({folder for folder, _ in marked})
+    has_marked = has_both or len({(file.folder, file.stem) for file in files}) < len(files)
     return has_marked or bool(masks_by_ending(*split_by_endings(files)))
 
 

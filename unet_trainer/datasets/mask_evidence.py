@@ -42,6 +42,7 @@ OUTLYING = 4  # times the widest gap between ids: void is farther from the last 
 MAX_TOUCHING = 0.1  # of the edges of a trimap, those between foreground and background
 MAX_BORDER_WIDTH = 0.1  # of the border of a trimap, as a share of the side of the mask
 MAX_CHANNEL_ID = 64  # colours that differ in one channel only, none of them brighter, are ids
+NUM_FREQUENT, FEW_COVERED = 12, 0.5  # so many values have a smaller share of the pixels of photographs
 MIN_REGION = 16  # pixels of a connected piece of a class, on average, in the smaller mask in which pieces are counted
 NOISE_SHARE = 1e-3  # of all pixels: rarer values that occur in a single mask are noise
 MIN_MASKS = 4  # with fewer, that a value occurs in one mask says nothing
@@ -156,6 +157,12 @@ class MaskEvidence:
         """Whether the values lie in regions, as classes do, and not in specks, as the greys of a photograph."""
         pieces = sum(structure.num_pieces for _, structure in self.structures)
         return pieces * MIN_REGION <= sum(mask.height * mask.width // piece_stride(mask.size) ** 2 for mask, _ in self.structures)
+
+    @cached_property
+    def look_like_photographs(self) -> bool:
+        """Whether the most frequent values have few of the pixels, and lie in specks."""
+        covered = sum(pixels for _, pixels in self.counts.most_common(NUM_FREQUENT))
+        return covered < FEW_COVERED * self.total and not self.has_regions and not self.are_objects
 
     # Void
 
@@ -404,7 +411,9 @@ def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
 def _parse(name: str, lines: Sequence[str]) -> list[NamedClass | None]:
     """None for a line that cannot be read."""
     if name in COLUMNS:
-        columns, rows = COLUMNS[name], [[cell.strip() for cell in row] for row in csv.reader(lines, skipinitialspace=True)]
+        separator = ";" if ";" in "".join(lines[:1]) else ","
+        read = csv.reader(lines, skipinitialspace=True, delimiter=separator)
+        columns, rows = COLUMNS[name], [[cell.strip() for cell in row] for row in read]
         header = [SPELLINGS.get(cell.lower(), cell.lower()) for cell in rows[0]] if rows else []
         if header[: len(columns)] != columns:
             return []

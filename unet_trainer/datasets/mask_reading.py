@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import permutations
+from itertools import combinations, permutations
 from typing import Any
 
 import numpy as np
@@ -46,9 +46,9 @@ BLACK, WHITE = 0x000000, 0xFFFFFF  # in a palette
 MAX_LISTED = 40  # values that are offered as classes
 MAX_CHOICES = 5
 EDGE_RARITY = 200  # one of so many pixels: the share of a colour that edges make
+MANY_MIXED, MIN_MIXED = 4, 0.9  # colours of soft edges: so many for each class, and the share of their pixels that mix two classes
 NUM_CUTS = 2  # between frequent colours and those of edges, in masks saved as JPEG
 NUM_SHOWN = 12  # values in the table
-FEW_COVERED = 0.5  # share of the pixels that the values shown have: if less, the masks look like photographs
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Reading:
         settings |= {} if is_plain else {"mask_values": self.values}
         settings |= {"ignore_value": as_written(sorted({*ignored, *self.ignored}))} if self.ignored else {}
         settings |= {"unknown_values": "ignore"} if self.ignores_others else {}
+        settings |= {"mask_tolerance": self.tolerance} if self.tolerance else {}
         return Choice(self.reason, settings)
 
 
@@ -295,7 +296,7 @@ def _are_classes(evidence: MaskEvidence, ids: list[int]) -> bool:
 # What has to be asked
 
 
-def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]) -> Question:
+def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str], hint: str = "") -> Question:
     """The question where choose_classes has no answer. `names` are what messages call the masks."""
     choices: dict[str, Choice] = {}
     for reading in _proposals(evidence):
@@ -308,7 +309,7 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]
             found.sort(key=lambda choice: choice.settings["num_classes"] != number)
         accepted = f"the ids 0 to {number - 1} or any {number} greys" if number > 1 else "{0, 1}, {0, 255} or 0 and any other value"
         lines[0] += f"; num_classes: {number} accepts {accepted}"
-    lines += [text for holds, text in _hints(evidence) if holds][:1]
+    lines += [hint] if hint else [text for holds, text in _hints(evidence) if holds][:1]
     return Question("\n  ".join(lines), *found[:MAX_CHOICES], table=_table(evidence, names))
 
 
@@ -330,11 +331,12 @@ def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
 def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
     """What the values look like, and what to ask then: the first that holds."""
     seen, last = evidence.seen, show_value(evidence.seen[-1])
-    covered = sum(pixels for _, pixels in evidence.counts.most_common(NUM_SHOWN))
     looks_like_objects = "nearly each is one piece, and masks with more of them hold those of the others too"
     yield evidence.are_objects, f"They look like ids of objects: {looks_like_objects}"
-    is_photo = covered < FEW_COVERED * evidence.total and not evidence.has_regions
-    yield is_photo, "They look like those of photographs; is mask_dir the folder of the masks?"
+    is_photo = (
+        "They look like those of photographs; is mask_dir the folder of the masks? Of cut-outs, save the alpha channel as the mask"
+    )
+    yield evidence.look_like_photographs, is_photo
     is_alone = seen[-1] == VOID and len(seen) > 2 and not evidence.is_beside_classes(VOID)
     yield is_alone, "255 occurs only in masks that hold no class but 0: is it void, or another mark of the foreground?"
     yield len(seen) == 2, "Which of the two is the background?"
@@ -344,7 +346,9 @@ def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
 
 
 def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
-    """The most frequent values, those close to one of them with it, and those that occur in one mask only."""
+    """The most frequent values, those close to one of them with it, and those that occur in one mask only; none of photographs."""
+    if evidence.look_like_photographs:
+        return []
     noise = [] if evidence.are_objects else evidence.noise
     others = evidence.without(noise)
     if evidence.is_lossy:
@@ -366,11 +370,16 @@ def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
 
 
 def _proposals(evidence: MaskEvidence) -> Iterator[Reading]:
-    """Every reading that a person may mean, the most likely first."""
+    """Every reading that a person may mean, the most likely first; none for photographs."""
+    if evidence.look_like_photographs:
+        return
     seen, high = evidence.seen, evidence.seen[-1]
     last_is_void = [_of_each(seen[:-1], f"{show_value(high)} is ignored", ignored=(high,))] if 3 <= len(seen) <= MAX_CLASSES else []
     if evidence.are_objects:
         yield Reading("nonzero", 1, "every object is foreground")
+    elif soft := _soft_colours(evidence):
+        meaning = "a class for each of the most frequent, in an order that you may change; the others are their soft edges"
+        yield _of_each(soft, meaning, tolerance=_jpeg_tolerance(soft))
     yield from _without_noise(evidence)
     if evidence.has_outlying_void and last_is_void:
         yield replace(last_is_void[0], reason="a class for each id; 255 is ignored")
@@ -443,6 +452,25 @@ def _class_for_each(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Rea
     yield _of_each(values, meaning, ignores_others=bool(num_others) and not evidence.is_lossy)
 
 
+def _soft_colours(evidence: MaskEvidence) -> list[int]:
+    """The colours before a large drop in frequency, if the others are many, and nearly all of their pixels mix two of these."""
+    if evidence.is_lossy or not evidence.has_colours:
+        return []
+    for groups in _frequent_groups(evidence):
+        values = sorted(group.value for group in groups)
+        others = sorted(set(evidence.seen) - set(values))
+        if len(others) < MANY_MIXED * len(values):
+            continue
+        colours, is_mixed = np.array([channels_of(value) for value in others], float), np.zeros(len(others), bool)
+        for one, other in combinations(np.array([channels_of(value) for value in values], float), 2):
+            line = other - one
+            shares = ((colours - one) @ line / (line @ line)).clip(0, 1)
+            is_mixed |= np.abs(one + shares[:, None] * line - colours).max(axis=1) <= EDGE_WIDTH / 2
+        if evidence.share(*np.array(others)[is_mixed].tolist()) > MIN_MIXED * evidence.share(*others):
+            return values
+    return []
+
+
 def _frequent_groups(evidence: MaskEvidence) -> list[list[Any]]:
     """The groups before the largest drops in frequency, the likely cut first: of masks saved as JPEG, the others are the edges."""
     pixels = [group.pixels for group in evidence.groups[:MAX_LISTED]]
@@ -453,14 +481,13 @@ def _frequent_groups(evidence: MaskEvidence) -> list[list[Any]]:
 
 def _without_noise(evidence: MaskEvidence) -> Iterator[Reading]:
     """What the masks mean if values that occur in one of them only are ignored."""
-    noise = evidence.noise
-    main = [value for value in evidence.seen if value not in noise]
-    if not noise or evidence.are_objects or not 2 <= len(main) <= MAX_LISTED:
+    noise, others = evidence.noise, evidence.without(evidence.noise)
+    if not noise or evidence.are_objects or not 2 <= len(others.seen) <= MAX_LISTED:
         return
-    chosen = choose_classes(Config(), evidence.without(noise))
+    chosen = choose_classes(Config(), others)
     meaning = f"{counted(len(noise), 'value')} in one mask only {'is' if len(noise) == 1 else 'are'} ignored"
     if chosen is None or isinstance(chosen.coding.mask_values, str):
-        yield _of_each(main, f"{meaning}; the order of the classes is yours", ignores_others=True)
+        yield _of_each(others.seen, f"{meaning}; the order of the classes is yours", ignores_others=True)
     else:
         ignored = tuple(value for value in chosen.coding.ignored if value not in noise)
         yield Reading(chosen.coding.mask_values, chosen.num_classes, meaning, ignored=ignored, ignores_others=True)

@@ -46,6 +46,8 @@ CACHE_FORMAT = 3
 PART_VALUES = 2**22  # that are measured at a time
 MANY_OPACITIES = 16  # values of an alpha channel that is a band,
 MAX_FREQUENT = 0.5  # of whose pixels but 0 no value has this share
+# Of a photograph in place of a mask, the most frequent colours are kept, and groups of the others: all would fill the memory.
+PIXELS_PER_COLOUR, NUM_KEPT = 16, 512
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
 # What libjpeg prints about wrong data. Some cameras write extra bytes before the end marker: these are harmless.
 JPEG_DAMAGE = re.compile(r"Corrupt JPEG data: (?!\d+ extraneous bytes before marker 0xd9)(.*)|Premature end of JPEG")
@@ -382,6 +384,12 @@ def _count_values(mask: Pixels) -> dict[int, int]:
         histogram = np.bincount(mask.ravel(), minlength=256)  # several times faster than unique
         return {int(value): int(histogram[value]) for value in np.flatnonzero(histogram)}
     values, counts = np.unique(mask, return_counts=True)
+    if mask.dtype == np.int32 and len(values) > max(MAX_CACHED_VALUES, min(mask.size // PIXELS_PER_COLOUR, 2**16)):
+        is_kept = np.zeros(len(values), bool)
+        is_kept[np.argsort(-counts, kind="stable")[:NUM_KEPT]] = True
+        groups = np.linspace(0, np.count_nonzero(~is_kept), NUM_KEPT, endpoint=False).astype(int)  # neighbours in their order
+        values = np.append(values[is_kept], values[~is_kept][groups])
+        counts = np.append(counts[is_kept], np.add.reduceat(counts[~is_kept], groups))
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 

@@ -473,6 +473,8 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
     if problems:
         more = [f"… and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else []
+        if not pairs and any(": no file " in problem for problem in problems):
+            more.append("No row has its files: paths are as seen from data_dir, such as images/a.png")
         if any(UNDECODED.search(cell) for _, row in rows for cell in row.values()):
             more.append("The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8")
         raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))

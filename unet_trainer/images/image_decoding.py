@@ -35,7 +35,8 @@ COLOUR_CHANNELS = 3  # so many values count as one pixel
 
 # The decoders' own messages name no file; the errors raised here are shown with the file's name.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
-logging.getLogger("tifffile").setLevel(logging.CRITICAL)
+for decoder in ("tifffile", "PIL"):
+    logging.getLogger(decoder).setLevel(logging.CRITICAL)
 
 PNG_START, PNG_END = b"\x89PNG\r\n\x1a\n", b"IEND"
 JPEG_START, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"
