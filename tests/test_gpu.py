@@ -321,9 +321,8 @@ def test_bfloat16_takes_about_half_the_memory():
         components = make_components(side=256, batch_size=16, **PRECISIONS[precision])
         metrics = EpochMetrics(1, components.numerics.device)
         batch = make_batch(16, 256)
-        take_step(
-            components.train_step, batch, metrics=metrics, learning_rate=1e-3
-        )  # the search for kernels needs more than the step
+        # The search for kernels needs more than the step.
+        take_step(components.train_step, batch, metrics=metrics, learning_rate=1e-3)
         torch.cuda.synchronize()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 import yaml
 
-from helpers.class_masks import HEIGHT, WIDTH, ids_of
 from helpers.project import ROOT
 from helpers.report_data import Dataset
 from train_unet import main, train
@@ -26,6 +25,33 @@ from unet_trainer.datasets import scan
 from unet_trainer.images.drawing import CELL, COLOURS
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system import concurrency
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Ten pairs of three classes and background."""
+    folder = tmp_path / "my data"
+    for kind in ("images", "masks"):
+        (folder / kind).mkdir(parents=True)
+    chooser = np.random.default_rng(0)
+    for index in range(10):
+        cv2.imwrite(str(folder / f"images/{index}.png"), chooser.integers(0, 256, (HEIGHT, WIDTH, 3), np.uint8))
+        cv2.imwrite(str(folder / f"masks/{index}.png"), ids_of(index))
+    return folder
+
+
+HEIGHT, WIDTH = 40, 48
+
+
+def ids_of(index):
+    """Class 1 in every mask, class 2 in two of ten, class 3 in one: a tenth, a hundredth, less."""
+    ids = np.zeros((HEIGHT, WIDTH), np.uint8)
+    ids[:4] = 1
+    if index in (2, 7):
+        ids[10:14, 10:20] = 2
+    if index == 5:
+        ids[20:22, 20:23] = 3
+    return ids
 
 
 @pytest.fixture

@@ -13,8 +13,6 @@ import pytest
 from train_unet import main
 from unet_trainer.commands import runs
 
-# Runs the script as `python train_unet.py` does, and reports every file that is opened for writing once the address was printed.
-
 
 @pytest.fixture(scope="module")
 def place(tiny_data, trained_run, tmp_path_factory):

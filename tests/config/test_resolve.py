@@ -23,13 +23,7 @@ from helpers.resolving import (
     open_settings,
     settings_of,
 )
-from unet_trainer.config.choices import (
-    CPU_BUDGET,
-    CPU_ENCODERS,
-    WANTED_VIEWS,
-    choose_num_workers,
-    choose_number_format,
-)
+from unet_trainer.config.choices import CPU_BUDGET, CPU_ENCODERS, WANTED_VIEWS, choose_num_workers, choose_number_format
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import decoded_bytes
@@ -332,6 +326,5 @@ def test_processes_of_a_machine_share_its_cores_and_one_cache():
 def test_synchronised_batch_norm_is_not_compiled():
     taken = settings_of(in_job(AMPERE, 2), sync_batchnorm=True, compile_model=True).taken
     assert not taken.compile_model
-    assert settings_of(
-        AMPERE, sync_batchnorm=True, compile_model=True
-    ).taken.compile_model  # one process has nothing to synchronise
+    # One process has nothing to synchronise.
+    assert settings_of(AMPERE, sync_batchnorm=True, compile_model=True).taken.compile_model

@@ -6,16 +6,7 @@ import dataclasses
 
 import pytest
 
-from helpers.resolving import (
-    AMPERE,
-    CPU,
-    DATASET,
-    STEP,
-    TURING,
-    found_weights,
-    open_settings,
-    settings_of,
-)
+from helpers.resolving import AMPERE, CPU, DATASET, STEP, TURING, found_weights, open_settings, settings_of
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolve import resolve
 from unet_trainer.config.resolved_config import KEPT_AS_CHOSEN, MACHINE_KEYS

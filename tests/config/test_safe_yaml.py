@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unet_trainer.config.safe_yaml import (
-    MAX_BYTES,
-    MAX_DEPTH,
-    YamlError,
-    parse_yaml,
-)
+from unet_trainer.config.safe_yaml import MAX_BYTES, MAX_DEPTH, YamlError, parse_yaml
 
 
 def refusal(text):

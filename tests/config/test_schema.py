@@ -9,14 +9,7 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.config.parsers import implied_num_classes, split_values
-from unet_trainer.config.schema import (
-    FIELDS,
-    Config,
-    as_dict,
-    explanations,
-    is_demo_dir,
-    to_yaml,
-)
+from unet_trainer.config.schema import FIELDS, Config, as_dict, explanations, is_demo_dir, to_yaml
 
 VIOLET, PURPLE = (64, 0, 128), (64, 0, 192)
 SPECIAL_TEXTS = [

@@ -7,15 +7,54 @@ import json
 import re
 import zlib
 
+import cv2
 import numpy as np
 import pytest
 from PIL import Image
 
-from helpers.annotated import Folder, masks_of
 from helpers.image_bytes import cv2_bytes, exif, pil_bytes
 from helpers.no_files import needs_pipes, replace_by
-from unet_trainer.datasets.annotations import kind_of_json
+from unet_trainer.config.schema import Config
+from unet_trainer.datasets.annotations import find_annotations, kind_of_json
 from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.mask_decoding import read_mask
+
+
+class Folder:
+    """A data folder; images are noise, so that no two are identical."""
+
+    def __init__(self, tmp_path):
+        self.path = tmp_path / "data"
+        self.checkpoints = tmp_path / "checkpoints"
+        self.path.mkdir()
+        self.num_images = 0
+
+    def image(self, name, width=4, height=3):
+        self.num_images += 1
+        pixels = np.random.default_rng(self.num_images).integers(0, 256, (height, width, 3)).astype(np.uint8)
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        assert cv2.imwrite(str(path), pixels)
+        return path
+
+    def write(self, name, content):
+        """A text as it is, anything else as JSON."""
+        path = self.path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+        return path
+
+    def find(self, **settings):
+        return find_annotations(Config(checkpoint_dir=str(self.checkpoints), **settings), self.path)
+
+    def masks(self, **settings):
+        """Name → rows of class ids as text."""
+        return masks_of(self.find(**settings))
+
+
+def masks_of(found):
+    return {pair.name: ["".join(map(str, row)) for row in read_mask(pair.mask).tolist()] for pair in found.pairs}
+
 
 BOX = [[1, 0], [3, 0], [3, 2], [1, 2]]  # of images that are 4 wide and 3 high
 BOXED = ["0110", "0110", "0000"]
@@ -277,9 +316,8 @@ def test_yolo_folders_names_and_images_without_labels(folder):
 def test_run_lengths_with_the_size_of_their_image(folder):
     for name in ("a.png", "b.png"):
         folder.image(name)
-    folder.write(
-        "rle.csv", "ImageId,height,width,EncodedPixels\na.png,3.0,4.0,4 2\na.png,3,4,7 2\n\nb.png,,,\n"
-    )  # as pandas writes
+    # As pandas writes.
+    folder.write("rle.csv", "ImageId,height,width,EncodedPixels\na.png,3.0,4.0,4 2\na.png,3,4,7 2\n\nb.png,,,\n")
     assert folder.masks() == {"a": BOXED, "b": ["0000"] * 3}
 
 

@@ -155,18 +155,15 @@ def parquet(data):
 # Masks of classes by their names
 
 
-def suffixes(data):
-    photos(data, "images")
+def suffixes(data, images="images", masks="masks"):
+    photos(data, images)
     for index in range(COUNT):
         for name, mask in CLASSES:
-            write(data / f"masks/s{index:02d}_{name}.png", (mask(index) * 255).astype(np.uint8))
+            write(data / masks / f"s{index:02d}_{name}.png", (mask(index) * 255).astype(np.uint8))
 
 
 def suffixes_beside(data):
-    photos(data, ".")
-    for index in range(COUNT):
-        for name, mask in CLASSES:
-            write(data / f"s{index:02d}_{name}.png", (mask(index) * 255).astype(np.uint8))
+    suffixes(data, ".", ".")
 
 
 def objects_beside(data):

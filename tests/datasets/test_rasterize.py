@@ -6,15 +6,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.datasets import rasterize
-from unet_trainer.datasets.rasterize import (
-    EMPTY,
-    Canvas,
-    box_outline,
-    draw_line,
-    ellipse_outline,
-    fill_polygon,
-    join,
-)
+from unet_trainer.datasets.rasterize import EMPTY, Canvas, box_outline, draw_line, ellipse_outline, fill_polygon, join
 from unet_trainer.images.file_bytes import DataError
 
 

@@ -15,25 +15,8 @@ import torch
 from PIL import Image
 
 from helpers.image_bytes import exif
-from helpers.layouts import (
-    COUNT,
-    disc,
-    photo,
-    stacks,
-    write,
-)
-from helpers.mask_files import (
-    NUM_PAIRS,
-    SIDE,
-    bands,
-    blob,
-    colour,
-    objects,
-    rings,
-    soft,
-    with_void,
-    write_dataset,
-)
+from helpers.layouts import disc, pairs_named, photo, stacks, write
+from helpers.mask_files import NUM_PAIRS, SIDE, bands, blob, colour, objects, rings, soft, with_void, write_dataset
 from helpers.runs import stop_after
 from helpers.steps import CPU, CPU_FACTS
 from train_unet import main, train
@@ -321,9 +304,7 @@ def test_identical_images_are_never_in_train_and_in_val(prepare, tmp_path):
 def test_data_beside_checkpoints_is_the_same_at_the_second_start(tiny_config, tmp_path, monkeypatch, capsys):
     """data_dir: . with checkpoints/ in it: the pictures of the first run were taken for images."""
     monkeypatch.chdir(tmp_path)
-    for index in range(COUNT):
-        write(tmp_path / "images" / f"{index}.png", photo(index))
-        write(tmp_path / "masks" / f"{index}_mask.png", disc(index))
+    pairs_named("images/{0}.png", "masks/{0}_mask.png")(tmp_path)
     settings = {**tiny_config, "data_dir": ".", "checkpoint_dir": "checkpoints", "num_epochs": 1}
     assert main(["check", "data_dir=."]) == 0
     first = train(settings)

@@ -15,14 +15,7 @@ from helpers.image_bytes import damaged_jpeg, pil_bytes
 from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.datasets import scan
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.scan import (
-    ImageFacts,
-    ImageKind,
-    MaskFacts,
-    ScanCache,
-    mismatch,
-    scan_pairs,
-)
+from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache, mismatch, scan_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.mask_decoding import COLOUR

@@ -30,6 +30,25 @@ def write(path, pixels):
     assert cv2.imwrite(str(path), pixels)
 
 
+def pairs_named(image, mask):
+    """A layout of these names, whose {0} is the number of a pair from 0 on, {1} from 1 on and {2} from 21 on."""
+
+    def make(data):
+        for index in range(COUNT):
+            numbers = index, index + 1, index + 21
+            write(data / image.format(*numbers), photo(index))
+            write(data / mask.format(*numbers), disc(index))
+
+    return make
+
+
+plain = pairs_named("images/{0}.png", "masks/{0}.png")
+side_by_side = pairs_named("{0}.jpg", "{0}.png")
+marked = pairs_named("{0}.jpg", "{0}_mask.png")
+renamed = pairs_named("images/{2}_training.tif", "masks/{2}_manual1.png")
+numbered_from_0 = pairs_named("images/img_{1:03d}.png", "masks/mask_{0:03d}.png")
+
+
 def bowl(data):
     for index in range(COUNT):
         write(data / f"stage1_train/{index:04x}/images/{index:04x}.png", photo(index))
@@ -47,12 +66,6 @@ def voc(data):
         path = data / f"ImageSets/Segmentation/{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"2007_{number:06d}\n" for number in numbers))
-
-
-def side_by_side(data):
-    for index in range(COUNT):
-        write(data / f"{index}.jpg", photo(index))
-        write(data / f"{index}.png", disc(index))
 
 
 def sequences(data):
@@ -103,12 +116,6 @@ def parts(data):
             write(data / part / f"masks/{number}.png", disc(number))
 
 
-def plain(data):
-    for index in range(COUNT):
-        write(data / f"images/{index}.png", photo(index))
-        write(data / f"masks/{index}.png", disc(index))
-
-
 def with_results(data):
     """Pairs, and what predict writes among the images."""
     for index in range(COUNT):
@@ -118,24 +125,6 @@ def with_results(data):
             writer = PngWriter(file, (SIDE, SIDE), np.uint8)
             writer.write(disc(index, 1))
             writer.finish()
-
-
-def renamed(data):
-    for index in range(COUNT):
-        write(data / f"images/{index + 21}_training.tif", photo(index))
-        write(data / f"masks/{index + 21}_manual1.png", disc(index))
-
-
-def numbered_from_0(data):
-    for index in range(COUNT):
-        write(data / f"images/img_{index + 1:03d}.png", photo(index))
-        write(data / f"masks/mask_{index:03d}.png", disc(index))
-
-
-def marked(data):
-    for index in range(COUNT):
-        write(data / f"{index}.jpg", photo(index))
-        write(data / f"{index}_mask.png", disc(index))
 
 
 def other_sizes(data):

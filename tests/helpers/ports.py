@@ -19,9 +19,8 @@ def free_port():
     for _ in range(NUM_OF_A_PROCESS):
         port = first + next(_numbers) % NUM_OF_A_PROCESS
         with socket.socket() as one:
-            one.setsockopt(
-                socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-            )  # as servers do: a port of which a connection has just ended is free
+            # As servers do: a port of which a connection has just ended is free.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 one.bind(("127.0.0.1", port))
             except OSError:

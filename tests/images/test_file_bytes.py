@@ -11,15 +11,7 @@ import pytest
 from helpers.shards import write_index_of
 from unet_trainer.datasets import shard_store
 from unet_trainer.datasets.shard_store import Files
-from unet_trainer.images.file_bytes import (
-    ReadError,
-    file_stamp,
-    is_file,
-    open_file,
-    read_bytes,
-    read_with_stamp,
-    shown_path,
-)
+from unet_trainer.images.file_bytes import ReadError, file_stamp, is_file, open_file, read_bytes, read_with_stamp, shown_path
 
 
 @pytest.fixture

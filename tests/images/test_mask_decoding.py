@@ -7,13 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from unet_trainer.images.mask_decoding import (
-    COLOUR,
-    IGNORED,
-    UNKNOWN,
-    MaskCoding,
-    given_coding,
-)
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, given_coding
 
 RED, GREEN = COLOUR + 0xFF0000, COLOUR + 0x00FF00
 VIOLET, PURPLE = COLOUR + 0x400080, COLOUR + 0x4000C0

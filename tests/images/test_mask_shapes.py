@@ -6,13 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from unet_trainer.images.mask_shapes import (
-    MaskStructure,
-    find_polygons,
-    measure_structure,
-    outline,
-    thin,
-)
+from unet_trainer.images.mask_shapes import MaskStructure, find_polygons, measure_structure, outline, thin
 
 
 def mask(*rows):

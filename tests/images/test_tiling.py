@@ -9,14 +9,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.images.mask_decoding import IGNORED
-from unet_trainer.images.tiling import (
-    RandomCrops,
-    crop_pair,
-    nearest_positions,
-    resize_image,
-    resize_mask,
-    tile_images,
-)
+from unet_trainer.images.tiling import RandomCrops, crop_pair, nearest_positions, resize_image, resize_mask, tile_images
 
 
 def numbered(height, width, channels=1):
@@ -103,9 +96,8 @@ def test_every_channel_is_resized_as_a_single_channel_would_be(channels, dtype, 
         alone = [cv2.resize(image[:, :, index], size[::-1], interpolation=interpolation) for index in range(channels)]
         assert resized.dtype == dtype
         assert resized.shape == (*size, channels)
-        assert np.abs(resized - np.dstack(alone).astype(np.float64)).max() <= (
-            4 if dtype == np.uint8 else 1e-3
-        )  # OpenCV rounds them differently
+        tolerance = 4 if dtype == np.uint8 else 1e-3  # OpenCV rounds them differently
+        assert np.abs(resized - np.dstack(alone).astype(np.float64)).max() <= tolerance
 
 
 @pytest.mark.parametrize("new_length", [1, 64, 333])

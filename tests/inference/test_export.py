@@ -22,16 +22,7 @@ from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.inference import export
 from unet_trainer.inference.engine import SMP_CARD, ModelCard, OnnxEngine
-from unet_trainer.inference.export import (
-    CARD_FILE,
-    OPSET,
-    ExportError,
-    compare,
-    export_onnx,
-    export_pt2,
-    export_smp,
-    smp_readme,
-)
+from unet_trainer.inference.export import CARD_FILE, OPSET, ExportError, compare, export_onnx, export_pt2, export_smp, smp_readme
 
 SPEC = small_spec(GREY_16BIT)
 CARD = make_card(SPEC)

@@ -154,6 +154,8 @@ def test_images_whose_results_would_have_one_name_are_refused():
         "images whose results would have the same name:\n  data/a.jpg and data/A.png: both would be A.png\n"
         "  Predict them in two commands with different --out; a pattern takes one kind: 'data/*.jpg'"
     )
+    with pytest.raises(UserError, match=r"\n  Predict them in two commands, each by its own name, with different --out$"):
+        refuse_same_names([Input(Path("data/a.png"), "a"), Input(Path("data/A.png"), "A")])
     with pytest.raises(UserError, match=r"\n  Name the folder above them, or predict them in two commands with different --out$"):
         refuse_same_names([Input(Path("a/x.jpg"), "x"), Input(Path("b/x.jpg"), "x")])
 

@@ -122,12 +122,8 @@ def test_cldice_by_hand():
     truth[2:5, 2:13] = 1
     predicted[2:5, 2:8] = 1
     found = count_image(truth, predicted, 2, 1, with_lines=True).counts[0]
-    assert found[Count.TRUTH_LINE :].tolist() == [
-        9,
-        5,
-        4,
-        4,
-    ]  # truth's line: columns 3 to 11, of which 3 to 7 are in the prediction
+    # truth's line: columns 3 to 11, of which 3 to 7 are in the prediction
+    assert found[Count.TRUTH_LINE :].tolist() == [9, 5, 4, 4]
     precision, sensitivity = 4 / 4, 5 / 9
     expected = 2 * precision * sensitivity / (precision + sensitivity)
     assert binary_scores(truth, predicted, with_lines=True)["cldice"] == pytest.approx(expected)

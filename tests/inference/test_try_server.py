@@ -23,13 +23,7 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.inference import try_server
-from unet_trainer.inference.try_server import (
-    MAX_UPLOAD,
-    MAX_WAITING,
-    PAGE,
-    decode_for_page,
-    predict_for_page,
-)
+from unet_trainer.inference.try_server import MAX_UPLOAD, MAX_WAITING, PAGE, decode_for_page, predict_for_page
 
 LEVELS = np.array([[0, 255, 255, 255], [0, 0, 255, 255]], np.uint8)
 PNG = cv2_bytes(".png", np.repeat(LEVELS[:, :, None], 3, axis=2))

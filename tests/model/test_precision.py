@@ -9,13 +9,7 @@ import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
-from unet_trainer.model.precision import (
-    choose_device,
-    cpu_computes_bfloat16,
-    inspect_hardware,
-    local_device,
-    set_backends,
-)
+from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware, local_device, set_backends
 from unet_trainer.system.distributed import Launch
 
 # The device

@@ -12,12 +12,7 @@ import torch
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.images.mask_decoding import MaskCoding
-from unet_trainer.model.segmenter import (
-    Segmenter,
-    SegmenterSpec,
-    load_network_weights,
-    network_weights,
-)
+from unet_trainer.model.segmenter import Segmenter, SegmenterSpec, load_network_weights, network_weights
 
 DEEP = ImageSpec(2, "uint16", (33000.0, 500.0), (200.0, 40.0), 32000.0, 35000.0)
 SPECS = {

@@ -12,12 +12,7 @@ import pytest
 from helpers.report_runs import ATTACK, FOUR_IMAGES, scores_of, write_run
 from unet_trainer.inference.evaluate import EvaluatedSet
 from unet_trainer.inference.scores import summarise
-from unet_trainer.reports.comparison import (
-    compare_runs,
-    render_comparison,
-    same_images,
-    set_scores,
-)
+from unet_trainer.reports.comparison import compare_runs, render_comparison, same_images, set_scores
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
 

@@ -17,12 +17,7 @@ from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.distributed import Job, Launch
-from unet_trainer.training.build import (
-    build_components,
-    build_components_with_weights,
-    build_dataset,
-    build_loaders,
-)
+from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders
 from unet_trainer.training.compilation import fit_into_memory
 from unet_trainer.training.settings import build_settings
 
@@ -33,6 +28,12 @@ def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_s
         build_dataset(dataclasses.replace(config, data_dir=str(tmp_path / "an empty folder")), console, None)
     last = str(caught.value).splitlines()[-1]
     assert last == f"To see all of it: python train_unet.py check data_dir='{tmp_path / 'an empty folder'}'"
+
+
+def test_a_run_whose_images_have_moved_asks_where_they_are(config, console, tmp_path):
+    (tmp_path / "split.csv").write_text("image,mask,split\nimages/gone.png,masks/gone.png,train\n")
+    with pytest.raises(DataError, match=r"put them back, say where they are now \(data_dir=FOLDER\), or start a new run\n"):
+        build_dataset(config, console, tmp_path)
 
 
 def test_a_batch_that_is_larger_than_the_dataset_is_refused(config, console):

@@ -9,25 +9,9 @@ from functools import partial
 import pytest
 import torch
 
-from helpers.steps import (
-    CPU,
-    everything,
-    make_batch,
-    make_settings,
-    same,
-    small_components,
-    take_step,
-    weights,
-)
+from helpers.steps import CPU, everything, make_batch, make_settings, same, small_components, take_step, weights
 from unet_trainer.system.console import Console
-from unet_trainer.training.compilation import (
-    compile_steps,
-    has_state,
-    is_out_of_memory,
-    restoring,
-    shrink,
-    try_steps,
-)
+from unet_trainer.training.compilation import compile_steps, has_state, is_out_of_memory, restoring, shrink, try_steps
 
 BATCH = make_batch(2, side=32)
 

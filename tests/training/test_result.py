@@ -53,9 +53,8 @@ def test_without_a_best_epoch_the_result_is_that_of_the_last(tiny_data, tmp_path
     report(run)
     assert "Warning: val_iou was no number in any epoch" in said(run)
     assert f"Weights: {run.checkpointer.folder / 'last.pt'} | " in said(run)
-    assert f"Next: python train_unet.py evaluate {run.checkpointer.folder / 'last.pt'} " in said(
-        run
-    )  # the folder would mean best.pt
+    # The folder would mean best.pt.
+    assert f"Next: python train_unet.py evaluate {run.checkpointer.folder / 'last.pt'} " in said(run)
     written = json.loads((run.checkpointer.folder / "result.json").read_text())
     assert (written["best_val_iou"], written["baseline_iou"]) == (None, None)
     assert written["warnings"][0].startswith("val_iou was no number in any epoch")

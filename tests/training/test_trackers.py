@@ -15,12 +15,7 @@ from unet_trainer.images.image_decoding import write_image
 from unet_trainer.training import trackers
 from unet_trainer.training.history import EventLog, read_events
 from unet_trainer.training.run_summary import EpochRecord
-from unet_trainer.training.trackers import (
-    TRACKERS,
-    TrackedRun,
-    TrackerQueue,
-    build_trackers,
-)
+from unet_trainer.training.trackers import TRACKERS, TrackedRun, TrackerQueue, build_trackers
 
 SETTINGS = {"batch_size": 8, "grad_clip": None, "loss": {"dice": 1.0}, "encoder": "resnet18", "use_amp": False}
 

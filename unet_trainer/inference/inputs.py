@@ -86,7 +86,9 @@ def refuse_same_names(inputs: Sequence[Input]) -> None:
     if clashes:
         other, path, _ = clashes[0]
         fix = "Name the folder above them, or predict them in two commands with different --out"
-        if other.parent == path.parent:
+        if other.parent == path.parent and other.suffix.lower() == path.suffix.lower():
+            fix = "Predict them in two commands, each by its own name, with different --out"
+        elif other.parent == path.parent:
             pattern = other.parent / f"*{other.suffix}"
             fix = f"Predict them in two commands with different --out; a pattern takes one kind: '{pattern}'"
         lines = [f"{other} and {path}: both would be {name}.png" for other, path, name in clashes[:NUM_NAMED]]
