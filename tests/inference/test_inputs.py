@@ -205,6 +205,7 @@ def test_without_data_dir_a_run_is_evaluated_on_what_it_was_validated_on(run):
 
 
 def test_a_file_outside_of_a_run_needs_data_dir(tmp_path):
+    (tmp_path / "config.yaml").touch()  # empty: the defaults, and with them the data of the demo, are not the run's
     assert run_folder_of(tmp_path / "model.pt") is None
     with pytest.raises(UserError, match=r"^data_dir: .*model\.pt is not in a run folder.*data_dir=FOLDER"):
         load(tmp_path / "model.pt")
