@@ -81,6 +81,7 @@ def test_data_that_moved_can_be_named_and_must_then_be_there(served, capsys, tin
         (["tiny", "batch_size=4"], "Error: batch_size=4: of settings try takes data_dir=FOLDER alone, once each\n"),
         (["tiny", "--port", "70000"], "Error: --port: got 70000; need a number from 1 to 65535, or leave it out for a free one\n"),
         (["tiny", "--host", "no.such.host.invalid"], "Error: --host no.such.host.invalid: cannot be used ("),
+        (["tiny", "--host", "192.0.2.1", "--port", "50123"], "Error: --host 192.0.2.1: cannot be used ("),
         (["tiny", "--device", "gpu"], "Error: 1 problem in the config:\n  device: got 'gpu'"),
         (["tiny/../.."], "Error: "),
     ],

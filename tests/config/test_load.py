@@ -274,7 +274,12 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
 @pytest.mark.parametrize(
     ("content", "answer"),
     [
-        (b"\x89PNG\r\n\x1a\n", "not UTF-8 text; need a YAML file"),
+        (b"\x89PNG\r\n\x1a\n", "not UTF-8 text; need a YAML file, saved as UTF-8"),
+        ("seed: 1".encode("utf-16"), "not UTF-8 text; need a YAML file, saved as UTF-8"),
+        (
+            b"loss:\n\tdice: 1",
+            r"line 2: not valid YAML: found character '\t' that cannot start any token; use spaces in place of tabs",
+        ),
         (b"batch_size 4", "got 'batch_size 4'; need lines of the form key: value"),
         (b"- batch_size: 4", "got [{'batch_size': '4'}]; need lines of the form key: value"),
         (b"batch_size: 4\n---\nseed: 1", "line 2: a second document (---); need one"),
@@ -282,7 +287,7 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
         # Shorter than the limit in characters, longer in bytes.
         (b"# " + "é".encode() * (MAX_BYTES // 2) + b"\nseed: wrong\n", "more than 256 KiB; a config is far smaller"),
     ],
-    ids=range(6),
+    ids=range(8),
 )
 def test_a_file_that_is_not_a_config_is_refused(load_text, content, answer):
     with pytest.raises(ConfigError) as raised:

@@ -304,6 +304,16 @@ def test_the_lists_of_voc_are_the_split(tmp_path, place):
     assert (found.blocking_message, found.notices) == ("", ("3 images in no list of ImageSets/Segmentation left out",))
 
 
+def test_lists_that_are_not_read_are_named(tmp_path):
+    for kind in ("images", "masks"):
+        touch(tmp_path / kind, *numbered(4))
+    touch(tmp_path, "train.txt")
+    assert found_in(tmp_path).notices == ()
+    touch(tmp_path, "val.txt")
+    (notice,) = found_in(tmp_path).notices
+    assert notice.startswith(f"{tmp_path / 'train.txt'} and val.txt are not read; to divide the images as they do, set split_file")
+
+
 def test_listed_names_without_an_image_block_unless_they_are_to_be_skipped(tmp_path):
     layouts.voc(tmp_path)
     (tmp_path / "JPEGImages/2007_000001.jpg").unlink()

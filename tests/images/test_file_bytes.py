@@ -46,6 +46,12 @@ def test_what_is_not_there_has_no_stamp_and_is_told(tmp_path, shard):
             read_bytes(path)
 
 
+def test_a_link_to_nothing_is_told_with_what_it_leads_to(tmp_path):
+    (tmp_path / "a.png").symlink_to("/mnt/none/a.png")
+    with pytest.raises(ReadError, match=r"a link to /mnt/none/a\.png, which does not exist"):
+        read_bytes(tmp_path / "a.png")
+
+
 def test_a_damaged_shard_is_told_as_a_file_that_cannot_be_read(shard):
     data = bytearray(shard.read_bytes())
     data[512] ^= 1

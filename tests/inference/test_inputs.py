@@ -154,6 +154,8 @@ def test_images_whose_results_would_have_one_name_are_refused():
         "images whose results would have the same name:\n  data/a.jpg and data/A.png: both would be A.png\n"
         "  Predict them in two commands with different --out; a pattern takes one kind: 'data/*.jpg'"
     )
+    with pytest.raises(UserError, match=r"\n  Predict them in two commands, each by its own name, with different --out$"):
+        refuse_same_names([Input(Path("data/a.png"), "a"), Input(Path("data/A.png"), "A")])
     with pytest.raises(UserError, match=r"\n  Name the folder above them, or predict them in two commands with different --out$"):
         refuse_same_names([Input(Path("a/x.jpg"), "x"), Input(Path("b/x.jpg"), "x")])
 
@@ -203,6 +205,7 @@ def test_without_data_dir_a_run_is_evaluated_on_what_it_was_validated_on(run):
 
 
 def test_a_file_outside_of_a_run_needs_data_dir(tmp_path):
+    (tmp_path / "config.yaml").touch()  # empty: the defaults, and with them the data of the demo, are not the run's
     assert run_folder_of(tmp_path / "model.pt") is None
     with pytest.raises(UserError, match=r"^data_dir: .*model\.pt is not in a run folder.*data_dir=FOLDER"):
         load(tmp_path / "model.pt")

@@ -30,6 +30,12 @@ def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_s
     assert last == f"To see all of it: python train_unet.py check data_dir='{tmp_path / 'an empty folder'}'"
 
 
+def test_a_run_whose_images_have_moved_asks_where_they_are(config, console, tmp_path):
+    (tmp_path / "split.csv").write_text("image,mask,split\nimages/gone.png,masks/gone.png,train\n")
+    with pytest.raises(DataError, match=r"put them back, say where they are now \(data_dir=FOLDER\), or start a new run\n"):
+        build_dataset(config, console, tmp_path)
+
+
 def test_a_batch_that_is_larger_than_the_dataset_is_refused(config, console):
     dataset = build_dataset(config, console, None)
     settings = build_settings(dataclasses.replace(config, batch_size=11), CPU_FACTS, dataset, console)

@@ -132,6 +132,8 @@ def shard(arguments: Sequence[str], script: Script) -> int:
     parser.add_argument("--shard-mb", metavar="MB", type=_megabytes, default=256.0, help="largest size of a shard (default 256)")
     given = parser.parse_intermixed_args(arguments)
     config = read_config_words(given.words, script.config, "shard")
+    if not given.out.strip():
+        raise UserError("--out: got an empty name; need a folder or a URL (is a variable of the shell not set?)")
     check_url("--out", given.out)
     shard_data(config, given.out, int(given.shard_mb * MEGABYTE), Console())
     return EXIT_DONE

@@ -154,7 +154,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         values = parse_yaml(content.decode("utf-8-sig"), problems)
     except UnicodeDecodeError:
-        raise YamlError("not UTF-8 text; need a YAML file") from None
+        raise YamlError("not UTF-8 text; need a YAML file, saved as UTF-8") from None
     if values is None or (isinstance(values, Plain) and not values):
         return {}
     if not isinstance(values, dict):

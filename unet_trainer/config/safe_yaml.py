@@ -51,7 +51,9 @@ def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
             raise YamlError(f"{_place(event)}: a second document (---); need one")
     except yaml.MarkedYAMLError as error:
         where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise YamlError(f"{where}not valid YAML: {_cut(error.problem or error.context or '', 200)}") from None
+        problem = error.problem or error.context or ""
+        todo = "; use spaces in place of tabs" if r"'\t'" in problem else ""
+        raise YamlError(f"{where}not valid YAML: {_cut(problem, 200)}{todo}") from None
     except yaml.YAMLError as error:
         raise YamlError(f"not valid YAML: {str(error).splitlines()[0]}") from None
     except YamlError:

@@ -201,6 +201,10 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
         parts.append(val)
     if "val" in layout.parts or lists is not None or search.config.split == "blocks" or len({pair.group for pair in pairs}) < 2:
         pairs = [replace(pair, group="") for pair in pairs]  # else the slices of a volume stay on one side
+    elsewhere = train.images.place.parent
+    if lists is None and "val" not in layout.parts and all((elsewhere / f"{name}.txt").is_file() for name in ("train", "val")):
+        fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
+        search.notices.append(f"{elsewhere / 'train.txt'} and val.txt are not read; {fix}")
     test, is_test_complete = [pair for pair in pairs if pair.part == "test"], True
     if lists is None and "test" in layout.parts:
         test, is_test_complete = _find_test(search, layout, train.match.rule)

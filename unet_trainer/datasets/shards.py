@@ -304,7 +304,7 @@ def _names(files: Files) -> list[str]:
     except (FileNotFoundError, MissingFile):
         return []
     except OSError as error:
-        raise DataError(f"--out: {files.root} cannot be read ({error.strerror})") from None
+        raise DataError(f"--out: {files.root} cannot be read ({error.strerror}); need a folder or a URL") from None
 
 
 def write_shards(

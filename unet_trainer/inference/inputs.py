@@ -86,7 +86,9 @@ def refuse_same_names(inputs: Sequence[Input]) -> None:
     if clashes:
         other, path, _ = clashes[0]
         fix = "Name the folder above them, or predict them in two commands with different --out"
-        if other.parent == path.parent:
+        if other.parent == path.parent and other.suffix.lower() == path.suffix.lower():
+            fix = "Predict them in two commands, each by its own name, with different --out"
+        elif other.parent == path.parent:
             pattern = other.parent / f"*{other.suffix}"
             fix = f"Predict them in two commands with different --out; a pattern takes one kind: '{pattern}'"
         lines = [f"{other} and {path}: both would be {name}.png" for other, path, name in clashes[:NUM_NAMED]]
@@ -221,8 +223,9 @@ class EvaluationData:
 
 
 def run_folder_of(model_file: Path) -> Path | None:
-    """The run that a model's file lies in, if it does."""
-    return model_file.parent if (model_file.parent / CONFIG_YAML).is_file() else None
+    """The run that a model's file lies in, if it does. A config.yaml that is empty would mean the data of the demo."""
+    config_file = model_file.parent / CONFIG_YAML
+    return model_file.parent if config_file.is_file() and config_file.stat().st_size else None
 
 
 def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pair, ...]:
@@ -233,10 +236,10 @@ def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pa
     run = model.parent
     if not (run / SPLIT_CSV).is_file():
         raise DataError(f"{run} has no {SPLIT_CSV}, which names them")
-    config_file = run / CONFIG_YAML
-    if data_dir is None and not config_file.is_file():
-        raise DataError(f"{run} has no config.yaml, which says where the data are; data_dir=FOLDER says it too")
-    config = load_config(config_file) if config_file.is_file() else Config(checkpoint_dir=str(run.parent))
+    has_config = run_folder_of(model) is not None
+    if data_dir is None and not has_config:
+        raise DataError(f"{run / CONFIG_YAML}, which says where the data are, is missing or empty; data_dir=FOLDER says it too")
+    config = load_config(run / CONFIG_YAML) if has_config else Config(checkpoint_dir=str(run.parent))
     if data_dir is not None:
         config = dataclasses.replace(config, data_dir=str(data_dir))
     data_dir = Path(config.data_dir)
@@ -258,7 +261,7 @@ def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int
         return DataSource(load_config({"num_classes": num_classes}, words), folder, is_own=False)
     if own is None or folder is None:
         raise UserError(
-            f"data_dir: {model_file} is not in a run folder, so nothing says what to evaluate it on; "
+            f"data_dir: {model_file} is not in a run folder, or its config.yaml is empty, so nothing says what to evaluate it on; "
             "name the images: data_dir=FOLDER with images/ and masks/"
         )
     is_own = not any(name in overrides for name in LAYOUT_KEYS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import base64
 import contextlib
+import errno
 import hashlib
 import ipaddress
 import json
@@ -222,8 +223,9 @@ def bind(host: str, port: int, make: Callable[[tuple[str, int]], Server]) -> Ser
     try:
         return make((host, port))
     except OSError as error:
-        key = f"--host {host}" if port == 0 else f"--port {port}"
-        hint = "leave it out for this machine alone" if port == 0 else "leave it out for a free one"
+        is_host = port == 0 or isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        key = f"--host {host}" if is_host else f"--port {port}"
+        hint = "leave it out for this machine alone" if is_host else "leave it out for a free one"
         raise UserError(f"{key}: cannot be used ({error.strerror}); {hint}") from None
 
 

@@ -170,7 +170,8 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
         converter = Converter(Path(config.data_dir), Path(config.checkpoint_dir), console)
         earlier = read_split_csv(table, Path(config.data_dir), [*now.pairs, *now.test] if now else (), converter)
     except DataError as error:
-        raise DataError(f"the run cannot go on with the images it began with; put them back, or start a new run\n{error}") from None
+        todo = "put them back, say where they are now (data_dir=FOLDER), or start a new run"
+        raise DataError(f"the run cannot go on with the images it began with; {todo}\n{error}") from None
     known = {pair.user_files[0] for pair in (*earlier.pairs, *earlier.unused)}
     added = [pair for pair in now.pairs if pair.image not in known] if now else []
     if added:

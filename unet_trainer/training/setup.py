@@ -30,7 +30,7 @@ from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.concurrency import ThrottledTask
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import Job, choose_backend, device_id
-from unet_trainer.system.os_errors import named_file, reason
+from unet_trainer.system.os_errors import named_file, reason, with_advice
 from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
@@ -319,4 +319,5 @@ def _finish(run: Run, curves: ThrottledTask) -> None:
         curves.request()
         curves.finish()
         if (error := curves.take_error()) is not None:
-            run.console.warn(f"{CURVES} could not be drawn: {first_line(error)}")
+            why = with_advice(error) if isinstance(error, OSError) else first_line(error)
+            run.console.warn(f"{CURVES} could not be drawn: {why}")
