@@ -39,7 +39,6 @@ ADVICE = {
     errno.ENXIO: "nobody reads from it",
     errno.EPIPE: "whoever read from it is gone",
     errno.EISDIR: "name a file",
-    errno.EEXIST: "it is no folder; name another",
     errno.ENOTSUP: "name a file",
 }
 NO_TEMPORARY_FOLDER = "No usable temporary directory"  # as Python says it
@@ -66,6 +65,8 @@ def explain(error: BaseException, path: Path | None = None) -> tuple[str, str]:
         reason += _limit("RLIMIT_NOFILE", "ulimit -n")
     if number == errno.EAGAIN:
         reason = f"no more processes or threads may be started{_limit('RLIMIT_NPROC', 'ulimit -u')}"
+    if number == errno.EEXIST:  # not in ADVICE: where nobody expects it, it is a fault of the program
+        return reason, "it is no folder; name another"
     return reason, ADVICE.get(number, "")
 
 
