@@ -65,6 +65,14 @@ def test_an_empty_file_is_the_defaults(load_text, text):
     assert load_text(text) == Config()
 
 
+def test_a_path_may_begin_with_the_home_folder(monkeypatch, tmp_path):
+    """A shell does not expand it behind data_dir=."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    config = load_config({"mask_suffix": "~mask"}, ["data_dir=~/mine"])
+    assert (config.data_dir, config.mask_suffix) == (str(tmp_path / "mine"), "~mask")
+
+
 def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
     config = load_config(
         {

@@ -204,7 +204,8 @@ def _text(raw: Any) -> str:
     raw = os.fspath(raw) if isinstance(raw, os.PathLike) else raw
     if not isinstance(raw, str) or not raw.strip():
         raise ValueError
-    return word_or_empty(raw)
+    text = word_or_empty(raw)
+    return os.path.expanduser(text) if text.startswith("~/") else text  # noqa: PTH111 (of text that may be no path)
 
 
 _PLAIN_TYPES: dict[Any, Callable[[Any], Any]] = {
