@@ -25,7 +25,7 @@ from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainStep, build_train_forward
 
 CPU = torch.device("cpu")
-FLOAT32 = Numerics(CPU, "float32", channels_last=True)
+FLOAT32 = Numerics(CPU, "float32")
 CPU_FACTS = HardwareFacts("cpu", "a CPU", has_bfloat16=True, has_float16=False, num_cores=2)
 
 

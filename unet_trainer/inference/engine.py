@@ -245,7 +245,7 @@ class TorchEngine:
         # float16 may overflow in a model that was not trained in it.
         has_bfloat16 = self.device.type == "cuda" and inspect_hardware(self.device).has_bfloat16
         number_format: NumberFormat = ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision
-        self.numerics = Numerics(self.device, number_format, channels_last=True)
+        self.numerics = Numerics(self.device, number_format)
         self.segmenter = segmenter.to(self.device).to(memory_format=segmenter.memory_format)
         if self.device.type == "cuda":
             use_fast_layers(self.segmenter.network)

@@ -22,11 +22,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(frozen=True)
 class Numerics:
-    """Device, number format and memory format of a forward pass."""
+    """Device and number format of a forward pass."""
 
     device: torch.device
     number_format: NumberFormat
-    channels_last: bool
 
     def autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, DTYPES[self.number_format], enabled=self.number_format != "float32")

@@ -342,7 +342,7 @@ def build_components(
     if config.encoder_weights == "imagenet" and not resumes and not is_here(config.encoder, "imagenet"):
         console.say(f"Fetching imagenet weights for {config.encoder} (once; kept in the download cache)")
     torch.manual_seed(config.seed)
-    numerics = Numerics(device, config.number_format, config.channels_last)
+    numerics = Numerics(device, config.number_format)
     network = build_network(spec, None if resumes else config.encoder_weights)
     if (config.freeze_encoder_epochs or config.encoder_lr_factor != 1) and not hasattr(network, "encoder"):
         raise UserError("freeze_encoder_epochs, encoder_lr_factor: the model has no part that is called encoder; leave them out")
