@@ -313,7 +313,8 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_with_one_message(line, numb
 
 
 @pytest.mark.soak
-def test_a_signal_while_the_step_is_compiled_ends_the_run_without_waiting_for_the_compiler(tiny_config, tmp_path):
+def test_a_signal_while_the_step_is_compiled_ends_the_run_without_waiting_for_the_compiler(tiny_config, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))  # else what an earlier test compiled is found at once
     log = tmp_path / "log"
     process = start(train_once, {**tiny_config, "compile_model": True}, log)
     wait_until(lambda: log.exists() and "Compiling the step" in log.read_text())
