@@ -194,6 +194,12 @@ def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_ti
         assert settings.decisions["decoder_channels"].source == ("default" if widths is None else "decided")
 
 
+def test_attention_that_is_set_gets_stages_as_wide_as_it_needs():
+    costs = dict.fromkeys([encoder for encoder, _ in CPU_ENCODERS], StepCost(0.5, 0.0, 0))
+    taken = open_settings(measure_step=Trials(costs), time_budget="4m", decoder_attention="scse").taken
+    assert taken.decoder_channels == (64, 32, 16, 16, 16)
+
+
 def test_a_shorter_time_takes_a_smaller_encoder_whose_steps_fit_into_it():
     costs = {encoder: StepCost(0.1 / 4**index, 0.0, 0) for index, (encoder, _) in enumerate(CPU_ENCODERS)}
     for encoder, cost in costs.items():

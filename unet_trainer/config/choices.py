@@ -56,7 +56,7 @@ CPU_ENCODERS: Sequence[tuple[str, tuple[int, ...] | None]] = (
     ("resnet34", None),
     ("resnet18", (128, 64, 48, 32, 16)),
     ("tu-mobilenetv3_small_100", (96, 48, 32, 24, 16)),
-    ("tu-mobilenetv3_small_050", (96, 48, 32, 16, 16)),
+    ("tu-mobilenetv3_small_050", (64, 32, 16, 16, 8)),
 )
 WANTED_VIEWS = 12_000  # with fewer in the budget, a smaller encoder learns more
 COMPILE_SECONDS = 80.0  # of compiling a step on a GPU

@@ -16,7 +16,7 @@ from unet_trainer.config import choices
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, StepCost
 from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
-from unet_trainer.config.schema import FIELDS, WITH_DECODER_CHANNELS, Config, as_shape
+from unet_trainer.config.schema import FIELDS, MIN_ATTENTION_CHANNELS, WITH_DECODER_CHANNELS, Config, as_shape
 
 MeasureStep = Callable[[ResolvedConfig], StepCost | None]  # None: it cannot be measured
 FindWeights = Callable[[str], tuple[str | None, str]]  # encoder → imagenet or None, and why
@@ -216,7 +216,9 @@ def _choose_encoder(draft: _Draft, batch_size: int, measure: Callable[..., StepC
     on_cpu, num_processes = draft.on_cpu, draft.hardware.num_processes
     num_val = draft.num_val // num_processes
     chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
+    least_width = MIN_ATTENTION_CHANNELS if draft["decoder_attention"] == "scse" else 1
     for encoder, widths in reversed(choices.CPU_ENCODERS) if on_cpu else choices.CPU_ENCODERS:
+        widths = widths and tuple(max(least_width, width) for width in widths)
         cost = measure(batch_size, encoder=encoder, **({"decoder_channels": widths} if has_widths else {}))
         is_enough = False
         if cost is None or not cost.is_possible:
