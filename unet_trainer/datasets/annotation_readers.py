@@ -41,7 +41,6 @@ MAX_COORDINATE = 1e7  # pixels; an outline may leave its image, not the continen
 MAX_NAME = 100  # characters
 MAX_SHOWN = 100  # characters of what Python says of a wrong value
 NO_MASK = "a box without an outline, and a box is no mask; export polygons or masks, or remove it"
-JSON_TYPES = {"NoneType": "null", "bool": "a boolean", "int": "a number", "float": "a number", "str": "text", "dict": "an object"}
 # What a value of a wrong type, or one that is missing, raises where it is used.
 MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, zlib.error, cv2.error, csv.Error)
 
@@ -115,8 +114,7 @@ def inside(name: str) -> Iterator[None]:
         if isinstance(error, KeyError):
             raise DataError(f"{name}: {reason} is missing; add it, or remove the entry") from None
         if isinstance(error, (TypeError, AttributeError)):  # in Python's words: 'NoneType' object is not iterable
-            found = next((JSON_TYPES[word] for word in re.findall(r"'(\w+)'", reason) if word in JSON_TYPES), "a list")
-            what = f"a value has the wrong type, such as null in place of a list (here {found})"
+            what = "a value has the wrong type, such as null in place of a list"
             raise DataError(f"{name}: {what}; correct it, or remove the entry") from None
         raise DataError(f"{name}: a value is not as its tool writes it ({reason})") from None
 
