@@ -9,7 +9,16 @@ import segmentation_models_pytorch as smp
 import torch
 from segmentation_models_pytorch.decoders.unet.decoder import UnetDecoderBlock
 
-from unet_trainer.model.fast_layers import DecoderBlock, HeadConv, LastDecoderBlock, MaxPool, StemConv, to_pixels, use_fast_layers
+from unet_trainer.model.fast_layers import (
+    BatchNorm,
+    DecoderBlock,
+    HeadConv,
+    LastDecoderBlock,
+    MaxPool,
+    StemConv,
+    to_pixels,
+    use_fast_layers,
+)
 
 
 def gradients(module, inputs):
@@ -68,7 +77,9 @@ def test_a_whole_network_computes_the_same_under_the_same_names(resnet):
     assert list(fast.state_dict()) == list(resnet.state_dict())
     plain = copy.deepcopy(resnet)
     assert_same(fast, plain, torch.randn(2, 3, 32, 64, dtype=torch.float64))
-    for ours, theirs in zip(fast.buffers(), plain.buffers(), strict=True):
+    fast.encoder.eval(), plain.encoder.eval()  # as a frozen one
+    assert_same(fast, plain, torch.randn(2, 3, 32, 64, dtype=torch.float64))
+    for ours, theirs in zip(fast.buffers(), plain.buffers(), strict=True):  # statistics, and how many batches were seen
         torch.testing.assert_close(ours, theirs)
 
 
@@ -99,8 +110,9 @@ def test_the_undo_restores_the_class_of_every_layer(resnet):
     network = copy.deepcopy(resnet)
     before = kinds(network)
     undo = use_fast_layers(network)
-    assert sum(one is not other for one, other in zip(before, kinds(network), strict=True)) == 8
+    assert sum(one is not other for one, other in zip(before, kinds(network), strict=True)) == 8 + kinds(network).count(BatchNorm)
     undo()
     assert kinds(network) == before
+    assert not network.encoder._forward_pre_hooks
     undo()  # a second time changes nothing
     assert kinds(network) == before

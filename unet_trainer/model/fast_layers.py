@@ -5,7 +5,7 @@ They hold the same parameters under the same names: checkpoints do not depend on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import reduce
 from typing import Any, TypeGuard
 
@@ -163,19 +163,34 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        """Each pixel takes from the windows that took it: that of its cell and, if it is the cell's last, the one behind."""
+        """Each pixel takes from the windows that took it: that of its cell and, if it is the cell's last, the one behind. Written
+        out for the four pixels of a cell: a compiler makes two kernels of it; of a sum over the windows it made four."""
         (taken,) = ctx.saved_tensors
-        batch, height, width, channels = gradient.shape
-        pixel = torch.arange(2, device=gradient.device)
-        places = (pixel + 1, 9 * pixel - 9)  # of a cell's pixels in its own window and in the next; negative: in none
-        total = torch.zeros((), dtype=gradient.dtype, device=gradient.device)
-        for down in (0, 1):
-            for right in (0, 1):
-                place = (3 * places[down][:, None, None] + places[right])[:, :, :, None]  # 2,1,2,1
-                behind = (0, 0, 0, right, 0, down)
-                value, index = (F.pad(one, behind)[:, down:, right:, None, :].unsqueeze(2) for one in (gradient, taken))
-                total = total + torch.where(index == place, value, 0)
-        return total.reshape(batch, 2 * height, 2 * width, channels)
+
+        def given(place: int, down: int = 0, right: int = 0) -> torch.Tensor:
+            """By the window so many cells away, if it took this place."""
+            behind = (0, 0, 0, right, 0, down)
+            value, index = (F.pad(one, behind, value=fill)[:, down:, right:] for one, fill in ((gradient, 0), (taken, 9)))
+            return torch.where(index == place, value, 0)
+
+        upper = given(4), given(5) + given(3, right=1)
+        lower = given(7) + given(1, down=1), given(8) + given(6, right=1) + given(2, down=1) + given(0, 1, 1)
+        cells = torch.stack([torch.stack(row, 3) for row in (upper, lower)], 2)  # N,h,2,w,2,C
+        return cells.flatten(3, 4).flatten(1, 2)
+
+
+class BatchNorm(torch.nn.BatchNorm2d):
+    """Does not count its batches: count_batches does, for all norms in one launch."""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        statistics = self.running_mean, self.running_var
+        return F.batch_norm(features, *statistics, self.weight, self.bias, self.training, self.momentum or 0.0, self.eps)
+
+
+def count_batches(norms: Iterable[torch.nn.BatchNorm2d]) -> None:
+    counts = [norm.num_batches_tracked for norm in norms if norm.training and norm.num_batches_tracked is not None]
+    if counts:
+        torch._foreach_add_(counts, 1)
 
 
 def _is_plain(block: UnetDecoderBlock) -> bool:
@@ -212,8 +227,16 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
             swap(module, StemConv)
         if type(module) is torch.nn.MaxPool2d and module.extra_repr() == POOL and not module.return_indices:
             swap(module, MaxPool)
+    norms = [module for module in network.modules() if type(module) is torch.nn.BatchNorm2d and module.track_running_stats]
+    norms = [norm for norm in norms if norm.momentum is not None]
+    encoder = getattr(network, "encoder", None)  # each forward pass calls it, with deep supervision too
+    hooks = [encoder.register_forward_pre_hook(lambda *_: count_batches(norms))] if isinstance(encoder, torch.nn.Module) else []
+    for norm in norms if hooks else []:
+        swap(norm, BatchNorm)
 
     def restore() -> None:
+        for hook in hooks:
+            hook.remove()
         for module, original in swapped:
             module.__class__ = original
 
