@@ -104,7 +104,10 @@ def train(
         overrides["loss"] = loss
     listeners = [*callbacks, *([] if on_epoch is None else [OnEpoch(on_epoch)])]
     own = Own(loss if callable(loss) else None, model, train_data, val_data, listeners)
-    epochs = train_epochs(config, own, overrides, waits=bool(listeners))
+    return finish(train_epochs(config, own, overrides, waits=bool(listeners)))
+
+
+def finish(epochs: Generator[Row, None, TrainResult]) -> TrainResult:
     while True:
         try:
             next(epochs)
@@ -124,16 +127,22 @@ def follow(
 
 
 def train_epochs(
-    config: Config | Mapping[str, Any] | str | Path | None, own: Own, overrides: Mapping[str, Any], waits: bool
+    config: Config | Mapping[str, Any] | str | Path | None,
+    own: Own,
+    overrides: Mapping[str, Any],
+    waits: bool,
+    started: float | None = None,
 ) -> Generator[Row, None, TrainResult]:
-    """The rows of the epochs, then the result. `waits`: until an epoch's files are written, before its row is handed out."""
+    """The rows of the epochs, then the result. `waits`: until an epoch's files are written, before its row is handed out.
+    `started`: when the command was given, if that was before now."""
+    started = time.perf_counter() if started is None else started
     if config is None and not own.brings_its_own():
         config = script_config(overrides)
     config = own.complete(load_config(CONFIG if config is None else config, {} if isinstance(config, Config) else overrides))
 
     from unet_trainer.training.session import Session
 
-    with Session() as session:
+    with Session(started) as session:
         if session.processes.is_main:
             check_trackers(config)
         check_url("data_dir", config.data_dir)
@@ -219,14 +228,19 @@ def validate(run: Run, row: Row) -> Evaluation:
     return found
 
 
+def train_by_command(config: Config, started: float) -> TrainResult:
+    """`started`: before the config was read. The name of an encoder in it imports torch, which takes seconds of a time budget."""
+    return finish(train_epochs(config, Own(), {}, waits=False, started=started))
+
+
 @exit_codes
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: trains, or runs the command that the first argument names. Returns the exit code."""
-    words = sys.argv[1:] if arguments is None else arguments
+    started, words = time.perf_counter(), sys.argv[1:] if arguments is None else arguments
     if (command := find_command(words)) is not None:
         with Signals():  # SIGTERM tidies up as Ctrl-C does
             return command(words[1:], Script(Path(__file__), script_config))
-    result = train(read_training_command(words, __doc__, script_config))
+    result = train_by_command(read_training_command(words, __doc__, script_config), started)
     return EXIT_TRAINING_FAILED if result.unwritten or result.missing else EXIT_DONE
 
 

@@ -239,7 +239,7 @@ SETTING_VALUES = [
 
 def test_random_command_lines_end_in_a_message_and_an_exit_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train_unet, "train", lambda config: SimpleNamespace(unwritten=[], missing=[]))
+    monkeypatch.setattr(train_unet, "train_by_command", lambda config, started: SimpleNamespace(unwritten=[], missing=[]))
     findings = Findings("command lines")
     for number in rounds(least=500):
         chooser = random.Random(f"{SEED} {number}")

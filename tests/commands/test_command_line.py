@@ -36,7 +36,11 @@ def answer(capsys, *arguments):
 def trained(monkeypatch):
     """The configs that main would train, without training them."""
     configs = []
-    monkeypatch.setattr(train_unet, "train", lambda config: (configs.append(config), SimpleNamespace(unwritten=[], missing=[]))[1])
+    monkeypatch.setattr(
+        train_unet,
+        "train_by_command",
+        lambda config, started: (configs.append(config), SimpleNamespace(unwritten=[], missing=[]))[1],
+    )
     return configs
 
 
@@ -220,10 +224,10 @@ def test_a_checkpoint_without_its_config_asks_for_one(capsys, runs):
     ],
 )
 def test_what_ends_a_run_early_has_its_exit_code_and_one_message(raised, code, message, monkeypatch, capsys):
-    def fail(config):
+    def fail(config, started):
         raise raised
 
-    monkeypatch.setattr(train_unet, "train", fail)
+    monkeypatch.setattr(train_unet, "train_by_command", fail)
     monkeypatch.setattr(sys, "argv", ["train_unet.py", "seed=7"])
     assert main() == code
     assert capsys.readouterr().err == message
@@ -231,10 +235,10 @@ def test_what_ends_a_run_early_has_its_exit_code_and_one_message(raised, code, m
 
 @pytest.mark.parametrize("bug", [AssertionError("a bug"), FileNotFoundError(2, "No such file or directory", "ours")])
 def test_an_error_of_our_own_is_not_hidden(bug, monkeypatch):
-    def fail(config):
+    def fail(config, started):
         raise bug
 
-    monkeypatch.setattr(train_unet, "train", fail)
+    monkeypatch.setattr(train_unet, "train_by_command", fail)
     with pytest.raises(type(bug)):
         main([])
 
@@ -257,9 +261,20 @@ def test_commands_are_not_for_several_processes(monkeypatch, capsys):
 def test_of_the_processes_of_a_job_one_speaks(rank, said, monkeypatch, capsys):
     in_job(monkeypatch, rank=rank, world_size=4, local_rank=rank, local_world_size=2)
 
-    def train(config):
+    def train(config, started):
         raise PeerFailed("rank 3: no data", 2)
 
-    monkeypatch.setattr(train_unet, "train", train)
+    monkeypatch.setattr(train_unet, "train_by_command", train)
     assert main([]) == 2
     assert capsys.readouterr().err == said
+
+
+def test_a_command_begins_before_its_config_is_read(monkeypatch):
+    """The name of an encoder imports torch: seconds, which count against a time budget."""
+    seen = []
+    read = train_unet.read_training_command
+    monkeypatch.setattr(train_unet, "read_training_command", lambda *words: (seen.append(time.perf_counter()), read(*words))[1])
+    monkeypatch.setattr("unet_trainer.training.session.Session", lambda started: seen.append(started) or pytest.fail("enough"))
+    with pytest.raises(pytest.fail.Exception):
+        main(["seed=7"])
+    assert seen[1] <= seen[0]

@@ -1,8 +1,8 @@
 """The learning rate is tried before the first epoch: one that is too high for the data shows within a few hundred steps.
 
 The rate that was decided and a third of it train from the same weights on the same batches, flipped and no more. The lower one is
-taken if it has learned clearly more, and is then tried against a third of itself; at such a rate a run needs more steps. It begins
-with the weights that it would have begun with if that rate had been set.
+taken if it has learned clearly more, and is then tried against a third of itself, as it is where neither has learned anything; at
+such a rate a run needs more steps. It begins with the weights that it would have begun with if that rate had been set.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 from unet_trainer.config.choices import MAX_PILOTS, PILOT_SHARE, describe_seconds, num_pilot_steps
 from unet_trainer.config.resolved_config import Settings
+from unet_trainer.config.schema import id_names
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
+from unet_trainer.model.baselines import best_baseline
 from unet_trainer.system.console import Bar
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.run import Run
@@ -58,22 +60,25 @@ def try_learning_rates(run: Run) -> None:
     if state.epoch or state.batch or state.num_restarts or not is_open(run.settings) or not num_steps:
         return
     pilots: list[Pilot] = []
-    chosen = None
+    chosen, one_has_learned = None, False
     run.components.set_training_mode(0)
     run.connect()  # memory may have run out since the start
     with run.console.bar("Trying learning rates:", MAX_PILOTS * num_steps * config.accumulation_steps, keep=False) as bar:
         for number in range(MAX_PILOTS):
             rate = float(f"{config.learning_rate * FACTOR**number:.2g}")
             try:
-                pilots.append(Pilot(rate, _train(run, rate, num_steps, bar)))
+                iou, has_learned = _train(run, rate, num_steps, bar)
+                pilots.append(Pilot(rate, iou))
+                one_has_learned |= has_learned
             except TooSlow as slow:
                 run.console.note(f"learning rates are not tried on: {slow}")
                 if run.settings.replans():
                     fit_into_budget(run, run.processes.broadcast(slow.batch_seconds))
                 break
-            if chosen is not None and not is_better(pilots[-1], chosen):
+            if chosen is None or is_better(pilots[-1], chosen):
+                chosen = pilots[-1]
+            elif one_has_learned:
                 break
-            chosen = pilots[-1]
     if len(pilots) < 2 or chosen is None:
         return
     run.console.say(f"Learning rates, tried for {num_steps} steps each from the same weights:")
@@ -102,8 +107,8 @@ def is_better(lower: Pilot, higher: Pilot) -> bool:
     return lower.iou > CLEARLY_MORE * higher.iou and lower.iou > higher.iou + LEAST_IOU
 
 
-def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> float:
-    """The training IoU that the rate comes to. Changes nothing."""
+def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool]:
+    """The training IoU that the rate comes to, and whether that is more than one class everywhere gives. Changes nothing."""
     step, metrics, size = run.components.train_step, run.state.metrics, run.config.accumulation_steps
     num_warmup, first_judged = max(1, int(WARMUP_SHARE * num_steps)), int((1 - JUDGED_SHARE) * num_steps)
     with restoring(run.components):
@@ -131,8 +136,12 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> float:
             if number % size == size - 1:
                 step.optimizer_step(metrics, _peak(run, rate) * min(1.0, (number // size + 1) / num_warmup))
             bar.tick()
-        iou = metrics.summed(run.processes).scores().iou
-        return 0.0 if math.isnan(iou) else iou  # no step was finite
+        seen = metrics.summed(run.processes)
+        iou = seen.scores().iou
+        if math.isnan(iou):  # no step was finite
+            return 0.0, False
+        baseline = best_baseline(seen.matrix.tolist(), run.config.num_classes, id_names(run.config))
+        return iou, baseline is None or iou > baseline.iou
 
 
 def _peak(run: Run, rate: float) -> float:

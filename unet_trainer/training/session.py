@@ -21,8 +21,9 @@ from unet_trainer.training.run_folder import has_checkpoint, resume_command
 class Session:
     """Entered around a run. The error that ends the run goes into its log; after an interruption it says how to resume."""
 
-    def __init__(self) -> None:
-        self.started = time.perf_counter()
+    def __init__(self, started: float | None = None) -> None:
+        """`started`: when the command was given, if that was before now."""
+        self.started = time.perf_counter() if started is None else started
         self.processes = current()
         self.console = Console() if self.processes.is_main else silent_console()
         self.events = EventLog()
