@@ -190,7 +190,7 @@ def _fail_after_save(epoch):
     def fail(self, *arguments):
         save(self, *arguments)
         if self.state.epoch == epoch:
-            raise ZeroDivisionError
+            raise ZeroDivisionError("a bug")
 
     Run.save_epoch = fail
 
