@@ -306,7 +306,8 @@ def _choose_coding(spec: SegmenterSpec, config: Config, overrides: Mapping[str, 
     """The model's own, unless mask_values or ignore_value say what these masks mean."""
     if "mask_values" in overrides and config.mask_values != "auto":
         return given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
-    return dataclasses.replace(spec.coding, ignore_value=config.ignore_value) if "ignore_value" in overrides else spec.coding
+    ignored = given_coding("nonzero", config.ignore_value).ignored
+    return dataclasses.replace(spec.coding, ignore_value=ignored or None) if "ignore_value" in overrides else spec.coding
 
 
 def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:
