@@ -49,7 +49,7 @@ from unet_trainer.system.signals import Interrupted, Signals, exit_process
 from unet_trainer.training.extension import Callback, OnEpoch, Own
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
-    from unet_trainer.datasets.given_data import Pairs
+    from unet_trainer.datasets.converted import Pairs
     from unet_trainer.model.given import OwnLoss, OwnModel
     from unet_trainer.training.evaluation import EvalMetrics, Evaluation
     from unet_trainer.training.history import Row

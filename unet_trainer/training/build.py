@@ -178,8 +178,7 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
         console.note(
             f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. {added[0].image}"
         )
-    number, names = (now.num_classes, now.class_names) if now else (None, None)
-    return dataclasses.replace(earlier, rule=f"as the run began, {table}", num_classes=number, class_names=names)
+    return dataclasses.replace(earlier, rule=f"as the run began, {table}", class_names=now.class_names if now else None)
 
 
 def build_datasets(
