@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from graphlib import TopologicalSorter
 
 from helpers.project import ROOT
 
@@ -109,17 +108,6 @@ def test_a_file_is_opened_by_one_module():
     opening = {module: calls for module, path in MODULES.items() if (calls := opening_calls(path))}
     assert {module: calls for module, calls in opening.items() if module not in MAY_OPEN} == {}
     assert set(MAY_OPEN) == set(opening), "these do not open files any more"
-
-
-def test_modules_do_not_import_each_other_in_a_circle():
-    graph = {module: MODULES.keys() & imports(path, everywhere=False) for module, path in MODULES.items()}
-    assert "unet_trainer.config.parsers" in graph["unet_trainer.config.schema"]  # the graph sees the two forms of import
-    tuple(TopologicalSorter(graph).static_order())  # raises CycleError
-
-
-def test_one_module_knows_albumentations():
-    users = [module for module, path in MODULES.items() if any(name.startswith("albumentations") for name in imports(path))]
-    assert users == ["unet_trainer.loading.augmentation"]
 
 
 def loaded_by(modules):

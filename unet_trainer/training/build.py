@@ -23,7 +23,7 @@ from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
 from unet_trainer.datasets.pairs import FoundPairs, first_few
 from unet_trainer.datasets.splits import read_split_csv
-from unet_trainer.images.drawing import sample_sheet
+from unet_trainer.images.drawing import error_sheet
 from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
@@ -135,7 +135,8 @@ class Components:
 
         def draw() -> Pixels:
             predicted = samples.shown(copy.content().numpy())
-            return sample_sheet(samples.pictures, samples.truths, predicted, spec.id_names, spec.has_background)
+            drawn = list(zip(samples.pictures, samples.truths, predicted, strict=True))
+            return error_sheet(drawn, spec.id_names, spec.has_background)
 
         return draw
 

@@ -166,7 +166,7 @@ def evaluate(
     counts = torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)])
     loss_sums, matrix, is_finite = metrics.loss_sums.cpu(), metrics.matrix, first_bad < 0
     if not processes.is_alone:
-        samples = torch.from_numpy(loader.batches.own[: len(counts)])
+        samples = torch.from_numpy(loader.batches.samples[: len(counts)])
         own = loss_sums, matrix.cpu(), is_finite, counts.cpu(), samples
         loss_sums, matrix, is_finite, counts = sum_over_ranks(own, processes)
     own_bad_batch = -1 if first_bad < 0 else first_bad // loader.batches.batch_size
