@@ -22,36 +22,32 @@ def config(tiny_config):
     return {**tiny_config, **COMPILED, "batch_size": 2, "num_workers": 2, "run_name": "run", "num_epochs": 3}
 
 
-def records(tmp_path, rank):
-    return [json.loads(line) for line in (tmp_path / f"job.rank{rank}").read_text().splitlines()]
+def run_job(config, num_processes, tmp_path):
+    """What was said, and the records of each process."""
+    log = tmp_path / "job.log"
+    job = torchrun(config, f"--nproc-per-node={num_processes}", "--standalone", log=log, network="unet")
+    assert end(job, COMPILING_SECONDS) == 0, log.read_text()
+    assert "compiling failed" not in log.read_text()
+    files = [tmp_path / f"job.rank{rank}" for rank in range(num_processes)]
+    return log.read_text(), *([json.loads(line) for line in file.read_text().splitlines()] for file in files)
 
 
 def test_one_process_with_nccl_trains_compiled(config, tmp_path):
     """The averaged gradients go through NCCL between replayed graphs."""
-    log = tmp_path / "job.log"
-    assert end(torchrun(config, "--nproc-per-node=1", "--standalone", log=log, network="unet"), COMPILING_SECONDS) == 0, (
-        log.read_text()
-    )
-    said = log.read_text()
+    said, records = run_job(config, 1, tmp_path)
     assert "1 on 1 machine, gradients averaged by nccl" in said
     assert "✓ Compiled in" in said
-    assert "compiling failed" not in said
-    first, *_, last = records(tmp_path, 0)
-    assert all(record["confusion"] == record["alone"] for record in records(tmp_path, 0))
-    assert [record["skips"] for record in records(tmp_path, 0)] == [0, 0, 0]
-    assert last["replays"] >= first["replays"] + 2  # an epoch has at least one step: what follows the backward pass is replayed
+    assert all(record["confusion"] == record["alone"] for record in records)
+    assert [record["skips"] for record in records] == [0, 0, 0]
+    assert (
+        records[-1]["replays"] >= records[0]["replays"] + 2
+    )  # an epoch has at least one step: what follows the backward pass is replayed
 
 
 def test_two_processes_that_share_a_gpu_have_the_same_bits(config, tmp_path):
     """With gloo: NCCL refuses two processes on one GPU."""
-    log = tmp_path / "job.log"
-    assert end(torchrun(config, "--nproc-per-node=2", "--standalone", log=log, network="unet"), COMPILING_SECONDS) == 0, (
-        log.read_text()
-    )
-    said = log.read_text()
+    said, first, second = run_job(config, 2, tmp_path)
     assert "Warning: 2 processes share 1 GPU: gradients go through the host (gloo)" in said
-    assert "compiling failed" not in said
-    first, second = records(tmp_path, 0), records(tmp_path, 1)
     assert len(first) == 3
     assert [record["digest"] for record in first] == [record["digest"] for record in second]
     assert all(record["confusion"] == record["alone"] and record["skips"] == 0 for record in (*first, *second))

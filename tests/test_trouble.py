@@ -7,7 +7,6 @@ import json
 import math
 import multiprocessing
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,7 +22,6 @@ from helpers.killed_runs import be_quiet, start, train_once, use_small_network, 
 from helpers.project import ROOT
 from helpers.runs import weights_digest, words
 from train_unet import TrainingFailed, main, train
-from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.model import losses
 from unet_trainer.system.signals import Interrupted
@@ -269,27 +267,6 @@ def test_a_run_whose_end_the_disk_did_not_take_says_so_and_does_not_name_weights
     )
     assert "Weights: " not in said.out
     assert "Next: " not in said.out
-
-
-def test_an_image_that_goes_bad_is_named_with_the_way_to_go_on(tiny_config, tiny_data, tmp_path, capsys):
-    data = tmp_path / "data"
-    shutil.copytree(tiny_data, data)
-    config = {**tiny_config, "data_dir": str(data), "num_workers": 0}
-    straight = train(config, run_name="straight")
-    table = (straight.run_dir / "split.csv").read_text().splitlines()
-    victim = data / next(line.split(",")[0] for line in table if ",val" in line)
-    content = victim.read_bytes()
-
-    def spoil(row):
-        victim.write_bytes(content[:100])
-
-    with pytest.raises(UserError) as caught:
-        train(config, run_name="broken", on_epoch=spoil)
-    folder = straight.run_dir.parent / "broken"
-    assert str(caught.value).startswith(str(victim))
-    assert str(caught.value).endswith(f"; {folder / 'last.pt'} is whole; to go on: python train_unet.py --resume {folder}")
-    victim.write_bytes(content)
-    assert weights_digest(train(config, run_name="broken", resume="auto").run_dir) == weights_digest(straight.run_dir)
 
 
 START_UP = [

@@ -284,7 +284,7 @@ def test_a_model_is_evaluated_and_used_on_such_images_as_it_was_trained(tiny_con
     model = load(result.run_dir)
     for path in (tmp_path / "data/images").iterdir():
         spec = model.card.spec.image
-        filled = spec.fill(decode_image(path.read_bytes(), channels=spec.channels), -9999.0)
+        filled = spec.fill(decode_image(path.read_bytes(), channels=spec.channels), -9999.0)[0]
         np.testing.assert_array_equal(read_mask(out / f"{path.stem}.png"), model(filled))
     assert spec.nodata == (-9999.0,)  # it knows the mark when the images of training are gone
 

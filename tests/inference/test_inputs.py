@@ -17,7 +17,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.splits import split_csv_text
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.images.mask_decoding import MaskCoding
+from unet_trainer.images.mask_decoding import COLOUR, MaskCoding
 from unet_trainer.inference.inputs import (
     Input,
     check_comparable,
@@ -279,8 +279,11 @@ def test_masks_with_values_that_the_model_does_not_know_are_named_and_can_be_exp
     assert "2 masks with values that belong to no class of the model (0 → background, 255 → foreground)" in str(refusal.value)
     assert re.search(r"\n  1 \(25\.0% of pixels\) \(2 files\):\n    .*/masks/0\.png\n    .*/masks/1\.png$", str(refusal.value))
     assert "mask_values=[...] gives the value of each class of the model" in str(refusal.value)
-    data = load(tmp_path / "model.pt", **where, mask_values="[0, 1]")
-    assert data.coding.values == (0, 1)
+    data = load(tmp_path / "model.pt", **where, mask_values="[0, 1]", ignore_value="[255, 0, 0]")
+    assert (data.coding.values, data.coding.ignored) == ((0, 1), (COLOUR + 0xFF0000,))
+    known = dataclasses.replace(KNOWN, coding=data.coding)
+    data = load(tmp_path / "model.pt", known=known, **where, ignore_value="[0, 0, 255]")  # a colour, not three values
+    assert (data.coding.values, data.coding.ignored) == ((0, 1), (COLOUR + 0x0000FF,))
 
 
 @pytest.mark.parametrize(

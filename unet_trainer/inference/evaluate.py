@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.drawing import error_picture, to_display
+from unet_trainer.images.drawing import error_sheet, to_display
 from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes, shown_path
 from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, read_mask
@@ -261,7 +261,7 @@ def _write_pictures(folder: Path, evaluated: EvaluatedSet, data: EvaluationData,
         title = f"{place}. {where}: {'no IoU' if math.isnan(iou) else f'IoU {iou:.4f}'}"
         ending = re.sub(r"[^\w.-]+", "_", pair.name)[-MAX_NAME:]  # without what file systems treat specially
         name = f"{PICTURES}/{place:02d}_{ending}.png"
-        picture = error_picture(image, truth, ids, spec.id_names, title, spec.has_background)
+        picture = error_sheet([(image, truth, ids)], spec.id_names, spec.has_background, title)
         write_bytes_atomically(folder / name, encode_image(picture, ".png"))
         listed.append({"image": where, "iou": number(iou), "picture": name})
     return listed

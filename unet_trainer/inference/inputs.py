@@ -350,15 +350,15 @@ def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
 
 def _choose_coding(report: DatasetReport, spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
     """The model's own, unless mask_values or ignore_value say what these masks mean."""
+    ignored = given_coding("nonzero", config.ignore_value).ignored
     if "mask_values" in overrides:
         if config.mask_values != "auto":
             return given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
-        ignored = given_coding("nonzero", config.ignore_value).ignored
         chosen = choose_classes(dataclasses.replace(config, num_classes=spec.num_classes), MaskEvidence(report.masks, ignored))
         if chosen is None:
             raise UserError("mask_values: auto cannot tell what the values in these masks mean; give the value of each class")
         return chosen.coding
-    return dataclasses.replace(spec.coding, ignore_value=config.ignore_value) if "ignore_value" in overrides else spec.coding
+    return dataclasses.replace(spec.coding, ignore_value=ignored or None) if "ignore_value" in overrides else spec.coding
 
 
 def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:

@@ -341,7 +341,7 @@ def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
     depth = "float" if image.dtype.kind == "f" else image.dtype.name  # in any byte order
     if depth != spec.depth:
         raise DataError(f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images")
-    return spec.to_batch(spec.fill(image))
+    return spec.to_batch(spec.fill(image)[0])
 
 
 # A trained model for Python: `from unet_trainer import load; model = load("checkpoints/demo"); mask = model(image)`.
