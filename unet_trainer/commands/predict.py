@@ -144,8 +144,7 @@ def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outc
         console.note(f"values without data in {images} were filled with the mean of the training images")
     if outcome.failed:
         lines = tuple(f"{path}: {reason}" for path, reason in outcome.failed)
-        titles = "file that could not be predicted", "files that could not be predicted"
-        console.say(describe_problems([Problem("unreadable", *titles, lines)], NUM_NAMED))
+        console.say(describe_problems([Problem("unreadable", "file", "that could not be predicted", lines)], NUM_NAMED))
 
 
 def result_lines(folder: PredictionFolder, inputs: Sequence[Input]) -> list[tuple[str, str]]:

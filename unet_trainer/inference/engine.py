@@ -37,7 +37,7 @@ from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.network import build_network
 from unet_trainer.model.precision import DTYPES, Numerics, choose_device, inspect_hardware
-from unet_trainer.model.segmenter import AUXILIARY, STRIDE, Segmenter, SegmenterSpec, load_network_weights, without_wrappers
+from unet_trainer.model.segmenter import AUXILIARY, STRIDE, Segmenter, SegmenterSpec
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_bytes
 from unet_trainer.training.checkpoint_file import read_checkpoint
@@ -173,8 +173,7 @@ def read_model(path: Path, raw: bool = False) -> tuple[ModelCard, dict[str, torc
         raise
     except ILL_FORMED as error:
         raise CheckpointError(f"{path} is not a checkpoint that can be used ({reason_of(error)})") from None
-    bare = {without_wrappers(name): tensor for name, tensor in weights.items()}
-    return card, {name: tensor for name, tensor in bare.items() if not name.startswith(f"{AUXILIARY}.")}
+    return card, {name: tensor for name, tensor in weights.items() if not name.startswith(f"{AUXILIARY}.")}
 
 
 def _weights(path: Path, content: Mapping[str, Any], raw: bool) -> Mapping[str, torch.Tensor]:
@@ -224,7 +223,7 @@ def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter
     spec = card.spec
     try:
         segmenter = Segmenter(spec, build_network(spec, encoder_weights=None), channels_last=True)
-        load_network_weights(segmenter, weights)
+        segmenter.network.load_state_dict(weights)
     except (RuntimeError, UserError) as error:
         if spec.architecture == OWN and isinstance(error, UserError):
             raise

@@ -298,8 +298,7 @@ def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
             lines.append(f"{pair.image}: {counted(image.channels, 'channel')}; the model was trained on images of {spec.channels}")
     if lines:
         fix = "convert them to what the model was trained on"
-        one, many = (f"{images} of a kind that the model does not know" for images in ("image", "images"))
-        report.problems.append(Problem("kind", one, many, tuple(lines), fix))
+        report.problems.append(Problem("kind", "image", "of a kind that the model does not know", tuple(lines), fix))
 
 
 def _choose_coding(spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
@@ -315,8 +314,8 @@ def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: Segment
     order = "mask_values=[...] gives the value of each class of the model in these masks"
     lines = unknown_value_lines(report, coding)
     if lines:
-        one, many = (f"{masks} with values that belong to no class of the model ({names})" for masks in ("mask", "masks"))
-        report.problems.append(Problem("values", one, many, tuple(lines), f"{order}; ignore_value=N leaves a value out"))
+        what = f"with values that belong to no class of the model ({names})"
+        report.problems.append(Problem("values", "mask", what, tuple(lines), f"{order}; ignore_value=N leaves a value out"))
         return
     values, first = sorted(total_counts(report.masks)), spec.id_names[0]
     if {class_id for mask in report.masks for class_id in class_ids(mask.counts, coding)} - {0, IGNORED, UNKNOWN}:
