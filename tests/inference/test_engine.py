@@ -20,7 +20,7 @@ from unet_trainer.inference.engine import (
     symmetries_of,
 )
 from unet_trainer.model.fast_layers import DecoderBlock, StemConv, use_fast_layers
-from unet_trainer.model.network import AUXILIARY, add_auxiliary_heads
+from unet_trainer.model.network import add_auxiliary_heads
 from unet_trainer.model.segmenter import network_weights
 from unet_trainer.training.checkpoint_file import write_checkpoint
 
@@ -156,12 +156,6 @@ def test_a_checkpoint_gives_its_weights_and_what_is_known_of_them(segmenter, tmp
     assert same_weights(weights, network_weights(segmenter))
     assert (card.spec, card.run_name, card.epoch, card.val_iou, card.version) == (FILE_SPEC, "nuclei", 3, 0.5, "0.9.0")
     assert card.symmetries == ("horizontal_flip",)
-
-
-def test_heads_of_training_are_left_out(segmenter, tmp_path):
-    weights = network_weights(segmenter)
-    path = save_model(tmp_path / "best.pt", segmenter, model={**weights, f"{AUXILIARY}.0.weight": torch.zeros(1)})
-    assert same_weights(read_model(path)[1], weights)
 
 
 def test_a_state_has_averaged_weights_and_raw_ones(tmp_path):

@@ -285,7 +285,7 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
         "1.png: 9×9, its image",
         "2.png: 9 (25.0% of pixels)",
         "2 images of a kind that the model does not know",
-        "3.png: 16-bit; the model was trained on 8-bit images",
+        "3.png: 16-bit values; the model was trained on 8-bit images",
         "4.npy: 5 channels; the model was trained on images of 3",
     ):
         assert part in str(refusal.value)

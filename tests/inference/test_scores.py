@@ -164,14 +164,15 @@ def test_draws_depend_neither_on_the_order_of_the_images_nor_on_that_of_the_mode
     assert [(one == other).all() for one, other in zip(resampled_sums([theirs, mine]), (second, first), strict=True)] == [True] * 2
 
 
-def test_an_interval_covers_the_true_score_about_95_times_of_100():
+def test_an_interval_covers_the_true_score_about_95_times_of_100(monkeypatch):
     """200 sets of 60 images from one population, whose recall is 0.7."""
+    monkeypatch.setattr("unet_trainer.inference.scores.NUM_DRAWS", 300)
     random = np.random.default_rng(1)
     num_covered = 0
     for _ in range(200):
         found = random.beta(7, 3, 60)  # share of each image's 1000 pixels that is found: 0.7 in the mean
         counts = counts_of((1000 * found).round(), [1000] * 60, [1000] * 60)
-        ((low, high),) = intervals(scores_from_counts(resampled_sums([counts], num_draws=300)[0])["recall"], 60)
+        ((low, high),) = intervals(scores_from_counts(resampled_sums([counts])[0])["recall"], 60)
         num_covered += low <= 0.7 <= high
     assert 180 <= num_covered <= 200
 

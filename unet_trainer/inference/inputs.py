@@ -290,15 +290,21 @@ def _own_pairs(source: DataSource, now: FoundPairs | None) -> FoundPairs:
 def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
     report.notices += describe_reading(report.images, spec.channels, spec.nodata, spec.ignores_nodata, can_be_set=False)
     report.images = [image.as_read(spec.channels, spec.nodata) for image in report.images]
-    lines = []
-    for pair, image in zip(report.pairs, report.images, strict=True):
-        if depth_of(image) != spec.depth:
-            lines.append(f"{pair.image}: {depth_name(depth_of(image))}; the model was trained on {depth_name(spec.depth)} images")
-        elif image.channels != spec.channels and (image.channels, spec.channels) != (1, 3):  # grey is repeated
-            lines.append(f"{pair.image}: {counted(image.channels, 'channel')}; the model was trained on images of {spec.channels}")
-    if lines:
+    differences = [
+        (pair.image, kind_difference(depth_of(image), image.channels, spec))
+        for pair, image in zip(report.pairs, report.images, strict=True)
+    ]
+    if lines := [f"{path}: {difference}" for path, difference in differences if difference]:
         fix = "convert them to what the model was trained on"
         report.problems.append(Problem("kind", "image", "of a kind that the model does not know", tuple(lines), fix))
+
+
+def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
+    """What a model of this spec does not know about such images; empty if it knows them."""
+    if depth != spec.depth:
+        return f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images"
+    is_known = channels == spec.channels or (channels, spec.channels) == (1, 3)  # grey is repeated, as in training
+    return "" if is_known else f"{counted(channels, 'channel')}; the model was trained on images of {spec.channels}"
 
 
 def _choose_coding(spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:

@@ -26,9 +26,10 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.parsers import tile_side
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels
-from unet_trainer.images.image_spec import ImageReader, ImageSpec, depth_name
+from unet_trainer.images.image_spec import ImageReader, ImageSpec
 from unet_trainer.images.tiling import Size, fit_image, mirrored_to
 from unet_trainer.inference.engine import Engine, SymmetricEngine, find_model, host_batch, load_engine
+from unet_trainer.inference.inputs import kind_difference
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.given import OwnModel, given
 from unet_trainer.model.metrics import upsampled_rows
@@ -330,11 +331,9 @@ def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
         image = image[:, :, None]
     if image.ndim != 3 or image.size == 0:
         raise DataError(f"an array of shape {image.shape}; need height, width and {spec.channels} channels")
-    if image.shape[2] != spec.channels and (image.shape[2], spec.channels) != (1, 3):  # grey is repeated, as in training
-        raise DataError(f"{counted(image.shape[2], 'channel')}; the model was trained on images of {spec.channels}")
     depth = "float" if image.dtype.kind == "f" else image.dtype.name  # in any byte order
-    if depth != spec.depth:
-        raise DataError(f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images")
+    if difference := kind_difference(depth, image.shape[2], spec):
+        raise DataError(difference)
     return spec.to_batch(spec.fill(image)[0])
 
 

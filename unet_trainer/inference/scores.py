@@ -133,17 +133,16 @@ def _ratio(part: Floats, whole: Floats) -> Floats:
     return np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0)
 
 
-def resampled_sums(counts: Sequence[NDArray[Any]], num_draws: int | None = None, seed: int = SEED) -> list[Floats]:
+def resampled_sums(counts: Sequence[NDArray[Any]]) -> list[Floats]:
     """N,K,columns counts of the same N images, of one model or of several → draws,K,columns sums over N images drawn with
     replacement."""
     num_images = len(counts[0])
-    if num_draws is None:
-        num_draws = min(NUM_DRAWS, max(MIN_DRAWS, MAX_DRAWN // num_images))
+    num_draws = min(NUM_DRAWS, max(MIN_DRAWS, MAX_DRAWN // num_images))
     # An order that only the counts decide. The truth, which is that of all models, is in the seed: one seed would err alike in all.
     truth = counts[0][..., Count.TRUTH].astype(np.float64)
     others = sum(one[..., [Count.HITS, Count.PREDICTION]].reshape(num_images, -1).astype(np.float64) for one in counts)
     order = np.lexsort(np.column_stack([truth, others]).T[::-1])
-    generator = np.random.default_rng([seed, zlib.crc32(truth[order].tobytes())])
+    generator = np.random.default_rng([SEED, zlib.crc32(truth[order].tobytes())])
     flat = [one[order].reshape(num_images, -1).astype(np.float64) for one in counts]
     sums: list[list[Floats]] = [[] for _ in counts]
     num_at_once = max(1, MAX_WEIGHTS // num_images)
