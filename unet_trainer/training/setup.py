@@ -19,8 +19,7 @@ from typing import Any
 import torch
 
 from unet_trainer.config.errors import CheckpointError, UserError
-from unet_trainer.config.resolve import needs_cost
-from unet_trainer.config.resolved_config import Settings
+from unet_trainer.config.resolved_config import Settings, needs_cost
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict
 from unet_trainer.datasets.dataset_report import CheckedDataset
