@@ -85,7 +85,7 @@ MAY_OPEN = {
     "unet_trainer.commands.bench": "opens to write",
     "unet_trainer.images.image_decoding": "maps an array into memory, after open_file",
     "unet_trainer.model.network": "torch.load and safetensors, after is_file",
-    "unet_trainer.training.checkpoint_file": "torch.load, after _verify has read the file",
+    "unet_trainer.training.checkpoint_file": "torch.load, after _check_digest has read the file",
 }
 NOT_BY_NAME = ("io.BytesIO(", "fileobj=", "TiffFile(file)", "ZipFile(file)")
 OPENS_NO_FILE = ("Image", "browser", "files", "events", "processes", "input_files", "shared")  # before .open and .read_text

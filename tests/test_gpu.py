@@ -29,10 +29,10 @@ from unet_trainer.loading.loader import cut_boxes, paste_pieces
 from unet_trainer.model.baselines import Baseline
 from unet_trainer.model.fast_layers import MaxPool
 from unet_trainer.model.precision import set_backends
-from unet_trainer.model.segmenter import load_network_weights, network_weights
+from unet_trainer.model.segmenter import network_weights
 from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training import pilots, second_chance
+from unet_trainer.training import pilots
 from unet_trainer.training.async_device import DirectLauncher, HostCopy, WaitMeter
 from unet_trainer.training.checkpoint_file import read_run
 from unet_trainer.training.compilation import compile_steps, connect_gradients
@@ -173,7 +173,7 @@ def test_evaluation_at_native_resolution_never_waits_and_counts_what_the_cpu_cou
             step(batch, metrics)
             metrics.peek()
     twin = tiny_components(settings=make_settings(encoder="resnet18", decoder_channels=None, image_size=128))
-    load_network_weights(twin.state.segmenter, {name: value.cpu() for name, value in network_weights(step.segmenter).items()})
+    twin.state.segmenter.network.load_state_dict({name: value.cpu() for name, value in network_weights(step.segmenter).items()})
     twin.eval_step.segmenter.eval()
     expected = twin.eval_step.new_metrics()
     for batch in batches:
@@ -385,11 +385,11 @@ def assert_ends_as_one_of_rate_0_01(config, kind):
 
 
 def test_a_run_that_begins_again_with_recorded_kernels_is_one_that_began_so(tiny_config, monkeypatch):
-    for name, value in (("MIN_STEPS", 1), ("NUM_EPOCHS", 1), ("LOSS_SHARE", 0.0)):
-        monkeypatch.setattr(second_chance, name, value)
+    for name, value in (("STUCK_STEPS", 1), ("STUCK_EPOCHS", 1), ("LOSS_SHARE", 0.0)):
+        monkeypatch.setattr(pilots, name, value)
     monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.04, "tried"))
     baselines = iter([1.0, 1.0, 2.0])  # the third epoch, when the kernels are recorded
-    monkeypatch.setattr(second_chance, "best_baseline", lambda *_: Baseline("all", next(baselines, 1.0) - 1))
+    monkeypatch.setattr(pilots, "best_baseline", lambda *_: Baseline("all", next(baselines, 1.0) - 1))
     assert_ends_as_one_of_rate_0_01({**tiny_config, **PRECISIONS["bfloat16"], "num_epochs": 8}, "rollback")
 
 

@@ -96,7 +96,7 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
     assert [row["name"] for row in report["classes"]] == ["class 0", "class 1", "class 2", "class 3"]
     assert [row["share"] for row in report["classes"]] == pytest.approx([0.9 - 86 / pixels, 0.1, 80 / pixels, 6 / pixels])
     assert (report["problems"], report["questions"]) == ([], [])
-    lacking = "class 2, class 3 are in no validation mask: val_iou says nothing of them"
+    lacking = "classes in no validation mask (val_iou says nothing of them): class 2, class 3"
     assert report["notices"] == [f"{lacking}; add images with them, or choose with split_file=FILE.csv"]
     assert (report["mean"], report["std"]) == ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
     assert report["contact_sheet"] == str(tmp_path / "runs/check" / sheet_name(data))
