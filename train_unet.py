@@ -49,7 +49,7 @@ from unet_trainer.system.signals import Interrupted, Signals, exit_process
 from unet_trainer.training.extension import Callback, OnEpoch, Own
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
-    from unet_trainer.datasets.given_data import Pairs
+    from unet_trainer.datasets.converted import Pairs
     from unet_trainer.model.given import OwnLoss, OwnModel
     from unet_trainer.training.evaluation import EvalMetrics, Evaluation
     from unet_trainer.training.history import Row
@@ -152,11 +152,10 @@ def train_epochs(
             from unet_trainer.inference.evaluate import choose_tile
             from unet_trainer.model.given import given
             from unet_trainer.reports.run_report import write_report
-            from unet_trainer.training.pilots import try_learning_rates
-            from unet_trainer.training.recovery import Recovery
+            from unet_trainer.training.pilots import begin_again_if_stuck, try_learning_rates
+            from unet_trainer.training.recovery import recovering
             from unet_trainer.training.result import report
             from unet_trainer.training.run_folder import BEST
-            from unet_trainer.training.second_chance import begin_again_if_stuck
             from unet_trainer.training.setup import set_up
 
         with given(loss=own.loss, model=own.model):
@@ -165,7 +164,7 @@ def train_epochs(
             with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
                 while not run.is_finished():
                     is_trained = False
-                    with Recovery(run):  # non-finite numbers, out of memory, dead workers, signals: see there
+                    with recovering(run):  # non-finite numbers, out of memory, dead workers, signals: see there
                         try_learning_rates(run)
                         row = train_one_epoch(run)
                         found = validate(run, row)

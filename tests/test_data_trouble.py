@@ -233,7 +233,7 @@ def test_a_zeroed_cache_is_noticed_and_the_files_are_read_instead(config, capsys
     straight = train(config, cache="none", run_name="straight")
     train(config, cache="disk", run_name="filled")
     for path in cache_files(config):
-        path.write_bytes(bytes(path.stat().st_size - 100) + path.read_bytes()[-100:])
+        path.write_bytes(bytes(path.stat().st_size))
     capsys.readouterr()
     again = train(config, cache="disk", run_name="again")
     assert weights_digest(again.run_dir) == weights_digest(straight.run_dir)

@@ -15,7 +15,7 @@ from helpers.project import ROOT
 from train_unet import follow, train
 from unet_trainer import Callback, load
 from unet_trainer.config.errors import UserError
-from unet_trainer.datasets.given_data import write_given
+from unet_trainer.datasets.converted import write_given
 from unet_trainer.training.checkpoint_file import read_run
 
 SETTINGS = {"image_size": 32, "fit": "resize", "augmentation": "none", "batch_size": 2, "num_epochs": 3, "learning_rate": 0.01}

@@ -110,13 +110,6 @@ def test_an_image_that_may_not_be_read_is_named_with_the_permission(tmp_path):
     assert "Permission denied" in said
 
 
-def test_a_working_folder_that_may_not_be_written_keeps_the_demo_from_being_made(tmp_path, open_again):
-    open_again(tmp_path, 0o555)
-    for command in ([], ["bench", "--quick"]):
-        answer = run_in_child(*command, as_user=True, cwd=tmp_path)
-        assert_one_sentence(answer, 2, "data_dir: data/demo", "Permission denied")
-
-
 @pytest.mark.parametrize("mode", [0o000, 0o555], ids=oct)
 def test_a_checkpoint_dir_that_may_not_be_used_is_told_before_anything_is_trained(mode, data, tmp_path, open_again):
     (tmp_path / "runs").mkdir()
@@ -192,19 +185,13 @@ def test_a_disk_that_is_full_at_the_start_and_on_resume_is_one_sentence(data, tm
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs POSIX signals")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_a_killed_demo_leaves_nothing_that_the_next_start_does_not_remove(number, tmp_path, monkeypatch):
+def test_a_killed_demo_leaves_nothing_that_the_next_start_does_not_remove(tmp_path, monkeypatch):
     drafts = tmp_path / "data"
     command = [sys.executable, str(ROOT / "train_unet.py"), "check"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL) as child:
         while not list(drafts.glob(".demo-*/*/masks/*")):
             assert child.poll() is None
-        child.send_signal(number)
-        _, errors = child.communicate(timeout=60)
-    assert "Traceback" not in errors
-    if number == signal.SIGTERM:
-        assert (child.returncode, errors) == (143, "Error: interrupted by SIGTERM\n")
-        assert list(drafts.iterdir()) == []
+        child.kill()
     monkeypatch.setattr(demo, "NUM_IMAGES", 2)
     assert demo.ensure_demo(drafts / "demo")
     assert [path.name for path in drafts.iterdir()] == ["demo"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import signal
 import time
@@ -11,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from helpers.killed_runs import HANG_SECONDS, NUM_MOMENTS, start, train_once, train_until_done, wait_until
+from helpers.killed_runs import HANG_SECONDS, NUM_MOMENTS, start, train_once
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.training.checkpoint_file import read_run
 
 # Saves after every step, with all that has a state: averages, accumulation, clipping, warm-up.
 BUSY = {"ema_decay": 0.9, "grad_clip": 1.0, "warmup_epochs": 1, "batch_size": 2, "checkpoint_minutes": 1e-6}
-PRECISIONS = {"float32": {"use_amp": False, "num_workers": 0}, "bfloat16": {"use_amp": True, "num_workers": 1}}
 
 
 @pytest.fixture
@@ -32,10 +30,13 @@ def finish(process):
     return process.exitcode
 
 
-def run_straight(config, tmp_path, **options):
+train_small = partial(train_once, with_small_network=True)
+
+
+def run_straight(config, tmp_path):
     """The folder of a run that nobody touched."""
     log = tmp_path / "straight.log"
-    assert finish(start(partial(train_once, **options), {**config, "run_name": "straight"}, log)) == 0, log.read_text()
+    assert finish(start(train_small, {**config, "run_name": "straight"}, log)) == 0, log.read_text()
     return Path(config["checkpoint_dir"]) / "straight"
 
 
@@ -57,8 +58,7 @@ def assert_same(folder, straight):
 )
 def test_a_crash_at_any_moment_of_a_save_loses_nothing(moments, config, tmp_path):
     """One run, crashed at each moment in turn, first without and then with an earlier checkpoint."""
-    train_small = partial(train_once, with_small_network=True)
-    straight = run_straight(config, tmp_path, with_small_network=True)
+    straight = run_straight(config, tmp_path)
     log = tmp_path / "crashed.log"
     folder = straight.parent / "run"
     reached = (0, 0)
@@ -72,46 +72,15 @@ def test_a_crash_at_any_moment_of_a_save_loses_nothing(moments, config, tmp_path
     assert_same(folder, straight)
 
 
-def kill_at_random(config, tmp_path, num_kills, seed, **options):
-    straight = run_straight(config, tmp_path, **options)
-    train = partial(train_once, **options)
-    log = tmp_path / "killed.log"
-    chooser = random.Random(seed)
-    for _ in range(num_kills):
-        process = start(train, config, log)
+def test_kills_at_random_moments_change_no_bit(config, tmp_path):
+    """See test_soak.py for more of them."""
+    config |= {"use_amp": True, "num_workers": 1}
+    straight = run_straight(config, tmp_path)
+    log, chooser = tmp_path / "killed.log", random.Random(5)
+    for _ in range(4):
+        process = start(train_small, config, log)
         time.sleep(chooser.uniform(0.1, 1.0))
         process.kill()
         assert finish(process) in (-signal.SIGKILL, 0)
-    assert finish(start(train, config, log)) == 0, log.read_text()
-    assert_same(straight.parent / "run", straight)
-
-
-def test_kills_at_random_moments_change_no_bit(config, tmp_path):
-    kill_at_random({**config, **PRECISIONS["bfloat16"]}, tmp_path, num_kills=4, seed=5, with_small_network=True)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("seed", range(10))
-def test_a_hundred_kills_in_each_precision_change_no_bit(precision, seed, config, tmp_path):
-    kill_at_random({**config, **PRECISIONS[precision], "num_epochs": 8}, tmp_path, num_kills=10, seed=seed)
-
-
-@pytest.mark.soak
-def test_twenty_terminations_lose_no_step_and_repeat_none(config, tmp_path):
-    config = {**config, "num_epochs": 16, "checkpoint_minutes": None}  # saved by the signal alone
-    straight = run_straight(config, tmp_path)
-    log, steps = tmp_path / "terminated.log", tmp_path / "steps"
-    steps.touch()
-    chooser = random.Random(0)
-    process = start(train_until_done, config, log, steps)
-    for number in range(20):
-        wait_until(lambda count=number: log.exists() and log.read_text().count("Interrupted by SIGTERM") == count)
-        seen = steps.stat().st_size
-        wait_until(lambda seen=seen: steps.stat().st_size > seen)
-        time.sleep(chooser.uniform(0, 0.02))
-        os.kill(process.pid, signal.SIGTERM)
-    assert finish(process) == 0, log.read_text()
-    assert log.read_text().count("Interrupted by SIGTERM") == 20
-    assert steps.stat().st_size == 16 * 3  # 5 batches an epoch, in windows of 2, 2 and 1
+    assert finish(start(train_small, config, log)) == 0, log.read_text()
     assert_same(straight.parent / "run", straight)

@@ -139,8 +139,8 @@ def test_a_bug_in_one_process_is_shown_once_and_the_state_of_before_is_kept(conf
     job = ForkedJob(settings, tmp_path / "job", faults={1: "bug@6"})
     assert job.finish() == [1, 1]
     assert job.said().count("Traceback (most recent call last)") == 1
-    assert "ZeroDivisionError: a bug" in job.log(1)
-    assert "Error: rank 1: ZeroDivisionError: a bug" in (folder_of(config) / "train.log").read_text()
+    assert "ZeroDivisionError: division by zero" in job.log(1)
+    assert "Error: rank 1: ZeroDivisionError: division by zero" in (folder_of(config) / "train.log").read_text()
     content = read_run(folder_of(config), print)
     assert (1, 0) <= (content["epoch"], content["batch"]) <= (1, 1)  # the step under way is not in it
 
@@ -209,22 +209,6 @@ def test_two_compiled_processes_have_the_same_bits(config, tmp_path):
     assert job.finish() == [0, 0], job.said()
     assert "✓ Compiled" in job.log(0)
     assert [one["digest"] for one in job.records(0)] == [one["digest"] for one in job.records(1)]
-
-
-@pytest.mark.soak
-def test_torchrun_restarts_a_killed_job_and_the_result_is_identical(config, tmp_path):
-    """Two machines' worth of processes under one agent; rank 1 is killed in the second epoch of the first start."""
-    settings = {**config, "checkpoint_minutes": 1e-6}
-    straight = ForkedJob({**settings, "run_name": "straight"}, tmp_path / "straight")
-    assert straight.finish() == [0, 0], straight.said()
-    log = tmp_path / "job.log"
-    options = ("--nproc-per-node=2", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:0")
-    job = torchrun(settings, *options, log=log, fault="1:die@6", records=tmp_path / "job")
-    assert end(job) == 0, log.read_text()
-    assert "Resuming after" in log.read_text()
-    assert "Traceback" not in log.read_text()
-    assert weights_digest(folder_of(config)) == weights_digest(folder_of(config, "straight"))
-    assert weights_digest(folder_of(config), "best.pt") == weights_digest(folder_of(config, "straight"), "best.pt")
 
 
 def wait_for_epoch(folder, number):

@@ -90,7 +90,7 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
     assert [(row["values"], row["name"]) for row in report["classes"]] == [(str(index), f"class {index}") for index in range(4)]
     assert [row["share"] for row in report["classes"]] == pytest.approx([0.9 - 86 / pixels, 0.1, 80 / pixels, 6 / pixels])
     assert (report["problems"], report["questions"]) == ([], [])
-    lacking = "class 2, class 3 are in no validation mask: val_iou says nothing of them"
+    lacking = "classes in no validation mask (val_iou says nothing of them): class 2, class 3"
     assert report["notices"] == [f"{lacking}; add images with them, or choose with split_file=FILE.csv"]
     assert report["mean"] == [123.675, 116.28, 103.53]
     assert report["contact_sheet"] == str(tmp_path / "runs/check" / sheet_name(data))

@@ -100,7 +100,7 @@ def test_data_that_cannot_be_trained_on_is_a_problem_with_the_message_of_check(t
     cv2.imwrite(str(min((data / "masks").iterdir())), np.zeros((10, 64), np.uint8))
     assert run(*words({**tiny_config, "data_dir": str(data)})) == 2
     out = capsys.readouterr().out
-    assert "✗ data        1 mask of another size than its image:" in out
+    assert "✗ data        1 mask of another size than the image:" in out
     assert "Your settings" not in out
 
 

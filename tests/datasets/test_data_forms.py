@@ -14,7 +14,6 @@ import tifffile
 
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import build_dataset_report
-from unet_trainer.datasets.mask_evidence import parse_class_file
 from unet_trainer.datasets.pairs import Question
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import encode_image, read_image
@@ -375,12 +374,6 @@ def test_endings_that_may_be_something_else_than_classes_are_asked_about(endings
             write(tmp_path / f"data/masks/s{index:02d}_{ending}.png", np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % values)
     with pytest.raises(Question, match=r"mask_suffix: .* holds 2 kinds of masks for the same images"):
         report()
-
-
-@pytest.mark.parametrize("labels", [{name: value for value, name in enumerate(NAMES)}, dict(enumerate(NAMES))])
-def test_both_forms_of_labels_name_the_classes(labels):
-    file = parse_class_file("dataset.json", json.dumps({"labels": labels}))
-    assert [(one.value, one.name) for one in file.classes] == [*enumerate(NAMES)]
 
 
 def test_parquet_files_without_pyarrow_are_named_with_the_command_that_reads_them(tmp_path, report, monkeypatch):

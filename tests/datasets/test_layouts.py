@@ -152,7 +152,7 @@ HOLD = "could hold the"
     (["train", "train_masks", "trainannot"], f"mask_dir: 2 folders in ROOT {HOLD} masks: train_masks/, trainannot/; set one of these"),
     (["train/images", "train/masks", "val/images", "val/masks", "val/gt"], f"mask_dir: 2 folders in ROOT {HOLD} masks: val/gt/, val/masks/"),
     (["images/val", "images/test", "masks/val"], "data_dir: ROOT holds images/val/ but no train/; set:\n  image_dir: images/val\n  mask_dir"),
-    (["train", "trainannot", "val"], "no folder ROOT/valannot; ROOT holds train/, trainannot/, val/; add it, or to train and validate on one"),
+    (["train", "trainannot", "val"], "no masks of ROOT/val; ROOT holds train/, trainannot/, val/; add them, or to train and validate on one"),
     ([".", "test/images"], "data_dir: no folder of images (images, imgs, ...) and no folder of masks"),  # files beside test/ may be anything
     (["masks"], "data_dir: no folder of images (images, imgs, ...) in ROOT; ROOT holds masks/; set image_dir to the folder to use, or split_file"),
 ])  # fmt: skip

@@ -266,24 +266,11 @@ def test_the_question_shows_the_values_and_ends_with_the_lines():
         "  0: 70.00% of pixels, in 4 of 4 masks\n"
         "  40: 20.00% of pixels, in 4 of 4 masks\n"
         "  200: 10.00% of pixels, in 4 of 4 masks\n"
-        "  One of these goes into the config:\n"
-        "    # three classes\n"
-        "    num_classes: 3\n"
-        "    mask_values: [0, 40, 200]\n"
-        "\n"
-        "    # 200 is foreground, 40 is ignored\n"
-        "    num_classes: 1\n"
-        "    mask_values: [0, 200]\n"
-        "    ignore_value: 40\n"
-        "\n"
-        "    # 40 is foreground, 200 is ignored\n"
-        "    num_classes: 1\n"
-        "    mask_values: [0, 40]\n"
-        "    ignore_value: 200\n"
-        "\n"
-        "    # any value but 0 is foreground\n"
-        "    num_classes: 1\n"
-        "    mask_values: nonzero"
+        "Set one of these:\n"
+        "  # three classes\n  num_classes: 3\n  mask_values: [0, 40, 200]\n\n"
+        "  # 200 is foreground, 40 is ignored\n  num_classes: 1\n  mask_values: [0, 200]\n  ignore_value: 40\n\n"
+        "  # 40 is foreground, 200 is ignored\n  num_classes: 1\n  mask_values: [0, 40]\n  ignore_value: 200\n\n"
+        "  # any value but 0 is foreground\n  num_classes: 1\n  mask_values: nonzero"
     )
 
 
@@ -372,15 +359,6 @@ def test_a_pipe_or_a_device_in_its_place_is_left_alone(tmp_path):
 
 def evidence_from(make, number=8, **others):
     return MaskEvidence([facts_of(make(index), **others) for index in range(number)])
-
-
-def test_a_grey_class_between_the_ends_is_no_soft_edge():
-    def with_class(index):
-        mask = soft_discs(index)
-        mask[88:94, 2:90] = 128  # 6 % of the pixels
-        return mask
-
-    assert evidence_from(with_class).edge_threshold() is None
 
 
 def test_a_grey_ring_between_the_ends_of_masks_saved_as_jpeg_is_a_class():

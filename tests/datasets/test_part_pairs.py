@@ -106,7 +106,7 @@ def test_masks_of_several_readers_are_not_merged(data, find):
         find()
     assert str(raised.value) == (
         f"mask_dir: annotator1 and annotator2 in {data / 'masks'} look like readings of one thing; set one of these:\n"
-        "  mask_dir: masks/annotator1\n  # or\n  mask_dir: masks/annotator2\n  # or\n"
+        "  mask_dir: masks/annotator1\n\n  mask_dir: masks/annotator2\n\n"
         "  num_classes: 3\n  class_names: [background, annotator1, annotator2]"
     )
     assert len(find(**raised.value.choices[0].settings).pairs) == 3

@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 
 from helpers.image_bytes import exif
-from helpers.layouts import disc, pairs_named, photo, stacks, write
+from helpers.layouts import disc, photo, stacks, write
 from helpers.mask_files import NUM_PAIRS, SIDE, bands, blob, colour, objects, rings, soft, with_void, write_dataset
 from helpers.runs import stop_after
 from helpers.steps import CPU, CPU_FACTS
@@ -284,35 +284,9 @@ def test_a_model_is_evaluated_and_used_on_such_images_as_it_was_trained(tiny_con
     model = load(result.run_dir)
     for path in (tmp_path / "data/images").iterdir():
         spec = model.card.spec.image
-        filled = spec.fill(decode_image(path.read_bytes(), channels=spec.channels), -9999.0)
+        filled = spec.fill(decode_image(path.read_bytes(), channels=spec.channels), -9999.0)[0]
         np.testing.assert_array_equal(read_mask(out / f"{path.stem}.png"), model(filled))
     assert spec.nodata == (-9999.0,)  # it knows the mark when the images of training are gone
-
-
-def test_identical_images_are_never_in_train_and_in_val(prepare, tmp_path):
-    write_images(tmp_path / "data", grey)
-    for index in range(4):
-        shutil.copy(tmp_path / f"data/images/{index}.png", tmp_path / f"data/images/{index + 4}.png")
-    run = prepare(tmp_path / "data", val_fraction=0.5)
-    val = {int(pair.name) for pair in run.dataset.split.val}
-    assert len(val) == 4
-    assert all((index in val) == (index + 4 in val) for index in range(4))
-    assert "8 images are identical to another one; identical images stay on one side:" in run.printed
-
-
-@pytest.mark.usefixtures("small_network")
-def test_data_beside_checkpoints_is_the_same_at_the_second_start(tiny_config, tmp_path, monkeypatch, capsys):
-    """data_dir: . with checkpoints/ in it: the pictures of the first run were taken for images."""
-    monkeypatch.chdir(tmp_path)
-    pairs_named("images/{0}.png", "masks/{0}_mask.png")(tmp_path)
-    settings = {**tiny_config, "data_dir": ".", "checkpoint_dir": "checkpoints", "num_epochs": 1}
-    assert main(["check", "data_dir=."]) == 0
-    first = train(settings)
-    assert (first.run_dir / "samples").is_dir()
-    assert main(["check", "data_dir=."]) == 0
-    second = train(settings)
-    capsys.readouterr()
-    assert (second.run_dir / "split.csv").read_text() == (first.run_dir / "split.csv").read_text()
 
 
 @pytest.mark.usefixtures("small_network")

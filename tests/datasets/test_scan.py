@@ -15,10 +15,9 @@ from helpers.image_bytes import damaged_jpeg, pil_bytes
 from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.datasets import scan
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache, mismatch, scan_pairs
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, scan_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.images.mask_decoding import COLOUR
 
 
 def make_pair(folder, name, mask, image_size=None):
@@ -105,17 +104,6 @@ def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):
     assert [mask.palette for mask in masks] == [None, None, None, {0: 0x090807, 1: 0xFF0000}]
     assert masks[3].structure is None
     assert [facts.mask for facts in scan_pairs(pairs, 1, cache=ScanCache(cache))] == masks
-
-
-def test_of_a_photograph_as_mask_the_frequent_colours_are_exact_and_the_others_in_groups(tmp_path):
-    pixels = np.random.default_rng(0).integers(0, 256, (120, 120, 3), np.uint8)
-    pixels[:2] = 255, 0, 0
-    pair = make_pair(tmp_path, "photo", np.zeros((120, 120), np.uint8))
-    write_image(pair.mask, pixels)
-    ((_, mask),) = scan_pairs([pair], 1)
-    assert len(mask.counts) == 2 * scan.NUM_KEPT
-    assert mask.is_consistent()
-    assert mask.counts[COLOUR + 0xFF0000] == 240
 
 
 def test_values_that_are_no_data_are_counted_and_left_out_of_the_statistics(tmp_path):
@@ -235,18 +223,3 @@ def test_the_first_error_of_a_remote_shard_ends_it(tmp_path):
     ):
         scan_pairs(pairs, 1)
     assert num_asked() == 2
-
-
-def plain_facts_of(dtype="uint8", channels=3, low=0.0, high=255.0):
-    return ImageFacts(4, 5, channels, dtype, (100.0,) * channels, (10.0,) * channels, low, high, None, False, "")
-
-
-def test_a_mismatch_is_described_with_the_kind_of_the_others():
-    kind = ImageKind(3, "uint8")
-    assert mismatch(plain_facts_of(), kind) is None
-    assert mismatch(plain_facts_of(channels=1), kind) is None  # grey gets three equal channels
-    assert mismatch(plain_facts_of("uint16"), kind) == "16-bit, the others are 8-bit"
-    assert mismatch(plain_facts_of("float64", 9), kind) == "float, the others are 8-bit"
-    assert mismatch(plain_facts_of("uint32"), kind) == "uint32, the others are 8-bit"
-    assert mismatch(plain_facts_of(channels=4), kind) == "4 channels, need 3"
-    assert mismatch(plain_facts_of(channels=3), ImageKind(1, "uint8")) == "3 channels, need 1"

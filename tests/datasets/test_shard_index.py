@@ -23,7 +23,6 @@ from unet_trainer.datasets.shard_index import (
     index_to_json,
     list_members,
     path_in_shard,
-    size_in_tar,
 )
 from unet_trainer.images.file_bytes import ShardError
 
@@ -96,7 +95,6 @@ def test_members_lie_where_their_offsets_say_and_the_bytes_depend_on_the_content
         assert {info.name: archive.extractfile(info).read() for info in archive} == FILES
     assert list(list_members(io.BytesIO(data))) == [member[:3] for member in members]
     assert {member.name: data[member.offset : member.end] for member in members} == FILES
-    assert sum(size_in_tar(name, len(content)) for name, content in FILES.items()) == members[-1].offset + BLOCK
 
 
 def test_folders_and_links_are_no_members():
@@ -147,17 +145,17 @@ NESTED = tarfile.TarInfo._create_pax_generic_header({"comment": "x"}, tarfile.XH
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (gzip.compress(written()[0]), r"compressed \(gzip\).*decompress it"),
+        (gzip.compress(written()[0]), "compressed; .*decompress it"),
         (b"", "not a complete tar file"),
         (written()[0][: written()[1][2].offset + 10], "not a complete tar file"),
-        (written()[0][: 3 * BLOCK], r"its end marker is missing"),  # between two members: tarfile takes it for whole
+        (written()[0][: 3 * BLOCK], "no end marker"),  # between two members: tarfile takes it for whole
         (written()[0] + b"signature", "not a complete tar file"),
         (damaged_header(), "not a complete tar file"),
-        (2 * written()[0], r"not a complete tar file \(something follows byte .*tar -xif"),  # two archives, joined with cat
+        (2 * written()[0], r"not a complete tar file \(no end marker, .*tar -xif"),  # two archives, joined with cat
         (header(-512) + END, "not a complete tar file"),
         (3 * header(0) + header(-512) + written()[0], "not a complete tar file"),
-        (header(-512, tarfile.XHDTYPE) + END, "tar file|end marker"),
-        (header(2**62, tarfile.GNUTYPE_LONGNAME) + END, "tar file|end marker"),
+        (header(-512, tarfile.XHDTYPE) + END, "tar file"),
+        (header(2**62, tarfile.GNUTYPE_LONGNAME) + END, "tar file"),
         (NESTED + END, "not a complete tar file"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import signal
@@ -85,7 +86,10 @@ def train_rank(settings, folder, environment, fault, network):
 
 def install(fault, records, network):
     """In a process that is to train: a network, what is noted of each epoch, and faults `kind@batch, ...`, of batches begun."""
-    from unet_trainer.training import build
+    from torch.nn import Identity
+
+    from helpers.steps import SmallNetwork, everything
+    from unet_trainer.training import build, setup
     from unet_trainer.training.run import Run
 
     if network == "small":
@@ -94,13 +98,14 @@ def install(fault, records, network):
         use_small_network()
         build.synchronize_batch_norm = _synchronise
     elif network == "plain":  # no batch norm: the gradient of a batch is the mean of its images' gradients
-        build.build_network = lambda spec, weights: plain_network()
+        build.build_network = lambda spec, weights: SmallNetwork(norm=Identity)
     judge = Run.judge
 
     def noted(self, row, scores):
         improved = judge(self, row, scores)
         with Path(records).open("a") as file:
-            note = {"digest": digest(self.state), "confusion": scores.confusion, "alone": evaluate_alone(self), **graphs(self)}
+            digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in everything(self.components))).hexdigest()
+            note = {"digest": digest, "confusion": scores.confusion, "alone": evaluate_alone(self), **graphs(self)}
             file.write(json.dumps(note) + "\n")
         return improved
 
@@ -109,7 +114,7 @@ def install(fault, records, network):
     others = {
         "no compiler": _break_compiler,
         "memory while connecting": _fail_while_connecting,
-        "bug at the start": _fail_at_the_start,
+        "bug at the start": lambda _: setattr(setup, "try_components", lambda *arguments: 1 / 0),
         "bug in save": _fail_after_save,
         "pilots": _shorten_pilots,
     }
@@ -177,12 +182,6 @@ def _fail_while_connecting(_):
     compilation.to_device = fail
 
 
-def _fail_at_the_start(_):
-    from unet_trainer.training import setup
-
-    setup.try_components = lambda *arguments: 1 / 0
-
-
 def _fail_after_save(epoch):
     from unet_trainer.training.run import Run
 
@@ -236,19 +235,6 @@ def _shorten_pilots(rate):
     choices.choose_learning_rate = lambda *_, **__: (rate, "tried")
 
 
-def _spoil(step, batch):
-    images = batch.images.float()
-    images[:] = float("nan")
-    return batch._replace(images=images)
-
-
-def _raise(error):
-    def fault(step, batch):
-        raise error
-
-    return fault
-
-
 def _fail_in_backward(step, batch):
     """When some gradients have been averaged, and others not."""
     import torch
@@ -267,58 +253,15 @@ def _fail_in_backward(step, batch):
     return batch
 
 
-def _hang(step, batch):
-    time.sleep(3600)
-
-
-def _die(step, batch):
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _stop_in_one_process(step, batch):
-    os.kill(os.getpid(), signal.SIGTERM)
-    return batch
-
-
-FAULTS = {
-    "nan": _spoil,
-    "bug": _raise(ZeroDivisionError("a bug")),
+FAULTS = {  # of a step and its batch, which they return
+    "nan": lambda step, batch: batch._replace(images=batch.images.float() * float("nan")),
+    "bug": lambda step, batch: 1 / 0,
     "memory in backward": _fail_in_backward,
     "memory in forward": _fail_in_forward,
-    "hang": _hang,
-    "die": _die,
-    "stop": _stop_in_one_process,
+    "hang": lambda step, batch: time.sleep(3600),
+    "die": lambda step, batch: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda step, batch: os.kill(os.getpid(), signal.SIGTERM) or batch,
 }
-
-
-def plain_network():
-    import torch
-
-    class Plain(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.encoder = torch.nn.Conv2d(3, 4, 3, padding=1)
-            self.decoder = torch.nn.ReLU()
-            self.segmentation_head = torch.nn.Sequential(torch.nn.Conv2d(4, 1, 1))
-
-        def forward(self, pixels):
-            return self.segmentation_head(self.decoder(self.encoder(pixels)))
-
-    return Plain()
-
-
-def digest(state):
-    import hashlib
-
-    total = hashlib.sha256()
-    modules = [state.segmenter, *([] if state.ema is None else [state.ema.segmenter])]
-    for module in modules:
-        for tensor in module.state_dict().values():
-            total.update(tensor.cpu().numpy().tobytes())
-    for entry in state.optimizer.state.values():
-        for value in entry.values():
-            total.update(value.cpu().numpy().tobytes())
-    return total.hexdigest()
 
 
 def graphs(run):

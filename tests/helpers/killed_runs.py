@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import sys
@@ -83,27 +84,6 @@ def train_once(settings, log, crash_at=None, with_small_network=False):
     sys.exit(main(words(settings)))
 
 
-def train_until_done(settings, log, steps):
-    """Starts again after every SIGTERM. Each step leaves a byte in the file `steps`."""
-    from train_unet import main
-    from unet_trainer.training import setup
-    from unet_trainer.training.step import TrainStep
-
-    be_quiet(log)
-    optimizer_step = TrainStep.optimizer_step
-
-    def counted(self, metrics, learning_rate):
-        optimizer_step(self, metrics, learning_rate)
-        with Path(steps).open("ab") as file:
-            file.write(b".")
-
-    TrainStep.optimizer_step = counted
-    setup.try_components = lambda *arguments: None  # its steps are not the run's
-    while (code := main(words(settings))) == 143:
-        pass
-    sys.exit(code)
-
-
 NUM_MOMENTS = 16
 
 
@@ -141,14 +121,12 @@ def crash_when_saving(moment):
             return write_atomically(path, write, **options)
 
         def write_in_two(file):
-            whole = bytearray()
-            write(Collector(whole))
-            file.write(whole[: len(whole) // 2])
-            file.flush()
-            tick()
-            file.write(whole[len(whole) // 2 :])
-            file.flush()
-            tick()
+            write(whole := io.BytesIO())
+            middle = len(whole.getvalue()) // 2
+            for half in (whole.getvalue()[:middle], whole.getvalue()[middle:]):
+                file.write(half)
+                file.flush()
+                tick()
 
         for owner, name, _, replacement in watched:
             setattr(owner, name, replacement)
@@ -161,11 +139,3 @@ def crash_when_saving(moment):
     import unet_trainer.training.checkpoint_file
 
     unet_trainer.training.checkpoint_file.write_atomically = crashing
-
-
-class Collector:
-    def __init__(self, whole):
-        self.whole = whole
-
-    def write(self, part):
-        self.whole += part

@@ -31,11 +31,11 @@ def write(path, pixels):
 
 
 def pairs_named(image, mask):
-    """A layout of these names, whose {0} is the number of a pair from 0 on, {1} from 1 on and {2} from 21 on."""
+    """A layout of these names, whose {0} is the number of a pair from 0 on, {1} from 1 on and {2} from 21 on; {3}: 0 or 1, in turns."""
 
     def make(data):
         for index in range(COUNT):
-            numbers = index, index + 1, index + 21
+            numbers = index, index + 1, index + 21, index % 2
             write(data / image.format(*numbers), photo(index))
             write(data / mask.format(*numbers), disc(index))
 
@@ -46,6 +46,7 @@ plain = pairs_named("images/{0}.png", "masks/{0}.png")
 side_by_side = pairs_named("{0}.jpg", "{0}.png")
 marked = pairs_named("{0}.jpg", "{0}_mask.png")
 renamed = pairs_named("images/{2}_training.tif", "masks/{2}_manual1.png")
+sequences = pairs_named("seq{3}/images/{0}.png", "seq{3}/masks/{0}.png")
 numbered_from_0 = pairs_named("images/img_{1:03d}.png", "masks/mask_{0:03d}.png")
 
 
@@ -66,12 +67,6 @@ def voc(data):
         path = data / f"ImageSets/Segmentation/{name}.txt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(f"2007_{number:06d}\n" for number in numbers))
-
-
-def sequences(data):
-    for index in range(COUNT):
-        write(data / f"seq{index % 2}/images/{index}.png", photo(index))
-        write(data / f"seq{index % 2}/masks/{index}.png", disc(index))
 
 
 def classes(data):

@@ -10,24 +10,25 @@ SIDE = 48
 NUM_PAIRS = 8
 
 
-def blob(index):
-    """H,W of 0 and 1: a disc, at another place for each index."""
+def distance(index):
+    """H,W: of each pixel from a centre, at another place for each index."""
     rows, columns = np.mgrid[:SIDE, :SIDE]
-    return (np.hypot(rows - 20 - index, columns - 24) < 14).astype(np.uint8)
+    return np.hypot(rows - 20 - index, columns - 24)
+
+
+def blob(index):
+    """H,W of 0 and 1: a disc."""
+    return (distance(index) < 14).astype(np.uint8)
 
 
 def rings(index):
     """H,W of ids 0, 1, 2."""
-    rows, columns = np.mgrid[:SIDE, :SIDE]
-    distance = np.hypot(rows - 20 - index, columns - 24)
-    return (distance < 18).astype(np.uint8) + (distance < 9)
+    return (distance(index) < 18).astype(np.uint8) + (distance(index) < 9)
 
 
 def trimap(index):
     """H,W of 1 in a disc, 2 around it and 3 in the border between them, as the Oxford-IIIT pets have them."""
-    rows, columns = np.mgrid[:SIDE, :SIDE]
-    distance = np.hypot(rows - 20 - index, columns - 24)
-    return np.where(distance < 13, 1, np.where(distance < 16, 3, 2)).astype(np.uint8)
+    return np.where(distance(index) < 13, 1, np.where(distance(index) < 16, 3, 2)).astype(np.uint8)
 
 
 def carla(index):

@@ -101,10 +101,10 @@ class KnownCosts:
 class SmallNetwork(torch.nn.Module):
     """Encoder, decoder and head with batch norm in under 500 parameters: a step takes a few milliseconds."""
 
-    def __init__(self, in_channels=3, num_classes=1):
+    def __init__(self, in_channels=3, num_classes=1, norm=torch.nn.BatchNorm2d):
         super().__init__()
-        self.encoder = torch.nn.Sequential(torch.nn.Conv2d(in_channels, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
-        self.decoder = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, padding=1), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+        self.encoder = torch.nn.Sequential(torch.nn.Conv2d(in_channels, 4, 3, padding=1), norm(4), torch.nn.ReLU())
+        self.decoder = torch.nn.Sequential(torch.nn.Conv2d(4, 4, 3, padding=1), norm(4), torch.nn.ReLU())
         self.segmentation_head = torch.nn.Sequential(torch.nn.Conv2d(4, num_classes, 1))
 
     def forward(self, pixels):

@@ -14,10 +14,9 @@ from unet_trainer.images.drawing import (
     ErrorKind,
     display_range,
     error_map,
-    error_picture,
+    error_sheet,
     overlay,
     overlay_rows,
-    sample_sheet,
     to_display,
 )
 from unet_trainer.images.mask_decoding import IGNORED
@@ -88,7 +87,7 @@ def test_wrong_pixels_have_the_colour_of_their_error():
 )
 def test_an_error_picture_has_four_panels_of_a_size_that_can_be_looked_at(size, panel):
     truth = np.zeros(size, np.uint8)
-    picture = error_picture(grey(*size), truth, truth, NAMES, "x" * 500, has_background=True)
+    picture = error_sheet([(grey(*size), truth, truth)], NAMES, has_background=True, title="x" * 500)
     assert picture.shape == (panel[0] + 4 * LINE_HEIGHT + 2 * GAP, 4 * panel[1] + 3 * GAP + 2 * GAP, 3)
     assert {FOUND, MISSED, FALSE, tuple(COLOURS[0].tolist())} <= colours_in(picture[-60:])
 
@@ -96,7 +95,9 @@ def test_an_error_picture_has_four_panels_of_a_size_that_can_be_looked_at(size, 
 def test_a_sample_sheet_has_a_row_of_four_panels_for_each_image_whatever_their_sizes():
     image = np.random.default_rng(0).integers(0, 256, (112, 112, 3), np.uint8)
     truth, nothing = square(1, 112, 112), np.zeros((112, 112), np.uint8)
-    sheet = sample_sheet([image, image[:50, :20]], [truth, nothing[:50, :20]], [nothing, nothing[:50, :20]], NAMES, True)
+    sheet = error_sheet(
+        [(image, truth, nothing), (image[:50, :20], nothing[:50, :20], nothing[:50, :20])], NAMES, has_background=True
+    )
     first = sheet[GAP + LINE_HEIGHT :][:SAMPLE_SIDE]
     panels = [first[:, GAP + number * (SAMPLE_SIDE + GAP) :][:, :SAMPLE_SIDE] for number in range(4)]
     assert np.array_equal(panels[0], image.repeat(2, 0).repeat(2, 1))

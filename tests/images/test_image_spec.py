@@ -88,23 +88,23 @@ def read_all(reader):
     return reader.read(slice(0, reader.size[0]), slice(0, reader.size[1]))
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("a.png", cv2_bytes(".png", PIXELS)),
-        ("a.jpg", pil_bytes("JPEG", PIXELS, exif=exif(6))),
-        ("a.tif", tiff_bytes(PIXELS)),
-        ("a.npy", npy_bytes(PIXELS)),
-        ("planes.npy", npy_bytes(np.moveaxis(PIXELS, 2, 0))),
-        ("swapped.npy", npy_bytes(PIXELS.astype(">u2"))),
-        *(
-            (f"turned{number}.tif", tiff_bytes(PIXELS, photometric="rgb", extratags=[(274, 3, 1, number, True)]))
-            for number in range(1, 9)
-        ),
-    ],
-)
-def test_a_reader_gives_what_read_image_gives(name, data, tmp_path):
-    path = write(tmp_path, name, data)
+FILES = {
+    "a.png": cv2_bytes(".png", PIXELS),
+    "a.jpg": pil_bytes("JPEG", PIXELS, exif=exif(6)),
+    "a.bmp": cv2_bytes(".bmp", PIXELS),
+    "a.tif": tiff_bytes(PIXELS),
+    "big.tif": tiff_bytes(PIXELS, bigtiff=True),
+    "a.npy": npy_bytes(PIXELS),
+    "planes.npy": npy_bytes(np.moveaxis(PIXELS, 2, 0)),
+}
+TURNED = {f"turned{number}.tif": (274, 3, 1, number, True) for number in range(1, 9)}
+OTHERS = {name: tiff_bytes(PIXELS, photometric="rgb", extratags=[tag]) for name, tag in TURNED.items()}
+OTHERS["swapped.npy"] = npy_bytes(PIXELS.astype(">u2"))
+
+
+@pytest.mark.parametrize("name", [*FILES, *OTHERS])
+def test_a_reader_gives_what_read_image_gives(name, tmp_path):
+    path = write(tmp_path, name, (FILES | OTHERS)[name])
     whole = read_image(path)
     with open_reader(path, RGB_8BIT) as reader:
         assert reader.size == whole.shape[:2]
@@ -132,20 +132,10 @@ def exact_average(pixels, axis, length):
     return np.moveaxis(fine.reshape(length, len(rows), *rows.shape[1:]).mean(1), 0, axis)
 
 
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("a.png", cv2_bytes(".png", PIXELS)),
-        ("a.jpg", cv2_bytes(".jpg", PIXELS)),
-        ("a.bmp", cv2_bytes(".bmp", PIXELS)),
-        ("a.tif", tiff_bytes(PIXELS)),
-        ("big.tif", tiff_bytes(PIXELS, bigtiff=True)),
-        ("a.npy", npy_bytes(PIXELS)),
-    ],
-)
-def test_a_large_image_is_known_by_its_header(name, data, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", FILES)
+def test_a_large_image_is_known_by_its_header(name, tmp_path, monkeypatch):
     monkeypatch.setattr(image_spec, "LARGE_PIXELS", 61 * 83 - 1)
-    assert read_small(write(tmp_path, name, data), RGB_8BIT) is None
+    assert read_small(write(tmp_path, name, FILES[name]), RGB_8BIT) is None
     monkeypatch.setattr(image_spec, "LARGE_PIXELS", 61 * 83)
     assert read_small(tmp_path / name, RGB_8BIT) is not None
 

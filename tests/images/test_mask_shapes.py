@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from unet_trainer.images.mask_shapes import MaskStructure, find_polygons, measure_structure, outline, thin
+from unet_trainer.images.mask_shapes import MaskStructure, find_polygons, measure_structure, thin
 
 
 def mask(*rows):
@@ -24,9 +24,9 @@ def fill(polygon, shape):
 
 
 def test_a_ring_never_touches_itself():
-    (polygon,) = outline(mask("1111", "1011", "1101", "1111"), 1)  # two holes that touch at a corner
+    ((_, polygon),) = find_polygons(mask("1111", "1011", "1101", "1111"))  # two holes that touch at a corner
     assert [len(hole) for hole in polygon.holes] == [4, 4]
-    (polygon,) = outline(mask("111", "101", "110"), 1)  # what is enclosed is open at a corner
+    ((_, polygon),) = find_polygons(mask("111", "101", "110"))  # what is enclosed is open at a corner
     assert len(polygon.holes) == 1
     assert len(polygon.outer) == 6
     assert polygon.num_pixels == 7

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from helpers.checkpoints import make_card, random_batch, random_segmenter, save_model, small_segmenter, small_spec
+from helpers.checkpoints import random_batch, random_segmenter, save_model, small_segmenter, small_spec
 from helpers.steps import SmallNetwork, make_settings, make_spec, small_components
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.inference.engine import (
     NUM_BEFORE_CAPTURE,
     SMP_CARD,
     ForwardGraphs,
-    ModelCard,
     SymmetricEngine,
     TorchEngine,
     build_segmenter,
@@ -161,10 +158,9 @@ def test_a_checkpoint_gives_its_weights_and_what_is_known_of_them(segmenter, tmp
     assert card.symmetries == ("horizontal_flip",)
 
 
-def test_prefixes_of_compiled_and_distributed_models_and_heads_of_training_are_left_out(segmenter, tmp_path):
+def test_heads_of_training_are_left_out(segmenter, tmp_path):
     weights = network_weights(segmenter)
-    prefixed = {f"module._orig_mod.{name}": tensor for name, tensor in weights.items()}
-    path = save_model(tmp_path / "best.pt", segmenter, model={**prefixed, f"{AUXILIARY}.0.weight": torch.zeros(1)})
+    path = save_model(tmp_path / "best.pt", segmenter, model={**weights, f"{AUXILIARY}.0.weight": torch.zeros(1)})
     assert same_weights(read_model(path)[1], weights)
 
 
@@ -203,11 +199,9 @@ def test_a_foreign_or_hostile_file_is_refused_as_resume_does(tmp_path, segmenter
     damaged[len(damaged) // 2] ^= 1
     (tmp_path / "damaged.pt").write_bytes(damaged)
     for name, message in {
-        "hostile.pt": "more than tensors and primitives",
-        "foreign.pt": "is not a checkpoint of this trainer",
-        "noise.pt": "is not a checkpoint that can be read",
+        **dict.fromkeys(("hostile.pt", "foreign.pt", "noise.pt"), "is not a checkpoint of this trainer"),
         "damaged.pt": "is damaged: its bytes do not match its digest",
-        "missing.pt": "no checkpoint",
+        "missing.pt": "missing.pt is missing",
     }.items():
         with pytest.raises(CheckpointError, match=message) as refusal:
             read_model(tmp_path / name)
@@ -242,27 +236,6 @@ def test_a_whole_file_with_content_that_no_run_saves_is_refused_in_one_sentence(
     with pytest.raises(CheckpointError, match="is not a checkpoint") as refusal:
         read_model(path)
     assert "\n" not in str(refusal.value)
-
-
-def changed(**values):
-    content = json.loads(make_card(FILE_SPEC).to_json())
-    return json.dumps({**content, **values})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        '{"format": 1}',
-        changed(format=2),
-        changed(symmetries=["mirror"]),
-        changed(epoch=1.5),
-        changed(spec={**SPEC_CONTENT, "num_classes": 0}),
-    ],
-)
-def test_text_that_is_no_card_is_refused(text):
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        ModelCard.from_json(text)
 
 
 @pytest.mark.parametrize(

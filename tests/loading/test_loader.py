@@ -8,25 +8,12 @@ import pytest
 import torch
 
 from helpers.samples import build_dataset, epoch_digest, find_pairs, keep, make_dataset, make_loader
-from unet_trainer.images.mask_decoding import IGNORED, MaskCoding
+from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.images.tiling import tile_images
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import EpochTimes, Loader, advise, cut_boxes, paste_pieces, samples_of
 from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.system.distributed import Launch
-
-
-@pytest.mark.parametrize("num_workers", [0, 3])
-def test_a_short_batch_is_padded_with_ignored_pixels(tiny_data, num_workers):
-    """Also in buffers that held other pixels before."""
-    loader = make_loader(build_dataset(tiny_data), 4, num_workers, shuffle=False)
-    for epoch in range(6):
-        batches = keep(loader.epoch(epoch))
-        assert [batch.num_images for batch in batches] == [4, 4, 2]
-        assert batches[2].images.shape == (4, 32, 32, 3)
-        assert (batches[2].masks[:2] != IGNORED).all()
-        assert (batches[2].masks[2:] == IGNORED).all()
-        assert (batches[2].images[2:] == 0).all()
 
 
 def test_batches_of_cutmix_carry_their_rectangles_from_any_number_of_workers(tiny_data):
@@ -60,26 +47,17 @@ def test_a_waiting_loader_ends_when_the_run_is_asked_to_stop(tiny_data, monkeypa
     assert list(loader.epoch(0, is_stopping=lambda: True)) == []
 
 
-@pytest.mark.parametrize(("num_workers", "augmentation"), [(0, "none"), (2, "strong")])
-def test_a_cache_changes_no_byte(tiny_data, tmp_path, num_workers, augmentation):
-    plain = build_dataset(tiny_data, augmentation)
-    cached = build_dataset(tiny_data, augmentation)
-    shapes = [(32, 32, 3)] * 7  # of ten pairs: the others are read from their files
-    cached.cache = fill_cache(shapes, 1, cached.decode, "ram", tmp_path, (), 2, lambda: None, 10**9)
-    assert len(cached.cache) == 7
+@pytest.mark.parametrize(
+    ("num_workers", "augmentation", "place", "native_masks"),
+    [(0, "none", "ram", True), (0, "none", "disk", True), (2, "strong", "ram", False)],
+)
+def test_a_cache_changes_no_byte(tiny_data, tmp_path, num_workers, augmentation, place, native_masks):
+    """Images at 32×32, native masks at 64×64; the last three of ten pairs are read from their files."""
+    plain, cached = (build_dataset(tiny_data, augmentation, native_masks=native_masks) for _ in range(2))
+    sizes = cached.mask_sizes[:7] if native_masks else None
+    cached.cache = fill_cache([(32, 32, 3)] * 7, 1, cached.decode, place, tmp_path, (), 2, lambda: None, 10**9, sizes)
+    assert [pixels.shape for pixels in cached.cache.pair(6)] == [(32, 32, 3), (64, 64) if native_masks else (32, 32)]
     loaders = [make_loader(dataset, 2, num_workers, shuffle=True) for dataset in (plain, cached)]
-    assert epoch_digest(loaders[0], 1) == epoch_digest(loaders[1], 1)
-
-
-@pytest.mark.parametrize("place", ["ram", "disk"])
-def test_a_cache_of_native_masks_changes_no_byte(tiny_data, tmp_path, place):
-    """Images at 32×32, masks at 64×64; the last three pairs are read from their files."""
-    plain, cached = (build_dataset(tiny_data, "none", native_masks=True) for _ in range(2))
-    shapes, sizes = [(32, 32, 3)] * 7, cached.mask_sizes[:7]
-    cached.cache = fill_cache(shapes, 1, cached.decode, place, tmp_path, (), 2, lambda: None, 10**9, sizes)
-    assert len(cached.cache) == 7
-    assert [pixels.shape for pixels in cached.cache.pair(0)] == [(32, 32, 3), (64, 64)]
-    loaders = [make_loader(dataset, 2, 0, shuffle=False) for dataset in (plain, cached)]
     assert epoch_digest(loaders[0], 1) == epoch_digest(loaders[1], 1)
 
 
@@ -89,7 +67,7 @@ def test_tiles_of_an_image_are_validated_by_one_process(tiny_data):
     tiling = tile_images([(64, 64)] * 3, (32, 32))
     dataset = make_dataset(pairs, MaskCoding((0, 255)), tiling)
     owned = [samples_of(dataset, rank, 2) for rank in range(2)]
-    assert sorted(owned[0] + owned[1]) == list(range(len(dataset)))
+    assert sorted([*owned[0], *owned[1]]) == list(range(len(dataset)))
     images = [{tiling.pair_index(sample) for sample in samples} for samples in owned]
     assert images == [{0, 2}, {1}]
 

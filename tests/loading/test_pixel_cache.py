@@ -111,13 +111,17 @@ def test_two_runs_that_fill_the_same_file_do_not_spoil_it(tmp_path):
     assert len(names(tmp_path)) == 1
 
 
-@pytest.mark.parametrize("position", [6 * BLOCK, -20, -10, -1], ids=["checksums", "magic", "number of pairs", "checksum"])
-def test_a_file_whose_end_is_damaged_is_filled_anew(position, tmp_path):
+@pytest.mark.parametrize("position", [0, BLOCK - 1])  # of a pixel, and of the checksum
+def test_a_damaged_pair_is_told_when_it_is_read_and_the_others_are_used(position, tmp_path):
     build("disk", tmp_path)
     content = bytearray(own_file(tmp_path).read_bytes())
     content[position] ^= 1
     own_file(tmp_path).write_bytes(content)
-    assert build("disk", tmp_path)[1] == 4
+    cache, num_ticks = build("disk", tmp_path)
+    assert num_ticks == 0
+    with pytest.raises(ContentDamage, match="its content has changed"):
+        cache.pair(0)
+    assert np.array_equal(cache.pair(1)[0], pixels(1)[0])
 
 
 def test_a_file_that_is_cut_off_while_it_is_used_is_an_error_and_no_crash(tmp_path):
@@ -184,13 +188,7 @@ def test_caches_that_were_not_used_for_14_days_are_deleted_and_others_stay(tmp_p
     path = cache.path
     assert set(names(tmp_path)) == {"young.pixels", "other.txt", path.name}
     set_age(path, 100 * DAY)
+    build("disk", tmp_path, stamp=("other",))
+    assert path.exists()  # it is open, as the cache of the training set while that of the validation set is built
     build("disk", tmp_path, refuse_to_read)
     assert time.time() - path.stat().st_mtime < DAY
-
-
-def test_a_cache_that_is_open_is_not_deleted_for_its_age(tmp_path):
-    """Such as the cache of the training set while that of the validation set is built."""
-    cache, _ = build("disk", tmp_path, shapes=SHAPES[:1])
-    set_age(cache.path, 100 * DAY)
-    build("disk", tmp_path)
-    assert cache.path.exists()

@@ -28,15 +28,16 @@ def test_iou_and_dice_equal_the_hand_computed_values():
     found = compute_scores(torch.tensor([[3, 1, 0], [2, 5, 1], [0, 0, 1]]), num_classes=3)
     assert found.per_class_iou == [3 / 6, 5 / 9, 1 / 2]
     assert found.confusion == [[3, 1, 0], [2, 5, 1], [0, 0, 1]]
-    assert found.per_class_dice == [6 / 9, 10 / 14, 2 / 3]
+    assert [one["dice"] for one in found.classes] == [6 / 9, 10 / 14, 2 / 3]
     assert found.iou == pytest.approx((3 / 6 + 5 / 9 + 1 / 2) / 3)
     assert found.dice == pytest.approx((6 / 9 + 10 / 14 + 2 / 3) / 3)
+    assert [(one["precision"], one["recall"]) for one in found.classes] == [(3 / 5, 3 / 4), (5 / 6, 5 / 8), (1 / 2, 1 / 1)]
 
 
 def test_a_class_that_does_not_occur_has_no_iou_and_is_left_out_of_the_mean():
     found = compute_scores(torch.tensor([[3, 1, 0], [1, 3, 0], [0, 0, 0]]), num_classes=3)
     assert found.per_class_iou == [3 / 5, 3 / 5, None]
-    assert found.per_class_dice == [6 / 8, 6 / 8, None]
+    assert [one["dice"] for one in found.classes] == [6 / 8, 6 / 8, None]
     assert found.iou == pytest.approx(3 / 5)
 
 
@@ -61,12 +62,11 @@ def test_counts_and_iou_equal_a_brute_force_on_random_data(num_classes):
     counts = truth != IGNORED
     found = compute_scores(matrix, num_classes)
     reported = [1] if num_classes == 1 else list(range(num_classes))
-    assert len(found.per_class_iou) == len(reported)
-    for class_id, iou, dice in zip(reported, found.per_class_iou, found.per_class_dice, strict=True):
+    for class_id, scores in zip(reported, found.classes, strict=True):
         is_true, is_predicted = (truth == class_id) & counts, (predicted == class_id) & counts
         both, either = (is_true & is_predicted).sum(), (is_true | is_predicted).sum()
-        assert iou == pytest.approx(both / either, abs=1e-12)
-        assert dice == pytest.approx(2 * both / (is_true.sum() + is_predicted.sum()), abs=1e-12)
+        assert scores["iou"] == pytest.approx(both / either, abs=1e-12)
+        assert scores["dice"] == pytest.approx(2 * both / (is_true.sum() + is_predicted.sum()), abs=1e-12)
 
 
 @pytest.mark.parametrize("num_ids", [2, 3, 200])
@@ -82,14 +82,6 @@ def test_each_image_has_its_own_matrix(num_ids):
         assert torch.equal(matrices[index], confusion_matrix(predicted[index : index + 1], truth[index : index + 1], num_ids))
     assert int(matrices[4].sum()) == 0
     assert torch.equal(matrices.sum(0), confusion_matrix(predicted, truth, num_ids))
-
-
-def test_precision_and_recall_are_those_computed_by_hand():
-    scores = compute_scores(torch.tensor([[5, 1, 0], [3, 2, 0], [0, 0, 0]]), 3)
-    assert scores.per_class_precision == [5 / 8, 2 / 3, None]
-    assert scores.per_class_recall == [5 / 6, 2 / 5, None]
-    foreground = compute_scores(torch.tensor([[5, 1], [3, 2]]), 1)
-    assert (foreground.per_class_precision, foreground.per_class_recall) == ([2 / 3], [2 / 5])
 
 
 SIZES = [(64, 64), (100, 37), (32, 48), (7, 200), (1, 1), (64, 64), (33, 48), (32, 48)]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from helpers.steps import SmallNetwork, make_spec
+from helpers.steps import make_spec
 from unet_trainer.model.optimizer_and_schedule import Ema, LearningRate, parameter_groups
 from unet_trainer.model.segmenter import Segmenter
 
@@ -54,28 +54,6 @@ def test_biases_and_normalisation_have_no_weight_decay():
         id(p) for p in (conv.bias, linear.bias, *norm.parameters(), *layer_norm.parameters())
     }
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.01, 0.0)
-
-
-def test_an_encoder_with_a_rate_of_its_own_has_groups_of_its_own():
-    model = SmallNetwork()
-    groups = parameter_groups(model, 0.01, encoder_lr_factor=0.2)
-    conv, norm, _ = model.encoder
-    assert [id(p) for p in groups[0]["params"]] == [id(conv.weight)]
-    assert [id(p) for p in groups[1]["params"]] == [id(p) for p in (conv.bias, *norm.parameters())]
-    decoder, head = model.decoder, model.segmentation_head[0]
-    assert [id(p) for p in groups[2]["params"]] == [id(decoder[0].weight), id(head.weight)]
-    assert [id(p) for p in groups[3]["params"]] == [id(p) for p in (decoder[0].bias, *decoder[1].parameters(), head.bias)]
-    assert [group["weight_decay"] for group in groups] == [0.01, 0.0, 0.01, 0.0]
-    assert [group.get("lr_factor") for group in groups] == [0.2, 0.2, None, None]
-
-
-def test_a_lowered_rate_stays_lowered_through_the_schedule_and_a_save():
-    rate = LearningRate(peak=1.0, scheduler="poly", num_epochs=2, steps_per_epoch=5)
-    planned = [rate.at(step) for step in range(10)]
-    rate.factor = 0.1
-    other = LearningRate(peak=1.0, scheduler="poly", num_epochs=2, steps_per_epoch=5)
-    other.load_state_dict(rate.state_dict())
-    assert [other.at(step) for step in range(10)] == pytest.approx([0.1 * value for value in planned])
 
 
 def one_number(value, count):

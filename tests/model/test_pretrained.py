@@ -20,7 +20,7 @@ from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.model import pretrained
 from unet_trainer.model.network import build_network
-from unet_trainer.model.pretrained import HubFile, UrlFile, choose_encoder_weights, weight_files
+from unet_trainer.model.pretrained import HubFile, choose_encoder_weights, weight_files
 
 TIMM, SMP = TINY_MODEL["encoder"], "mobilenet_v2"
 ADVICE = "random weights; run once with a network, or give encoder_weights=FILE.safetensors"
@@ -96,7 +96,7 @@ def test_a_damaged_file_in_the_cache_is_refused_with_the_way_out(cache, encoder)
 
 @pytest.mark.parametrize("encoder", ["resnext101_32x4d", "tu-mobilenetv3_large_075", f"{TIMM}.no_such_tag"])
 def test_an_encoder_without_imagenet_weights_gets_random_ones(encoder):
-    assert choose(encoder) == (None, f"{encoder} has no imagenet weights: random weights", [])
+    assert choose(encoder) == (None, f"the hub has no imagenet weights of {encoder}: random weights", [])
 
 
 @pytest.mark.parametrize("encoder", [TIMM, SMP])
@@ -111,18 +111,7 @@ def test_weights_that_the_hub_has_are_fetched_once_and_loaded(monkeypatch, encod
     assert torch.equal(first_conv("imagenet", encoder), next(iter(state.values())))
 
 
-def test_a_file_that_is_not_on_the_hub_is_written_where_torch_looks_for_it(tmp_path):
-    path = tmp_path / "torch" / "checkpoints" / "weights.pth"
-    with hub.serving({"owner/repo/weights.pth": b"weights"}) as endpoint:
-        url = f"{endpoint}/owner/repo/resolve/main/weights.pth"
-        assert pretrained.fetch([UrlFile(url, str(path))], 60) is None
-        assert pretrained.fetch([UrlFile(f"{url}.gone", str(path))], 60).startswith("the download failed (HTTPError: ")
-    assert path.read_bytes() == b"weights"
-    assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("is_on_the_hub", [True, False])
-def test_a_download_that_is_ended_leaves_no_part_of_a_file(is_on_the_hub, cache, monkeypatch, tmp_path):
+def test_a_download_that_is_ended_leaves_no_part_of_a_file(cache, monkeypatch):
     half_sent = threading.Event()
 
     class Impatient(subprocess.Popen):
@@ -133,10 +122,8 @@ def test_a_download_that_is_ended_leaves_no_part_of_a_file(is_on_the_hub, cache,
     monkeypatch.setattr(subprocess, "Popen", Impatient)
     with hub.serving({"owner/repo/a": bytes(1_000_000)}, half_sent) as endpoint:
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        url = UrlFile(f"{endpoint}/owner/repo/resolve/main/a", str(tmp_path / "torch" / "a"))
-        assert pretrained.fetch([HubFile("owner/repo", None, ("a",)) if is_on_the_hub else url], 60) == "not fetched within 60 s"
-    folder = cache / "models--owner--repo" / "blobs" if is_on_the_hub else tmp_path / "torch"
-    assert list(folder.iterdir()) == []
+        assert pretrained.fetch([HubFile("owner/repo", None, ("a",))], 60) == "not fetched within 60 s"
+    assert list((cache / "models--owner--repo" / "blobs").iterdir()) == []
 
 
 def swallow(*_, **__):

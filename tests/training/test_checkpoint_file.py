@@ -122,53 +122,29 @@ def test_a_hostile_file_is_refused_in_one_line_and_nothing_of_it_runs(number, tm
     assert not hasattr(Path, "canary")
 
 
-def rewrite(path, change):
-    """The entries of a zip, changed, in a zip of their own."""
-    with zipfile.ZipFile(path) as archive:
-        entries = [(entry.filename, archive.read(entry)) for entry in archive.infolist()]
-    changed = path.with_name("changed.pt")
-    with zipfile.ZipFile(changed, "w") as archive:
-        change(archive, entries)
-    return changed
-
-
-def test_a_zip_bomb_is_refused_before_it_is_unpacked(small):
-    def pack(archive, entries):
-        for name, content in entries:
-            archive.writestr(name, content, zipfile.ZIP_STORED)
-        archive.writestr("last/data/9", bytes(20_000_000), zipfile.ZIP_DEFLATED)
-
-    bomb = rewrite(small, pack)
-    assert bomb.stat().st_size < 50_000
-    with pytest.raises(CheckpointError, match=r"changed\.pt is not a checkpoint: it unpacks to more than it is"):
-        read_last(bomb)
-
-
 @pytest.mark.filterwarnings("ignore:Duplicate name:UserWarning")
-def test_two_entries_of_one_name_are_refused(small):
-    def twice(archive, entries):
-        for name, content in [*entries, entries[0]]:
-            archive.writestr(name, content, zipfile.ZIP_STORED)
-
-    with pytest.raises(CheckpointError, match="it holds two entries of one name"):
-        read_last(rewrite(small, twice))
-
-
-def test_a_file_without_its_digest_is_not_trusted(small):
-    def same(archive, entries):
-        for name, content in entries:
-            archive.writestr(name, content, zipfile.ZIP_STORED)
-
+@pytest.mark.parametrize(
+    ("name", "content", "compression", "message"),
+    [
+        ("another", bytes(20_000_000), zipfile.ZIP_DEFLATED, r"changed\.pt is not a checkpoint: it unpacks to more than it is"),
+        ("archive/data.pkl", b"", zipfile.ZIP_STORED, "it holds two entries of one name"),
+    ],
+)
+def test_a_zip_bomb_and_two_entries_of_one_name_are_refused(name, content, compression, message, small):
+    changed, archive = small.with_name("changed.pt"), io.BytesIO(small.read_bytes())
+    with zipfile.ZipFile(archive, "a") as opened:
+        opened.comment = b""
+        opened.writestr(name, content, compression)
+    changed.write_bytes(archive.getvalue())
     with pytest.raises(CheckpointError, match="its digest is missing"):
-        read_last(rewrite(small, same))
-
-
-def test_a_checkpoint_of_a_later_version_is_refused_with_the_reason(small, monkeypatch):
-    monkeypatch.setattr(checkpoint_file, "FORMAT", 9)
-    write_checkpoint(small, {"config": {}, "model": {}})
-    monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="was written by a newer version \\(format 9\\); this one reads format 4"):
-        read_checkpoint(small)
+        read_last(changed)
+    with changed.open("wb") as stream:
+        hashed = HashedFile(stream)
+        hashed.write(archive.getvalue())
+        hashed.finish()
+    assert changed.stat().st_size < 50_000
+    with pytest.raises(CheckpointError, match=message):
+        read_last(changed)
 
 
 @pytest.mark.parametrize(("part", "value"), [("model", float("nan")), ("ema", float("inf"))])
@@ -235,7 +211,7 @@ def test_a_state_of_a_newer_version_is_not_taken_for_damaged(small, monkeypatch)
     write_checkpoint(small, CONTENT)
     monkeypatch.undo()
     newer = small.read_bytes()
-    with pytest.raises(CheckpointError, match="written by a newer version"):
+    with pytest.raises(CheckpointError, match=r"was written by a newer version \(format 5\); this one reads format 4"):
         read_run(small.parent, lambda text: None)
     assert small.read_bytes() == newer
 
@@ -269,14 +245,14 @@ def test_other_files_are_refused_by_name(tmp_path):
     torch.save({"state_dict": {}}, tmp_path / "foreign.pt")
     with pytest.raises(CheckpointError, match=r"foreign\.pt is not a checkpoint of this trainer"):
         read_checkpoint(tmp_path / "foreign.pt")
-    with pytest.raises(CheckpointError, match=r"no checkpoint .*missing\.pt"):
+    with pytest.raises(CheckpointError, match=r"missing\.pt is missing"):
         read_checkpoint(tmp_path / "missing.pt")
     write_checkpoint(tmp_path / "best.pt", {"config": {}, "epoch": 1, "metrics": {"val_iou": 0.5}, "model": {}})
     with pytest.raises(CheckpointError, match=r"best\.pt holds weights alone"):
         read_last(tmp_path / "best.pt")
 
 
-@pytest.mark.parametrize("number", [True, "4", None, 3])
+@pytest.mark.parametrize("number", ["4", 3])
 def test_another_format_is_no_checkpoint_of_ours(tmp_path, number):
     write_checkpoint(tmp_path / "last.pt", {**CONTENT, "format": number})
     with pytest.raises(CheckpointError, match=rf"last\.pt is not a checkpoint of this trainer \(format {FORMAT}\)"):

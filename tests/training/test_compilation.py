@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 from functools import partial
 
 import pytest
 import torch
 
-from helpers.steps import CPU, everything, make_batch, make_settings, same, small_components, take_step, weights
-from unet_trainer.system.console import Console
-from unet_trainer.training.compilation import compile_steps, has_state, is_out_of_memory, restoring, shrink, try_steps
+from helpers.steps import everything, make_batch, make_settings, same, silent_console, small_components, take_step, weights
+from unet_trainer.training.compilation import compile_steps, is_out_of_memory, restoring, shrink, try_steps
 
 BATCH = make_batch(2, side=32)
 
@@ -87,18 +85,6 @@ def test_the_trial_before_a_run_leaves_everything_bit_for_bit_as_it_was(optimize
     assert same(everything(components), everything(untouched))
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_a_trial_in_a_run_that_is_resumed_leaves_the_moments_of_the_optimizer(optimizer):
-    components = small_components(ema_decay=0.9, optimizer=optimizer)
-    assert not has_state(components.state.optimizer)
-    take_step(components.train_step, BATCH)
-    assert has_state(components.state.optimizer)
-    before = complete_state(components)
-    with restoring(components):
-        try_steps(components, BATCH, BATCH)
-    assert_same_state(before, complete_state(components))
-
-
 def test_a_compiler_that_fails_leaves_the_steps_as_they_were(monkeypatch):
     monkeypatch.setattr(torch, "compile", failing_compiler(RuntimeError("\nno working C++ compiler\nand much more")))
     components = small_components()
@@ -159,16 +145,9 @@ def test_every_form_of_it_is_recognised(error, is_one):
     assert is_out_of_memory(error) is is_one
 
 
-def call_shrink(**changes):
-    """Six images a batch; returns the settings, the number of parts and the message."""
-    stream = io.StringIO()
-    settings = make_settings(batch_size=6, **changes)
-    num_parts = shrink(settings, "why", CPU, Console(stream), "nothing was begun")
-    return settings, num_parts, stream.getvalue()
-
-
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 4), (4, 6)])
 def test_parts_double_until_each_is_one_image(before, after):
-    settings, num_parts, _ = call_shrink(on_oom="shrink", batch_parts=before)
-    assert num_parts == settings.taken.batch_parts == after
+    settings, components = make_settings(batch_size=6, on_oom="shrink", batch_parts=before), small_components()
+    shrink(settings, components, "why", silent_console(), "nothing was begun")
+    assert components.train_step.num_parts == settings.taken.batch_parts == after
     assert settings.decisions["batch_parts"].reason == "memory ran out (on_oom: shrink)"

@@ -20,7 +20,7 @@ from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import recovery
 from unet_trainer.training.checkpoint_file import read_last
 from unet_trainer.training.compilation import is_out_of_memory
-from unet_trainer.training.recovery import Recovery, agree_on_failure
+from unet_trainer.training.recovery import agree_on_failure, recovering
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def fail(error):
 
 def recover(run, error):
     """An epoch that ends with this error."""
-    with Recovery(run):
+    with recovering(run):
         fail(error)
 
 
@@ -122,7 +122,7 @@ def test_the_memory_of_the_failed_step_is_freed_before_parts_get_smaller(run, mo
     monkeypatch.setattr(
         recovery, "shrink", lambda *arguments: (was_alive.extend(ref() is not None for ref in alive), shrink(*arguments))[1]
     )
-    with Recovery(run):
+    with recovering(run):
         step()
     assert was_alive == [False, False]
 

@@ -139,8 +139,8 @@ def test_training_that_did_not_learn_points_to_steps_masks_and_rate():
     )
     assert advice == [
         "20 optimizer steps may be too few: num_epochs=100",
-        "masks may not match their images: the pictures in samples/ show 4 side by side; or be read with the wrong mask_values: "
-        "python train_unet.py check 'data_dir=my data'",
+        "masks may not match their images: the pictures in samples/ show 4 side by side; or masks may be read with "
+        "the wrong mask_values: python train_unet.py check 'data_dir=my data'",
         "another learning rate may suit these data: learning_rate=0.0001, or learning_rate=auto",
     ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import shutil
 
 import pytest
@@ -70,16 +69,6 @@ def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys)
     labels = [line.split(":")[0].strip() for line in said.splitlines() if line.startswith("  ")]
     decided = ["num_classes", "repeats"]
     assert labels == ["Device", "Data", "Images", "Masks", *decided, "Model", "Batch", "Run", "Start-up"]
-
-
-def test_curves_for_which_there_is_no_room_are_told_with_what_to_do(config, monkeypatch, capsys):
-    def fail(folder):
-        raise OSError(errno.ENOSPC, "No space left on device", "run/curves.png")
-
-    monkeypatch.setattr(setup, "write_curves", fail)
-    start(config)
-    captured = capsys.readouterr()
-    assert "Warning: curves.png could not be drawn: No space left on device; make room\n" in captured.out + captured.err
 
 
 def test_a_model_that_cannot_run_is_told_before_the_run_has_a_folder(config, folder, monkeypatch):

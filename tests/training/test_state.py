@@ -156,17 +156,13 @@ def test_every_field_that_is_missing_or_of_another_kind_is_refused_or_does_no_ha
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("epoch",), -1, r"epoch is -1; need a whole number of at least 0"),
+        (("epoch",), -1, "^epoch is not what a run with these settings saves$"),
         (("epoch",), 2, r"history has 1 rows for 2 epochs"),
-        (("history", 0, "val_iou"), None, r"history\.val_iou is empty; need a number"),
+        (("history", 0, "val_iou"), None, r"^history\.val_iou is not what"),
         (("progress", "best_epoch"), 3, r"1 epochs, the best of which is 3"),
-        (("model",), {}, r"model\.encoder\.0\.weight is missing; was timm or"),
-        (
-            ("model", "encoder.0.bias"),
-            torch.zeros(3),
-            r"model\.encoder\.0\.bias is a tensor of 3, float32; need a tensor of 4, float32",
-        ),
-        (("confusion",), [[1]], r"confusion is list; need a list of 2"),
+        (("model",), {}, "^model is not what a run with these settings saves; was timm or"),
+        (("model", "encoder.0.bias"), torch.zeros(3), r"^model\.encoder\.0\.bias is not what"),
+        (("confusion",), [[1]], "^confusion is not what"),
     ],
 )
 def test_what_does_not_fit_is_named(path, value, message, content):

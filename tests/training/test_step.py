@@ -9,7 +9,6 @@ import torch
 
 from helpers.steps import (
     CPU,
-    FLOAT32,
     make_batch,
     make_step,
     plain_segmenter,
@@ -20,9 +19,7 @@ from helpers.steps import (
 )
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import cut_boxes, paste_pieces
-from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.training.state import EpochMetrics
-from unet_trainer.training.step import TrainStep, build_train_forward
 
 
 def test_accumulation_equals_the_big_batch():
@@ -67,26 +64,18 @@ def test_gradients_are_clipped_after_unscaling(scale):
     assert (weights(segmenter) - before).norm().item() == pytest.approx(0.01, rel=1e-3)
 
 
-@pytest.mark.parametrize("amp_dtype", ["float32", "bfloat16"])
-def test_weights_and_optimizer_state_stay_float32(amp_dtype):
-    components = tiny_components(use_amp=amp_dtype != "float32", amp_dtype="bfloat16", ema_decay=0.9)
+def test_mixed_precision_computes_convolutions_in_bfloat16_and_keeps_weights_and_optimizer_state_in_float32():
+    components = tiny_components(use_amp=True, amp_dtype="bfloat16", ema_decay=0.9)
+    seen, state = [], components.state
+    for module in state.segmenter.modules():
+        if isinstance(module, torch.nn.Conv2d):
+            module.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     metrics = take_step(components.train_step, make_batch(2, side=32))
-    state = components.state
+    assert set(seen) == {torch.bfloat16}
     tensors = [*state.segmenter.state_dict().values(), *state.ema.segmenter.state_dict().values()]
     tensors += [value for entry in state.optimizer.state.values() for value in entry.values()]
     assert {tensor.dtype for tensor in tensors} == {torch.float32, torch.int64}  # int64: batch norm's counter
     assert math.isfinite(metrics.loss())
-
-
-@pytest.mark.parametrize(("use_amp", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
-def test_mixed_precision_computes_convolutions_in_bfloat16(use_amp, dtype):
-    seen = []
-    components = small_components(use_amp=use_amp)
-    for module in components.state.segmenter.modules():
-        if isinstance(module, torch.nn.Conv2d):
-            module.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    take_step(components.train_step, make_batch(2, side=32))
-    assert seen == [dtype] * 3
 
 
 def test_gradients_reach_every_layer_and_padding_counts_nowhere_at_any_size():
@@ -106,33 +95,16 @@ def test_gradients_reach_every_layer_and_padding_counts_nowhere_at_any_size():
     assert not torch.equal(weights(segmenter), before)
 
 
-def ignoring(batch, num_ignored):
-    """The first pixels of each image are ignored, a number for each image."""
-    masks = batch.masks.clone()
-    for mask, number in zip(masks, num_ignored, strict=True):
-        mask.view(-1)[:number] = 255
-    return batch._replace(masks=masks)
-
-
-UNEVEN = [0, 100, 256, 30, 200, 0, 250, 5]  # of 256 pixels; one image is ignored altogether
-
-
-def make_weighted_step(segmenter, loss, num_parts=1, class_weights=None):
-    forward = build_train_forward(segmenter, WeightedLoss(loss, segmenter.spec.num_classes, class_weights), FLOAT32)
-    optimizer = torch.optim.SGD(segmenter.parameters(), lr=0.1, fused=True)
-    return TrainStep(forward, segmenter, optimizer, torch.amp.GradScaler("cpu", enabled=False), CPU, num_parts=num_parts)
-
-
-@pytest.mark.parametrize("num_ignored", [[0] * 8, UNEVEN], ids=["all pixels count", "unevenly ignored"])
-@pytest.mark.parametrize(
-    ("loss", "class_weights"), [("bce", None), ("cross_entropy", [3.0]), ("focal", None)], ids=["bce", "weighted", "focal"]
-)
-def test_a_batch_in_parts_has_the_gradient_and_the_loss_of_the_whole(num_ignored, loss, class_weights):
+def test_a_batch_in_parts_has_the_gradient_and_the_loss_of_the_whole():
     """Means over pixels, on a model without batch norm. Three parts of eight images are of unequal size."""
     whole, parts = plain_segmenter(), plain_segmenter()
-    batch = ignoring(make_batch(8), num_ignored)
-    expected = take_step(make_weighted_step(whole, {loss: 1.0}, 1, class_weights), batch, learning_rate=0.5)
-    metrics = take_step(make_weighted_step(parts, {loss: 1.0}, 3, class_weights), batch, learning_rate=0.5)
+    batch = make_batch(8)
+    for mask, num_ignored in zip(batch.masks, [0, 100, 256, 30, 200, 0, 250, 5], strict=True):  # of 256 pixels
+        mask.view(-1)[:num_ignored] = 255
+    expected, metrics = (
+        take_step(make_step(segmenter, loss="cross_entropy", num_parts=num_parts), batch, learning_rate=0.5)
+        for segmenter, num_parts in ((whole, 1), (parts, 3))
+    )
     assert torch.allclose(weights(whole), weights(parts), atol=1e-7)
     assert not torch.allclose(weights(whole), weights(plain_segmenter()), atol=1e-3)
     assert metrics.loss() == pytest.approx(expected.loss(), rel=1e-6)

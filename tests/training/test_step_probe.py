@@ -118,15 +118,6 @@ def test_a_step_that_memory_does_not_hold_is_told_from_one_that_fails(child, tmp
     assert not cache.exists()  # there may be more memory the next time
 
 
-def test_a_child_that_was_started_ahead_is_asked_and_none_is_where_costs_are_known(child, tmp_path):
-    started = child(ANSWER)
-    for _ in range(2):
-        with probe(tmp_path / "costs.json") as measure:
-            measure.start()
-            assert measure(config()) == StepCost(**COST)
-            assert len(started) == 1
-
-
 def test_a_child_that_cannot_be_started_ends_no_run(monkeypatch):
     def start(*arguments, **options):
         raise BlockingIOError(11, "Resource temporarily unavailable")
@@ -141,25 +132,25 @@ def test_a_child_that_cannot_be_started_ends_no_run(monkeypatch):
 def test_a_cost_is_found_again_by_a_later_run(child, tmp_path):
     cache = tmp_path / "deep" / "step_costs.json"
     started = child(ANSWER)
+    for was_known in (False, True):
+        with probe(cache) as measure:
+            measure.start()  # ahead, where no cost is known
+            assert measure.knows(config()) is was_known
+            assert measure(config()) == StepCost(**COST)
+            assert len(started) == 1
     with probe(cache) as measure:
-        assert not measure.knows(config())
-        assert measure(config()) == StepCost(**COST)
-    with probe(cache) as measure:
-        assert measure.knows(config())
-        assert measure(config()) == StepCost(**COST)
         assert measure(config(batch_size=4)) == StepCost(**COST)
     assert len(started) == 2
     assert len(json.loads(cache.read_text())) == 2
 
 
-@pytest.mark.parametrize("damage", [lambda text: text[:-10], lambda text: text.replace("0.5", "NaN")], ids=["cut", "NaN"])
-def test_a_damaged_file_of_costs_is_ignored_and_written_anew(damage, child, tmp_path):
+def test_a_damaged_file_of_costs_is_ignored_and_written_anew(child, tmp_path):
     cache = tmp_path / "step_costs.json"
     child(ANSWER)
     with probe(cache) as measure:
         measure(config())
     written = cache.read_text()
-    cache.write_text(damage(written), encoding="utf-8")
+    cache.write_text(written.replace("0.5", "NaN"))
     with probe(cache) as measure:
         assert not measure.knows(config())
         assert measure(config()) == StepCost(**COST)

@@ -18,13 +18,6 @@ def test_a_trial_may_take_a_share_of_the_time_and_has_none_where_that_is_short(t
     assert stopped_budget(text).trial_seconds() == seconds
 
 
-@pytest.mark.parametrize(
-    ("text", "pictures", "seconds"), [("2m", 4.0, 7.0), ("2m", 40.0, 12.0), ("10s", 4.0, 1.0), (None, 4.0, 7.0)]
-)
-def test_the_end_takes_as_long_as_its_pictures_within_a_share_of_the_time(text, pictures, seconds):
-    assert stopped_budget(text).end_seconds(pictures) == seconds
-
-
 COST = StepCost(seconds=0.5, eval_seconds=0.1, memory=7)
 FREE = SampleCost(0.0, 0.0, 0.0)
 SLOW = SampleCost(read_seconds=0.3, augment_seconds=0.1, val_seconds=0.2)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from train_unet import train
+from unet_trainer.config.schema import Config
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.training import trackers
 from unet_trainer.training.history import EventLog, read_events
@@ -230,10 +231,10 @@ def test_the_id_of_a_run_is_kept_until_it_begins_anew(tmp_path):
     log.add("tracker", name="wandb", id="one")
     log.add("tracker", name="mlflow", id="two")
     EventLog().open(tmp_path, resumed_after={"epoch": 1, "batch": 0})
-    (queue,) = build_trackers(["wandb"], tmp_path, {}, 1, log)
+    (queue,) = build_trackers(Config(wandb=True), tmp_path, 1, log)
     assert (queue.run.earlier_id, queue.run.first_epoch) == ("one", 1)
     EventLog().open(tmp_path, resumed_after=None)
-    (queue,) = build_trackers(["wandb"], tmp_path, {}, 0, log)
+    (queue,) = build_trackers(Config(wandb=True), tmp_path, 0, log)
     assert queue.run.earlier_id is None
 
 

@@ -158,7 +158,7 @@ def _answer_where_the_data_is(config: Config, question: Question, console: Conso
                 continue
         except (DataError, ConfigError):
             continue
-        score = (not found.blocking_message, len(found.pairs)) if found else (False, 0)
+        score = (not found.problems, len(found.pairs)) if found else (False, 0)
         if best is None or score > best[0]:
             best = score, choice, found
         if score[0]:

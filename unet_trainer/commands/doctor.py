@@ -160,7 +160,7 @@ def examine(config: Config, page: Page, is_fast: bool) -> Settings | None:
     """Prints the page; returns the settings of a run, or None where the data or the device stand in the way."""
     page.console.say("Looking at this machine ...")
     from unet_trainer.datasets.dataset_report import build_dataset_report
-    from unet_trainer.training.run_facts import package_versions
+    from unet_trainer.training.setup import package_versions
 
     machine = machine_findings(Path(config.checkpoint_dir), config.device != "cpu")
     page.console.say("\nMachine")
@@ -306,7 +306,7 @@ def machine_findings(checkpoint_dir: Path, wants_gpu: bool) -> list[Finding]:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # before this adds to it
     import torch
 
-    from unet_trainer.training.run_facts import package_versions
+    from unet_trainer.training.setup import package_versions
 
     found = device_findings(torch, "problem" if wants_gpu else "warning")
     found += [cores_finding(load), memory_finding(), disk_finding(checkpoint_dir)]

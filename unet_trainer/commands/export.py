@@ -145,7 +145,7 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     from unet_trainer.datasets.mask_evidence import find_class_file
     from unet_trainer.datasets.scan import open_scan_cache
     from unet_trainer.datasets.shard_store import Files, is_url
-    from unet_trainer.datasets.shards import FOLDER, ScannedPair, describe_size, refuse_other_files, write_shards
+    from unet_trainer.datasets.shards import FOLDER, describe_size, refuse_other_files, write_shards
 
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)
     if not is_url(out) and Path(out).resolve() == data_dir.resolve():
@@ -165,8 +165,7 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
         raise UserError(f"--out: {out} holds images or masks of the data; need another folder")
     if found.class_file is None and (class_file := find_class_file(data_dir, report.pairs)) is not None:
         found = dataclasses.replace(found, class_file=(class_file.path.name, read_text(class_file.path, encoding="utf-8-sig")))
-    scanned = [ScannedPair(*each) for each in zip(report.pairs, report.images, report.masks, strict=True)]
-    scanned += [ScannedPair(pair) for pair in found.test]
+    scanned = [*zip(report.pairs, report.images, report.masks, strict=True), *((pair, None, None) for pair in found.test)]
     with console.bar("Writing shards:", len(scanned), keep=False) as bar:
         index = write_shards(found, scanned, data_dir.resolve().name, place, shard_bytes, bar.tick)
     pairs, shards = counted(index.num_samples, "pair"), counted(len(index.shards), "shard")

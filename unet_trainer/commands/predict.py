@@ -33,10 +33,9 @@ def main(arguments: Sequence[str], script: Script) -> int:
     if given.batch_size is not None and given.batch_size < 1:
         raise UserError(f"--batch-size: got {given.batch_size}; need 1 or more")
 
-    from unet_trainer.inference.inputs import find_inputs, refuse_among_images, refuse_same_names
+    from unet_trainer.inference.inputs import find_inputs, refuse_among_images
 
     inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path is told at once
-    refuse_same_names(inputs)
     if not given.among_images:
         refuse_among_images(inputs, given.out)
 
@@ -140,8 +139,7 @@ def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outc
         console.note(f"values without data in {images} were filled with the mean of the training images")
     if outcome.failed:
         lines = tuple(f"{path}: {reason}" for path, reason in outcome.failed)
-        titles = "file that could not be predicted", "files that could not be predicted"
-        console.say(describe_problems([Problem("unreadable", *titles, lines)], NUM_NAMED))
+        console.say(describe_problems([Problem("unreadable", "file", "that could not be predicted", lines)], NUM_NAMED))
 
 
 def result_lines(folder: PredictionFolder, inputs: Sequence[Input]) -> list[tuple[str, str]]:

@@ -42,7 +42,8 @@ MAX_NAME = 100  # characters
 MAX_SHOWN = 100  # characters of what Python says of a wrong value
 NO_MASK = "a box without an outline, and a box is no mask; export polygons or masks, or remove it"
 # What a value of a wrong type, or one that is missing, raises where it is used.
-MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError, zlib.error, cv2.error, csv.Error)
+MALFORMED: tuple[type[Exception], ...] = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+MALFORMED += (zlib.error, cv2.error, csv.Error, ElementTree.ParseError)
 
 # What is said of a shape; only the first is not drawn.
 LEFT_OUT, LINE, RECTANGLE, IN_CROWD = "left_out", "line", "rectangle", "crowd"
@@ -90,33 +91,21 @@ class Format(NamedTuple):
 
 
 @contextlib.contextmanager
-def reading(path: Path, kind: str) -> Iterator[None]:
-    """Names the file in an error, which becomes a DataError of one sentence."""
+def inside(name: object) -> Iterator[None]:
+    """Names the file or the entry in an error, which becomes a DataError of one sentence."""
     try:
         yield
     except (DataError, YamlError) as error:
-        raise DataError(f"{path}: {error}") from None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
-    except (ElementTree.ParseError, csv.Error, LookupError, ValueError) as error:  # LookupError: an unknown encoding
-        raise DataError(f"{path} is not valid {kind} ({str(error)[:100]}); was it cut off?") from None
-
-
-@contextlib.contextmanager
-def inside(name: str) -> Iterator[None]:
-    """Names the file or the entry in an error."""
-    try:
-        yield
-    except DataError as error:
         raise DataError(f"{name}: {error}") from None
+    except OSError as error:
+        raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
     except MALFORMED as error:
         reason = first_line(error)[:MAX_SHOWN]
         if isinstance(error, KeyError):
-            raise DataError(f"{name}: {reason} is missing; add it, or remove the entry") from None
-        if isinstance(error, (TypeError, AttributeError)):  # in Python's words: 'NoneType' object is not iterable
-            what = "a value has the wrong type, such as null in place of a list"
-            raise DataError(f"{name}: {what}; correct it, or remove the entry") from None
-        raise DataError(f"{name}: a value is not as its tool writes it ({reason})") from None
+            reason = f"{reason} is missing"
+        elif isinstance(error, (TypeError, AttributeError)):  # in Python's words: 'NoneType' object is not iterable
+            reason = "a value has the wrong type, such as null in place of a list"
+        raise DataError(f"{name}: {reason}; was it cut off, or edited by hand? Correct it, or export it again") from None
 
 
 def path_pieces(name: str) -> list[str]:
@@ -260,10 +249,8 @@ def labelme_shape(shape: Mapping[str, Any], height: int, width: int) -> Shape:
         return NO_SHAPE
     if kind in ("line", "linestrip"):
         return (raster.draw_line(points, LINE_WIDTH, height, width), LINE) if len(points) > 1 else NO_SHAPE
-    if kind in ("polygon", "rotation"):  # the latter is a turned rectangle
+    if kind in ("polygon", "rotation") or (kind == "rectangle" and len(points) == 4):  # some tools write all four corners
         return _outline(points, height, width)
-    if kind == "rectangle" and len(points) == 4:  # some tools write all four corners
-        return _outline(points, height, width, RECTANGLE)
     if kind not in ("rectangle", "circle", "mask"):
         raise ReadError(f"shape_type {kind!r:.60} is not known; need polygon, rectangle, circle, line, linestrip, mask or point")
     (x0, y0), (x1, y1) = as_points(shape["points"], 2).tolist()
@@ -336,7 +323,7 @@ class _WithoutDtd(ElementTree.TreeBuilder):
 
 def read_xml(path: Path) -> ElementTree.Element:
     """The first element of an XML file; raises DataError."""
-    with reading(path, "XML"), input_files.open_file(path) as file:
+    with inside(path), input_files.open_file(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
             raise DataError(f"larger than {MAX_FILE_BYTES // 2**30} GiB; export fewer images at a time")
         return ElementTree.parse(file, ElementTree.XMLParser(target=_WithoutDtd())).getroot()
@@ -446,7 +433,7 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
     """From the YAML file in data_dir, or from a list of names there or beside the labels."""
     yamls = [path for pattern in ("*.yaml", "*.yml") for path in data_dir.glob(pattern)]
     for path in sorted(yamls, key=lambda path: (path.stem not in ("data", "dataset"), path.name)):
-        with reading(path, "YAML"):
+        with inside(path):
             content = parse_yaml(input_files.read_text(path, 2**20, "utf-8-sig"))
             if isinstance(content, dict) and (names := content.get("names")):
                 if isinstance(names, dict):  # with the numbers from 0 as its keys
@@ -462,7 +449,7 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
                 return YoloNames([as_name(name) for name in names], path.name, folders)
     for folder in dict.fromkeys([data_dir, *label_folders, *(folder.parent for folder in label_folders)]):
         for path in (folder / name for name in NAME_FILES if (folder / name).is_file()):
-            with reading(path, "UTF-8"):
+            with inside(path):
                 lines = [line.strip() for line in input_files.read_text(path, 2**20, "utf-8-sig").splitlines()]
                 return YoloNames([as_name(line) for line in lines if line], path.name)
     return YoloNames()
@@ -581,12 +568,10 @@ def parse_runs(path: Path, content: tuple[Mapping[str, str], str]) -> Parsed:
         csv.field_size_limit(before)
     places = {role: table[0][1].index(column) for role, column in columns.items()}
     for line, cells in ((end + 1, cells) for (end, _), (_, cells) in pairwise(table) if any(cells)):
-        if len(cells) <= max(places.values()):
-            raise ReadError(f"line {line} has fewer cells than the header, or a quote that is not closed")
-        row = {role: cells[place].strip() for role, place in places.items()}
+        row = {role: "".join(cells[place : place + 1]).strip() for role, place in places.items()}
         name, label = row["joined"].rpartition("_")[::2] if "joined" in row else (row["image"], row.get("label", ""))
-        if len(name.splitlines()) != 1:
-            raise ReadError(f"line {line} has no name of an image, or a quote that is not closed")
+        if len(cells) <= max(places.values()) or len(name.splitlines()) != 1:
+            raise ReadError(f"line {line} has too few cells, no name of an image, or a quote that is not closed")
         has_runs = row["runs"].lower() not in NO_RUNS
         with inside(f"line {line}"):
             if size := as_size(row.get("height") or None, row.get("width") or None):

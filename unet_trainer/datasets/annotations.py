@@ -24,9 +24,8 @@ from unet_trainer.datasets.converted import Conversion, Converted, Converter
 from unet_trainer.datasets.layouts import describe_results, list_files, part_in, resolved, walk
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, composed, divided, first_few, path_in
 from unet_trainer.datasets.rasterize import Canvas
-from unet_trainer.images import image_decoding as headers
-from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, naming, read_bytes
-from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, decode_image, describe_file, refuse_bomb
+from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, naming
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, describe_file, read_image
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
@@ -40,12 +39,12 @@ MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
 
 OVERLAP = "overlap"  # pixels that shapes of different classes claim
-# What is said of shapes that are not drawn as their outline: for one and for several, and what is done with them.
-NOTES: Mapping[str, tuple[str, str, str]] = {
-    readers.LEFT_OUT: ("object", "objects", "left out, without an area (a point, a line) or outside of the image"),
-    readers.LINE: ("line", "lines", "drawn 10 pixels wide, as the tool does"),
-    readers.RECTANGLE: ("rectangle", "rectangles", "filled, as the tool does: the mask has its corners, not the object's outline"),
-    readers.IN_CROWD: ("crowd region (iscrowd)", "crowd regions (iscrowd)", "drawn as part of its class, below all objects"),
+# What is said of shapes that are not drawn as their outline, and what is done with them.
+NOTES: Mapping[str, tuple[str, str]] = {
+    readers.LEFT_OUT: ("object", "left out, without an area (a point, a line) or outside of the image"),
+    readers.LINE: ("line", "drawn 10 pixels wide, as the tool does"),
+    readers.RECTANGLE: ("rectangle", "filled, as the tool does: the mask has its corners, not the object's outline"),
+    readers.IN_CROWD: ("crowd region", "(iscrowd) drawn as part of its class, below all objects"),
 }
 
 EXPORT = "export COCO, with polygons or masks"
@@ -162,14 +161,14 @@ def _kind_of(path: Path) -> tuple[str, Any]:
             raise UnknownAnnotations(f"{path} is {what}")
         return "CVAT" if root.tag == "annotations" else "", root
     if path.suffix.lower() == ".csv":
-        with readers.reading(path, "CSV"):
+        with readers.inside(path):
             if (columns := readers.find_run_columns(path)) is None:
                 return "", None
             return "run lengths", (columns, input_files.read_text(path, readers.MAX_FILE_BYTES, "utf-8-sig"))
     if path.suffix.lower() not in (".json", ".geojson"):
         what = "holds a JSON document in each line, as Labelbox exports, which is not read"
         raise UnknownAnnotations(f"{path} {what}; {EXPORT}")
-    with readers.reading(path, "JSON"):
+    with readers.inside(path):
         content = input_files.read_json(path, readers.MAX_FILE_BYTES)
     if isinstance(content, dict):
         content.pop("imageData", None)  # LabelMe's picture, megabytes of text
@@ -198,7 +197,7 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
     missing: list[str] = []
     for path, content in files:
         if names is not None:
-            with readers.reading(path, "UTF-8"):
+            with readers.inside(path):
                 content = names, input_files.read_text(path, readers.MAX_LABEL_BYTES, "utf-8-sig")
         with readers.inside(f"{path} ({tool})"):
             classes, listed, notes = form.parse(path, content)
@@ -232,13 +231,11 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
     if names is not None:
         order = f"in the order of {names.file}" if names.names else order
         # Images without a label file are all background; those of a part without any label file are left out.
-        paths, parts = {image.image for image in images}, {image.part for image in images}
-        others = [
-            (path, names.part_of(path_in(data_dir, path)) or index.part_of(path)) for path in index.files if path not in paths
-        ]
-        empty = [
-            AnnotatedImage(path.name, [], None, part, path, None, path_in(data_dir, path)) for path, part in others if part in parts
-        ]
+        paths, parts, empty = {image.image for image in images}, {image.part for image in images}, []
+        for path in index.files:
+            part, shown_path = names.part_of(path_in(data_dir, path)) or index.part_of(path), path_in(data_dir, path)
+            if path not in paths and part in parts:
+                empty.append(AnnotatedImage(path.name, [], None, part, path, None, shown_path))
         images += empty
         if not names.names:
             notices.append("no data.yaml or classes.txt with the names of the classes: they are numbers")
@@ -253,17 +250,14 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
 
 def describe_other_files(folder: Path) -> list[str]:
     """What the files are that could hold images and are not read, a line for each of the most frequent kinds."""
-    kinds: Counter[str] = Counter()
-    examples: dict[str, Path] = {}
-    others = [here / name for here, names in walk(folder) for name in names]
-    others = [path for path in others if path.suffix.lower() not in IMAGE_EXTENSIONS | EXTENSIONS]
-    without_extension = [path for path in others if not path.suffix]
-    for path in [*(path for path in others if path.suffix), *without_extension[:NUM_LOOKED_AT]]:
-        what = describe_file(path)
-        if what:
-            kinds[what] += 1
-            examples.setdefault(what, path.relative_to(folder))
-    return [f"{counted(number, 'file')} such as {examples[what]}: {what}" for what, number in kinds.most_common(3)]
+    by_extension: dict[str, list[Path]] = defaultdict(list)
+    for path in (here / name for here, names in walk(folder) for name in names):
+        if path.suffix.lower() not in IMAGE_EXTENSIONS | EXTENSIONS:
+            by_extension[path.suffix.lower()].append(path)
+    kinds = [(paths, [what for path in paths[:NUM_LOOKED_AT] if (what := describe_file(path))]) for paths in by_extension.values()]
+    found = [(paths, what[0]) for paths, what in kinds if what]
+    found.sort(key=lambda kind: -len(kind[0]))
+    return [f"{counted(len(paths), 'file')} such as {paths[0].relative_to(folder)}: {what}" for paths, what in found[:3]]
 
 
 # Which image is meant
@@ -360,15 +354,14 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
         else:
             name = path_in(index.root, image.image.with_suffix(""))
             pairs.append(Pair(name, image.image, mask.path, image.part, mask_origin=image.where))
-    titles = "annotation that cannot be used", "annotations that cannot be used"
     fix = "correct these entries, or their image files, or remove them"
-    problems = [Problem("annotations", *titles, tuple(bad[False]), fix)] if bad[False] else []
+    problem = Problem("annotations", "annotation", "that cannot be used", tuple(bad[False]), fix)
     notices = [*annotations.notices, *notices, *_notices(annotations, images, drawn, index)]
     if bad[True]:
         notices.append(f"{counted(len(bad[True]), 'test image')} left out: {first_few(bad[True], 3)}")
     rule = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
     names = classes if len(classes) == 1 else ("background", *classes)
-    found = divided(pairs, rule, problems, class_names=names, num_classes=len(names), notices=tuple(notices))
+    found = divided(pairs, rule, [problem], class_names=names, notices=tuple(notices))
     if not found.pairs:
         raise DataError(found.blocking_message or f"{annotations.files} has no image to train on")
     return found
@@ -403,10 +396,10 @@ def draw_mask(
     image: AnnotatedImage, read_shape: Callable[[Any, int, int], Shape], ids: Mapping[str, int], smaller_on_top: bool
 ) -> tuple[Pixels, dict[str, int]]:
     """H,W uint8 class ids of one image, and how often something is worth a note. Raises DataError without the image's name."""
-    height, width = size = _image_size(image.image)
+    with naming(f"the file {image.image.name}"):
+        height, width = size = read_image(image.image).shape[:2]
     if image.size is not None and image.size != size:
-        is_turned = image.size == size[::-1] and headers.is_turned(read_bytes(image.image))
-        turned = " (rotated by its EXIF orientation; the annotation is not)" if is_turned else ""
+        turned = " (is it rotated by its EXIF orientation, and the annotation is not?)" if image.size == size[::-1] else ""
         annotated = f"annotated at {image.size[1]}×{image.size[0]}"
         raise ReadError(f"{annotated}, and the file {image.image.name} has {width}×{height} pixels{turned}")
     canvas = Canvas(height, width, smaller_on_top)
@@ -421,16 +414,6 @@ def draw_mask(
     return canvas.ids, {note: number for note, number in notes.items() if note and number}
 
 
-def _image_size(path: Path) -> tuple[int, int]:
-    """Height and width as decode_image gives them."""
-    with naming(f"the file {path.name}"):
-        data = read_bytes(path)
-        refuse_bomb(data)
-        is_plain = data.startswith((headers.JPEG_START, headers.PNG_START, headers.WEBP_START, headers.BMP_START))
-        size = headers.displayed_size(data) if is_plain else None
-        return size or decode_image(data).shape[:2]
-
-
 def _notices(
     annotations: Annotations, images: Sequence[AnnotatedImage], drawn: Sequence[Converted], index: ImageIndex
 ) -> list[str]:
@@ -443,14 +426,9 @@ def _notices(
     others = [path_in(index.root, path) for path in index.files if path not in annotated]
     if others:
         notices.append(f"{counted(len(others), 'image file')} that no annotation names left out: {first_few(others)}")
-    for note in (*NOTES, OVERLAP):
+    overlap = "pixel", f"in objects of several classes; {FORMATS[annotations.tool].overlap_rule}"
+    for note, (noun, what) in {**NOTES, OVERLAP: overlap}.items():
         facts = [mask.facts.get(note, 0) for mask in drawn]
-        holders = [image.image.name for number, image in zip(facts, images, strict=True) if number]
-        names = first_few(holders, 3)
-        if holders and note == OVERLAP:
-            where = f"{counted(sum(facts), 'pixel')} in {counted(len(holders), 'image')}"
-            notices.append(f"{where} in objects of several classes; {FORMATS[annotations.tool].overlap_rule}: {names}")
-        elif holders:
-            one, many, what = NOTES[note]
-            notices.append(f"{counted(sum(facts), one, many)} {what}: in {names}")
+        if holders := [image.image.name for number, image in zip(facts, images, strict=True) if number]:
+            notices.append(f"{counted(sum(facts), noun)} {what}: in {first_few(holders, 3)}")
     return notices

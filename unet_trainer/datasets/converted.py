@@ -1,5 +1,5 @@
-"""Masks and images that are no plain files (polygons, one file an object or class, pages of a stack, blocks of a large image) as
-plain ones.
+"""Masks and images that are no plain files (polygons, one file an object or class, pages of a stack, blocks of a large image, the
+arrays of a Python caller) as plain ones.
 
 Each is written once, under checkpoint_dir/.converted, and again when a file that it comes from has changed. Everything after this
 (scan, split, loader, cache) sees files only; messages name the files that they come from. Objects become foreground. Classes get
@@ -15,17 +15,19 @@ import json
 import logging
 import math
 import re
+import shutil
+import uuid
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import combinations
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.layouts import KINDS
 from unet_trainer.datasets.name_matching import File, best_match, masks_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
@@ -39,12 +41,13 @@ from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console
 from unet_trainer.system.json_cache import read_cache, write_cache
+from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import count_cores
 
 FORMAT, INDEX = 1, "index.json"
 FEW = 8  # files for which another child process does not pay
 FOREGROUND = 255
-SAME_THING = 0.6  # two classes with a larger IoU are two readings of one thing
+SAME_THING = 0.6  # classes that share more of their pixels are readings of one thing
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
 NUM_LOOKED_AT, MOST = 3, 0.9  # masks of each class, and the share of their pixels that have one of two values
 NUMBERED = re.compile(r"\D*\d+\D*")
@@ -234,9 +237,9 @@ def _holds_two_values(path: Path) -> bool:
 
 def merge_masks(
     converter: Converter, part: Part, parts: MaskParts, classes: Sequence[str], notices: list[str]
-) -> tuple[list[Pair], list[str], bool, tuple[str, str] | None]:
+) -> tuple[list[Pair], list[str], bool, bool]:
     """The pairs of images and merged masks: of classes, or of objects if there are no classes. And the files that cannot be used,
-    whether some pixels belong to no class, and two classes that mark the same pixels."""
+    whether some pixels belong to no class, and whether the classes mark the same pixels."""
     conversions = [
         Conversion(f"{part}/{image.folder}{image.stem}", [path for _, path in files], partial(_merge, files, classes))
         for image, files in parts.items()
@@ -250,25 +253,19 @@ def merge_masks(
             pairs.append(Pair(f"{image.folder}{image.stem}", image.path, mask.path, mask_origin=shown))
     facts = [Counter(mask.facts) for mask in written if not mask.problem]
     total = sum(facts, Counter())
+    are_alike = total["overlap"] > SAME_THING * total["foreground"]
     if total["overlap"]:
         notices.append(
             f"{total['overlap']} pixels in {sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks belong to several "
             f"classes: the later of {', '.join(classes)} wins (class_names sets another order)"
         )
-    readings = None
-    for one, other in combinations(classes, 2):
-        both = total[f"both {one}/{other}"]
-        if both > SAME_THING * (total[f"area {one}"] + total[f"area {other}"] - both):
-            readings = one, other
-    return pairs, [mask.problem for mask in written if mask.problem], total["background"] > 0, readings
+    return pairs, [mask.problem for mask in written if mask.problem], total["background"] > 0, are_alike
 
 
 def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[Pixels, dict[str, int]]:
     """The mask, and how many pixels there are of what."""
     merged: Pixels | None = None
-    facts: Counter[str] = Counter()
     overlap: Any = False
-    read: dict[str, Any] = {}
     for name, path in sorted(files, key=lambda item: classes.index(item[0])) if classes else files:
         with naming(path):
             mask = read_mask(path)
@@ -280,12 +277,10 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
         if mask.dtype == np.uint8 and highest > SOFT_EDGE and (is_object != (mask == highest)).any():
             is_object = mask > SOFT_EDGE
         overlap = overlap | ((merged > 0) & is_object)
-        if classes:
-            facts |= {f"both {other}/{name}": int((its & is_object).sum()) for other, its in read.items()}
-            facts[f"area {name}"], read[name] = int(is_object.sum()), is_object
         merged[is_object] = 1 + classes.index(name) if classes else FOREGROUND
     assert merged is not None  # there is a file
-    return merged, {**facts, "overlap": int(np.sum(overlap)), "background": int((merged == 0).sum())} if classes else {}
+    facts = {"overlap": overlap, "background": merged == 0, "foreground": merged > 0} if classes else {}
+    return merged, {name: int(np.count_nonzero(pixels)) for name, pixels in facts.items()}
 
 
 # Channels in files of their own
@@ -293,9 +288,6 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
 
 def join_channels(converter: Converter, part: Part, cases: Mapping[tuple[str, str], Sequence[File]]) -> list[Converted]:
     """One file for each image or volume, by its folder and name, with the channels of its files in their order."""
-    first = next(iter(cases.values()))[0].path
-    if first.name.lower().endswith(VOLUME_EXTENSIONS):
-        _import_nibabel(first)
     conversions = [
         Conversion(f"{part}/{folder}{stem}", paths, partial(_join_channels, paths), ".npy")
         for (folder, stem), files in cases.items()
@@ -367,13 +359,21 @@ def _parquet(path: Path) -> Iterator[Any]:
         import pyarrow.parquet as parquet
     except ImportError:
         raise DataError(f"{path} is a parquet file; pip install pyarrow reads it") from None
+    reading = _reading(path, "parquet file", parquet.core.pa.ArrowException)
+    with reading, open_file(path) as opened, parquet.ParquetFile(opened) as file:
+        yield file
+
+
+@contextlib.contextmanager
+def _reading(path: Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
+    """What the package of a format raises, its own `errors` or others, becomes a DataError."""
+    expected: tuple[type[Exception], ...] = (*errors, OSError, ValueError, EOFError, zlib.error, MemoryError)
     try:
-        with open_file(path) as opened, parquet.ParquetFile(opened) as file:
-            yield file
+        yield
     except DataError:  # which is a ValueError
         raise
-    except (parquet.core.pa.ArrowException, OSError, ValueError, MemoryError) as error:
-        raise DataError(f"{path} is not a parquet file that can be read ({str(error)[:100]})") from None
+    except expected as error:
+        raise DataError(f"{path} is not a {kind} that can be read ({str(error)[:100]})") from None
 
 
 @lru_cache(maxsize=2)  # images and masks
@@ -455,31 +455,18 @@ def _is_volume(path: Path) -> bool:
     return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
 
 
-def _import_nibabel(path: Path) -> Any:
-    try:
-        import nibabel
-    except ImportError:
-        raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
-    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it mends
-    return nibabel
-
-
 def _open_volume(path: Path) -> tuple[int, Any, Callable[[], Pixels]]:
     """From the header the number of slices and the dtype; and what reads Z,Y,X or Z,Y,X,C. Both raise DataError."""
     if path.suffix.lower() == ".npy":
         array = image_decoding.decode_array(read_bytes(path))
         return len(array), array.dtype, lambda: array
-    nibabel = _import_nibabel(path)
-    errors = nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError
-
-    @contextlib.contextmanager
-    def reading() -> Iterator[None]:
-        try:
-            yield
-        except (*errors, OSError, ValueError, EOFError, zlib.error, MemoryError) as error:
-            raise DataError(f"{path} is not a NIfTI volume that can be read ({str(error)[:100]})") from None
-
-    with reading():
+    try:
+        import nibabel
+    except ImportError:
+        raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it mends
+    how = "NIfTI volume", nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError
+    with _reading(path, *how):
         file: Any = nibabel.load(path)
         shape, num_bytes = (*file.shape, *[1] * (3 - len(file.shape))), path.stat().st_size
         if len(shape) > 4 or min(shape) < 1 or file.get_data_dtype().kind not in "uifb":
@@ -488,7 +475,7 @@ def _open_volume(path: Path) -> tuple[int, Any, Callable[[], Pixels]]:
             raise ValueError(f"{num_bytes / 1e6:.2g} MB that decompress to {math.prod(shape) / 1e6:.3g} million values")
 
     def read() -> Pixels:
-        with reading():
+        with _reading(path, *how):
             return np.ascontiguousarray(np.moveaxis(np.asanyarray(file.dataobj).reshape(shape).swapaxes(0, 1), 2, 0))
 
     return shape[2], file.get_data_dtype(), read
@@ -568,3 +555,65 @@ def _mask_block(box: Box) -> tuple[Pixels, dict[str, int]]:
         return np.ascontiguousarray(block), {}
     colours = np.where(block >= COLOUR, block - COLOUR, block * 0x010101)
     return np.stack([colours >> 16, colours >> 8 & 255, colours & 255], 2).astype(np.uint8), {}
+
+
+# Data that a Python caller brings: written as files, so that a run can be resumed and evaluated without it
+
+
+class Pairs(Protocol):
+    """A list, a torch Dataset: anything with a length that gives (image, mask) for a number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
+def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
+    """Reads every pair once, in order, and returns the folder that holds them as .npy files, named by their content. `parts`: train
+    and val; without val the run splits. Raises UserError."""
+    given = {part: pairs for part, pairs in parts.items() if pairs is not None}
+    for part, pairs in given.items():
+        if len(pairs) == 0:
+            raise UserError(f"{part}_data: it is empty; need (image, mask) pairs")
+    draft = folder / f".draft-{uuid.uuid4().hex[:12]}"
+    digest = hashlib.sha256()
+    try:
+        for part, pairs in given.items():
+            place = draft / part if "val" in given else draft
+            for index in range(len(pairs)):
+                try:
+                    image, mask = pairs[index]
+                    arrays = {"images": as_pixels(image), "masks": as_pixels(mask)}
+                except (TypeError, ValueError, IndexError) as error:
+                    raise UserError(f"{part}_data[{index}]: {error}; need (image, mask), see docs/extending.md") from error
+                for kind, array in arrays.items():
+                    path = place / kind / f"{index:06d}.npy"
+                    try:
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        np.save(path, array, allow_pickle=False)
+                    except OSError as error:
+                        raise cannot(f"checkpoint_dir: {folder}", "take the data", error, folder) from None
+                    digest.update(f"{path.relative_to(draft)} {array.dtype} {array.shape} ".encode())
+                    digest.update(array.data)
+        made = folder / digest.hexdigest()[:16]
+        if not made.is_dir():  # else an earlier call wrote the same
+            with contextlib.suppress(OSError):  # another process was faster
+                draft.replace(made)
+            made.stat()
+        return made
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def as_pixels(given: Any) -> Pixels:
+    """H,W or H,W,C. A torch tensor has its channels first; one channel alone needs no axis. Raises ValueError or TypeError."""
+    is_tensor = hasattr(given, "detach")
+    array = np.asarray(given.detach().cpu() if is_tensor else given)
+    if is_tensor and array.ndim == 3:
+        array = np.moveaxis(array, 0, -1)
+    if array.ndim == 3 and array.shape[-1] == 1:
+        array = array[..., 0]
+    if array.ndim not in (2, 3) or array.dtype.kind not in "buif" or 0 in array.shape:
+        raise ValueError(f"got {array.dtype} of shape {array.shape}")
+    array = array.astype(np.uint8) if array.dtype == bool else array
+    return np.ascontiguousarray(array)

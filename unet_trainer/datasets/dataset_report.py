@@ -77,9 +77,7 @@ class DatasetReport:
     @property
     def blocking_message(self) -> str:
         """All reasons why the data cannot be trained on; empty if it can."""
-        others = [problem for problem in self.problems if problem not in self.found.problems]
-        parts = (self.found.blocking_message, describe_problems(others), *map(str, self.questions))
-        return "\n".join(text for text in parts if text)
+        return "\n".join(text for text in (describe_problems(self.problems), *map(str, self.questions)) if text)
 
     @property
     def has_answers(self) -> bool:
@@ -100,7 +98,7 @@ class DatasetReport:
         """The dataset, if it can be trained on; raises DataError with all reasons why it cannot."""
         message = self.blocking_message
         if message or self.kind is None or self.classes is None or self.image_spec is None or self.split is None:
-            raise DataError(message or "the dataset has no pair that can be used")
+            raise DataError(message or f"no pair to train on (and {len(self.found.test)} test pairs, for evaluate)")
         return CheckedDataset(**vars(self))
 
     def facts_of(self, pairs: Sequence[Pair]) -> tuple[list[ImageFacts], list[MaskFacts]]:
@@ -240,11 +238,11 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
     same = "an image and its mask must have the same size"
     if any("EXIF" in line for line in others):
         same = "rotate the masks too, or save the images without EXIF orientation"
-    titles = "mask of another size than its image", "masks of another size than their images"
+    size = "mask", "of another size than the image"
     problems = [
         Problem("unreadable", *UNREADABLE, tuple(unreadable), "repair these files, or remove them together with their partners"),
-        Problem("sizes", *titles, tuple(resizable), resize, {"resize_masks": True}),
-        Problem("sizes", *titles, tuple(others), same),
+        Problem("sizes", *size, tuple(resizable), resize, {"resize_masks": True}),
+        Problem("sizes", *size, tuple(others), same),
     ]
     report.problems += [problem for problem in problems if problem.lines]
 
@@ -261,8 +259,7 @@ def _choose_kind(report: DatasetReport, config: Config) -> None:
     fix = "all images of a dataset must have the same depth and channels: convert or remove these"
     if config.in_channels != "auto":
         fix = f"in_channels: {config.in_channels} does not fit them; leave it out, or convert the images"
-    titles = "image of another kind than the others", "images of another kind than the others"
-    report.problems.append(Problem("kind", *titles, tuple(lines), fix))
+    report.problems.append(Problem("kind", "image", "of another kind than the others", tuple(lines), fix))
     kept = [index for index, reason in enumerate(reasons) if not reason]
     report.pairs = [report.pairs[index] for index in kept]
     report.images = [report.images[index] for index in kept]
@@ -331,16 +328,12 @@ def _note_classes_of_one_side(report: DatasetReport, split: Split, coding: MaskC
         set(mask_evidence.class_ids(mask_evidence.total_counts(report.facts_of(side)[1]), coding)) - {IGNORED, UNKNOWN}
         for side in (split.train, split.val)
     )
-    for missing, what in (
-        (train - val, "validation mask: val_iou says nothing of"),
-        (val - train, "training mask: nothing teaches"),
-    ):
+    sides = (train - val, "validation mask (val_iou says nothing of them)"), (val - train, "training mask (nothing teaches them)")
+    for missing, where in sides:
         if missing:
-            shown, them = first_few(names[class_id] for class_id in sorted(missing)), "it" if len(missing) == 1 else "them"
-            is_in = "is" if len(missing) == 1 else "are"
-            report.notices.append(
-                f"{shown} {is_in} in no {what} {them}; add images with {them}, or choose with split_file=FILE.csv"
-            )
+            shown = first_few(names[class_id] for class_id in sorted(missing))
+            fix = "add images with them, or choose with split_file=FILE.csv"
+            report.notices.append(f"classes in no {where}: {shown}; {fix}")
 
 
 # Classes
@@ -370,9 +363,7 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         return
     unused = ""
     if class_file is not None and config.class_names is None and (chosen is None or chosen.class_names is None):
-        beyond = set(evidence.seen) - {one.value for one in class_file.classes} if class_file.has_values else set()
-        lacking = f", such as {show_value(min(beyond))}, which is not in it" if beyond else ""
-        what = f"it names {len(class_file.classes)} classes, and the masks hold {len(evidence.seen)} values{lacking}"
+        what = f"it names {len(class_file.classes)} classes, and the masks hold {len(evidence.seen)} values that do not fit them"
         unused = f"{class_file.path.name} is not used: {what}; correct it, or set class_names"
     if chosen is None:
         report.questions.append(ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs], unused))
@@ -395,9 +386,9 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
             report.notices.append(f"{what}; if it is the background, set:{lines}")
     if unknown := unknown_value_lines(report, chosen.coding):
         classes = ", ".join(chosen.coding.describe(class_id) for class_id in range(chosen.coding.num_ids))
-        one, many = (f"{masks} with values that belong to no class (the classes are {classes})" for masks in ("mask", "masks"))
+        what = f"with values that belong to no class (the classes are {classes})"
         fix = "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
-        report.problems.append(Problem("values", one, many, tuple(unknown), fix, {"unknown_values": "ignore"}))
+        report.problems.append(Problem("values", "mask", what, tuple(unknown), fix, {"unknown_values": "ignore"}))
 
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
@@ -410,7 +401,7 @@ def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) ->
     values = tuple(range(first, first + max(2, number)))
     coding = given_coding(values, void, config.unknown_values == "ignore", reason="class ids")
     reason = "as in the files that the masks are made from"
-    names = found.class_names if config.class_names is None and len(found.class_names or ()) == number else None
+    names = found.class_names if config.class_names is None else None
     return ChosenClasses(coding, number, reason, names, reason if names else "")
 
 
@@ -434,8 +425,7 @@ def _refuse_swapped_palettes(report: DatasetReport) -> None:
                     lines.setdefault(pair.shown_mask, f"{pair.shown_mask}: {what}")
     if lines:
         fix = "save the masks in colour, or all with the same palette: their values are places in it"
-        titles = "mask whose palette has another order", "masks whose palette has another order"
-        report.problems.append(Problem("palettes", *titles, tuple(lines.values()), fix))
+        report.problems.append(Problem("palettes", "mask", "with a palette in another order", tuple(lines.values()), fix))
 
 
 def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
@@ -479,11 +469,6 @@ def _add_notices(report: DatasetReport) -> None:
     in_alpha = sum(mask.is_alpha for mask in masks)
     is_scaled = spec is not None and spec.is_8bit and report.statistics_reason == "as given" and max(*spec.mean, *spec.std) <= 1
     flat = [pair.shown_image for pair, image in zip(pairs, images, strict=True) if image.low == image.high]
-    void = [
-        pair.shown_mask
-        for pair, mask in zip(pairs, masks, strict=True)
-        if report.coding is not None and set(mask_evidence.class_ids(mask.counts, report.coding)) == {IGNORED}
-    ]
     by_digest: dict[str, list[int]] = defaultdict(list)
     for index, image in enumerate(images):
         by_digest[image.digest].append(index)
@@ -492,17 +477,13 @@ def _add_notices(report: DatasetReport) -> None:
     notices = [
         (in_alpha, f"the alpha channel of {some(in_alpha, masks, 'mask')} is the mask; their colour is the same everywhere"),
         (turned, f"{some(turned, images, 'image')} {'is' if turned == 1 else 'are'} rotated by the EXIF orientation"),
-        (
-            grey,
-            f"{some(grey, images, 'image')} {'is' if grey == 1 else 'are'} grey; each gets {kind and kind.channels} equal channels",
-        ),
+        (grey, f"{some(grey, images, 'image')} {'is' if grey == 1 else 'are'} grey, whose channel is repeated"),
         (is_scaled, "image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1"),
         (
             len({pair.group for pair in pairs if pair.group}) == len(pairs) > 1,
             "every group has only one image; is group_pattern right?",
         ),
         (flat, f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}"),
-        (void, f"{counted(len(void), 'mask')} with ignored pixels only: {first_few(void)}"),
         (differing, f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(same_images)}"),
     ]
     report.notices += [text for holds, text in notices if holds]
@@ -557,5 +538,5 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
         if not others or has_answers:
             raise
         raise DataError("\n  ".join([str(error), *others])) from None
-    others = describe_other_files(data_dir) if found.blocking_message else []
-    return replace(found, blocking_message="\n".join([*others, found.blocking_message])) if others else found
+    others = describe_other_files(data_dir) if found.problems else []
+    return replace(found, notices=(*found.notices, *others))

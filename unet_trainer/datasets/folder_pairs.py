@@ -18,7 +18,7 @@ from typing import Any
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
-from unet_trainer.datasets.annotation_readers import reading
+from unet_trainer.datasets.annotation_readers import inside
 from unet_trainer.datasets.layouts import PARTS, Group, Layout
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
 from unet_trainer.datasets.pairs import (
@@ -137,20 +137,19 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             used |= {path_in(data_dir, path): None} if rows_of_file else {}
     if not pairs:
         return None
-    titles = "row without its image or mask", "rows without their image or mask"
-    problems = [Problem("no_image", *titles, tuple(missing), "add the files, or remove these rows")] if missing else []
-    return divided(pairs, f"listed in {first_few(used)}", problems)
+    problem = Problem("no_image", "row", "without an image or a mask", tuple(missing), "add the files, or remove these rows")
+    return divided(pairs, f"listed in {first_few(used)}", [problem])
 
 
 def _names_files(path: Path) -> bool:
     """Whether the first line names a column of images; another table may have the same name, and any content."""
-    with reading(path, "UTF-8"), input_files.open_file(path) as file:
+    with inside(path), input_files.open_file(path) as file:
         head = file.read(2**16).partition(b"\n")[0].decode(errors="replace")
         return any(re.search(rf"(?:^|[\W]){column}(?:$|[\W])", head.lstrip("\ufeff")) for column in IMAGE_COLUMNS)
 
 
 def _read_metadata(path: Path) -> list[dict[str, Any]]:
-    with reading(path, "JSON lines" if path.suffix == ".jsonl" else "CSV"):
+    with inside(path):
         text = read_text(path, encoding="utf-8-sig")
         if path.suffix == ".csv":
             return [*csv.DictReader(io.StringIO(text, newline=""))]
@@ -210,52 +209,38 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
         test, is_test_complete = _find_test(search, layout, train.match.rule)
     pairs = [pair for pair in pairs if pair.part != "test"]
     incomplete = [part for part in parts if not part.match.is_complete]
-    problems, message = [problem for part in parts for problem in part.problems], []
+    problems = [problem for part in parts for problem in part.problems]
     if incomplete and search.config.unpaired == "skip" and pairs:
         for part in incomplete:
             example = [*part.match.images, *part.match.masks][0].path
             search.notices.append(f"{part.unpaired} left out (unpaired: skip), e.g. {example}")
     elif incomplete:
-        problems += _describe_unpaired(incomplete, len(pairs), search.config.mask_suffix)
-        message = [f"images and masks do not pair up: {_describe_rule(incomplete[0].match)}"]
+        problems += _describe_unpaired(incomplete, len(pairs))
     classes = (*(["background"] if search.has_background else []), *search.classes) if search.classes else None
-    found = FoundPairs(
-        tuple(pairs),
-        rule,
-        "\n".join([*message, describe_problems(problems)]) if problems else "",
-        tuple(problems),
-        test=tuple(test),
-        notices=tuple(search.notices),
-        class_names=classes,
-        num_classes=len(classes) if classes else None,
-    )
+    found = FoundPairs(tuple(pairs), rule, tuple(problems), tuple(test), (), tuple(search.notices), classes)
     return found, is_test_complete and not incomplete
 
 
-def _describe_rule(match: Match) -> str:
-    if not match.pairs:
-        return "no rule pairs any of them (same names, a common prefix or suffix, zeros before numbers)"
-    (image, mask), count = min(match.pairs), len(match.pairs)
-    return f"the best rule pairs {count} of {count + len(match.images)} images, {image.path.name} with {mask.path.name}"
-
-
-def _describe_unpaired(parts: Sequence[Paired], num_pairs: int, mask_suffix: str) -> list[Problem]:
+def _describe_unpaired(parts: Sequence[Paired], num_pairs: int) -> list[Problem]:
     """Files without a partner, each with the fix; unpaired: skip is one if there are pairs to train on."""
-    images, masks = sorted(f for part in parts for f in part.match.images), sorted(f for part in parts for f in part.match.masks)
     fix = (
         f"set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, or {TO_CSV}"
     )
     settings = SKIP.settings if num_pairs > 1 else {}
     fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip" if settings else ""
-    rule, ending = parts[0].match.rule, mask_suffix if mask_suffix.lower() in IMAGE_EXTENSIONS else f"{mask_suffix}.png"
-    wanted = f"{rule.mask[0]}{rule.image_core(images[0].stem)}{rule.mask[1]}{ending}" if images else ""
-    problems, (image_paths, mask_paths) = [], (tuple(str(file.path) for file in files) for files in (images, masks))
+    images = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.images))
+    masks = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.masks))
+    problems, match = [], parts[0].match
     if images:
-        what = f"without a mask in {parts[0].masks.place} (such as {wanted})"
-        problems.append(Problem("no_mask", f"image {what}", f"images {what}", image_paths, f"add the masks; or {fix}", settings))
+        how = "no rule pairs any of them: same names, a common prefix or suffix, zeros before numbers"
+        if match.pairs:
+            (image, mask), total = min(match.pairs), len(match.pairs) + len(match.images)
+            how = f"the best rule pairs {len(match.pairs)} of {total}, {image.path.name} with {mask.path.name}"
+        what = f"without a mask in {parts[0].masks.place} ({how})"
+        problems.append(Problem("no_mask", "image", what, images, f"add the masks; or {fix}", settings))
     if masks:
         what, advice = f"without an image in {parts[0].images.place}", "add their images" if images else f"add the images; or {fix}"
-        problems.append(Problem("no_image", f"mask {what}", f"masks {what}", mask_paths, advice, settings))
+        problems.append(Problem("no_image", "mask", what, masks, advice, settings))
     return problems
 
 
@@ -330,9 +315,8 @@ def _keep_listed(search: Search, images: list[File], lists: SplitLists) -> tuple
     if missing and search.config.unpaired == "skip":
         search.notices.append(f"{counted(len(missing), 'listed name')} without an image left out (unpaired: skip)")
     elif missing:
-        titles = f"name in {LISTS} without an image", f"names in {LISTS} without an image"
         fix = "add the images, remove the names from the lists, or set unpaired: skip"
-        return listed, [Problem("no_image", *titles, missing, fix, SKIP.settings)]
+        return listed, [Problem("no_image", "name", f"in {LISTS} without an image", missing, fix, SKIP.settings)]
     return listed, []
 
 
@@ -421,11 +405,11 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
     if unknown:
         raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
     classes = search.classes if names else []
-    pairs, unreadable, has_background, readings = converted.merge_masks(search.converter, part, parts, classes, search.notices)
+    pairs, unreadable, has_background, are_alike = converted.merge_masks(search.converter, part, parts, classes, search.notices)
     search.has_background |= has_background
-    if not are_sure and (readings or (has_folders and any(map(name_matching.READERS.search, names)))):
+    if not are_sure and (are_alike or (has_folders and any(map(name_matching.READERS.search, names)))):
         key = "mask_dir" if has_folders else "mask_suffix"
-        raise Question(f"{key}: {' and '.join(readings or names)} in {place} look like readings of one thing", *one_of_them)
+        raise Question(f"{key}: {' and '.join(names)} in {place} look like readings of one thing", *one_of_them)
     found.rule = f"a mask file for each object, {sum(map(len, parts.values()))} files merged"
     found.rule = f"a mask file for each class: {', '.join(search.classes)}" if names else found.rule
     found.pairs = sorted(pairs, key=lambda pair: pair.name)
@@ -474,8 +458,8 @@ def _take_plain(search: Search, found: Paired, part: Part) -> None:
 
 
 def _ask_about_offset(found: Paired, in_step: Match) -> Question:
-    (image, mask), (last_image, last_mask) = min(in_step.pairs), max(in_step.pairs)
-    ranges = [f"{first.path.name} to {last.path.name}" for first, last in ((image, last_image), (mask, last_mask))]
+    (image, mask), last = min(in_step.pairs), max(in_step.pairs)
+    ranges = [f"{one.path.name} to {other.path.name}" for one, other in zip((image, mask), last, strict=True)]
     choices = [Choice(f"{image.path.name} belongs to {mask.path.name}, and so on", {"unpaired": "offset"})]
     if len(found.match.pairs) > 1:
         choices.append(Choice(f"the numbers are right; {found.unpaired} left out", {"unpaired": "skip"}))

@@ -224,8 +224,7 @@ def find_layout(
     phrase = phrase if image is not mask else "image and mask side by side" + ("" if images == "." else f" in {images}/")
     val_image, val_mask = (_only(data_dir, kind, groups, ("val",)) for kind in KEYS)
     if val_image and not val_mask and image is not mask:
-        wanted = data_dir / re.sub(r"(?i)train(ing)?", val_image.part_name, masks)
-        text = f"no folder {wanted}; {_contents(val_image.place.parent)}; add it, or to train and validate on one folder"
+        text = f"no masks of {val_image.place}; {_contents(data_dir)}; add them, or to train and validate on one folder"
         raise Question(text, {"image_dir": images, "mask_dir": masks})
     if val_image:
         parts["val"] = val_image, val_mask or val_image

@@ -6,6 +6,7 @@ Each answer of MaskEvidence is for one question of mask_reading, which decides.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import re
 from collections import Counter
@@ -357,10 +358,6 @@ class NamedClass:
     def is_void(self) -> bool:
         return re.sub(r"[\W_]+", "", self.name).lower() in VOID_NAMES
 
-    @property
-    def is_background(self) -> bool:
-        return is_background(self.name)
-
 
 @dataclass(frozen=True)
 class ClassFile:
@@ -382,15 +379,12 @@ def find_class_file(data_dir: Path, pairs: Sequence[Pair]) -> ClassFile | None:
     above = {place for folder in places for place in (folder, *folder.parents)}
     inside = [place for place in above if data_dir in place.parents]
     folders = [*sorted(inside, key=lambda place: (-len(place.parts), str(place))), data_dir]
-    found = [file for folder in folders for name in NAMES if (file := _read(folder / name)) is not None]
+    found = []
+    for path in (folder / name for folder in folders for name in NAMES):
+        with contextlib.suppress(OSError, ValueError):
+            file = parse_class_file(path, read_text(path, MAX_BYTES, "utf-8-sig"))
+            found += [] if file is None else [file]
     return next((file for file in found if file.has_values), found[0] if found else None)
-
-
-def _read(path: Path) -> ClassFile | None:
-    try:
-        return parse_class_file(path, read_text(path, MAX_BYTES, "utf-8-sig"))
-    except (OSError, ValueError):
-        return None
 
 
 def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
@@ -424,7 +418,7 @@ def _parse(name: str, lines: Sequence[str]) -> list[NamedClass | None]:
     else:
         # A name per line, in the order of the ids. Names without a background are those of objects in boxes.
         classes = [NamedClass(line, None) for line in lines if line != NO_ID]
-        return [*classes] if any(one.is_background or one.is_void for one in classes) else []
+        return [*classes] if any(is_background(one.name) or one.is_void for one in classes) else []
     found: list[NamedClass | None] = []
     for held in records:
         label, *numbers = held.pop("name", "").strip(), *held.values()

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from unet_trainer.config.load import class_contradictions
-from unet_trainer.config.parsers import MaskClass, MaskValues, implied_num_classes
+from unet_trainer.config.parsers import MaskValues, implied_num_classes
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, to_plain
-from unet_trainer.datasets.mask_evidence import VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup
+from unet_trainer.datasets.mask_evidence import VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup, is_background
 from unet_trainer.datasets.pairs import Choice, Question, first_few
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import (
@@ -88,11 +88,8 @@ class Reading:
 
 def _of_each(values: Sequence[int], reason: str, num_classes: int | None = None, **others: Any) -> Reading:
     """A class for each value, in this order; two are background and foreground."""
-    return Reading(_listed(values), num_classes or (1 if len(values) == 2 else len(values)), reason, **others)
-
-
-def _listed(values: Sequence[int]) -> tuple[MaskClass, ...]:
-    return tuple(as_written([value]) for value in values)
+    listed = tuple(as_written([value]) for value in values)
+    return Reading(listed, num_classes or (1 if len(values) == 2 else len(values)), reason, **others)
 
 
 def choose_classes(config: Config, evidence: MaskEvidence, class_file: ClassFile | None = None) -> ChosenClasses | None:
@@ -169,18 +166,13 @@ def _check_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> None:
     most = largest_tolerance(coding.known_values)
     if coding.tolerance > most:
         raise DataError(f"mask_tolerance: got {coding.tolerance}; need at most {most}: with more, a value is close to two classes")
-    far = _far_values(coding, evidence)
+    ids = coding.encode(np.array(evidence.seen, np.int64)).tolist()
+    far = {value for value, class_id in zip(evidence.seen, ids, strict=True) if class_id == IGNORED} - set(coding.ignored)
     if evidence.share(*far) > MAX_BLURRED:
         named = [group.value for group in evidence.groups if group.value in far][:4]
         fix = f"{show_values(named)}; add these to mask_values or ignore_value, or save the masks as PNG"
         near = f"within {coding.tolerance} (mask_tolerance) of no class"
         raise DataError(f"mask_values: {evidence.share(*far):.1%} of the pixels are {near}, most of them near {fix}")
-
-
-def _far_values(coding: MaskCoding, evidence: MaskEvidence) -> set[int]:
-    """Those farther than the tolerance from every value of the coding."""
-    ids = coding.encode(np.array(evidence.seen, np.int64)).tolist()
-    return {value for value, class_id in zip(evidence.seen, ids, strict=True) if class_id == IGNORED} - set(coding.ignored)
 
 
 # What is clear: by a class file
@@ -203,7 +195,7 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
         return None
     order = list(classes)
     if num_classes == 1:
-        order.sort(key=lambda value: (not classes[value].is_background, value != 0))
+        order.sort(key=lambda value: (not is_background(classes[value].name), value != 0))
     beyond, tolerance = set(evidence.seen) - set(by_value), 0
     if beyond == {VOID} and not evidence.has_colours:
         void = (*void, VOID)
@@ -233,10 +225,10 @@ def _values_of_file(class_file: ClassFile, evidence: MaskEvidence) -> dict[int, 
     if evidence.has_colours:
         return None
     # Names alone, in the order of the ids: with the background first, some of the last may occur in no mask.
-    ids = [value for value in seen if value != VOID]
-    if classes[0].is_background and len(classes) == len(seen) == 2:
+    ids, has_background = [value for value in seen if value != VOID], is_background(classes[0].name)
+    if has_background and len(classes) == len(seen) == 2:
         return dict(zip(seen, classes, strict=True))
-    if max(ids, default=0) != len(classes) - 1 and not (classes[0].is_background and ids and ids[-1] < len(classes)):
+    if max(ids, default=0) != len(classes) - 1 and not (has_background and ids and ids[-1] < len(classes)):
         return None
     return {value: classes[value] for value in ids} if len(ids) == 2 else dict(enumerate(classes))
 
@@ -441,10 +433,7 @@ def _class_for_each(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Rea
     values, num_others = sorted(main), len(evidence.seen) - len(main)
     if len(values) < 2:
         return
-    most = f" of the {len(values)} most frequent" if evidence.is_lossy and num_others else ""
-    meaning = f"a class for each{most}, in an order that you may change"
-    if len(values) == 2:
-        meaning = f"{show_value(values[1])} is foreground"
+    meaning = f"{show_value(values[1])} is foreground" if len(values) == 2 else "a class for each, in an order that you may change"
     if num_others and evidence.is_lossy:
         meaning += "; values between them go to the nearest"
     elif num_others:

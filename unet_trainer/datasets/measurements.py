@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,17 +216,10 @@ def _share_agreeing(differences: Floats) -> float:
 
 def _has_sides(class_maps: Sequence[Floats]) -> bool:
     """Whether a class, mirrored, lies where another one lies and not where it lies itself: left lung and right lung."""
-    if not class_maps:
-        return False
-    means = np.mean(class_maps, axis=0)
-    for first in range(len(means)):
-        for second in range(first + 1, len(means)):
-            one, other = means[first], means[second]
-            if min(one.sum(), other.sum()) < 0.3 * max(one.sum(), other.sum(), 1e-6):
-                continue
-            mirrored = one[:, ::-1]
-            if _likeness(mirrored, other) > 0.9 and _likeness(mirrored, one) < 0.5:
-                return True
+    for one, other in combinations(np.mean(class_maps, axis=0) if class_maps else (), 2):
+        mirrored, (smaller, larger) = one[:, ::-1], sorted((one.sum(), other.sum()))
+        if smaller >= 0.3 * larger > 0 and _likeness(mirrored, other) > 0.9 and _likeness(mirrored, one) < 0.5:
+            return True
     return False
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -85,10 +85,10 @@ class Match(NamedTuple):
         return not self.images and not self.masks
 
 
-def name_files(paths: Iterable[Path], root: Path, prefix: str = "") -> list[File]:
-    """The files with their names inside `root`; `prefix` is put before the folder, e.g. the name of a sequence."""
+def name_files(paths: Iterable[Path], root: Path) -> list[File]:
+    """The files with their names inside `root`."""
     folders = ((path, path.parent.relative_to(root).as_posix()) for path in paths)
-    return [File(path, composed(prefix if folder == "." else f"{prefix}{folder}/"), stem_of(path)) for path, folder in folders]
+    return [File(path, composed("" if folder == "." else f"{folder}/"), stem_of(path)) for path, folder in folders]
 
 
 def stem_of(path: Path) -> str:
@@ -235,13 +235,23 @@ def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
     counts: Counter[str] = Counter()
     with_mask = set()
     for mask in masks:
-        ends = [len(mask.stem), *(found.start() for found in reversed([*SEPARATOR.finditer(mask.stem)]))]
-        end = next((end for end in ends if (mask.folder, mask.stem[:end]) in cores), None)
-        if end is not None:
+        if (end := _end_of_name(mask, cores)) is not None:
             counts[mask.stem[end:]] += 1
             with_mask.add((mask.folder, mask.stem[:end]))
     common = {kind: count for kind, count in counts.items() if 2 * count > max(counts.values())}
-    return dict(sorted(common.items(), key=_rank_kind)) if sum(common.values()) > len(with_mask) else {}
+
+    def rank(kind: str) -> tuple[int, str]:
+        word = kind.lower()
+        is_last = any(last in word for last in LAST_KINDS)
+        return len(BEST_KINDS) if is_last else next(place for place, best in enumerate(BEST_KINDS) if best in word), kind
+
+    return {kind: common[kind] for kind in sorted(common, key=rank)} if sum(common.values()) > len(with_mask) else {}
+
+
+def _end_of_name(mask: File, names: Container[tuple[str, str]]) -> int | None:
+    """Where the longest of the names, by folder and stem, ends in the stem of a mask; None if it begins with none of them."""
+    ends = [len(mask.stem), *(found.start() for found in reversed([*SEPARATOR.finditer(mask.stem)]))]
+    return next((end for end in ends if (mask.folder, mask.stem[:end]) in names), None)
 
 
 def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:
@@ -260,9 +270,7 @@ def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, 
     found: dict[str, dict[File, File]] = defaultdict(dict)
     endings: dict[str, set[str]] = defaultdict(set)
     for mask in masks:
-        places = [sep.start() for sep in SEPARATOR.finditer(mask.stem)]
-        place = next((place for place in reversed(places) if (mask.folder, mask.stem[:place]) in by_core), None)
-        if place is None:
+        if (place := _end_of_name(mask, by_core)) is None:
             return {}
         words = [word for word in SEPARATOR.split(mask.stem[place:]) if word]
         name = "_".join(word for word in words if not re.fullmatch(MASK_WORDS, word, re.I))
@@ -291,9 +299,3 @@ def masks_by_task(images: Sequence[File], masks: Sequence[File]) -> list[tuple[F
 
     tasks = sorted(by_task) if len(by_task) == len(images) else []
     return [(image, by_task[task]) for image, task in zip(sorted(images, key=by_number), tasks, strict=False)]
-
-
-def _rank_kind(kind_and_count: tuple[str, int]) -> tuple[int, str]:
-    word = kind_and_count[0].lower()
-    is_last = any(last in word for last in LAST_KINDS)
-    return len(BEST_KINDS) if is_last else next(rank for rank, best in enumerate(BEST_KINDS) if best in word), kind_and_count[0]

@@ -19,7 +19,7 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import counted, one_line
 
 NUM_NAMED = 10  # files of one problem in a message
-UNREADABLE = "file that cannot be used", "files that cannot be used"
+UNREADABLE = "file", "that cannot be used"
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class Problem:
     """One kind of problem: a line for each file that has it, and the fix."""
 
     kind: str  # identifies it in the JSON report: unreadable, sizes, ...
-    one: str  # what a file is that has it: "file that cannot be read"
-    many: str  # "files that cannot be read"
+    noun: str  # of one that has it: "file"
+    what: str  # it is: "that cannot be read"
     lines: tuple[str, ...]  # "path: reason"
     fix: str = ""
     settings: Mapping[str, Any] = field(default_factory=dict)  # that solve it, if some do
 
     @property
     def title(self) -> str:
-        return counted(len(self.lines), self.one, self.many)
+        return f"{counted(len(self.lines), self.noun)} {self.what}"
 
 
 @dataclass(frozen=True)
@@ -56,21 +56,12 @@ class Question(DataError):
     def __init__(self, text: str, *choices: Mapping[str, Any] | Choice, table: Sequence[str] = ()) -> None:
         self.text, self.table = text, table
         self.choices = tuple(choice if isinstance(choice, Choice) else Choice("", choice) for choice in choices)
-        super().__init__(with_choices("\n  ".join([text, *table]), self.choices))
-
-
-def with_choices(text: str, choices: Sequence[Choice]) -> str:
-    """The text of a question, followed by the lines that answer it."""
-    if not choices:
-        return text
-    if any(choice.meaning for choice in choices):
-        lines = [f"    {line}".rstrip() for choice in choices for line in ("", *choice.lines())][1:]
-        heading = "One of these goes into the config:" if len(choices) > 1 else "This goes into the config:"
-        return "\n".join([text, f"  {heading}", *lines])
-    one_line_each = all(len(choice.settings) == 1 for choice in choices)
-    blocks = ["\n".join(f"  {line}" for line in choice.lines()) for choice in choices]
-    asked = "set" if len(choices) == 1 else "set one of these"
-    return f"{text}; {asked}:\n" + ("\n" if one_line_each else "\n  # or\n").join(blocks)
+        found = "\n  ".join([text, *table])
+        blocks = ["\n".join(f"  {line}" for line in choice.lines()) for choice in self.choices]
+        between = "\n\n" if "\n" in "".join(blocks) else "\n"
+        asked = "set one of these" if len(blocks) > 1 else "set"
+        asked = f"\n{asked.capitalize()}" if "\n" in found else f"; {asked}"
+        super().__init__(f"{found}{asked}:\n{between.join(blocks)}" if blocks else found)
 
 
 def setting_lines(settings: Mapping[str, Any]) -> list[str]:
@@ -189,14 +180,20 @@ class FoundPairs:
 
     pairs: tuple[Pair, ...]  # to train and validate on
     rule: str
-    blocking_message: str = ""  # why they cannot be trained on; empty if every file has its partner
-    problems: tuple[Problem, ...] = ()  # the same, file by file
+    problems: tuple[Problem, ...] = ()  # why they cannot be trained on; none if every file has its partner
     test: tuple[Pair, ...] = ()  # for `evaluate`; training does not touch them
     unused: tuple[Pair, ...] = ()  # that a run's split.csv leaves out
     notices: tuple[str, ...] = ()  # what the user should know: what was left out, what overlaps
     class_names: tuple[str, ...] | None = None  # by class id, if what the masks were made from says them
-    num_classes: int | None = None  # likewise
     class_file: tuple[str, str] | None = None  # name and text of the file that names the classes, where shards hold it
+
+    @property
+    def num_classes(self) -> int | None:
+        return None if self.class_names is None else len(self.class_names)
+
+    @property
+    def blocking_message(self) -> str:
+        return describe_problems(self.problems)
 
     @property
     def is_divided(self) -> bool:
@@ -215,8 +212,9 @@ def divided(pairs: Sequence[Pair], rule: str, problems: Sequence[Problem] = (), 
         part = pair.part if has_test and pair.part == "test" else (pair.part or "train") if is_divided else None
         found.append(replace(pair, name=name, part=part))
     used, test = (tuple(pair for pair in found if (pair.part == "test") is is_test) for is_test in (False, True))
+    problems = [problem for problem in problems if problem.lines]
     rule = f"{rule}; as they are divided into train and val" if is_divided else rule
-    return FoundPairs(used, rule, describe_problems(problems), tuple(problems), test, **others)
+    return FoundPairs(used, rule, tuple(problems), test, **others)
 
 
 def path_in(data_dir: Path, path: Path) -> str:

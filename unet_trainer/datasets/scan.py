@@ -158,7 +158,6 @@ class ScanCache:
     def __init__(self, path: Path | None) -> None:
         self.path = path
         self.known: dict[str, list[Any]] = {}
-        self.is_changed = False
         content = read_cache(path)
         if content.get("format") == CACHE_FORMAT and isinstance(content.get("files"), dict):
             self.known = content["files"]
@@ -176,7 +175,6 @@ class ScanCache:
 
     def add(self, kind: type[Facts], path: Path, found: Facts | str, stamp: Stamp | None) -> Facts | str:
         """Returns the facts with their stamp."""
-        self.is_changed = True
         if isinstance(found, str) or stamp is None:
             self.known.pop(_cache_key(kind, path), None)
             return found
@@ -185,8 +183,7 @@ class ScanCache:
         return replace(found, stamp=tuple(stamp))
 
     def save(self) -> None:
-        if self.is_changed:
-            write_cache(self.path, {"format": CACHE_FORMAT, "files": self.known})
+        write_cache(self.path, {"format": CACHE_FORMAT, "files": self.known})
 
 
 def plain_facts(facts: ImageFacts | MaskFacts) -> dict[str, Any]:
@@ -250,7 +247,8 @@ def scan_pairs(
                 path = pair.image if kind is ImageFacts else pair.mask
                 facts[kind, path] = cache.add(kind, path, found, stamps[path])
             tick()
-    cache.save()
+    if tasks:
+        cache.save()
     return [PairFacts(facts[ImageFacts, pair.image], facts[MaskFacts, pair.mask]) for pair in pairs]
 
 

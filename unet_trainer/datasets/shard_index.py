@@ -27,7 +27,7 @@ FORMAT = 1
 MAX_CLASSES = 254
 BLOCK = tarfile.BLOCKSIZE
 NOT_PLAIN = "shards are read at any place and must be plain tar: decompress it"
-COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")  # gzip, bzip2, xz, zstd
 # What damaged or hostile headers raise: wrong numbers, lengths beyond memory, headers of headers of headers.
 TAR_ERRORS = (tarfile.TarError, EOFError, OverflowError, ValueError, MemoryError, RecursionError)
 # Extensions of WebDataset, without the first dot, in lower case.
@@ -150,31 +150,18 @@ def index_from_json(text: str | bytes) -> ShardIndex:
 
 def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> Member:
     """Appends a file. Its header depends on name and content alone: no times, no owners."""
-    archive.addfile(_header(name, len(content)), io.BytesIO(content))
-    return Member(name, archive.offset - _padded(len(content)), len(content), zlib.crc32(content))
-
-
-def size_in_tar(name: str, length: int) -> int:
-    """Bytes that a file takes in a tar file, header included."""
-    return len(_header(name, 0).tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")) + _padded(length)
-
-
-def _header(name: str, length: int) -> tarfile.TarInfo:
     info = tarfile.TarInfo(name)
-    info.size, info.mode = length, 0o644
-    return info
-
-
-def _padded(length: int) -> int:
-    return -(-length // BLOCK) * BLOCK
+    info.size, info.mode = len(content), 0o644
+    archive.addfile(info, io.BytesIO(content))
+    padded = -(-len(content) // BLOCK) * BLOCK
+    return Member(name, archive.offset - padded, len(content), zlib.crc32(content))
 
 
 def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
     """Name, offset and length of the plain files in a tar file, in their order. Reads headers only. Raises ShardError, without the
     file's name: tarfile itself takes a damaged header, or a file that was cut off between two members, for the end."""
-    start = file.read(6)
-    if compression := next((name for magic, name in COMPRESSED.items() if start.startswith(magic)), None):
-        raise ShardError(f"compressed ({compression}); {NOT_PLAIN}")
+    if file.read(6).startswith(COMPRESSED):
+        raise ShardError(f"compressed; {NOT_PLAIN}")
     file.seek(0)
     position = 0
     try:
@@ -190,13 +177,10 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
                 if info.isreg():
                     yield info.name, info.offset_data, info.size
             file.seek(archive.offset)
-        marker = file.read(BLOCK)
-        if not marker:
-            fix = "Copy it again; if nothing is missing, truncate -s +1024 FILE adds it"
-            raise ShardError(f"its end marker is missing: was it cut off? {fix}")
-        if any(marker) or any(file.read(END_BYTES)):
+        rest = file.read(END_BYTES)
+        if not rest or any(rest):
             fix = "copy it again; if tar files were joined, unpack it with tar -xif FILE and pack the files again"
-            raise ValueError(f"something follows byte {archive.offset}, where it ends: {fix}")
+            raise ValueError(f"no end marker, or something behind it, at byte {archive.offset}: {fix}")
     except TAR_ERRORS as error:
         raise ShardError(f"not a complete tar file ({error or type(error).__name__})") from None
 

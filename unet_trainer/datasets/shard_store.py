@@ -240,7 +240,6 @@ class StoredFile:
     """A file in a shard."""
 
     store: ShardStore
-    shard: str
     member: Member
     span: Span
     facts: Mapping[str, Any] | None  # of an image or of a mask, as the scan caches them
@@ -252,7 +251,7 @@ class StoredFile:
     @property
     def place(self) -> str:
         """As messages name it: below the folder or URL of its shard."""
-        return f"{self.store.files.place(self.shard)}/{self.member.name}"
+        return f"{self.store.files.place(self.span.shard)}/{self.member.name}"
 
     @property
     def stamp(self) -> list[int]:
@@ -297,7 +296,7 @@ class ShardStore:
                 together = Span(shard.name, start, stop, both)
                 for member, facts in zip(both, (sample.image_facts, sample.mask_facts), strict=True):
                     span = together if is_close else Span(shard.name, member.offset, member.end, (member,))
-                    self._files[f"{shard.name}/{member.name}"] = StoredFile(self, shard.name, member, span, facts)
+                    self._files[f"{shard.name}/{member.name}"] = StoredFile(self, member, span, facts)
 
     def find(self, path: str) -> StoredFile | None:
         """By a path below that of a shard, as find_member has it."""
@@ -390,19 +389,15 @@ class RangeCache:
         self.sizes = {shard.name: shard.num_bytes for shard in shards}
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
-        if self.allocated() > max_bytes:  # of a time when it was allowed more
+        if _allocated(self.folder) > max_bytes:  # of a time when it was allowed more
             shutil.rmtree(self.folder)
             self.folder.mkdir()
         self._write(self.folder / SOURCE, 0, f"{url}\n".encode("utf-8", "surrogateescape"))
         wanted = min(max_bytes, sum(self.sizes.values()))
         self._make_room(max_bytes - wanted)
-        room = int(MAX_SHARE * free_disk(folder)) + self.allocated()
+        room = int(MAX_SHARE * free_disk(folder)) + _allocated(self.folder)
         self.max_bytes, self.is_limited_by_disk, self._is_full = min(max_bytes, room), room < wanted, False
         self._starts = dict(zip(self.sizes, accumulate(self.sizes.values(), initial=0), strict=False))
-
-    def allocated(self) -> int:
-        """Bytes that it takes on the disk."""
-        return _allocated(self.folder)
 
     def keeps(self, shard: str, stop: int) -> bool:
         """Whether the part of a shard up to `stop` is kept."""
@@ -447,6 +442,6 @@ def _digest(name: str) -> str:
 
 
 def _allocated(folder: Path) -> int:
-    """Holes take no room."""
+    """Bytes that its files take on the disk; holes take none."""
     statuses = [file.lstat() for file in folder.iterdir()]
     return sum(min(status.st_size, getattr(status, "st_blocks", status.st_size) * 512) for status in statuses)

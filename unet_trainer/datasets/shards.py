@@ -17,7 +17,7 @@ import os
 import re
 import tarfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -25,9 +25,10 @@ from typing import BinaryIO, NamedTuple
 from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.layouts import list_files
-from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few, with_choices
+from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.datasets.shard_index import (
+    BLOCK,
     INDEX_NAME,
     NOT_PLAIN,
     UNFINISHED,
@@ -38,7 +39,6 @@ from unet_trainer.datasets.shard_index import (
     index_from_json,
     index_shard,
     index_to_json,
-    size_in_tar,
 )
 from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, open_store
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, open_stores, read_bytes
@@ -230,21 +230,16 @@ def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs
         needed = "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png; an archive of folders has to be unpacked"
         raise DataError(f"data_dir: no sample with an image and a mask in the {num_shards} of {root}{there}; {needed}")
     used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
-    notices, problems, message = [], [], ""
+    notices, problems = [], []
     if not store.is_remote and (others := list_files(Path(root))):
         notices.append(f"{counted(len(others), 'image file')} beside the shards in {root} left out, such as {others[0]}")
-    if not used:
-        message = f"data_dir: all {len(test)} samples are of the test part, which evaluate uses, and training does not"
-    titles = "sample without one image and one mask", "samples without one image and one mask"
-    what = counted(len(index.unpaired), *titles)
+    what = "without one image and one mask"
     if index.unpaired and config.unpaired == "skip":
-        notices.append(f"{what} left out (unpaired: skip)")
+        notices.append(f"{counted(len(index.unpaired), 'sample')} {what} left out (unpaired: skip)")
     elif index.unpaired:
-        message = with_choices(f"{what}, e.g. {first_few(index.unpaired, 3)}", [SKIP])
-        problems.append(Problem("no_mask", *titles, index.unpaired, "unpaired: skip leaves them out", SKIP.settings))
+        problems.append(Problem("no_mask", "sample", what, index.unpaired, "unpaired: skip leaves them out", SKIP.settings))
     rule = f"{num_shards}, {describe_size(index.num_bytes)}"
-    classes = {"class_names": index.class_names, "num_classes": index.num_classes, "class_file": index.class_file}
-    return FoundPairs(used, rule, message, tuple(problems), test, notices=tuple(notices), **classes)  # type: ignore[arg-type]
+    return FoundPairs(used, rule, tuple(problems), test, (), tuple(notices), index.class_names, index.class_file)
 
 
 def describe_size(num_bytes: int) -> str:
@@ -269,24 +264,8 @@ def _pairs(store: ShardStore) -> list[Pair]:
 # Writing
 
 
-class ScannedPair(NamedTuple):
-    """A pair, and what the scan found in its files; None of test pairs, which are not read before they are used."""
-
-    pair: Pair
-    image: ImageFacts | None = None
-    mask: MaskFacts | None = None
-
-    def members(self, key: str) -> list[tuple[str, Path, ImageFacts | MaskFacts | None, str]]:
-        """Of both files the name in a shard, the path, the facts, and the path as messages name it."""
-        pair = self.pair
-        return [
-            (f"{key}{pair.image.suffix.lower()}", pair.image, self.image, pair.shown_image),
-            (f"{key}.mask{pair.mask.suffix.lower()}", pair.mask, self.mask, pair.shown_mask),
-        ]
-
-    def size_in_tar(self, key: str) -> int:
-        """Of both files; one that is gone has no bytes, which reading it tells."""
-        return sum(size_in_tar(name, (file_stamp(path) or [0])[0]) for name, path, *_ in self.members(key))
+# A pair, and what the scan found in its files; None of test pairs, which are not read before they are used.
+ScannedPair = tuple[Pair, ImageFacts | None, MaskFacts | None]
 
 
 def refuse_other_files(files: Files) -> None:
@@ -312,15 +291,21 @@ def write_shards(
 ) -> ShardIndex:
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
-    by_part: dict[str, list[tuple[ScannedPair, str]]] = {}
-    for scanned, key in zip(pairs, _keys([scanned.pair for scanned in pairs]), strict=True):
-        by_part.setdefault(scanned.pair.part or "", []).append((scanned, key))
+    # Of both files with header and padding, about; one that is gone has no bytes, which reading it tells.
+    sizes = [sum((file_stamp(path) or [0])[0] + 2 * BLOCK for path in (pair.image, pair.mask)) for pair, *_ in pairs]
     if not files.is_remote:
-        needed = sum(scanned.size_in_tar(key) for members in by_part.values() for scanned, key in members)
-        free = free_disk(Path(files.root))
+        needed, free = sum(sizes), free_disk(Path(files.root))
         if needed > free:
             raise DataError(f"--out: {files.root} needs {needed / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there")
-    shards = []
+    divided: dict[str, list[list[tuple[ScannedPair, str]]]] = {}  # by part, those of each shard
+    left: dict[str, int] = defaultdict(int)  # bytes in the last shard of each part
+    for scanned, size, key in zip(pairs, sizes, _keys([pair for pair, *_ in pairs]), strict=True):
+        part = scanned[0].part or ""
+        if size > left[part] or part not in divided:  # a pair that is larger than a shard has one for itself
+            divided.setdefault(part, []).append([])
+            left[part] = shard_bytes
+        divided[part][-1].append((scanned, key))
+        left[part] -= size
     with _marked_unfinished(files):
         # What an earlier start left: its shards may be more than those that are written now.
         own = re.compile(rf"{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar")
@@ -328,19 +313,12 @@ def write_shards(
             draft = DRAFT.fullmatch(other)
             if own.fullmatch(draft["name"] if draft else other) or (draft and draft["name"] in (INDEX_NAME, UNFINISHED)):
                 files.delete(other)
-        for part, members in by_part.items():
-            prefix, left = f"{stem}-{part}" if part else stem, 0
-            divided: list[list[tuple[ScannedPair, str]]] = []
-            for scanned, key in members:  # a pair that is larger than a shard has one for itself
-                size = scanned.size_in_tar(key)
-                if not divided or size > left:
-                    divided.append([])
-                    left = shard_bytes
-                divided[-1].append((scanned, key))
-                left -= size
-            for number, some in enumerate(divided):
-                shards.append(_write_shard(f"{prefix}-{number:06d}.tar", some, files, tick))
-        index = ShardIndex(tuple(shards), found.class_names, found.num_classes, class_file=found.class_file)
+        shards = tuple(
+            _write_shard(f"{stem}-{part}-{number:06d}.tar" if part else f"{stem}-{number:06d}.tar", members, files, tick)
+            for part, its in divided.items()
+            for number, members in enumerate(its)
+        )
+        index = ShardIndex(shards, found.class_names, found.num_classes, class_file=found.class_file)
         files.write(INDEX_NAME, lambda file: file.write(index_to_json(index).encode("utf-8", "surrogateescape")))
     return index
 
@@ -380,15 +358,16 @@ def _write_shard(name: str, members: Sequence[tuple[ScannedPair, str]], files: F
     def fill(file: BinaryIO) -> None:
         nonlocal num_bytes
         with tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
-            for scanned, key in members:
-                pair, written = scanned.pair, []
-                for inner, path, facts, shown in scanned.members(key):
+            for (pair, *found), key in members:
+                written = []
+                both = (pair.image, pair.shown_image, key), (pair.mask, pair.shown_mask, f"{key}.mask")
+                for (path, shown, stem), facts in zip(both, found, strict=True):
                     with naming(shown):
                         content = read_bytes(path)
                     if facts is not None and content_digest(content) != facts.digest:
                         raise DataError(f"{shown}: changed while the shards were written; start again")
-                    written.append(add_member(archive, inner, content))
-                plain = [None if facts is None else plain_facts(facts) for facts in (scanned.image, scanned.mask)]
+                    written.append(add_member(archive, f"{stem}{path.suffix.lower()}", content))
+                plain = [None if facts is None else plain_facts(facts) for facts in found]
                 samples.append(Sample(pair.name, written[0], written[1], pair.part or "", pair.group, *plain))
                 tick()
         num_bytes = file.tell()

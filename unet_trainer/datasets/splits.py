@@ -434,33 +434,32 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
     lines: dict[tuple[Path, str], int] = {}
     num_unusable = 0  # rows of test
     for number, row in rows:
-        split = row.get("split", "").strip()
+        split, place = (row.get(column, "").strip() for column in ("split", BOX))
         part = PARTS.get(split.lower())
         image, mask = (_find_file(data_dir, row.get(column, "")) for column in ("image", "mask"))
         has_name = bool(row.get("name", "").strip())
         name = row["name"] if has_name else path_in(data_dir, image).removesuffix(image.suffix)
         if (known := made.get(name)) is not None:
             image, mask = known.image, known.mask
-        missing = [f"line {number}: no file {file}" for file in (image, mask) if not is_file(file)]
-        if known is None and not all(row.get(column, "").strip() for column in ("image", "mask")):
-            missing = [f"line {number}: need an image and a mask"]
         if split == UNUSED:
             unused.append(Pair(name, image, mask))
-        elif part is None and split:
-            problems.append(f"line {number}: split {split!r}; need train, val or test")
-        elif missing and part == "test":
-            num_unusable += 1
-        problems += missing if part != "test" and split != UNUSED else []
-        if missing or split == UNUSED or (part is None and split):
             continue
-        box, written = None, row.get(BOX, "").strip()
-        if re.fullmatch(r"[0-9]{1,9}( +[0-9]{1,9}){3}", written):
-            box = Box(image, mask, *map(int, written.split()))
-        if written and (box is None or box.top >= box.bottom or box.left >= box.right):
-            problems.append(f"line {number}: {BOX} {written!r}; need top, left, bottom and right in pixels, such as 0 0 512 512")
-        if (image, written) in lines:
-            problems.append(f"line {number}: {image} is in line {lines[image, written]} too")
-        lines.setdefault((image, written), number)
+        is_box = re.fullmatch(r"[0-9]{1,9}( +[0-9]{1,9}){3}", place) is not None
+        box, problem = Box(image, mask, *map(int, place.split())) if is_box else None, ""
+        if part is None and split:
+            problem = f"split {split!r}; need train, val or test"
+        elif known is None and not all(row.get(column, "").strip() for column in ("image", "mask")):
+            problem = "need an image and a mask"
+        elif missing := [str(file) for file in (image, mask) if not is_file(file)]:
+            problem = f"no file {' and no file '.join(missing)}"
+        elif place and (box is None or box.top >= box.bottom or box.left >= box.right):
+            problem = f"{BOX} {place!r}; need top, left, bottom and right in pixels, such as 0 0 512 512"
+        elif (first := lines.setdefault((image, place), number)) != number:
+            problem = f"{image} is in line {first} too"
+        if problem:
+            num_unusable += part == "test"
+            problems += [f"line {number}: {problem}"] if part != "test" else []
+            continue
         group = row.get("group", "") if "name" in row else row.get("group", "").strip()
         origins = (known.image_origin, known.mask_origin) if known is not None else ("", "")
         content = row.get("content", "").strip()
@@ -480,7 +479,7 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
         raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
     if not pairs:
         raise DataError(f"split_file: {path} has no row of train or val")
-    notices = (f"{counted(num_unusable, 'row')} of test in {path.name} without both files left out",) if num_unusable else ()
+    notices = (f"{counted(num_unusable, 'row')} of test in {path.name} that cannot be used left out",) if num_unusable else ()
     if converter is not None and any(pair.box for pair in (*pairs, *test)):
         pairs, test = cut_blocks(converter, pairs), cut_blocks(converter, test)
     return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
@@ -507,26 +506,29 @@ def _rows_of(path: Path, part: Part) -> list[dict[str, str]]:
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """Line number and cells of each row that is not empty; commas, semicolons or tabs between cells."""
-    try:
-        text = read_text(path, MAX_BYTES, "utf-8-sig", "surrogateescape")
-    except OSError as error:
-        raise DataError(f"split_file: {path} cannot be read ({error.strerror or error})") from None
-    first = text.split("\n", 1)[0]
-    separator = max(",;\t", key=first.count)
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
-        header = [cell.strip().lower() for cell in next(reader, [])]
-        rows = [
-            (reader.line_num, dict(zip(header, cells, strict=False))) for cells in reader if any(cell.strip() for cell in cells)
-        ]
-    except csv.Error as error:
-        raise DataError(f"split_file: {path} is not a CSV file ({error})") from None
+    """Line number and cells of each row that is not empty."""
+    header, rows = read_table(path, f"split_file: {path}")
     unknown = sorted(set(header) - {*COLUMNS, BOX})
     if "image" not in header or "mask" not in header or unknown or len(set(header)) < len(header):
         columns = first_few((f"{cell:.60}" for cell in header), 10) or "none"
         raise DataError(f"split_file: {path} has the columns {columns}; need image and mask, and optionally split and group")
     return rows
+
+
+def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """The header of a CSV file, and line number and cells of each row that is not empty; commas, semicolons or tabs between cells.
+    Raises DataError."""
+    try:
+        text = read_text(path, MAX_BYTES, "utf-8-sig", "surrogateescape")
+        separator = max(",;\t", key=text.split("\n", 1)[0].count)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
+        header = [cell.strip().lower() for cell in next(reader, [])]
+        filled = (cells for cells in reader if any(cell.strip() for cell in cells))
+        return header, [(reader.line_num, dict(zip(header, cells, strict=False))) for cells in filled]
+    except OSError as error:
+        raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
+    except csv.Error as error:
+        raise DataError(f"{name} is not a CSV file ({error})") from None
 
 
 def split_csv_text(

@@ -16,7 +16,8 @@ Colour = tuple[int, int, int]
 
 GAP, LINE_HEIGHT, SQUARE, MAX_LEGEND = 8, 24, 18, 40
 CELL = 200  # longer side of an image in a contact sheet
-PANEL_SIDE, SAMPLE_SIDE = 512, 224  # the same of a panel of one image, and of one among several
+COLUMNS = 4  # images in a row of it
+PANEL_SIDE, SAMPLE_SIDE = 512, 224  # longer side of a panel of one image, and of one among several
 PANELS = ("image", "truth", "prediction", "errors")
 INK, PAPER = (40, 40, 40), 255
 DIMMED = 0.35  # of the image below the errors
@@ -113,11 +114,7 @@ def overlay_rows(image: Pixels, ids: Pixels, above: Pixels | None, below: Pixels
 
 
 def contact_sheet(
-    pictures: Sequence[tuple[Pixels, Pixels]],
-    labels: Sequence[str],
-    columns: int = 4,
-    names: Sequence[str] = (),
-    has_background: bool = True,
+    pictures: Sequence[tuple[Pixels, Pixels]], labels: Sequence[str], names: Sequence[str] = (), has_background: bool = True
 ) -> Pixels:
     """Each image with its overlay beside it and its label above; a row is as high as its highest image. `names`: of the classes,
     for a legend below."""
@@ -126,36 +123,17 @@ def contact_sheet(
         drawn = (image, overlay(image, ids, has_background))
         both = _beside([_widened(_resized(picture, _size_within(picture, CELL)), CELL) for picture in drawn])
         cells.append(_below([_text([(label, None)], both.shape[1], keeps_end=True), both]))
-    rows = [_beside(cells[start : start + columns], gap=3 * GAP) for start in range(0, len(cells), columns)]
+    rows = [_beside(cells[start : start + COLUMNS], gap=3 * GAP) for start in range(0, len(cells), COLUMNS)]
     sheet = _below([_widened(row, rows[0].shape[1]) for row in rows], gap=2 * GAP)
     return _below([sheet, legend([ids for _, ids in pictures], names, has_background, sheet.shape[1])])
 
 
-def error_picture(
-    image: Pixels, truth: Pixels, predicted: Pixels, id_names: Sequence[str], title: str, has_background: bool
+def error_sheet(
+    samples: Sequence[tuple[Pixels, Pixels, Pixels]], id_names: Sequence[str], has_background: bool, title: str = ""
 ) -> Pixels:
-    """H,W,3 uint8 image and H,W ids at one size → image | truth | prediction | errors, with title and legend, as RGB.
-
-    `has_background`: class 0 is what no class is, and has no colour.
-    """
-    sheet = _panel_sheet([(image, truth, predicted)], id_names, has_background, PANEL_SIDE)
-    return _framed(_below([_text([(title, None)], sheet.shape[1]), sheet]))
-
-
-def sample_sheet(
-    images: Sequence[Pixels],
-    truths: Sequence[Pixels],
-    predictions: Sequence[Pixels],
-    id_names: Sequence[str],
-    has_background: bool,
-) -> Pixels:
-    """A row for each image, as in error_picture; one legend for all of them."""
-    return _framed(_panel_sheet(list(zip(images, truths, predictions, strict=True)), id_names, has_background, SAMPLE_SIDE))
-
-
-def _panel_sheet(
-    samples: Sequence[tuple[Pixels, Pixels, Pixels]], id_names: Sequence[str], has_background: bool, side: int
-) -> Pixels:
+    """H,W,3 uint8 image, H,W true and predicted ids of each sample → a row of image | truth | prediction | errors, as RGB; one
+    legend for all of them. `has_background`: class 0 is what no class is, and has no colour."""
+    side = PANEL_SIDE if len(samples) == 1 else SAMPLE_SIDE
     is_binary = has_background and len(id_names) == 2
     rows = []
     for image, truth, predicted in samples:
@@ -170,7 +148,9 @@ def _panel_sheet(
         kinds = {ErrorKind.FOUND: "found", ErrorKind.MISSED: "missed", ErrorKind.FALSE: "falsely found"}
         meanings = [*((f"{id_names[1]}, {what}", ERROR_COLOURS[kind]) for kind, what in kinds.items())]
     classes = legend([truth for _, truth, _ in samples], id_names, has_background, sheet.shape[1])
-    return _below([sheet, classes, _text([("errors:", None), *meanings], sheet.shape[1])])
+    titles = [_text([(title, None)], sheet.shape[1])] if title else []
+    whole = _below([*titles, sheet, classes, _text([("errors:", None), *meanings], sheet.shape[1])])
+    return np.pad(whole, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
 
 
 def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
@@ -270,10 +250,6 @@ def _beside(pictures: Sequence[Pixels], gap: int = GAP) -> Pixels:
 def _below(pictures: Sequence[Pixels], gap: int = 0) -> Pixels:
     rows = [np.pad(picture, ((0, gap), (0, 0), (0, 0)), constant_values=PAPER) for picture in pictures]
     return np.vstack(rows)[: -gap or None]
-
-
-def _framed(picture: Pixels) -> Pixels:
-    return np.pad(picture, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
 
 
 def bar_chart(names: Sequence[str], charts: Sequence[tuple[str, Sequence[float]]]) -> Pixels:

@@ -60,12 +60,18 @@ def read_bytes(path: Path) -> bytes:
 
 def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
     """The content of a file, and its stamp from when it was opened. Raises ReadError."""
-    if (stored := find_member(path)) is not None:
-        return _read_member(stored), stored.stamp
+    stored = find_member(path)
     try:
-        with input_files.open_file(path) as file:
-            stamp = as_stamp(os.fstat(file.fileno()))
-            data = input_files.read_rest(file, MAX_BYTES)
+        if stored is not None:
+            data, stamp = stored.read(), stored.stamp
+        else:
+            with input_files.open_file(path) as file:
+                stamp = as_stamp(os.fstat(file.fileno()))
+                data = input_files.read_rest(file, MAX_BYTES)
+    except ShardError as error:
+        failure = ShardReadError(str(error))
+        failure.is_remote = stored.store.is_remote
+        raise failure from None
     except OSError as error:
         is_dangling = isinstance(error, FileNotFoundError) and path.is_symlink()
         raise ReadError(
@@ -74,18 +80,6 @@ def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
     if not data:
         raise ReadError("the file is empty")
     return data, stamp
-
-
-def _read_member(stored: Any) -> bytes:
-    try:
-        data: bytes = stored.read()
-    except ShardError as error:
-        failure = ShardReadError(str(error))
-        failure.is_remote = stored.store.is_remote
-        raise failure from None
-    if not data:
-        raise ReadError("the file is empty")
-    return data
 
 
 def file_stamp(path: Path) -> Stamp | None:
@@ -125,8 +119,8 @@ def content_digest(data: bytes) -> str:
 
 def open_file(path: Path) -> BinaryIO:
     """For reading. Raises ReadError."""
-    if (stored := find_member(path)) is not None:
-        return io.BytesIO(_read_member(stored))
+    if find_member(path) is not None:
+        return io.BytesIO(read_bytes(path))
     try:
         return input_files.open_file(path)
     except OSError as error:

@@ -76,8 +76,7 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
         if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):  # which is not turned
             wanted = [0, 3] if png_colour_type(data) == PNG_GREY_ALPHA else [2, 1, 0, 3]
             return np.ascontiguousarray(tiff_files.upright(image[:, :, wanted], orientation_of(data)))
-        _, flags = _reduction(data, min_side)
-        image = decode_with_opencv(data, flags)
+        image = decode_with_opencv(data, reduction(data, min_side)[1])
         if image.ndim == 2:
             return image[:, :, None]
         if png_colour_type(data) == PNG_GREY_ALPHA:
@@ -85,23 +84,12 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
         return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
-def decode_image_and_size(data: bytes, min_side: int | None, channels: int | None = None) -> tuple[Pixels, tuple[int, int]]:
-    """As decode_image, and height and width at full size."""
-    image = decode_image(data, min_side, channels)
-    factor, _ = _reduction(data, min_side)
-    return image, (image.shape[0] * factor, image.shape[1] * factor)
-
-
-def to_channels(image: Pixels, channels: int) -> Pixels:
-    """Repeats the channel of a grey image; returns any other image as it is."""
-    return np.repeat(image, channels, axis=2) if image.shape[2] == 1 and channels > 1 else image
-
-
 def refuse_bomb(data: bytes, expected: tuple[int, int] | None = None) -> None:
     """Raises ReadError for a small file that decompresses to a huge image, unless it has the expected height and width. The pages
     and channels of a TIFF are summed."""
     tiff = tiff_header(data)
-    size = tiff.stored_size if tiff is not None else None if data.startswith(NPY_START) else stored_size(data)
+    is_plain = not data.startswith((NPY_START, *TIFF_STARTS))
+    size = tiff.stored_size if tiff is not None else stored_size(data) if is_plain else None
     if size is None:
         return  # the decoder says what is wrong
     height, width = size
@@ -129,7 +117,7 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
     return buffer.tobytes()
 
 
-def _reduction(data: bytes, min_side: int | None) -> tuple[int, int]:
+def reduction(data: bytes, min_side: int | None) -> tuple[int, int]:
     """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's flags for it.
 
     The factor must divide both sides: rounded up, the image would be stretched against its mask.
@@ -240,7 +228,7 @@ def palette_colours(data: bytes) -> list[tuple[int, int, int]]:
     return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
 
 
-def mask_values_of(colours: Sequence[tuple[int, int, int]]) -> list[int]:
+def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
     """The value of each index in a mask with this palette: the index, unless its place means nothing. In a palette of black and
     white, black is 0 and white is 1; many greys that are in no order are their brightness."""
     greys = [red for red, green, blue in colours if red == green == blue]
@@ -300,16 +288,13 @@ def displayed_size(data: bytes) -> tuple[int, int] | None:
 
 
 def stored_size(data: bytes) -> tuple[int, int] | None:
-    """As picture_size; without PIL, which takes longer, for JPEG and PNG, and for TIFF, of which PIL knows fewer kinds."""
+    """As picture_size, but for JPEG and PNG without PIL, which takes longer. Not for TIFF, of which PIL knows few kinds."""
     frame = jpeg_frame(data)
     if frame is not None:
         return frame[:2]
     if data.startswith(PNG_START) and len(data) >= 24:
         width, height = struct.unpack_from(">II", data, 16)
         return height, width
-    if data.startswith(TIFF_STARTS):
-        tiff = tiff_header(data)
-        return None if tiff is None else tiff.stored_size
     return picture_size(data)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.image_decoding import NPY_START, Pixels, decode_image_and_size, map_npy, nodata_of, to_channels
+from unet_trainer.images.image_decoding import NPY_START, Pixels, decode_image, map_npy, nodata_of, reduction
 from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage
 from unet_trainer.images.tiling import Size, fit_image, resize_image
 
@@ -52,30 +52,27 @@ class ImageSpec:
 
     def to_batch(self, image: Pixels) -> Pixels:
         """H,W,C pixels of a file → H,W,C as in the batch, uint8 or float32."""
-        image = to_channels(image, self.channels)
+        image = np.repeat(image, self.channels, axis=2) if image.shape[2] == 1 < self.channels else image
         return image if self.is_8bit else image.astype(np.float32)
 
     def decode(self, data: bytes, min_side: int | None = None) -> Decoded:
         """The image in a file, as a model of this spec takes it. Raises ReadError."""
-        image, size = decode_image_and_size(data, min_side, self.channels)
-        is_missing = self.find_missing(image, nodata_of(data) if self.nodata or image.dtype.kind == "f" else None)
-        return Decoded(self._fill(image, is_missing), size, None if is_missing is None else np.all(is_missing, axis=2))
+        image = decode_image(data, min_side, self.channels)
+        factor, _ = reduction(data, min_side)
+        filled, is_missing = self.fill(image, nodata_of(data) if self.nodata or image.dtype.kind == "f" else None)
+        size = image.shape[0] * factor, image.shape[1] * factor
+        return Decoded(filled, size, None if is_missing is None else np.all(is_missing, axis=2))
 
-    def fill(self, image: Pixels, tag: float | None = None) -> Pixels:
-        """H,W,C pixels, values without data replaced by the mean. `tag`: of their file, which marks them too."""
-        return self._fill(image, self.find_missing(image, tag))
-
-    def find_missing(self, image: Pixels, tag: float | None) -> Pixels | None:
-        """As find_missing. Whole numbers are marked by the tag of their file alone, and only where it was one in training: 0 may be
-        black elsewhere."""
-        tags = () if tag is None or (image.dtype.kind != "f" and tag not in self.nodata) else (tag,)
-        return find_missing(image, tags if image.dtype.kind != "f" else (*self.nodata, *tags))
-
-    def _fill(self, image: Pixels, is_missing: Pixels | None) -> Pixels:
+    def fill(self, image: Pixels, tag: float | None = None) -> tuple[Pixels, Pixels | None]:
+        """H,W,C pixels, values without data replaced by the mean; and where these are, as in find_missing. `tag`: of their file,
+        which marks them too; whole numbers only where it was one in training: 0 may be black elsewhere."""
+        is_float = image.dtype.kind == "f"
+        marks = (*self.nodata, tag) if is_float else (tag,) if tag in self.nodata else ()
+        is_missing = find_missing(image, [mark for mark in marks if mark is not None])
         if is_missing is None:
-            return image
+            return image, None
         mean = np.array(self.mean if image.shape[2] == self.channels else [np.mean(self.mean)])
-        return np.where(is_missing, (mean if image.dtype.kind == "f" else mean.round()).astype(image.dtype), image)
+        return np.where(is_missing, (mean if is_float else mean.round()).astype(image.dtype), image), is_missing
 
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "mean": list(self.mean), "std": list(self.std), "nodata": list(self.nodata)}
@@ -109,10 +106,8 @@ def find_missing(image: Pixels, marks: Iterable[float] = ()) -> Pixels | None:
     with np.errstate(over="ignore", invalid="ignore"):  # a mark may be beyond what the depth can hold
         held = given.astype(dtype)
     if dtype.kind != "f":
-        held = held[held == given]
-        is_missing = (
-            np.isin(image, held).all(axis=2, keepdims=True) if held.size and dtype.kind in "ui" else np.zeros((1, 1, 1), bool)
-        )
+        held = held[(held == given) & (dtype.kind in "ui")]
+        is_missing = np.isin(image, held).all(axis=2, keepdims=True)
         return np.broadcast_to(is_missing, image.shape) if is_missing.any() else None
     low, high, limit = image.min(), image.max(), dtype.type(min(MISSING, float(np.finfo(dtype).max)))
     if is_regular := bool(-limit <= low and high <= limit):  # not with NaN
@@ -164,8 +159,8 @@ class ImageReader:
         """H,W,C of a part, in the file's own depth. Raises ReadError."""
         part = np.ascontiguousarray(self.source[rows, columns])
         nodata = self.source.nodata if isinstance(self.source, TiffImage) else None
-        filled = part if self.spec is None else self.spec.fill(part, nodata)
-        self.has_missing |= filled is not part
+        filled, is_missing = (part, None) if self.spec is None else self.spec.fill(part, nodata)
+        self.has_missing |= is_missing is not None
         return filled
 
     def read_resized(self, size: Size) -> Pixels:

@@ -33,8 +33,8 @@ Channels = tuple[int, int, int]
 
 
 def read_mask(path: Path) -> Pixels:
-    """H,W whole numbers as they are in the file: uint8 or uint16, a palette's index and not its colour (but see
-    image_mask_values_of); int32 for colours.
+    """H,W whole numbers as they are in the file: uint8 or uint16, of a palette the index and not the colour (but see
+    image_decoding.mask_values_of); int32 for colours.
 
     A picture in one colour with a varying alpha channel is a mask in its alpha channel.
     """
@@ -50,8 +50,11 @@ def decode_mask_or_alpha(data: bytes) -> tuple[Pixels, bool]:
     """The mask, and whether it is the alpha channel: of a picture in one colour with holes in it, the alpha channel is the mask."""
     with read_errors():
         tiff = TiffImage(io.BytesIO(data), as_ids=True) if data.startswith(TIFF_STARTS) else None
-        mask = _decode_mask_values(data) if tiff is None else _tiff_mask_values(tiff)
-        has_alpha = image_decoding.channels_with_alpha(data) > 0 if tiff is None else tiff.has_alpha
+        if tiff is None:
+            mask, has_alpha = _decode_mask_values(data), image_decoding.channels_with_alpha(data) > 0
+        else:
+            mask, has_alpha = tiff.read_all(), tiff.has_alpha
+            mask = whole_numbers(mask) if tiff.palette is None else _shown_values(mask[:, :, 0], tiff.palette.tolist())
         if has_alpha and (mask == mask.flat[0]).all():
             alpha = _decode_alpha(data)
             if alpha is not None and alpha.shape == mask.shape:
@@ -61,32 +64,22 @@ def decode_mask_or_alpha(data: bytes) -> tuple[Pixels, bool]:
         return mask, False
 
 
-def _tiff_mask_values(tiff: TiffImage) -> Pixels:
-    mask = tiff.read_all()
-    if tiff.palette is None:
-        return whole_numbers(mask)
-    return _shown_values(
-        mask[:, :, 0], image_decoding.mask_values_of([(red, green, blue) for red, green, blue in tiff.palette.tolist()])
-    )
-
-
 def _decode_mask_values(data: bytes) -> Pixels:
     if data.startswith(NPY_START):
         return whole_numbers(np.squeeze(image_decoding.decode_array(data)))
     if data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
         return np.ascontiguousarray(_join_colours(image_decoding.decode_with_pil(data, "RGB")))
     if image_decoding.has_palette(data):
-        return _shown_values(
-            image_decoding.decode_with_pil(data), image_decoding.mask_values_of(image_decoding.palette_colours(data))
-        )
+        return _shown_values(image_decoding.decode_with_pil(data), image_decoding.palette_colours(data))
     mask = image_decoding.decode_with_opencv(data, AS_STORED)  # applies EXIF rotation, as for images
     if image_decoding.png_bits(data) in (2, 4):  # OpenCV scales values of few bits to 255
         mask = mask // (255 // (2 ** image_decoding.png_bits(data) - 1))
     return whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
 
 
-def _shown_values(indices: Pixels, values: Sequence[int]) -> Pixels:
+def _shown_values(indices: Pixels, colours: Sequence[Sequence[int]]) -> Pixels:
     """H,W indices of a palette → the value of each; the indices themselves where two that occur have the same value."""
+    values = image_decoding.mask_values_of(colours)
     if values == list(range(len(values))) or indices.max() >= len(values):
         return indices
     lookup, used = np.array(values, np.uint8), cv2.calcHist([indices], [0], None, [256], [0, 256]).ravel()[: len(values)] > 0

@@ -37,24 +37,18 @@ class Polygon:
 
 def find_polygons(ids: Pixels) -> Iterator[tuple[int, Polygon]]:
     """Class id and outline of every object of an H,W mask but those of class 0; class by class, from top to bottom."""
-    for class_id in np.flatnonzero(cv2.calcHist([ids], [0], None, [256], [0, 256])[1:]) + 1:
-        for polygon in outline(ids, int(class_id)):
-            yield int(class_id), polygon
-
-
-def outline(ids: Pixels, class_id: int) -> Iterator[Polygon]:
-    """Of the objects of one class."""
-    _, labels, boxes, _ = cv2.connectedComponentsWithStats((ids == class_id).astype(np.uint8), connectivity=4)
-    for label in np.argsort(boxes[1:, cv2.CC_STAT_TOP], kind="stable") + 1:
-        left, top, width, height, num_pixels = boxes[label].tolist()
-        is_object = (labels[top : top + height, left : left + width] == label).astype(np.uint8)
-        # Each pixel becomes 2×2: a contour, which runs through their centres, is then a quarter of a pixel from the edge, and
-        # rounding leads to the corner of the pixel.
-        doubled = cv2.resize(is_object, None, fx=2, fy=2, interpolation=cv2.INTER_NEAREST)
-        contours, tree = cv2.findContours(doubled, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
-        rings = [_ring(contour[:, 0]) + np.array([left, top]) for contour in contours]
-        outer = int(np.argmin(tree[0, :, 3]))  # the one without a parent
-        yield Polygon(rings[outer], [ring for index, ring in enumerate(rings) if index != outer], num_pixels)
+    for class_id in (np.flatnonzero(cv2.calcHist([ids], [0], None, [256], [0, 256])[1:]) + 1).tolist():
+        _, labels, boxes, _ = cv2.connectedComponentsWithStats((ids == class_id).astype(np.uint8), connectivity=4)
+        for label in np.argsort(boxes[1:, cv2.CC_STAT_TOP], kind="stable") + 1:
+            left, top, width, height, num_pixels = boxes[label].tolist()
+            is_object = (labels[top : top + height, left : left + width] == label).astype(np.uint8)
+            # Each pixel becomes 2×2: a contour, which runs through their centres, is then a quarter of a pixel from the edge, and
+            # rounding leads to the corner of the pixel.
+            doubled = cv2.resize(is_object, None, fx=2, fy=2, interpolation=cv2.INTER_NEAREST)
+            contours, tree = cv2.findContours(doubled, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
+            rings = [_ring(contour[:, 0]) + np.array([left, top]) for contour in contours]
+            outer = int(np.argmin(tree[0, :, 3]))  # the one without a parent
+            yield class_id, Polygon(rings[outer], [ring for index, ring in enumerate(rings) if index != outer], num_pixels)
 
 
 def _ring(contour: Pixels) -> Ring:

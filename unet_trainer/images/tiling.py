@@ -156,11 +156,6 @@ def mirrored_to(image: Pixels, size: Size) -> Pixels:
     return np.pad(image, ((0, bottom), (0, right), (0, 0)), mode="reflect") if bottom or right else image
 
 
-def resize_pair(image: Pixels, mask: Pixels, size: Size) -> tuple[Pixels, Pixels]:
-    """Image and mask at (height, width). Mask values are ids, so they are never interpolated."""
-    return fit_image(image, size), resize_mask(mask, size)
-
-
 def fit_image(image: Pixels, size: Size) -> Pixels:
     """H,W,C at (height, width). Pixels are averaged where both sides shrink."""
     height, width = size

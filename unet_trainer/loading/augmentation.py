@@ -32,6 +32,7 @@ GROUPS = ("OneOf", "SomeOf", "Sequential", "RandomOrder")
 # They change the dtype or the layout of images: batches keep those of the files, and the device normalises them.
 REFUSED = ("Normalize", "ToFloat", "FromFloat", "ToTensorV2", "ToTensor3D", "Lambda", "Compose")
 ABSTRACT = ("BasicTransform", "DualTransform", "ImageOnlyTransform", "Transform3D")
+JITTER_NAME = "IntensityJitter"  # of an entry of a list that is no transform of albumentations
 NUM_TRIALS = 8  # a transform of probability p is tried with probability 1 - (1 - p)^8
 
 
@@ -79,19 +80,21 @@ def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_s
     problems: list[str] = []
     if isinstance(spec, str):
         geometry, colour = named_augmentation(spec, image_spec.channels, is_upright=False)
-        named = [_build_transform(item, problems) for item in [*geometry, *(colour if image_spec.is_8bit else [])]]
-        jitter = None if image_spec.is_8bit else partial(_jitter, strength=JITTER[spec], mean=image_spec.mean, std=image_spec.std)
-        return Augmentation([transform for transform in named if transform is not None], jitter)
-    entries: list[Any] = list(spec)
-    strengths = [_build_jitter(item[JITTER_NAME], image_spec, problems) for item in entries if _is_jitter(item)]
-    transforms = [_build_transform(item, problems) for item in entries if not _is_jitter(item)]
+        entries: list[Any] = [*geometry, *(colour if image_spec.is_8bit else [INTENSITY_JITTER[spec]])]
+    else:
+        entries = list(spec)
+    transforms, jitter = [], None
+    for item in entries:
+        if isinstance(item, dict) and JITTER_NAME in item:
+            strength = _build_jitter(item[JITTER_NAME], image_spec, problems)
+            jitter = partial(_jitter, strength=strength, mean=image_spec.mean, std=image_spec.std)
+        elif (transform := _build_transform(item, problems)) is not None:
+            transforms.append(transform)
     if problems:
         raise ConfigError("augmentation: " + "\n  augmentation: ".join(problems))
-    augmentation = Augmentation(
-        [transform for transform in transforms if transform is not None],
-        partial(_jitter, strength=strengths[-1], mean=image_spec.mean, std=image_spec.std) if strengths else None,
-        unit_range=None if image_spec.is_8bit else (image_spec.low, image_spec.high),
-    )
+    if isinstance(spec, str):
+        return Augmentation(transforms, jitter)
+    augmentation = Augmentation(transforms, jitter, None if image_spec.is_8bit else (image_spec.low, image_spec.high))
     _try_out(augmentation, size, image_spec)
     return augmentation
 
@@ -105,17 +108,8 @@ class Strength(NamedTuple):
     p: float
 
 
-JITTER = {name: Strength(**entry["IntensityJitter"]) for name, entry in INTENSITY_JITTER.items()}
-
-JITTER_NAME = "IntensityJitter"  # of an entry of a list that is no transform of albumentations
-
-
-def _is_jitter(item: Any) -> bool:
-    return isinstance(item, dict) and JITTER_NAME in item
-
-
 def _build_jitter(parameters: Any, image_spec: ImageSpec, problems: list[str]) -> Strength:
-    """The strength of a list's own entry for images that are not 8-bit."""
+    """The strength of a list's own entry for images that are not 8-bit. What is wrong is added to `problems`."""
     if image_spec.is_8bit:
         problems.append(f"{JITTER_NAME} is for images that are not 8-bit; RandomBrightnessContrast is for these")
     with contextlib.suppress(TypeError):
@@ -123,7 +117,7 @@ def _build_jitter(parameters: Any, image_spec: ImageSpec, problems: list[str]) -
         if all(type(value) in (int, float) and value >= 0 for value in strength):
             return strength
     problems.append(f"{JITTER_NAME}: need {', '.join(Strength._fields)}, each a number of at least 0")
-    return JITTER["default"]
+    return Strength(0.0, 0.0, 0.0, 0.0)
 
 
 def _jitter(

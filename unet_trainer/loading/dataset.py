@@ -7,19 +7,20 @@ import math
 import mmap
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, ReadError, content_digest, find_member, read_with_stamp, shown_path
+from unet_trainer.images.file_bytes import DataError, content_digest, find_member, naming, read_with_stamp, shown_path
 from unet_trainer.images.image_decoding import Pixels, refuse_bomb
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, decode_mask
-from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, resize_mask, resize_pair
+from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, fit_image, resize_mask
 from unet_trainer.loading.pixel_cache import ContentDamage, MemoryCache
 
 if TYPE_CHECKING:
@@ -56,38 +57,31 @@ class PairSize(NamedTuple):
 IMAGE_CHANGED, MASK_CHANGED, CACHE_DAMAGED = 1, 2, 4  # flags in SegmentationDataset.noticed
 
 
+@dataclass(eq=False)
 class SegmentationDataset:
     """Reads a pair, takes the sample from it and augments it."""
 
-    def __init__(
-        self,
-        pairs: Sequence[Pair],
-        sizes: Sequence[PairSize],
-        coding: MaskCoding,
-        image_spec: ImageSpec,
-        tiling: Tiling,
-        augmentation: Augmentation | None,
-        seed: int,
-        resize_masks: bool = False,
-    ) -> None:
-        self.pairs = pairs
-        self.sizes = sizes
-        self.coding = coding  # mask value → class id
-        self.image_spec = image_spec
-        self.tiling = tiling
-        self.augmentation = augmentation
-        self.seed = seed
-        self.resize_masks = resize_masks
-        self.mask_sizes: list[Size] | None = None  # of each pair; None: masks have the size of the samples
-        self.batch_mask_size = tiling.size  # of the masks of a batch: it holds every mask, so that the memory of a batch is fixed
-        if isinstance(tiling, WholeImages) and tiling.native_masks:
-            own = [size.image if resize_masks else size.mask for size in sizes]
-            if any(size != tiling.size for size in own):
+    pairs: Sequence[Pair]
+    sizes: Sequence[PairSize]
+    coding: MaskCoding  # mask value → class id
+    image_spec: ImageSpec
+    tiling: Tiling
+    augmentation: Augmentation | None
+    seed: int
+    resize_masks: bool = False
+    cache: MemoryCache | None = None
+    mask_sizes: list[Size] | None = field(init=False, default=None)  # of each pair; None: masks have the size of the samples
+
+    def __post_init__(self) -> None:
+        # Of the masks of a batch: it holds every mask, so that the memory of a batch is fixed.
+        self.batch_mask_size = self.tiling.size
+        if isinstance(self.tiling, WholeImages) and self.tiling.native_masks:
+            own = [size.image if self.resize_masks else size.mask for size in self.sizes]
+            if any(size != self.tiling.size for size in own):
                 self.mask_sizes = own
                 self.batch_mask_size = max(height for height, _ in own), max(width for _, width in own)
-        self.cache: MemoryCache | None = None
         # Of each pair, what was noticed while it was read; shared with the workers, which are forked from this process.
-        self.noticed = np.frombuffer(mmap.mmap(-1, max(1, len(pairs))), np.uint8)
+        self.noticed = np.frombuffer(mmap.mmap(-1, max(1, len(self.pairs))), np.uint8)
         self._taken = np.zeros_like(self.noticed)
         self._last_read: tuple[int, Pixels, Pixels] | None = None  # consecutive tiles come from one image
 
@@ -108,7 +102,8 @@ class SegmentationDataset:
         if self.augmentation is not None:
             drawn_by = (self.seed, AUGMENT_STREAM, epoch, index)
             image, mask = self.augmentation(image, mask, drawn_by, is_gentle=epoch >= PILOT_EPOCH)
-            image, mask = resize_pair(image, mask, self.tiling.size)  # the user's list may hold crops
+            # The user's list may hold crops.
+            image, mask = fit_image(image, self.tiling.size), resize_mask(mask, self.tiling.size)
         return image, mask, was_read - started, time.perf_counter() - was_read
 
     def clone_for_worker(self) -> SegmentationDataset:
@@ -143,13 +138,11 @@ class SegmentationDataset:
         return self.tiling.extract(*self._pixels(pair), epoch, index)
 
     def _pixels(self, index: int) -> tuple[Pixels, Pixels]:
-        last = self._last_read
-        if last is not None and last[0] == index:
-            return last[1:]
-        image, mask = self._read(index)
-        if isinstance(self.tiling, Tiles):
-            self._last_read = (index, image, mask)
-        return image, mask
+        if not isinstance(self.tiling, Tiles):
+            return self._read(index)
+        if self._last_read is None or self._last_read[0] != index:
+            self._last_read = (index, *self._read(index))
+        return self._last_read[1:]
 
     def take_noticed(self, flag: int) -> list[int]:
         """The pairs of which this was noticed, each once."""
@@ -168,15 +161,13 @@ class SegmentationDataset:
         # A JPEG may be decoded at a fraction while it stays twice the size of the sample: resizing then still averages pixels.
         min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
         known = self.sizes[index]
-        path = pair.image
-        try:
-            image, size, is_missing = self.image_spec.decode(self._content(index, path, known.image_state, IMAGE_CHANGED), min_side)
-            path = pair.mask
-            data = self._content(index, path, known.mask_state, MASK_CHANGED)
+        with naming(shown_path(pair.image)):
+            data = self._content(index, pair.image, known.image_state, IMAGE_CHANGED)
+            image, size, is_missing = self.image_spec.decode(data, min_side)
+        with naming(shown_path(pair.mask)):
+            data = self._content(index, pair.mask, known.mask_state, MASK_CHANGED)
             refuse_bomb(data, known.mask)
             mask = self.coding.encode(decode_mask(data))
-        except ReadError as error:
-            raise DataError(f"{shown_path(path)}: {error}") from None
         if mask.shape != known.mask or (mask == UNKNOWN).any():
             raise DataError(f"{pair.mask}: changed since the run began")
         has_kind = image.shape[2] in (1, self.image_spec.channels) and (image.dtype == np.uint8) == self.image_spec.is_8bit
@@ -196,39 +187,27 @@ class SegmentationDataset:
         return data
 
 
+@dataclass(eq=False)
 class EpochBatches:
     """The batches of every epoch as lists of (epoch, index). With `num_parts`, that many epochs share one pass over the samples.
 
     The processes of a job divide what one process would read. Shuffled: the order is that of the seed, a step takes the next
-    batch_size × world_size samples of it, and each process its slice of them, so all have the same number of batches. Else `own`
-    holds the samples of this process.
+    batch_size × world_size samples of it, and each process its slice of them, so all have the same number of batches.
     """
 
-    def __init__(
-        self,
-        num_samples: int,
-        batch_size: int,
-        seed: int,
-        shuffle: bool,
-        num_parts: int = 1,
-        rank: int = 0,
-        world_size: int = 1,
-        own: Sequence[int] | None = None,
-    ) -> None:
-        self.num_samples = num_samples
-        self.num_parts = num_parts
-        self.batch_size = batch_size
-        self.seed = seed
-        self.shuffle = shuffle  # training: shuffled, without the last partial batch, so that shapes are static
-        self.rank = rank
-        self.world_size = world_size
-        self.own = np.arange(num_samples) if own is None else np.asarray(own, np.int64)
-        self._last: tuple[int, np.ndarray] | None = None  # epoch and its order, of the last call
+    samples: NDArray[np.int64]  # shuffled: those of all processes; else those of this one, in order
+    batch_size: int
+    seed: int
+    shuffle: bool  # training: shuffled, without the last partial batch, so that shapes are static
+    num_parts: int = 1
+    rank: int = 0
+    world_size: int = 1
+    _last: tuple[int, NDArray[np.int64]] | None = field(init=False, default=None)  # epoch and its order, of the last call
 
     def __len__(self) -> int:
         if self.shuffle:
-            return self.num_samples // self.num_parts // (self.batch_size * self.world_size)
-        return -(-len(self.own) // self.batch_size)
+            return len(self.samples) // self.num_parts // (self.batch_size * self.world_size)
+        return -(-len(self.samples) // self.batch_size)
 
     def keys(self, epoch: int, batch: int) -> list[Key]:
         """The samples of one batch of an epoch."""
@@ -241,12 +220,12 @@ class EpochBatches:
         """Of this process's batch, among those of all processes."""
         return batch * self.world_size + self.rank if self.shuffle else batch
 
-    def _order(self, epoch: int) -> np.ndarray:
+    def _order(self, epoch: int) -> NDArray[np.int64]:
         if not self.shuffle:
-            return self.own
+            return self.samples
         one_pass, part = divmod(epoch, self.num_parts)
-        order = np.random.default_rng([self.seed, ORDER_STREAM, one_pass]).permutation(self.num_samples)
-        length = self.num_samples // self.num_parts
+        order = np.random.default_rng([self.seed, ORDER_STREAM, one_pass]).permutation(self.samples)
+        length = len(self.samples) // self.num_parts
         return order[part * length : (part + 1) * length]
 
 

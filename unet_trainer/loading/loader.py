@@ -14,16 +14,16 @@ from typing import TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch, BatchAssembler, EpochBatches, Key, SegmentationDataset
-from unet_trainer.loading.worker_pool import WorkerError, WorkerPool
+from unet_trainer.loading.worker_pool import STOP_SECONDS, WorkerError, WorkerPool
 from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 from unet_trainer.system.distributed import Launch
 
 Outcome = TypeVar("Outcome")
 
-STOP_SECONDS = 30.0  # for what is still read after a signal, to finish an accumulation group
 CUTMIX_STREAM = 5  # part of the seed: independent of the random numbers of order, augmentation and crops
 SMALLEST, LARGEST = 0.2, 0.7  # side of a rectangle, as a share of the image's
 MAX_WAIT = 0.10  # share of an epoch up to which there is no advice
@@ -50,8 +50,8 @@ class Loader:
     ) -> None:
         self.dataset = dataset
         rank, world_size = (0, 1) if launch is None else (launch.rank, launch.world_size)
-        own = None if shuffle or world_size == 1 else samples_of(dataset, rank, world_size)
-        self.batches = EpochBatches(len(dataset), batch_size, dataset.seed, shuffle, num_parts, rank, world_size, own)
+        samples = np.arange(len(dataset)) if shuffle or world_size == 1 else samples_of(dataset, rank, world_size)
+        self.batches = EpochBatches(samples, batch_size, dataset.seed, shuffle, num_parts, rank, world_size)
         self.assembler = BatchAssembler(dataset, self.batches)
         self.pool = pool
         self.number = 0 if pool is None else pool.add(self.assembler)
@@ -136,9 +136,9 @@ class Loader:
         return self.assembler.files(epoch, batch)
 
 
-def samples_of(dataset: SegmentationDataset, rank: int, world_size: int) -> list[int]:
+def samples_of(dataset: SegmentationDataset, rank: int, world_size: int) -> NDArray[np.int64]:
     """Every world_size-th image, with all of its tiles: each would be decoded by each process otherwise. No sample comes twice."""
-    return [index for index in range(len(dataset)) if dataset.tiling.pair_index(index) % world_size == rank]
+    return np.flatnonzero([dataset.tiling.pair_index(index) % world_size == rank for index in range(len(dataset))])
 
 
 # CutMix: in some images of a batch, a rectangle is replaced by that of the image before, and so is its mask: a context that the
@@ -190,22 +190,19 @@ def advise(times: EpochTimes, num_cores: int, cache: str, on_cpu: bool) -> str |
     """One sentence when the model waits for more than a tenth of the time, else None."""
     if times.data_wait <= MAX_WAIT:
         return None
-    limit = times.images_per_second / max(1 - times.data_wait, 0.01)  # without any wait
-    workers = max(1, times.num_workers)
-    per_image = times.read_seconds + times.augment_seconds
-    rates: dict[str, float] = {}  # setting → images per second that the workers could read
+    rates = {"": 0.0}  # setting → images per second that the workers could read
     most = num_cores - 1 if not on_cpu else num_cores // 2
     if most > times.num_workers:
-        rates[f"num_workers: {most}"] = most / max(per_image, 1e-9)
+        rates[f"num_workers: {most}"] = most / max(times.read_seconds + times.augment_seconds, 1e-9)
     if cache == "none":
-        rates["cache: ram"] = workers / max(times.augment_seconds, 1e-9)
+        rates["cache: ram"] = max(1, times.num_workers) / max(times.augment_seconds, 1e-9)
     reason = (
         f"the model waits for data in {times.data_wait:.0%} of the time "
         f"(reading {times.read_seconds * 1e3:.1f} ms and augmenting {times.augment_seconds * 1e3:.1f} ms an image, "
         f"{times.num_workers} workers)"
     )
-    setting, rate = max(rates.items(), key=lambda item: item[1], default=("", 0.0))
-    rate = min(rate, limit)
+    setting = max(rates, key=lambda name: rates[name])
+    rate = min(rates[setting], times.images_per_second / max(1 - times.data_wait, 0.01))  # at most as without any wait
     if rate < MIN_GAIN * times.images_per_second:
         return f"{reason}; a smaller image_size or a lighter augmentation would help, or more cores"
     return f"{reason}; {setting} would give about {rate:.0f} images/s instead of {times.images_per_second:.0f}"

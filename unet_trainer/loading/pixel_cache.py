@@ -2,8 +2,8 @@
 
 A cache is filled before the first step and only read afterwards, so workers need no locks. The name of its file is a digest of
 the time and size of every image and mask: when one of them changes, the cache is built anew. All who may read the folder share it.
-Drafts of killed runs and files that no run has used for a while are deleted, never one that a run has open. Behind the pairs the
-file has a checksum of each, which is checked when a run reads the pair first.
+Drafts of killed runs and files that no run has used for a while are deleted, never one that a run has open. In the file each pair
+ends with a checksum, which is checked when a run reads the pair first.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import json
 import math
 import mmap
 import os
-import struct
-import sys
 import threading
 import time
 import weakref
@@ -36,10 +34,8 @@ from unet_trainer.system.resources import free_disk, free_host_memory
 
 MAX_SHARE = 0.5  # of the free memory or disk: the rest is left to the run
 BLOCK = 4096  # bytes: a pair begins with a block
-FORMAT = 4
-TAIL = struct.Struct("<8sQI")  # magic, number of pairs, checksum of the table of checksums
-MAGIC = b"unetpix3"
-CHECKSUM_BYTES = 4
+FORMAT = 5
+CHECKSUM_BYTES = 4  # the last ones of a pair's blocks
 SUFFIX, DRAFT_SUFFIX = ".pixels", ".draft"
 DRAFT_SECONDS = 24 * 3600  # where files cannot be locked, an older draft was left by a killed run
 UNUSED_SECONDS = 14 * 24 * 3600  # a cache that was not used for longer is deleted
@@ -65,7 +61,7 @@ class CacheEntry(NamedTuple):
 
     @property
     def end(self) -> int:
-        num_bytes = math.prod(self.shape) * self.itemsize + math.prod(self.mask_size)
+        num_bytes = math.prod(self.shape) * self.itemsize + math.prod(self.mask_size) + CHECKSUM_BYTES
         return self.start + -(-num_bytes // BLOCK) * BLOCK
 
     def views(self, content: Pixels) -> tuple[Pixels, Pixels]:
@@ -73,19 +69,6 @@ class CacheEntry(NamedTuple):
         middle = math.prod(self.shape) * self.itemsize
         image = content[:middle].view(np.uint8 if self.itemsize == 1 else np.float32).reshape(self.shape)
         return image, content[middle : middle + math.prod(self.mask_size)].reshape(self.mask_size)
-
-
-def lay_out(
-    shapes: Sequence[tuple[int, int, int]], itemsize: int, max_bytes: int, mask_sizes: Sequence[Size] | None = None
-) -> list[CacheEntry]:
-    """Entries for the first pairs, one after the other, up to `max_bytes`."""
-    entries: list[CacheEntry] = []
-    for shape, mask_size in zip(shapes, mask_sizes or [shape[:2] for shape in shapes], strict=True):
-        entry = CacheEntry(_end(entries), shape, itemsize, mask_size)
-        if entry.end > max_bytes:
-            break
-        entries.append(entry)
-    return entries
 
 
 def _end(entries: Sequence[CacheEntry]) -> int:
@@ -127,30 +110,24 @@ class DiskCache(MemoryCache):
     """As MemoryCache, in a file that is mapped into memory; may be read from several threads and forked processes."""
 
     def __init__(self, path: Path, every_entry: Sequence[CacheEntry]) -> None:
-        """The file has these entries or the first of them. Raises OSError, and ContentDamage."""
+        """The file has these entries or the first of them, by its size. Raises OSError, and ContentDamage."""
         self.path = path
         self.handle = open_handle(path, follow=False)
         weakref.finalize(self, os.close, self.handle)
         self.size = os.fstat(self.handle).st_size
-        if self.size < TAIL.size:
-            raise ContentDamage("it is too short")
+        self.entries = [entry for entry in every_entry if entry.end <= self.size]
+        if not self.entries or _end(self.entries) != self.size:
+            raise ContentDamage("it does not end with a pair")
         self.content = np.frombuffer(mmap.mmap(self.handle, self.size, access=mmap.ACCESS_READ), np.uint8)
-        magic, num_entries, checksum = TAIL.unpack(self.content[-TAIL.size :].tobytes())
-        self.entries = every_entry[:num_entries]
-        if magic != MAGIC or num_entries > len(every_entry) or self.size != _file_bytes(self.entries):
-            raise ContentDamage("it does not end as it should")
-        table = self.content[_end(self.entries) : -TAIL.size].tobytes()
-        if zlib.crc32(table) != checksum:
-            raise ContentDamage("its table of checksums is damaged")
-        self.checksums = np.frombuffer(table, "<u4")
-        self.is_checked = np.frombuffer(mmap.mmap(-1, max(1, num_entries)), np.uint8)  # shared with forked processes
+        self.is_checked = np.frombuffer(mmap.mmap(-1, len(self.entries)), np.uint8)  # shared with forked processes
 
     def pair(self, index: int) -> tuple[Pixels, Pixels]:
         if os.fstat(self.handle).st_size != self.size:  # reading beyond its end would be a SIGBUS
             raise ContentDamage("it has become shorter")
         entry = self.entries[index]
         if not self.is_checked[index]:
-            if zlib.crc32(self.content[entry.start : entry.end].data) != self.checksums[index]:
+            content = self.content[entry.start : entry.end]
+            if _checksum(content) != content[-CHECKSUM_BYTES:].tobytes():
                 raise ContentDamage("its content has changed")
             self.is_checked[index] = 1
         return super().pair(index)
@@ -184,9 +161,15 @@ def fill_cache(
             for _ in ahead:
                 tick()
 
+    every_entry: list[CacheEntry] = []
+    for shape, mask_size in zip(shapes, mask_sizes or [shape[:2] for shape in shapes], strict=True):
+        every_entry.append(CacheEntry(_end(every_entry), shape, itemsize, mask_size))
+
+    def fitting(free: int) -> list[CacheEntry]:
+        return [entry for entry in every_entry if entry.end <= MAX_SHARE * (free if limit is None else limit)]
+
     if place == "ram":
-        free = free_host_memory() if limit is None else limit
-        cache = MemoryCache(lay_out(shapes, itemsize, int(free * MAX_SHARE), mask_sizes))
+        cache = MemoryCache(fitting(free_host_memory()))
         for_each(cache.write, len(cache))
         return cache
     identity = [FORMAT, list(stamp), itemsize, list(shapes), *([] if mask_sizes is None else [list(mask_sizes)])]
@@ -195,10 +178,10 @@ def fill_cache(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _delete_old_files(folder, keep=path)
-        every_entry = lay_out(shapes, itemsize, sys.maxsize, mask_sizes)
         found = _find_cache(path, every_entry)
-        max_bytes = int((free_disk(folder) if limit is None else limit) * MAX_SHARE)
-        entries = [entry for entry in every_entry if entry.end <= max_bytes]
+        entries = fitting(free_disk(folder))
+        if found is None and not entries:
+            return MemoryCache([])
         if found is None or len(found) < len(entries):
             _build(path, entries, for_each)
             found = _find_cache(path, entries)
@@ -220,21 +203,22 @@ def _find_cache(path: Path, every_entry: Sequence[CacheEntry]) -> DiskCache | No
     return None
 
 
-def _file_bytes(entries: Sequence[CacheEntry]) -> int:
-    return _end(entries) + CHECKSUM_BYTES * len(entries) + TAIL.size
+def _checksum(content: Pixels) -> bytes:
+    """Of the blocks of a pair, without the checksum at their end."""
+    return zlib.crc32(content[:-CHECKSUM_BYTES].data).to_bytes(CHECKSUM_BYTES, "little")
 
 
 def _build(path: Path, entries: Sequence[CacheEntry], for_each: Callable[[Callable[..., None], int], None]) -> None:
     """Written under a temporary name until it is complete: another run may be building the same cache."""
     draft = path.with_name(f".{path.name}.{os.getpid()}-{time.time_ns()}{DRAFT_SUFFIX}")
-    checksums, lock = np.zeros(len(entries), "<u4"), threading.Lock()
+    lock = threading.Lock()
 
     def store(index: int, pixels: tuple[Pixels, Pixels]) -> None:
         entry = entries[index]
         content = np.zeros(entry.end - entry.start, np.uint8)
         for view, part in zip(entry.views(content), pixels, strict=True):
             view[:] = part
-        checksums[index] = zlib.crc32(content.data)
+        content[-CHECKSUM_BYTES:] = np.frombuffer(_checksum(content), np.uint8)
         with lock:
             file.seek(entry.start)
             file.write(content.data)
@@ -243,10 +227,8 @@ def _build(path: Path, entries: Sequence[CacheEntry], for_each: Callable[[Callab
         with draft.open("xb") as file:
             lock_shared(file.fileno())  # as long as this process lives, nobody takes the draft for that of a killed run
             if hasattr(os, "posix_fallocate"):  # a full disk is told before hours are spent
-                os.posix_fallocate(file.fileno(), 0, _file_bytes(entries))
+                os.posix_fallocate(file.fileno(), 0, _end(entries))
             for_each(store, len(entries))
-            file.seek(_end(entries))
-            file.write(checksums.tobytes() + TAIL.pack(MAGIC, len(entries), zlib.crc32(checksums.tobytes())))
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)

@@ -45,7 +45,7 @@ POLL_SECONDS = 1  # between liveness checks while waiting for a batch
 MIN_BUFFERS = 4
 BUFFERS_AHEAD = 8  # batches: enough for a pause of the workers, or for the end of an epoch
 MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
-STOP_SECONDS = 30.0  # for what is read again in this process when a signal has come
+STOP_SECONDS = 30.0  # for what this process still reads after a signal, to finish an accumulation group
 
 
 # Copies to the GPU, in a stream of their own: a batch is copied while the previous step still computes.

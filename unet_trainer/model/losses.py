@@ -205,9 +205,6 @@ class WeightedLoss(torch.nn.Module):
         target = self.target(logits, masks)
         return torch.cat([(self.terms[name].eval_sums or self.terms[name].sums)(target).reshape(-1) for name in self.weights])
 
-    def num_sums(self) -> int:
-        return sum(self.sum_lengths)
-
     def from_sums(self, sums: torch.Tensor) -> float:
         """The loss of a set, from its summed row on the host."""
         class_weights = torch.tensor(self.host_class_weights, dtype=sums.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -63,43 +63,34 @@ def class_counts(matrices: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Scores:
-    """Scores of each class that is reported, None where a score is undefined, and the means of IoU and Dice."""
+    """`classes`: IoU, Dice, precision and recall of each class that is reported; None: undefined. And the means of IoU and Dice."""
 
-    per_class_iou: list[float | None]
-    per_class_dice: list[float | None]
-    confusion: list[list[int]] = field(default_factory=list)  # that they were computed from: rows truth, columns prediction
-    per_class_precision: list[float | None] = field(default_factory=list)
-    per_class_recall: list[float | None] = field(default_factory=list)
+    classes: list[dict[str, float | None]]
+    confusion: list[list[int]]  # that they were computed from: rows truth, columns prediction
+
+    @property
+    def per_class_iou(self) -> list[float | None]:
+        return [scores["iou"] for scores in self.classes]
 
     @property
     def iou(self) -> float:
-        return _mean(self.per_class_iou)
+        return self._mean("iou")
 
     @property
     def dice(self) -> float:
-        return _mean(self.per_class_dice)
+        return self._mean("dice")
+
+    def _mean(self, name: str) -> float:
+        present = [value for scores in self.classes if (value := scores[name]) is not None]
+        return sum(present) / len(present) if present else math.nan
 
 
 def compute_scores(matrix: torch.Tensor, num_classes: int) -> Scores:
     """From a summed confusion matrix. With one class the foreground alone is reported."""
     on_host = matrix.cpu()
-    counts = on_host.to(torch.float64)
-    hits, in_truth, in_prediction = (column.tolist() for column in class_counts(counts.unsqueeze(0))[0].T)
-    first = 1 if num_classes == 1 else 0
-    classes = list(zip(hits, in_truth, in_prediction, strict=True))[first:]
-    scores = [{name: ratio(*parts) for name, parts in overlap_ratios(*counts).items()} for counts in classes]
-    return Scores(
-        per_class_iou=[one["iou"] for one in scores],
-        per_class_dice=[one["dice"] for one in scores],
-        confusion=on_host.tolist(),
-        per_class_precision=[one["precision"] for one in scores],
-        per_class_recall=[one["recall"] for one in scores],
-    )
-
-
-def _mean(values: list[float | None]) -> float:
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present else math.nan
+    counts = class_counts(on_host.double().unsqueeze(0))[0].tolist()[1 if num_classes == 1 else 0 :]
+    ratios = [overlap_ratios(*of_class) for of_class in counts]
+    return Scores([{name: ratio(*parts) for name, parts in one.items()} for one in ratios], on_host.tolist())
 
 
 # Masks at their own size beside a model that sees another: scores are counted at the masks' size, the loss at the model's. Nothing

@@ -18,7 +18,6 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
@@ -56,31 +55,11 @@ class HubFile:
                     raise
 
 
-@dataclass(frozen=True)
-class UrlFile:
-    """A file of another server, and where torch.hub keeps it."""
-
-    url: str
-    path: str
-
-    def is_here(self) -> bool:
-        return Path(self.path).is_file()
-
-    def download(self) -> None:
-        path, draft = Path(self.path), Path(f"{self.path}.{os.getpid()}.part")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            urllib.request.urlretrieve(self.url, draft)
-            draft.replace(path)
-        finally:
-            draft.unlink(missing_ok=True)
-
-
 def choose_encoder_weights(encoder: str, say: Callable[[str], object], time_limit: float = TIME_LIMIT) -> tuple[str | None, str]:
     """ "imagenet" or None for random weights, and why, in one clause. `say` is told when a download begins."""
     files = weight_files(encoder, "imagenet")
     if not files:
-        return None, f"{encoder} has no imagenet weights: random weights"
+        return None, f"the hub has no imagenet weights of {encoder}: random weights"
     if all(file.is_here() for file in files):
         return "imagenet", "on this machine"
     if constants.HF_HUB_OFFLINE:
@@ -99,7 +78,7 @@ def is_here(encoder: str, weights: str) -> bool:
     return bool(files) and all(file.is_here() for file in files)
 
 
-def weight_files(encoder: str, weights: str) -> list[HubFile | UrlFile]:
+def weight_files(encoder: str, weights: str) -> list[HubFile]:
     """What segmentation-models-pytorch or timm load for an encoder that exists; empty where there are no such weights."""
     if encoder.startswith("tu-"):
         return _timm_files(encoder.removeprefix("tu-"))
@@ -111,27 +90,23 @@ def weight_files(encoder: str, weights: str) -> list[HubFile | UrlFile]:
     return [HubFile(settings["repo_id"], settings["revision"], (name,)) for name in ("config.json", "model.safetensors")]
 
 
-def _timm_files(name: str) -> list[HubFile | UrlFile]:
+def _timm_files(name: str) -> list[HubFile]:
+    """Empty for the few that lie on other servers: timm itself fetches them, where imagenet is asked for."""
     import timm
-    import torch
 
     try:
         source = timm.get_pretrained_cfg(name)
     except RuntimeError:  # a tag that does not exist, which build_network refuses
         return []
-    if source is not None and source.hf_hub_id:
-        repo_id, _, revision = source.hf_hub_id.partition("@")
-        return [HubFile(repo_id, revision or None, (source.hf_hub_filename,) if source.hf_hub_filename else TIMM_NAMES)]
-    if source is not None and source.url and isinstance(source.url, str):
-        path = Path(torch.hub.get_dir(), "checkpoints", Path(urlsplit(source.url).path).name)
-        return [UrlFile(source.url, str(path))]
-    return []
+    if source is None or not source.hf_hub_id:
+        return []
+    repo_id, _, revision = source.hf_hub_id.partition("@")
+    return [HubFile(repo_id, revision or None, (source.hf_hub_filename,) if source.hf_hub_filename else TIMM_NAMES)]
 
 
-def fetch(files: list[HubFile | UrlFile], time_limit: float) -> str | None:
+def fetch(files: list[HubFile], time_limit: float) -> str | None:
     """Downloads the files into their caches; returns None, or why it failed."""
-    first = files[0]
-    if failure := _check_connection(first.url if isinstance(first, UrlFile) else constants.ENDPOINT):
+    if failure := _check_connection(constants.ENDPOINT):
         return failure
     command = [sys.executable, "-P", __file__, json.dumps([asdict(file) for file in files])]
     variables = {**os.environ, "HF_ENDPOINT": constants.ENDPOINT, "HF_HUB_CACHE": str(constants.HF_HUB_CACHE)}
@@ -188,7 +163,7 @@ def main(content: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an exception, so that parts of files are deleted
     try:
         for file in json.loads(content):
-            (HubFile if "repo_id" in file else UrlFile)(**file).download()
+            HubFile(**file).download()
     except Exception as error:  # whatever it is, the run goes on without these weights
         cause: BaseException = error
         while cause.__cause__ is not None:

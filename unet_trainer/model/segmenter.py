@@ -8,23 +8,24 @@ Training, evaluation, prediction and export use this one module. There is no def
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import OWN, id_names
 from unet_trainer.images.drawing import BACKGROUND_COLOUR, class_colours
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import MaskCoding, as_lists, as_tuples
+from unet_trainer.system.json_cache import Shape, pick
 
 AUXILIARY = "auxiliary"  # module of a network that is used in training only, see deep_supervision
+MAX_SIDE = 8192  # of a training sample or a tile
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
-# Bounds of a spec that is read from a file; config/schema.py has those of what can be asked for.
-MAX_CHANNELS, MAX_IDS, MAX_SIDE, MAX_VALUE, MAX_FLOAT32, MAX_MARKS = 4096, 254, 8192, 2**32, 3.4e38, 64
 
 
 @dataclass(frozen=True)
@@ -66,70 +67,45 @@ class SegmenterSpec:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> SegmenterSpec:
-        """Raises KeyError, TypeError or ValueError for content that is no spec. Earlier versions saved fewer fields."""
-        _check_content(content)
-        known = {field.name: as_tuples(content[field.name]) for field in fields(SegmenterSpec) if field.name in content}
-        parts = {"image": ImageSpec.from_dict(content["image"]), "coding": MaskCoding.from_dict(content["coding"])}
-        return SegmenterSpec(**{**known, **parts})
+        """Raises KeyError, TypeError or ValueError for content that no run can have saved. Earlier versions saved fewer fields."""
+        found = {name: as_tuples(value) for name, value in pick(SAVED, content).items()}
+        image, coding = ImageSpec.from_dict(content["image"]), MaskCoding.from_dict(content["coding"])
+        spec = SegmenterSpec(**{"decoder_channels": None, **found, "image": image, "coding": coding})
+        sides, num_ids = spec.source_sides or (1.0, 1.0), spec.num_ids
+        is_right = {
+            "image": len(image.mean) == len(image.std) == image.channels and None not in content["image"].values(),
+            "coding": coding.values is None or len(coding.values) == num_ids,
+            "id_names or id_colours": len(spec.id_names) == len(spec.id_colours) == num_ids,
+            "source_sides": 0 < sides[0] <= sides[1],
+        }
+        if wrong := [name for name, is_so in is_right.items() if not is_so]:
+            raise ValueError(f"{', '.join(wrong)} of its spec cannot be right")
+        return spec
 
 
-def _check_content(content: Mapping[str, Any]) -> None:
-    """Raises ValueError for values that no run can have saved: a file may come from anywhere."""
-    image, coding = content["image"], content["coding"]
-    num_channels, num_classes = image["channels"], content["num_classes"]
-    is_count = _is_whole(num_channels, 1, MAX_CHANNELS) and _is_whole(num_classes, 1, MAX_IDS)
-    num_ids = max(2, num_classes) if is_count else 0
-    decoder_channels, values = content["decoder_channels"], coding["values"]
-    tile, sides = content.get("tile"), content.get("source_sides")
-    is_right = {
-        "channels or num_classes": is_count,
-        "depth": isinstance(image["depth"], str),
-        "mean": _are_numbers(image["mean"]) and len(image["mean"]) == num_channels,
-        "std": _are_numbers(image["std"]) and len(image["std"]) == num_channels and all(value > 0 for value in image["std"]),
-        "nodata": _are_numbers(image.get("nodata", []))
-        and len(image.get("nodata", [])) <= MAX_MARKS
-        and isinstance(image.get("ignores_nodata", False), bool),
-        "low and high": _are_numbers([image["low"], image["high"]]),
-        "coding": (values is None or len(values) == num_ids)
-        and all(value is None or _is_whole(value, -MAX_VALUE, MAX_VALUE) for value in _flat(list(coding.values()))),
-        "id_names": _are_texts(content["id_names"]) and len(content["id_names"]) == num_ids,
-        "id_colours": len(content["id_colours"]) == num_ids
-        and all(len(colour) == 3 and all(_is_whole(part, 0, 255) for part in colour) for colour in content["id_colours"]),
-        "image_size": _is_size(content["image_size"]),
-        "tile": tile is None or _is_size(tile),
-        "source_sides": sides is None or (_are_numbers(sides) and len(sides) == 2 and 0 < sides[0] <= sides[1]),
-        "fit": content["fit"] in ("resize", "crop"),
-        "architecture or encoder": _are_texts([content["architecture"], content["encoder"]]),
-        "decoder_channels": decoder_channels is None or all(_is_whole(number, 1, MAX_CHANNELS) for number in decoder_channels),
-        "decoder_attention": content.get("decoder_attention", "none") in ("none", "scse"),
-    }
-    wrong = [name for name, is_so in is_right.items() if not is_so]
-    if wrong:
-        raise ValueError(f"{', '.join(wrong)} of its spec cannot be right")
-
-
-def _is_whole(value: Any, least: int, most: int) -> bool:
-    return isinstance(value, int) and least <= value <= most
-
-
-def _is_size(value: Any) -> bool:
-    return len(value) == 2 and all(_is_whole(side, 1, MAX_SIDE) for side in value)
-
-
-def _flat(values: list[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, list):
-            yield from _flat(value)
-        else:
-            yield value
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) in (int, float) and abs(value) < MAX_FLOAT32 for value in values)
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+# What a spec in a file holds: it may come from anywhere. config/schema.py has the bounds of what can be asked for.
+Channels = Annotated[int, Field(ge=1, le=4096)]
+Value = Annotated[int, Field(ge=-(2**32), le=2**32)]  # of a mask
+Number = Annotated[float, Field(gt=-3.4e38, lt=3.4e38)]
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+Size = Annotated[list[Side], Field(min_length=2, max_length=2)]
+Colour = Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=3, max_length=3)]
+SAVED: Shape = {
+    "image": {
+        **{"channels": Channels, "depth": str, "low": Number, "high": Number, "ignores_nodata": bool},
+        **{"mean": list[Number], "std": list[Annotated[float, Field(gt=0, lt=3.4e38)]]},
+        "nodata": Annotated[list[Number], Field(max_length=64)],
+    },
+    "coding": {
+        **{"values": list[Value], "ignore_value": Value | list[Value], "merged": list[list[Value]]},
+        **{"threshold": Value, "tolerance": Value, "ignores_unknown": bool},
+    },
+    "num_classes": Annotated[int, Field(ge=1, le=254)],
+    **{"id_names": list[str], "id_colours": list[Colour], "image_size": Size, "tile": Size},
+    "source_sides": Annotated[list[Number], Field(min_length=2, max_length=2)],
+    **{"fit": Literal["resize", "crop"], "architecture": str, "encoder": str},
+    **{"decoder_channels": list[Channels], "decoder_attention": Literal["none", "scse"]},
+}
 
 
 def build_spec(
@@ -198,23 +174,10 @@ def class_logits(logits: torch.Tensor) -> torch.Tensor:
 
 
 def network_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
-    """The network's state under its own names, without the prefixes of compiled and distributed wrappers."""
-    return {without_wrappers(name): tensor for name, tensor in segmenter.network.state_dict().items()}
+    return dict(segmenter.network.state_dict())
 
 
 def deployable_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
     """The weights that a model is used with: without those that serve training alone."""
     weights, is_own = network_weights(segmenter), segmenter.spec.architecture == OWN  # which may have a part of that name
     return {name: tensor for name, tensor in weights.items() if is_own or not name.startswith(f"{AUXILIARY}.")}
-
-
-def load_network_weights(segmenter: Segmenter, weights: Mapping[str, torch.Tensor]) -> None:
-    own_names = {without_wrappers(name): name for name in segmenter.network.state_dict()}
-    segmenter.network.load_state_dict({own_names.get(name, name): tensor for name, tensor in weights.items()})
-
-
-def without_wrappers(name: str) -> str:
-    name = name.replace("_orig_mod.", "")
-    while name.startswith("module."):
-        name = name.removeprefix("module.")
-    return name

@@ -99,8 +99,8 @@ def _checked(hint: Any, value: Any, is_strict: bool = True) -> Any:
         (found,) = _adapter(hint, is_strict).validate_python([value])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        kind = WORDS.get(first["type"].split("_")[0], first["msg"])
-        raise ValueError(f"{_shown(first['input'])} is no {kind}") from None
+        shown, kind = _shown(first["input"]), WORDS.get(first["type"].split("_")[0])
+        raise ValueError(f"{shown} is no {kind}" if kind else f"{shown}: {first['msg']}") from None
     if is_strict and not _is_plain(value):
         raise ValueError(f"{_shown(value)} is no {'number' if isinstance(value, int) else 'plain value'}")
     return found

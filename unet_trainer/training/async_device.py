@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 READ_SECONDS = 0.5  # between two reads
 TensorKey = tuple[int, torch.dtype, torch.Size, tuple[int, ...], torch.device]  # address, dtype, shape, strides, device
@@ -61,12 +62,13 @@ class HostCopy:
 
     def __init__(self, content: Any, other: HostCopy | None = None) -> None:
         self.places: dict[TensorKey, torch.Tensor] = {} if other is None else dict(other.places)
-        sources = {source: tensor for tensor in tensors_in(content) if (source := _key(tensor)) not in self.places}
+        tensors = [leaf.detach() for leaf in tree_leaves(content) if isinstance(leaf, torch.Tensor)]
+        sources = {source: tensor for tensor in tensors if (source := _key(tensor)) not in self.places}
         for group in _blocks(sources):
             self._allocate({source: sources[source] for source in group})
         if sources:  # one call for all
             torch._foreach_copy_([self.places[source] for source in sources], list(sources.values()), non_blocking=True)
-        self.content_now = self._placed(content)
+        self.content_now = tree_map_only(torch.Tensor, lambda tensor: self.places[_key(tensor)], content)
         self.arrived = torch.cuda.Event() if any(device.type == "cuda" for *_, device in self.places) else None
         if self.arrived is not None:
             self.arrived.record()
@@ -82,26 +84,11 @@ class HostCopy:
             self.places[source] = block.as_strided(tensor.shape, _dense_strides(tensor), start)
             start += tensor.numel()
 
-    def _placed(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return self.places[_key(value.detach())]
-        if isinstance(value, dict):
-            return {name: self._placed(item) for name, item in value.items()}
-        return [self._placed(item) for item in value] if isinstance(value, list) else value
-
     def content(self) -> Any:
         """The copy. Waits until all of it has arrived."""
         if self.arrived is not None:
             self.arrived.synchronize()
         return self.content_now
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value.detach()
-    elif isinstance(value, dict | list):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from tensors_in(item)
 
 
 def _key(tensor: torch.Tensor) -> TensorKey:

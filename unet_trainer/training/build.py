@@ -23,7 +23,7 @@ from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
 from unet_trainer.datasets.pairs import FoundPairs, first_few
 from unet_trainer.datasets.splits import read_split_csv
-from unet_trainer.images.drawing import sample_sheet
+from unet_trainer.images.drawing import error_sheet
 from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
@@ -33,7 +33,7 @@ from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHAN
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import NotWritable, Place, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
-from unet_trainer.model.arm_convolution import use_arm_convolutions
+from unet_trainer.model.fast_layers import use_arm_convolutions
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import add_auxiliary_heads, build_network, set_training_mode
 from unet_trainer.model.optimizer_and_schedule import Ema, build_learning_rate, build_optimizer
@@ -70,31 +70,25 @@ class Loaders:
 
     def take_notices(self) -> list[str]:
         """What reading has noticed since the last call: pieces that workers failed to fill, files that changed, a damaged cache."""
-        datasets = (self.train.dataset, self.val.dataset)
-        changed = [
-            str(getattr(dataset.pairs[index], kind))
-            for dataset in datasets
-            for kind, flag in (("image", IMAGE_CHANGED), ("mask", MASK_CHANGED))
-            for index in dataset.take_noticed(flag)
-        ]
-        notices = []
-        if self.pool is not None and self.pool.failures.num_pieces:
-            failures = self.pool.failures
+        changed, notices = [], []
+        if self.pool is not None and (num_pieces := self.pool.failures.num_pieces):
             notices.append(
-                f"workers could not fill {counted(failures.num_pieces, 'part')} of a batch in this epoch ({failures.reason}); "
+                f"workers could not fill {counted(num_pieces, 'part')} of a batch in this epoch ({self.pool.failures.reason}); "
                 "the training process read them instead, which is slower"
             )
-            failures.num_pieces = 0
-        if changed:
-            how = f"changed since the run began: {first_few(changed)}; training continues with the new content"
-            notices.append(f"{counted(len(changed), 'file')} {how}")
-        for dataset in datasets:
+            self.pool.failures.num_pieces = 0
+        for dataset in (self.train.dataset, self.val.dataset):
+            changed += [str(dataset.pairs[index].image) for index in dataset.take_noticed(IMAGE_CHANGED)]
+            changed += [str(dataset.pairs[index].mask) for index in dataset.take_noticed(MASK_CHANGED)]
             if dataset.cache is not None and dataset.take_noticed(CACHE_DAMAGED):
                 dataset.cache.discard()
                 notices.append(
                     "cache: the file of decoded pairs was changed by something else; damaged pairs are read from their files, "
                     "which is slower. The next start makes it anew"
                 )
+        if changed:
+            how = f"changed since the run began: {first_few(changed)}; training continues with the new content"
+            notices.append(f"{counted(len(changed), 'file')} {how}")
         return notices
 
     def close(self) -> None:
@@ -141,7 +135,8 @@ class Components:
 
         def draw() -> Pixels:
             predicted = samples.shown(copy.content().numpy())
-            return sample_sheet(samples.pictures, samples.truths, predicted, spec.id_names, spec.has_background)
+            drawn = list(zip(samples.pictures, samples.truths, predicted, strict=True))
+            return error_sheet(drawn, spec.id_names, spec.has_background)
 
         return draw
 
@@ -178,8 +173,7 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
         console.note(
             f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. {added[0].image}"
         )
-    number, names = (now.num_classes, now.class_names) if now else (None, None)
-    return dataclasses.replace(earlier, rule=f"as the run began, {table}", num_classes=number, class_names=names)
+    return dataclasses.replace(earlier, rule=f"as the run began, {table}", class_names=now.class_names if now else None)
 
 
 def build_datasets(

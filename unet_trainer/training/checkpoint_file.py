@@ -13,11 +13,12 @@ import math
 import os
 import pickletools
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from unet_trainer.config.errors import CheckpointError, NewerFormat, NonFinite, UnreadableFile
 from unet_trainer.config.schema import FIELDS, parse_value
@@ -26,7 +27,6 @@ from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FILE, open_file
 from unet_trainer.system.os_errors import advice, reason, with_advice
 from unet_trainer.system.resources import free_disk
-from unet_trainer.training.async_device import tensors_in
 from unet_trainer.training.run_folder import DAMAGED, LAST, PREVIOUS
 
 FORMAT = 4
@@ -81,9 +81,9 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | No
         hashed.finish()
 
     try:
-        write_atomically(path, write, verify=_verify, previous=previous)
+        write_atomically(path, write, verify=_check_digest, previous=previous)
     except OSError as error:
-        needed = num_bytes or sum(tensor.nbytes for tensor in tensors_in(stored))
+        needed = num_bytes or sum(leaf.nbytes for leaf in tree_leaves(stored) if torch.is_tensor(leaf))
         raise SaveError(path, needed, error) from None
 
 
@@ -144,8 +144,8 @@ class HashedFile:
         self.file.write(DIGEST + self.sha256.hexdigest().encode())
 
 
-def _verify(path: Path) -> bool:
-    """Whether the file carries a digest; raises CheckpointError if it does not match."""
+def _check_digest(path: Path) -> None:
+    """Raises CheckpointError unless the bytes of the file match the digest at its end; OSError."""
     total = hashlib.sha256()
     with open_file(path) as file:
         num_bytes = max(0, os.fstat(file.fileno()).st_size - NUM_DIGEST_BYTES)
@@ -154,26 +154,39 @@ def _verify(path: Path) -> bool:
             num_bytes -= len(chunk)
         comment = file.read(NUM_DIGEST_BYTES)
     if not comment.startswith(DIGEST):
-        return False
+        raise CheckpointError(f"{path} is not a checkpoint of this trainer, or was cut off: its digest is missing")
     if comment != DIGEST + total.hexdigest().encode():
         raise CheckpointError(f"{path} is damaged: its bytes do not match its digest")
-    return True
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Around reading a checkpoint: an OSError becomes CheckpointError or, where the file may be whole, UnreadableFile."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except OSError as error:
+        if error.errno in NO_FILE:
+            raise CheckpointError(f"{path} is not a file") from None
+        raise UnreadableFile(f"{path} cannot be read ({with_advice(error)})") from None
+
+
+def verify_checkpoint(path: Path) -> None:
+    """Raises CheckpointError unless every byte is as it was written, UnreadableFile where the system does not let us read it."""
+    with _reading(path):
+        _check_digest(path)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """A checkpoint of ours, every byte verified; raises CheckpointError."""
     try:
-        has_digest = _verify(path)
-        _check_archive(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise CheckpointError(f"no checkpoint {path}") from None
+        with _reading(path):
+            _check_digest(path)
+            _check_archive(path)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except CheckpointError:
         raise
-    except OSError as error:
-        if error.errno in NO_FILE:
-            raise CheckpointError(f"{path} is not a file") from None
-        raise UnreadableFile(f"{path} cannot be read ({with_advice(error)})") from None  # not damage: the file may be whole
     except Exception as error:  # a hostile file can make a loader fail in any way
         raise CheckpointError(f"{path} is not a checkpoint that can be read ({first_line(error)})") from None
     number = content.get("format") if isinstance(content, dict) else None
@@ -181,23 +194,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not a checkpoint of this trainer (format {FORMAT})")
     if number > FORMAT:
         raise NewerFormat(f"{path} was written by a newer version (format {number}); this one reads format {FORMAT}")
-    if not has_digest:
-        raise CheckpointError(f"{path} is damaged: its digest is missing")
     return content
-
-
-def why_unusable(path: Path) -> str | None:
-    """Why a checkpoint cannot be used; None if its every byte is as it was written. Raises UnreadableFile."""
-    try:
-        return None if _verify(path) else "is damaged: its digest is missing"
-    except FileNotFoundError:
-        return "is missing"
-    except (NewerFormat, UnreadableFile):
-        raise
-    except CheckpointError as error:
-        return str(error).removeprefix(f"{path} ")
-    except OSError as error:
-        raise UnreadableFile(f"{path} cannot be read ({with_advice(error)})") from None
 
 
 def _check_archive(path: Path) -> None:
@@ -225,19 +222,17 @@ def read_last(path: Path) -> dict[str, Any]:
     if "optimizer" not in content:
         raise CheckpointError(f"{path} holds weights alone and cannot be resumed; use {LAST} of the same run")
     place = "config"
-    try:  # what is used before there is a model: the settings that this version knows, and the split
+    try:  # what is used before there is a model: the settings that this version knows, the split, the processes
         for name in FIELDS.keys() & content["config"].keys():
             place = f"config.{name}, {content['config'][name]!r:.60}"
             parse_value(name, content["config"][name])
-        place = "split, which does not name files"
-        if not all(isinstance(name, str) for part in ("train", "val") for name in content["split"][part]):
-            raise ValueError
-        place = "ranks, which is not a list of one entry for each process"
-        if not isinstance(content.get("ranks", [None]), list) or content.get("ranks") == []:
-            raise ValueError
+        place = "split or ranks"
+        names = [name for part in ("train", "val") for name in content["split"][part]]
+        ranks = content.get("ranks", [None])
+        if not (all(isinstance(name, str) for name in names) and isinstance(ranks, list) and ranks):
+            raise ValueError("no names of files, or no list of processes")
     except ILL_FORMED as error:
-        detail = f"; {error}" if str(error) else ""
-        raise CheckpointError(f"{path} cannot be resumed: it holds {place}{detail}") from None
+        raise CheckpointError(f"{path} cannot be resumed: it holds {place}; {error}") from None
     return content
 
 

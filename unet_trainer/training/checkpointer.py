@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unet_trainer import __version__
-from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
+from unet_trainer.config.errors import CheckpointError, NonFinite, TrainingFailed, UnreadableFile, UserError
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.datasets.splits import Split, split_csv_text
 from unet_trainer.images.image_decoding import Pixels, encode_image
@@ -25,7 +25,7 @@ from unet_trainer.system.concurrency import BackgroundWriter, Job
 from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.os_errors import advice, named_file, reason, with_advice
 from unet_trainer.training.async_device import HostCopy
-from unet_trainer.training.checkpoint_file import read_run, why_unusable, write_checkpoint
+from unet_trainer.training.checkpoint_file import read_run, verify_checkpoint, write_checkpoint
 from unet_trainer.training.history import EventLog, Row, write_metrics, write_result
 from unet_trainer.training.resume import split_names
 from unet_trainer.training.run_folder import (
@@ -150,17 +150,23 @@ class Checkpointer:
         """
         state, path = self.state, self.folder / BEST
         best_epoch = state.early_stopping.best_epoch
-        damage = None if best_epoch == 0 or BEST in self.waiting else why_unusable(path)
-        if damage is None:
+        if best_epoch == 0 or BEST in self.waiting:
             return None
+        try:
+            verify_checkpoint(path)
+            return None
+        except UnreadableFile:
+            raise
+        except CheckpointError as error:
+            damage = str(error)
         if (state.epoch, state.batch) == (best_epoch, 0):
             copy = self._copy_best(state.history[-1], state.eval_segmenter)
             self.attempt(lambda: self._write_best(copy))
-            self.console.warn(f"{path} {damage}; it is written anew from this state, which is that of the best epoch")
+            self.console.warn(f"{damage}; it is written anew from this state, which is that of the best epoch")
             return None
         state.early_stopping.forget_best()
         state.per_class_iou, state.confusion = [], []
-        return f"{path} {damage}: the weights of epoch {best_epoch}, the best so far, are lost"
+        return f"{damage}: the weights of epoch {best_epoch}, the best so far, are lost"
 
     def _copy_best(self, row: Row, best: Segmenter) -> HostCopy:
         return HostCopy({**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": deployable_weights(best)})
@@ -255,12 +261,10 @@ class Checkpointer:
         """Handles what became of the last save: unwritten files wait for the next one."""
         unwritten, error = self.writer.collect()
         self.waiting = {**unwritten, **self.waiting}
-        if error is not None:
-
-            def fail() -> None:
-                raise error
-
-            self.attempt(fail)
+        if isinstance(error, OSError):
+            self._handle_save_error(error)
+        elif error is not None:
+            raise error
 
     def unwritten(self) -> list[str]:
         """Those of best.pt and last.pt that are not on disk."""
@@ -297,18 +301,21 @@ class Checkpointer:
         try:
             write()
         except OSError as error:
-            self.failed_at = time.monotonic()
-            what, todo = str(error), getattr(error, "advice", "")
-            if error.strerror is not None:
-                path = Path(named_file(error) or self.folder)
-                what, todo = f"{path} could not be written ({reason(error, path)})", advice(error, path)
-            if self.settings.taken.on_save_error == "stop":
-                self.writer.cancel()
-                if not self.is_ours():
-                    self._leave_folder(None)
-                todo = f"{todo[0].upper()}{todo[1:]}, or set" if todo else "Set"
-                raise TrainingFailed(f"{what}; {self.describe_saved()}. {todo} on_save_error: continue to train on") from None
-            self.console.warn(f"{what}; training continues (on_save_error: continue)")
+            self._handle_save_error(error)
+
+    def _handle_save_error(self, error: OSError) -> None:
+        self.failed_at = time.monotonic()
+        what, todo = str(error), getattr(error, "advice", "")
+        if error.strerror is not None:
+            path = Path(named_file(error) or self.folder)
+            what, todo = f"{path} could not be written ({reason(error, path)})", advice(error, path)
+        if self.settings.taken.on_save_error == "stop":
+            self.writer.cancel()
+            if not self.is_ours():
+                self._leave_folder(None)
+            todo = f"{todo[0].upper()}{todo[1:]}, or set" if todo else "Set"
+            raise TrainingFailed(f"{what}; {self.describe_saved()}. {todo} on_save_error: continue to train on") from None
+        self.console.warn(f"{what}; training continues (on_save_error: continue)")
 
 
 class FollowingCheckpointer:

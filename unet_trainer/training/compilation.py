@@ -204,12 +204,10 @@ def can_shrink(config: ResolvedConfig) -> bool:
     return config.on_oom == "shrink" and config.batch_parts < config.batch_size
 
 
-def shrink(settings: Settings, reason: str, device: torch.device, console: Console, saved: str) -> int:
-    """After memory ran out: doubles batch_parts and returns it, or raises TrainingFailed, as on_oom says.
-
-    `saved` says what there is to go on from.
-    """
-    config = settings.taken
+def shrink(settings: Settings, components: Components, reason: str, console: Console, saved: str) -> None:
+    """After memory ran out: doubles batch_parts, or raises TrainingFailed, as on_oom says. Not in the handler of the error, which
+    still holds the memory of the step. `saved` says what there is to go on from."""
+    config, device = settings.taken, components.numerics.device
     message = out_of_memory_message(reason, device)
     if not can_shrink(config):
         smaller = f"batch_size={max(1, config.batch_size // 2)} accumulation_steps={2 * config.accumulation_steps}"
@@ -225,7 +223,8 @@ def shrink(settings: Settings, reason: str, device: torch.device, console: Conso
         f"are computed over {counted(-(-config.batch_size // num_parts), 'image')} at a time, all else over the whole batch"
     )
     settings.change("memory ran out (on_oom: shrink)", batch_parts=num_parts)
-    return num_parts
+    components.set_num_parts(num_parts)
+    release_device_memory(device, config.compile_model)
 
 
 def try_components(settings: Settings, components: Components, loaders: Loaders, console: Console, processes: Job = ALONE) -> None:
@@ -258,14 +257,11 @@ def compile_components(
 ) -> None:
     """Compiles the steps of every phase before the first epoch; if that fails, in any process, warns and leaves them uncompiled in
     all: compiled and uncompiled steps round differently, and all processes must keep the same weights."""
-    failure: str | None
-    undo: Callable[[], None]
 
-    def compile_once() -> None:
-        nonlocal failure, undo
-        failure, undo = compile_steps(components, *random_batches(settings.taken, components, loaders))
+    def compile_once() -> tuple[str | None, Callable[[], None]]:
+        return compile_steps(components, *random_batches(settings.taken, components, loaders))
 
-    fit_into_memory(compile_once, settings, components, console, saved, processes)
+    failure, undo = fit_into_memory(compile_once, settings, components, console, saved, processes)
     failures = [one for one in processes.all_gather(failure) if one is not None]
     if failures:
         where = "" if processes.launch.world_size == 1 else f" on {len(failures)} of {processes.launch.world_size} processes"
@@ -276,29 +272,28 @@ def compile_components(
 
 
 def fit_into_memory(
-    attempt: Callable[[], None],
+    attempt: Callable[[], Result],
     settings: Settings,
     components: Components,
     console: Console,
     saved: str,
     processes: Job = ALONE,
-) -> None:
-    """Repeats the attempt with smaller parts of a batch while memory runs out, of any process, and on_oom allows it."""
+) -> Result:
+    """What the attempt returns; repeats it with smaller parts of a batch while memory runs out, of any process, and on_oom allows
+    it."""
     while True:
         own_reason = None
         try:
             with unsynchronized(components.state.segmenter.network):
-                attempt()
+                result = attempt()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             own_reason = first_line(error)
         reason = next((one for one in processes.all_gather(own_reason) if one is not None), None)
         if reason is None:
-            return
-        # Not in the handler, where the error still holds the memory of the step.
-        components.set_num_parts(shrink(settings, reason, components.numerics.device, console, saved))
-        release_device_memory(components.numerics.device, settings.taken.compile_model)
+            return result
+        shrink(settings, components, reason, console, saved)
 
 
 def connect_gradients(
@@ -308,10 +303,8 @@ def connect_gradients(
     from unet_trainer.training.gradient_sync import GradientSync
 
     step = components.train_step
-    batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
 
-    def try_once() -> None:
-        nonlocal batch
+    def try_once() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         whole, _ = random_batches(settings.taken, components, loaders)
         images, masks = to_device((whole.images, whole.masks), step.device)
         size = -(-len(images) // step.num_parts)
@@ -320,10 +313,11 @@ def connect_gradients(
         spare = [torch.empty_like(weight) for weight in step.parameters for _ in range(2)]  # what the averages will take
         step.forward(*batch)[0].backward()
         del spare
+        return batch
 
     step.disconnect()
     with restoring(components):
-        fit_into_memory(try_once, settings, components, console, saved, processes)
+        batch = fit_into_memory(try_once, settings, components, console, saved, processes)
         try:
             step.sync = GradientSync(processes, step, batch, settings.taken.gradient_compression)
         except torch.OutOfMemoryError as error:  # the others wait for an average

@@ -8,17 +8,21 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
+from unet_trainer.config.resolved_config import ResolvedConfig
+from unet_trainer.config.schema import class_names
 from unet_trainer.images.drawing import to_display
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import Tile, Tiles, resize_mask
 from unet_trainer.loading.dataset import Batch, Key, SegmentationDataset
-from unet_trainer.loading.loader import Loader
+from unet_trainer.loading.loader import EpochTimes, Loader
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import (
@@ -34,8 +38,10 @@ from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.training.async_device import AsyncReader
+from unet_trainer.training.history import Row
 from unet_trainer.training.state import wide_float
 from unet_trainer.training.step import micro_batches
+from unet_trainer.training.val_scores import image_score, val_scores_text
 
 # N,H,W,C images, N,H,W masks, with_logits → sums for the loss, and N,K,K confusion matrices or N,K,H,W logits
 EvalForward = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]]
@@ -73,7 +79,7 @@ class EvalMetrics:
         num_ids = max(2, num_classes)
         self.loss = loss
         self.num_classes = num_classes
-        self.loss_sums = torch.zeros(loss.num_sums(), dtype=wide_float(device), device=device)
+        self.loss_sums = torch.zeros(sum(loss.sum_lengths), dtype=wide_float(device), device=device)
         self.matrix = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=device)
         self.sample_counts: list[torch.Tensor] = []  # of each batch: as metrics.class_counts
         self.num_images = 0
@@ -160,7 +166,7 @@ def evaluate(
     counts = torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)])
     loss_sums, matrix, is_finite = metrics.loss_sums.cpu(), metrics.matrix, first_bad < 0
     if not processes.is_alone:
-        samples = torch.from_numpy(loader.batches.own[: len(counts)])
+        samples = torch.from_numpy(loader.batches.samples[: len(counts)])
         own = loss_sums, matrix.cpu(), is_finite, counts.cpu(), samples
         loss_sums, matrix, is_finite, counts = sum_over_ranks(own, processes)
     own_bad_batch = -1 if first_bad < 0 else first_bad // loader.batches.batch_size
@@ -170,6 +176,27 @@ def evaluate(
         first_bad_batch=None if is_finite else own_bad_batch,
         sample_counts=counts,
         seconds=time.perf_counter() - started,
+    )
+
+
+def epoch_facts(row: Row, found: Evaluation, improved: bool, times: EpochTimes | None, config: ResolvedConfig) -> dict[str, Any]:
+    """As the event has them: row, scores of each class, confusion matrix, seconds of each stage."""
+    scores = found.scores
+    classes = dict(zip(class_names(config), scores.classes, strict=True))
+    stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
+    if times is not None:
+        stages |= {"read_seconds_per_image": times.read_seconds, "augment_seconds_per_image": times.augment_seconds}
+    return {**row, "best": improved, "stages": stages, "classes": classes, "confusion": scores.confusion}
+
+
+def val_scores_csv(dataset: SegmentationDataset, sample_counts: NDArray[np.int64], data_dir: Path, config: ResolvedConfig) -> str:
+    """samples,K,3 counts of the dataset's samples → the table. Tiles of one image count together."""
+    totals = np.zeros((len(dataset.pairs), *sample_counts.shape[1:]), np.int64)
+    pairs = [dataset.tiling.pair_index(sample) for sample in range(len(sample_counts))]
+    np.add.at(totals, pairs, sample_counts)
+    names = class_names(config)
+    return val_scores_text(
+        [image_score(*pair.files_in(data_dir), counts, names) for pair, counts in zip(dataset.pairs, totals.tolist(), strict=True)]
     )
 
 

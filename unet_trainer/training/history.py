@@ -41,7 +41,7 @@ COLUMNS = (
     "epoch", "train_loss", "val_loss", "train_iou", "val_iou", "val_dice", "learning_rate", "seconds", "images_per_second",
     "data_wait", "skipped_steps", "nan_steps", "peak_memory_gib", "peak_reserved_gib",
 )  # fmt: skip
-# What a line may have besides its kind and its time. COLUMNS of metrics.csv: see history.
+# What a line may have besides its kind and its time.
 POSITION = {"epoch": int, "batch": int}
 MACHINE = {
     **dict.fromkeys(("device", "name", "host", "system", "python"), str),

@@ -1,6 +1,6 @@
 """Decides what happens when an epoch cannot be finished. No other module turns errors of training into decisions.
 
-`Recovery` wraps an epoch. After non-finite numbers the run goes back to the last saved state, once, with a tenth of the learning
+`recovering` wraps an epoch. After non-finite numbers the run goes back to the last saved state, once, with a tenth of the learning
 rate. After memory ran out it goes on with smaller parts of a batch if on_oom allows it. Both return to the loop, which begins the
 epoch again from the position of the state. Everything else saves the state and ends the run: a dead worker, a signal, a file that
 became unreadable, a bug.
@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -40,31 +39,20 @@ from unet_trainer.training.run import Run
 ROLLBACK_FACTOR = 0.1  # of the learning rate, after non-finite numbers
 
 
-class Recovery:
-    """`with Recovery(run):` around an epoch."""
+@contextlib.contextmanager
+def recovering(run: Run) -> Iterator[None]:
+    """Around an epoch. Returns where the loop may go on; raises what ends the run."""
+    try:
+        yield
+    except (Exception, Interrupted) as error:  # not a second Ctrl-C, which waits for nothing
+        if not (_handle(run, error) if run.processes.is_alone else _handle_together(run, error)):
+            raise
 
-    def __init__(self, run: Run) -> None:
-        self.run = run
 
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
-        """True when the loop may go on."""
-        if error is None:
-            return False
-        if not isinstance(error, Exception | Interrupted):
-            return False  # a second Ctrl-C, which waits for nothing
-        if self.run.processes.is_alone:
-            return self._handle(error)
-        try:
-            return self._handle_together(error)
-        except PeerLost as lost:  # nothing is saved: the state of one process is not that of the job
-            raise PeerLost(f"{lost}; {self.run.checkpointer.describe_saved()}") from None
-
-    def _handle_together(self, error: BaseException) -> bool:
-        """As _handle, with the cause that all processes of the job agree on."""
-        processes, step = self.run.processes, self.run.components.train_step
+def _handle_together(run: Run, error: BaseException) -> bool:
+    """As _handle, with the cause that all processes of the job agree on."""
+    processes, step = run.processes, run.components.train_step
+    try:
         if isinstance(error, PeerLost):
             raise error
         if is_of_the_link(error):
@@ -75,46 +63,49 @@ class Recovery:
             _clear_frames(error)
             release_device_memory(step.device, is_compiled=False)
         if step.sync is not None and step.sync.is_owed and not isinstance(error, PeerFailed):
-            if self.run.config.sync_batchnorm:  # the others may wait in any layer: none can be told
+            if run.config.sync_batchnorm:  # the others may wait in any layer: none can be told
                 processes.leave()
                 if not is_full:
                     return False
                 text = f"{first_line(error)}: with sync_batchnorm the others cannot go on in smaller parts"
-                raise TrainingFailed(f"{text}. Try a smaller batch_size; {self.run.checkpointer.describe_saved()}") from None
+                raise TrainingFailed(f"{text}. Try a smaller batch_size; {run.checkpointer.describe_saved()}") from None
             step.sync.finish_in_vain()
-        cause = agree_on_failure(self.run, error)
-        if self._handle(cause):
+        cause = agree_on_failure(run, error)
+        if _handle(run, cause):
             step.disconnect()  # in the middle of a step it cannot be used any more
             return True
-        if cause is not error:
-            raise cause from None
-        return False
+    except PeerLost as lost:  # nothing is saved: the state of one process is not that of the job
+        raise PeerLost(f"{lost}; {run.checkpointer.describe_saved()}") from None
+    if cause is not error:
+        raise cause from None
+    return False
 
-    def _handle(self, error: BaseException) -> bool:
-        """True when the loop may go on, False when the error ends the run."""
-        if isinstance(error, TrainingFailed):
-            return False  # saved where it was raised
-        if isinstance(error, NonFinite):
-            roll_back(self.run, error)
-            return True
-        if is_out_of_memory(error) and not isinstance(error, WorkerError):
-            _clear_frames(error)
-            handle_out_of_memory(self.run, first_line(error))
-            return True
-        is_whole = not self.run.components.train_step.mid_accumulation
-        if is_whole:
-            self.run.state.gather_ranks(self.run.processes)
-        # An error while saving must not hide a bug, or the failure of another process.
-        is_foreseen = isinstance(error, Interrupted | UserError | WorkerError)
-        with contextlib.nullcontext() if is_foreseen else contextlib.suppress(Exception):
-            self.run.checkpointer.save_on_failure(state_is_whole=is_whole)
-        saved = _describe_saved(self.run)
-        if isinstance(error, WorkerError):
-            ideas = "Try fewer num_workers, or num_workers=0" if self.run.config.num_workers else "See whether the disk is there"
-            raise TrainingFailed(f"{error}. {ideas}; {saved}") from None
-        if isinstance(error, UserError):  # a file that became unreadable
-            raise UserError(f"{error}; {saved}") from None
-        return False
+
+def _handle(run: Run, error: BaseException) -> bool:
+    """True when the loop may go on, False when the error ends the run."""
+    if isinstance(error, TrainingFailed):
+        return False  # saved where it was raised
+    if isinstance(error, NonFinite):
+        roll_back(run, error)
+        return True
+    if is_out_of_memory(error) and not isinstance(error, WorkerError):
+        _clear_frames(error)
+        handle_out_of_memory(run, first_line(error))
+        return True
+    is_whole = not run.components.train_step.mid_accumulation
+    if is_whole:
+        run.state.gather_ranks(run.processes)
+    # An error while saving must not hide a bug, or the failure of another process.
+    is_foreseen = isinstance(error, Interrupted | UserError | WorkerError)
+    with contextlib.nullcontext() if is_foreseen else contextlib.suppress(Exception):
+        run.checkpointer.save_on_failure(state_is_whole=is_whole)
+    saved = _describe_saved(run)
+    if isinstance(error, WorkerError):
+        ideas = "Try fewer num_workers, or num_workers=0" if run.config.num_workers else "See whether the disk is there"
+        raise TrainingFailed(f"{error}. {ideas}; {saved}") from None
+    if isinstance(error, UserError):  # a file that became unreadable
+        raise UserError(f"{error}; {saved}") from None
+    return False
 
 
 def _clear_frames(error: BaseException | None) -> None:
@@ -194,9 +185,7 @@ def handle_out_of_memory(run: Run, reason: str) -> None:
         run.state.gather_ranks(run.processes)
     if not can_shrink(run.config):
         checkpointer.save_on_failure(is_whole)
-    device = components.numerics.device
-    components.set_num_parts(shrink(run.settings, reason, device, run.console, _describe_saved(run)))
-    release_device_memory(device, run.config.compile_model)
+    shrink(run.settings, components, reason, run.console, _describe_saved(run))
     if not is_whole:
         restore_last(run)
     run.events.add("shrink", epoch=run.state.epoch, batch=run.state.batch, batch_parts=run.config.batch_parts, text=reason)
@@ -227,8 +216,8 @@ def agree_on_failure(run: Run, error: BaseException) -> BaseException:
 
 
 def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch: Batch, files: Sequence[Path]) -> str:
-    """What is not finite in a batch, the cause before its effects; empty if everything is finite. Runs the batch once, eagerly,
-    with hooks on every layer: slow, only for training that cannot go on. Leaves gradients behind."""
+    """What is not finite in a batch, the cause before its effects; empty if everything is finite, or gradients alone are not. Runs
+    the batch once, eagerly, with hooks on every layer: slow, only for training that cannot go on."""
     network = segmenter.network
     is_float = batch.images.is_floating_point()
     bad = [str(file) for image, file in zip(batch.images, files, strict=False) if is_float and not torch.isfinite(image).all()]
@@ -257,14 +246,8 @@ def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch:
     if bad_layers:
         found.append(f"the first layer whose output is not finite is {bad_layers[0]}")
     target = loss.target(logits, masks)
-    terms = {name: weight * loss.value(name, loss.terms[name].sums(target)) for name, weight in loss.weights.items()}
-    bad_terms = [name for name, term in terms.items() if not torch.isfinite(term)]
+    values = {name: weight * loss.value(name, loss.terms[name].sums(target)) for name, weight in loss.weights.items()}
+    bad_terms = [name for name, value in values.items() if not torch.isfinite(value)]
     if bad_terms:
         found.append(f"the loss term {', '.join(bad_terms)} is not finite")
-    elif not found and logits.requires_grad:
-        torch.stack(list(terms.values())).sum().backward()
-        bad_gradients = [
-            name for name, weight in network.named_parameters() if weight.grad is not None and not torch.isfinite(weight.grad).all()
-        ]
-        found += [f"the loss is finite, the gradient of {bad_gradients[0]} is not"] if bad_gradients else []
     return "; ".join(found)

@@ -168,11 +168,12 @@ def judge_model(settings: Settings, confusion: Confusion, history: Sequence[Row]
     baseline = best_baseline(confusion, config.num_classes, names)
     if baseline is None:
         return []
+    check = f"masks may be read with the wrong mask_values: python train_unet.py check {_setting('data_dir', config.data_dir)}"
     present = [class_id for class_id, row in enumerate(confusion) if sum(row)]
     if len(present) == 1:
         advice = [
             "validation needs images with each class: a larger val_fraction, another seed, or a split_file",
-            f"masks may be read with the wrong mask_values: {_check_command(config)}",
+            check,
         ]
         return [(f"every validation pixel is {names[present[0]]}: val IoU says nothing about the model", advice)]
     iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
@@ -195,8 +196,9 @@ def judge_model(settings: Settings, confusion: Confusion, history: Sequence[Row]
         else:
             problem += f". Training did not learn either (train IoU {train_iou:.3f} at best)"
             pairs = f"masks may not match their images: the pictures in {SAMPLES}/ show {NUM_SAMPLES} side by side"
-            masks = f"{pairs}; or be read with the wrong mask_values: {_check_command(config)}"
-            advice = [masks, _rate_advice(settings)]
+            lower = _setting("learning_rate", float(f"{config.learning_rate / 10:.1g}"))
+            other = "" if settings.asked.learning_rate == "auto" else ", or learning_rate=auto"
+            advice = [f"{pairs}; or {check}", f"another learning rate may suit these data: {lower}{other}"]
         findings.append((problem, few_steps + advice))
     elif train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain:
         problem = f"val IoU {iou:.4f} is far below the train IoU of {train_iou:.4f}: the model knows its training images only"
@@ -227,12 +229,6 @@ def _lost_classes(confusion: Confusion, names: Sequence[str], first: int) -> dic
     return lost
 
 
-def _rate_advice(settings: Settings) -> str:
-    lower = _setting("learning_rate", float(f"{settings.taken.learning_rate / 10:.1g}"))
-    other = "" if settings.asked.learning_rate == "auto" else f", or {_setting('learning_rate', 'auto')}"
-    return f"another learning rate may suit these data: {lower}{other}"
-
-
 def _overfitting_advice(settings: Settings) -> list[str]:
     ideas = []
     if settings.taken.augmentation in ("none", "default"):
@@ -257,10 +253,6 @@ def _rare_class_advice(config: ResolvedConfig, lost: Container[int]) -> list[str
         f"a loss for rare classes: {_setting('loss', {'dice': 1, 'focal': 1})}": not HARD_CLASS_LOSSES & config.loss.keys(),
     }
     return [idea for idea, applies in ideas.items() if applies]
-
-
-def _check_command(config: ResolvedConfig) -> str:
-    return f"python train_unet.py check {_setting('data_dir', config.data_dir)}"
 
 
 def _setting(name: str, value: object) -> str:

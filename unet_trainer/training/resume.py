@@ -12,7 +12,6 @@ from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
 from unet_trainer.config.schema import FIELDS, Config, parse_value
 from unet_trainer.datasets.splits import Split
-from unet_trainer.images.mask_decoding import given_coding
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.distributed import Launch
 from unet_trainer.training.state import TrainState
@@ -86,9 +85,7 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Ma
     changed = [
         name
         for name in FIELDS
-        if name in before
-        and name not in MAY_CHANGE_SILENTLY
-        and _meaning(name, before[name]) not in (_meaning(name, now[name]), _meaning(name, asked[name]))
+        if name in before and name not in MAY_CHANGE_SILENTLY and before[name] not in (now[name], asked[name])
     ]
     fixed = MUST_STAY | (MUST_STAY_FOR_VAL_LOSS if now["monitor"] == "val_loss" else {})
     refused = [
@@ -102,16 +99,6 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Ma
 def _refusal(lines: Sequence[str]) -> CheckpointError:
     heading = "cannot go on with other settings than the run began with:"
     return CheckpointError("\n  ".join([heading, *lines, "Keep them, or start a new run"]))
-
-
-def _meaning(name: str, value: Any) -> Any:
-    """What a value of the config says, however it is written: a grey colour is its brightness."""
-    if name == "ignore_value" and value is not None:
-        return set(given_coding("nonzero", parse_value(name, value)).ignored)
-    if name == "mask_values" and not isinstance(value, str):
-        coding = given_coding(parse_value(name, value))
-        return [set(coding.values_of(class_id)) for class_id in range(coding.num_ids)]
-    return value
 
 
 def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]], table: Path | None = None) -> None:

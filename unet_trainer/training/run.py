@@ -26,9 +26,8 @@ from unet_trainer.training.async_device import HostCopy, WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpointer import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
-from unet_trainer.training.evaluation import Evaluation
+from unet_trainer.training.evaluation import Evaluation, epoch_facts, val_scores_csv
 from unet_trainer.training.history import EventLog, Row, column, finite
-from unet_trainer.training.run_facts import epoch_facts, val_scores_csv
 from unet_trainer.training.run_folder import REPORT
 from unet_trainer.training.run_summary import read_epoch
 from unet_trainer.training.state import EpochMetrics, TrainState, counts_against_patience
@@ -55,7 +54,7 @@ class Run:
     times: EpochTimes | None = None  # of the last epoch's training
     was_advised: bool = False  # about waiting for data
     curves: ThrottledTask | None = None  # draws curves.png
-    has_given_up: bool = False  # see second_chance
+    has_given_up: bool = False  # see pilots
     is_stopped: bool = False  # by a callback
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
     trackers: list[TrackerQueue] = field(default_factory=list)

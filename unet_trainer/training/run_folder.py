@@ -49,15 +49,12 @@ def resume_command(folder: Path) -> str:
 def find_run(name: str, checkpoint_dir: Path) -> Path:
     """What RUN on the command line means: the folder of a run, by its name or path, or a .pt file."""
     candidates = (Path(name), checkpoint_dir / name)
-    try:
-        for candidate in candidates:
-            if candidate.is_file() or has_checkpoint(candidate):
-                return candidate
-        for candidate in candidates:
-            if candidate.is_dir():
-                raise CheckpointError(f"{candidate} has no {LAST}; there is nothing to go on from")
-    except OSError as error:
-        raise CheckpointError(f"{name} cannot be read: {with_advice(error)}") from None
+    for candidate in candidates:
+        if has_checkpoint(candidate) or candidate.is_file():
+            return candidate
+    for candidate in candidates:
+        if candidate.is_dir():
+            raise CheckpointError(f"{candidate} has no {LAST}; there is nothing to go on from")
     runs = [folder.name for folder in _by_age(checkpoint_dir)]
     there = f"; {checkpoint_dir} holds {', '.join(runs[:5])}" if runs else f"; {checkpoint_dir} holds no runs"
     raise CheckpointError(f"no run {name}{there}")
@@ -70,10 +67,7 @@ def find_resume_source(resume: str | None, run_name: str, checkpoint_dir: Path) 
     if resume != "auto":
         return find_run(resume, checkpoint_dir)
     folder = checkpoint_dir / run_name
-    try:
-        return folder if has_checkpoint(folder) else None
-    except OSError as error:
-        raise CheckpointError(f"{folder} cannot be read: {with_advice(error)}") from None
+    return folder if has_checkpoint(folder) else None
 
 
 def folder_of(source: Path) -> Path | None:
@@ -96,8 +90,12 @@ def newest_run(checkpoint_dir: Path) -> Path:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is a state to resume from. A crash on a file system without hard links may leave previous.pt alone."""
-    return (folder / LAST).is_file() or (folder / PREVIOUS).is_file()
+    """Whether there is a state to resume from. A crash on a file system without hard links may leave previous.pt alone. Raises
+    CheckpointError where that cannot be told."""
+    try:
+        return (folder / LAST).is_file() or (folder / PREVIOUS).is_file()
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read ({with_advice(error)})") from None
 
 
 def _by_age(checkpoint_dir: Path) -> list[Path]:

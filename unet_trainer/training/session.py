@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
@@ -31,7 +31,9 @@ class Session:
             self.console.on_message = lambda kind, text: self.events.add(kind, text=text)
         self.signals = Signals()
         self.lock = FolderLock()
-        self._parts = contextlib.ExitStack()
+        parts = self._parts = contextlib.ExitStack()
+        self.on_exit = parts.callback  # calls a function when the run ends, however it ends; the last one first
+        self.close_parts = parts.close  # does so before the run says its result
         self._exits = contextlib.ExitStack()
 
     def __enter__(self) -> Session:
@@ -49,14 +51,6 @@ class Session:
             yield
         self.signals.check()
         self.processes.start(self.signals)
-
-    def on_exit(self, call: Callable[[], object]) -> None:
-        """Calls this when the run ends, however it ends; the last one first."""
-        self._parts.callback(call)
-
-    def close_parts(self) -> None:
-        """What on_exit was told, before the run says its result."""
-        self._parts.close()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         was_finished = self.events.has_ended  # `report` said so

@@ -15,7 +15,7 @@ import torch
 from unet_trainer.config import choices
 from unet_trainer.config.choices import choose_number_format, describe_symmetry
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
-from unet_trainer.config.resolved_config import MeasureStep, ResolvedConfig, Settings, resolve
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings, resolve
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import FIELDS, Config, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
@@ -93,7 +93,7 @@ def build_settings(
     """
     budget = budget or TimeBudget(config.time_budget)
     probe = probe or build_probe(config, hardware, budget)
-    probe.image_spec = dataset.image_spec
+    probe.image_spec, probe.console = dataset.image_spec, console
     is_measured = "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
     facts = dataset.facts(measure(config, dataset, console) if is_measured and not resumes else None)
 
@@ -105,7 +105,7 @@ def build_settings(
         return None, "none on this machine: a run tries to fetch them, for a minute at most, and else begins with random ones"
 
     with contextlib.closing(probe):
-        settings = resolve(config, hardware, facts, announced(probe, console), find_weights, budget.lost_to_training)
+        settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training)
         cost = known_cost(probe, settings.taken)
     if cost is not None:
         budget.eval_share = cost.eval_seconds * settings.taken.batch_size / cost.seconds
@@ -147,23 +147,6 @@ def known_cost(probe: StepProbe, config: ResolvedConfig) -> StepCost | None:
     """The cost of the uncompiled step, if it was measured before."""
     eager = dataclasses.replace(config, compile_model=False)
     return probe(eager) if probe.knows(eager) else None
-
-
-def announced(probe: StepProbe, console: Console) -> MeasureStep:
-    """The probe, announced once: it takes seconds."""
-    was_said = False
-
-    def call(config: ResolvedConfig) -> StepCost | None:
-        nonlocal was_said
-        if not was_said and not probe.knows(config) and probe.seconds_left > 0:
-            console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
-            was_said = True
-        cost = probe(config)
-        if cost is None:
-            console.note(f"the step could not be tried ({probe.failure}); the plan is a guess")
-        return cost
-
-    return call
 
 
 def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_reason: str, console: Console) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.metadata
 import os
+import platform
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -18,11 +20,14 @@ from typing import Any
 
 import torch
 
+from unet_trainer import __version__
 from unet_trainer.config.errors import CheckpointError, UserError
-from unet_trainer.config.resolved_config import Settings, needs_cost
+from unet_trainer.config.facts import HardwareFacts
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings, needs_cost
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.config.schema import Config, as_dict
-from unet_trainer.datasets.dataset_report import CheckedDataset
+from unet_trainer.config.schema import Config, as_dict, class_names, id_names
+from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
+from unet_trainer.datasets.mask_evidence import class_table, ignored_share
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import build_spec
@@ -30,6 +35,7 @@ from unet_trainer.system.concurrency import ThrottledTask
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import Job, choose_backend, device_id
 from unet_trainer.system.os_errors import named_file, reason, with_advice
+from unet_trainer.system.resources import total_host_memory
 from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
@@ -47,7 +53,6 @@ from unet_trainer.training.resume import (
     split_names,
 )
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_facts import data_facts, machine_facts, model_facts, package_versions
 from unet_trainer.training.run_folder import (
     CURVES,
     LOG,
@@ -64,12 +69,14 @@ from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_probe, build_settings
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.time_budget import TimeBudget, fit_into_budget
-from unet_trainer.training.trackers import build_trackers, chosen_trackers
+from unet_trainer.training.trackers import build_trackers
 
 # What the other ranks need of a checkpoint before the state itself is sent.
 FACTS_OF_CHECKPOINT = ("config", "decisions", "split", "learning_rate")
 # Settings that may differ between machines: where things lie there, and what rank 0 alone reads.
 OF_A_MACHINE = frozenset(["data_dir", "image_dir", "mask_dir", "split_file", "checkpoint_dir", "device", "num_workers", "resume"])
+# Of what decides the numbers of a run.
+PACKAGES = ("segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
 
 
 def set_up(config: Config, session: Session, make_report: Callable[..., object] | None = None) -> Run:
@@ -77,7 +84,6 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     budget = TimeBudget(config.time_budget, session.started)
     console, processes = session.console, session.processes
     check_same(processes, config_facts(config), "", "the same config, the same command and the same packages")
-    trackers = chosen_trackers(config) if processes.is_main else []
     source, folder, earlier = _find_earlier(config, session)
     if earlier is not None:
         config = keep_decided(config, earlier["config"])
@@ -144,7 +150,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     if processes.is_main:
         run.make_report = make_report
         run.curves = ThrottledTask("curves", partial(write_curves, folder))
-        run.trackers = build_trackers(trackers, folder, as_dict(settings.taken), state.epoch, session.events)
+        run.trackers = build_trackers(settings.taken, folder, state.epoch, session.events)
         session.on_exit(partial(_finish, run, run.curves))
     if earlier is not None:
         _resume(run, earlier, source, changes)
@@ -162,6 +168,60 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         tracker.start()
     session.events.add("ready", startup_seconds=startup_seconds)
     return run
+
+
+# What the run records of itself at its start, as plain values; history has their types.
+
+
+def package_versions() -> dict[str, str]:
+    found = {"unet_trainer": __version__, "torch": str(torch.__version__)}  # with its build; a plain text, that can be sent
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def machine_facts(hardware: HardwareFacts) -> dict[str, Any]:
+    return {
+        "device": hardware.device,
+        "name": hardware.name,
+        "cores": hardware.num_cores,
+        "memory_gib": round(total_host_memory() / 2**30, 1),
+        "free_device_memory_gib": round(hardware.free_memory / 2**30, 1) if hardware.kind == "cuda" else None,
+        "host": platform.node(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": package_versions(),
+    }
+
+
+def data_facts(config: ResolvedConfig, dataset: CheckedDataset) -> dict[str, Any]:
+    split = dataset.split
+    table = class_table(dataset.masks, dataset.coding, id_names(config))
+    return {
+        "data_dir": config.data_dir,
+        "num_train": len(split.train),
+        "num_val": len(split.val),
+        "num_test": len(split.test),
+        "split": split.rule,
+        "images": str(dataset.kind),
+        "sizes": describe_sizes(dataset.images),
+        "model_size": list(config.shape),
+        "fit": config.fit,
+        "classes": [{"name": row.name, "values": row.values, "share": row.share} for row in table],
+        "ignored_share": ignored_share(dataset.masks, dataset.coding),
+        "notices": list(dataset.notices),
+    }
+
+
+def model_facts(config: ResolvedConfig, network: torch.nn.Module) -> dict[str, Any]:
+    return {
+        "architecture": config.architecture,
+        "encoder": config.encoder,
+        "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "ids": id_names(config),
+        "classes": class_names(config),
+    }
 
 
 def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path | None, dict[str, Any] | None]:
@@ -290,7 +350,7 @@ def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: 
 
 def _get_ready(run: Run) -> None:
     """The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is lost. An
-    error of the workers is raised again when the epoch begins, where Recovery handles it."""
+    error of the workers is raised again when the epoch begins, where `recovering` handles it."""
     with run.signals.deferred(), contextlib.suppress(WorkerError):
         run.loaders.train.prepare(run.state.epoch, run.state.batch)
     run.signals.check()

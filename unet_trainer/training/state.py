@@ -9,15 +9,16 @@ with their average.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map_only
 
 from unet_trainer.model.metrics import Scores, compute_scores
 from unet_trainer.model.optimizer_and_schedule import Ema, LearningRate, fill_momentum
-from unet_trainer.model.segmenter import Segmenter, load_network_weights, network_weights
+from unet_trainer.model.segmenter import Segmenter, network_weights
 from unet_trainer.system.distributed import ALONE, Job, Launch
 from unet_trainer.training.async_device import AsyncReader
 from unet_trainer.training.history import Row
@@ -207,7 +208,7 @@ class TrainState:
     train_seconds: float = 0.0  # in training in the current epoch
     wait_seconds: float = 0.0  # of train_seconds: the device was idle for want of a batch
     num_rollbacks: int = 0  # after non-finite numbers
-    num_restarts: int = 0  # with a gentler recipe: see second_chance
+    num_restarts: int = 0  # with a gentler recipe: see pilots
     launch: Launch = ALONE.launch  # the place of this process in a torchrun job
     ranks: list[RankState] | None = None  # of all processes, when they were gathered last, which is before each save
 
@@ -264,7 +265,7 @@ class TrainState:
 
     def load_common(self, state: Mapping[str, Any]) -> None:
         """All but what differs between the ranks of a job."""
-        load_network_weights(self.segmenter, state["model"])
+        self.segmenter.network.load_state_dict(state["model"])
         self._load_optimizer(state["optimizer"])
         if state["scaler"] and self.scaler.is_enabled():  # empty when the run had none
             found = {name: state["scaler"][name] for name in ("scale", "_growth_tracker")}
@@ -273,7 +274,7 @@ class TrainState:
         self.early_stopping.load_state_dict(state["progress"])
         if self.ema is not None:
             saved = state["ema"] or {"model": state["model"], "num_updates": 0}
-            load_network_weights(self.ema.segmenter, saved["model"])
+            self.ema.segmenter.network.load_state_dict(saved["model"])
             self.ema.num_updates.copy_(torch.as_tensor(saved["num_updates"]))
         self.metrics.load_state_dict(state["totals"])
         for name in (*COUNTS, *SECONDS):
@@ -392,19 +393,14 @@ class TrainState:
 
 
 def _on_host(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _on_host(item) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_on_host(item) for item in value]
-    return value.detach().cpu().clone() if isinstance(value, torch.Tensor) else value
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu().clone(), value)
 
 
 def check_weights(name: str, found: Any, wanted: Mapping[str, torch.Tensor]) -> None:
     """Raises ValueError unless both hold tensors of the same names, shapes and kinds of number."""
-    unknown = [key for key in found if key not in wanted] if isinstance(found, Mapping) else []
     try:
         check_like(found, wanted, name)
-        if unknown:
+        if unknown := [key for key in found if key not in wanted]:
             raise ValueError(f"{name} holds {unknown[0]}, which this model does not have")
     except ValueError as error:
         raise ValueError(f"{error}; was timm or segmentation-models-pytorch changed since?") from None
@@ -413,35 +409,19 @@ def check_weights(name: str, found: Any, wanted: Mapping[str, torch.Tensor]) -> 
 def check_like(found: Any, wanted: Any, place: str = "") -> None:
     """Raises ValueError unless nested dicts and lists hold what `wanted` holds: names, kinds of value, shapes of tensors. Whole
     numbers are counts, at least 0."""
+    parts: Iterable[Any] = ()
     if isinstance(wanted, Mapping):
-        if not isinstance(found, Mapping):
-            raise ValueError(f"{place or 'the state'} is {_kind(found)}; need values by name")
-        for name, value in wanted.items():
-            where = f"{place}.{name}" if place else name
-            if name not in found:
-                raise ValueError(f"{where} is missing")
-            check_like(found[name], value, where)
-        return
-    if isinstance(wanted, list):
-        if not isinstance(found, list) or len(found) != len(wanted):
-            raise ValueError(f"{place} is {_kind(found)}; need a list of {len(wanted)}")
-        for index, value in enumerate(wanted):
-            check_like(found[index], value, f"{place}[{index}]")
-        return
-    if isinstance(wanted, torch.Tensor):
+        fits, parts = isinstance(found, Mapping) and wanted.keys() <= found.keys(), wanted
+    elif isinstance(wanted, list):
+        fits, parts = isinstance(found, list) and len(found) == len(wanted), range(len(wanted))
+    elif isinstance(wanted, torch.Tensor):
         fits = isinstance(found, torch.Tensor) and found.shape == wanted.shape
-        fits, need = fits and found.is_floating_point() == wanted.is_floating_point(), _kind(wanted)
+        fits = fits and found.is_floating_point() == wanted.is_floating_point()
     elif isinstance(wanted, int):
-        fits, need = type(found) is int and 0 <= found <= MAX_COUNT, "a whole number of at least 0"
+        fits = type(found) is int and 0 <= found <= MAX_COUNT
     else:
-        fits, need = type(found) in (int, float), "a number"
+        fits = type(found) in (int, float)
     if not fits:
-        raise ValueError(f"{place} is {_kind(found)}; need {need}")
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of {'×'.join(map(str, value.shape)) or 'one value'}, {str(value.dtype).removeprefix('torch.')}"
-    if type(value) in (int, float):
-        return f"{value!r:.40}"
-    return "empty" if value is None else type(value).__name__
+        raise ValueError(f"{place or 'the state'} is not what a run with these settings saves")
+    for part in parts:
+        check_like(found[part], wanted[part], f"{place}.{part}".removeprefix("."))

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import math
 import os
-import select
 import subprocess
 import sys
 import time
@@ -31,7 +29,8 @@ from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.precision import choose_device, set_backends
 from unet_trainer.model.segmenter import build_spec
-from unet_trainer.system.console import Console, cause_line
+from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
+from unet_trainer.system.console import cause_line, silent_console
 from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 from unet_trainer.system.signals import end_with_parent, ending_with_this_process
 from unet_trainer.training.build import build_components
@@ -53,7 +52,7 @@ COST_KEYS = (
 class StepProbe:
     """Calls with a config return the cost of its step, or None where memory does not hold it or the trial fails.
 
-    `image_spec` has to be set before the first call. `seconds`: that all trials together may take.
+    `image_spec` has to be set before the first call; `console` may be, to tell of trials. `seconds`: that all of them may take.
     """
 
     image_spec: ImageSpec
@@ -63,6 +62,7 @@ class StepProbe:
         self.cache = cache
         self.seconds_left = seconds
         self.failure = ""  # of the last trial
+        self.console, self._was_told = silent_console(), False
         self._child: subprocess.Popen[bytes] | None = None
         self._known = _read_costs(cache)
 
@@ -80,11 +80,17 @@ class StepProbe:
             if OWN in (config.architecture, *config.loss):
                 answer = {"failure": "a loss or network of your own is in this process alone"}
             elif self.seconds_left > 0:
+                if not self._was_told:
+                    self._was_told = True
+                    self.console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
                 answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
             self.seconds_left -= time.monotonic() - started
             self.failure = answer.get("failure", "")
             if self.failure:
-                return TOO_LARGE if answer.get("out_of_memory") else None
+                if answer.get("out_of_memory"):
+                    return TOO_LARGE
+                self.console.note(f"the step could not be tried ({self.failure}); the plan is a guess")
+                return None
             self._known[key] = time.time(), dict(answer)
             write_cache(self.cache, self._known)
         return StepCost(**self._known[key][1])
@@ -107,19 +113,16 @@ class StepProbe:
             assert child.stdout is not None
             child.stdin.write(json.dumps(request).encode() + b"\n")
             child.stdin.flush()
-            limit = time.monotonic() + min(COMPILE_SECONDS if compiles else ANSWER_SECONDS, self.seconds_left)
-            line = b""
-            while not line.endswith(b"\n"):
-                ready, _, _ = select.select([child.stdout], [], [], max(0.0, limit - time.monotonic()))
-                part = os.read(child.stdout.fileno(), 65536) if ready else b""
-                if not part:
-                    self.close()
-                    return {"failure": "it took too long" if not ready else "the process of the trial ended"}
-                line += part
-            return json.loads(line)
-        except (OSError, ValueError) as error:
-            self.close()
-            return {"failure": str(error)}
+            limit = min(COMPILE_SECONDS if compiles else ANSWER_SECONDS, self.seconds_left)
+            if (line := call_with_timeout(child.stdout.readline, limit)).endswith(b"\n"):
+                return json.loads(line)
+            failure = "the process of the trial ended"
+        except ReadTimeout:
+            failure = "it took too long"
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no more threads
+            failure = str(error)
+        self.close()
+        return {"failure": failure}
 
     def _start_child(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
@@ -161,10 +164,9 @@ def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
     device = choose_device(config.device)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=config.compile_model)
     spec = build_spec(config, image_spec, MaskCoding(tuple(range(max(2, config.num_classes)))))
-    console = Console(io.StringIO())
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    components = build_components(config, spec, device, 1, console, resumes=True)
+    components = build_components(config, spec, device, 1, silent_console(), resumes=True)
     components.set_training_mode(config.freeze_encoder_epochs)
     batch, eval_batch = random_batches(config, components, None)
     if config.compile_model:

@@ -55,10 +55,6 @@ class TimeBudget:
     def left(self) -> float:
         return self.seconds - self.spent()
 
-    def end_seconds(self, picture_seconds: float) -> float:
-        """That the end of the run will take, with pictures that take so long."""
-        return min(END_SHARE * self.seconds, self.last_seconds + picture_seconds)
-
     def picture_seconds(self) -> float:
         """That are left for the report's pictures: its page is written and the process ended after them."""
         return self.left() - min(self.last_seconds, END_SHARE * self.seconds / 2)
@@ -86,7 +82,7 @@ def fit_into_budget(run: Run, batch_seconds: float | None = None) -> None:
     left = run.processes.broadcast(run.budget.left() - _end_seconds(run, run.budget.val_seconds or 0.0))
     whole, rest = divmod(max(0.0, left), seconds)
     part = (rest - val_seconds) / (seconds - val_seconds) if rest > val_seconds and run.processes.is_alone else 0.0
-    most = _most_epochs(run)
+    most = most_epochs(run.config, len(run.loaders.train.dataset))
     possible = max(state.epoch, 1, min(most, state.epoch + int(whole) + (part >= MIN_PART)))
     is_near = abs(possible - planned) <= REPLAN_SHARE * planned and planned - state.epoch > 2
     if is_near and state.epoch > 1 and possible != planned:
@@ -105,10 +101,9 @@ def _first_val_seconds(run: Run, batch_seconds: float) -> float:
     return run.budget.eval_share * batch_seconds / run.config.batch_size * len(run.loaders.val.dataset)
 
 
-def _most_epochs(run: Run) -> int:
-    """More of them gain nothing, whatever the time."""
-    samples = len(run.loaders.train.dataset)
-    return math.ceil(wanted_views(samples // run.config.whole_repeats) * run.config.epoch_parts / samples)
+def most_epochs(config: ResolvedConfig, num_samples: int) -> int:
+    """More of them gain nothing, whatever the time. `num_samples`: of the training set."""
+    return math.ceil(wanted_views(num_samples // config.whole_repeats) * config.epoch_parts / num_samples)
 
 
 def is_out_of_time(run: Run) -> bool:
@@ -130,7 +125,8 @@ def is_out_of_time(run: Run) -> bool:
         rate.end = run.budget.planned_end
     else:  # there may be time for more epochs than were planned
         rest = left - (num_batches - state.batch) * seconds
-        more = min(int(rest / (num_batches * seconds + val_seconds)), _most_epochs(run) - run.config.num_epochs)
+        most = most_epochs(run.config, len(run.loaders.train.dataset))
+        more = min(int(rest / (num_batches * seconds + val_seconds)), most - run.config.num_epochs)
         rate.end = (run.config.num_epochs + more) * rate.steps_per_epoch if more > 0 else None
     if left > 0:
         return False
@@ -143,7 +139,7 @@ def is_out_of_time(run: Run) -> bool:
 def _end_seconds(run: Run, val_seconds: float) -> float:
     """Of the end of the run, where a tile is chosen and pictures are predicted as in validation."""
     picture_seconds = NUM_PICTURES * val_seconds / max(1, len(run.loaders.val.dataset.pairs))
-    return run.budget.end_seconds(picture_seconds) + tile_seconds(run)
+    return min(END_SHARE * run.budget.seconds, run.budget.last_seconds + picture_seconds) + tile_seconds(run)
 
 
 def tile_seconds(run: Run) -> float:
@@ -221,9 +217,8 @@ def forecast(
     start_seconds += pilot_seconds
     seconds = start_seconds + num_epochs * per_epoch
     if config.time_budget is not None:
-        once, budget = num_train_samples // config.whole_repeats, seconds_of(config.time_budget)
-        most = math.ceil(wanted_views(once) * config.epoch_parts / num_train_samples)
-        num_epochs = max(1, min(most, int((budget - start_seconds) / per_epoch)))
+        budget = seconds_of(config.time_budget)
+        num_epochs = max(1, min(most_epochs(config, num_train_samples), int((budget - start_seconds) / per_epoch)))
         least = start_seconds + per_step + num_val_samples * per_val_sample
         seconds = max(least, min(budget, start_seconds + num_epochs * per_epoch))
     return Forecast(seconds, per_epoch, pilot_seconds, num_epochs, cost.memory)

@@ -12,13 +12,13 @@ import importlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.config.schema import Config
+from unet_trainer.config.schema import Config, as_dict
 from unet_trainer.system.console import first_line
 from unet_trainer.training.history import EventLog, read_events
 from unet_trainer.training.run_folder import SAMPLE_NAMES, SAMPLES
@@ -131,11 +131,6 @@ TRACKERS: dict[str, Callable[[], Tracker]] = {
 }
 
 
-def chosen_trackers(config: Config) -> list[str]:
-    """The names of those that are switched on."""
-    return [name for name in TRACKERS if getattr(config, name)]
-
-
 def scalars_of(epoch: EpochRecord) -> dict[str, float]:
     """The figures of an epoch under the names that trackers show; what is undefined is left out."""
     found = {shown: value for column, shown in SCALARS.items() if (value := epoch.get(column)) is not None}
@@ -156,7 +151,7 @@ def outcome_of(summary: RunSummary) -> dict[str, float]:
 class TrackerQueue:
     """Epochs wait in a queue for the thread that calls the tracker. What goes wrong is told once."""
 
-    def __init__(self, name: str, tracker: Tracker, run: TrackedRun, on_id: Callable[[str], object]) -> None:
+    def __init__(self, name: str, tracker: Tracker, run: TrackedRun, on_id: Callable[[str | None], object]) -> None:
         self.name, self.tracker, self.run, self.on_id = name, tracker, run, on_id
         self._waiting: queue.Queue[EpochRecord | None] = queue.Queue()  # None: the run has ended
         self._error: BaseException | None = None
@@ -192,7 +187,7 @@ class TrackerQueue:
         return None
 
     def _work(self) -> None:
-        has_begun = self._try(self._init)
+        has_begun = self._try(lambda: self.on_id(self.tracker.init(self.run)))
         while (epoch := self._waiting.get()) is not None:
             if has_begun:
                 self._try(partial(self._log, epoch))
@@ -208,10 +203,6 @@ class TrackerQueue:
             return False
         return True
 
-    def _init(self) -> None:
-        if (run_id := self.tracker.init(self.run)) is not None:
-            self.on_id(run_id)
-
     def _log(self, epoch: EpochRecord) -> None:
         """With the newest of the samples, if there is one since the last call: they are written a little later than their epoch
         ends."""
@@ -221,9 +212,7 @@ class TrackerQueue:
         self.tracker.log(epoch.number, scalars_of(epoch), newest if is_new else None)
 
 
-def build_trackers(
-    names: Sequence[str], folder: Path, settings: Mapping[str, Any], first_epoch: int, events: EventLog
-) -> list[TrackerQueue]:
+def build_trackers(config: Config, folder: Path, first_epoch: int, events: EventLog) -> list[TrackerQueue]:
     """One queue for each tracker that is switched on, with the id of the run if it has not begun anew since the tracker knew it."""
     ids: dict[str, str] = {}
     for event in read_events(folder):
@@ -233,7 +222,7 @@ def build_trackers(
             ids[event.get("name", "")] = event["id"]
 
     def build(name: str) -> TrackerQueue:
-        run = TrackedRun(folder, settings, first_epoch, ids.get(name))
+        run = TrackedRun(folder, as_dict(config), first_epoch, ids.get(name))
         return TrackerQueue(name, TRACKERS[name](), run, lambda run_id: events.add("tracker", name=name, id=run_id))
 
-    return [build(name) for name in names]
+    return [build(name) for name in TRACKERS if getattr(config, name)]
