@@ -61,7 +61,7 @@ def test_a_run_is_served_to_this_machine_with_its_validation_images(served, caps
 def test_a_model_without_its_data_is_served_and_the_page_says_why_there_are_no_images(served, capsys, tmp_path):
     (tmp_path / "best.pt").write_bytes(Path("checkpoints/tiny/best.pt").read_bytes())
     assert main(["try", str(tmp_path / "best.pt")]) == 0
-    reason = f"{tmp_path} has no split.csv, which names them"
+    reason = f"{tmp_path} does not hold both split.csv and config.yaml, which name them"
     assert f"Note: there are no validation images to choose from: {reason}\n" in capsys.readouterr().out
     assert json.loads(served[0].facts)["note"] == reason
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -51,3 +52,36 @@ def emulate(driver, width, height, scheme="light", is_phone=False):
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+
+
+class Page:
+    """What the tests do on a page."""
+
+    def __init__(self, driver, url):
+        self.driver, self.url = driver, url
+
+    def open(self, width=1400, height=900, scheme="light", is_phone=False):
+        emulate(self.driver, width, height, scheme, is_phone)
+        self.driver.get(self.url)
+        return self
+
+    def find(self, selector):
+        return self.driver.find_element("css selector", selector)
+
+    def all(self, selector):
+        return self.driver.find_elements("css selector", selector)
+
+    def text(self, name):
+        return self.find(f"#{name}").text
+
+    def run(self, script, *arguments):
+        return self.driver.execute_script(script, *arguments)
+
+    def wait_until(self, is_so):
+        deadline = time.monotonic() + 60
+        while not is_so():
+            assert time.monotonic() < deadline, console_errors(self.driver)
+            time.sleep(0.02)
+
+    def wait_for(self, name, text):
+        self.wait_until(lambda: text in self.text(name))

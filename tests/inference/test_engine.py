@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 
-from helpers.checkpoints import make_card, random_batch, random_segmenter, save_model, small_segmenter, small_spec
+from helpers.checkpoints import random_batch, random_segmenter, save_model, small_segmenter, small_spec
 from helpers.steps import SmallNetwork, make_settings, make_spec, small_components
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.inference.engine import (
     NUM_BEFORE_CAPTURE,
     SMP_CARD,
     ForwardGraphs,
-    ModelCard,
     SymmetricEngine,
     TorchEngine,
     build_segmenter,
@@ -239,27 +236,6 @@ def test_a_whole_file_with_content_that_no_run_saves_is_refused_in_one_sentence(
     with pytest.raises(CheckpointError, match="is not a checkpoint") as refusal:
         read_model(path)
     assert "\n" not in str(refusal.value)
-
-
-def changed(**values):
-    content = json.loads(make_card(FILE_SPEC).to_json())
-    return json.dumps({**content, **values})
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        '{"format": 1}',
-        changed(format=2),
-        changed(symmetries=["mirror"]),
-        changed(epoch=1.5),
-        changed(spec={**SPEC_CONTENT, "num_classes": 0}),
-    ],
-)
-def test_text_that_is_no_card_is_refused(text):
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        ModelCard.from_json(text)
 
 
 @pytest.mark.parametrize(

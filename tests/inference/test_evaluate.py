@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import io
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,6 @@ from unet_trainer.images.image_decoding import read_image, write_image
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.inference.evaluate import (
     Options,
-    PairReader,
     Sample,
     csv_text,
     evaluate,
@@ -36,13 +36,14 @@ from unet_trainer.inference.scores import Count, EvaluatedSet, summarise
 CODING = MaskCoding((0, 255))
 
 
-def reader_of(pairs, engine, coding=CODING, resize_masks=False, **options):
-    sizes = [read_image(pair.image).shape[:2] for pair in pairs]
-    return PairReader(pairs, sizes, coding, resize_masks, Predictor(engine, **options))
+def data_of(folder, pairs):
+    facts = [SimpleNamespace(size=read_image(pair.image).shape[:2]) for pair in pairs]
+    source = DataSource(load_config({"data_dir": str(folder)}), None, is_own=False)
+    return EvaluationData(source, "all", "by hand", pairs, facts, [], CODING)
 
 
-def evaluate_pairs(pairs, engine, options=None, **others):
-    return evaluate(reader_of(pairs, engine, **others), options or Options())
+def evaluate_pairs(folder, pairs, engine):
+    return evaluate(Predictor(engine), data_of(folder, pairs), Options())
 
 
 def square(height, width, rows, columns):
@@ -55,7 +56,7 @@ def test_counts_of_every_image_by_hand(tmp_path):
     truth, found = square(20, 30, slice(0, 10), slice(0, 10)), square(20, 30, slice(0, 10), slice(5, 15))
     empty = np.zeros((8, 8), np.uint8)
     pairs = write_pairs(tmp_path, [(bright(found), truth * 255), (bright(empty), empty), (bright(truth), truth * 255)])
-    evaluated = evaluate_pairs(pairs, BrightnessEngine())
+    evaluated = evaluate_pairs(tmp_path, pairs, BrightnessEngine())
     assert evaluated.counts[:, 0, :3].tolist() == [[50, 100, 100], [0, 0, 0], [100, 100, 100]]
     assert evaluated.confusion.tolist() == [[450 + 64 + 500, 50], [50, 150]]
     assert evaluated.num_wrong.tolist() == [100, 0, 0]
@@ -69,7 +70,7 @@ def test_images_of_one_size_go_through_the_network_together_and_results_keep_the
     masks = [random.integers(0, 2, size).astype(np.uint8) for size in ((16, 16), (24, 16), (16, 16), (24, 16), (16, 16))]
     pairs = write_pairs(tmp_path, [(bright(mask), mask * 255) for mask in masks])
     engine = BrightnessEngine(image_size=(16, 16), tile=(32, 32))
-    evaluated = evaluate_pairs(pairs, engine)
+    evaluated = evaluate_pairs(tmp_path, pairs, engine)
     assert engine.shapes == [(3, 16, 16, 3), (2, 24, 16, 3)]
     assert evaluated.counts[:, 0, Count.TRUTH].tolist() == [mask.sum() for mask in masks]
     assert evaluated.num_wrong.tolist() == [0] * 5
@@ -87,16 +88,16 @@ def test_tiles_as_trained_are_those_of_training_at_every_size():
 def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
     empty = np.zeros((16, 16), np.uint8)
     pairs = write_pairs(tmp_path, [(bright(empty), empty)] * 2)
-    reader = reader_of(pairs, BrightnessEngine())
+    given = Predictor(BrightnessEngine()), data_of(tmp_path, pairs), Options()
     write_image(pairs[1].mask, np.full((16, 16), 7, np.uint8))
     with pytest.raises(DataError, match=r"1\.png or its mask .*1\.png has changed"):
-        evaluate(reader, Options())
+        evaluate(*given)
     pairs[1].image.write_bytes(b"no image")
     with pytest.raises(DataError, match=r"images/1\.png: "):
-        evaluate(reader, Options())
+        evaluate(*given)
     write_image(pairs[1].image, np.zeros((16, 16, 3), np.uint16))
     with pytest.raises(DataError, match=r"images/1\.png: 16-bit values; .* has changed"):
-        evaluate(reader, Options())
+        evaluate(*given)
 
 
 # What an evaluation writes: nothing beside its own files
@@ -118,10 +119,7 @@ def evaluated_pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluated")
     images = [(bright(band(number)), band(10 if number else 0) * 255) for number in range(12)]
     pairs = write_pairs(folder, images)
-    coding = MaskCoding((0, 255))
-    evaluated = evaluate(PairReader(pairs, [(20, 20)] * 12, coding, False, Predictor(BrightnessEngine())), Options())
-    source = DataSource(load_config({"data_dir": str(folder)}), None, is_own=False)
-    return evaluated, EvaluationData(source, "all", "by hand", pairs, [], [], coding)
+    return evaluate_pairs(folder, pairs, BrightnessEngine()), data_of(folder, pairs)
 
 
 def write(folder, evaluated, data, **description):

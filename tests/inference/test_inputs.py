@@ -19,14 +19,12 @@ from unet_trainer.datasets.splits import split_csv_text
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.mask_decoding import COLOUR, MaskCoding
 from unet_trainer.inference.inputs import (
-    Input,
     check_comparable,
     check_same_classes,
     find_inputs,
     find_source,
     load_evaluation_data,
     refuse_among_images,
-    refuse_same_names,
     run_folder_of,
 )
 from unet_trainer.system.console import Console
@@ -74,7 +72,6 @@ def test_results_of_other_predictions_in_the_folder_are_left_out_and_told(folder
         (folder / name).write_bytes(b"II*\0 unet-trainer predict and pixels")
     notes = []
     inputs = find_inputs(["data"], Path("out"), notes.append)
-    refuse_same_names(inputs)
     assert [path.as_posix() for path, _ in inputs] == ["data/a.png", "data/sub/b.JPG", "data/sub/deep/c.tif"]
     assert notes == ["3 results of an earlier predict in data left out, such as data/old/a.png"]
     assert found("data/old/a.png") == [("data/old/a.png", "a")]  # by its own name
@@ -145,19 +142,6 @@ def test_what_names_no_image_is_refused(folder, word, message):
     (folder / "binary.csv").write_bytes(b"image\n\xff\xfe\n")
     with pytest.raises(UserError, match=message):
         found(word)
-
-
-def test_images_whose_results_would_have_one_name_are_refused():
-    with pytest.raises(UserError) as refusal:
-        refuse_same_names([Input(Path("data/a.jpg"), "a"), Input(Path("data/A.png"), "A")])  # one name where case is ignored
-    assert str(refusal.value) == (
-        "images whose results would have the same name:\n  data/a.jpg and data/A.png: both would be A.png\n"
-        "  Predict them in two commands with different --out; a pattern takes one kind: 'data/*.jpg'"
-    )
-    with pytest.raises(UserError, match=r"\n  Predict them in two commands, each by its own name, with different --out$"):
-        refuse_same_names([Input(Path("data/a.png"), "a"), Input(Path("data/A.png"), "A")])
-    with pytest.raises(UserError, match=r"\n  Name the folder above them, or predict them in two commands with different --out$"):
-        refuse_same_names([Input(Path("a/x.jpg"), "x"), Input(Path("b/x.jpg"), "x")])
 
 
 # Which images are evaluated on, and what is refused by name
@@ -259,18 +243,6 @@ def test_data_that_moved_are_told_how_to_be_named(run, tmp_path):
     assert names(data) == ["3.png"]
 
 
-def test_images_of_a_kind_that_the_model_does_not_know_are_named(tmp_path):
-    pairs = write_data(tmp_path / "data", 3)
-    write_image(pairs[0].image, bright(SQUARE).astype(np.uint16))
-    np.save(tmp_path / "data/images/1.npy", np.zeros((8, 8, 5), np.uint8))
-    pairs[1].image.unlink()
-    with pytest.raises(UserError) as refusal:
-        load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
-    assert "2 images of a kind that the model does not know" in str(refusal.value)
-    assert "0.png: 16-bit; the model was trained on 8-bit images" in str(refusal.value)
-    assert "1.npy: 5 channels; the model was trained on images of 3" in str(refusal.value)
-
-
 def test_masks_with_values_that_the_model_does_not_know_are_named_and_can_be_explained(tmp_path):
     write_data(tmp_path / "data", 2, foreground=1)
     where = {"data_dir": str(tmp_path / "data")}
@@ -299,13 +271,23 @@ def test_masks_that_would_silently_be_all_background_are_refused(tmp_path, codin
 
 
 def test_all_that_is_wrong_is_told_at_once(tmp_path):
-    pairs = write_data(tmp_path / "data", 3)
+    pairs = write_data(tmp_path / "data", 5)
     pairs[0].image.write_bytes(b"")
     write_image(pairs[1].mask, np.zeros((9, 9), np.uint8))
     write_image(pairs[2].mask, SQUARE * 9)
+    write_image(pairs[3].image, bright(SQUARE).astype(np.uint16))
+    np.save(tmp_path / "data/images/4.npy", np.zeros((8, 8, 5), np.uint8))
+    pairs[4].image.unlink()
     with pytest.raises(UserError) as refusal:
         load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
-    for part in ("0.png: the file is empty", "1.png: 9×9, its image", "2.png: 9 (25.0% of pixels)"):
+    for part in (
+        "0.png: the file is empty",
+        "1.png: 9×9, its image",
+        "2.png: 9 (25.0% of pixels)",
+        "2 images of a kind that the model does not know",
+        "3.png: 16-bit; the model was trained on 8-bit images",
+        "4.npy: 5 channels; the model was trained on images of 3",
+    ):
         assert part in str(refusal.value)
 
 

@@ -19,7 +19,6 @@ from unet_trainer import load
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import read_image
-from unet_trainer.inference.engine import load_engine
 
 TILE = (64, 64)  # most images here are smaller
 SPECS = {
@@ -109,28 +108,18 @@ def test_threads_give_what_one_thread_gives(make_model):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "options", "message"),
     [
-        ({"device": "gpu"}, "device: got 'gpu'; need auto, cpu, cuda, cuda:N or mps"),
-        ({"precision": "bf16"}, "precision: got 'bf16'; need auto, float32, bfloat16, float16"),
+        ("best.pt", {"device": "gpu"}, "device: got 'gpu'; need auto, cpu, cuda, cuda:N or mps"),
+        ("best.pt", {"precision": "bf16"}, "precision: got 'bf16'; need auto, float32, bfloat16, float16"),
+        ("model.onnx", {"raw": True}, "raw: .*model.onnx holds the weights that it was exported with"),
+        ("model.onnx", {"precision": "bfloat16"}, "precision: got 'bfloat16'; .*model.onnx computes in float32"),
     ],
 )
-def test_what_does_not_exist_is_refused(options, message, make_model):
+def test_what_a_file_cannot_be_is_refused(name, options, message, tmp_path):
+    save_model(tmp_path / name, small_segmenter(SPECS["RGB"]))
     with pytest.raises(UserError, match=message):
-        make_model("RGB", **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"raw": True}, "raw: .*model.onnx holds the weights that it was exported with"),
-        ({"precision": "bfloat16"}, "precision: got 'bfloat16'; .*model.onnx computes in float32"),
-    ],
-)
-def test_an_exported_file_cannot_be_what_it_was_not_exported_as(options, message, tmp_path):
-    (tmp_path / "model.onnx").touch()
-    with pytest.raises(UserError, match=message):
-        load_engine(tmp_path / "model.onnx", **options)
+        load(tmp_path / name, **options)
 
 
 def test_the_package_has_load_and_needs_no_torch_for_anything_else():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
@@ -114,11 +115,13 @@ def card_json(**changes):
         ({CARD_KEY: "hello"}, "unet_trainer in its metadata is no card of a model"),
         ({CARD_KEY: "[" * 100_000}, "is no card of a model (RecursionError"),
         ({CARD_KEY: card_json(spec={})}, "is no card of a model (KeyError: 'image')"),
-        ({CARD_KEY: card_json(format=99)}, "written by a newer version (format 99)"),
+        ({CARD_KEY: "[]"}, "is no card of a model (TypeError"),
+        ({CARD_KEY: card_json(symmetries=["mirror"], epoch=1.5, val_iou=math.nan)}, "(symmetries, epoch, val_iou cannot be right)"),
+        ({CARD_KEY: card_json(format=99)}, "written by another version (format 99)"),
         ({CARD_KEY: make_card(dataclasses.replace(SPEC, image=FOUR_FLOATS)).to_json()}, "its graph does not take N,4,H,W"),
         ({CARD_KEY: make_card(small_spec(num_classes=3)).to_json()}, "its graph does not take N,"),
     ],
-    ids=["none", "no JSON", "nested", "no spec", "newer", "other channels", "other classes"],
+    ids=["none", "no JSON", "nested", "no spec", "no object", "wrong values", "newer", "other channels", "other classes"],
 )
 def test_a_file_without_a_card_that_fits_its_graph_is_refused(metadata, message, tmp_path):
     assert message in refusal(write_onnx(tmp_path / "model.onnx", make_onnx(SPEC, metadata)))

@@ -157,6 +157,15 @@ def test_a_result_never_replaces_an_image(tmp_path, image):
         folder.refuse_overwriting([Input(tiff, "b")])
 
 
+def test_images_whose_results_would_have_one_name_are_refused(tmp_path):
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
+    for one, two in (("a", "A"), ("b", "values/b")):  # where case is ignored; the values of one and the mask of the other
+        with pytest.raises(
+            UserError, match=rf"{one}\.jpg and .*{two}\.png: both would write .*\.png; name the folder above them, or"
+        ):
+            folder.refuse_overwriting([Input(tmp_path / f"{one}.jpg", one), Input(tmp_path / f"{two}.png", two)])
+
+
 def test_a_result_never_replaces_a_mask_of_the_dataset(tmp_path, image):
     out = tmp_path / "masks"
     out.mkdir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import os
@@ -211,19 +210,6 @@ def test_what_is_read_ahead_does_not_grow_with_the_number_of_images(tmp_path, mo
     assert max(ahead) <= 2 * 4 + 10 + predicting.num_readers  # two batches, those that wait, those being read
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("fit", ["crop", "resize"])
-def test_a_gpu_gives_the_masks_of_a_cpu(tmp_path, images, fit):
-    path = write_model(tmp_path / "run/best.pt", fit=fit, num_classes=3)
-    shares = {}
-    for device in ("cpu", "cuda"):
-        model = load(path, device=device)
-        stream(tmp_path, Kinds(probabilities="npy"), engine=model.engine, out=device).run(inputs_of(tmp_path, images))
-        shares[device] = {name: np.load(tmp_path / device / f"probabilities/{name}.npy") for name in images}
-    for name in images:
-        np.testing.assert_allclose(shares["cuda"][name], shares["cpu"][name], atol=0.05)  # bfloat16
-
-
 needs_fork = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
 
 
@@ -279,10 +265,8 @@ def test_a_process_that_dies_while_it_writes_ends_it_and_leaves_whole_files_only
     assert not any(worker.is_alive() for worker in processes.workers.processes)
 
 
-@pytest.mark.parametrize("num_processes", [0, pytest.param(2, marks=needs_fork)])
-def test_an_image_that_changes_before_its_overlay_counts_as_bad_and_a_full_disk_leaves_nothing(
-    tmp_path, images, monkeypatch, num_processes
-):
+@needs_fork
+def test_in_processes_an_image_that_is_gone_counts_as_bad_and_a_full_disk_leaves_nothing(tmp_path, images, monkeypatch):
     given = inputs_of(tmp_path, images)
 
     class Vandal(BrightnessEngine):
@@ -290,10 +274,7 @@ def test_an_image_that_changes_before_its_overlay_counts_as_bad_and_a_full_disk_
             given[0].path.unlink(missing_ok=True)
             return super().logits(images)
 
-    def writers():
-        return WriterProcesses(num_processes) if num_processes else contextlib.nullcontext()
-
-    with writers() as processes:
+    with WriterProcesses(2) as processes:
         engine = Vandal(make_spec(fit="crop"))
         outcome = stream(tmp_path, Kinds(overlay=True), engine=engine, processes=processes).run(given)
     assert [(path.name, reason) for path, reason in outcome.failed] == [("0.png", "No such file or directory")]
@@ -304,7 +285,7 @@ def test_an_image_that_changes_before_its_overlay_counts_as_bad_and_a_full_disk_
         raise OSError(28, "No space left on device", "out/1.png")
 
     monkeypatch.setattr(Draft, "keep", fail)
-    with writers() as processes, pytest.raises(OSError, match="No space left") as caught:
+    with WriterProcesses(2) as processes, pytest.raises(OSError, match="No space left") as caught:
         stream(tmp_path, processes=processes, out="full").run(given[1:])
     assert caught.value.filename == "out/1.png"
     assert files_in(tmp_path / "full") == []
@@ -312,14 +293,17 @@ def test_an_image_that_changes_before_its_overlay_counts_as_bad_and_a_full_disk_
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fit", ["crop", "resize"])
-def test_a_gpu_writes_the_same_bytes_with_processes_and_threads(tmp_path, with_geotiff, fit):
+def test_a_gpu_gives_what_a_cpu_gives_and_the_same_bytes_with_processes_and_threads(tmp_path, with_geotiff, fit):
     path = write_model(tmp_path / "run/best.pt", fit=fit, num_classes=3)
     many = [Input(path, f"{turn}/{name}") for turn in range(30) for path, name in with_geotiff]
     with WriterProcesses(4) as processes:
-        for out, used in (("threads", None), ("processes", processes)):
-            engine = load(path, device="cuda").engine
-            stream(tmp_path, Kinds(probabilities="png"), engine=engine, out=out, batch_size=8, processes=used).run(many)
+        for out, device, used in (("cpu", "cpu", None), ("threads", "cuda", None), ("processes", "cuda", processes)):
+            engine = load(path, device=device).engine
+            stream(tmp_path, Kinds(probabilities="npy"), engine=engine, out=out, batch_size=8, processes=used).run(many)
     assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
+    for name in files_in(tmp_path / "cpu/probabilities"):
+        ours, theirs = (np.load(tmp_path / device / "probabilities" / name) for device in ("threads", "cpu"))
+        np.testing.assert_allclose(ours, theirs, atol=0.05)  # bfloat16
 
 
 def test_all_rates_are_measured_and_the_plain_loop_writes_the_same_masks(tmp_path, images, monkeypatch):

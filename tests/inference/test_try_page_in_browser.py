@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 from PIL import Image
 
 from helpers.brightness_engine import bright_predictor
-from helpers.browser import browsing, console_errors, emulate, requested_hosts
+from helpers.browser import Page, browsing, console_errors, requested_hosts
 from helpers.image_bytes import cv2_bytes
 from helpers.try_page import serving
 from unet_trainer.datasets.pairs import Pair
@@ -49,40 +47,22 @@ def driver(tmp_path_factory):
         yield browser
 
 
-class Page:
-    """What the tests do on the page."""
-
-    def __init__(self, driver, server):
-        self.driver, self.server = driver, server
-
-    def open(self, width=1400, height=900, scheme="light", is_phone=False):
-        emulate(self.driver, width, height, scheme, is_phone)
-        self.driver.get(self.server.url)
+class TryPage(Page):
+    def open(self, *given, **named):
+        super().open(*given, **named)
         self.wait_for("status", "a: IoU")
         return self
 
-    def find(self, selector):
-        return self.driver.find_element("css selector", selector)
-
-    def text(self, name):
-        return self.find(f"#{name}").text
-
-    def wait_for(self, name, text):
-        deadline = time.monotonic() + 20
-        while text not in self.text(name):
-            assert time.monotonic() < deadline, (self.text(name), console_errors(self.driver))
-            time.sleep(0.02)
-
     def pixel(self, canvas, x, y):
         script = "return Array.from(document.getElementById(arguments[0]).getContext('2d').getImageData(arguments[1], arguments[2], 1, 1).data)"
-        return self.driver.execute_script(script, canvas, x, y)[:3]
+        return self.run(script, canvas, x, y)[:3]
 
     def choose(self, view):
         self.find(f"[value={view}]").click()
 
     def row(self, class_id):
         """Share, IoU and probability at the point of a class."""
-        cells = self.driver.find_elements("css selector", f"#rows tr:nth-child({class_id + 1}) td")
+        cells = self.all(f"#rows tr:nth-child({class_id + 1}) td")
         return [cell.text for cell in cells]
 
     def point_at(self, x, y):
@@ -101,14 +81,14 @@ class Page:
         ActionChains(self.driver).send_keys(*keys).perform()
 
     def focus(self, selector):
-        self.driver.execute_script("arguments[0].focus()", self.find(selector))
+        self.run("arguments[0].focus()", self.find(selector))
 
 
 @pytest.fixture
 def page(driver, server):
     """Freshly opened; at the end its console must be empty, and nothing have been asked for elsewhere."""
     requested_hosts(driver), console_errors(driver)
-    opened = Page(driver, server).open()
+    opened = TryPage(driver, server.url).open()
     yield opened
     assert console_errors(driver) == []
     hosts = requested_hosts(driver)
@@ -132,12 +112,12 @@ def test_the_first_validation_image_is_there_when_the_page_opens(page):
     assert page.pixel("prediction", 30, 5) == page.pixel("prediction", 51, 5) == GREEN  # the outline and the hatch
     assert page.pixel("truth", 35, 5) == [200, 200, 200]
     assert page.pixel("truth", 50, 5) == blend(200, GREEN, 0.45)
-    assert len(page.driver.find_elements("css selector", ".thumbnail img")) == 2
+    assert len(page.all(".thumbnail img")) == 2
     truth, prediction = page.find("#truth").rect, page.find("#prediction").rect
     assert truth["y"] == prediction["y"]
     assert prediction["width"] > 450  # two of them fill what the window leaves
     under = "const box = document.querySelector('.drop').getBoundingClientRect(); return document.elementFromPoint(box.x + 9, box.y + 9).id"
-    assert page.driver.execute_script(under) == "file"  # a click anywhere in the zone chooses a file
+    assert page.run(under) == "file"  # a click anywhere in the zone chooses a file
 
 
 def test_views_show_image_mask_and_errors(page):
@@ -181,7 +161,7 @@ def test_a_file_is_uploaded_and_has_no_truth(page, tmp_path):
     assert not page.find("[value=errors]").is_enabled()
     page.point_at(45, 20)
     assert (page.row(0)[-1], page.row(1)[-1]) == ("12 %", "88 %")
-    assert page.driver.find_elements("css selector", "[name=validation]:checked") == []
+    assert page.all("[name=validation]:checked") == []
 
 
 @pytest.mark.parametrize(
@@ -205,7 +185,7 @@ def test_an_image_is_dropped_or_pasted(page, event):
 
 
 def test_an_image_that_the_model_cannot_take_is_refused_in_a_sentence(driver, server, tmp_path):
-    page = Page(driver, server).open()
+    page = TryPage(driver, server.url).open()
     deep, large = tmp_path / "deep.png", tmp_path / "large.png"
     deep.write_bytes(cv2_bytes(".png", np.zeros((4, 4, 3), np.uint16)))
     page.find("#file").send_keys(str(deep))
@@ -233,7 +213,7 @@ def test_an_image_that_takes_long_says_so_and_gives_way_to_the_next(driver):
     predictor = bright_predictor()
     predictor.whole, predictor.tile = 3000, (32, 32)
     with serving(predictor) as server:
-        page = Page(driver, server)
+        page = TryPage(driver, server.url)
         driver.get(server.url)
         page.wait_for("empty", "Choose, drop or paste an image.")
         predictor.engine.is_free.clear()
@@ -258,10 +238,8 @@ def test_an_image_that_takes_long_says_so_and_gives_way_to_the_next(driver):
 def test_the_mask_is_downloaded_as_class_ids_with_colours(page, tmp_path):
     page.driver.execute_cdp_cmd("Browser.setDownloadBehavior", {"behavior": "allow", "downloadPath": str(tmp_path)})
     page.find("#download").click()
-    path, deadline = tmp_path / "a_mask.png", time.monotonic() + 20
-    while not path.is_file():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    path = tmp_path / "a_mask.png"
+    page.wait_until(path.is_file)
     with Image.open(path) as mask:
         assert mask.mode == "P"
         assert np.array_equal(np.asarray(mask), picture()[:, :, 0] > 127)
@@ -269,7 +247,7 @@ def test_the_mask_is_downloaded_as_class_ids_with_colours(page, tmp_path):
 
 
 def test_every_control_is_reached_with_tab_and_shows_that_it_is(page):
-    page.driver.execute_script("document.activeElement.blur()")
+    page.run("document.activeElement.blur()")
     reached = {}
     for _ in range(40):
         page.press(TAB)
@@ -279,7 +257,7 @@ def test_every_control_is_reached_with_tab_and_shows_that_it_is(page):
             break
         script = """const shown = arguments[0].matches('.thumbnail input, .choice input, .drop input') ? arguments[0].nextElementSibling : arguments[0];
             return getComputedStyle(shown).outlineStyle"""
-        reached[name] = page.driver.execute_script(script, element)
+        reached[name] = page.run(script, element)
     assert list(reached)[:10] == ["summary", "file", "validation", "view", "opacity", "fit", "one", "out", "in", "prediction"]
     assert list(reached)[10:13] == ["class-0", "class-1", "download"]
     assert [name for name, outline in reached.items() if outline != "solid" and name != "body"] == []
@@ -287,7 +265,7 @@ def test_every_control_is_reached_with_tab_and_shows_that_it_is(page):
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(page):
     page.open(390, 844, is_phone=True)
-    assert page.driver.execute_script("return document.documentElement.scrollWidth") == 390
+    assert page.run("return document.documentElement.scrollWidth") == 390
     for name in ("#file", "#opacity", "#prediction", "#truth", "#download", "table"):
         box = page.find(name).rect
         assert box["x"] >= 0, name
@@ -297,7 +275,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen(page):
 
 
 def test_a_page_whose_server_has_gone_says_so(driver, server):
-    page = Page(driver, server).open()
+    page = TryPage(driver, server.url).open()
     driver.execute_cdp_cmd("Network.enable", {})
     driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["*/predict"]})
     driver.execute_script("showFile(new File(['x'], 'late.png'))")

@@ -74,16 +74,6 @@ def test_the_facts_say_what_the_model_is(server):
     assert (facts["validation"], facts["note"], facts["max_upload"]) == (["a", "b"], "", MAX_UPLOAD)
 
 
-def test_an_upload_is_answered_with_its_result(server):
-    status, headers, content = ask(server, "POST", "predict", PNG)
-    header, parts = parse_result(content)
-    assert (status, headers["Content-Type"]) == (200, "application/octet-stream")
-    assert parts["ids"] == bytes([0, 1, 1, 1, 0, 0, 1, 1])
-    assert header["shares"] == [3 / 8, 5 / 8]
-    assert header["iou"] is None
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(parts["mask"]))), LEVELS > 0)
-
-
 def test_a_validation_image_is_answered_with_its_truth_and_iou(server):
     _, _, content = ask(server, "POST", "validation/0", b"")
     header, parts = parse_result(content)
@@ -109,9 +99,7 @@ def test_images_are_never_written_to_disk(server):
 
 @pytest.mark.parametrize("host", ["evil.example", "", "evil.example:80@localhost", "localhost#"])
 def test_a_name_that_was_made_to_lead_here_is_refused(server, host):
-    status, sentence = refusal(ask(server, "GET", "facts", Host=host))
-    assert status == 421
-    assert sentence == f"Host: {host!r} is not the address of this page"
+    assert refusal(ask(server, "GET", "facts", Host=host)) == (421, f"Host: {host!r} is not the address of this page")
 
 
 @pytest.mark.parametrize(
@@ -178,15 +166,6 @@ def test_more_images_than_wait_are_refused_and_those_that_wait_are_done():
         assert ask(running, "POST", "predict", PNG)[0] == 200
 
 
-def post_and_leave(server, data):
-    """The connection of an upload that nobody waits for; closed by the caller."""
-    connection = connect(server)
-    connection.sendall(
-        f"POST /{server.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
-    )
-    return connection
-
-
 def test_a_large_image_says_how_far_it_is_and_stops_when_its_browser_leaves():
     predictor = bright_predictor()
     predictor.whole, predictor.tile = 100, (16, 16)
@@ -202,7 +181,9 @@ def test_a_large_image_says_how_far_it_is_and_stops_when_its_browser_leaves():
             return logits(images)
 
         predictor.engine.logits = compute
-        connection = post_and_leave(running, cv2_bytes(".png", np.zeros((64, 16, 3), np.uint8)))  # starts 0, 8, ..., 48
+        data, connection = cv2_bytes(".png", np.zeros((64, 16, 3), np.uint8)), connect(running)  # tiles start at 0, 8, ..., 48
+        head = f"POST /{running.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data)
         wait_until(lambda: not predictor.engine.is_free.is_set())  # the second tile has begun
         assert json.loads(ask(running, "GET", "progress")[2]) == {"done": 1, "all": 7}
         connection.close()

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
+import threading
 from html import unescape
 
 import numpy as np
 import pytest
 
+from helpers.killed_runs import wait_until
 from helpers.ports import running
 from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
 from helpers.try_page import ask, refusal
@@ -220,7 +221,7 @@ def test_prediction_that_fails_is_told_and_the_newest_samples_of_training_are_sh
         raise RuntimeError("CUDA error: device-side <assert>")
 
     (folder / "best.pt").touch()
-    monkeypatch.setattr(gallery, "load_predictor", fail)
+    monkeypatch.setattr("unet_trainer.inference.inputs.find_validation_pairs", fail)
     said = words(write_report(folder).read_text())
     assert "There are no pictures: predicting them failed (RuntimeError: CUDA error: device-side <assert>)." in said
     assert "Samples of epoch 10" in said
@@ -305,19 +306,19 @@ def test_other_paths_lead_nowhere(tmp_path):
 
 
 def test_pictures_are_made_once_a_run_has_ended(tmp_path, monkeypatch):
-    folder, made = write_run(tmp_path / "run"), []
+    folder, made, is_free = write_run(tmp_path / "run"), [], threading.Event()
 
     def make(summary, device):
+        assert is_free.wait(60)
         made.append((summary.folder, device))
         return Gallery(note="here they are")
 
     monkeypatch.setattr(run_report, "make_gallery", make)
     with watching(folder) as server:
         assert "are being made …" in get(server, "")
-        deadline = time.monotonic() + 60
-        while "here they are" not in get(server, ""):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        assert server.is_busy
+        is_free.set()
+        wait_until(lambda: "here they are" in get(server, ""))
         assert not server.is_busy
         get(server, "")
     assert made == [(folder, "cpu")]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-import time
-
 import pytest
 
-from helpers.browser import browsing, console_errors, emulate, requested_hosts
+from helpers.browser import Page, browsing, console_errors, requested_hosts
+from helpers.ports import running
 from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
 from unet_trainer.reports.comparison import render_comparison
 from unet_trainer.reports.run_report import WatchServer, render_report
@@ -44,24 +42,7 @@ def report(tmp_path_factory):
     return page
 
 
-class Page:
-    def __init__(self, driver, path):
-        self.driver, self.url = driver, path.as_uri()
-
-    def open(self, width=1280, height=900, scheme="light", is_phone=False):
-        emulate(self.driver, width, height, scheme, is_phone)
-        self.driver.get(self.url)
-        return self
-
-    def find(self, selector):
-        return self.driver.find_element("css selector", selector)
-
-    def all(self, selector):
-        return self.driver.find_elements("css selector", selector)
-
-    def run(self, script, *arguments):
-        return self.driver.execute_script(script, *arguments)
-
+class ReportPage(Page):
     def choose(self, name, value):
         self.run("arguments[0].click()", self.find(f'[name="{name}"][value="{value}"]'))
 
@@ -75,7 +56,7 @@ class Page:
 @pytest.fixture
 def page(driver, report):
     console_errors(driver), requested_hosts(driver)
-    page = Page(driver, report).open()
+    page = ReportPage(driver, report.as_uri()).open(1280)
     yield page
     assert console_errors(driver) == []
     assert requested_hosts(driver) <= {"file", "data"}
@@ -178,7 +159,7 @@ def test_a_picture_is_shown_in_full_size_and_the_next_one_follows(page):
 def test_runs_are_compared_by_epoch_and_by_time(driver, tmp_path):
     folders = write_run(tmp_path / "a"), write_run(tmp_path / "b", ious=(0.7,))
     (tmp_path / "page.html").write_text(render_comparison([read_run_summary(folder) for folder in folders]), encoding="utf-8")
-    page = Page(driver, tmp_path / "page.html").open(390, 844, is_phone=True)
+    page = ReportPage(driver, (tmp_path / "page.html").as_uri()).open(390, 844, is_phone=True)
     assert page.run("return document.documentElement.scrollWidth") == 390
     assert len(page.all('[data-key="val-iou"] .line')) == 2
     assert len(page.all('[data-key="val-iou"] .c1.point[r="5"]')) == 1  # one epoch has no line
@@ -189,50 +170,18 @@ def test_runs_are_compared_by_epoch_and_by_time(driver, tmp_path):
 
 def test_a_live_page_follows_the_run_and_keeps_what_was_chosen(driver, tmp_path):
     folder = write_run(tmp_path / "run", end=None)
-    server = WatchServer(("127.0.0.1", 0), [folder], with_pictures=False)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        emulate(driver, 1280, 900)
-        driver.get(server.url)
-        page = Page(driver, tmp_path)
+    with running(WatchServer(("127.0.0.1", 0), [folder], with_pictures=False)) as server:
+        page = ReportPage(driver, server.url).open()
         page.run("arguments[0].click()", page.find('[data-key="iou"] [data-name="switch train"]'))
         page.run("document.querySelector('[data-key=\"loss-numbers\"]').open = true")
         log = EventLog()
         log.open(folder, resumed_after={"epoch": 3, "batch": 0})
         log.add("epoch", **epoch_event(4, ["background", "foreground"], 0.75))
-        deadline = time.monotonic() + 60
-        while page.run("return document.getElementById('best-iou').textContent") != "0.750":
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        page.wait_until(lambda: page.run("return document.getElementById('best-iou').textContent") == "0.750")
         assert len(page.all('[data-key="iou"] .line')) == 1
         assert page.find('[data-key="loss-numbers"]').get_attribute("open") is not None
         assert console_errors(driver) == []
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-        server.worker.shutdown()
-    deadline = time.monotonic() + 60
-    while not page.all(".lost"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    server.worker.shutdown()
+    page.wait_until(lambda: page.all(".lost"))
     console_errors(driver)
     driver.get("about:blank")
-
-
-def luminance(colour):
-    values = [float(value) / 255 for value in colour[colour.index("(") + 1 : -1].split(",")[:3]]
-    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable_on_its_ground(page, scheme):
-    page.open(scheme=scheme)
-    script = """const style = name => getComputedStyle(document.querySelector(name));
-        return [['h1', 'header'], ['.card .label', '.card'], ['.panel .muted', '.panel'], ['summary', '.panel'], ['.pill', '.pill']]
-            .map(([text, ground]) => [text, style(text).color, style(ground).backgroundColor])"""
-    for name, text, ground in page.run(script):
-        bright, dim = sorted([luminance(text), luminance(ground)], reverse=True)
-        assert (bright + 0.05) / (dim + 0.05) >= 4.5, name  # WCAG AA

@@ -168,13 +168,11 @@ def load(given: argparse.Namespace, file: Path, console: Console, precision: Num
 def evaluate_model(predictor: Predictor, data: EvaluationData, options: Options, console: Console) -> EvaluatedSet:
     import torch
 
-    from unet_trainer.inference.evaluate import PairReader, evaluate
+    from unet_trainer.inference.evaluate import evaluate
 
-    sizes = [image.size for image in data.images]
-    reader = PairReader(data.pairs, sizes, data.coding, data.source.config.resize_masks, predictor)
     try:
         with console.bar("Evaluating:", len(data.pairs), keep=False) as bar:
-            found = evaluate(reader, options, bar.tick)
+            found = evaluate(predictor, data, options, bar.tick)
     except torch.OutOfMemoryError:
         device = predictor.engine.device
         raise UserError(f"--device: {device} has no memory for the largest image; --device cpu takes longer") from None

@@ -62,10 +62,9 @@ def _parser() -> CommandParser:
 
 
 def predict(given: argparse.Namespace, console: Console) -> int:
-    from unet_trainer.inference.inputs import find_inputs, refuse_among_images, refuse_same_names
+    from unet_trainer.inference.inputs import find_inputs, refuse_among_images
 
     inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path is told at once
-    refuse_same_names(inputs)
     if not given.among_images:
         refuse_among_images(inputs, given.out)
 

@@ -506,26 +506,29 @@ def _rows_of(path: Path, part: Part) -> list[dict[str, str]]:
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
-    """Line number and cells of each row that is not empty; commas, semicolons or tabs between cells."""
-    try:
-        text = read_text(path, MAX_BYTES, "utf-8-sig", "surrogateescape")
-    except OSError as error:
-        raise DataError(f"split_file: {path} cannot be read ({error.strerror or error})") from None
-    first = text.split("\n", 1)[0]
-    separator = max(",;\t", key=first.count)
-    try:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
-        header = [cell.strip().lower() for cell in next(reader, [])]
-        rows = [
-            (reader.line_num, dict(zip(header, cells, strict=False))) for cells in reader if any(cell.strip() for cell in cells)
-        ]
-    except csv.Error as error:
-        raise DataError(f"split_file: {path} is not a CSV file ({error})") from None
+    """Line number and cells of each row that is not empty."""
+    header, rows = read_table(path, f"split_file: {path}")
     unknown = sorted(set(header) - {*COLUMNS, BOX})
     if "image" not in header or "mask" not in header or unknown or len(set(header)) < len(header):
         columns = first_few((f"{cell:.60}" for cell in header), 10) or "none"
         raise DataError(f"split_file: {path} has the columns {columns}; need image and mask, and optionally split and group")
     return rows
+
+
+def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """The header of a CSV file, and line number and cells of each row that is not empty; commas, semicolons or tabs between cells.
+    Raises DataError."""
+    try:
+        text = read_text(path, MAX_BYTES, "utf-8-sig", "surrogateescape")
+        separator = max(",;\t", key=text.split("\n", 1)[0].count)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
+        header = [cell.strip().lower() for cell in next(reader, [])]
+        filled = (cells for cells in reader if any(cell.strip() for cell in cells))
+        return header, [(reader.line_num, dict(zip(header, cells, strict=False))) for cells in filled]
+    except OSError as error:
+        raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
+    except csv.Error as error:
+        raise DataError(f"{name} is not a CSV file ({error})") from None
 
 
 def split_csv_text(

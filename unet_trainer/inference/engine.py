@@ -93,10 +93,15 @@ class ModelCard:
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that no run can have: a card may come from anywhere."""
-        kinds = {"run_name": (str,), "epoch": (int, NoneType), "val_iou": (int, float, NoneType), "version": (str,)}
-        wrong = [name for name, allowed in kinds.items() if type(getattr(self, name)) not in allowed]
-        if wrong or not set(self.symmetries) <= set(SYMMETRIES):
-            raise ValueError(f"{', '.join(wrong) or 'symmetries'} cannot be right")
+        is_right = {
+            "symmetries": set(self.symmetries) <= set(SYMMETRIES),
+            "run_name": isinstance(self.run_name, str),
+            "epoch": type(self.epoch) in (int, NoneType),
+            "val_iou": self.val_iou is None or (type(self.val_iou) in (int, float) and math.isfinite(self.val_iou)),
+            "version": isinstance(self.version, str),
+        }
+        if wrong := [name for name, is_possible in is_right.items() if not is_possible]:
+            raise ValueError(f"{', '.join(wrong)} cannot be right")
 
     def describe(self) -> str:
         """ ", epoch 3, val IoU 0.5000", as far as it is known."""
@@ -111,10 +116,8 @@ class ModelCard:
     def from_json(text: str) -> ModelCard:
         """Raises ValueError, KeyError, TypeError or RecursionError for text that is no card."""
         content = json.loads(text)
-        if type(content["format"]) is not int or content["format"] < 1:
-            raise ValueError("no format number")
-        if content["format"] > CARD_FORMAT:
-            raise ValueError(f"written by a newer version (format {content['format']}); this one reads up to {CARD_FORMAT}")
+        if content["format"] != CARD_FORMAT:
+            raise ValueError(f"written by another version (format {content['format']}); this one reads format {CARD_FORMAT}")
         found = {field.name: content[field.name] for field in fields(ModelCard)}
         spec, symmetries = SegmenterSpec.from_dict(found["spec"]), tuple(found["symmetries"])
         return ModelCard(**{**found, "spec": spec, "symmetries": symmetries})
@@ -245,14 +248,10 @@ class TorchEngine:
         has_bfloat16 = self.device.type == "cuda" and inspect_hardware(self.device).has_bfloat16
         number_format: NumberFormat = ("bfloat16" if has_bfloat16 else "float32") if precision == "auto" else precision
         self.numerics = Numerics(self.device, number_format)
+        self.description = f"{self.device}, {number_format}"  # for the user
         self.segmenter = segmenter.to(self.device).to(memory_format=segmenter.memory_format)
         if self.device.type == "cuda":
             use_fast_layers(self.segmenter.network)
-
-    @property
-    def description(self) -> str:
-        """For the user."""
-        return f"{self.device}, {self.numerics.number_format}"
 
     @torch.inference_mode()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
@@ -298,10 +297,12 @@ class OnnxEngine:
             # From memory: what was checked is what is run. The name of the file would also be where it looks for others.
             self.session = runtime.InferenceSession(content, options, providers=providers)
         except Exception as error:  # onnxruntime's errors share no base class
-            raise CheckpointError(f"{path} is no model that onnxruntime {runtime.__version__} can run ({_reason(error)})") from None
-        self.provider: str = self.session.get_providers()[0]
-        if device.startswith("cuda") and self.provider != CUDA:
+            why = first_line(error)[:200]
+            raise CheckpointError(f"{path} is no model that onnxruntime {runtime.__version__} can run ({why})") from None
+        provider: str = self.session.get_providers()[0]
+        if device.startswith("cuda") and provider != CUDA:
             raise UserError(f"device: {device} cannot be used by onnxruntime (its CUDA libraries do not load); use device: cpu")
+        self.description = f"onnxruntime on {'cuda' if provider == CUDA else 'cpu'}, float32"
         channels, num_ids = self.card.spec.image.channels, self.card.spec.num_ids
         both = (*self.session.get_inputs(), *self.session.get_outputs())
         if [(value.name, value.type, value.shape[1:2]) for value in both] != [
@@ -310,10 +311,6 @@ class OnnxEngine:
         ]:
             takes = f"take N,{channels},H,W {INPUT} and give N,{num_ids},H,W {OUTPUT}"
             raise CheckpointError(f"{path} cannot be used: its graph does not {takes}")
-
-    @property
-    def description(self) -> str:
-        return f"onnxruntime on {'cuda' if self.provider == CUDA else 'cpu'}, float32"
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         height, width = images.shape[1:3]
@@ -326,7 +323,7 @@ class OnnxEngine:
             if len(images) > 1 and "alloc" in str(error).lower():  # out of memory
                 half = len(images) // 2
                 return torch.cat([self.logits(images[:half]), self.logits(images[half:])])
-            raise UserError(f"onnxruntime cannot compute {width}×{height} pixels ({_reason(error)})") from None
+            raise UserError(f"onnxruntime cannot compute {width}×{height} pixels ({first_line(error)[:200]})") from None
         if found.shape != (len(images), self.card.spec.num_ids, *pixels.shape[2:]):
             raise UserError(f"the exported model gives an array of shape {found.shape} for images of shape {tuple(pixels.shape)}")
         return torch.from_numpy(found)[:, :, :height, :width]
@@ -395,10 +392,6 @@ def _choose_providers(device: str, available: list[str]) -> list[Any]:
     return [(CUDA, {"device_id": index or "0"}), CPU]
 
 
-def _reason(error: Exception) -> str:
-    return first_line(error)[:200]
-
-
 class SymmetricEngine:
     """Averages the logits of an engine over mirrored and turned images."""
 
@@ -407,10 +400,7 @@ class SymmetricEngine:
         self.card: ModelCard = engine.card
         self.device: torch.device = engine.device
         self.views = all_views(symmetries)
-
-    @property
-    def description(self) -> str:
-        return f"{self.engine.description}, mean of {len(self.views)} views"
+        self.description: str = f"{engine.description}, mean of {len(self.views)} views"
 
     @torch.inference_mode()
     def logits(self, images: torch.Tensor) -> torch.Tensor:

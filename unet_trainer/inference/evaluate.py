@@ -18,7 +18,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import error_sheet, to_display
 from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes, shown_path
 from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
-from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, read_mask
+from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
 from unet_trainer.images.tiling import Size, fit_image, resize_mask, tile_images
 from unet_trainer.inference.engine import Engine, TorchEngine
 from unet_trainer.inference.inputs import EvaluationData
@@ -72,9 +72,8 @@ class Options:
     as_trained: bool = False  # fit: crop: tiles as training's validation takes them, not blended
 
 
-@dataclass(frozen=True)
-class Sample:
-    index: int
+class Sample(NamedTuple):
+    number: int  # among the pairs
     given: ModelInput
     truth: Pixels  # H,W ids
 
@@ -82,44 +81,36 @@ class Sample:
 Predicted = tuple[int, Pixels, Pixels]  # index of the image, H,W ids of truth and prediction
 
 
-@dataclass(frozen=True)
-class PairReader:
-    """Reads pairs as training's validation does, so that the network sees the same pixels."""
-
-    pairs: Sequence[Pair]
-    sizes: Sequence[Size]  # of the images, when they were scanned
-    coding: MaskCoding
-    resize_masks: bool
-    predictor: Predictor
-
-    def read(self, index: int) -> Sample:
-        """Raises DataError."""
-        pair, spec = self.pairs[index], self.predictor.spec
-        # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
-        min_side = 2 * max(spec.image_size) if spec.fit == "resize" and not self.resize_masks else None
-        path = pair.image
-        try:
-            image, size, is_missing = spec.image.decode(read_bytes(path), min_side)
-            given = self.predictor.prepare(image, size)
-            path = pair.mask
-            truth = self.coding.encode(read_mask(path))
-        except DataError as error:
-            why = error if isinstance(error, ReadError) else f"{error}; it has changed since it was looked at"
-            raise DataError(f"{shown_path(path)}: {why}") from None
-        if self.resize_masks:
-            truth = resize_mask(truth, size)
-        if is_missing is not None and spec.image.ignores_nodata and truth.shape == size:
-            truth = np.where(is_missing, np.uint8(IGNORED), truth)
-        if size != self.sizes[index] or truth.shape != size or (truth == UNKNOWN).any():
-            raise DataError(f"{shown_path(pair.image)} or its mask {shown_path(pair.mask)} has changed since it was looked at")
-        return Sample(index, given, truth)
+def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> Sample:
+    """As training's validation reads it, so that the network sees the same pixels. Raises DataError."""
+    pair, spec, resize_masks = data.pairs[index], predictor.spec, data.source.config.resize_masks
+    # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
+    min_side = None if resize_masks else predictor.min_side
+    path = pair.image
+    try:
+        image, size, is_missing = spec.image.decode(read_bytes(path), min_side)
+        given = predictor.prepare(image, size)
+        path = pair.mask
+        truth = data.coding.encode(read_mask(path))
+    except DataError as error:
+        why = error if isinstance(error, ReadError) else f"{error}; it has changed since it was looked at"
+        raise DataError(f"{shown_path(path)}: {why}") from None
+    if resize_masks:
+        truth = resize_mask(truth, size)
+    if is_missing is not None and spec.image.ignores_nodata and truth.shape == size:
+        truth = np.where(is_missing, np.uint8(IGNORED), truth)
+    if size != data.images[index].size or truth.shape != size or (truth == UNKNOWN).any():
+        raise DataError(f"{shown_path(pair.image)} or its mask {shown_path(pair.mask)} has changed since it was looked at")
+    return Sample(index, given, truth)
 
 
-def evaluate(reader: PairReader, options: Options, tick: Callable[[], object] = lambda: None) -> EvaluatedSet:
+def evaluate(
+    predictor: Predictor, data: EvaluationData, options: Options, tick: Callable[[], object] = lambda: None
+) -> EvaluatedSet:
     """`tick` is called after each image. Raises DataError."""
-    spec, num_images, lock = reader.predictor.spec, len(reader.pairs), threading.Lock()
+    spec, num_images, lock = predictor.spec, len(data.pairs), threading.Lock()
     first_id = spec.num_ids - len(spec.class_names)  # with one class, the background is not reported
-    order = sorted(range(num_images), key=lambda index: (reader.sizes[index], index))  # images of one size make a batch
+    order = sorted(range(num_images), key=lambda index: (data.images[index].size, index))  # images of one size make a batch
     num_threads = min(MAX_THREADS, count_cores())
     counts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * num_images
     confusion = np.zeros((spec.num_ids, spec.num_ids), np.int64)
@@ -131,21 +122,21 @@ def evaluate(reader: PairReader, options: Options, tick: Callable[[], object] = 
         found, counts[index] = count_image(truth, ids, spec.num_ids, first_id, options.with_lines)
         num_counted[index] = found.sum()
         num_wrong[index] = num_counted[index] - found.trace()
-        rank = badness(counts[index], num_wrong[index], num_counted[index], reader.pairs[index].name)
+        rank = badness(counts[index], num_wrong[index], num_counted[index], data.pairs[index].name)
         with lock:
             confusion += found
             worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
             tick()
 
-    samples = read_ahead(reader.read, order, num_threads, _num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
+    def num_bytes(sample: Sample) -> int:
+        return sample.given.pixels.nbytes + sample.truth.nbytes
+
+    read = partial(read_sample, predictor, data)
+    samples = read_ahead(read, order, num_threads, num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
     with contextlib.closing(samples), WriteBehind(num_threads, MAX_BYTES_AHEAD) as counting:
-        for predicted in predict_samples(reader.predictor, (sample for _, sample in samples), options):
+        for predicted in predict_samples(predictor, (sample for _, sample in samples), options):
             counting.submit(partial(count, *predicted), 2 * predicted[1].nbytes)
     return EvaluatedSet(np.stack(counts), confusion, num_wrong, num_counted, [(index, ids) for _, index, ids in worst])
-
-
-def _num_bytes(sample: Sample) -> int:
-    return sample.given.pixels.nbytes + sample.truth.nbytes
 
 
 def badness(counts: NDArray[np.int64], num_wrong: int, num_counted: int, name: str) -> tuple[float, float, str]:
@@ -164,7 +155,7 @@ def predict_samples(predictor: Predictor, samples: Iterable[Sample], options: Op
     def predict_batch() -> Iterator[Predicted]:
         logits = predictor.predict([sample.given for sample in batch]) if batch else []
         for sample, its_logits in zip(batch, logits, strict=True):
-            yield sample.index, sample.truth, all_ids(its_logits, options.threshold)
+            yield sample.number, sample.truth, all_ids(its_logits, options.threshold)
         batch.clear()
 
     for sample in samples:
@@ -176,9 +167,9 @@ def predict_samples(predictor: Predictor, samples: Iterable[Sample], options: Op
         if not is_alone:
             batch.append(sample)
         elif options.as_trained:
-            yield sample.index, sample.truth, tiled_ids_as_trained(predictor, sample, options.threshold)
+            yield sample.number, sample.truth, tiled_ids_as_trained(predictor, sample, options.threshold)
         else:
-            yield sample.index, sample.truth, all_ids(predictor.predict_input(sample.given), options.threshold)
+            yield sample.number, sample.truth, all_ids(predictor.predict_input(sample.given), options.threshold)
     yield from predict_batch()
 
 
@@ -315,7 +306,6 @@ def _shown(tile: Size) -> str:
 def choose_tile(run: Run) -> None:
     """Of the best epoch's weights. No error of it fails a run that is done."""
     best, dataset = run.checkpointer.folder / BEST, run.loaders.val.dataset
-    found: TileScores | str
     try:
         engine = TorchEngine(best, str(run.components.numerics.device))
         if engine.card.spec.tile is not None:  # a run that had ended before
@@ -323,45 +313,44 @@ def choose_tile(run: Run) -> None:
         seconds = min(tile_seconds(run), max(MIN_TILE_SECONDS, run.budget.left()))
         with run.console.bar(f"Trying larger tiles, {seconds:.0f} s at most:", len(dataset.pairs), keep=False) as bar:
             found = measure_tiles(engine, dataset, seconds, bar.tick)
-        if isinstance(found, TileScores):
-            for path in (best, best.with_name(LAST)):
-                content = read_checkpoint(path)
-                write_checkpoint(path, {**content, "spec": {**content["spec"], "tile": list(found.best)}})
+        for path in (best, best.with_name(LAST)):
+            content = read_checkpoint(path)
+            write_checkpoint(path, {**content, "spec": {**content["spec"], "tile": list(found.best)}})
+        shown = found.describe()
     except (CheckpointError, DataError, OSError, RuntimeError, MemoryError) as error:
-        found = first_line(error)
-    shown = found.describe() if isinstance(found, TileScores) else f"{_shown(run.config.shape)}, as trained ({found})"
+        shown = f"{_shown(run.config.shape)}, as trained ({first_line(error)})"
     run.console.say(f"Tile for predict and evaluate: {shown}")
 
 
 def measure_tiles(
     engine: Engine, dataset: SegmentationDataset, seconds: float, tick: Callable[[], object] = lambda: None
-) -> TileScores | str:
-    """IoU at each size on as many validation images as there is time for, or why none was measured. Of a large image, the part
-    that holds most is taken."""
+) -> TileScores:
+    """IoU at each size on as many validation images as there is time for. Of a large image, the part that holds most is taken.
+    Raises DataError with the reason where nothing can be measured."""
     started, spec = time.monotonic(), engine.card.spec
     tiles = candidate_tiles(spec.image_size, [size.image for size in dataset.sizes], Predictor(engine).whole)
     if len(tiles) == 1:
-        return "no validation image is larger"
+        raise DataError("no validation image is larger")
     tile_seconds = _time_tile(engine)
     while len(tiles) > 1 and MIN_IMAGES * _count_tiles(tiles) * tile_seconds > seconds:
         tiles.pop()
     if len(tiles) == 1:
-        return f"there is no time to try larger ones, {tile_seconds:.2g} s for each tile"
+        raise DataError(f"there is no time to try larger ones, {tile_seconds:.2g} s for each tile")
     predictors = {tile: Predictor(engine, tile) for tile in tiles}
     matrices = {tile: np.zeros((spec.num_ids, spec.num_ids), np.int64) for tile in tiles}
     order = np.random.default_rng(0).permutation(len(dataset.pairs))
-    num_images = 0
-    for index in order:
+    for num_images, index in enumerate(order, start=1):
         image, truth = _fullest_part(*dataset.decode(int(index)), tiles[-1])
         for tile, predictor in predictors.items():
             ids = all_ids(predictor.predict_input(predictor.as_input(image, truth.shape)))
             matrices[tile] += confusion_matrix(truth, ids, spec.num_ids)
-        num_images += 1
         tick()
         if (time.monotonic() - started) * (num_images + 1) / num_images > seconds:
             break
     iou = {tile: compute_scores(torch.from_numpy(matrix), spec.num_classes).iou for tile, matrix in matrices.items()}
-    return TileScores(iou, num_images, len(order)) if np.isfinite(list(iou.values())).all() else "no class is in the images"
+    if not np.isfinite(list(iou.values())).all():
+        raise DataError("no class is in the images")
+    return TileScores(iou, num_images, len(order))
 
 
 def candidate_tiles(trained: Size, image_sizes: list[Size], most_pixels: int) -> list[Size]:

@@ -175,11 +175,8 @@ def export_pt2(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
 
     @torch.inference_mode()
     def verify(draft: Path) -> str:
-        extra_files = {CARD_FILE: ""}
         with _quiet():
-            written = read_bytes(draft, content.getbuffer().nbytes)
-            network = torch.export.load(io.BytesIO(written), extra_files=extra_files).module()
-            _check_card(extra_files[CARD_FILE], card)
+            network = torch.export.load(io.BytesIO(read_bytes(draft, content.getbuffer().nbytes))).module()
             return compare(segmenter, card, lambda images: network(_to_nchw(images)), LEAST_PT2_SIDE)
 
     return _write(path, content.getvalue(), verify)
@@ -190,11 +187,6 @@ def _write(path: Path, content: bytes, verify: Callable[[Path], str]) -> str:
     found: list[str] = []
     write_atomically(path, lambda file: file.write(content), lambda draft: found.append(verify(draft)))
     return found[0]
-
-
-def _check_card(text: str, card: ModelCard) -> None:
-    if ModelCard.from_json(text) != card:
-        raise ExportError("the card of the model was not read back as it was written")
 
 
 def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
@@ -213,7 +205,6 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
             file.chmod(0o644)  # safetensors writes for the owner alone
         with torch.inference_mode(), _quiet(), contextlib.redirect_stdout(io.StringIO()):  # smp prints where it loads from
             loaded = smp.from_pretrained(str(draft)).eval()
-            _check_card(read_text(draft / SMP_CARD), card)
             compared = compare(segmenter, card, Segmenter(card.spec, loaded, channels_last=False), pads=True)
         if folder.exists():
             folder.rename(old)

@@ -7,14 +7,13 @@ evaluate    the pairs of the model's run, or of a folder that is named, checked 
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import glob
-import io
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -27,26 +26,23 @@ from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair, unknown_value_lines
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.layouts import list_files, resolved
-from unet_trainer.datasets.mask_evidence import MaskEvidence, class_ids, total_counts
-from unet_trainer.datasets.mask_reading import choose_classes
+from unet_trainer.datasets.mask_evidence import class_ids, total_counts
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
-from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, depth_of, describe_reading, open_scan_cache
 from unet_trainer.datasets.shards import find_in_shards, open_shards
-from unet_trainer.datasets.splits import listed_contents, listed_images, read_split_csv
+from unet_trainer.datasets.splits import listed_contents, listed_images, read_split_csv, read_table
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.input_files import read_text
 from unet_trainer.training.run_folder import CONFIG_YAML, SPLIT_CSV
 
 if TYPE_CHECKING:  # it needs torch
     from unet_trainer.model.segmenter import SegmenterSpec
 
 CSV_SUFFIX = ".csv"
-MAX_CSV_BYTES = 256 * 2**20
 NUM_NAMED = 5
 
 
@@ -73,27 +69,13 @@ def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] =
         elif path.exists():
             found.append(Input(path, _name(_absolute(path).relative_to(base))))
         elif glob.has_magic(word):
-            found += _from_folder(_fixed_part(word), _matches(word), out, f"{word} matches no image", note)
+            matches = map(Path, sorted(glob.glob(word, recursive=True)))  # noqa: PTH207 # Path.glob takes no absolute one
+            images = [match for match in matches if match.suffix.lower() in IMAGE_EXTENSIONS and match.is_file()]
+            fixed = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
+            found += _from_folder(fixed, images, out, f"{word} matches no image", note)
         else:
             raise UserError(f"{word}: no such file or folder")
     return list(dict.fromkeys(found))
-
-
-def refuse_same_names(inputs: Sequence[Input]) -> None:
-    """Raises UserError if two inputs would write the same file, also where a file system ignores case."""
-    first: dict[str, Path] = {}
-    clashes = [(other, path, name) for path, name in inputs if (other := first.setdefault(name.casefold(), path)) != path]
-    if clashes:
-        other, path, _ = clashes[0]
-        fix = "Name the folder above them, or predict them in two commands with different --out"
-        if other.parent == path.parent and other.suffix.lower() == path.suffix.lower():
-            fix = "Predict them in two commands, each by its own name, with different --out"
-        elif other.parent == path.parent:
-            pattern = other.parent / f"*{other.suffix}"
-            fix = f"Predict them in two commands with different --out; a pattern takes one kind: '{pattern}'"
-        lines = [f"{other} and {path}: both would be {name}.png" for other, path, name in clashes[:NUM_NAMED]]
-        more = [f"… and {len(clashes) - NUM_NAMED} more"] if len(clashes) > NUM_NAMED else []
-        raise UserError("\n  ".join(["images whose results would have the same name:", *lines, *more, fix]))
 
 
 def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
@@ -132,21 +114,16 @@ def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str,
     return found
 
 
-def _matches(pattern: str) -> list[Path]:
-    paths = [Path(found) for found in sorted(glob.glob(pattern, recursive=True))]  # noqa: PTH207 # Path.glob takes no absolute one
-    return [path for path in paths if path.suffix.lower() in IMAGE_EXTENSIONS and path.is_file()]
-
-
-def _fixed_part(pattern: str) -> Path:
-    """The folder before the first part with a wildcard."""
-    parts = Path(pattern).parts
-    return Path(*parts[: next(index for index, part in enumerate(parts) if glob.has_magic(part))])
-
-
 def _from_csv(path: Path) -> list[Input]:
     """Of the column `image`; a path is relative to the folder of the CSV file, to that of its data in the split.csv of a run, or to
     where the command is given."""
-    written = _image_column(path)
+    header, rows = read_table(path, str(path))
+    if "image" not in header:
+        columns = first_few((f"{name:.60}" for name in header), 10) or "none"
+        raise UserError(f"{path} has the columns {columns}; need one named image, with a path in each row")
+    written = [cell for _, row in rows if (cell := row.get("image", "").strip(" \t"))]
+    if not written:
+        raise UserError(f"{path} names no image")
     bases = [*([_data_dir(path)] if path.name == SPLIT_CSV else []), path.parent, Path()]
     base = next((base for base in bases if base is not None and is_file(base / written[0])), path.parent)
     found = []
@@ -157,23 +134,6 @@ def _from_csv(path: Path) -> list[Input]:
     missing = [str(image) for image, _ in found if not is_file(image)]
     if missing:
         raise UserError(f"{path}: {len(missing)} of its {len(found)} images are not there: {first_few(missing, NUM_NAMED)}")
-    return found
-
-
-def _image_column(path: Path) -> list[str]:
-    try:
-        text = read_text(path, MAX_CSV_BYTES, "utf-8-sig", "surrogateescape")
-        separator = max(",;\t", key=text.split("\n", 1)[0].count)
-        reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
-        header = {name.strip().lower(): name for name in reader.fieldnames or () if name}
-        found = [cell.strip(" \t") for row in reader if (cell := row.get(header.get("image", "")) or "").strip()]
-    except (OSError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({getattr(error, 'strerror', None) or error})") from None
-    if "image" not in header:
-        columns = first_few((f"{name:.60}" for name in header), 10) or "none"
-        raise UserError(f"{path} has the columns {columns}; need one named image, with a path in each row")
-    if not found:
-        raise UserError(f"{path} names no image")
     return found
 
 
@@ -233,22 +193,21 @@ def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pa
 
     Raises DataError with the reason if the split or the data are not there.
     """
-    run = model.parent
-    if not (run / SPLIT_CSV).is_file():
-        raise DataError(f"{run} has no {SPLIT_CSV}, which names them")
-    has_config = run_folder_of(model) is not None
-    if data_dir is None and not has_config:
-        raise DataError(f"{run / CONFIG_YAML}, which says where the data are, is missing or empty; data_dir=FOLDER says it too")
-    config = load_config(run / CONFIG_YAML) if has_config else Config(checkpoint_dir=str(run.parent))
-    if data_dir is not None:
-        config = dataclasses.replace(config, data_dir=str(data_dir))
-    data_dir = Path(config.data_dir)
+    folder = run_folder_of(model)
+    if folder is None or not (folder / SPLIT_CSV).is_file():
+        raise DataError(f"{model.parent} does not hold both {SPLIT_CSV} and {CONFIG_YAML}, which name them")
+    config = load_config(folder / CONFIG_YAML)
+    config = config if data_dir is None else dataclasses.replace(config, data_dir=str(data_dir))
     stored = find_in_shards(config)
-    if stored is None and not data_dir.is_dir():
-        raise DataError(f"data_dir: {data_dir} does not exist here; data_dir=FOLDER names another place")
-    converter = Converter(data_dir, Path(config.checkpoint_dir))
-    found = read_split_csv(run / SPLIT_CSV, data_dir, [*stored.pairs, *stored.test] if stored else (), converter)
-    return tuple(pair for pair in found.pairs if pair.part == "val")
+    if stored is None and not Path(config.data_dir).is_dir():
+        raise DataError(f"data_dir: {config.data_dir} does not exist here; data_dir=FOLDER names another place")
+    return tuple(pair for pair in _read_split(folder, config, stored).pairs if pair.part == "val")
+
+
+def _read_split(run_folder: Path, config: Config, now: FoundPairs | None) -> FoundPairs:
+    """The table that the run wrote. `now`: pairs that are there; masks that are made from other files are found among those."""
+    converter = Converter(Path(config.data_dir), Path(config.checkpoint_dir))
+    return read_split_csv(run_folder / SPLIT_CSV, Path(config.data_dir), [*now.pairs, *now.test] if now else (), converter)
 
 
 def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int) -> DataSource:
@@ -276,9 +235,11 @@ def load_evaluation_data(
     if is_demo_dir(config.data_dir) and ensure_demo(source.data_dir):
         console.say(f"Made the demo dataset in {source.data_dir}")
     found, chosen = find_split(source, split)
-    report = read_every_pair(found, config.resize_masks, _scan_cache(source), console, config.worker_timeout)
+    runs = Path(config.checkpoint_dir) if source.run_folder is None else source.run_folder.parent
+    cache = open_scan_cache(source.data_dir, runs) if runs.is_dir() else None  # nothing is kept where there are no runs
+    report = read_every_pair(found, config.resize_masks, cache, console, config.worker_timeout)
     _refuse_other_kinds(report, spec.image)
-    coding = _choose_coding(report, spec, config, overrides)
+    coding = _choose_coding(spec, config, overrides)
     _refuse_other_masks(report, coding, spec)
     if report.blocking_message or not report.pairs:
         raise DataError(report.blocking_message or f"{found.rule}: there is no pair to evaluate on")
@@ -315,23 +276,15 @@ def find_split(source: DataSource, split: SplitName | None) -> tuple[FoundPairs,
 
 
 def _own_pairs(source: DataSource, now: FoundPairs | None) -> FoundPairs:
-    """Of the table that the run wrote. `now`: what is there; masks that are made from other files are found among those."""
+    """Of the table that the run wrote, see _read_split."""
     assert source.run_folder is not None
     table = source.run_folder / SPLIT_CSV
     if not table.is_file():
         raise UserError(f"{table} is missing, which says what the run was validated on; name the images: data_dir=FOLDER")
     try:
-        converter = Converter(source.data_dir, Path(source.config.checkpoint_dir))
-        found = read_split_csv(table, source.data_dir, [*now.pairs, *now.test] if now else (), converter)
+        return FoundPairs(_read_split(source.run_folder, source.config, now).pairs, str(table))
     except DataError as error:
         raise DataError(f"{error}\nIf the data have moved: data_dir=FOLDER split_file={shlex.quote(str(table))}") from None
-    return FoundPairs(found.pairs, str(table))
-
-
-def _scan_cache(source: DataSource) -> ScanCache | None:
-    """Where runs remember what they read; nothing is remembered where there are no runs."""
-    runs = Path(source.config.checkpoint_dir) if source.run_folder is None else source.run_folder.parent
-    return open_scan_cache(source.data_dir, runs) if runs.is_dir() else None
 
 
 def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
@@ -348,16 +301,11 @@ def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
         report.problems.append(Problem("kind", "image", "of a kind that the model does not know", tuple(lines), fix))
 
 
-def _choose_coding(report: DatasetReport, spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
+def _choose_coding(spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
     """The model's own, unless mask_values or ignore_value say what these masks mean."""
+    if "mask_values" in overrides and config.mask_values != "auto":
+        return given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
     ignored = given_coding("nonzero", config.ignore_value).ignored
-    if "mask_values" in overrides:
-        if config.mask_values != "auto":
-            return given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
-        chosen = choose_classes(dataclasses.replace(config, num_classes=spec.num_classes), MaskEvidence(report.masks, ignored))
-        if chosen is None:
-            raise UserError("mask_values: auto cannot tell what the values in these masks mean; give the value of each class")
-        return chosen.coding
     return dataclasses.replace(spec.coding, ignore_value=ignored or None) if "ignore_value" in overrides else spec.coding
 
 

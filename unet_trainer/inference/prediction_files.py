@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.drawing import display_range, overlay_rows, to_display
@@ -75,7 +76,7 @@ class Output(NamedTuple):
 
     path: Path
     take: Callable[[Rows], Pixels]  # what it holds of the results
-    dtype: np.dtype[Any] = np.dtype(np.uint8)
+    dtype: DTypeLike = np.uint8
     channels: int = 1
     palette: Palette | None = None
     content: Content = "mask"
@@ -108,12 +109,12 @@ class PredictionFolder:
         if kinds.probabilities == "npy":
             place = self.out / PROBABILITIES / f"{name}.npy"
             channels = len(self.probable_ids)
-            found.append(Output(place, lambda rows: np.moveaxis(rows.probabilities, 0, 2), np.dtype(np.float32), channels))
+            found.append(Output(place, lambda rows: np.moveaxis(rows.probabilities, 0, 2), np.float32, channels))
         elif kinds.probabilities == "png":
             for index, class_id in enumerate(self.probable_ids):
                 inner = "" if len(self.probable_ids) == 1 else class_folder(class_id, self.spec.id_names[class_id])
                 place = self.out / PROBABILITIES / inner / f"{name}.png"
-                found.append(Output(place, partial(_plane, index), np.dtype(np.uint16), content="picture"))
+                found.append(Output(place, partial(_plane, index), np.uint16, content="picture"))
         return [*found, Output(self.mask(name), lambda rows: rows.ids, palette=self.spec.id_colours)]
 
     def files(self, name: str) -> list[Path]:
@@ -134,7 +135,7 @@ class PredictionFolder:
         a mask of the dataset."""
         real_folder = cache(Path.resolve)
         sources = {real_folder(given.path.parent) / given.path.name for given in inputs}
-        owners: dict[Path, Path] = {}
+        owners: dict[str, Path] = {}
         if self.kinds.polygons:
             _refuse_foreign(self.out / COCO_NAME)
         for given in inputs:
@@ -144,8 +145,10 @@ class PredictionFolder:
                     if real_folder(written.parent) / written.name in sources:
                         raise UserError(f"--out: {written} is one of the images, and would be overwritten; choose another folder")
                     _refuse_foreign(written)
-                if owners.setdefault(path, given.path) != given.path:
-                    raise UserError(f"{owners[path]} and {given.path}: both would write {path}; predict them in two commands")
+                other = owners.setdefault(str(path).casefold(), given.path)  # some file systems ignore case
+                if other != given.path:
+                    fix = "name the folder above them, or predict them in two commands with different --out"
+                    raise UserError(f"{other} and {given.path}: both would write {path}; {fix}")
             if may_be_geotiff and self.kinds.polygons:
                 _refuse_foreign(self.mask(given.name).with_suffix(".geojson"))
 
@@ -199,7 +202,7 @@ class ImageFiles(contextlib.ExitStack):
         super().__init__()
         self.folder, self.given, self.size, self.picture = folder, given, size, picture
         self.drafts: list[Draft] = []
-        self.writers: list[tuple[RowWriter | OverlayWriter, Callable[[Rows], Pixels]]] = []
+        self.writers: list[tuple[RowWriter, Callable[[Rows], Pixels]]] = []
         self.ids: list[Pixels] = []  # kept for the polygons
         georeference = georeference_of(given.path)
         with contextlib.ExitStack() as unless_opened:
@@ -210,7 +213,7 @@ class ImageFiles(contextlib.ExitStack):
 
     def _open(self, output: Output, georeference: Georeference | None) -> None:
         path, take, dtype, channels, palette, content, is_overlay = output
-        writer: RowWriter | OverlayWriter
+        writer: RowWriter
         if path.suffix == ".npy":
             writer = NpyWriter(self._draft(path), (*self.size, channels) if channels > 1 else self.size, dtype)
         else:
@@ -247,13 +250,6 @@ class ImageFiles(contextlib.ExitStack):
             writer.finish()
         for draft in self.drafts:
             draft.keep()
-
-
-def write_image(folder: PredictionFolder, given: Input, rows: Rows) -> None:
-    """All files of an image whose rows are all there. Raises as ImageFiles does."""
-    with ImageFiles(folder, given, (rows.ids.shape[0], rows.ids.shape[1])) as files:
-        files.write(rows)
-        files.finish()
 
 
 def georeference_of(path: Path) -> Georeference | None:

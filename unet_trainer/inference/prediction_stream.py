@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import mmap
 import multiprocessing
 import pickle
@@ -25,7 +24,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple
 
 import cv2
@@ -34,8 +32,7 @@ import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes
-from unet_trainer.images.image_decoding import Pixels
-from unet_trainer.images.image_decoding import write_image as write_whole_image
+from unet_trainer.images.image_decoding import Pixels, write_image
 from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
 from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.tiling import Size, fit_image, resize_mask
@@ -50,7 +47,6 @@ from unet_trainer.inference.prediction_files import (
     Rows,
     georeference_of,
     write_geojson,
-    write_image,
 )
 from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
 from unet_trainer.loading.worker_pool import WorkerError
@@ -89,7 +85,7 @@ class Outcome:
     num_with_missing: int = 0  # images of which some values are no data
 
 
-class WriterProcesses:
+class WriterProcesses(contextlib.AbstractContextManager["WriterProcesses"]):
     """Processes that encode and write the files of small images: in threads, that would take the GIL from the thread that keeps a
     fast GPU busy. Forked before the GPU is started up; they never use CUDA. Use it in `with`, from one thread at a time.
 
@@ -104,10 +100,7 @@ class WriterProcesses:
         self.errors: list[Exception] = []
         self.workers = ForkedWorkers(num_processes, partial(_writer_main, self.slots), SLOT.size, SLOT.size)
 
-    def __enter__(self) -> WriterProcesses:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.workers.close()
 
     def write(self, folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels], on_done: OnDone) -> None:
@@ -202,7 +195,9 @@ def write_images(folder: PredictionFolder, images: Sequence[Input], results: Seq
     reasons = []
     for given, *rows in zip(images, *results, strict=True):
         try:
-            write_image(folder, given, Rows(*rows))
+            with ImageFiles(folder, given, rows[0].shape) as files:
+                files.write(Rows(*rows))
+                files.finish()
             reasons.append("")
         except ReadError as error:
             reasons.append(str(error))
@@ -429,10 +424,14 @@ class PredictionStream:
         """Writes the rows of one image as they come."""
         try:
             with ImageFiles(self.folder, given, logits.size, picture) as files, WriteBehind(1, MAX_BYTES) as writer:
+
+                def write(copy: HostCopy) -> None:
+                    files.write(Rows(*_arrays(copy)))
+
                 for band in logits.bands():
                     copy = self._copy_to_host(self._results(band.logits))
                     num_bytes = sum(tensor.nbytes for tensor in copy.content_now)
-                    writer.submit(partial(_write_band, files, copy), num_bytes)
+                    writer.submit(partial(write, copy), num_bytes)
                 writer.finish()
                 files.finish()
         except DataError as error:
@@ -479,10 +478,6 @@ def _arrays(copy: HostCopy) -> list[Pixels]:
     return [array.view(np.uint16) if array.dtype == np.int16 else array for array in arrays]
 
 
-def _write_band(files: ImageFiles, copy: HostCopy) -> None:
-    files.write(Rows(*_arrays(copy)))
-
-
 @contextlib.contextmanager
 def one_thread_each(device: torch.device) -> Iterator[None]:
     """Calls of OpenCV use one thread each, since there are as many readers and writers as cores; those of torch too, unless it has
@@ -527,31 +522,25 @@ def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Pat
     is not counted."""
     predictor, engine = stream.predictor, stream.predictor.engine
     sample: list[ModelInput] = []
-
-    def read() -> Iterator[int]:
-        nonlocal sample
-        with one_thread_each(engine.device), contextlib.closing(stream.read_ahead(inputs)) as ahead:
-            for _, found in ahead:
-                if isinstance(found, ModelInput) and (not sample or found.pixels.shape == sample[0].pixels.shape):
-                    sample = [*sample, found][: stream.batch_size_of(found.pixels.shape)]
-                yield 1
-
-    def forward() -> Iterator[int]:
-        """The batch lies in page-locked memory, as in the stream."""
-        batch = host_batch([given.pixels for given in sample], engine.device)
-        while True:
-            for _ in range(4):
-                predictor.logits(batch)
-            if engine.device.type == "cuda":
-                torch.cuda.synchronize(engine.device)
-            yield 4 * len(batch)
-
-    reading = _rate(read())
+    started = time.perf_counter()
+    with one_thread_each(engine.device), contextlib.closing(stream.read_ahead(inputs)) as ahead:
+        for _, found in ahead:
+            if isinstance(found, ModelInput) and (not sample or found.pixels.shape == sample[0].pixels.shape):
+                sample = [*sample, found][: stream.batch_size_of(found.pixels.shape)]
+    reading = len(inputs) / (time.perf_counter() - started)
     if not sample:
         raise DataError("--time: for images that can be read and go through the network in batches; there is none")
-    computing = forward()
-    next(computing)
-    rates = Rates(reading, _rate(computing, FORWARD_SECONDS), None)
+    batch = host_batch([given.pixels for given in sample], engine.device)  # in page-locked memory, as in the stream
+
+    def forward() -> int:
+        for _ in range(4):
+            predictor.logits(batch)
+        if engine.device.type == "cuda":
+            torch.cuda.synchronize(engine.device)
+        return 4 * len(batch)
+
+    forward()
+    rates = Rates(reading, _rate(iter(forward, 0), FORWARD_SECONDS), None)
     if not isinstance(engine, TorchEngine):  # an exported file is no network of torch
         return rates
     plain = _plain_loop(engine, [inputs[0], *inputs], folder)
@@ -559,8 +548,8 @@ def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Pat
     return rates._replace(plain=_rate(plain, PLAIN_SECONDS))
 
 
-def _rate(counts: Iterator[int], seconds: float = math.inf) -> float:
-    """Images per second; each step of the iterator handles some, and says how many."""
+def _rate(counts: Iterator[int], seconds: float) -> float:
+    """Images per second within this time; each step of the iterator handles some, and says how many."""
     num_images, started = 0, time.perf_counter()
     for count in counts:
         num_images += count
@@ -582,5 +571,5 @@ def _plain_loop(engine: TorchEngine, inputs: Sequence[Input], folder: Path) -> I
         pixels = spec.image.to_batch(fit_image(image, spec.image_size) if spec.fit == "resize" else image)
         ids = engine.segmenter(torch.from_numpy(pixels).unsqueeze(0).to(engine.device)).argmax(1)[0]
         mask = resize_mask(ids.cpu().numpy().astype(np.uint8), (image.shape[0], image.shape[1]))
-        write_whole_image(folder / f"{given.path.stem}.png", mask)
+        write_image(folder / f"{given.path.stem}.png", mask)
         yield 1

@@ -28,7 +28,7 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, ImageSpec, depth_name
 from unet_trainer.images.tiling import Size, fit_image, mirrored_to
-from unet_trainer.inference.engine import Engine, ModelCard, SymmetricEngine, find_model, host_batch, load_engine
+from unet_trainer.inference.engine import Engine, SymmetricEngine, find_model, host_batch, load_engine
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.given import OwnModel, given
 from unet_trainer.model.metrics import upsampled_rows
@@ -137,11 +137,8 @@ class TiledLogits:
 
     def __init__(self, engine: Engine, reader: ImageReader, tile: Size, prepare: Callable[[Pixels], Pixels]) -> None:
         self.engine, self.reader, self.tile, self.prepare = engine, reader, tile, prepare
+        self.size = reader.size
         self.on_tiles: Callable[[int], object] = lambda num_tiles: None  # called as tiles are done, for a progress bar
-
-    @property
-    def size(self) -> Size:
-        return self.reader.size
 
     @property
     def num_tiles(self) -> int:
@@ -238,6 +235,8 @@ class Predictor:
         self.spec = engine.card.spec
         self.tile = tile or self.spec.tile or self.spec.image_size
         self.whole = whole or (GPU_WHOLE if engine.device.type == "cuda" else CPU_WHOLE)
+        # To which a JPEG may be decoded at a fraction of its size; as in training.
+        self.min_side = 2 * max(self.spec.image_size) if self.spec.fit == "resize" else None
         self.far_sizes: list[Size] = []  # of images whose scale is far from training's
 
     def describe_tile(self) -> str:
@@ -246,11 +245,6 @@ class Predictor:
         if self.tile == self.spec.image_size:
             return f"{width}×{height}, as trained"
         return f"{width}×{height} ({'the best on validation images' if self.tile == self.spec.tile else '--tile'})"
-
-    @property
-    def min_side(self) -> int | None:
-        """To which a JPEG may be decoded at a fraction of its size; as in training."""
-        return 2 * max(self.spec.image_size) if self.spec.fit == "resize" else None
 
     def is_large(self, size: Size) -> bool:
         """Whether the logits of an image of this size are computed in bands of rows."""
@@ -354,23 +348,11 @@ class LoadedModel:
     class id of every pixel. May be called from several threads."""
 
     def __init__(self, engine: Engine, tile: int | None = None) -> None:
-        self.engine = engine
-        self.predictor = Predictor(engine, chosen_tile(tile, engine.card.spec, "tile"))
+        self.engine, self.card = engine, engine.card
+        self.predictor = Predictor(engine, chosen_tile(tile, self.card.spec, "tile"))
+        self.classes = list(self.card.spec.id_names)  # a name for each class id
+        self.colours = list(self.card.spec.id_colours)  # RGB of each class id
         self.has_warned = False  # of an image's scale
-
-    @property
-    def card(self) -> ModelCard:
-        return self.engine.card
-
-    @property
-    def classes(self) -> list[str]:
-        """A name for each class id."""
-        return list(self.card.spec.id_names)
-
-    @property
-    def colours(self) -> list[tuple[int, int, int]]:
-        """RGB of each class id."""
-        return list(self.card.spec.id_colours)
 
     def __call__(self, image: ArrayLike, threshold: float | None = None) -> Pixels:
         """H,W,C image → H,W uint8 class ids. `threshold`: least probability of the foreground, with one class."""

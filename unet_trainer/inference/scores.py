@@ -26,6 +26,7 @@ from unet_trainer.images.mask_shapes import thin
 from unet_trainer.model.baselines import overlap_ratios
 
 Floats = NDArray[np.float64]
+Interval = tuple[float, float]
 BOUNDARY_RATIO = 0.02  # width of the boundary region, of the image's diagonal
 MIN_DRAWS, NUM_DRAWS = 200, 2000
 MAX_DRAWN = 20_000_000  # images in all draws together: a second or less
@@ -155,11 +156,14 @@ def resampled_sums(counts: Sequence[NDArray[Any]], num_draws: int | None = None,
     return [np.concatenate(parts).reshape(num_draws, *one.shape[1:]) for parts, one in zip(sums, counts, strict=True)]
 
 
-def interval(draws: Floats) -> Floats:
-    """draws,... → 2,...: the ends of the central 95 %. Draws in which the score is undefined are left out; NaN if it is in all."""
+def intervals(draws: Floats, num_images: int) -> list[Interval | None]:
+    """draws,K → of each of K the ends of the central 95 %. None: undefined, of a single image or in all draws; draws in which the
+    score is undefined are left out."""
+    if num_images < 2:
+        return [None] * draws.shape[1]
     is_defined = np.isfinite(draws).any(0)
-    ends = np.nanpercentile(np.where(is_defined, draws, 0.0), TAILS, axis=0)
-    return np.where(is_defined, ends, np.nan)
+    ends = np.where(is_defined, np.nanpercentile(np.where(is_defined, draws, 0.0), TAILS, axis=0), np.nan).tolist()
+    return [None if math.isnan(low) else (low, high) for low, high in zip(*ends, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -178,16 +182,15 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
     reported, `id_names`: of all class ids."""
     counts = evaluated.counts
     per_image = scores_from_counts(counts)
-    dataset = _with_means(scores_from_counts(counts.sum(0)))
-    image_means = _with_means({name: mean_over(values, axis=0) for name, values in per_image.items()})
-    ends = _intervals(_with_means(scores_from_counts(resampled_sums([counts])[0])), len(counts))
+    image_means = with_mean({name: mean_over(values, axis=0) for name, values in per_image.items()})
+    dataset, draws = with_mean(scores_from_counts(counts.sum(0))), with_mean(scores_from_counts(resampled_sums([counts])[0]))
+    ends = {score: intervals(values, len(counts)) for score, values in draws.items()}
 
     def row(index: int, name: str) -> dict[str, Any]:
         about: dict[str, Any] = {
             "name": name,
             "dataset": {
-                score: {"value": number(values[index]), "interval": _ends(ends[score][:, index])}
-                for score, values in dataset.items()
+                score: {"value": number(values[index]), "interval": ends[score][index]} for score, values in dataset.items()
             },
             "mean_over_images": {score: number(values[index]) for score, values in image_means.items()},
         }
@@ -210,47 +213,32 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
 
 def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str]) -> dict[str, Any]:
     """Of two models that were evaluated on the same images, in the same order; as evaluation.json has it."""
-    mine, theirs = (_with_means(scores_from_counts(evaluated.counts.sum(0))) for evaluated in (this, other))
-    my_draws, their_draws = (_with_means(scores_from_counts(drawn)) for drawn in resampled_sums([this.counts, other.counts]))
-    draws = {name: my_draws[name] - their_draws[name] for name in my_draws}
-    ends = _intervals(draws, len(this.counts))
+    mine, theirs = (with_mean(scores_from_counts(evaluated.counts.sum(0))) for evaluated in (this, other))
+    my_draws, their_draws = (with_mean(scores_from_counts(drawn)) for drawn in resampled_sums([this.counts, other.counts]))
+    draws = {score: my_draws[score] - their_draws[score] for score in mine}
+    ends = {score: intervals(values, len(this.counts)) for score, values in draws.items()}
 
     def row(index: int, name: str) -> dict[str, Any]:
-        scores = {
-            score: {
+        scores = {}
+        for score in mine:
+            its_draws = draws[score][:, index]
+            scores[score] = {
                 "this": number(mine[score][index]),
                 "other": number(theirs[score][index]),
                 "difference": number(mine[score][index] - theirs[score][index]),
-                "interval": _ends(ends[score][:, index]),
-                "share_of_draws_above_0": number(_share_above_zero(draws[score][:, index])),
+                "interval": ends[score][index],
+                "share_of_draws_above_0": number(mean_over(np.where(np.isnan(its_draws), np.nan, its_draws > 0), axis=0)),
             }
-            for score in mine
-        }
         return {"name": name, "dataset": scores}
 
     *classes, mean = (row(index, name) for index, name in enumerate([*class_names, MEAN]))
     return {"differences": "this model minus the other", "classes": classes, "mean": mean}
 
 
-def _with_means(scores: dict[str, Floats]) -> dict[str, Floats]:
+def with_mean(scores: dict[str, Floats]) -> dict[str, Floats]:
     """...,K each → ...,K+1: the mean over the classes that have a value comes last."""
     return {name: np.concatenate([values, mean_over(values, axis=-1)[..., None]], axis=-1) for name, values in scores.items()}
 
 
-def _intervals(draws: dict[str, Floats], num_images: int) -> dict[str, Floats]:
-    """Undefined of a single image."""
-    return {name: interval(values) * (1.0 if num_images > 1 else np.nan) for name, values in draws.items()}
-
-
-def _share_above_zero(draws: Floats) -> float:
-    """Of the draws in which the difference is defined."""
-    defined = draws[np.isfinite(draws)]
-    return float((defined > 0).mean()) if len(defined) else math.nan
-
-
-def number(value: float) -> float | None:
-    return None if math.isnan(value) else float(value)
-
-
-def _ends(values: Floats) -> list[float] | None:
-    return None if np.isnan(values).any() else values.tolist()
+def number(value: float | Floats) -> float | None:
+    return None if np.isnan(value) else float(value)

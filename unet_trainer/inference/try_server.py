@@ -20,7 +20,6 @@ import re
 import select
 import socket
 import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -149,10 +148,14 @@ class PageHandler(LocalHandler):
         return result.result()
 
     def _predict(self, pair: Pair | None, data: bytes) -> bytes:
-        predictor = self.server.predictor
+        predictor, truth = self.server.predictor, None
+        image = decode_for_page(data if pair is None else read_bytes(pair.image), predictor.spec.image)
         if pair is not None:
-            return predict_pair(predictor, pair, self._on_progress)
-        return predict_for_page(predictor, decode_for_page(data, predictor.spec.image), on_progress=self._on_progress)
+            try:
+                truth = read_truth(pair.mask, predictor.spec.coding, (image.shape[0], image.shape[1]))
+            except ReadError as error:
+                raise ReadError(f"its mask {pair.mask.name}: {error}") from None
+        return predict_for_page(predictor, image, truth, self._on_progress)
 
     def _on_progress(self, num_done: int, num_tiles: int) -> None:
         self.server.progress = (num_done, num_tiles)
@@ -171,7 +174,7 @@ class PageHandler(LocalHandler):
         text = self.headers.get("Content-Length", "")
         if not (text.isascii() and text.isdigit()):
             raise RequestRefused(HTTPStatus.LENGTH_REQUIRED, "the request does not say how long it is")
-        num_bytes = int(text) if len(text) < 16 else sys.maxsize
+        num_bytes = int(text[:16])  # longer numbers are cut off: they are too large in any case
         if num_bytes > MAX_UPLOAD:
             raise RequestRefused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"{num_bytes / 2**20:.0f} MiB; {UPLOAD_LIMIT}")
         return num_bytes
@@ -194,7 +197,7 @@ def model_facts(predictor: Predictor, pairs: Sequence[Pair], note: str) -> dict[
     return {
         "run": card.run_name,
         "epoch": card.epoch,
-        "val_iou": card.val_iou if card.val_iou is not None and math.isfinite(card.val_iou) else None,
+        "val_iou": card.val_iou,
         "version": card.version,
         "classes": [{"name": name, "colour": list(colour)} for name, colour in zip(spec.id_names, spec.id_colours, strict=True)],
         "first_scored": 1 if spec.num_classes == 1 else 0,  # class id of the first IoU
@@ -302,16 +305,6 @@ def decode_for_page(data: bytes, spec: ImageSpec | None = None, min_side: int | 
     if tiff is not None and (num_bytes := tiff.series.nbytes) > MAX_DECODED_BYTES:
         raise ReadError(f"a TIFF of {num_bytes / 1e9:.1f} GB; the page takes up to {MAX_DECODED_BYTES / 1e9:.1f} GB, and {LARGER}")
     return decode_image(data, min_side) if spec is None else spec.decode(data, min_side).pixels
-
-
-def predict_pair(predictor: Predictor, pair: Pair, on_progress: OnProgress = lambda done, total: None) -> bytes:
-    """Of a validation image, with its mask. Raises DataError with the reason."""
-    image = decode_for_page(read_bytes(pair.image), predictor.spec.image)
-    try:
-        truth = read_truth(pair.mask, predictor.spec.coding, (image.shape[0], image.shape[1]))
-    except ReadError as error:
-        raise ReadError(f"its mask {pair.mask.name}: {error}") from None
-    return predict_for_page(predictor, image, truth, on_progress)
 
 
 def read_truth(path: Path, coding: MaskCoding, size: Size) -> Pixels:

@@ -13,24 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.inference.scores import Floats, interval, mean_over, resampled_sums, scores_from_counts
+from unet_trainer.inference.scores import Interval, intervals, mean_over, resampled_sums, scores_from_counts, with_mean
 from unet_trainer.reports.page import NONE, overlay_charts, render_page, score
 from unet_trainer.training.run_summary import RunSummary
 from unet_trainer.training.val_scores import ImageScore
 
-Interval = tuple[float, float]
 # Where a run lies and how it was started does not explain its score.
 NOT_COMPARED = frozenset({"run_name", "checkpoint_dir", "resume"})
-
-
-@dataclass(frozen=True)
-class SetScores:
-    """IoU of a set of images, from the counts of all of them together; intervals of 95 %. None: undefined."""
-
-    num_images: int
-    iou: float | None
-    interval: Interval | None
-    class_intervals: dict[str, Interval | None]
 
 
 @dataclass(frozen=True)
@@ -51,19 +40,14 @@ class Difference:
         return f"{self.iou:+.3f}{ends}"
 
 
-def set_scores(scores: Sequence[ImageScore]) -> SetScores | None:
-    """None without images. An interval needs two of them."""
-    if not scores:
-        return None
-    names = list(scores[0].classes)
-    counts = _count_array(scores)
-    ends: Floats = np.full((2, len(names) + 1), np.nan)
-    if len(scores) > 1:
-        drawn = scores_from_counts(resampled_sums([counts])[0])["iou"]
-        ends = interval(np.concatenate([drawn, mean_over(drawn, axis=-1)[:, None]], axis=1))
-    iou = float(mean_over(scores_from_counts(counts.sum(0))["iou"], axis=-1))
-    intervals = {name: _ends(ends[:, index]) for index, name in enumerate(names)}
-    return SetScores(len(scores), iou if math.isfinite(iou) else None, _ends(ends[:, -1]), intervals)
+def iou_intervals(scores: Sequence[ImageScore]) -> tuple[Interval | None, dict[str, Interval | None]]:
+    """95 % intervals of the IoU of a set of images and of each class in it, from the counts of all images together."""
+    names = list(scores[0].classes) if scores else []
+    if len(scores) < 2:
+        return None, dict.fromkeys(names)
+    draws = with_mean(scores_from_counts(resampled_sums([_count_array(scores)])[0]))["iou"]
+    *of_classes, of_mean = intervals(draws, len(scores))
+    return of_mean, dict(zip(names, of_classes, strict=True))
 
 
 def paired_difference(this: Sequence[ImageScore], other: Sequence[ImageScore]) -> Difference | None:
@@ -71,12 +55,11 @@ def paired_difference(this: Sequence[ImageScore], other: Sequence[ImageScore]) -
     if not same_images(this, other):
         return None
     mine, theirs = (_count_array(sorted(scores, key=lambda score: score.image)) for scores in (this, other))
-    first, second, *draws = (
-        mean_over(scores_from_counts(one)["iou"], axis=-1) for one in (mine.sum(0), theirs.sum(0), *resampled_sums([mine, theirs]))
-    )
-    if not (np.isfinite(first) and np.isfinite(second)):
+    sums = (mine.sum(0), theirs.sum(0), *resampled_sums([mine, theirs]))
+    first, second, my_draws, their_draws = (mean_over(scores_from_counts(one)["iou"], axis=-1) for one in sums)
+    if np.isnan(first - second):
         return None
-    return Difference(float(first - second), _ends(interval(draws[0] - draws[1])) if len(mine) > 1 else None)
+    return Difference(float(first - second), intervals((my_draws - their_draws)[:, None], len(mine))[0])
 
 
 def same_images(this: Sequence[ImageScore], other: Sequence[ImageScore]) -> bool:
@@ -95,11 +78,6 @@ def _count_array(scores: Sequence[ImageScore]) -> NDArray[np.int64]:
     """N,K,3: pixels in both, in truth, in prediction of each class that is reported."""
     rows = [[(one.hits, one.truth, one.predicted) for one in image.classes.values()] for image in scores]
     return np.array(rows, np.int64).reshape(len(rows), -1, 3)
-
-
-def _ends(values: Floats) -> Interval | None:
-    low, high = (float(value) for value in values)
-    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
 @dataclass(frozen=True)
@@ -138,10 +116,9 @@ def compare_runs(summaries: Sequence[RunSummary]) -> Comparison:
     for summary in summaries:
         is_unique = folder_names.count(summary.name) == 1
         name = summary.name if is_unique else f"{summary.folder.absolute().parent.name}/{summary.name}"
-        scores = set_scores(summary.image_scores)
         difference = None if summary is first else paired_difference(summary.image_scores, first.image_scores)
-        runs.append(ComparedRun(summary, name, scores.interval if scores else None, difference))
-        if scores is None:
+        runs.append(ComparedRun(summary, name, iou_intervals(summary.image_scores)[0], difference))
+        if not summary.image_scores:
             without.append(name)
         elif first.image_scores and not same_images(summary.image_scores, first.image_scores):
             others.append(name)

@@ -38,15 +38,15 @@ NUM_COLOURS = 8  # of page.css
 NUM_SHADES = 10  # of a cell of the confusion matrix
 
 
-def render_page(template: str, title: str, live: str | None = None, **values: Any) -> str:
-    """`live`: the version of a page that its server refreshes."""
-    made = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}"
-    shared = {
-        **{"title": title, "live": live, "policy": page_policy(live is not None), "num_colours": NUM_COLOURS},
-        **{"style": Markup(_file("page.css")), "script": Markup(_file("page.js"))},
-        "footer": f"{made}. This page is one file and asks the network for nothing.",
-    }
-    return _environment().get_template(template).render({**shared, **values})
+def render_page(template: str, title: str, live: str | None = None, remark: str = "", **values: Any) -> str:
+    """`live`: the version of a page that its server refreshes. `remark`: in the footer."""
+    footer = f"U-Net trainer {__version__}; refreshed as epochs end."
+    if live is None:
+        made = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}"
+        footer = f"{made}. This page is one file and asks the network for nothing."
+    shared = {"title": title, "live": live, "policy": page_policy(live is not None), "num_colours": NUM_COLOURS}
+    parts = {"style": Markup(_file("page.css")), "script": Markup(_file("page.js")), "footer": footer + remark}
+    return _environment().get_template(template).render(**shared, **parts, **values)
 
 
 def page_policy(live: bool = False) -> str:
@@ -84,12 +84,8 @@ def _shown(value: Any) -> Any:
     return value if isinstance(value, Markup) else "" if value is None else CONTROLS.sub("\ufffd", readable(str(value)))
 
 
-def _is_number(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
-
-
 def score(value: float | None, digits: int = 3) -> str:
-    return f"{value:.{digits}f}" if _is_number(value) else NONE
+    return NONE if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
 def interval(ends: tuple[float, float] | None) -> str:
@@ -139,8 +135,8 @@ def place(value: float, axis: tuple[float, float] = (0.0, 1.0)) -> str:
     return f"{100 * min(1.0, max(0.0, (value - axis[0]) / (axis[1] - axis[0]))):.2f}%"
 
 
-def shade(share: float | None) -> int:
-    return 0 if share is None else min(NUM_SHADES, round(NUM_SHADES * share))
+def shade(share: float) -> int:
+    return 0 if math.isnan(share) else round(NUM_SHADES * share)
 
 
 # Charts.
@@ -148,7 +144,7 @@ def shade(share: float | None) -> int:
 SCORES = {"IoU": "iou", "Dice": "dice", "Precision": "precision", "Recall": "recall"}
 MAX_POINTS = 400  # of a curve
 MAX_CLASSES = 24  # with a curve each
-VAL, TRAIN, OTHER = 0, 1, 2  # colours
+OTHER = 2  # colour of lines that are neither val, 0, nor train, 1
 MARK_WORDS = {
     **{kind: kind for kind in ("interrupted", "killed", "failed")},
     "rollback": "went back to a saved state",
@@ -182,19 +178,18 @@ def run_charts(summary: RunSummary, epochs: Sequence[EpochRecord]) -> list[PageC
 
     def chart(key: str, title: str, columns: Mapping[str, str], show: Show, digits: int, **limits: Any) -> PageChart:
         """Columns of metrics.csv, by the name of their line."""
-        colours = [VAL, TRAIN] if len(columns) > 1 else [OTHER]
         values = {name: [epoch.get(column) for epoch in epochs] for name, column in columns.items()}
-        lines = [_line(name, ys, colour) for (name, ys), colour in zip(values.items(), colours, strict=True)]
         words = _from_first_to_last(values, show)
         if key == "iou" and summary.best_iou is not None and summary.best is not None:
             words += f"; val is {score(summary.best_iou)} at the best epoch, {summary.best.number}"
-        return _chart(summary, epochs, key, title, words, {title: lines}, values, show, digits=digits, **limits)
+        first_colour = 0 if len(columns) > 1 else OTHER
+        return _chart(summary, epochs, key, title, words, {title: values}, show, first_colour, digits=digits, **limits)
 
     charts = [
         chart("iou", "IoU", {"val": "val_iou", "train": "train_iou"}, score, 3, y=[0, 1]),
         _class_chart(summary, [epoch for epoch in epochs if epoch.classes]),
-        chart("loss", "Loss", {"val": "val_loss", "train": "train_loss"}, _digits(3), 3, zero=True),
-        chart("rate", "Learning rate", {"learning rate": "learning_rate"}, _digits(3), 6, zero=True),
+        chart("loss", "Loss", {"val": "val_loss", "train": "train_loss"}, _three_digits, 3, zero=True),
+        chart("rate", "Learning rate", {"learning rate": "learning_rate"}, _three_digits, 6, zero=True),
         chart("speed", "Images per second, in training", {"images/s": "images_per_second"}, rate, 1, zero=True),
     ]
     return [found for found in charts if found is not None]
@@ -247,31 +242,21 @@ def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChar
     if not epochs:
         return None
 
-    def values(name: str, kind: str) -> list[float | None]:
-        return [epoch.score(name, kind) for epoch in epochs]
-
     names = summary.worst_classes(MAX_CLASSES)
+    views = {title: {name: [epoch.score(name, kind) for epoch in epochs] for name in names} for title, kind in SCORES.items()}
     if len(names) == 1:
         (name,) = names
-        shown = {title: values(name, kind) for title, kind in SCORES.items() if kind != "iou"}
+        views = {name: {title: views[title][name] for title in SCORES if title != "IoU"}}
         title = f"Dice, precision and recall of {name}"
-        views = {name: [_line(title, ys, index + OTHER) for index, (title, ys) in enumerate(shown.items())]}
         precision, recall = (score(epochs[-1].score(name, kind)) for kind in ("precision", "recall"))
         words = f"{name} on the validation images: precision {precision} and recall {recall} after the last epoch"
-    else:
-        shown = {name: values(name, "iou") for name in names}
-        title = "Scores of each class"
-        views = {
-            word: [_line(name, values(name, kind), index, thin=True) for index, name in enumerate(names)]
-            for word, kind in SCORES.items()
-        }
-        note = f", the worst of {len(summary.class_names)}" if len(names) < len(summary.class_names) else ""
-        words = f"{len(names)} classes on the validation images{note}"
-        known = {name: value for name in names if (value := summary.per_class_iou.get(name)) is not None}
-        if known:
-            low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
-            words += f"; at the best epoch from {low} (IoU {score(known[low])}) to {high} ({score(known[high])})"
-    return _chart(summary, epochs, "classes-curve", title, words, views, shown, score, digits=3, y=[0, 1])
+        return _chart(summary, epochs, "classes-curve", title, words, views, score, OTHER, digits=3, y=[0, 1])
+    note = f", the worst of {len(summary.class_names)}" if len(names) < len(summary.class_names) else ""
+    words = f"{len(names)} classes on the validation images{note}"
+    if known := {name: value for name in names if (value := summary.per_class_iou.get(name)) is not None}:
+        low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
+        words += f"; at the best epoch from {low} (IoU {score(known[low])}) to {high} ({score(known[high])})"
+    return _chart(summary, epochs, "classes-curve", "Scores of each class", words, views, score, thin=True, digits=3, y=[0, 1])
 
 
 def _chart(
@@ -280,17 +265,21 @@ def _chart(
     key: str,
     title: str,
     words: str,
-    views: Mapping[str, Any],
-    values: Values,
+    views: Mapping[str, Values],
     show: Show,
+    first_colour: int = 0,
+    thin: bool = False,
     **more: Any,
 ) -> PageChart:
-    """A view is a name and its lines; the reader chooses where there are several. `values`: of the table."""
-    numbers = [epoch.number for epoch in epochs]
-    named = [{"name": name, "lines": lines} for name, lines in views.items()]
-    data = {"xs": numbers, "x": "epoch", "views": named, "marks": marks(summary), **more}
-    rows = [[number, *map(show, row)] for number, *row in zip(numbers, *values.values(), strict=True)]
-    return PageChart(key, title, words, data, ["epoch", *values], rows)
+    """The reader chooses between several views; the table has the numbers of the first."""
+    numbers, shown = [epoch.number for epoch in epochs], next(iter(views.values()))
+    drawn = [
+        {"name": name, "lines": [_line(line, ys, colour, thin) for colour, (line, ys) in enumerate(values.items(), first_colour)]}
+        for name, values in views.items()
+    ]
+    data = {"xs": numbers, "x": "epoch", "views": drawn, "marks": marks(summary), **more}
+    rows = [[number, *map(show, row)] for number, *row in zip(numbers, *shown.values(), strict=True)]
+    return PageChart(key, title, words, data, ["epoch", *shown], rows)
 
 
 def _line(name: str, values: Sequence[float | None], colour: int, thin: bool = False, **more: Any) -> dict[str, Any]:
@@ -298,8 +287,8 @@ def _line(name: str, values: Sequence[float | None], colour: int, thin: bool = F
     return {"name": name, "c": colour % NUM_COLOURS, "ys": rounded, "thin": thin, **more}
 
 
-def _digits(number: int) -> Show:
-    return lambda value: NONE if value is None else f"{value:.{number}g}"
+def _three_digits(value: float | None) -> str:
+    return NONE if value is None else f"{value:.3g}"
 
 
 def _from_first_to_last(values: Values, show: Show) -> str:

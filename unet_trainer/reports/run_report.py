@@ -7,9 +7,10 @@ import base64
 import contextlib
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from typing import Any
 import cv2
 import numpy as np
 
-from unet_trainer import __version__
 from unet_trainer.images.drawing import ERROR_COLOURS, ErrorKind
+from unet_trainer.inference.scores import Interval
 from unet_trainer.model.baselines import Baseline, best_baseline
-from unet_trainer.reports.comparison import SetScores, render_comparison, set_scores
-from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, Picture, make_gallery
+from unet_trainer.reports.comparison import iou_intervals, render_comparison
+from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, Group, Picture, make_gallery
 from unet_trainer.reports.page import (
     NONE,
     distribution_chart,
@@ -49,8 +50,7 @@ FEW_IMAGES = 20  # with fewer, an interval is rough
 MAX_MATRIX = 30  # classes in the confusion matrix
 MAX_PROBLEMS = 5  # damaged files and lines that are shown
 MAX_EVENTS = 200
-MAX_NAMED = 24  # classes in the legend
-GROUP_WORDS = {"worst": "Worst", "median": "Middle", "best": "Best"}
+GROUP_WORDS: Mapping[Group, str] = {"worst": "Worst", "median": "Middle", "best": "Best"}
 ERROR_WORDS = {ErrorKind.FOUND: "found", ErrorKind.MISSED: "missed", ErrorKind.FALSE: "falsely found", ErrorKind.WRONG: "wrong"}
 # Key, title, whether it is open, sources.
 SETTING_GROUPS = (
@@ -89,33 +89,32 @@ def write_report(
 
 
 def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | None = None) -> str:
-    scores, baseline = set_scores(run.image_scores), _baseline(run)
+    (interval, class_intervals), baseline = iou_intervals(run.image_scores), None
+    if run.best is not None and run.best.confusion:
+        baseline = best_baseline(run.best.confusion, 1 if run.has_background else len(run.class_names), run.id_names)
     epochs = drawn_epochs(run)
     sheet = None if gallery.pictures else _latest_samples(run.folder)
     distribution = distribution_chart(run.image_scores)
     # The file has a start before the notes that were made until the run had its folder.
     known = [event for event in run.events if event.kind in EVENT_WORDS]
     events = sorted(known, key=lambda event: (event.time or datetime.min).replace(tzinfo=None))
-    class_rows, confusion, stage_rows = _class_rows(run, scores), _confusion(run), _stage_rows(run)
+    class_rows, confusion, stage_rows = _class_rows(run, class_intervals), _confusion(run), _stage_rows(run)
     present = {
         **{"result": True, "images": distribution or gallery.pictures or gallery.note or sheet, "curves": epochs},
         **{"classes": class_rows, "confusion": confusion, "data": True, "settings": run.settings},
         **{"machine": run.machine or stage_rows, "events": events, "next": True},
     }
-    made = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}"
-    footer = f"U-Net trainer {__version__}; refreshed as epochs end." if live is not None else f"{made}."
-    footer += f" Last written by the run: {moment(run.updated)}."
     return render_page(
         "report.html",
         f"{run.name} – training report",
         live,
         sections={key: key.capitalize() for key, is_there in present.items() if is_there},
-        footer=footer + (" This page is one file and asks the network for nothing." if live is None else ""),
+        remark=f" Last written by the run: {moment(run.updated)}.",
         run=run,
-        scores=scores,
+        interval=interval,
         few_images=FEW_IMAGES,
         baseline=baseline,
-        doubts=_doubts(run, scores, baseline),
+        doubts=_doubts(run, run.best_iou if interval is None else interval[0], baseline),
         charts=run_charts(run, epochs),
         num_drawn=len(epochs),
         distribution=distribution,
@@ -134,17 +133,10 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
     )
 
 
-def _baseline(run: RunSummary) -> Baseline | None:
-    """Of the best epoch's validation: the best prediction that needs no model."""
-    if run.best is None or not run.best.confusion:
-        return None
-    return best_baseline(run.best.confusion, 1 if run.has_background else len(run.class_names), run.id_names)
-
-
-def _doubts(run: RunSummary, scores: SetScores | None, baseline: Baseline | None) -> list[str]:
-    """What a reader must not overlook. Of a model of no use, the first says all that its run found."""
+def _doubts(run: RunSummary, low: float | None, baseline: Baseline | None) -> list[str]:
+    """What a reader must not overlook. Of a model of no use, the first says all that its run found. `low`: the least that its IoU
+    may be."""
     found = ["\n".join(run.warnings)] if run.is_of_no_use else list(run.warnings)
-    low = scores.interval[0] if scores is not None and scores.interval else run.best_iou
     if baseline is not None and low is not None and low <= baseline.iou and not run.is_of_no_use:
         found.append(
             f"The model is not clearly better than no model: predicting {baseline.prediction} gives IoU {score(baseline.iou)}."
@@ -155,7 +147,7 @@ def _doubts(run: RunSummary, scores: SetScores | None, baseline: Baseline | None
     return found
 
 
-def _class_rows(run: RunSummary, scores: SetScores | None) -> list[dict[str, Any]]:
+def _class_rows(run: RunSummary, intervals: Mapping[str, Interval | None]) -> list[dict[str, Any]]:
     """Scores of each class at the best epoch, with its share of the pixels."""
     best = run.best
     if best is None or not best.classes:
@@ -167,7 +159,7 @@ def _class_rows(run: RunSummary, scores: SetScores | None) -> list[dict[str, Any
         {
             "name": name,
             "iou": best.score(name, "iou"),
-            "interval": scores.class_intervals.get(name) if scores else None,
+            "interval": intervals.get(name),
             "others": [best.score(name, kind) for kind in ("dice", "precision", "recall")],
             "share": shares.get(name),
             "val_share": in_val.get(name),
@@ -182,24 +174,20 @@ def _confusion(run: RunSummary) -> dict[str, Any] | None:
         return None
     names, matrix = run.id_names, np.array(run.best.confusion)
     wrong = matrix - np.diag(matrix.diagonal())
-    of_truth, of_predicted = (matrix / np.maximum(1, matrix.sum(axis, keepdims=True)) for axis in (1, 0))
+    with np.errstate(invalid="ignore"):  # NaN for a class that does not occur
+        of_truth, of_predicted = (matrix / matrix.sum(axis, keepdims=True) for axis in (1, 0))
     shown = sorted(np.argsort(-(wrong.sum(1) + wrong.sum(0)), kind="stable")[:MAX_MATRIX].tolist())
     words = "No pixel of the validation images is predicted wrongly."
     if wrong.any():
-        shares = np.where(np.eye(len(matrix), dtype=bool), 0, of_truth)
+        shares = np.where(np.eye(len(matrix), dtype=bool), 0, np.nan_to_num(of_truth))
         row, column = np.unravel_index(shares.argmax(), shares.shape)
         words = f"The largest confusion: {percent(shares[row, column])} of {names[row]} is predicted as {names[column]}."
     if len(matrix) > len(shown):
         words += f" The {len(shown)} of {len(matrix)} classes with the most wrong pixels are shown."
 
-    def cell(row: int, column: int) -> dict[str, Any]:
-        place = row, column
-        of = {
-            "of_truth": of_truth if matrix[row].any() else None,
-            "of_predicted": of_predicted if matrix[:, column].any() else None,
-        }
-        shares = {name: None if share is None else float(share[place]) for name, share in of.items()}
-        return {**shares, "pixels": int(matrix[place]), "is_right": row == column}
+    def cell(*place: int) -> dict[str, Any]:
+        shares = {"of_truth": of_truth[place], "of_predicted": of_predicted[place]}
+        return {**shares, "pixels": int(matrix[place]), "is_right": place[0] == place[1]}
 
     rows = [(names[row], [cell(row, column) for column in shown]) for row in shown]
     return {"words": words, "names": [names[column] for column in shown], "rows": rows}
@@ -229,21 +217,19 @@ def _stage_rows(run: RunSummary) -> list[list[str]]:
 
 
 def _gallery_values(run: RunSummary, gallery: Gallery) -> dict[str, Any]:
-    pictures = sorted(gallery.pictures, key=lambda picture: 2.0 if picture.score.iou is None else picture.score.iou)
-    sizes = {name: sum(picture.group == name for picture in pictures) for name in GROUP_WORDS}
-    named = [(name, _hex(colour)) for name, colour in zip(run.id_names, gallery.colours, strict=False)][1:]
-    legend: list[tuple[str, str | None]] = [*named[:MAX_NAMED]]
-    if len(named) > MAX_NAMED:
-        legend.append((f"and {len(named) - MAX_NAMED} more", None))
+    cards = sorted(map(_image_card, gallery.pictures), key=lambda card: card["iou_key"])
+    sizes = Counter(picture.group for picture in gallery.pictures)
+    named = [(name, _hex(colour)) for name, colour in zip(run.id_names, gallery.colours, strict=False)]
+    legend: list[tuple[str, str | None]] = [*named[1:]]
     if not run.has_background and run.id_names:
         legend.append((f"not tinted: {run.id_names[0]}", None))
     kinds = (ErrorKind.FOUND, ErrorKind.MISSED, ErrorKind.FALSE) if run.has_background else (ErrorKind.WRONG,)
-    groups = [(name, f"{GROUP_WORDS[name]} ({size})") for name, size in sizes.items() if size]
+    groups = [(name, f"{word} ({sizes[name]})") for name, word in GROUP_WORDS.items() if sizes[name]]
     return {
         "gallery": gallery,
-        "cards_of_images": [_image_card(picture) for picture in pictures],
+        "cards_of_images": cards,
         "group_words": GROUP_WORDS,
-        "group_choices": [("all", f"All ({len(pictures)})"), *groups],
+        "group_choices": [("all", f"All ({len(cards)})"), *groups],
         "class_legend": legend,
         "error_legend": [(ERROR_WORDS[kind], _hex(ERROR_COLOURS[kind])) for kind in kinds],
     }
@@ -255,15 +241,14 @@ def _image_card(picture: Picture) -> Mapping[str, Any]:
     wrong = found.wrong_pixels / max(1, found.counted_pixels)
     objects = sum(one.truth for one in counts[0 if len(counts) == 1 else 1 :]) / max(1, found.counted_pixels)
     classes = [f"{name} {score(one.iou)}" for name, one in found.classes.items() if one.iou is not None]
-    layers = {"truth": picture.truth, "prediction": picture.prediction, "errors": picture.errors}
     return {
         **{"name": found.image, "group": picture.group, "iou": found.iou, "wrong": wrong, "objects": objects},
         "iou_key": 2 if found.iou is None else found.iou,
         "text": f"{found.image}: IoU {score(found.iou)}, {percent(wrong)} of the pixels wrong",
         "classes": "; ".join(classes) if len(counts) > 1 else "",
         **{"height": picture.shown[0], "width": picture.shown[1], "file_size": f"{picture.size[1]}×{picture.size[0]}"},
-        "photo": _data_uri(picture.image, picture.image_type),
-        "layers": {kind: _data_uri(content, "image/png") for kind, content in layers.items()},
+        "photo": _data_uri(picture.image, "image/webp"),
+        "layers": {kind: _data_uri(content, "image/webp") for kind, content in picture.layers.items()},
     }
 
 
@@ -305,14 +290,13 @@ class WatchServer(LocalServer):
         """Raises OSError if the address cannot be used."""
         self.folders = list(folders)
         self.with_pictures = with_pictures
-        self.galleries: dict[Path, tuple[Any, Gallery]] = {}  # with the version of the files that they were made of
+        self.galleries: dict[Path, tuple[Any, Future[Gallery]]] = {}  # with the version of the files that they are made of
         self.worker = ThreadPoolExecutor(1, "pictures")
-        self.num_running = 0
         super().__init__(address, WatchHandler)
 
     @property
     def is_busy(self) -> bool:
-        return self.num_running > 0
+        return not all(gallery.done() for _, gallery in list(self.galleries.values()))
 
     def shown_folders(self, path: str) -> list[Path]:
         """Whose page a path names. Raises RequestRefused."""
@@ -325,7 +309,8 @@ class WatchServer(LocalServer):
 
     def version(self, folders: Sequence[Path]) -> str:
         """Of all that the page of these runs shows."""
-        facts = [(_file_facts(folder), folder in self.galleries, is_locked(folder)) for folder in folders]
+        made = {folder for folder, (_, gallery) in list(self.galleries.items()) if gallery.done()}
+        facts = [(_file_facts(folder), folder in made, is_locked(folder)) for folder in folders]
         return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 
     def page(self, path: str) -> bytes:
@@ -336,27 +321,18 @@ class WatchServer(LocalServer):
         return render_report(summaries[0], self._gallery(summaries[0]), live=version).encode()
 
     def _gallery(self, summary: RunSummary) -> Gallery:
-        """As far as it is made; asks for it if it is not."""
+        """Asks for it if it is not made, and does not wait."""
         if summary.state == "running":
             note = "Pictures of the worst and the best images follow when the run has ended."
             return Gallery(note=note) if summary.best else NO_PICTURES
         if not self.with_pictures:
             return NO_PICTURES
         made_of = _file_facts(summary.folder)
-        known = self.galleries.get(summary.folder)
-        if known is not None and known[0] == made_of:
-            return known[1]
-        if not self.is_busy:
-            self.num_running += 1
-            self.worker.submit(self._make_gallery, summary, made_of)
-        return Gallery(note="Pictures of the worst and the best images are being made …")
-
-    def _make_gallery(self, summary: RunSummary, made_of: Any) -> None:
-        try:
+        if summary.folder not in self.galleries or self.galleries[summary.folder][0] != made_of:
             # On the CPU: a run that trains beside needs the GPU's memory.
-            self.galleries[summary.folder] = made_of, make_gallery(summary, "cpu")
-        finally:
-            self.num_running -= 1
+            self.galleries[summary.folder] = made_of, self.worker.submit(make_gallery, summary, "cpu")
+        gallery = self.galleries[summary.folder][1]
+        return gallery.result() if gallery.done() else Gallery(note="Pictures of the worst and the best images are being made …")
 
 
 class WatchHandler(LocalHandler):
