@@ -22,7 +22,7 @@ from unet_trainer.commands.command_line import file_header, make_demo_if_missing
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS, Config, as_dict, id_names, to_plain
-from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset, report_on
+from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset
 from unet_trainer.datasets.mask_evidence import (
     MaskEvidence,
     absent_classes,
@@ -112,7 +112,7 @@ def build_answered_report(config: Config, console: Console) -> AnsweredReport:
             answer, found = _answer_where_the_data_is(config, question, console)
             solved.append(question)
         else:
-            report = report_on(found, config, console)
+            report = build_dataset_report(config, console, found)
             next_answer = _next_answer(config, report) if len(answers) < MAX_ANSWERS else None
             if next_answer is None:
                 break
