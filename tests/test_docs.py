@@ -107,7 +107,7 @@ def used_model(tiny_data, trained_run, tmp_path_factory):
 def test_every_command_that_uses_a_model_runs(used_model, monkeypatch, capsys):
     """As they stand there."""
     monkeypatch.chdir(used_model)
-    monkeypatch.setattr(runs, "serve", lambda server, console: server.server_close() or 0)  # would wait for Ctrl-C
+    monkeypatch.setattr(runs, "serve", lambda server, *_: server.server_close() or 0)  # would wait for Ctrl-C
     has_onnx = all(importlib.util.find_spec(name) for name in ("onnx", "onnxscript", "onnxruntime"))
     for words in ALL_WORDS:
         if words[0] in USE_A_MODEL and (has_onnx or "onnx" not in " ".join(words)):

@@ -110,13 +110,6 @@ def test_an_image_that_may_not_be_read_is_named_with_the_permission(tmp_path):
     assert "Permission denied" in said
 
 
-def test_a_working_folder_that_may_not_be_written_keeps_the_demo_from_being_made(tmp_path, open_again):
-    open_again(tmp_path, 0o555)
-    for command in ([], ["bench", "--quick"]):
-        answer = run_in_child(*command, as_user=True, cwd=tmp_path)
-        assert_one_sentence(answer, 2, "data_dir: data/demo", "Permission denied")
-
-
 @pytest.mark.parametrize("mode", [0o000, 0o555], ids=oct)
 def test_a_checkpoint_dir_that_may_not_be_used_is_told_before_anything_is_trained(mode, data, tmp_path, open_again):
     (tmp_path / "runs").mkdir()

@@ -14,8 +14,6 @@ import random
 import resource
 import shutil
 import signal
-import stat
-import sys
 import tempfile
 import time
 import traceback
@@ -33,7 +31,7 @@ from helpers.checkpoints import save_model, small_segmenter, small_spec
 from helpers.killed_runs import HANG_SECONDS, start, train_once
 from helpers.mutations import image_files, mutated, mutated_json
 from helpers.no_files import spoil
-from helpers.ordinary_user import give_up_powers
+from helpers.ordinary_user import run_in_child
 from helpers.project import ROOT, TINY_MODEL
 from helpers.report_runs import write_run
 from helpers.runs import timeless_rows, weights_digest, words
@@ -87,6 +85,18 @@ class Findings:
     def found(self, how, what):
         self.bad.append(f"{how}: {what}")
 
+    def attempt(self, how, function):
+        """What the function returns, or that a UserError refused it; anything else that it raises is a finding."""
+        try:
+            outcome = function()
+        except UserError:
+            outcome = "refused"
+        except BaseException:
+            outcome = "wrong"
+            self.found(how, traceback.format_exc(limit=-2, chain=False))
+        self.tried(outcome)
+        return outcome
+
     def attack(self, function, numbers, is_right):
         """Calls the function on numbers, in processes of their own; a crash, a hang or too much memory is a finding too."""
         for index, outcome in forked_map(function, numbers, os.cpu_count() or 1, limit_memory, timeout=HANG_SECONDS):
@@ -131,7 +141,7 @@ def try_image(data, path):
         "page_types": lambda: has_pages(path) and page_types(path),
         "georeference": lambda: read_georeference(path),
         **{name: (lambda name=name: getattr(headers, name)(data)) for name in (
-            "channels_with_alpha", "has_palette", "palette_colours", "is_lossy", "is_turned", "is_cut_off", "displayed_size", "stored_size",
+            "channels_with_alpha", "has_palette", "palette_colours", "is_lossy", "is_turned", "is_cut_off", "stored_size",
         )},
     }  # fmt: skip
     for name, function in functions.items():
@@ -168,20 +178,17 @@ def test_mutated_images_of_every_format_are_read_or_refused(tmp_path):
     findings.check()
 
 
-def try_checkpoint(path):
-    try:
-        read_checkpoint(path)
-        read_model(path)
-    except UserError:
-        return "refused"
-    return "read"
-
-
 def test_mutated_checkpoints_are_read_or_refused(tmp_path):
     """Their bytes, which are verified; and fields of files that verify."""
     path = save_model(tmp_path / "best.pt", small_segmenter(small_spec()))
     whole, content = path.read_bytes(), read_checkpoint(path)
     findings = Findings("mutated checkpoints")
+
+    def read():
+        read_checkpoint(path)
+        read_model(path)
+        return "read"
+
     for number in rounds(least=300):
         rng = np.random.default_rng([SEED, number])
         is_whole, data = number % 2 == 1, mutated(whole, rng)
@@ -190,15 +197,8 @@ def test_mutated_checkpoints_are_read_or_refused(tmp_path):
                 write_checkpoint(path, mutated_json(copy.deepcopy(content), random.Random(f"{SEED} {number}")))
         else:
             path.write_bytes(data)
-        try:
-            outcome = try_checkpoint(path)
-            what = "other fields" if is_whole else "other bytes" if data != whole else "no change"
-            findings.tried(f"{outcome} with {what}")
-            if (outcome, what) == ("read", "other bytes"):
-                findings.found(f"mutation {number}", "the change was not noticed")
-        except Exception:
-            findings.tried("wrong")
-            findings.found(f"mutation {number}", traceback.format_exc(limit=-1, chain=False))
+        if findings.attempt(f"mutation {number}", read) == "read" and not is_whole and data != whole:
+            findings.found(f"mutation {number}", "the change was not noticed")
     findings.check()
 
 
@@ -209,14 +209,7 @@ def test_mutated_configs_are_read_or_refused(tmp_path):
     for number in rounds(least=2000):
         rng = np.random.default_rng([SEED, number])
         path.write_bytes(mutated(whole[number % len(whole)], rng, whole))
-        try:
-            load_config(path)
-            findings.tried("read")
-        except UserError:
-            findings.tried("refused")
-        except BaseException:
-            findings.tried("wrong")
-            findings.found(f"mutation {number}", traceback.format_exc(limit=-1, chain=False))
+        findings.attempt(f"mutation {number}", lambda: load_config(path) and "read")
     findings.check()
 
 
@@ -238,19 +231,18 @@ def test_random_command_lines_end_in_a_message_and_an_exit_code(tmp_path, monkey
         chooser = random.Random(f"{SEED} {number}")
         names = [f"{chooser.choice(list(FIELDS))}={chooser.choice(SETTING_VALUES)}" for _ in range(3)]
         line = [chooser.choice(WORDS + names) for _ in range(chooser.randrange(5))]
-        out, err = io.StringIO(), io.StringIO()
-        try:
-            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-                code = main(line)
-        except SystemExit as leaving:  # argparse
-            code = leaving.code
-        except BaseException:
-            findings.tried("wrong")
-            findings.found(repr(line), traceback.format_exc(limit=-2, chain=False))
-            continue
-        findings.tried(f"exit code {code}")
-        if code not in (0, 2, 3) or (code and not err.getvalue() and not out.getvalue()):
-            findings.found(repr(line), f"exit code {code}: {err.getvalue()}")
+        said = io.StringIO()
+
+        def run(line=line, said=said):
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                try:
+                    return main(line)
+                except SystemExit as leaving:  # argparse
+                    return leaving.code
+
+        code = findings.attempt(repr(line), run)
+        if code not in (0, 2, 3, "wrong") or (code and not said.getvalue()):
+            findings.found(repr(line), f"exit code {code}: {said.getvalue()}")
     findings.check()
 
 
@@ -432,68 +424,32 @@ MODES = (0o000, 0o111, 0o444, 0o555)
 FILE_SIZES = (0, 100, 5_000, 60_000, 400_000)
 
 
-def run_deprived(arguments, log, largest, cwd):
-    """As a user without rights, and with files of at most so many bytes: what a full disk does at another number of bytes."""
-    from train_unet import main
-
-    sys.stdout = sys.stderr = said = io.StringIO()  # the log would be a file like others
-    os.chdir(cwd)
-    if os.getuid() == 0:
-        give_up_powers()
-    most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-    if largest is not None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, most))
-    code = 1
-    try:
-        code = main(arguments)
-    except BaseException:
-        traceback.print_exc()
-    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-    with Path(log).open("a") as file:
-        file.write(said.getvalue())
-    sys.exit(code)
-
-
 def test_missing_rights_and_full_disks_end_in_a_sentence():
-    """A matrix of places, rights and sizes, in random order: exit code 0, 2 or 3, and no traceback."""
+    """A matrix of places, rights and sizes of files, in random order: exit code 0, 2 or 3, and no traceback."""
     findings = Findings("rights and sizes")
-    with tempfile.TemporaryDirectory() as name:
-        root = Path(name)
-        for number in rounds(least=20):
-            chooser = random.Random(f"{SEED} {number}")
-            base = root / str(number)
-            base.mkdir()
+    for number in rounds(least=20):
+        chooser = random.Random(f"{SEED} {number}")
+        with tempfile.TemporaryDirectory() as name:
+            base = Path(name)
             write_demo(base / "data", num_images=6, side=32)
-            log = root / f"{number}.log"
-            log.touch()
             settings = {**TINY_MODEL, "data_dir": str(base / "data"), "checkpoint_dir": str(base / "ck"), "run_name": "run"}
             settings |= {"image_size": 32, "batch_size": 2, "num_epochs": 2, "device": "cpu", "resume": "auto"}
             settings |= {"num_workers": chooser.choice((0, 1)), "cache": chooser.choice(("none", "disk"))}
             settings |= {"on_save_error": chooser.choice(("stop", "continue"))}
-            arguments = [*chooser.choice((["check"], [])), *words(settings)]
-            has_run = chooser.random() < 0.5
-            if has_run:
-                first = start(run_deprived, words({**settings, "num_epochs": 1}), str(log), None, str(base))
-                first.join(HANG_SECONDS)
+            command = chooser.choice((["check"], []))
+            if has_run := chooser.random() < 0.5:
+                run_in_child(*words({**settings, "num_epochs": 1}), as_user=True)
             place = base / chooser.choice(PLACES)
             mode = chooser.choice(MODES) if chooser.random() < 0.6 else None
             largest = chooser.choice(FILE_SIZES) if mode is None else None
             if mode is not None and place.exists():
                 place.chmod(mode)
-            process = start(run_deprived, arguments, str(log), largest, str(root))
-            process.join(HANG_SECONDS)
+            code, said = run_in_child(*command, *words(settings), as_user=True, largest=largest)
             for path in (base, base / "data", base / "ck", place):
                 if path.exists():
                     path.chmod(0o777)
-            what = f"{arguments[:1] if arguments[0] == 'check' else 'train'}, {place.relative_to(base)} {mode and oct(mode)}, size {largest}"
-            said = log.read_text(errors="replace")
-            if process.exitcode is None:
-                process.kill()
-            findings.tried(f"exit code {process.exitcode}")
-            if process.exitcode not in (0, 2, 3) or "Traceback" in said:
-                findings.found(f"{number} ({what}, run {has_run})", f"exit code {process.exitcode}: {said[-700:]}")
-        for path in root.rglob("*"):
-            with contextlib.suppress(OSError):
-                path.chmod(path.stat().st_mode | stat.S_IRWXU)
+            findings.tried(f"exit code {code}")
+            if code not in (0, 2, 3) or "Traceback" in said:
+                what = f"{command}, {place.relative_to(base)} {mode and oct(mode)}, size {largest}, run {has_run}"
+                findings.found(f"{number} ({what})", f"exit code {code}: {said[-700:]}")
     findings.check()

@@ -8,9 +8,6 @@ import math
 import multiprocessing
 import os
 import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -19,9 +16,9 @@ import pytest
 import torch
 
 from helpers.killed_runs import be_quiet, start, train_once, use_small_network, wait_until
-from helpers.project import ROOT
 from helpers.runs import weights_digest, words
 from train_unet import TrainingFailed, main, train
+from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.model import losses
 from unet_trainer.system.signals import Interrupted
@@ -302,44 +299,16 @@ def test_a_signal_while_the_step_is_compiled_ends_the_run_without_waiting_for_th
     assert log.read_text().splitlines()[-1] == "Interrupted by SIGTERM before anything was saved"
 
 
-@pytest.mark.soak
-def test_a_reader_that_goes_away_does_not_end_the_run(tiny_config):
-    settings = {**tiny_config, "run_name": "run"}
-    command = [sys.executable, str(ROOT / "train_unet.py"), *words(settings)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
-        child.stdout.readline()
-        child.stdout.close()
-        errors = child.stderr.read()
-    assert (child.returncode, errors) == (0, "")
-    folder = Path(tiny_config["checkpoint_dir"]) / "run"
-    assert read_last(folder / "last.pt")["epoch"] == 2
-    log = (folder / "train.log").read_text()
-    assert "Warning: the terminal cannot be written to (Broken pipe); training continues, and this file has what is said" in log
-    assert "Best epoch: " in log
+def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch):
+    """tests/system/test_locks.py has those of two processes."""
+    monkeypatch.setattr("unet_trainer.system.locks.WAIT_SECONDS", 0.1)
+    config = {**tiny_config, "run_name": "run", "resume": "auto"}
+    draft = Path(tiny_config["checkpoint_dir"]) / "run/.last.pt.x2345678.tmp"
 
+    def begin_another(row):
+        draft.touch()
+        with pytest.raises(UserError, match="is in use: another run of this process trains there; end it first, or choose another"):
+            train(config)
+        assert draft.exists()  # the other's, perhaps
 
-@pytest.mark.real_network
-def test_two_runs_in_one_folder_are_one_too_many(tiny_config, tmp_path, monkeypatch, capsys):
-    config = {**tiny_config, "num_epochs": 500, "run_name": "run", "resume": "auto"}
-    settings = words(config)
-    folder = Path(tiny_config["checkpoint_dir"]) / "run"
-    monkeypatch.setattr("unet_trainer.system.locks.WAIT_SECONDS", 0.5)
-    log = tmp_path / "log"
-    other = start(train_once, config, log)
-    try:
-        wait_until(lambda: other.exitcode is not None or (log.exists() and "Epoch 1/" in log.read_text()))
-        assert other.is_alive(), log.read_text()
-        (folder / ".last.pt.x2345678.tmp").touch()
-        assert main(settings) == 2
-        said = capsys.readouterr()
-        owner = f"{folder} is in use: process {other.pid} on {socket.gethostname()} trains there"
-        assert said.err == f"Error: {owner}; end it first, or choose another run_name\n"
-        assert f"Note: {owner}; waiting for its end" in said.out
-        assert (folder / ".last.pt.x2345678.tmp").exists()  # the other's, perhaps
-        other.terminate()
-        other.join(60)
-        assert other.exitcode == 143
-    finally:
-        other.kill()
-    one_more = {"num_epochs": read_last(folder / "last.pt")["epoch"] + 1, "early_stopping_patience": None}
-    assert main(words({**config, **one_more})) == 0
+    assert train(config, on_epoch=begin_another).epochs == 2

@@ -7,20 +7,20 @@ import json
 import os
 import re
 import signal
-import time
-from pathlib import Path
+import threading
 
 import cv2
 import pytest
 
-from helpers.killed_runs import bench_once, start
+from helpers.killed_runs import is_running, wait_until
 from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import words
 from train_unet import main
 from unet_trainer.commands import bench as module
-from unet_trainer.commands.bench import Outcome, Trial, bench, choose_trials, table_lines
+from unet_trainer.commands.bench import bench, choose_trials, table_lines
 from unet_trainer.config.load import load_config
 from unet_trainer.system.console import Console
+from unet_trainer.system.signals import Interrupted, Signals
 from unet_trainer.training.step import TrainStep
 
 # Stands in for train_unet.py: leaves what a run of two epochs leaves. `plan` says by the run's name what it does otherwise.
@@ -61,31 +61,27 @@ def stub(tmp_path):
     return write
 
 
-def names(*arguments):
-    return [trial.name for trial in choose_trials(*arguments)]
+def row(name, rate, iou, failure=""):
+    figures = {} if failure else dict(zip(FIGURES, (2.0, rate, 1.5, 2.5, 0.1, iou, 10.0), strict=True))
+    return {"trial": name, **figures, "failure": failure, "settings": {}}
 
 
-def outcome(name, rate, iou, **changes):
-    figures = dict(zip(FIGURES, (2.0, rate, 1.5, 2.5, 0.1, iou, 10.0), strict=True))
-    return Outcome(Trial(name, {"use_amp": True}), figures, **changes)
-
-
-def test_rows_follow_the_hardware():
-    assert names(8, True, True, False) == [
-        "Baseline (float32)",
-        "AMP",
-        "AMP + large batch",
-        "AMP + compiled",
-        "AMP float16 + compiled",
-    ]
-    assert names(8, True, False, False) == ["Baseline (float32)", "AMP", "AMP + large batch", "AMP + compiled"]
-    assert names(8, False, False, False) == ["Baseline (float32)", "float32 + compiled"]
-    assert names(8, False, True, False) == ["Baseline (float32)", "float32 + compiled", "AMP"]
-    assert names(8, True, True, True) == ["Baseline (float32)", "AMP", "AMP + compiled"]
+@pytest.mark.parametrize(
+    ("on_gpu", "has_bfloat16", "quick", "others"),
+    [
+        (True, True, False, ["AMP", "AMP + large batch", "AMP + compiled", "AMP float16 + compiled"]),
+        (True, False, False, ["AMP", "AMP + large batch", "AMP + compiled"]),
+        (True, True, True, ["AMP", "AMP + compiled"]),
+        (False, True, False, ["float32 + compiled", "AMP"]),
+        (False, False, False, ["float32 + compiled"]),
+    ],
+)
+def test_rows_follow_the_hardware(on_gpu, has_bfloat16, quick, others):
+    assert list(choose_trials(8, on_gpu, has_bfloat16, quick)) == ["Baseline (float32)", *others]
 
 
 def test_the_table_has_a_row_per_trial_and_the_reason_of_an_empty_one():
-    lines = table_lines([outcome("a", 100, 0.8), outcome("b", 250, 0.81), Outcome(Trial("c", {}), failure="out of memory")])
+    lines = table_lines([row("a", 100, 0.8), row("b", 250, 0.81), row("c", 0, 0, "out of memory")])
     assert lines[0].split() == ["s/epoch", "images/s", "speed-up", "memory", "GiB", "reserved", "data", "wait", "val", "IoU"]
     assert lines[1].split() == ["a", "2.00", "100", "1.00×", "1.50", "2.50", "10%", "0.8000"]
     assert lines[2].split() == ["b", "2.00", "250", "2.50×", "1.50", "2.50", "10%", "0.8100"]
@@ -96,14 +92,13 @@ def test_the_table_has_a_row_per_trial_and_the_reason_of_an_empty_one():
 
 def test_each_row_is_a_run_of_the_script(tiny_config, tmp_path, capsys):
     config = load_config({**tiny_config, "warmup_epochs": 1, "early_stopping_patience": 1})
-    (found,) = bench(config, [Trial("plain", {"use_amp": False})], ROOT / "train_unet.py", True, Console())
+    (found,) = bench(config, {"plain": {"use_amp": False}}, ROOT / "train_unet.py", True, Console())
     folder = tmp_path / "checkpoints" / "bench"
-    assert found.failure == ""
-    assert found.figures["images_per_second"] > 0
+    assert (found["failure"], found["images_per_second"] > 0) == ("", True)
     assert "Fastest at the same IoU: plain. Its lines for your config:\n  use_amp: false\n" in capsys.readouterr().out
     report = json.loads((folder / "bench.json").read_text())
     assert report["winner"] == "plain"
-    assert report["rows"][0]["val_iou"] == pytest.approx(found.figures["val_iou"])
+    assert report["rows"] == [found]
     assert cv2.imread(str(folder / "bench.png")).shape[1] == 720
     assert len((folder / "plain" / "metrics.csv").read_text().splitlines()) == 3  # a header and two epochs
     assert "Epoch 2/2" in (folder / "plain.log").read_text()
@@ -112,15 +107,14 @@ def test_each_row_is_a_run_of_the_script(tiny_config, tmp_path, capsys):
 def test_figures_are_those_of_the_epochs_after_the_first_and_a_failure_does_not_end_the_others(tiny_config, stub, tmp_path, capsys):
     error = "batch_size: 4000 is more than the 10 training images; need at most 10"
     script = stub(too_large={"lines": ["Device: cpu", f"Error: {error}", "bye"], "code": 2})
-    trials = [Trial("too large", {"batch_size": 4000}), Trial("plain", {"use_amp": False})]
-    outcomes = bench(load_config(tiny_config), trials, script, True, Console())
-    assert outcomes == [
-        Outcome(trials[0], failure=error),
-        Outcome(trials[1], dict(zip(FIGURES, (3.0, 8.0, 1.5, 2.5, 0.1, 0.5, 12.0), strict=True))),
+    trials = {"too large": {"batch_size": 4000}, "plain": {"use_amp": False}}
+    rows = bench(load_config(tiny_config), trials, script, True, Console())
+    figures = dict(zip(FIGURES, (3.0, 8.0, 1.5, 2.5, 0.1, 0.5, 12.0), strict=True))
+    assert rows == [
+        {"trial": "too large", "failure": error, "settings": trials["too large"]},
+        {"trial": "plain", **figures, "failure": "", "settings": trials["plain"]},
     ]
-    rows = json.loads((tmp_path / "checkpoints/bench/bench.json").read_text())["rows"]
-    assert [(row["trial"], row["failure"]) for row in rows] == [("too large", error), ("plain", "")]
-    assert rows[1]["images_per_second"] == 8
+    assert json.loads((tmp_path / "checkpoints/bench/bench.json").read_text())["rows"] == rows
     assert f"too large: {error}\n" in capsys.readouterr().out
 
 
@@ -136,27 +130,24 @@ def test_figures_are_those_of_the_epochs_after_the_first_and_a_failure_does_not_
     ],
 )
 def test_a_row_that_did_not_run_as_asked_has_no_figures(change, failure, tiny_config, stub, capsys):
-    trials = [Trial("baseline", {}), Trial("fast", {"use_amp": True, "amp_dtype": "bfloat16", "compile_model": True})]
-    script = stub(fast={"rate": 99.0, **change})
-    outcomes = bench(load_config(tiny_config), trials, script, True, Console())
-    assert [found.failure for found in outcomes] == ["", failure]
-    assert [found.figures.get("images_per_second") for found in outcomes] == [8.0, None if failure else 99.0]
-    assert f"Fastest at the same IoU: {'baseline' if failure else 'fast'}." in capsys.readouterr().out
+    trials = {"baseline": {}, "fast": {"use_amp": True, "amp_dtype": "bfloat16", "compile_model": True}}
+    rows = bench(load_config(tiny_config), trials, stub(fast={"rate": 99.0, **change}), True, Console())
+    assert [(found["failure"], found.get("images_per_second")) for found in rows] == [("", 8.0), (failure, None)]
+    assert "Fastest at the same IoU: baseline." in capsys.readouterr().out
 
 
 def test_a_bench_that_is_interrupted_ends_its_run(tiny_config, tmp_path):
     (tmp_path / "sleep.py").write_text(SLEEP)
-    process = start(bench_once, tiny_config, tmp_path / "sleep.py", tmp_path / "log")
-    pid_file = tmp_path / "checkpoints/bench/baseline_float32.pid"
-    deadline = time.monotonic() + 60
-    while not (pid_file.exists() and pid_file.read_text()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    os.kill(process.pid, signal.SIGTERM)
-    process.join(60)
-    assert process.exitcode == 143
-    assert (tmp_path / "log").read_text().endswith("Error: interrupted by SIGTERM\n")
-    assert not Path(f"/proc/{pid_file.read_text()}").exists()
+    pid_file = tmp_path / "checkpoints/bench/plain.pid"
+
+    def interrupt():
+        wait_until(lambda: pid_file.exists() and pid_file.read_text())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(Interrupted), Signals():
+        bench(load_config(tiny_config), {"plain": {}}, tmp_path / "sleep.py", True, Console())
+    assert not is_running(int(pid_file.read_text()))
 
 
 def test_whole_steps_of_the_config_are_timed_without_its_data(monkeypatch):

@@ -152,7 +152,7 @@ def test_a_config_file_that_exists_is_read_whatever_its_name(name, trained, tmp_
         (["--resume", ""], "--resume: got an empty name"),
         (["--resume", "a", "resume=b"], "--resume and resume=b say the same twice"),
         ([""], "got an empty word; need a config file or key=value"),
-        (["try", "a", "data_dir=b", "data_dir=c"], "data_dir=c: of settings try takes data_dir=FOLDER alone, once"),
+        (["try", "a", "data_dir=b", "data_dir=c"], "data_dir=c: of settings try takes data_dir alone, once each"),
     ],
     ids=lambda case: " ".join(case)[:40] if isinstance(case, list) else "",
 )

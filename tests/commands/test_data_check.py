@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import cv2
@@ -14,15 +12,13 @@ import numpy as np
 import pytest
 import yaml
 
-from helpers.project import ROOT
 from helpers.report_data import Dataset
 from train_unet import main, train
 from unet_trainer.commands import data_check
-from unet_trainer.commands.data_check import block_lines, block_settings, draw_sheet, sheet_name
+from unet_trainer.commands.data_check import draw_sheet, sheet_name
 from unet_trainer.config.load import load_config
-from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets import scan
-from unet_trainer.images.drawing import CELL, COLOURS
+from unet_trainer.images.drawing import COLOURS
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system import concurrency
 
@@ -88,20 +84,16 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
         "\n\nReady to train with these settings (--write FILE writes them as a config):\n",
     ):
         assert said.count(part) == 1
-    assert said.count("same names") == 1
     assert report["ok"] is True
     assert (report["num_pairs"], report["num_train"], report["num_val"]) == (10, 8, 2)
     assert (report["sizes"], report["dtypes"], report["channels"]) == ([[HEIGHT, WIDTH, 10]], {"uint8": 10}, {"3": 10})
-    assert [row["values"] for row in report["classes"]] == ["0", "1", "2", "3"]
-    assert [row["name"] for row in report["classes"]] == ["class 0", "class 1", "class 2", "class 3"]
+    assert [(row["values"], row["name"]) for row in report["classes"]] == [(str(index), f"class {index}") for index in range(4)]
     assert [row["share"] for row in report["classes"]] == pytest.approx([0.9 - 86 / pixels, 0.1, 80 / pixels, 6 / pixels])
     assert (report["problems"], report["questions"]) == ([], [])
     lacking = "classes in no validation mask (val_iou says nothing of them): class 2, class 3"
     assert report["notices"] == [f"{lacking}; add images with them, or choose with split_file=FILE.csv"]
-    assert (report["mean"], report["std"]) == ([123.675, 116.28, 103.53], [58.395, 57.12, 57.375])
+    assert report["mean"] == [123.675, 116.28, 103.53]
     assert report["contact_sheet"] == str(tmp_path / "runs/check" / sheet_name(data))
-    assert report["data_dir"] == str(data)
-    assert report["rule"] == "images/ + masks/, same names"
 
 
 def test_the_config_lines_repeat_the_settings_that_the_data_needed(check, data, tmp_path):
@@ -140,6 +132,8 @@ def test_bad_data_give_exit_code_2_and_every_problem_with_its_files_and_fix(chec
     assert "\nNot ready to train: 2 files have to be mended first. Then these settings train, with one guess to confirm:\n" in said
     assert any(line.startswith("unpaired: skip  # GUESS: 1 image without a mask in masks") for line in report["config"])
     assert (report["num_pairs"], report["num_train"], report["num_val"]) == (9, 6, 1)
+    paths = re.findall(r"(?<![\w.])/[\w./-]+", said)
+    assert len(paths) == len(set(paths)) == 3  # data_dir, the sheet and checkpoint_dir: files are named inside data_dir
 
 
 def test_a_question_that_only_the_user_can_answer_is_answered_in_the_settings_beside_the_other_answers(check, tmp_path):
@@ -184,19 +178,6 @@ def test_training_right_after_check_decodes_nothing_for_the_scan(check, data, ti
     assert read == ["3.png"]
 
 
-def test_files_are_named_inside_data_dir_and_no_absolute_path_is_said_twice(check, data):
-    for index in range(4):
-        cv2.imwrite(str(data / f"masks/{index}.png"), np.zeros((HEIGHT // 2, WIDTH // 2), np.uint8))
-    (data / "masks/9.png").unlink()
-    (data / "images/8.png").write_bytes(b"")
-    _, said, _ = check()
-    assert "  24×20, its image is 48×40 (4 files):\n    masks/0.png\n    masks/1.png\n    masks/2.png\n    masks/3.png\n" in said
-    assert "  images/8.png: the file is empty\n" in said
-    assert said.count(str(data)) == 1  # data_dir of the settings
-    paths = re.findall(r"(?<![\w.])/[\w./-]+", said)
-    assert len(paths) == len(set(paths)) == 3  # data_dir, the sheet and checkpoint_dir
-
-
 def test_where_files_have_to_be_mended_nothing_is_written_and_it_is_said(data, tmp_path, capsys):
     good = (data / "images/8.png").read_bytes()
     (data / "images/8.png").write_bytes(b"")
@@ -231,31 +212,6 @@ def test_a_report_that_cannot_be_written_is_one_message(data, tmp_path, capsys):
     assert "cannot be written" in capsys.readouterr().err
 
 
-def test_check_needs_no_torch(data, tmp_path):
-    script = (
-        "import sys\nfrom train_unet import main\n"
-        "code = main(sys.argv[1:])\n"
-        "print('loaded:', sorted({'torch', 'albumentations', 'timm', 'segmentation_models_pytorch'} & set(sys.modules)))\n"
-        "sys.exit(code)"
-    )
-    words = ["check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", "num_classes=4"]
-    done = subprocess.run([sys.executable, "-c", script, *words], cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("loaded: []\n")
-
-
-@pytest.mark.parametrize("name", ["data: #1", "- x", "1e3", "null", "with 'quotes\"", "K\u00e4fer"])
-def test_any_name_of_data_dir_is_read_back(name, tmp_path):
-    data = Dataset(tmp_path)
-    data.folder = data.folder.rename(tmp_path / name)
-    answered = data.answered()
-    text = "\n".join(block_lines(answered))
-    read = load_config(parse_yaml(text))
-    assert read.data_dir == str(tmp_path / name)
-    assert block_settings(answered)["data_dir"] == str(tmp_path / name)
-    assert read == load_config(answered.config, {"num_classes": 1, "mask_values": [0, 255]})
-
-
 # The contact sheet
 
 
@@ -273,11 +229,7 @@ def test_the_contact_sheet_is_a_picture_of_pairs_with_the_rarest_classes_first(d
     assert pictures[0][1].tolist() == ids_of(5).tolist()
     file = tmp_path / "runs/check" / sheet_name(data)
     assert file.read_bytes().startswith(b"\x89PNG")
-    sheet = cv2.imread(str(file))
-    height, width = sheet.shape[:2]
-    assert 3 * CELL * HEIGHT // WIDTH < height < 3 * (CELL * HEIGHT // WIDTH + 50)  # ten pairs, four in a row
-    assert 4 * 2 * CELL < width < 4 * 2 * (CELL + 20)
-    assert len(np.unique(sheet)) > 100
+    assert len(np.unique(cv2.imread(str(file)))) > 100
 
 
 def test_values_that_nobody_knows_are_drawn_each_as_a_class(tmp_path):

@@ -6,13 +6,11 @@ import json
 import re
 import shutil
 
-import numpy as np
 import pytest
 
 from helpers.evaluated_models import train_tiny, write_cells
 from train_unet import main
-from unet_trainer.commands.evaluate import comparison_lines
-from unet_trainer.inference.scores import EvaluatedSet, compare
+from unet_trainer.commands.evaluate import verdict
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
 
 
@@ -85,6 +83,7 @@ def test_two_runs_are_compared_on_the_same_images(runs, capsys):
     assert evaluate(runs / "one", "--compare", runs / "two") == 0
     said = capsys.readouterr().out
     assert f"Whole set against {runs / 'two/best.pt'}, on the same 5 images (paired bootstrap):" in said
+    assert "\n  foreground: IoU " in said
     content = written(runs / "one/evaluation")
     difference = content["comparison"]["mean"]["dataset"]["iou"]
     evaluate(runs / "two")
@@ -117,8 +116,8 @@ def test_options_change_what_they_say(runs, capsys):
     [
         ([], r"evaluate takes one model, none was named"),
         (["a", "b"], r"evaluate takes one model, got a, b"),
-        (["one", "batch_size=4"], r"batch_size: not a setting of evaluate; it takes those of the data .data_dir, "),
-        (["one", "data_dirr=x"], r"data_dirr: .*did you mean data_dir\?"),
+        (["one", "batch_size=4"], r"batch_size=4: of settings evaluate takes data_dir, image_dir, .*alone, once each$"),
+        (["one", "data_dirr=x"], r"data_dirr=x: .*; did you mean data_dir\?"),
         (["one", "--threshold", "2"], r"--threshold: got 2; need a probability between 0 and 1"),
         (["one", "--device", "gpu"], r"device: got 'gpu'"),
         (["nowhere"], r"no run nowhere"),
@@ -130,33 +129,14 @@ def test_options_change_what_they_say(runs, capsys):
 def test_what_cannot_be_done_is_one_message(place, words, message, capsys):
     assert evaluate(*words, f"checkpoint_dir={place / 'runs'}") == 2
     shown = capsys.readouterr().err
-    assert re.match(f"Error: (1 problem in the config:\n  )?({message})", shown), shown
+    assert re.match(f"Error: (1 problem in the config:\n  )?({message})", shown.rstrip("\n")), shown
     assert "Traceback" not in shown
 
 
-def random_scores(num_images):
-    """Of one class."""
-    random = np.random.default_rng(0)
-    counts = np.zeros((num_images, 1, 9), np.int64)
-    counts[..., 1:3] = random.integers(50, 100, (num_images, 1, 2))
-    counts[..., 0] = random.integers(10, 50, (num_images, 1))
-    counts[..., 3:] = [30, 60, 40, 30, 40, 20]
-    return EvaluatedSet(counts, np.eye(2, dtype=np.int64), np.zeros(num_images, int), np.ones(num_images, int), [])
-
-
 def test_a_comparison_says_how_sure_it_is():
-    this, other = random_scores(50), random_scores(50)
-    other.counts[..., 0] //= 2
-    lines = comparison_lines(compare(this, other, ["cell"]), 50, "runs/b/best.pt")
-    assert lines[0] == "Whole set against runs/b/best.pt, on the same 50 images (paired bootstrap):"
-    assert [line[2:20].strip() for line in lines[2:8]] == [
-        "cell: IoU", "cell: Dice", "cell: precision", "cell: recall", "cell: boundary IoU", "cell: clDice",
-    ]  # fmt: skip
-    assert lines[2].split()[-1] == "100.0%"
-    assert lines[2].split()[4].startswith("+")
-    assert lines[-1].startswith("  This model is better by 0.")
-    same = comparison_lines(compare(this, this, ["cell"]), 50, "itself")
-    assert same[-1] == "  The interval holds 0: these images do not tell which model has the better IoU."
+    assert verdict(0.1, (0.05, 0.2)) == "  This model is better by 0.1000 IoU; the interval does not hold 0."
+    assert verdict(-0.1, (-0.2, -0.05)).startswith("  The other model is better by 0.1000 IoU")
+    assert verdict(0.1, None) == "  One image, or no IoU: nothing can be said of other images."
 
 
 def test_the_same_command_gives_the_same_files(runs, capsys):

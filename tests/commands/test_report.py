@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import shutil
 import signal
 import time
@@ -13,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers.report_runs import write_run
 from helpers.runs import stop_after
 from train_unet import main, train
 from unet_trainer.reports import run_report
@@ -97,17 +94,3 @@ def test_a_signal_while_the_report_is_written_leaves_a_finished_run(tiny_config,
         f"Interrupted by SIGINT. The run is finished; its report is missing: python train_unet.py report {folder} makes it\n"
     )
     assert json.loads((folder / "result.json").read_text())["epochs"] == 2
-    with contextlib.suppress(FileNotFoundError):
-        assert re.search("pill", (folder / "report.html").read_text())
-
-
-def test_the_report_of_a_damaged_run_says_what_is_left_out(tmp_path, capsys):
-    folder = write_run(tmp_path / "checkpoints/run")
-    with (folder / "events.jsonl").open("a") as file:
-        file.write('{"kind": "epoch", "epoch": 4, "classes": 3}\n')
-    (folder / "val_scores.csv").write_text("image,mask\na,b\n")
-    assert main(["report", str(folder), "--no-pictures"]) == 0
-    page = (folder / "report.html").read_text()
-    assert "Damaged" in page
-    assert "left out: events.jsonl, line 7: classes: " in page
-    assert "left out: val_scores.csv: no table of scores" in page

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -22,7 +23,7 @@ from unet_trainer.commands import runs
 from unet_trainer.commands.runs import find_named_run
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.console import Console
-from unet_trainer.system.local_server import LocalHandler, LocalServer, bind, say_address
+from unet_trainer.system.local_server import LocalHandler, LocalServer, bind, serve
 from unet_trainer.system.locks import FolderLock
 
 PERFECT = [[row[0], [row[1][1]] * 3] for row in FOUR_IMAGES]
@@ -101,14 +102,14 @@ def test_runs_are_compared_with_the_first(folder, capsys):
     [
         (["runs", "missing"], "checkpoint_dir: missing is no folder"),
         (["runs", "a", "b"], "runs takes one folder, got a b"),
-        (["runs", "lr=1"], "runs takes one folder, got lr=1"),
+        (["runs", "lr=1"], "lr=1: of settings runs takes checkpoint_dir alone, once each"),
         (["compare"], "compare takes two or more runs, got none"),
         (["compare", "cells", "checkpoints/cells"], "cells and checkpoints/cells are the same run; name another"),
         (["compare", "cells", "better", "--html", "nowhere/x.html"], "--html nowhere/x.html: cannot be written"),
         (["watch", "nobody"], "no run nobody; checkpoints holds "),
         (["watch", "checkpoint_dir=none"], "checkpoint_dir: none holds no runs; python train_unet.py starts one"),
-        (["watch", "batch_size=4"], "batch_size=4: of settings watch takes checkpoint_dir=FOLDER alone"),
-        (["watch", "--port", "99999"], "--port: got 99999; need a number from 1 to 65535"),
+        (["watch", "batch_size=4"], "batch_size=4: of settings watch takes checkpoint_dir alone"),
+        (["watch", "--port", "99999"], "argument --port: got 99999; need a number from 1 to 65535"),
     ],
 )
 def test_what_cannot_be_done_is_one_message(folder, capsys, arguments, message):
@@ -121,7 +122,7 @@ def test_a_run_is_found_by_name_folder_and_file_and_the_newest_without_one(folde
     for name, under in (("cells", folder), (str(folder / "cells"), Path("nowhere")), (str(folder / "cells/events.jsonl"), folder)):
         assert find_named_run(name, under) == folder / "cells"
     served = []
-    monkeypatch.setattr(runs, "serve", lambda server, console: served.append(server) or server.server_close() or 0)
+    monkeypatch.setattr(runs, "serve", lambda server, *_: served.append(server) or server.server_close() or 0)
     assert main(["watch", "--no-browser"]) == 0
     assert "checkpoints/broken: failed, 0 of 3 epochs" in capsys.readouterr().out
     assert main(["watch", "cells", "better", "cells", "--no-browser"]) == 0
@@ -152,18 +153,20 @@ def test_watch_serves_until_ctrl_c_and_writes_nothing(tmp_path):
     assert sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_an_address_that_cannot_be_used_is_named_and_one_that_others_reach_is_warned_about(capsys):
-    def make(address):
-        return LocalServer(address, LocalHandler)
+def test_an_address_that_cannot_be_used_is_named_and_one_that_others_reach_is_warned_about(capsys, monkeypatch):
+    def open_at(host, port):
+        given = SimpleNamespace(host=host, port=port, no_browser=True)
+        return bind(given, lambda address: LocalServer(address, LocalHandler)), given
 
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=rf"--port {port}: cannot be used \(.*\); leave it out for a free one"):
-            bind("127.0.0.1", port, make)
+            open_at("127.0.0.1", port)
     with pytest.raises(UserError, match=r"--host 192\.0\.2\.1: cannot be used"):
-        bind("192.0.2.1", 0, make)
-    with bind("127.0.0.1", 0, make) as server:
-        say_address(Console(), server, "127.0.0.1", "see it")
-        assert capsys.readouterr().out == f"Open {server.url}\nCtrl-C ends it.\n"
-        say_address(Console(), server, "0.0.0.0", "see it")
-        assert capsys.readouterr().out.startswith("Warning: --host 0.0.0.0: whoever has the address below can see it, over")
+        open_at("192.0.2.1", 0)
+    monkeypatch.setattr(LocalServer, "serve_forever", lambda server: None)
+    server, given = open_at("127.0.0.1", 0)
+    assert serve(server, given, Console(), "see it") == 0
+    assert capsys.readouterr().out == f"Open {server.url}\nCtrl-C ends it.\n"
+    assert serve(*open_at("0.0.0.0", 0), Console(), "see it") == 0
+    assert capsys.readouterr().out.startswith("Warning: --host 0.0.0.0: whoever has the address below can see it, over")

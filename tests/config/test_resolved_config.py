@@ -1,16 +1,334 @@
-"""Settings say what was asked for, what is taken and why; config.yaml repeats the run elsewhere."""
+"""What a config leaves open is decided once, with a reason; what it sets is kept; config.yaml repeats the run elsewhere."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 
-from helpers.resolving import AMPERE, CPU, DATASET, STEP, TURING, found_weights, open_settings, settings_of
+from helpers.project import FIXED_RECIPE
+from helpers.resolving import (
+    ALL_HARDWARE,
+    AMPERE,
+    APPLE,
+    CPU,
+    DATASET,
+    KEPLER,
+    MEASURED,
+    STEP,
+    TURING,
+    decided,
+    found_weights,
+    open_settings,
+    settings_of,
+)
+from unet_trainer.config.choices import CPU_BUDGET, CPU_ENCODERS, WANTED_VIEWS, choose_num_workers, choose_number_format
+from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import resolve
-from unet_trainer.config.resolved_config import KEPT_AS_CHOSEN, MACHINE_KEYS
-from unet_trainer.config.schema import Config, as_dict, explanations
+from unet_trainer.config.resolved_config import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig, decoded_bytes, resolve
+from unet_trainer.config.schema import FIELDS, Config, as_dict, explanations
+
+EVERYTHING_SET = {
+    **FIXED_RECIPE,
+    "device": "cpu",
+    "num_workers": 3,
+    "num_classes": 1,
+    "mask_values": [0, 1],
+    "mask_tolerance": 0,
+    "in_channels": 1,
+    "image_mean": [0.5],
+    "image_std": [0.25],
+    "image_size": 64,
+    "crops_per_image": 5,
+    "repeats": 2,
+    "class_weights": [2.0],
+    "encoder": "resnet50",
+    "encoder_weights": "imagenet",
+    "encoder_lr_factor": 0.5,
+    "early_stopping_patience": 7,
+    "ema_decay": 0.99,
+}
+
+
+class Trials:
+    """Stands in for trials of the step: keeps what it was asked and answers by encoder, or by batch size."""
+
+    def __init__(self, answers):
+        self.answers = answers
+        self.asked = []
+
+    def __call__(self, config):
+        self.asked.append(config)
+        return self.answers[config.encoder] if config.encoder in self.answers else self.answers[config.batch_size]
+
+
+def test_what_is_left_open_is_decided_with_a_reason():
+    dataset = dataclasses.replace(DATASET, measurements=MEASURED)
+    gpu = dataclasses.replace(AMPERE, free_memory=8 * 2**30, host_memory=2**34)
+    settings = open_settings(gpu, dataset, measure_step=lambda config: STEP)
+    open_keys = {name for name, field in FIELDS.items() if getattr(Config(), name) == "auto"}
+    assert open_keys >= {
+        *("fit", "image_size", "augmentation", "cache", "encoder", "encoder_weights", "loss", "class_weights", "batch_size"),
+        *("num_epochs", "learning_rate", "weight_decay", "warmup_epochs", "ema_decay", "early_stopping_patience", "use_amp"),
+        *("compile_model", "repeats", "cutmix"),
+    }
+    assert set(decided(settings)) == open_keys - {"resume"}
+    assert all(reason.strip() for reason in decided(settings).values())
+    assert settings.decisions["time_budget"] == Decision("default")
+
+
+def test_the_values_that_are_decided_on_a_gpu():
+    dataset = dataclasses.replace(DATASET, measurements=MEASURED)
+    gpu = dataclasses.replace(AMPERE, free_memory=8 * 2**30, host_memory=2**34)
+    taken = open_settings(gpu, dataset, measure_step=lambda config: STEP).taken
+    assert (taken.device, taken.num_workers, taken.use_amp, taken.compile_model) == ("cuda", 7, True, True)
+    assert (taken.in_channels, taken.image_mean, taken.image_std) == (4, DATASET.mean, DATASET.std)
+    assert (taken.mask_values, taken.ignore_value) == ((0, 255), None)
+    assert (taken.fit, taken.image_size, taken.crops_per_image) == ("crop", 64, 2)  # images of 64×128 in the median
+    assert [next(iter(transform)) for transform in taken.augmentation][:3] == ["HorizontalFlip", "VerticalFlip", "RandomRotate90"]
+    assert (taken.encoder, taken.encoder_weights) == ("resnet34", "imagenet")
+    assert taken.decoder_channels is None
+    assert taken.cutmix == 0.5
+    assert (taken.loss, taken.class_weights) == ({"dice": 1.0, "cross_entropy": 1.0}, None)
+    assert (taken.batch_size, taken.repeats, taken.num_epochs) == (16, 160, 100)  # 60 steps of 16 from 3 × 2 crops
+    assert (taken.learning_rate, taken.weight_decay, taken.warmup_epochs) == (2e-3, 0.05, 3.0)
+    assert (taken.ema_decay, taken.early_stopping_patience, taken.cache) == (round(1 - 10 / 6000, 5), 30, "ram")
+
+
+def test_what_the_config_sets_is_kept():
+    trials = Trials({})
+    for hardware in (CPU, AMPERE):
+        settings = open_settings(hardware, measure_step=trials, find_weights=pytest.fail, **EVERYTHING_SET)
+        kept = {**as_dict(load_config(EVERYTHING_SET)), "device": hardware.device}
+        assert as_dict(settings.taken) == kept
+        assert set(decided(settings)) == {"device"}
+    assert trials.asked == []
+
+
+def test_no_auto_is_left_in_a_resolved_config():
+    for hardware in ALL_HARDWARE:
+        for settings in (open_settings(hardware), settings_of(hardware, class_weights="auto", fit="crop", encoder_weights="auto")):
+            assert isinstance(settings.taken, ResolvedConfig)
+            assert [name for name, value in as_dict(settings.taken).items() if value == "auto"] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "cutmix"),
+    [
+        ({"num_epochs": 50, "repeats": 2}, 0.5),
+        ({"num_epochs": 99}, 0.0),
+        ({"num_epochs": 100, "augmentation": "default"}, 0.0),  # what was set means what it meant
+        ({"num_epochs": 100, "augmentation": "default", "cutmix": 0.3}, 0.3),
+        ({"num_epochs": 49, "fit": "crop", "image_size": 64, "crops_per_image": 4}, 0.0),  # 4 crops are twice a median image
+        ({"num_epochs": 50, "fit": "crop", "image_size": 64, "crops_per_image": 4}, 0.5),
+    ],
+    ids=str,
+)
+def test_images_are_mixed_where_each_of_their_pixels_comes_a_hundred_times(given, cutmix):
+    dataset = dataclasses.replace(DATASET, train_sizes=[(64, 128)] * 3)
+    settings = open_settings(dataset=dataset, **{"fit": "resize", "image_size": 64, **given})
+    assert settings.taken.cutmix == cutmix
+    assert load_config(settings.repeatable_dict()).cutmix == cutmix
+
+
+@pytest.mark.parametrize(("num_epochs", "has_more"), [(19, False), (20, True)])
+def test_images_that_come_seldom_are_flipped_and_no_more(num_epochs, has_more):
+    dataset = dataclasses.replace(DATASET, measurements=MEASURED)
+    settings = open_settings(dataset=dataset, fit="resize", image_size=64, num_epochs=num_epochs, repeats=1)
+    names = [next(iter(transform)) for transform in settings.taken.augmentation]
+    assert names[0] == "HorizontalFlip"
+    assert ("Affine" in names) == has_more
+    assert ("too seldom for more than flips" in settings.decisions["augmentation"].reason) != has_more
+
+
+def test_the_classes_that_were_found_are_taken_with_their_reasons():
+    found = dataclasses.replace(
+        DATASET,
+        mask_values=(0, (1, 2), (64, 0, 128)),
+        num_classes=3,
+        num_classes_reason="3 classes in label_colors.txt",
+        class_names=("sky", "road", "pole"),
+        class_names_reason="by label_colors.txt",
+        class_shares=[0.5, 0.3, 0.2],
+        mask_tolerance=31,
+    )
+    settings = settings_of(dataset=found)
+    assert (settings.taken.num_classes, settings.taken.class_names) == (3, ("sky", "road", "pole"))
+    assert settings.taken.mask_tolerance == 31
+    lines = settings.to_yaml("a run").splitlines()
+    assert "num_classes: 3  # decided: 3 classes in label_colors.txt" in lines
+    assert "class_names: [sky, road, pole]  # decided: by label_colors.txt" in lines
+    assert ("num_classes", "3", "3 classes in label_colors.txt") in settings.describe()
+    given = settings_of(dataset=found, num_classes=2, class_names=["a", "b"], mask_tolerance=0).taken
+    assert (given.num_classes, given.class_names, given.mask_tolerance) == (2, ("a", "b"), 0)
+
+
+@pytest.mark.parametrize("name", ["default", "strong"])
+def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
+    seen = dataclasses.replace(DATASET, channels=3, measurements=MEASURED)
+    upright = settings_of(dataset=seen, augmentation=name, fit="resize")
+    transforms = [next(iter(transform)) for transform in upright.taken.augmentation]
+    assert "VerticalFlip" not in transforms
+    assert transforms[:2] == ["HorizontalFlip", "Affine"]
+    assert upright.decisions["augmentation"].reason.startswith(f"{name} without vertical flips and large turns: images have an up")
+    assert load_config(upright.repeatable_dict()).augmentation == upright.taken.augmentation
+    crops = settings_of(dataset=seen, augmentation=name, fit="crop")  # of which none is told from its mirror image
+    assert (crops.taken.augmentation, crops.decisions["augmentation"]) == (name, Decision("config"))
+    unmeasured = settings_of(augmentation=name, fit="resize")
+    assert (unmeasured.taken.augmentation, unmeasured.decisions["augmentation"]) == (name, Decision("config"))
+
+
+def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_time():
+    """An hour of steps of 8 images: 2.4 s a step give 12,000 images."""
+    slow, enough = StepCost(2.5, 0.0, 0), StepCost(2.4, 0.0, 0)
+    assert CPU_BUDGET / 2.4 * 8 == WANTED_VIEWS
+    for index, (encoder, widths) in enumerate(CPU_ENCODERS):
+        trials = Trials({name: enough if place >= index else slow for place, (name, _) in enumerate(CPU_ENCODERS)})
+        settings = open_settings(measure_step=trials)
+        assert (settings.taken.encoder, settings.taken.decoder_channels) == (encoder, widths)
+        asked = list(reversed(CPU_ENCODERS[max(0, index - 1) :]))  # the smallest first, up to one that is too slow
+        assert [(config.encoder, config.decoder_channels) for config in trials.asked] == asked
+        assert settings.decisions["encoder"].reason == "3.3 images/s on 8 cores: 12,000 images in 60 min"
+        assert settings.decisions["decoder_channels"].source == ("default" if widths is None else "decided")
+
+
+def test_attention_that_is_set_gets_stages_as_wide_as_it_needs():
+    costs = dict.fromkeys([encoder for encoder, _ in CPU_ENCODERS], StepCost(0.5, 0.0, 0))
+    taken = open_settings(measure_step=Trials(costs), time_budget="4m", decoder_attention="scse").taken
+    assert taken.decoder_channels == (64, 32, 16, 16, 16)
+
+
+def test_a_shorter_time_takes_a_smaller_encoder_whose_steps_fit_into_it():
+    costs = {encoder: StepCost(0.1 / 4**index, 0.0, 0) for index, (encoder, _) in enumerate(CPU_ENCODERS)}
+    for encoder, cost in costs.items():
+        seconds = math.ceil(WANTED_VIEWS / 8 * cost.seconds)
+        taken = open_settings(measure_step=Trials(costs), time_budget=f"{seconds}s").taken
+        assert taken.encoder == encoder
+        num_steps = taken.num_epochs * (3 * taken.repeats // taken.batch_size)
+        assert num_steps * cost.seconds <= 1.1 * seconds
+
+
+def test_what_was_spent_before_training_is_not_planned_for():
+    costs = dict.fromkeys([encoder for encoder, _ in CPU_ENCODERS], StepCost(0.5, 0.0, 0))
+    whole = open_settings(measure_step=Trials(costs), time_budget="10m")
+    rest = open_settings(measure_step=Trials(costs), time_budget="10m", seconds_spent=lambda: 540.0)
+    assert "in 10 min" in whole.decisions["encoder"].reason
+    assert "in 60 s" in rest.decisions["encoder"].reason
+    assert rest.decisions["num_epochs"].reason.startswith("960 augmented images are what 60 s allow")
+    assert open_settings(measure_step=Trials(costs), time_budget="10m", seconds_spent=lambda: 700.0).taken.num_epochs == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "taken"),
+    [
+        ({"early_stopping_patience": 200}, {"early_stopping_patience": None}),
+        ({"warmup_epochs": 300}, {"warmup_epochs": 50.0}),
+        ({"batch_parts": 64}, {"batch_parts": 8}),
+    ],
+)
+def test_what_is_set_and_does_not_go_with_what_is_decided_gives_way_with_a_reason(values, taken):
+    settings = open_settings(measure_step=lambda config: StepCost(1e-4, 0.0, 0), **values)
+    ((name, value),) = taken.items()
+    assert settings.taken.num_epochs == 100
+    assert getattr(settings.taken, name) == value
+    assert settings.decisions[name].reason
+    load_config(settings.repeatable_dict())
+
+
+@pytest.mark.parametrize(
+    ("answers", "batch_size", "tried"),
+    [
+        ({16: STEP}, 16, [16]),
+        ({16: TOO_LARGE, 8: STEP}, 8, [16, 8]),
+        ({16: TOO_LARGE, 8: StepCost(0.5, 0.01, 2**34), 4: STEP}, 4, [16, 8, 4]),  # measured, and more than there is
+        ({16: TOO_LARGE, 8: TOO_LARGE, 4: TOO_LARGE, 2: STEP}, 2, [16, 8, 4, 2]),
+        (dict.fromkeys((16, 8, 4, 2, 1), TOO_LARGE), 1, [16, 8, 4, 2, 1]),
+        ({16: None}, 16, [16]),  # it failed for another reason: a smaller batch would fail as well
+    ],
+)
+def test_a_batch_that_memory_does_not_hold_is_halved(answers, batch_size, tried):
+    trials = Trials(answers)
+    gpu = dataclasses.replace(AMPERE, free_memory=2**33)
+    taken = open_settings(gpu, measure_step=trials).taken
+    assert [config.batch_size for config in trials.asked] == tried
+    assert taken.batch_size == batch_size
+    assert all(config.num_epochs == 1 and config.time_budget is None and not config.compile_model for config in trials.asked)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "values", "is_tried"),
+    [
+        (CPU, {"num_epochs": 3}, False),  # batch and encoder do not depend on time
+        (CPU, {"num_epochs": "auto"}, True),
+        (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": False}, False),
+        (AMPERE, {"num_epochs": "auto", "batch_size": 4, "compile_model": False}, False),  # a GPU has no limit of its own
+        (AMPERE, {"num_epochs": "auto", "batch_size": 4, "compile_model": False, "time_budget": "1h"}, True),
+        (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": "auto"}, True),
+        (AMPERE, {"num_epochs": 3, "batch_size": "auto", "compile_model": False}, True),
+        (APPLE, {"num_epochs": 3, "batch_size": 4, "compile_model": "auto"}, False),  # not compiled in any case
+    ],
+)
+def test_a_step_is_tried_only_where_something_depends_on_its_cost(hardware, values, is_tried):
+    trials = Trials(dict.fromkeys((1, 2, 3, 4, 8, 16), STEP))
+    open_settings(hardware, measure_step=trials, **values)
+    assert bool(trials.asked) is is_tried
+
+
+@pytest.mark.parametrize(
+    ("hardware", "asked", "chosen", "reason"),
+    [
+        (AMPERE, "bfloat16", "bfloat16", "NVIDIA A100 takes it; no loss scaling needed"),
+        (
+            TURING,
+            "bfloat16",
+            "float16",
+            "Tesla T4 has no bfloat16, which needs compute capability 8.0 (Ampere) or newer; float16 with loss scaling instead",
+        ),
+        (KEPLER, "float16", "float32", "Tesla K80 has no float16 arithmetic; float32 instead"),
+        (CPU, "bfloat16", "bfloat16", "x86_64 takes it; no loss scaling needed"),
+        (CPU, "float16", "float32", "float16 is far slower than float32 on a CPU; float32 instead"),
+    ],
+)
+def test_mixed_precision_takes_what_the_hardware_has_and_says_why(hardware, asked, chosen, reason):
+    assert choose_number_format(asked, hardware) == (chosen, reason)
+    settings = settings_of(hardware, use_amp=True, amp_dtype=asked)
+    assert settings.taken.number_format == chosen
+    decided = [name for name in ("use_amp", "amp_dtype") if settings.decisions[name].source == "decided"]
+    expected = [] if chosen == asked else ["use_amp"] if chosen == "float32" else ["amp_dtype"]
+    assert decided == expected
+    assert [settings.decisions[name].reason for name in decided] == [reason] * len(decided)
+
+
+def in_job(hardware, num_processes, num_local_processes=None):
+    return dataclasses.replace(hardware, num_processes=num_processes, num_local_processes=num_local_processes or num_processes)
+
+
+def test_the_learning_rate_follows_the_effective_batch_of_all_processes():
+    alone = settings_of(AMPERE, batch_size=16, learning_rate="auto").taken.learning_rate
+    four = settings_of(in_job(AMPERE, 4), batch_size=16, learning_rate="auto").taken.learning_rate
+    assert four == pytest.approx(2 * alone)  # its square root
+    # The factor of the linear rule is applied where the model is built, so that config.yaml runs with any number of processes.
+    assert settings_of(in_job(AMPERE, 4), batch_size=16, learning_rate="auto", scale_lr=True).taken.learning_rate == alone
+
+
+def test_processes_of_a_machine_share_its_cores_and_one_cache():
+    assert choose_num_workers(64, on_cpu=False) == 16
+    assert choose_num_workers(64, on_cpu=False, num_processes=8) == 8 * 7
+    assert choose_num_workers(4, on_cpu=True, num_processes=4) == 0
+    hardware = dataclasses.replace(AMPERE, host_memory=8 * decoded_bytes("resize", 64, DATASET))
+    assert settings_of(hardware, cache="auto").taken.cache == "ram"
+    assert settings_of(in_job(hardware, 4), cache="auto").taken.cache == "ram"
+
+
+def test_synchronised_batch_norm_is_not_compiled():
+    taken = settings_of(in_job(AMPERE, 2), sync_batchnorm=True, compile_model=True).taken
+    assert not taken.compile_model
+    # One process has nothing to synchronise.
+    assert settings_of(AMPERE, sync_batchnorm=True, compile_model=True).taken.compile_model
+
+
+# Settings
 
 
 def test_the_repeatable_config_has_what_was_taken_but_of_the_machine_what_was_asked_for():

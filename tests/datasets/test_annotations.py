@@ -340,7 +340,7 @@ def test_a_folder_without_annotations_has_none(folder):
     folder.write("other.xml", "<project/>")
     folder.write(".cache/a.json", labelme(shape("cat", BOX)))
     folder.write("checkpoints/run/a.json", labelme(shape("cat", BOX)))
-    folder.checkpoints = folder.path / "checkpoints"
+    (folder.path / "checkpoints/.scan").mkdir()
     assert folder.find() is None
 
 

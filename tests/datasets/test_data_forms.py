@@ -349,14 +349,6 @@ def test_several_masks_of_an_image_are_its_objects(tmp_path, report):
     assert all(np.array_equal(read_mask(pair.mask) > 0, mask) for pair, mask in zip(found.pairs, wanted, strict=True))
 
 
-@pytest.mark.parametrize(("name", "what"), [("a.czi", "bfconvert"), ("a.nd2", "bfconvert"), ("a.dcm", "dcm2niix")])
-def test_files_of_other_programs_are_named_with_what_converts_them(name, what, tmp_path, report):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / name).write_bytes(b"x")
-    with pytest.raises(DataError, match=rf"1 file such as {name}: a .*{what}"):
-        report()
-
-
 @pytest.mark.parametrize(
     ("endings", "values"),
     [

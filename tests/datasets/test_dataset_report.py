@@ -29,19 +29,6 @@ def data(tmp_path):
     return Dataset(tmp_path)
 
 
-def test_a_mask_of_another_size_with_the_same_aspect_ratio_can_be_resized(data):
-    data.mask(2, square(size=(HEIGHT // 2, WIDTH // 2)))
-    report = data.report()
-    problem = only_problem(report)
-    assert (problem.kind, problem.title) == ("sizes", "1 mask of another size than the image")
-    assert problem.lines == (f"{data.folder / 'masks/2.png'}: 15×10, its image is 30×20",)
-    assert problem.fix == "resize_masks: true resizes masks with the aspect ratio of their images"
-    assert (problem.settings, len(report.pairs)) == ({"resize_masks": True}, 6)  # judged as if it were resized
-    resized = data.report(resize_masks=True)
-    assert (resized.blocking_message, len(resized.pairs)) == ("", 6)
-    assert resized.notices == ["1 mask resized to the size of the image (resize_masks)"]
-
-
 def test_values_of_no_class_are_a_problem_with_file_and_share(data):
     odd = square()
     odd[0, :6] = 7

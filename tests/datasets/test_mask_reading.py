@@ -56,13 +56,6 @@ def with_border(mask, value, width=2):
     return np.where(is_edge, value, mask).astype(mask.dtype)
 
 
-def soft_discs(index, number=5, radius=7):
-    """H,W uint8: discs of 255 on 0 with an anti-aliased edge."""
-    sharp = (objects(index, number, radius) > 0).astype(np.uint8) * 255
-    large = cv2.resize(sharp, (SIDE * 4, SIDE * 4), interpolation=cv2.INTER_NEAREST)
-    return cv2.resize(cv2.GaussianBlur(large, (0, 0), 3), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-
-
 RED, GREEN, BLUE = COLOUR + 0xFF0000, COLOUR + 0x00FF00, COLOUR + 0x0000FF
 
 
@@ -121,22 +114,6 @@ def test_values_become_the_classes_that_there_are(num_classes, ignore_value, see
 )
 def test_what_could_mean_several_things_is_left_to_the_user(num_classes, seen):
     assert decide(seen, num_classes) is None
-
-
-@pytest.mark.parametrize(
-    ("seen", "num_classes", "reason"),
-    [
-        ([0, RED], 1, "the masks hold two values"),
-        ([0, 1, 2], 3, "the masks hold ids 0 to 2"),
-        ([0, 1, 255], 1, "the masks hold two values; 255 beside them is taken as void"),
-        ([*range(21), 255], 21, "the masks hold ids 0 to 20; 255 beside them is taken as void"),
-        ([1, 2, 3, 4], 4, "the masks hold ids 1 to 4"),
-    ],
-)
-def test_the_masks_tell_the_number_of_classes(seen, num_classes, reason):
-    chosen = decide(seen)
-    assert (chosen.num_classes, chosen.num_classes_reason) == (num_classes, reason)
-    assert present_classes(chosen.coding, evidence_of(seen)) - {IGNORED} == set(range(max(2, num_classes)))
 
 
 PALETTE = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)
@@ -371,14 +348,6 @@ def test_a_grey_ring_between_the_ends_of_masks_saved_as_jpeg_is_a_class():
         return cv2.imdecode(cv2.imencode(".jpg", mask)[1], cv2.IMREAD_GRAYSCALE)
 
     assert evidence_from(with_ring, is_lossy=True).edge_threshold() is None
-
-
-def test_ids_that_begin_anywhere_are_those_of_objects():
-    def track(index):
-        ids = objects(index, 6)
-        return np.where(ids > 0, ids + 10 * index, 0).astype(np.uint16)
-
-    assert evidence_from(track).are_objects
 
 
 @pytest.mark.parametrize(

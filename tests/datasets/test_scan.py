@@ -106,17 +106,6 @@ def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):
     assert [facts.mask for facts in scan_pairs(pairs, 1, cache=ScanCache(cache))] == masks
 
 
-def test_values_that_are_no_data_are_counted_and_left_out_of_the_statistics(tmp_path):
-    image = np.arange(40, dtype=np.float32).reshape(4, 5, 2)
-    image[1, 2, 0] = image[3, 4, 1] = np.nan
-    facts = scan_pairs([save_array(tmp_path, image)], 1)[0].image
-    held = [np.delete(image[:, :, 0], 7), np.delete(image[:, :, 1], 19)]
-    assert (facts.missing, facts.marks) == ((1, 1), ("NaN",))
-    np.testing.assert_allclose(facts.mean, [values.mean() for values in held])
-    np.testing.assert_allclose(facts.std, [values.std() for values in held])
-    assert (facts.low, facts.high) == (0, 38)
-
-
 def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
     """With a limit of ten thousand pixels, so that the test is fast."""
     monkeypatch.setattr("unet_trainer.images.image_decoding.BOMB_PIXELS", 10_000)

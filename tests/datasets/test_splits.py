@@ -202,6 +202,14 @@ def test_both_sides_get_each_class_where_it_is_in_two_places_and_void_gets_no_bl
     assert choose_image_blocks(ids, 0.2, 43)[0]["val"] != blocks["val"]
 
 
+def test_a_class_that_only_the_gap_would_hold_is_left_to_train():
+    ids = np.zeros((1200, 1500), np.uint8)
+    ids[145:155, 145:155] = ids[605:625, 605:625] = 1  # in the middle of a block, and in the corner of one
+    for seed in range(20):
+        blocks, *_ = choose_image_blocks(ids, 0.3, seed)
+        assert all(any(ids[box[0] : box[2], box[1] : box[3]].any() for box in boxes) for boxes in blocks.values()), seed
+
+
 @pytest.mark.parametrize(("train", "message"), [((0, 0, 9, 9), ""), ((0, 10, 11, 30), "rows 0 to 10"), (None, "a.png is in train")])
 def test_boxes_of_a_table_may_not_share_pixels_between_train_and_val(train, message):
     files = Path("a.png"), Path("m.png")

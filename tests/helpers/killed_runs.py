@@ -84,21 +84,6 @@ def train_once(settings, log, crash_at=None, with_small_network=False):
     sys.exit(main(words(settings)))
 
 
-def bench_once(settings, script, log):
-    """Exits with the code of `bench`, whose rows run this script."""
-    from train_unet import script_config
-    from unet_trainer.commands import bench
-    from unet_trainer.commands.command_line import Script, exit_codes
-    from unet_trainer.system.signals import Signals
-
-    def run():
-        with Signals():
-            return bench.main(words(settings), Script(Path(script), script_config))
-
-    be_quiet(log)
-    sys.exit(exit_codes(run)())
-
-
 NUM_MOMENTS = 16
 
 

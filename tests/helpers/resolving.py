@@ -5,7 +5,7 @@ from __future__ import annotations
 from helpers.project import FIXED_RECIPE
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import resolve
+from unet_trainer.config.resolved_config import resolve
 
 AMPERE = HardwareFacts("cuda", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
 TURING = HardwareFacts("cuda:1", "Tesla T4", has_bfloat16=False, has_float16=True, num_cores=8)

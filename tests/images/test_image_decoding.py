@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import builtins
+import gzip
 import io
 import os
+import tarfile
 import warnings
 import zlib
 
@@ -14,14 +16,21 @@ import pytest
 from PIL import Image, ImageOps
 
 from helpers.image_bytes import empty_png, exif, grey_png, npy_bytes, pil_bytes, tiff_bytes
+from helpers.mutations import image_files, mutated
 from unet_trainer.images.file_bytes import ReadError, open_file
 from unet_trainer.images.image_decoding import (
     BOMB_PIXELS,
     channels_with_alpha,
     decode_image,
+    describe_file,
     encode_image,
+    has_palette,
+    is_cut_off,
+    is_lossy,
     is_turned,
+    look_with_pil,
     map_npy,
+    palette_colours,
     read_image,
     refuse_bomb,
 )
@@ -149,31 +158,18 @@ def test_a_decompression_bomb_is_refused_before_it_is_decoded(huge_png):
 
 
 def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error():
-    """A few bytes are changed in every format, most of them in the header."""
-    whole = [
-        *(pil_bytes(kind, picture(), exif=exif(6)) for kind in ("JPEG", "PNG", "WEBP")),
-        *(pil_bytes(kind, palette_image(noise(high=4))) for kind in ("PNG", "BMP", "TIFF", "GIF")),
-        tiff(picture(), photometric="rgb"),
-        tiff(values(np.float32, 20, 30, 5)),
-        tiff(values(np.uint8, 20, 30, 5), planarconfig="contig", compression="zlib"),
-        npy_bytes(values(np.float32, 20, 30)),
-    ]
-    rng = np.random.default_rng(0)
-    refusals = []
-    for _ in range(10):
-        for data in whole:
-            broken = bytearray(data)
-            for place in rng.integers(0, 120 if rng.random() < 0.6 else len(data), rng.integers(1, 6)):
-                broken[place] = rng.integers(256)
-            for function in (refuse_bomb, decode_image, decode_mask, channels_with_alpha, is_turned):
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # PIL's, which a scan ignores too
-                    try:
-                        function(bytes(broken))
-                    except ReadError as error:
-                        refusals.append(str(error))
-                        if function is refuse_bomb:
-                            break
+    whole, rng, refusals = [*image_files().values()], np.random.default_rng(0), []
+    for data in whole * 4:
+        broken = mutated(data, rng, whole)
+        for function in (refuse_bomb, decode_image, decode_mask, channels_with_alpha, is_turned):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PIL's, which a scan ignores too
+                try:
+                    function(broken)
+                except ReadError as error:
+                    refusals.append(str(error))
+                    if function is refuse_bomb:
+                        break
     assert len(refusals) > 25
     assert all(refusals)
 
@@ -228,14 +224,6 @@ def test_masks_of_few_bits_keep_their_values(bits):
     assert decode_mask(grey_png(ids.shape[1], 8, bits, zlib.compress(rows))).tolist() == (ids * (255 if bits == 1 else 1)).tolist()
 
 
-@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
-def test_a_palette_mask_of_any_format_is_read_by_index(kind):
-    ids = noise(high=4)
-    data = pil_bytes(kind, palette_image(ids))
-    assert same(decode_mask(data), ids)
-    assert decode_image(data)[0, 0].tolist() == np.array(PALETTE).reshape(4, 3)[ids[0, 0]].tolist()
-
-
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float64])
 def test_a_mask_of_whole_numbers_in_any_depth_is_read(dtype):
     for data in (
@@ -287,3 +275,112 @@ def test_a_large_jpeg_is_decoded_at_the_smallest_fraction_that_is_large_enough(t
     small = cv2.resize(full, (width // factor, height // factor), interpolation=cv2.INTER_AREA).reshape(reduced.shape)
     assert np.abs(small.astype(int) - reduced).mean() < 2
     assert RGB_8BIT.decode((tmp_path / "a.jpg").read_bytes(), min_side).size == (height, width)
+
+
+# What the header of a file says before it is decoded, and what a file is that is no image
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)
+GREY = PIXELS[:, :, 0]
+FOUR = np.dstack([PIXELS, GREY])
+
+
+@pytest.mark.parametrize("kind", ["PNG", "BMP", "TIFF"])
+def test_indices_into_colours_are_a_palette_whose_index_is_the_mask_and_greys_are_not(kind):
+    ids = GREY // 64
+    data = pil_bytes(kind, palette_image(ids))
+    assert has_palette(data)
+    assert same(decode_mask(data), ids)
+    assert decode_image(data)[0, 0].tolist() == np.array(PALETTE).reshape(4, 3)[ids[0, 0]].tolist()
+    assert palette_colours(data)[:4] == [(0, 0, 0), (255, 0, 0), (0, 255, 0), (0, 0, 255)]
+    assert palette_colours(data[:30]) == []
+    for other in (GREY, PIXELS):  # a BMP of greys has a table of greys in order
+        assert not has_palette(pil_bytes(kind, other))
+        assert palette_colours(pil_bytes(kind, other)) == []
+
+
+def test_compression_that_changes_values_is_told():
+    lossy = [("JPEG", GREY, {}), ("WEBP", PIXELS, {}), ("WEBP", FOUR, {}), ("TIFF", PIXELS, {"compression": "jpeg"})]
+    exact = [("PNG", GREY, {}), ("WEBP", FOUR, {"lossless": True}), ("TIFF", PIXELS, {"compression": "tiff_lzw"})]
+    assert all(is_lossy(pil_bytes(kind, pixels, **options)) for kind, pixels, options in lossy)
+    assert not any(is_lossy(pil_bytes(kind, pixels, **options)) for kind, pixels, options in exact)
+    assert not is_lossy(npy_bytes(GREY))
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
+def test_the_orientations_2_to_8_turn_an_image(kind):
+    for orientation in range(10):
+        data = pil_bytes(kind, PIXELS, exif=exif(orientation))
+        assert is_turned(data) == (2 <= orientation <= 8)
+    assert not is_turned(b"\xff\xd8\xff Exif and nothing else")
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_a_file_without_its_end_is_cut_off(kind):
+    data = pil_bytes(kind, PIXELS)
+    assert not is_cut_off(data)
+    assert not is_cut_off(data + bytes(100))  # a phone's video may follow
+    for length in (len(data) - 20, len(data) // 2, 10):
+        assert is_cut_off(data[:length])
+        for decode in (decode_image, decode_mask):
+            with pytest.raises(ReadError, match="the file is cut off"):
+                decode(data[:length])
+    assert not is_cut_off(pil_bytes("BMP", PIXELS)[:100])  # its decoder notices it
+
+
+def tar_bytes():
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        archive.addfile(tarfile.TarInfo("a.txt"), io.BytesIO())
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n", "git lfs pull"),
+        (b"PK\x03\x04\x14\0", "an archive; unpack it"),
+        (tar_bytes(), "an archive; unpack it"),
+        (gzip.compress(b"a"), "an archive; unpack it"),
+        (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "HEIC format; convert it"),
+        (b"\0\0\0\x20ftypavif\0\0\0\0", "an AVIF picture; convert it"),
+        (b"\0\0\0\x14ftypqt  \0\0\0\0qt  ", "a video; save its frames"),
+        (b"RIFF\x24\0\0\0AVI LIST", "a video; save its frames"),
+        (bytes(128) + b"DICM\x02\0\0\0UL", "a DICOM file; save its slices"),
+        (b"\x5c\x01\0\0" + bytes(340) + b"n+1\0" + bytes(100), "a NIfTI volume; save its slices"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(20), "an HDF5 or MATLAB file"),
+        (b"<!DOCTYPE html><html><head><title>404</title>", "a web page; the download failed"),
+        (b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg">', "a vector drawing"),
+        (b'{"shapes": []}', "a text, not an image"),
+    ],
+)
+def test_content_is_recognised_and_says_so_where_an_image_is_expected(data, text):
+    for decode in (decode_image, decode_mask):
+        with pytest.raises(ReadError, match=text):
+            decode(data)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_the_extension_tells_and_without_one_the_content(tmp_path):
+    names = {
+        "IMG_0001.HEIC": "HEIC",
+        "brain.nii.gz": "NIfTI",
+        "data.zip": "archive",
+        "data.tar.gz": "plain .tar",
+        "a.b.mp4": "video",
+    }
+    for name, text in {**names, "a.png": None, "notes.txt": None}.items():
+        (tmp_path / name).write_bytes(b"anything")
+        found = describe_file(tmp_path / name)
+        assert found is None if text is None else text in found
+    (tmp_path / "IM000001").write_bytes(bytes(128) + b"DICM")
+    assert "DICOM" in describe_file(tmp_path / "IM000001")
+    os.mkfifo(tmp_path / "pipe")
+    assert describe_file(tmp_path / "pipe") is None
+    assert describe_file(tmp_path / "missing") is None
+
+
+def test_what_pil_logs_about_a_file_is_not_shown(caplog):
+    """It logs that it cannot show so many channels, beside raising it."""
+    data = tiff(np.zeros((8, 8, 13), np.uint16), planarconfig="contig")
+    assert look_with_pil(data, lambda picture: picture.size, None) is None
+    assert caplog.records == []

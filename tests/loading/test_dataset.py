@@ -81,23 +81,20 @@ def assert_refused(dataset, path, key=(0, 0)):
     assert str(caught.value) == f"{path}: changed since the run began"
 
 
-def test_a_mask_with_a_value_that_is_no_class_is_refused(own_data):
-    mask = own_data.pairs[0].mask
-    write_image(mask, np.full((64, 64), 7, np.uint8))
-    assert_refused(own_data, mask)
-
-
-@pytest.mark.parametrize("change", ["channels", "depth", "size"])
-def test_an_image_of_another_kind_is_refused(own_data, change):
-    changed = {
-        "channels": np.zeros((64, 64, 4), np.uint8),
-        "depth": np.zeros((64, 64, 3), np.uint16),
-        "size": np.zeros((64, 65, 3), np.uint8),
-    }[change]
-    image = own_data.pairs[0].image
-    with image.open("wb") as file:
+@pytest.mark.parametrize(
+    ("kind", "changed"),
+    [
+        ("mask", np.full((64, 64), 7, np.uint8)),  # a value that is no class
+        ("image", np.zeros((64, 64, 4), np.uint8)),
+        ("image", np.zeros((64, 64, 3), np.uint16)),
+        ("image", np.zeros((64, 65, 3), np.uint8)),
+    ],
+)
+def test_a_file_that_has_become_one_of_another_kind_is_refused(own_data, kind, changed):
+    path = getattr(own_data.pairs[0], kind)
+    with path.open("wb") as file:
         np.save(file, changed)
-    assert_refused(own_data, image)
+    assert_refused(own_data, path)
 
 
 TILINGS = {

@@ -8,7 +8,6 @@ import os
 import signal
 import threading
 import time
-from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -19,7 +18,6 @@ from unet_trainer.loading import worker_pool
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.worker_pool import Failures, WorkerError, WorkerPool
-from unet_trainer.system.concurrency import ForkedWorkers
 
 FORK = multiprocessing.get_context("fork")  # its events and counters work in threads as well
 MAIN_PID = os.getpid()
@@ -224,39 +222,21 @@ def test_hanging_workers_are_given_up_with_the_file_they_hang_in(tiny_data, monk
     assert not any(worker.is_alive() for worker in workers)
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt(), BlockingIOError(11, "Resource temporarily unavailable")])
-def test_started_workers_end_when_another_cannot_be_started(error, tiny_data, monkeypatch):
+def test_started_workers_end_when_another_cannot_be_started(tiny_data, monkeypatch):
     start, started = multiprocessing.context.ForkProcess.start, []
 
     def start_two(self):
         if len(started) == 2:
-            raise error
+            raise BlockingIOError(11, "Resource temporarily unavailable")
         start(self)
         started.append(self)
 
     monkeypatch.setattr(multiprocessing.context.ForkProcess, "start", start_two)
     loader = make_loader(build_dataset(tiny_data), 2, 4, shuffle=True)
-    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else WorkerError
-    with pytest.raises(expected) as caught:
+    with pytest.raises(WorkerError, match=r"4 worker processes could not be started \(Resource"):
         loader.prepare(0)
-    assert expected is KeyboardInterrupt or "4 worker processes could not be started (Resource" in str(caught.value)
     assert len(started) == 2
     assert not any(worker.is_alive() for worker in started)
     monkeypatch.undo()
     assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
     assert sorted(loader.pool.free) == list(range(len(loader.pool.buffers.arrays)))
-
-
-def test_a_signal_while_a_worker_starts_reaches_this_process_only(monkeypatch, capfd):
-    """The worker has this process's handler until it ignores signals."""
-    monkeypatch.setattr("ctypes.CDLL", lambda name: SimpleNamespace(prctl=lambda *given: os.kill(os.getpid(), signal.SIGTERM)))
-    before = signal.signal(signal.SIGTERM, lambda *given: os.write(2, b"handled"))
-    try:
-        backend = ForkedWorkers(1, lambda receive, send, number: send(b"12345678"), 8, 8)
-        assert backend.receive(60) == b"12345678"
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
-        backend.close()
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert capfd.readouterr().err == "handled"

@@ -66,13 +66,10 @@ def test_a_dataclass_is_found_again_under_its_number_alone(value, tmp_path):
     "wrong",
     [
         {"size": float("nan")},
-        {"size": "wide"},
         {"size": None},
-        {"names": "a"},
         {"names": [1]},
         {"counts": {"a": 1}},
         {"range": [1.0]},
-        {"inner": {"size": []}},
         {"inner": {"size": 1, "other": 1}},
         {"other": 1},
     ],

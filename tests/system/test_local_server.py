@@ -9,7 +9,7 @@ import pytest
 from helpers.ports import running
 from helpers.try_page import ask, refusal
 from unet_trainer.config.errors import UserError
-from unet_trainer.system.local_server import LocalHandler, LocalServer, RequestRefused, content_security_policy, digest
+from unet_trainer.system.local_server import LocalHandler, LocalServer, RequestRefused
 
 
 class Handler(LocalHandler):
@@ -44,18 +44,9 @@ def test_who_knows_the_key_gets_an_answer_that_nobody_keeps_or_frames(server):
     assert not server.is_busy
 
 
-@pytest.mark.parametrize(
-    ("headers", "path", "status"),
-    [
-        ({}, "/", 403),
-        ({}, "/wrong/", 403),
-        ({"Host": "evil.example"}, "", 421),
-        ({"Origin": "http://evil.example"}, "", 403),
-        ({"Sec-Fetch-Site": "cross-site"}, "", 403),
-    ],
-)
-def test_others_are_refused(server, headers, path, status):
-    assert ask(server, "GET", path, **headers)[0] == status
+def test_others_are_refused(server):
+    assert [ask(server, "GET", path)[0] for path in ("/", "/wrong/")] == [403, 403]
+    assert ask(server, "GET", "", Origin="http://evil.example")[0] == 403
 
 
 def test_errors_have_a_status_and_a_sentence(server):
@@ -63,9 +54,3 @@ def test_errors_have_a_status_and_a_sentence(server):
     assert refusal(ask(server, "GET", "memory")) == (507, "too large")
     assert refusal(ask(server, "GET", "elsewhere")) == (404, "nothing here")
     assert refusal(ask(server, "GET", "fault")) == (500, "a fault of the program (ZeroDivisionError); the terminal shows it")
-
-
-def test_a_policy_names_style_and_script_by_their_digests():
-    policy = content_security_policy("<style>a</style><script>b</script>")
-    assert f"script-src '{digest('b')}'; style-src '{digest('a')}'" in policy
-    assert digest("") == "sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU="

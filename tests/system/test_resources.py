@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from unet_trainer.system.resources import count_cores, free_host_memory, memory_of_machine, total_host_memory
+from unet_trainer.system.resources import count_cores, free_host_memory, total_host_memory
 
 GIB = 2**30
 HOST = {"proc/meminfo": "MemTotal:  67108864 kB\nMemFree:  1048576 kB\nMemAvailable:   33554432 kB\nHugePages_Total:       0\n"}
@@ -103,4 +103,3 @@ def test_the_smallest_quota_of_the_groups_limits_the_cores(files, cores, make_ro
 def test_the_tightest_limit_of_the_groups_limits_the_memory(files, free, total, make_root):
     root = make_root(files)
     assert (free_host_memory(root), total_host_memory(root)) == (free * GIB, total * GIB)
-    assert memory_of_machine(root) == 64 * GIB

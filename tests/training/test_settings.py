@@ -12,7 +12,7 @@ from helpers.steps import CPU_FACTS
 from unet_trainer.config import choices
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolve import resolve
+from unet_trainer.config.resolved_config import resolve
 from unet_trainer.system.console import Console
 from unet_trainer.training.build import build_dataset
 from unet_trainer.training.settings import build_hardware, build_settings, review

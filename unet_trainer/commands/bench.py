@@ -14,20 +14,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, read_config_words
+from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, make_demo_if_missing, read_config_words
 from unet_trainer.config.choices import REFERENCE_BATCH, wanted_batch_size
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.facts import DatasetFacts
 from unet_trainer.config.load import load_config
 from unet_trainer.config.parsers import implied_num_classes
-from unet_trainer.config.schema import Config, as_dict, as_shape, is_demo_dir, to_yaml
+from unet_trainer.config.schema import Config, as_dict, as_shape, to_yaml
 from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
-from unet_trainer.system.console import EXIT_DONE, Console, first_line
+from unet_trainer.system.console import EXIT_DONE, Console, aligned, first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.signals import ending_with_this_process
@@ -44,26 +43,13 @@ NUM_EPOCHS, QUICK_EPOCHS = 5, 2
 TERMINATE_SECONDS = 20  # for a run to finish its step and save
 NO_DATA_SIZE = (512, 512)  # of images, where the config leaves it to the data
 NUM_ROUNDS = 5
-ROUND_SECONDS = 0.3
+ROUND_SECONDS = 0.3  # of each of them, about
 NUM_WARM_UP = 10  # on a GPU: kernels are searched, memory is allocated, CUDA graphs are recorded
 EPOCH_LINE = re.compile(r"^Epoch \d+/\d+ ")
 
 
-@dataclass(frozen=True)
-class Trial:
-    """One row of the table: its name and the settings that it changes."""
-
-    name: str
-    settings: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result of a trial; `failure` says why there are no figures."""
-
-    trial: Trial
-    figures: Mapping[str, float] = field(default_factory=dict)
-    failure: str = ""
+Trials = Mapping[str, Mapping[str, Any]]  # name of a row of the table → the settings that it changes
+Row = dict[str, Any]  # as bench.json has it: trial, figures unless it failed, failure, settings
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
@@ -78,11 +64,9 @@ def main(arguments: Sequence[str], script: Script) -> int:
     if given.step:
         time_step(*build_step(config, console), console)
         return EXIT_DONE
-    from unet_trainer.datasets.demo import ensure_demo
     from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
 
-    if is_demo_dir(config.data_dir):
-        ensure_demo(Path(config.data_dir))
+    make_demo_if_missing(config, console)
     device = choose_device(config.device)
     on_gpu = device.type != "cpu"
     has_bfloat16 = inspect_hardware(device).has_bfloat16 if on_gpu else cpu_computes_bfloat16()
@@ -92,7 +76,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     return EXIT_DONE
 
 
-def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool) -> list[Trial]:
+def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool) -> Trials:
     """The rows that make sense on this hardware, the baseline first."""
     plain = {"use_amp": False, "compile_model": False, "channels_last": False}
     amp = {"use_amp": True, "amp_dtype": "bfloat16" if has_bfloat16 else "float16", "compile_model": False, "channels_last": True}
@@ -104,10 +88,10 @@ def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool
         ("AMP + compiled", {**amp, "compile_model": True}, on_gpu, True),
         ("AMP float16 + compiled", {**amp, "amp_dtype": "float16", "compile_model": True}, on_gpu and has_bfloat16, False),
     ]
-    return [Trial(name, settings) for name, settings, suits, is_quick in rows if suits and (is_quick or not quick)]
+    return {name: settings for name, settings, suits, is_quick in rows if suits and (is_quick or not quick)}
 
 
-def bench(config: Config, trials: Sequence[Trial], script: Path, quick: bool, console: Console) -> list[Outcome]:
+def bench(config: Config, trials: Trials, script: Path, quick: bool, console: Console) -> list[Row]:
     """Runs every trial, prints the table, writes bench.json and bench.png. Raises UserError where none could run."""
     num_epochs = QUICK_EPOCHS if quick else NUM_EPOCHS
     try:
@@ -115,42 +99,44 @@ def bench(config: Config, trials: Sequence[Trial], script: Path, quick: bool, co
     except OSError as error:
         raise cannot(f"checkpoint_dir: {named_file(error) or config.checkpoint_dir}", "be written", error) from None
     console.say(f"Bench: {len(trials)} runs of {num_epochs} epochs on {config.data_dir}, in {folder}")
-    outcomes = []
+    rows: list[Row] = []
     with console.bar("Training:", len(trials) * num_epochs) as bar:
-        for trial in trials:
-            outcomes.append(_run(trial, config, num_epochs, script, folder, bar.tick))
-            found = outcomes[-1]
-            figures = "{images_per_second:.0f} images/s, val IoU {val_iou:.4f}"
-            console.note(f"{trial.name}: {f'failed ({found.failure})' if found.failure else figures.format(**found.figures)}")
-    good = [outcome for outcome in outcomes if not outcome.failure]
+        for name, settings in trials.items():
+            figures, failure = _run(name, settings, config, num_epochs, script, folder, bar.tick)
+            rows.append({"trial": name, **figures, "failure": failure, "settings": dict(settings)})
+            said = "failed ({failure})" if failure else "{images_per_second:.0f} images/s, val IoU {val_iou:.4f}"
+            console.note(f"{name}: {said.format(**rows[-1])}")
+    good = [row for row in rows if not row["failure"]]
     if not good:
-        raise UserError(f"no run of the bench succeeded; see {folder} ({outcomes[0].failure})")
+        raise UserError(f"no run of the bench succeeded; see {folder} ({rows[0]['failure']})")
+    # The fastest of those whose IoU is within the tolerance of the first one's, or of all if that has none (NaN).
+    close = [row for row in good if row["val_iou"] >= good[0]["val_iou"] - IOU_TOLERANCE] or good
+    winner = max(close, key=lambda row: row["images_per_second"])
     console.say()
-    for line in table_lines(outcomes):
+    for line in table_lines(rows):
         console.say(line)
-    winner = choose_winner(good)
-    console.say()
-    console.say(f"Fastest at the same IoU: {winner.trial.name}. Its lines for your config:")
-    for name, value in winner.trial.settings.items():
+    console.say(f"\nFastest at the same IoU: {winner['trial']}. Its lines for your config:")
+    for name, value in winner["settings"].items():
         console.say(f"  {name}: {json.dumps(value).strip(chr(34))}")
-    _write(folder, config, outcomes, winner)
+    _write(folder, config, rows, winner["trial"])
     console.say(f"Table: {folder / 'bench.json'} | picture: {folder / 'bench.png'}")
-    return outcomes
+    return rows
 
 
-def _run(trial: Trial, config: Config, num_epochs: int, script: Path, folder: Path, tick: Callable[[], object]) -> Outcome:
-    """One trial in a process of its own; its output goes into a file beside its run."""
-    name = re.sub(r"\W+", "_", trial.name).strip("_").lower()
+def _run(
+    trial: str, changes: Mapping[str, Any], config: Config, num_epochs: int, script: Path, folder: Path, tick: Callable[[], object]
+) -> tuple[dict[str, float], str]:
+    """One trial in a process of its own, whose output goes into a file beside its run: its figures, or why there are none."""
+    name = re.sub(r"\W+", "_", trial).strip("_").lower()
     warmup = "auto" if config.warmup_epochs == "auto" else min(config.warmup_epochs, num_epochs / 2)
     settings = {
         **as_dict(config),
         **{"num_epochs": num_epochs, "time_budget": None, "warmup_epochs": warmup, "early_stopping_patience": None},
         **{"resume": None, "checkpoint_dir": str(folder), "run_name": name},
-        **trial.settings,
+        **changes,
     }
-    path = folder / f"{name}.yaml"
-    write_text_atomically(path, to_yaml(load_config(settings), f"python train_unet.py {path}"))
-    lines: list[str] = []
+    asked, path, lines = load_config(settings), folder / f"{name}.yaml", list[str]()
+    write_text_atomically(path, to_yaml(asked, f"python train_unet.py {path}"))
     command, environment = [sys.executable, str(script), str(path)], ending_with_this_process(os.environ)
     with (
         (folder / f"{name}.log").open("w", encoding="utf-8") as log,
@@ -165,29 +151,22 @@ def _run(trial: Trial, config: Config, num_epochs: int, script: Path, folder: Pa
                 lines.append(line.strip())
                 if EPOCH_LINE.match(line):
                     tick()
-        except BaseException:
-            _terminate(child)
+        except BaseException:  # it finishes its step and saves, and is killed if that takes too long
+            child.terminate()
+            try:
+                child.communicate(timeout=TERMINATE_SECONDS)
+            except subprocess.TimeoutExpired:
+                child.kill()
             raise
     if child.returncode != 0:
         errors = [line for line in lines if line.startswith("Error: ")] or [line for line in lines if line] or ["no output"]
-        return Outcome(trial, failure=errors[-1].removeprefix("Error: "))
-    if changed := _changed_keys(load_config(settings), folder / name):
-        reasons = (line.removeprefix("Warning: ") for line in lines if line.startswith(f"Warning: {changed[0]}: "))
-        return Outcome(trial, failure=next(reasons, f"it did not run with the {', '.join(changed)} of its row"))
-    return _read_outcome(trial, folder / name)
+        return {}, errors[-1].removeprefix("Error: ")
+    return _read_figures(folder / name, asked, lines)
 
 
-def _terminate(child: subprocess.Popen[str]) -> None:
-    """Ends the run: it finishes its step and saves, and is killed if that takes too long."""
-    child.terminate()
-    try:
-        child.communicate(timeout=TERMINATE_SECONDS)
-    except subprocess.TimeoutExpired:
-        child.kill()
-
-
-def _changed_keys(asked: Config, run_dir: Path) -> list[str]:
-    """Keys that the run could not follow, as when compiling failed: it went on, and its figures are not those of the row."""
+def _read_figures(run_dir: Path, asked: Config, lines: Sequence[str]) -> tuple[dict[str, float], str]:
+    """Of a run that is finished, which said these lines."""
+    # Keys that it could not follow, as when compiling failed: it went on, and its figures are not those of the row.
     result, taken = read_json(run_dir / "result.json"), load_config(run_dir / "config.yaml")
     pairs = {
         "amp_dtype": (result["number_format"], asked.amp_dtype if asked.use_amp else "float32"),
@@ -195,13 +174,12 @@ def _changed_keys(asked: Config, run_dir: Path) -> list[str]:
         "batch_size": (taken.batch_size, asked.batch_size),
         "batch_parts": (taken.batch_parts, asked.batch_parts),
     }
-    return [name for name, (found, wanted) in pairs.items() if found != wanted]
-
-
-def _read_outcome(trial: Trial, run_dir: Path) -> Outcome:
+    if changed := [key for key, (found, wanted) in pairs.items() if found != wanted]:
+        reasons = (line.removeprefix("Warning: ") for line in lines if line.startswith(f"Warning: {changed[0]}: "))
+        return {}, next(reasons, f"it did not run with the {', '.join(changed)} of its row")
     rows = read_metrics(run_dir / "metrics.csv")
     settled = rows[1:] or rows  # the first epoch starts workers and kernels
-    figures = {
+    return {
         "seconds_per_epoch": median(row["seconds"] for row in settled),
         "images_per_second": median(row["images_per_second"] for row in settled),
         "allocated_gib": max(row["peak_memory_gib"] for row in rows),
@@ -209,51 +187,33 @@ def _read_outcome(trial: Trial, run_dir: Path) -> Outcome:
         "data_wait": mean(row["data_wait"] for row in settled),
         "val_iou": rows[-1]["val_iou"],
         "seconds_in_all": sum(row["seconds"] for row in rows),
-    }
-    return Outcome(trial, figures)
+    }, ""
 
 
-def choose_winner(outcomes: Sequence[Outcome]) -> Outcome:
-    """The fastest of those whose IoU is within the tolerance of the baseline's, or of all if that has none (NaN)."""
-    least = outcomes[0].figures["val_iou"] - IOU_TOLERANCE
-    close = [outcome for outcome in outcomes if outcome.figures["val_iou"] >= least]
-    return max(close or outcomes, key=lambda outcome: outcome.figures["images_per_second"])
-
-
-def table_lines(outcomes: Sequence[Outcome]) -> list[str]:
-    first = next(outcome.figures["images_per_second"] for outcome in outcomes if not outcome.failure)
-    header = ("", "s/epoch", "images/s", "speed-up", "memory GiB", "reserved", "data wait", "val IoU")
-    rows: list[Sequence[str]] = [header]
-    for one in outcomes:
-        if one.failure:
-            rows.append((one.trial.name, *["–"] * (len(header) - 1)))
+def table_lines(rows: Sequence[Row]) -> list[str]:
+    first = next(row["images_per_second"] for row in rows if not row["failure"])
+    table = [("", "s/epoch", "images/s", "speed-up", "memory GiB", "reserved", "data wait", "val IoU")]
+    for row in rows:
+        if row["failure"]:
+            table.append((row["trial"], *"–––––––"))
             continue
-        seconds, rate, *memory, data_wait, iou, _ = one.figures.values()
-        memory_texts = [f"{gib:.2f}" if gib else "–" for gib in memory]
-        texts = (f"{seconds:.2f}", f"{rate:.0f}", f"{rate / first:.2f}×", *memory_texts, f"{data_wait:.0%}", f"{iou:.4f}")
-        rows.append((one.trial.name, *texts))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
-    failures = [f"{outcome.trial.name}: {outcome.failure}" for outcome in outcomes if outcome.failure]
-    return [*lines, *failures]
+        speed = f"{row['seconds_per_epoch']:.2f}", f"{row['images_per_second']:.0f}", f"{row['images_per_second'] / first:.2f}×"
+        memory = (f"{row[key]:.2f}" if row[key] else "–" for key in ("allocated_gib", "reserved_gib"))
+        table.append((row["trial"], *speed, *memory, f"{row['data_wait']:.0%}", f"{row['val_iou']:.4f}"))
+    return [*aligned(table, to_the_right=True), *(f"{row['trial']}: {row['failure']}" for row in rows if row["failure"])]
 
 
-def _write(folder: Path, config: Config, outcomes: Sequence[Outcome], winner: Outcome) -> None:
+def _write(folder: Path, config: Config, rows: Sequence[Row], winner: str) -> None:
     from unet_trainer.images.drawing import bar_chart
     from unet_trainer.images.image_decoding import encode_image
 
-    rows = [
-        {"trial": one.trial.name, **one.figures, "failure": one.failure, "settings": dict(one.trial.settings)} for one in outcomes
-    ]
     settings = {name: as_dict(config)[name] for name in ("data_dir", "image_size", "batch_size", "encoder")}
-    report = {**settings, "rows": rows, "winner": winner.trial.name}
-    write_text_atomically(folder / "bench.json", json.dumps(report, indent=2) + "\n")
-    good = [outcome for outcome in outcomes if not outcome.failure]
-    charts = [("images/s", [outcome.figures["images_per_second"] for outcome in good])]
-    if any(memory := [outcome.figures["allocated_gib"] for outcome in good]):
+    write_text_atomically(folder / "bench.json", json.dumps({**settings, "rows": rows, "winner": winner}, indent=2) + "\n")
+    good = [row for row in rows if not row["failure"]]
+    charts = [("images/s", [row["images_per_second"] for row in good])]
+    if any(memory := [row["allocated_gib"] for row in good]):
         charts.append(("peak memory, GiB", memory))
-    picture = encode_image(bar_chart([outcome.trial.name for outcome in good], charts), ".png")
-    write_bytes_atomically(folder / "bench.png", picture)
+    write_bytes_atomically(folder / "bench.png", encode_image(bar_chart([row["trial"] for row in good], charts), ".png"))
 
 
 # --step: the training step alone, on a batch that is on the device. No loader can be faster.
@@ -263,7 +223,7 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     """The step of a config without its data, on random RGB images, to be timed."""
     import torch
 
-    from unet_trainer.config.resolve import resolve
+    from unet_trainer.config.resolved_config import resolve
     from unet_trainer.datasets.scan import IMAGENET_REASON
     from unet_trainer.images.image_spec import RGB_8BIT
     from unet_trainer.images.mask_decoding import MaskCoding
@@ -314,7 +274,9 @@ def time_step(components: Components, batch: Batch, console: Console) -> None:
 
     on_gpu = device.type == "cuda"
     try:
-        times = rounds(take_steps, NUM_WARM_UP if on_gpu else 1)
+        take_steps(NUM_WARM_UP if on_gpu else 1)
+        count = max(1, round(ROUND_SECONDS / take_steps(1)))
+        times = [take_steps(count) for _ in range(NUM_ROUNDS)]
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -323,10 +285,3 @@ def time_step(components: Components, batch: Batch, console: Console) -> None:
     spread = f"{size / max(times):.0f} to {size / min(times):.0f} in {NUM_ROUNDS} rounds"
     memory = f", {peak_memory_gib(device)[0]:.2f} GiB at the peak" if on_gpu else ""
     console.say(f"The step alone: {size / seconds:.0f} images/s at batch {size} ({1000 * seconds:.2f} ms; {spread}){memory}")
-
-
-def rounds(take_steps: Callable[[int], float], num_warm_up: int) -> list[float]:
-    """Seconds of a step in each of NUM_ROUNDS rounds of about ROUND_SECONDS."""
-    take_steps(num_warm_up)
-    count = max(1, round(ROUND_SECONDS / take_steps(1)))
-    return [take_steps(count) for _ in range(NUM_ROUNDS)]

@@ -21,9 +21,9 @@ from unet_trainer.commands import COMMANDS
 from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
-from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.config.schema import FIELDS, Config, is_demo_dir
 from unet_trainer.system.atomic_files import check_output, is_replaceable
-from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, show_error
+from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, end_with_parent, open_closed_streams
@@ -31,6 +31,7 @@ from unet_trainer.training.run_folder import CONFIG_YAML, find_run, folder_of, n
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides
+_is_file = os.path.isfile  # unlike Path.is_file, False for a name that is too long or has a NUL: reported where it is read
 NEWEST = "\0newest"  # --resume without a name; no name can be this
 
 
@@ -146,6 +147,21 @@ def read_config_words(words: Sequence[str], script_config: ScriptConfig, command
     return config
 
 
+def split_words(words: Sequence[str], command: str, keys: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Names of runs or files, and settings. Raises UserError for settings that the command does not take."""
+    settings: dict[str, str] = {}
+    names = [word for word in words if not is_override(word) or Path(word).exists()]
+    for word in (word for word in words if word not in names):
+        name, _, value = word.partition("=")
+        key = name.strip().replace("-", "_")
+        if key not in keys or key in settings:
+            meant = near_miss(key, keys)
+            hint = "" if key in keys or meant is None else f"; did you mean {meant}?"
+            raise UserError(f"{word}: of settings {command} takes {', '.join(keys)} alone, once each{hint}")
+        settings[key] = value
+    return names, settings
+
+
 def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
     """Config files (one at most) and key=value overrides."""
     overrides = [word for word in words if is_override(word)]
@@ -182,6 +198,14 @@ def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], scr
     return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
 
 
+def make_demo_if_missing(config: Config, console: Console) -> None:
+    if is_demo_dir(config.data_dir):
+        from unet_trainer.datasets.demo import ensure_demo  # with numpy and OpenCV
+
+        if ensure_demo(Path(config.data_dir)):
+            console.say(f"Made the demo dataset in {config.data_dir}")
+
+
 def check_may_write(path: Path | None) -> None:
     """Of --write FILE: raises UserError where a file stands that would be lost, before minutes are spent on measuring."""
     if path is None:
@@ -206,13 +230,6 @@ def _named_path(text: str) -> Path:
     if not text.strip():
         raise argparse.ArgumentTypeError("got an empty name; need a path (is a variable of the shell not set?)")
     return Path(text)
-
-
-def _is_file(word: str) -> bool:
-    try:
-        return Path(word).is_file()
-    except (OSError, ValueError):  # a name that is too long, or has a NUL: reported where it is read
-        return False
 
 
 def is_override(word: str) -> bool:

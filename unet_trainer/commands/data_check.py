@@ -12,17 +12,17 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from unet_trainer.commands.command_line import file_header, train_command
+from unet_trainer.commands.command_line import file_header, make_demo_if_missing, train_command
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import FIELDS, Config, as_dict, id_names, is_demo_dir, to_plain
-from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset, report_on
-from unet_trainer.datasets.demo import ensure_demo
+from unet_trainer.config.schema import FIELDS, Config, as_dict, id_names, to_plain
+from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset
 from unet_trainer.datasets.mask_evidence import (
     MaskEvidence,
     absent_classes,
@@ -112,7 +112,7 @@ def build_answered_report(config: Config, console: Console) -> AnsweredReport:
             answer, found = _answer_where_the_data_is(config, question, console)
             solved.append(question)
         else:
-            report = report_on(found, config, console)
+            report = build_dataset_report(config, console, found)
             next_answer = _next_answer(config, report) if len(answers) < MAX_ANSWERS else None
             if next_answer is None:
                 break
@@ -193,8 +193,7 @@ def check_data(config: Config, console: Console, json_file: Path | None = None, 
     data_dir = Path(config.data_dir)
     if json_file is not None:
         check_output("--json", json_file)
-    if is_demo_dir(data_dir) and ensure_demo(data_dir):
-        console.say(f"Made the demo dataset in {data_dir}")
+    make_demo_if_missing(config, console)
     try:
         answered = build_answered_report(config, console)
     except DataError as error:  # no pairs can be found
@@ -470,15 +469,13 @@ def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) 
     held = [class_ids(mask.counts, coding) for mask in masks]
     shares = class_shares(masks, coding, num_ids)
     classes = sorted((class_id for class_id in range(num_ids) if shares[class_id] > 0), key=lambda class_id: shares[class_id])
-    rare = classes[:-1] or classes
-    turns: list[tuple[int, int, int]] = []  # the turn of a pair among those of its class, its index, and the class
+    rare, turns = classes[:-1] or classes, []
     for class_id in rare:
         holders = [index for index, its in enumerate(held) if class_id in its]
         holders.sort(key=lambda index: -held[index][class_id])
-        spread = np.unique(np.linspace(0, len(holders) - 1, -(-NUM_PICTURES // len(rare))).round().astype(int))
-        holders = [holders[place] for place in spread] + [index for place, index in enumerate(holders) if place not in spread]
-        turns += [(turn, index, class_id) for turn, index in enumerate(holders)]
+        step = 1 + len(holders) * len(rare) // NUM_PICTURES
+        turns.append([(index, class_id) for first in range(step) for index in holders[first::step]])
     chosen: dict[int, int] = {}
-    for _, index, class_id in sorted(turns, key=lambda turn: turn[0]):
+    for index, class_id in (one for turn in zip_longest(*turns) for one in turn if one is not None):
         chosen.setdefault(index, class_id)
-    return list((chosen | {index: IGNORED for index in range(len(held)) if index not in chosen}).items())
+    return [*chosen.items(), *((index, IGNORED) for index in range(len(held)) if index not in chosen)]

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib.metadata
 import json
 import os
 import platform
@@ -27,12 +26,13 @@ from unet_trainer.commands.command_line import (
     add_config_words,
     check_may_write,
     file_header,
+    make_demo_if_missing,
     read_config_words,
     train_command,
 )
 from unet_trainer.config.choices import COMPILE_GAIN, COMPILE_SECONDS, describe_seconds
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import check_output, write_output
 from unet_trainer.system.console import (
     EXIT_DONE,
@@ -43,14 +43,12 @@ from unet_trainer.system.console import (
     counted,
     finding_lines,
     first_line,
-    has_problem,
 )
 from unet_trainer.system.resources import (
     ROOT,
     count_cores,
     free_disk,
     free_host_memory,
-    memory_of_machine,
     read_if_there,
     total_host_memory,
 )
@@ -67,7 +65,6 @@ GIB = 2**30
 OWN_MEMORY = 0.7 * GIB  # of a GPU, that a process takes by being there
 OLDEST_TORCH = (2, 10)
 ALBUMENTATIONS = "2.0.8"
-PACKAGES = ("torch", "segmentation-models-pytorch", "albumentations", "opencv-python-headless", "numpy", "timm")
 INSTALL_PAGE = "https://pytorch.org/get-started/locally"
 MEND_DRIVER = (
     "if nvidia-smi does not list it: restart, or install the driver (https://www.nvidia.com/drivers); "
@@ -86,24 +83,17 @@ class Page:
     content: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.console.on_message = lambda kind, text: self._keep(
-            "messages", [Finding("warning" if kind == "warning" else "ok", kind, text)]
+        self.console.on_message = lambda kind, text: self.findings.setdefault("messages", []).append(
+            Finding("warning" if kind == "warning" else "ok", kind, text)
         )
 
-    def heading(self, text: str) -> None:
-        self.console.say()
-        self.console.say(text)
-
     def show(self, section: str, findings: Sequence[Finding]) -> None:
-        self._keep(section, findings)
+        self.findings.setdefault(section, []).extend(findings)
         for line in finding_lines(findings):
             self.console.say(line)
 
-    def _keep(self, section: str, findings: Sequence[Finding]) -> None:
-        self.findings.setdefault(section, []).extend(findings)
-
-    def all_findings(self) -> list[Finding]:
-        return [finding for findings in self.findings.values() for finding in findings]
+    def levels(self) -> list[Level]:
+        return [finding.level for findings in self.findings.values() for finding in findings]
 
     @contextlib.contextmanager
     def catching(self, section: str) -> Iterator[None]:
@@ -153,13 +143,12 @@ def main(arguments: Sequence[str], script: Script) -> int:
     page = Page(Console())
     settings = examine(config, page, is_fast=given.fast)
     if given.write is not None and settings is None:
-        detail = f"{given.write} was not written: there are no settings for this data"
-        page.show("config", [Finding("problem", "--write", detail)])
+        page.console.say(f"--write: {given.write} was not written, because there are no settings for this data.")
     elif given.write is not None and settings is not None:
         header = file_header(given.write, "doctor", settings.taken.data_dir)
         write_output("--write", given.write, settings.to_yaml(header, resume=None, encoder_weights=config.encoder_weights))
         page.console.say(f"Written: {given.write}. It runs as it is: {train_command(given.write)}")
-    code = EXIT_USER_ERROR if has_problem(page.all_findings()) else EXIT_DONE
+    code = EXIT_USER_ERROR if "problem" in page.levels() else EXIT_DONE
     if given.json is not None:
         findings = {section: [dataclasses.asdict(one) for one in found] for section, found in page.findings.items()}
         content = {"ok": code == EXIT_DONE, "findings": findings, **page.content}
@@ -170,39 +159,27 @@ def main(arguments: Sequence[str], script: Script) -> int:
 def examine(config: Config, page: Page, is_fast: bool) -> Settings | None:
     """Prints the page; returns the settings of a run, or None where the data or the device stand in the way."""
     page.console.say("Looking at this machine ...")
+    from unet_trainer.datasets.dataset_report import build_dataset_report
+    from unet_trainer.training.setup import package_versions
+
     machine = machine_findings(Path(config.checkpoint_dir), config.device != "cpu")
-    page.heading("Machine")
+    page.console.say("\nMachine")
     page.show("machine", machine)
-    page.content["machine"] = {"cores": count_cores(), "memory": total_host_memory(), "versions": installed_versions()}
+    page.content["machine"] = {"cores": count_cores(), "memory": total_host_memory(), "versions": package_versions()}
     started = time.perf_counter()  # what a run would do before it trains
     settings = dataset = None
-    page.heading(f"Data: {config.data_dir}")
+    page.console.say(f"\nData: {config.data_dir}")
     with page.catching("data"):
-        dataset = _check_data(config, page.console)
+        make_demo_if_missing(config, page.console)
+        dataset = build_dataset_report(config, page.console).checked()
     if dataset is not None:
         with page.catching("run"):
             settings = _examine_run(config, dataset, page, is_fast, started)
-    levels = [finding.level for finding in page.all_findings()]
+    levels = page.levels()
+    problems = f"Not ready: {counted(levels.count('problem'), 'problem')} (✗) to solve first"
     warnings = f", {counted(levels.count('warning'), 'warning')}" if "warning" in levels else ""
-    page.console.say()
-    if "problem" in levels:
-        page.console.say(f"Not ready: {counted(levels.count('problem'), 'problem')} (✗) to solve first{warnings}.")
-    else:
-        page.console.say(f"Ready to train{warnings}.")
+    page.console.say(f"\n{problems if 'problem' in levels else 'Ready to train'}{warnings}.")
     return settings
-
-
-def _check_data(config: Config, console: Console) -> CheckedDataset:
-    from unet_trainer.datasets.dataset_report import build_dataset_report
-    from unet_trainer.datasets.demo import ensure_demo
-    from unet_trainer.datasets.shards import find_place
-
-    data_dir = Path(config.data_dir)
-    if is_demo_dir(data_dir) and ensure_demo(data_dir):
-        console.say("  (the built-in demo, made now)")
-    if find_place(config.data_dir) is None and not data_dir.exists():
-        raise UserError(f"data_dir: {data_dir} does not exist; need a folder with images/ and masks/")
-    return build_dataset_report(config, console).checked()
 
 
 def _examine_run(config: Config, dataset: CheckedDataset, page: Page, is_fast: bool, started: float) -> Settings:
@@ -221,31 +198,23 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, is_fast: b
         probe.image_spec = dataset.image_spec
         if taken.compile_model and not is_fast:
             page.console.say("Compiling the step, to time it (a minute or two; --fast estimates it instead) ...")
-        trial = try_step(probe, taken, is_fast)
+        cost, compile_seconds, failure, compile_failure = try_step(probe, taken, is_fast)
         eager_cost = known_cost(probe, taken)
-    if trial.cost is not None:
-        page.heading("Time and memory")
-        _say_forecast(settings, hardware, trial, trial.cost, build_datasets(taken, dataset), page, start_seconds)
-    page.heading("Your settings")
+    if cost is not None:
+        page.console.say("\nTime and memory")
+        is_estimate = is_fast and taken.compile_model
+        datasets = build_datasets(taken, dataset)
+        _say_forecast(settings, hardware, cost, is_estimate, datasets, page, start_seconds + compile_seconds)
+    page.console.say("\nYour settings")
     facts = dataset.facts(measure(config, dataset, page.console))
-    findings = review(settings, hardware, facts, eager_cost, trial.failure, trial.compile_failure)
+    findings = review(settings, hardware, facts, eager_cost, failure, compile_failure)
     page.show("review", findings or [Finding("ok", "Settings", "nothing in them is wasteful or risky here")])
     return settings
 
 
-@dataclass(frozen=True)
-class Trial:
-    """The cost of the step of a run, and where it comes from."""
-
-    cost: StepCost | None
-    compile_seconds: float = 0.0
-    is_estimate: bool = False
-    failure: str = ""
-    compile_failure: str = ""  # the cost is that of the uncompiled step then
-
-
-def try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> Trial:
-    """Takes the step of the run as it will be taken: compiled, unless that would take too long."""
+def try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> tuple[StepCost | None, float, str, str]:
+    """Takes the step of the run as it will be taken: compiled, unless that would take too long. Its cost, the seconds of compiling,
+    why it failed, and why compiling did: the cost is that of the uncompiled step then."""
     compiles = taken.compile_model
     # A trial has no time budget, which goes with num_epochs: auto only.
     tried = dataclasses.replace(taken, compile_model=compiles and not is_fast, time_budget=None)
@@ -255,20 +224,19 @@ def try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> Trial:
         compile_failure = probe.failure
         cost = probe(dataclasses.replace(tried, compile_model=False))
     if cost is None or not cost.is_possible:
-        return Trial(None, failure=probe.failure)
-    if compile_failure or not compiles:
-        return Trial(cost, time.perf_counter() - started if compiles else 0.0, compile_failure=compile_failure)
-    if is_fast:
+        return None, 0.0, probe.failure, ""
+    seconds = COMPILE_SECONDS if was_known or is_fast else time.perf_counter() - started
+    if compiles and is_fast:
         left = 1 - COMPILE_GAIN
         cost = dataclasses.replace(cost, seconds=left * cost.seconds, eval_seconds=left * cost.eval_seconds)
-    return Trial(cost, COMPILE_SECONDS if was_known or is_fast else time.perf_counter() - started, is_fast)
+    return cost, seconds if compiles else 0.0, "", compile_failure
 
 
 def _say_forecast(
     settings: Settings,
     hardware: HardwareFacts,
-    trial: Trial,
     cost: StepCost,
+    is_estimate: bool,
     datasets: tuple[SegmentationDataset, SegmentationDataset],
     page: Page,
     start_seconds: float,
@@ -280,13 +248,12 @@ def _say_forecast(
     read, augment = _mean_seconds(train, range(0, len(train), max(1, len(train) // NUM_SAMPLES)))
     val_read, _ = _mean_seconds(val, range(len(val)))  # tiles of one image follow each other, and it is read once
     sample = SampleCost(read, augment, val_read)
-    start_seconds += trial.compile_seconds
     if taken.cache != "none":  # it is filled first
         start_seconds += sum(len(one.pairs) for one in datasets) * read / hardware.num_cores
     found = forecast(taken, len(train), len(val), cost, sample, hardware.num_cores, start_seconds, is_open(settings))
-    page.show("run", forecast_findings(found, settings, hardware, cost, sample, trial.is_estimate))
+    page.show("run", forecast_findings(found, settings, hardware, cost, sample, is_estimate))
     measured = {"step": dataclasses.asdict(cost), "sample": dataclasses.asdict(sample), "start_seconds": start_seconds}
-    page.content["forecast"] = {**dataclasses.asdict(found), "is_estimate": trial.is_estimate, **measured}
+    page.content["forecast"] = {**dataclasses.asdict(found), "is_estimate": is_estimate, **measured}
 
 
 def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int]) -> tuple[float, float]:
@@ -339,10 +306,11 @@ def machine_findings(checkpoint_dir: Path, wants_gpu: bool) -> list[Finding]:
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0  # before this adds to it
     import torch
 
+    from unet_trainer.training.setup import package_versions
+
     found = device_findings(torch, "problem" if wants_gpu else "warning")
-    has_gpu = any(finding.title == "Precision" for finding in found)
-    versions = version_findings(installed_versions())
-    return [*found, cores_finding(load, has_gpu), memory_finding(), disk_finding(checkpoint_dir), *versions]
+    found += [cores_finding(load), memory_finding(), disk_finding(checkpoint_dir)]
+    return found + version_findings(package_versions())
 
 
 def device_findings(torch: Any, level: Level) -> list[Finding]:
@@ -362,10 +330,10 @@ def device_findings(torch: Any, level: Level) -> list[Finding]:
 
 
 def gpu_findings(torch: Any, index: int, level: Level) -> list[Finding]:
-    """Of one GPU that torch finds: a small calculation, its memory and its number formats."""
+    """Of one GPU that torch finds: a small calculation, and its memory."""
     hip = torch.version.hip
-    capability = tuple(torch.cuda.get_device_capability(index))
-    name = torch.cuda.get_device_name(index) + ("" if hip else f", compute capability {capability[0]}.{capability[1]}")
+    major, minor = torch.cuda.get_device_capability(index)
+    name = torch.cuda.get_device_name(index) + ("" if hip else f", compute capability {major}.{minor}")
     build = f"torch {torch.__version__} for {f'ROCm {hip}' if hip else f'CUDA {torch.version.cuda}'}"
     try:
         free, total = torch.cuda.mem_get_info(index)
@@ -377,11 +345,7 @@ def gpu_findings(torch: Any, index: int, level: Level) -> list[Finding]:
     if (used := total - free - OWN_MEMORY) > GIB:
         detail = f"other processes use about {used / GIB:.1f} GiB of its memory, and perhaps of its time"
         findings.append(Finding("warning", "GPU in use", detail, "nvidia-smi lists them; end them, or use another GPU"))
-    is_ampere = not hip and capability >= (8, 0)
-    has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False) if hip else is_ampere
-    has = {"bfloat16": has_bfloat16, "float16": bool(hip) or capability >= (5, 3), "TF32": is_ampere}
-    native, missing = (", ".join(name for name, is_native in has.items() if is_native == wanted) for wanted in (True, False))
-    return [*findings, Finding("ok", "Precision", f"in hardware: {native or 'float32'}" + (f"; not: {missing}" if missing else ""))]
+    return findings
 
 
 def no_gpu_finding(torch: str, cuda: str | None, failure: str, level: Level) -> Finding:
@@ -407,15 +371,12 @@ def has_nvidia_gpu(root: Path = ROOT) -> bool:
     return on_bus or shutil.which("nvidia-smi") is not None
 
 
-def cores_finding(load: float, has_gpu: bool) -> Finding:
+def cores_finding(load: float) -> Finding:
     """`load`: processes that want to run, on average over the last minute."""
     cores, machine_cores = count_cores(), os.cpu_count() or 1
     detail = counted(cores, "core")
     if cores < machine_cores:
         detail += f" of the {machine_cores} that the machine shows (a container or an affinity limits them)"
-    if has_gpu and cores < 4:
-        detail += "; few for a GPU, which may wait for data"
-        return Finding("warning", "Cores", detail, "cache: ram spares them the decoding; get more cores if training waits for data")
     if load > 0.6 * machine_cores:
         detail += f"; other programs keep {min(load, machine_cores):.1f} of {machine_cores} busy"
         return Finding("warning", "Cores", detail, "times that are measured now hold under that load only")
@@ -423,10 +384,8 @@ def cores_finding(load: float, has_gpu: bool) -> Finding:
 
 
 def memory_finding() -> Finding:
-    free, total, machine = free_host_memory(), total_host_memory(), memory_of_machine()
-    detail = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    if machine is not None and total < 0.95 * machine:
-        detail += f" (the machine shows {machine / GIB:.0f} GiB; a container limits it)"
+    free = free_host_memory()
+    detail = f"{free / GIB:.1f} of {total_host_memory() / GIB:.1f} GiB free"
     if free < 2 * GIB:
         return Finding("warning", "Memory", detail, "end other programs, or take a smaller batch_size and num_workers: 0")
     return Finding("ok", "Memory", detail)
@@ -450,14 +409,6 @@ def disk_finding(folder: Path) -> Finding:
     level: Level = "ok" if free >= 5 * GIB else "warning" if free >= GIB // 2 else "problem"
     fix = "make room, or another checkpoint_dir: a run keeps three checkpoints, up to 1 GB each with a large encoder"
     return Finding(level, "Disk", f"{folder}: {free / GIB:.1f} GiB free", "" if level == "ok" else fix)
-
-
-def installed_versions() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
 
 
 def version_findings(versions: Mapping[str, str]) -> list[Finding]:

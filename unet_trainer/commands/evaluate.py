@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from unet_trainer.commands.command_line import CommandParser, Script, is_override
+from unet_trainer.commands.command_line import CommandParser, Script, split_words
 from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.parsers import near_miss, tile_side
+from unet_trainer.config.parsers import tile_side
 from unet_trainer.config.schema import Config
-from unet_trainer.system.console import EXIT_DONE, Console, counted
+from unet_trainer.system.console import EXIT_DONE, Console, aligned, counted, cut
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.evaluate import EvaluatedSet, Options
@@ -44,8 +44,7 @@ COUNTS = {"images_with_a_score": "images", "empty_truths": "no truth", "empty_pr
 def main(arguments: Sequence[str], script: Script) -> int:
     given = read_arguments(arguments)
     load_config({"device": given.device})
-    overrides = read_overrides([word for word in given.words if is_override(word)])
-    names = [word for word in given.words if not is_override(word)]
+    names, overrides = split_words(given.words, "evaluate", DATA_KEYS)
     if len(names) != 1:
         what = f"got {', '.join(names)}" if names else "none was named"
         raise UserError(f"evaluate takes one model, {what}: python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)")
@@ -82,20 +81,6 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--precision", choices=formats, default="auto", help="auto: bfloat16 on a GPU that has it")
     parser.add_argument("--out", metavar="DIR", type=Path, help=f"where to write; without it RUN/{FOLDER}")
     return parser.parse_intermixed_args(arguments)
-
-
-def read_overrides(words: Sequence[str]) -> dict[str, str]:
-    """Settings of the data; raises UserError for others."""
-    parts = [word.partition("=") for word in words]
-    overrides = {name.strip().replace("-", "_"): value for name, _, value in parts}
-    if len(overrides) < len(words):
-        raise UserError(f"{' '.join(words)}: a setting is given twice; leave one of them out")
-    for name in overrides:
-        if name not in DATA_KEYS:
-            meant = near_miss(name, DATA_KEYS)
-            hint = f"did you mean {meant}?" if meant else f"it takes those of the data ({', '.join(DATA_KEYS)}) and options"
-            raise UserError(f"{name}: not a setting of evaluate; {hint}")
-    return overrides
 
 
 def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_file: Path | None, console: Console) -> None:
@@ -292,13 +277,13 @@ def confusion_lines(rows: Sequence[Sequence[int]], names: Sequence[str]) -> list
     confusion = np.array(rows)
     shares = [[_share(count / row.sum() if row.any() else None) for count in row] for row in confusion]
     if len(names) <= MAX_CONFUSION:
-        header = ["truth ↓  predicted →", *(_cut(name, (WIDTH - MAX_NAME) // len(names) - 3) for name in names)]
+        header = ["truth ↓  predicted →", *(cut(name, (WIDTH - MAX_NAME) // len(names) - 3) for name in names)]
         table = _table([header, *([name, *row] for name, row in zip(names, shares, strict=True))])
         return ["Confusion (of the pixels of a class, the share predicted as each):", *table]
     wrong = np.where(np.eye(len(names), dtype=bool), 0, confusion)
     largest = [np.unravel_index(place, wrong.shape) for place in np.argsort(wrong, axis=None)[::-1][:NUM_CONFUSED]]
     lines = [
-        f"  {_cut(names[truth], MAX_NAME)} taken for {_cut(names[found], MAX_NAME)}: {shares[truth][found]} of its pixels"
+        f"  {cut(names[truth], MAX_NAME)} taken for {cut(names[found], MAX_NAME)}: {shares[truth][found]} of its pixels"
         for truth, found in largest
         if wrong[truth, found]
     ]
@@ -348,15 +333,8 @@ def _table(rows: Sequence[Sequence[str]], max_name: int = MAX_NAME, most: int = 
     if left_out > 0:
         others = [*others[:most], [f"… {left_out} more", *([""] * (len(header) - 1))], others[-1]]
     shown = [header, *others]
-    widths = [max(map(len, column)) for column in list(zip(*shown, strict=True))[1:]]
-    names = [_cut(row[0], min(max_name, WIDTH - 2 - sum(2 + width for width in widths))) for row in shown]
-    longest = max(map(len, names))
-    cells = ["".join(f"  {cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True)) for row in shown]
-    return [f"  {name:<{longest}}{right}".rstrip() for name, right in zip(names, cells, strict=True)]
-
-
-def _cut(name: str, most: int) -> str:
-    return name if len(name) <= most else f"{name[: most - 1]}…"
+    room = WIDTH - 2 - sum(2 + max(map(len, column)) for column in list(zip(*shown, strict=True))[1:])
+    return [f"  {line}" for line in aligned([[cut(row[0], min(max_name, room)), *row[1:]] for row in shown], to_the_right=True)]
 
 
 def _score(value: float | None) -> str:

@@ -9,10 +9,10 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, read_config_words
+from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, make_demo_if_missing, read_config_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_url
-from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, final_path
 from unet_trainer.system.console import EXIT_DONE, Console, counted
@@ -51,18 +51,15 @@ def main(arguments: Sequence[str], script: Script) -> int:
     )
     parser.add_argument("--raw", action="store_true", help="the weights as trained (of last.pt), not their average")
     given = parser.parse_args(arguments)
-    return export(given.model, given.format, given.out, given.raw, Path(script.config(()).checkpoint_dir), Console())
+    name, raw, console = given.format, given.raw, Console()
 
-
-def export(model: str, name: str, out: Path | None, raw: bool, checkpoint_dir: Path, console: Console) -> int:
-    """Raises UserError."""
     from unet_trainer.inference.engine import ONNX_SUFFIX, build_segmenter, find_model
     from unet_trainer.inference.export import ExportError, export_onnx, export_pt2, export_smp
 
-    path = find_model(model, checkpoint_dir, raw)
+    path = find_model(given.model, Path(script.config(()).checkpoint_dir), raw)
     if path.suffix == ONNX_SUFFIX:
         raise UserError(f"{path} is an export already; name the run or the .pt file that it comes from")
-    target = choose_target(out, name, path)
+    target = choose_target(given.out, name, path)
     exporter = {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp}[name]
     card, segmenter = build_segmenter(path, raw)
     spec = card.spec
@@ -129,31 +126,22 @@ def shard(arguments: Sequence[str], script: Script) -> int:
     )
     add_config_words(parser)
     parser.add_argument("--out", metavar="FOLDER | URL", required=True, help="where the shards go: a folder, s3://..., gs://...")
-    parser.add_argument("--shard-mb", metavar="MB", type=_megabytes, default=256.0, help="largest size of a shard (default 256)")
+    parser.add_argument("--shard-mb", metavar="MB", type=float, default=256.0, help="largest size of a shard (default 256)")
     given = parser.parse_intermixed_args(arguments)
     config = read_config_words(given.words, script.config, "shard")
     if not given.out.strip():
         raise UserError("--out: got an empty name; need a folder or a URL (is a variable of the shell not set?)")
+    if not 0.01 <= given.shard_mb <= 1e6:
+        raise UserError(f"--shard-mb: got {given.shard_mb:g}; need a number of megabytes from 0.01 to 1000000, e.g. 256")
     check_url("--out", given.out)
     shard_data(config, given.out, int(given.shard_mb * MEGABYTE), Console())
     return EXIT_DONE
-
-
-def _megabytes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0.01 <= value <= 1e6:
-        raise argparse.ArgumentTypeError(f"got {text!r}; need a number of megabytes, e.g. 256")
-    return value
 
 
 def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> None:
     """Reads and checks every pair, writes the shards and says how to train from them. Raises UserError."""
     # numpy and OpenCV: a typo is answered before they are loaded
     from unet_trainer.datasets.dataset_report import find_dataset, read_every_pair
-    from unet_trainer.datasets.demo import ensure_demo
     from unet_trainer.datasets.mask_evidence import find_class_file
     from unet_trainer.datasets.scan import open_scan_cache
     from unet_trainer.datasets.shard_store import Files, is_url
@@ -162,8 +150,7 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)
     if not is_url(out) and Path(out).resolve() == data_dir.resolve():
         raise UserError(f"--out: {out} is data_dir; need another folder")
-    if is_demo_dir(data_dir) and ensure_demo(data_dir):
-        console.say(f"Made the demo dataset in {data_dir}")
+    make_demo_if_missing(config, console)
     place = Files(out, workspace=checkpoint_dir / FOLDER)
     refuse_other_files(place)
     found = find_dataset(config, console)

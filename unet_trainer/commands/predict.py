@@ -15,7 +15,6 @@ from unet_trainer.commands.evaluate import check_options, load
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
 from unet_trainer.system.os_errors import cannot, sentence
-from unet_trainer.system.signals import Signals
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.inputs import Input
@@ -29,12 +28,29 @@ GO_ON = "--skip-existing continues from there"
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
-    given = _parser().parse_intermixed_args(arguments)
+    given, console = _parser().parse_intermixed_args(arguments), Console()
     check_options(given)
     if given.batch_size is not None and given.batch_size < 1:
         raise UserError(f"--batch-size: got {given.batch_size}; need 1 or more")
-    with Signals():
-        return predict(given, Console())
+
+    from unet_trainer.inference.inputs import find_inputs, refuse_among_images
+
+    inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path is told at once
+    if not given.among_images:
+        refuse_among_images(inputs, given.out)
+
+    from unet_trainer.inference.engine import find_model
+    from unet_trainer.inference.prediction_stream import start_writers
+
+    path = find_model(given.model, raw=given.raw)
+    processes = None
+    try:
+        if not given.polygons:
+            processes = start_writers(len(inputs), given.device)  # before the engine starts up the GPU
+    except OSError as error:
+        console.note(f"results are written by threads, which is slower: {sentence(error)}")
+    with processes or contextlib.nullcontext():
+        return predict(given, path, inputs, processes, console)
 
 
 def _parser() -> CommandParser:
@@ -61,28 +77,7 @@ def _parser() -> CommandParser:
     return parser
 
 
-def predict(given: argparse.Namespace, console: Console) -> int:
-    from unet_trainer.inference.inputs import find_inputs, refuse_among_images
-
-    inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path is told at once
-    if not given.among_images:
-        refuse_among_images(inputs, given.out)
-
-    from unet_trainer.inference.engine import find_model
-    from unet_trainer.inference.prediction_stream import start_writers
-
-    path = find_model(given.model, raw=given.raw)
-    processes = None
-    try:
-        if not given.polygons:
-            processes = start_writers(len(inputs), given.device)  # before the engine starts up the GPU
-    except OSError as error:
-        console.note(f"results are written by threads, which is slower: {sentence(error)}")
-    with processes or contextlib.nullcontext():
-        return _predict(given, path, inputs, processes, console)
-
-
-def _predict(
+def predict(
     given: argparse.Namespace, path: Path, inputs: Sequence[Input], processes: WriterProcesses | None, console: Console
 ) -> int:
     from unet_trainer.inference.prediction_files import Kinds, PredictionFolder

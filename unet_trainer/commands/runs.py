@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import CommandParser, Script, is_override
+from unet_trainer.commands.command_line import CommandParser, Script, split_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
+from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import write_bytes_atomically
-from unet_trainer.system.console import EXIT_DONE, Colour, Console, counted, num_columns, painted
-from unet_trainer.system.local_server import add_page_options, bind, check_port, open_browser, say_address, serve
+from unet_trainer.system.console import EXIT_DONE, Colour, Console, aligned, counted, cut, painted
+from unet_trainer.system.local_server import add_page_options, bind, serve
 from unet_trainer.training.run_summary import RunSummary, State, find_runs, is_run, read_run_summary
 
 if TYPE_CHECKING:  # a typo is answered before OpenCV and torch are loaded
@@ -28,8 +29,6 @@ STATE_COLOURS: dict[State, Colour] = {
     "failed": "red",
     "damaged": "red",
 }
-MIN_NAME = 12  # columns of a name on a narrow terminal
-GAP = "  "
 NUM_NAMED = 5  # runs that an error names
 MAX_VALUE = 40  # characters of a setting
 
@@ -40,11 +39,12 @@ def list_runs(arguments: Sequence[str], script: Script) -> int:
     parser.add_argument("words", nargs="*", metavar=metavar, help="where they lie, if not under checkpoints")
     parser.add_argument("--json", action="store_true", help="for programs")
     given = parser.parse_intermixed_args(arguments)
-    words = [word.removeprefix("checkpoint_dir=") for word in given.words]
-    if len(words) > 1 or any(is_override(word) for word in words):
+    names, settings = split_words(given.words, "runs", ["checkpoint_dir"])
+    places = [*names, *settings.values()]
+    if len(places) > 1:
         raise UserError(f"runs takes one folder, got {' '.join(given.words)}: python train_unet.py runs [checkpoint_dir=FOLDER]")
-    folder = Path(words[0] if words else load_config({}).checkpoint_dir)
-    if words and not folder.is_dir():
+    folder = Path(places[0] if places else Config().checkpoint_dir)
+    if places and not folder.is_dir():
         raise UserError(f"checkpoint_dir: {folder} is no folder")
     summaries = [read_run_summary(run) for run in find_runs(folder)]
     if given.json:
@@ -54,7 +54,7 @@ def list_runs(arguments: Sequence[str], script: Script) -> int:
     if not summaries:
         console.say(f"No runs under {folder} yet; python train_unet.py starts one")
         return EXIT_DONE
-    for line in table(summaries, num_columns(sys.stdout)):
+    for line in table(summaries):
         console.say(line)
     _warn_of_damage(summaries, console)
     running = sum(summary.state == "running" for summary in summaries)
@@ -76,42 +76,27 @@ def as_json(summary: RunSummary) -> dict[str, Any]:
     }
 
 
-def table(summaries: Sequence[RunSummary], columns: int) -> list[str]:
-    """A header and a line for each run; on terminals of few columns names are cut."""
+def table(summaries: Sequence[RunSummary]) -> list[str]:
+    """A header and a line for each run."""
     rows = [["run", "state", "best IoU", "epochs", "last written"]]
     for summary in summaries:
         iou, planned = summary.best_iou, f"/{summary.num_epochs}" if summary.num_epochs else ""
         written = "" if summary.updated is None else f"{summary.updated.astimezone():%Y-%m-%d %H:%M}"
         rows.append([summary.name, summary.state, "–" if iou is None else f"{iou:.4f}", f"{len(summary.epochs)}{planned}", written])
-    others = sum(max(len(row[column]) + len(GAP) for row in rows) for column in range(1, len(rows[0])))
-    width = max(MIN_NAME, columns - others)
-    header, *lines = _aligned([[_cut(row[0], width), *row[1:]] for row in rows])
+    header, *lines = aligned(rows)
     start = header.index("state")
-    colours = [STATE_COLOURS[summary.state] for summary in summaries]
-    ends = [start + len(summary.state) for summary in summaries]
-    return [
-        header,
-        *(
-            line[:start] + painted(line[start:end], colour, sys.stdout) + line[end:]
-            for line, end, colour in zip(lines, ends, colours, strict=True)
-        ),
-    ]
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else f"{text[: width - 1]}…"
+    coloured = []
+    for summary, line in zip(summaries, lines, strict=True):
+        end = start + len(summary.state)
+        coloured.append(line[:start] + painted(line[start:end], STATE_COLOURS[summary.state], sys.stdout) + line[end:])
+    return [header, *coloured]
 
 
 def _cut_where_they_differ(values: Sequence[str]) -> list[str]:
     """Each in at most MAX_VALUE characters; of long values that begin alike, the part in which they differ."""
     alike = next((place for place, letters in enumerate(zip(*values, strict=False)) if len(set(letters)) > 1), 0)
     start = max(0, alike - MAX_VALUE // 4) if max(map(len, values)) > MAX_VALUE else 0
-    return [_cut(f"…{value[start + 1 :]}" if start else value, MAX_VALUE) for value in values]
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return [GAP.join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return [cut(f"…{value[start + 1 :]}" if start else value, MAX_VALUE) for value in values]
 
 
 def _warn_of_damage(summaries: Sequence[RunSummary], console: Console) -> None:
@@ -133,20 +118,6 @@ def read_run_words(
     wanted: list[str | None] = [*names] or [None]
     folders = [find_named_run(name, checkpoint_dir) for name in wanted]
     return names, list(dict.fromkeys(folders)), Path(settings["data_dir"]) if "data_dir" in settings else None
-
-
-def split_words(words: Sequence[str], command: str, keys: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Names of runs or files, and settings. Raises UserError for settings that the command does not take."""
-    settings: dict[str, str] = {}
-    names = [word for word in words if not is_override(word) or Path(word).exists()]
-    for word in (word for word in words if word not in names):
-        key, _, value = word.partition("=")
-        key = key.replace("-", "_")
-        if key not in keys or key in settings:
-            taken = " and ".join(f"{name}=FOLDER" for name in keys)
-            raise UserError(f"{word}: of settings {command} takes {taken} alone, once each")
-        settings[key] = value
-    return names, settings
 
 
 def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
@@ -208,21 +179,17 @@ def watch(arguments: Sequence[str], script: Script) -> int:
     parser.add_argument("words", nargs="*", metavar="RUN", help=help_text)
     add_page_options(parser)
     given = parser.parse_intermixed_args(arguments)
-    check_port(given.port)
     _, folders, _ = read_run_words(given.words, script, "watch")
 
     from unet_trainer.reports.run_report import WatchServer  # with OpenCV
 
     console = Console()
-    server = bind(given.host, given.port, lambda address: WatchServer(address, folders))
+    server = bind(given, lambda address: WatchServer(address, folders))
     for folder in folders:
         summary = read_run_summary(folder)
         planned = f" of {summary.num_epochs}" if summary.num_epochs else ""
         console.say(f"{folder}: {summary.state}, {len(summary.epochs)}{planned} epochs")
-    say_address(console, server, given.host, "see the runs and their validation images")
-    if not given.no_browser:
-        open_browser(server.url)
-    return serve(server, console)
+    return serve(server, given, console, "see the runs and their validation images")
 
 
 def compare(arguments: Sequence[str], script: Script) -> int:
@@ -265,11 +232,11 @@ def comparison_lines(found: Comparison) -> list[str]:
         difference = NONE if run.difference is None else f"{run.difference} {run.difference.verdict}"
         speed = [duration(summary.seconds), rate(summary.images_per_second), run.memory_text]
         rows.append([run.name, score(run.iou, 4), interval(run.interval), difference, progress, *speed, summary.state])
-    lines = [*_aligned(rows), "", *([found.note, ""] if found.note else [])]
+    lines = [*aligned(rows), "", *([found.note, ""] if found.note else [])]
     if not found.settings:
         return [*lines, "The runs have the same settings, as far as they are kept."]
     cells = [[name, *_cut_where_they_differ(values)] for name, values in found.settings]
-    return [*lines, *_aligned([["Settings that differ", *found.names], *cells])]
+    return [*lines, *aligned([["Settings that differ", *found.names], *cells])]
 
 
 def try_model(arguments: Sequence[str], script: Script) -> int:
@@ -288,7 +255,6 @@ def try_model(arguments: Sequence[str], script: Script) -> int:
     if len(models) > 1:
         raise UserError(f"got {len(models)} models ({', '.join(models)}); need one run or file")
     data_dir = Path(settings["data_dir"]) if settings else None
-    check_port(given.port)
     config = script.config([f"device={given.device}"])
     console = Console()
 
@@ -307,7 +273,7 @@ def try_model(arguments: Sequence[str], script: Script) -> int:
             raise
         note = " ".join(str(error).split())
     predictor = Predictor(load_engine(path, config.device))
-    server = bind(given.host, given.port, lambda address: TryServer(address, predictor, pairs, note))
+    server = bind(given, lambda address: TryServer(address, predictor, pairs, note))
     server.warm_up()
     card = predictor.engine.card
     console.say(f"Model: {card.run_name}{card.describe()}, on {predictor.engine.description}")
@@ -315,7 +281,4 @@ def try_model(arguments: Sequence[str], script: Script) -> int:
         console.say(f"Validation images: {len(server.pairs)}")
     else:
         console.note(f"there are no validation images to choose from: {server.note}")
-    say_address(console, server, given.host, "use the model and see the validation images")
-    if not given.no_browser:
-        open_browser(server.url)
-    return serve(server, console)
+    return serve(server, given, console, "use the model and see the validation images")

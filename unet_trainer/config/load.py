@@ -6,8 +6,8 @@ so that a typo is answered at once.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -69,22 +69,17 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
         given = _read_overrides(overrides, problems)
     sources |= dict.fromkeys(given, "argument" if isinstance(overrides, Mapping) else "command line")
     config, wrong = _parse_values({**(raw or {}), **given}, problems)
-    if "num_epochs" in given:  # a preset that is tried for a few epochs: its patience and warm-up may be longer than that
-        if "early_stopping_patience" not in given and _patience_is_too_long(config):
-            config = dataclasses.replace(config, early_stopping_patience=None)
-            sources["early_stopping_patience"] = sources["num_epochs"]
-        if "warmup_epochs" not in given and _warmup_is_too_long(config):
-            assert config.num_epochs != "auto"
-            config = dataclasses.replace(config, warmup_epochs=config.num_epochs / 2)
-            sources["warmup_epochs"] = sources["num_epochs"]
+    if "num_epochs" in given and config.num_epochs != "auto":  # a preset that is tried for a few epochs: what is longer gives way
+        fitting: dict[str, Any] = {"early_stopping_patience": None} if _patience_is_too_long(config) else {}
+        fitting |= {"warmup_epochs": config.num_epochs / 2} if _warmup_is_too_long(config) else {}
+        fitting = {name: value for name, value in fitting.items() if name not in given}
+        config = dataclasses.replace(config, **fitting)
+        sources |= dict.fromkeys(fitting, sources["num_epochs"])
     if raw is not None:  # of an unreadable file the overrides would be checked against defaults, which the file may change
         problems += [text for text in _contradictions(config) if not any(re.search(rf"\b{name}\b", text) for name in wrong)]
-    if problems and "://" not in config.data_dir and not is_demo_dir(config.data_dir):
-        with contextlib.suppress(OSError):  # as alone, it is told where the data are looked for
-            try:
-                Path(config.data_dir).stat()
-            except FileNotFoundError:
-                problems.append(f"data_dir: {config.data_dir} does not exist; need a folder with images/ and masks/")
+    data_dir = config.data_dir
+    if problems and not ("://" in data_dir or is_demo_dir(data_dir) or os.path.exists(data_dir)):  # noqa: PTH110 (no OSError)
+        problems.append(f"data_dir: {data_dir} does not exist; need a folder with images/ and masks/")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"{count} in {origin}:\n" + "\n".join(f"  {problem}" for problem in problems))
@@ -140,12 +135,10 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         preset = Path(__file__).parents[1] / "configs" / path.name  # there where pip has installed it
         if path.parent == Path("configs") and preset.is_file():
             return _read_file(preset, problems)
-        siblings = [str(sibling) for sibling in sorted(path.parent.glob("*.y*ml"))] or [
-            str(found) for found in sorted(Path("configs").glob("*.yaml"))
-        ]
-        by_stem = {Path(sibling).stem: sibling for sibling in siblings}
-        meant = near_miss(str(path), siblings) or by_stem.get(near_miss(path.stem, by_stem) or "")
-        hint = f"; did you mean {meant}?" if meant else f"; there are {', '.join(siblings)}" if siblings else ""
+        siblings = sorted(path.parent.glob("*.y*ml")) or sorted(Path("configs").glob("*.yaml"))
+        by_stem = {sibling.stem: str(sibling) for sibling in siblings}
+        meant = near_miss(path.stem, by_stem)
+        hint = f"; did you mean {by_stem[meant]}?" if meant else f"; there are {', '.join(by_stem.values())}" if siblings else ""
         raise YamlError(f"no such file{hint}") from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None

@@ -14,7 +14,6 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -77,13 +76,11 @@ class Kind:
 def near_miss(word: str, known: Iterable[str]) -> str | None:
     """The known name that is most similar to the word; None if none is."""
     word = word.lower()
-    matches = difflib.get_close_matches(word, list(known), n=5, cutoff=0.7)
 
     def similarity(name: str) -> tuple[float, int]:  # of equally similar names, the one with the longer common prefix
-        prefix = takewhile(lambda pair: pair[0] == pair[1], zip(name, word, strict=False))
-        return difflib.SequenceMatcher(None, name, word).ratio(), sum(1 for _ in prefix)
+        return difflib.SequenceMatcher(None, name, word).ratio(), len(os.path.commonprefix([name, word]))  # noqa: RUF071 (letters)
 
-    return max(matches, key=similarity, default=None)
+    return max(difflib.get_close_matches(word, list(known), n=5, cutoff=0.7), key=similarity, default=None)
 
 
 def parse(raw: Any, hint: Any) -> Any:

@@ -1,20 +1,34 @@
-"""The settings of a run: a config in which nothing is open, and where each value came from.
+"""auto → value and reason, for every setting that the user left open, from facts about the hardware, the dataset and the cost of a
+step; and the settings of a run that come of it.
 
-`Settings` owns what was asked for, what is taken, and why. Imports no torch and reads no files; `resolve` makes them.
+`resolve` is called once per run; the choices themselves are in choices. `Settings` owns what was asked for, what is taken, and why.
+Imports no torch and reads no files.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
+from unet_trainer.config import choices
 from unet_trainer.config.choices import NumberFormat
+from unet_trainer.config.facts import DatasetFacts, HardwareFacts, StepCost
 from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.config.schema import FIELDS, Config, as_dict, as_shape, parse_value, to_yaml
+from unet_trainer.config.schema import (
+    FIELDS,
+    MIN_ATTENTION_CHANNELS,
+    WITH_DECODER_CHANNELS,
+    Config,
+    as_dict,
+    as_shape,
+    parse_value,
+    to_yaml,
+)
 
 # config.yaml keeps what was asked for, so that the run can be repeated or resumed on another machine. Where that is auto and the
 # choice changes the numbers (use_amp, compile_model), it keeps what was chosen: a resumed run has the same bits.
@@ -84,8 +98,7 @@ def parsed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: parse_value(name, values[name]) for name in FIELDS}
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """Where a value came from (default, demo, file, config, command line, argument, or decided) and, if decided, why."""
 
     source: str
@@ -155,15 +168,12 @@ class Settings:
         return to_yaml(dataclasses.replace(self.repeatable(), **values), header, reasons)
 
     def decisions_dict(self) -> dict[str, list[str]]:
-        return {name: [decision.source, decision.reason] for name, decision in self.decisions.items()}
+        return {name: list(decision) for name, decision in self.decisions.items()}
 
     def explained(self) -> dict[str, dict[str, Any]]:
         """Value, source and reason of every setting."""
         taken = as_dict(self.taken)
-        return {
-            name: {"value": taken[name], "source": decision.source, "reason": decision.reason}
-            for name, decision in self.decisions.items()
-        }
+        return {name: {"value": taken[name], **decision._asdict()} for name, decision in self.decisions.items()}
 
     def describe(self) -> list[tuple[str, str, str]]:
         """Key, value and reason of each setting that was left open, does something, and is not said elsewhere."""
@@ -173,3 +183,293 @@ class Settings:
             for name, decision in self.decisions.items()
             if decision.source == "decided" and name not in SAID_ELSEWHERE and not (name in PLAIN and taken[name] == PLAIN[name])
         ]
+
+
+# What decides
+
+MeasureStep = Callable[[ResolvedConfig], StepCost | None]  # None: it cannot be measured
+FindWeights = Callable[[str], tuple[str | None, str]]  # encoder → imagenet or None, and why
+
+
+def resolve(
+    config: Config,
+    hardware: HardwareFacts,
+    dataset: DatasetFacts,
+    measure_step: MeasureStep = lambda config: None,
+    find_weights: FindWeights = lambda encoder: (None, "not looked for"),
+    seconds_spent: Callable[[], float] = lambda: 0.0,
+) -> Settings:
+    """Decides all that `config` leaves open; values that it sets are kept. `seconds_spent`: what training does not have of
+    time_budget, asked when the time is planned."""
+    draft = _Draft(config, hardware, dataset, seconds_spent)
+    _resolve_machine(draft)
+    _resolve_data(draft)
+    _resolve_augmentation(draft)
+    costs = _resolve_step(draft, measure_step)
+    if draft.is_open("encoder_weights"):
+        draft.decide("encoder_weights", *find_weights(draft["encoder"]))
+    _resolve_training(draft, costs)
+    _settle_contradictions(draft)
+    decisions = {name: Decision(config.sources.get(name, "default")) for name in FIELDS}
+    decisions |= {name: Decision("decided", reason) for name, (_, reason) in draft.decided.items()}
+    return Settings(config, draft.filled(), decisions)
+
+
+class _Draft:
+    """A config on its way to a resolved one."""
+
+    def __init__(self, config: Config, hardware: HardwareFacts, dataset: DatasetFacts, seconds_spent: Callable[[], float]) -> None:
+        self.config, self.hardware, self.dataset = config, hardware, dataset
+        self.seconds_spent = seconds_spent
+        self.on_cpu = hardware.kind == "cpu"
+        self.decided: dict[str, tuple[Any, str]] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        return self.decided[name][0] if name in self.decided else getattr(self.config, name)
+
+    def is_open(self, name: str) -> bool:
+        return bool(self[name] == "auto")
+
+    def decide(self, name: str, value: Any, reason: str) -> None:
+        self.decided[name] = value, reason
+
+    def decide_if_open(self, name: str, value: Any, reason: str) -> None:
+        if self.is_open(name):
+            self.decide(name, value, reason)
+
+    def filled(self, **values: Any) -> ResolvedConfig:
+        """The config with what is decided so far and these values."""
+        given = {name: getattr(self.config, name) for name in FIELDS}
+        decided = {name: value for name, (value, _) in self.decided.items()}
+        return ResolvedConfig(**{**given, **decided, **values}, sources=self.config.sources)
+
+    @property
+    def num_samples(self) -> int:
+        """Training samples of one pass."""
+        return len(self.dataset.train_sizes) * (self["crops_per_image"] if self["fit"] == "crop" else 1)
+
+    @property
+    def num_val(self) -> int:
+        """Validation images, or tiles of them."""
+        sizes = self.dataset.val_sizes
+        if self["fit"] == "resize":
+            return len(sizes)
+        height, width = as_shape(self["image_size"])
+        return sum(choices.count_tiles(size[0], height) * choices.count_tiles(size[1], width) for size in sizes)
+
+    @property
+    def budget(self) -> float | None:
+        """Seconds of training that were asked for; on a CPU there is always a limit."""
+        if self["time_budget"] is not None:
+            return max(1.0, seconds_of(self["time_budget"]) - self.seconds_spent())
+        return choices.CPU_BUDGET if self.on_cpu else None
+
+
+def _resolve_machine(draft: _Draft) -> None:
+    hardware = draft.hardware
+    draft.decide("device", hardware.device, hardware.name)
+    draft.decide_if_open("use_amp", *choices.choose_use_amp(hardware))
+    if draft["use_amp"]:
+        number_format, reason = choices.choose_number_format(draft["amp_dtype"], hardware)
+        if number_format == "float32":
+            draft.decide("use_amp", False, reason)
+        elif number_format != draft["amp_dtype"]:
+            draft.decide("amp_dtype", number_format, reason)
+    num_workers = choices.choose_num_workers(hardware.num_cores, draft.on_cpu, hardware.num_local_processes)
+    draft.decide_if_open("num_workers", num_workers, "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores")
+
+
+def _resolve_data(draft: _Draft) -> None:
+    dataset = draft.dataset
+    draft.decide_if_open("num_classes", dataset.num_classes, dataset.num_classes_reason)
+    tolerance_reason = dataset.mask_reason if dataset.mask_tolerance else "the values are exact"
+    draft.decide_if_open("mask_tolerance", dataset.mask_tolerance, tolerance_reason)
+    if draft["class_names"] is None and dataset.class_names is not None:
+        draft.decide("class_names", dataset.class_names, dataset.class_names_reason)
+    if draft.is_open("mask_values"):
+        draft.decide("mask_values", dataset.mask_values, dataset.mask_reason)
+        if draft["ignore_value"] is None and dataset.ignore_value is not None:
+            draft.decide("ignore_value", dataset.ignore_value, dataset.mask_reason)
+    draft.decide_if_open("in_channels", dataset.channels, "as the images have")
+    draft.decide_if_open("image_mean", dataset.mean, dataset.statistics_reason)
+    draft.decide_if_open("image_std", dataset.std, dataset.statistics_reason)
+    if dataset.are_blocks and draft["split"] == "random" and not draft["group_pattern"] and not draft["split_file"]:
+        draft.decide("split", "blocks", "one image: blocks of it train and validate")
+    fit = choices.choose_fit(dataset.measurements, dataset.train_sizes, draft.on_cpu, dataset.are_blocks)
+    draft.decide_if_open("fit", *fit)
+    draft.decide_if_open(
+        "image_size", *choices.choose_image_size(draft["fit"], dataset.train_sizes, dataset.measurements, draft.on_cpu)
+    )
+    if draft.is_open("crops_per_image") and draft["fit"] == "crop":
+        crops = choices.choose_crops_per_image(dataset.train_sizes, as_shape(draft["image_size"]))
+        draft.decide("crops_per_image", crops, "as many as fit side by side into an image of median area")
+    draft.decide_if_open("crops_per_image", 1, "not with fit: resize")
+    draft.decide_if_open("class_weights", *choices.choose_class_weights(dataset.class_shares, draft["num_classes"]))
+    draft.decide_if_open("loss", {"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel")
+
+
+def _resolve_augmentation(draft: _Draft) -> None:
+    dataset, measured = draft.dataset, draft.dataset.measurements
+    if measured is None:
+        draft.decide_if_open("augmentation", "default", "nothing was measured")
+        return
+    is_8bit = dataset.bytes_per_value == 1
+    draft.decide_if_open("augmentation", *choices.choose_augmentation(measured, draft["fit"], dataset.channels, is_8bit))
+    name = draft["augmentation"]
+    if name in ("default", "strong") and not measured.keeps_labels("vertical_flip", in_views=draft["fit"] == "crop"):
+        geometry, colour = choices.named_augmentation(name, dataset.channels, is_upright=True)
+        transforms = (*geometry, *(colour if is_8bit else [choices.INTENSITY_JITTER[name]]))
+        found = choices.describe_symmetry(measured, draft["fit"])
+        draft.decide("augmentation", transforms, f"{name} without vertical flips and large turns: {found}")
+
+
+def _settle_contradictions(draft: _Draft) -> None:
+    """What was set and does not go with what was decided: a config would be refused for it."""
+    num_epochs, patience = draft["num_epochs"], draft["early_stopping_patience"]
+    if patience is not None and patience >= num_epochs:
+        draft.decide("early_stopping_patience", None, f"{patience} can never be reached in {num_epochs} epochs")
+    if draft["warmup_epochs"] >= num_epochs:
+        draft.decide("warmup_epochs", num_epochs / 2, f"{draft['warmup_epochs']:g} would leave nothing of {num_epochs} epochs")
+    if draft["sync_batchnorm"] and draft["compile_model"] and draft.hardware.num_processes > 1:
+        draft.decide("compile_model", False, "sync_batchnorm breaks the compiled graph, and waits for the host")
+    if draft["batch_parts"] > draft["batch_size"]:
+        draft.decide("batch_parts", draft["batch_size"], f"a batch of {draft['batch_size']} has no more parts")
+
+
+def needs_cost(config: Config, hardware: HardwareFacts) -> bool:
+    """Whether trials of the step decide something."""
+    if config.num_epochs == "auto" and (hardware.kind == "cpu" or config.time_budget is not None):
+        return True
+    return (config.batch_size == "auto" and hardware.kind != "cpu") or (config.compile_model == "auto" and hardware.kind == "cuda")
+
+
+def _resolve_step(draft: _Draft, measure_step: MeasureStep) -> Mapping[int, StepCost | None]:
+    """Encoder and batch size, from trials of the step; the costs that were measured for this encoder, by batch size."""
+    hardware, on_cpu, is_planned = draft.hardware, draft.on_cpu, draft.is_open("num_epochs")
+    sizes = _batch_sizes_to_try(draft)
+    must_measure = needs_cost(draft.config, hardware)
+
+    def measure(batch_size: int, **model: Any) -> StepCost | None:
+        return measure_step(draft.filled(**{**_neutral(draft), **model, "batch_size": batch_size})) if must_measure else None
+
+    costs: dict[int, StepCost | None] = {}
+    if draft.is_open("encoder") and is_planned and draft.budget is not None:
+        costs[sizes[0]] = _choose_encoder(draft, sizes[0], measure)
+    draft.decide_if_open("encoder", choices.GPU_ENCODER, "num_epochs is set" if on_cpu else "a GPU trains it fast")
+    limit = choices.MEMORY_SHARE * hardware.free_memory or math.inf
+    for size in sizes:
+        cost = costs[size] = costs[size] if size in costs else measure(size)
+        if cost is None or (cost.is_possible and cost.memory <= limit):  # None: smaller batches cannot be measured either
+            break
+    if draft.is_open("batch_size"):
+        known = {size: cost for size, cost in costs.items() if cost is not None}
+        draft.decide("batch_size", *choices.choose_batch_size(known, 0 if on_cpu else hardware.free_memory, sizes[0]))
+    return costs
+
+
+def _batch_sizes_to_try(draft: _Draft) -> list[int]:
+    """The wanted one first, then smaller ones for little memory."""
+    if not draft.is_open("batch_size"):
+        return [draft["batch_size"]]
+    num_samples = draft.num_samples // draft.hardware.num_processes
+    wanted = choices.wanted_batch_size(num_samples, draft.on_cpu)
+    if not (draft.is_open("num_epochs") and draft.is_open("repeats")):  # images are repeated only where both are open
+        wanted = max(1, min(wanted, int(num_samples * (1 if draft.is_open("repeats") else draft["repeats"]))))
+    return [wanted // 2**halvings for halvings in range(wanted.bit_length())]
+
+
+def _choose_encoder(draft: _Draft, batch_size: int, measure: Callable[..., StepCost | None]) -> StepCost | None:
+    """The largest encoder that sees enough images in the budget; returns its cost. On a CPU the smallest is tried first: its steps
+    are short, and where it is too slow already no other is tried."""
+    has_widths = draft["decoder_channels"] is None and draft["architecture"] in WITH_DECODER_CHANNELS
+    on_cpu, num_processes = draft.on_cpu, draft.hardware.num_processes
+    num_val = draft.num_val // num_processes
+    chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
+    least_width = MIN_ATTENTION_CHANNELS if draft["decoder_attention"] == "scse" else 1
+    for encoder, widths in reversed(choices.CPU_ENCODERS) if on_cpu else choices.CPU_ENCODERS:
+        widths = widths and tuple(max(least_width, width) for width in widths)
+        cost = measure(batch_size, encoder=encoder, **({"decoder_channels": widths} if has_widths else {}))
+        is_enough = False
+        if cost is None or not cost.is_possible:
+            reason = "the smallest; no step could be tried" if cost is None else "the smallest; memory is short"
+            reason = reason if on_cpu else "the usual one"  # a smaller batch may fit
+        else:
+            budget = draft.budget or choices.CPU_BUDGET
+            views = choices.affordable_views(batch_size * num_processes, cost, num_val, budget)
+            speed = f"{batch_size / cost.seconds:.1f} images/s" + (f" on {draft.hardware.num_cores} cores" if on_cpu else "")
+            reason, is_enough = f"{speed}: {views:,} images in {choices.describe_seconds(budget)}", views >= choices.WANTED_VIEWS
+        if chosen is None or is_enough or not on_cpu:
+            chosen = encoder, widths, cost, reason
+        if is_enough != on_cpu or cost is None or not cost.is_possible:
+            break
+    assert chosen is not None
+    encoder, widths, cost, reason = chosen
+    draft.decide("encoder", encoder, reason)
+    if widths is not None and has_widths:
+        draft.decide("decoder_channels", widths, f"goes with {encoder}")
+    return cost
+
+
+def _neutral(draft: _Draft) -> dict[str, Any]:
+    """Values for a trial of the step, which do not change its cost: of settings that are open, and of those about the whole run."""
+    while_open = {
+        "repeats": 1, "encoder": choices.GPU_ENCODER, "encoder_weights": None, "learning_rate": 1e-3,
+        "weight_decay": 0.0, "ema_decay": 0.999, "cutmix": 0.0, "cache": "none",
+    }  # fmt: skip
+    fixed = {"num_epochs": 1, "time_budget": None, "early_stopping_patience": None, "warmup_epochs": 0.0, "compile_model": False}
+    return {name: value for name, value in while_open.items() if draft.is_open(name)} | fixed
+
+
+def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> None:
+    hardware, num_samples = draft.hardware, draft.num_samples
+    batch_size = draft["batch_size"] * hardware.num_processes  # of all processes
+    cost = costs.get(draft["batch_size"])
+    cost = cost if cost is not None and cost.is_possible else None
+    if cost is not None:
+        cost = dataclasses.replace(cost, eval_seconds=cost.eval_seconds / hardware.num_processes)
+    if draft.is_open("num_epochs"):
+        repeats = None if draft.is_open("repeats") else draft["repeats"]
+        accumulation = draft["accumulation_steps"]
+        ends_early = draft["time_budget"] is not None and draft.hardware.num_processes == 1
+        plan = choices.plan_steps(num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats, ends_early)
+        num_epochs, repeats, reason = plan
+        draft.decide("num_epochs", num_epochs, reason)
+        num_batches = max(1, int(num_samples * repeats) // batch_size)
+        draft.decide_if_open("repeats", repeats, f"{num_batches:,} batches between two validations")
+    draft.decide_if_open("repeats", 1, "num_epochs is set")
+    num_epochs = draft["num_epochs"]
+    passes = num_epochs * draft["repeats"]
+    if draft["fit"] == "crop":  # each sees a part of an image of median area
+        area = median(height * width for height, width in draft.dataset.train_sizes)
+        passes *= draft["crops_per_image"] * math.prod(as_shape(draft["image_size"])) / area
+    if draft.config.augmentation == "auto" and draft["augmentation"] != "default" and passes < choices.AUGMENTED_PASSES:
+        flips, found = choices.flips_of(draft["augmentation"]), draft.decided["augmentation"][1]
+        draft.decide("augmentation", flips or "none", f"images come {passes:.1f} times, too seldom for more than flips; {found}")
+    draft.decide_if_open("cutmix", *choices.choose_cutmix(passes, draft.config.augmentation == "auto"))
+    batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
+    num_steps = num_epochs * math.ceil(batches / draft["accumulation_steps"])
+    effective = batch_size * draft["accumulation_steps"] // (hardware.num_processes if draft["scale_lr"] else 1)
+    num_crops = draft["crops_per_image"] if draft["fit"] == "crop" else 1
+    num_bytes = decoded_bytes(draft["fit"], draft["image_size"], draft.dataset)
+    rate, rate_reason = choices.choose_learning_rate(draft["optimizer"], effective)
+    if not choices.num_pilot_steps(num_steps):
+        rate_reason += f"; {num_steps:,} steps are too few to try others"
+    for name, choice in {
+        "learning_rate": (rate, rate_reason),
+        "weight_decay": (0.05 if draft["optimizer"] == "adamw" else 1e-4, draft["optimizer"]),
+        "ema_decay": choices.choose_ema_decay(num_steps),
+        "warmup_epochs": choices.choose_warmup(num_epochs),
+        "early_stopping_patience": choices.choose_patience(num_epochs),
+        "compile_model": choices.choose_compile(hardware, cost, num_steps),
+        "cache": choices.choose_cache(num_bytes, hardware.host_memory, num_epochs * draft["repeats"] * num_crops),
+    }.items():
+        draft.decide_if_open(name, *choice)
+
+
+def decoded_bytes(fit: str, image_size: int | tuple[int, int], dataset: DatasetFacts) -> int:
+    """Of all pairs as the cache keeps them: resized, or whole."""
+    per_pixel = dataset.channels * dataset.bytes_per_value + 1
+    sizes: Sequence[tuple[int, int]] = [*dataset.train_sizes, *dataset.val_sizes]
+    if fit == "resize":
+        sizes = [as_shape(image_size)] * len(sizes)
+    return sum(height * width for height, width in sizes) * per_pixel

@@ -21,7 +21,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets import annotation_readers as readers
 from unet_trainer.datasets.annotation_readers import FORMATS, AnnotatedImage, Shape, path_pieces
 from unet_trainer.datasets.converted import Conversion, Converted, Converter
-from unet_trainer.datasets.layouts import describe_results, list_files, part_in, resolved, walk
+from unet_trainer.datasets.layouts import describe_results, list_files, part_in, walk
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, composed, divided, first_few, path_in
 from unet_trainer.datasets.rasterize import Canvas
 from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, naming
@@ -94,14 +94,11 @@ def find_annotations(config: Config, data_dir: Path, console: Console | None = N
     mask_dir may be the folder of the annotations, or one file.
     """
     place, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
-    skipped = Path(config.checkpoint_dir).resolve()
     texts = [here / name for here, names in walk(place) for name in names if Path(name).suffix.lower() in EXTENSIONS]
-    if not place.resolve().is_relative_to(skipped):
-        texts = [path for path in texts if not resolved(path).is_relative_to(skipped)]
     texts = [place] if place.is_file() else sorted(texts)
     if not texts or not image_root.is_dir():
         return None
-    images = [path for path in list_files(image_root) if not resolved(path).is_relative_to(skipped)]
+    images = list_files(image_root)
     results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
     if len(polygons) < len(texts):  # else training is meant to use them
         results += polygons

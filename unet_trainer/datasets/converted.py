@@ -36,7 +36,7 @@ from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, nam
 from unet_trainer.images.image_decoding import COLOUR_CHANNELS, IMAGE_EXTENSIONS, VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
-from unet_trainer.images.tiling import nearest_positions
+from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console
@@ -520,9 +520,7 @@ def _read_whole(path: Path) -> tuple[Pixels, bool, float | None]:
 def _read_whole_mask(path: Path, size: tuple[int, int]) -> Pixels:
     """H,W values as read_mask gives them, at the size of the image."""
     with naming(path):
-        mask = read_mask(path)
-    rows, columns = (nearest_positions(*lengths) for lengths in zip(mask.shape, size, strict=True))
-    return mask[rows[:, None], columns]
+        return resize_mask(read_mask(path), size)
 
 
 def _image_block(box: Box) -> tuple[bytes, dict[str, int]]:

@@ -161,14 +161,12 @@ def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:
 # Building the report
 
 
-def build_dataset_report(config: Config, console: Console, earlier: FoundPairs | None = None) -> DatasetReport:
-    """Finds the pairs, unless those of an `earlier` start are given, reads every file, and decides kind, coding and split. Raises
-    DataError if no pairs can be found."""
-    return report_on(earlier or find_dataset(config, console), config, console, is_resumed=earlier is not None)
-
-
-def report_on(found: FoundPairs, config: Config, console: Console, is_resumed: bool = False) -> DatasetReport:
-    """The report on pairs that were found. A resumed run keeps its split, and is not told again that it is too easy."""
+def build_dataset_report(
+    config: Config, console: Console, found: FoundPairs | None = None, is_resumed: bool = False
+) -> DatasetReport:
+    """Finds the pairs, unless they are given, reads every file, and decides kind, coding and split. A resumed run keeps its split,
+    and is not told again that it is too easy. Raises DataError if no pairs can be found."""
+    found = found or find_dataset(config, console)
     cache = scan.open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
     report = read_every_pair(found, config.resize_masks, cache, console, config.worker_timeout)
     if not report.pairs:

@@ -194,8 +194,7 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
         rule, pairs = f"{rule}; {names}", [replace(pair, part=lists[pair.name]) for pair in pairs]
     elif "val" in layout.parts:
         val = _pair_part(search, layout, "val", train.match.rule)
-        has_same_rule = (train.rule == "same names") == (val.rule == "same names")
-        rule += f"{'' if has_same_rule else f', val {val.rule}'}; {layout.divided}"
+        rule += f"; {layout.divided}"
         pairs = [*(replace(pair, part="train") for pair in pairs), *(replace(pair, part="val") for pair in val.pairs)]
         parts.append(val)
     if "val" in layout.parts or lists is not None or search.config.split == "blocks" or len({pair.group for pair in pairs}) < 2:

@@ -94,7 +94,17 @@ def find_neighbours(
     places = places_of(paths)
     order = sorted(range(len(places)), key=places.__getitem__)
     groupings, is_sequence, by_number = find_left_and_right(paths), False, Likeness(0, 0, 0)
-    why = dict.fromkeys(groupings, "images of one number are of the same subject by their names ({})")
+    found: dict[str, Likeness] = {}
+
+    def note(alike: Sequence[str], likeness: Likeness | None, fix: str, settings: dict[str, Any]) -> Note:
+        names = ", ".join(Path(path).stem for path in alike[:3])
+        why = f"images of one number are of the same subject by their names ({names})"
+        if likeness is not None:
+            where = "in the numbering" if is_sequence else "by name"
+            why = f"images are like their neighbours {where} ({names}): the most similar image is a neighbour {likeness}"
+        lines = "\n".join(f"  {line}" for line in setting_lines(settings))
+        return f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings
+
     if not groupings:
         groupings = find_groupings(paths)
         lengths = Counter(place.sequence for place in places)
@@ -114,10 +124,6 @@ def find_neighbours(
         is_sequence = by_number.is_high
         found = {pattern: _likeness(_are_same([its[index] for index in chosen]), nearest) for pattern, its in groupings.items()}
         groupings = _choose_groupings(groupings, found, is_sequence)
-        in_what = "in the numbering" if is_sequence else "by name"
-        text = f"images are like their neighbours {in_what} ({{}}): the most similar image is a neighbour {{}}"
-        why = {pattern: text.format("{}", by_number if is_sequence else found[pattern]) for pattern in groupings}
-        why["blocks"] = text.format("{}", by_number)
     for pattern, groups in sorted(groupings.items(), key=lambda item: -len(set(item[1]))):
         if _can_be_split(pairs, pattern, data_dir, val_fraction, num_folds):
             counts = Counter(groups)
@@ -125,11 +131,12 @@ def find_neighbours(
             sizes = f"of {smallest} images" if smallest == largest else f"of {smallest} to {largest} images"
             example = counts.most_common(1)[0][0]
             alike = [path for path, group in zip(paths, groups, strict=True) if group == example]
-            return _note(why[pattern], alike[:3], f"{len(counts)} groups {sizes} can stay together", {"group_pattern": pattern})
+            likeness = by_number if is_sequence else found.get(pattern)
+            return note(alike, likeness, f"{len(counts)} groups {sizes} can stay together", {"group_pattern": pattern})
     if not is_sequence:
         return NOTHING
-    alike = [paths[index] for index in order[len(order) // 2 :][:3]]
-    return _note(why["blocks"], alike, "blocks of the sequence can validate, with a gap", {"split": "blocks"})
+    alike = [paths[index] for index in order[len(order) // 2 :]]
+    return note(alike, by_number, "blocks of the sequence can validate, with a gap", {"split": "blocks"})
 
 
 def _choose_groupings(groupings: Groupings, found: dict[str, Likeness], is_sequence: bool) -> Groupings:
@@ -152,12 +159,6 @@ def _can_be_split(pairs: Sequence[Pair], pattern: str, data_dir: Path, val_fract
         return False
     wanted = 1 / num_folds if num_folds else val_fraction
     return VAL_SHARES[0] * wanted <= len(split.val) / len(pairs) <= VAL_SHARES[1] * wanted
-
-
-def _note(why: str, alike: Sequence[str], fix: str, settings: dict[str, Any]) -> Note:
-    why = why.format(", ".join(Path(path).stem for path in alike))
-    lines = "\n".join(f"  {line}" for line in setting_lines(settings))
-    return f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings
 
 
 def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], console: Console, cache_folder: Path) -> Note:

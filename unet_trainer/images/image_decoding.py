@@ -20,7 +20,7 @@ from PIL import Image
 
 from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, ORIENTATION, SIDEWAYS, TIFF_STARTS, TURNS, Pixels, TiffImage
+from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, ORIENTATION, TIFF_STARTS, TURNS, Pixels, TiffImage
 
 VOLUME_EXTENSIONS = (".nii", ".nii.gz")  # that training reads slice by slice
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
@@ -279,12 +279,6 @@ def is_cut_off(data: bytes) -> bool:
 def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
     """Height and width as stored, before any EXIF rotation; None where PIL cannot read the header. Moves the position of a file."""
     return look_with_pil(file, lambda picture: (picture.height, picture.width), None)
-
-
-def displayed_size(data: bytes) -> tuple[int, int] | None:
-    """As picture_size, but after the EXIF rotation that decode_image applies to a JPEG, PNG or WebP."""
-    size = picture_size(data)
-    return size[::-1] if size is not None and orientation_of(data) in SIDEWAYS else size
 
 
 def stored_size(data: bytes) -> tuple[int, int] | None:

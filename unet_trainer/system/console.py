@@ -12,7 +12,6 @@ import io
 import json
 import os
 import re
-import shutil
 import sys
 import textwrap
 import time
@@ -33,7 +32,7 @@ SILENT_SECONDS = 2.0  # without a terminal, a phase that takes longer says that 
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 Colour = Literal["red", "green", "yellow", "blue", "grey", "bold"]
 CODES: dict[Colour, str] = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
-WIDTH, MIN_COLUMNS = 100, 20  # columns, where there is no terminal; and at least
+WIDTH = 100  # columns of what is wrapped
 Level = Literal["ok", "warning", "problem"]
 MARKS: dict[Level, str] = {"ok": "✓", "warning": "⚠", "problem": "✗"}
 TITLE_WIDTH = 10  # of a finding, at least
@@ -46,11 +45,6 @@ UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\
 def readable(text: str) -> str:
     """A message with what a terminal would obey as \\x1b, and with bytes that are not UTF-8 as \\xe4."""
     return UNSHOWABLE.sub(_escaped, text)
-
-
-def encodable(text: str) -> str:
-    """As readable, for text that moves the cursor on purpose, as progress bars do: only what no encoding has is changed."""
-    return UNDECODED.sub(_escaped, text)
 
 
 def one_line(name: str) -> str:
@@ -91,12 +85,6 @@ def painted(text: str, colour: Colour, stream: Any) -> str:
     return f"\033[{CODES[colour]}m{text}\033[0m" if has_colours else text
 
 
-def num_columns(stream: Any) -> int:
-    """Of the terminal that the stream is; elsewhere a usual width."""
-    columns = shutil.get_terminal_size((WIDTH, 24)).columns if _is_terminal(stream or sys.stdout) else WIDTH
-    return max(MIN_COLUMNS, columns)
-
-
 @dataclass(frozen=True)
 class Finding:
     level: Level
@@ -104,33 +92,39 @@ class Finding:
     detail: str
     fix: str = ""  # a sentence, a command, or the line of the config to change
 
-    def lines(self, title_width: int, width: int = WIDTH) -> list[str]:
-        """As text: the mark and the title, then the detail and, on a line of its own, the fix."""
-        lead = f"  {MARKS[self.level]} {self.title:<{title_width}}  "
-        lines = wrapped(self.detail, lead, width)
-        return lines + (wrapped(self.fix, " " * len(lead) + "→ ", width) if self.fix else [])
+
+def finding_lines(findings: Sequence[Finding]) -> list[str]:
+    """The mark, the title, the detail and, on a line of its own, the fix of each."""
+    title_width, lines = max([TITLE_WIDTH, *(len(finding.title) for finding in findings)]), list[str]()
+    for finding in findings:
+        lead = f"  {MARKS[finding.level]} {finding.title:<{title_width}}  "
+        lines += wrapped(finding.detail, lead)
+        lines += wrapped(finding.fix, " " * len(lead) + "→ ") if finding.fix else []
+    return lines
 
 
-def finding_lines(findings: Sequence[Finding], width: int = WIDTH) -> list[str]:
-    title_width = max([TITLE_WIDTH, *(len(finding.title) for finding in findings)])
-    return [line for finding in findings for line in finding.lines(title_width, width)]
-
-
-def wrapped(text: str, lead: str, width: int = WIDTH) -> list[str]:
+def wrapped(text: str, lead: str) -> list[str]:
     """The text in lines that begin below each other, the first after `lead`. Line breaks in it are kept; paths are not broken."""
     lines: list[str] = []
     for paragraph in text.splitlines() or [""]:
-        lines += textwrap.wrap(paragraph, max(20, width - len(lead)), break_long_words=False, break_on_hyphens=False) or [""]
+        lines += textwrap.wrap(paragraph, max(20, WIDTH - len(lead)), break_long_words=False, break_on_hyphens=False) or [""]
     return [(lead if number == 0 else " " * len(lead)) + line for number, line in enumerate(lines)]
-
-
-def has_problem(findings: Iterable[Finding]) -> bool:
-    return any(finding.level == "problem" for finding in findings)
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
     """1 image, 2 images."""
     return f"{number} {one if number == 1 else many or one + 's'}"
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else f"{text[: width - 1]}…"
+
+
+def aligned(rows: Sequence[Sequence[str]], to_the_right: bool = False) -> list[str]:
+    """Lines of a table. `to_the_right`: all columns but the first."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    justify = str.rjust if to_the_right else str.ljust
+    return ["  ".join([row[0].ljust(widths[0]), *map(justify, row[1:], widths[1:])]).rstrip() for row in rows]
 
 
 def first_line(error: BaseException) -> str:
@@ -197,9 +191,10 @@ class FaultTolerantStream:
         self.report: Callable[[str], object] | None = report
 
     def write(self, text: str) -> int:
+        text = UNDECODED.sub(_escaped, text)  # no more than that: progress bars move the cursor on purpose
         try:
             with contextlib.suppress(UnicodeEncodeError):
-                return self.stream.write(encodable(text))
+                return self.stream.write(text)
             return self.stream.write(text.encode("ascii", "replace").decode())
         except (OSError, ValueError) as error:
             self._report(error)
@@ -213,19 +208,16 @@ class FaultTolerantStream:
 
     def _report(self, error: OSError | ValueError) -> None:
         if isinstance(error, BrokenPipeError):
-            self._drop()
+            # The reader is gone. Text that stays in the stream would fail whenever others flush it, as multiprocessing does before
+            # it starts a process.
+            with contextlib.suppress(OSError, ValueError):
+                nowhere = open_to_append(Path(os.devnull))
+                os.dup2(nowhere, self.stream.fileno())
+                os.close(nowhere)
         report, self.report = self.report, None
         if report is not None:
             reason = getattr(error, "strerror", None) or str(error)
             report(f"Warning: the terminal cannot be written to ({reason}); training continues, and this file has what is said")
-
-    def _drop(self) -> None:
-        """The reader is gone. Text that stays in the stream would fail whenever others flush it, as multiprocessing does before it
-        starts a process."""
-        with contextlib.suppress(OSError, ValueError):
-            nowhere = open_to_append(Path(os.devnull))
-            os.dup2(nowhere, self.stream.fileno())
-            os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -262,8 +254,7 @@ class Console:
 
     def log_only(self, text: str) -> None:
         """For messages that the caller prints itself."""
-        if self.log is not None:
-            self._append([text])
+        self._append([text])
 
     def fact(self, label: str, text: str) -> None:
         self.say(f"  {label + ':':<11} {text}")
@@ -288,8 +279,7 @@ class Console:
 
     def epoch_begins(self, epoch: int, num_epochs: int) -> None:
         if self.interactive:
-            rule = RULE[: num_columns(self.stream)]
-            print(f"\n{painted(f'Epoch {epoch}/{num_epochs}', 'bold', self.stream)}\n{rule}", file=self.stream, flush=True)
+            print(f"\n{painted(f'Epoch {epoch}/{num_epochs}', 'bold', self.stream)}\n{RULE}", file=self.stream, flush=True)
 
     def epoch_ends(self, row: Mapping[str, float | int], num_epochs: int, improved: bool, on_gpu: bool) -> None:
         best = " (best)" if improved else ""
@@ -324,10 +314,8 @@ class Console:
         if len(shown) > MAX_CLASSES:
             found = [(name, value) for name, value in shown if value is not None]
             shown = sorted(found, key=lambda entry: entry[1])[: MAX_CLASSES - 1]
-        width = max(len(name) for name in ("class", *(name for name, _ in shown)))
-        self.say(f"  {'class':<{width}}  IoU")
-        for name, value in shown:
-            self.say(f"  {name:<{width}}  {'–' if value is None else f'{value:.4f}'}")
+        for line in aligned([("class", "IoU"), *((name, "–" if value is None else f"{value:.4f}") for name, value in shown)]):
+            self.say(f"  {line}")
         if len(shown) < len(scores):
             self.say(f"  and {len(scores) - len(shown)} more, which are better or do not occur: per_class_iou in result.json")
 

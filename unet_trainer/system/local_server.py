@@ -207,49 +207,37 @@ Server = TypeVar("Server", bound=LocalServer)
 
 
 def add_page_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, default=0, metavar="N", help="of the page; a free one if left out")
+    parser.add_argument("--port", type=_port, default=0, metavar="N", help="of the page; a free one if left out")
     what = f"other machines see the page there; {LOCALHOST}: this machine alone"
     parser.add_argument("--host", default=LOCALHOST, metavar="ADDRESS", help=what)
     parser.add_argument("--no-browser", action="store_true", help="print the address only, do not open it")
 
 
-def check_port(port: int) -> None:
-    if not 0 <= port <= 65535:
-        raise UserError(f"--port: got {port}; need a number from 1 to 65535, or leave it out for a free one")
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"got {text}; need a number from 1 to 65535, or leave it out for a free one")
+    return int(text)
 
 
-def bind(host: str, port: int, make: Callable[[tuple[str, int]], Server]) -> Server:
-    """The server at this address. Raises UserError if it cannot be used."""
+def bind(given: argparse.Namespace, make: Callable[[tuple[str, int]], Server]) -> Server:
+    """The server at the address of the page options. Raises UserError if it cannot be used."""
     try:
-        return make((host, port))
+        return make((given.host, given.port))
     except OSError as error:
-        is_host = port == 0 or isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
-        key = f"--host {host}" if is_host else f"--port {port}"
+        is_host = given.port == 0 or isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        key = f"--host {given.host}" if is_host else f"--port {given.port}"
         hint = "leave it out for this machine alone" if is_host else "leave it out for a free one"
         raise UserError(f"{key}: cannot be used ({error.strerror}); {hint}") from None
 
 
-def say_address(console: Console, server: LocalServer, host: str, what_others_can: str) -> None:
-    if not is_loopback(host):
-        console.warn(f"--host {host}: whoever has the address below can {what_others_can}, over a connection that is not encrypted")
-    console.say(f"Open {server.url}")
-    console.say("Ctrl-C ends it.")
-
-
-def open_browser(url: str) -> bool:
-    """Opens the page if there is surely a browser with a window; a text browser would take the terminal."""
-    has_display = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-    if not has_display or not sys.stdout.isatty() or "SSH_CONNECTION" in os.environ:
-        return False
-    try:
-        browser = webbrowser.get()
-        return type(browser) is not webbrowser.GenericBrowser and browser.open(url)
-    except (webbrowser.Error, OSError):
-        return False
-
-
-def serve(server: LocalServer, console: Console) -> int:
-    """Until Ctrl-C."""
+def serve(server: LocalServer, given: argparse.Namespace, console: Console, what_others_can: str) -> int:
+    """Says the address, opens it in a browser and serves until Ctrl-C."""
+    if not is_loopback(given.host):
+        reached = f"--host {given.host}: whoever has the address below can {what_others_can}"
+        console.warn(f"{reached}, over a connection that is not encrypted")
+    console.say(f"Open {server.url}\nCtrl-C ends it.")
+    if not given.no_browser:
+        _open_browser(server.url)
     try:
         server.serve_forever()
     except KeyboardInterrupt:
@@ -259,3 +247,13 @@ def serve(server: LocalServer, console: Console) -> int:
         sys.stderr.flush()
         os._exit(EXIT_DONE)
     return EXIT_DONE
+
+
+def _open_browser(url: str) -> None:
+    """If there is surely a browser with a window: a text browser would take the terminal."""
+    has_display = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    if has_display and sys.stdout.isatty() and "SSH_CONNECTION" not in os.environ:
+        with contextlib.suppress(webbrowser.Error, OSError):
+            browser = webbrowser.get()
+            if type(browser) is not webbrowser.GenericBrowser:
+                browser.open(url)

@@ -37,11 +37,6 @@ def total_host_memory(root: Path | None = None) -> int:
     return min([total, *(limit for limit, _ in _memory_limits(root))])
 
 
-def memory_of_machine(root: Path | None = None) -> int | None:
-    """Bytes of memory that the machine shows, whatever a container may use of it; None where it does not tell."""
-    return _meminfo(root or ROOT).get("MemTotal")
-
-
 def free_disk(folder: Path) -> int:
     """Bytes free on the disk that holds the folder, or would hold it."""
     existing = next((place for place in (folder, *folder.parents) if place.exists()), Path())

@@ -148,7 +148,7 @@ def build_dataset(config: Config, console: Console, run_folder: Path | None) -> 
         ensure_demo(Path(config.data_dir))
     earlier = None if run_folder is None else _earlier_split(config, run_folder, console)
     try:
-        return build_dataset_report(config, console, earlier).checked()
+        return build_dataset_report(config, console, earlier, is_resumed=earlier is not None).checked()
     except DataError as error:
         raise DataError(f"{error}\nTo see all of it: python train_unet.py check data_dir={shlex.quote(config.data_dir)}") from None
 

@@ -15,8 +15,7 @@ import torch
 from unet_trainer.config import choices
 from unet_trainer.config.choices import choose_number_format, describe_symmetry
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
-from unet_trainer.config.resolve import resolve
-from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings, resolve
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import FIELDS, Config, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes

@@ -23,8 +23,7 @@ import torch
 from unet_trainer import __version__
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import HardwareFacts
-from unet_trainer.config.resolve import needs_cost
-from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings, needs_cost
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
