@@ -304,7 +304,7 @@ def show_run(folder, good):
     """All that shows a run."""
     summaries = [read_run_summary(folder), read_run_summary(good)]
     json.dumps([runs.as_json(summary) for summary in summaries], allow_nan=False)
-    runs.table(summaries, 80)
+    runs.table(summaries)
     render_report(summaries[0]).encode()
     comparison_lines(compare_runs(summaries))
     render_comparison(summaries[::-1]).encode()

@@ -116,7 +116,7 @@ def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(t
     straight = train(config, run_name="straight")
     said = capsys.readouterr().out
     taken = load_config(straight.run_dir / "config.yaml")
-    assert (taken.encoder, taken.decoder_channels) == choices.CPU_ENCODERS[-1]
+    assert (taken.encoder, taken.decoder_channels) == choices.CPU_ENCODERS_FROM_NOTHING[-1]
     assert (taken.batch_size, taken.repeats, taken.num_epochs) == (8, 2, 2)
     assert (taken.decoder_attention, taken.deep_supervision, taken.encoder_weights) == ("none", 0.0, None)
     assert (taken.image_size, taken.use_amp, taken.compile_model) == ((64, 64), False, False)

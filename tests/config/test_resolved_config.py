@@ -23,7 +23,14 @@ from helpers.resolving import (
     open_settings,
     settings_of,
 )
-from unet_trainer.config.choices import CPU_BUDGET, CPU_ENCODERS, WANTED_VIEWS, choose_num_workers, choose_number_format
+from unet_trainer.config.choices import (
+    CPU_BUDGET,
+    CPU_ENCODERS,
+    CPU_ENCODERS_FROM_NOTHING,
+    WANTED_VIEWS,
+    choose_num_workers,
+    choose_number_format,
+)
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig, decoded_bytes, resolve
@@ -39,6 +46,7 @@ EVERYTHING_SET = {
     "in_channels": 1,
     "image_mean": [0.5],
     "image_std": [0.25],
+    "normalize": "image",
     "image_size": 64,
     "crops_per_image": 5,
     "repeats": 2,
@@ -191,6 +199,19 @@ def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_ti
         assert [(config.encoder, config.decoder_channels) for config in trials.asked] == asked
         assert settings.decisions["encoder"].reason == "3.3 images/s on 8 cores: 12,000 images in 60 min"
         assert settings.decisions["decoder_channels"].source == ("default" if widths is None else "decided")
+
+
+def test_without_pretrained_weights_a_small_encoder_is_one_that_learns_from_nothing():
+    names = {encoder for encoder, _ in (*CPU_ENCODERS, *CPU_ENCODERS_FROM_NOTHING)}
+    costs = dict.fromkeys(names, StepCost(0.5, 0.0, 0))
+    given = {"measure_step": Trials(costs), "time_budget": "4m"}
+    given_up = open_settings(**given, find_weights=lambda encoder: (None, "no network"))
+    for taken in (given_up.taken, open_settings(**given, encoder_weights=None).taken):
+        assert (taken.encoder, taken.decoder_channels, taken.encoder_weights) == (*CPU_ENCODERS_FROM_NOTHING[-1], None)
+    pretrained = open_settings(**given).taken
+    assert (pretrained.encoder, pretrained.encoder_weights) == (CPU_ENCODERS[-1][0], "imagenet")
+    asked = open_settings(**given, encoder="tu-mobilenetv3_small_050", encoder_weights=None).taken
+    assert asked.encoder == "tu-mobilenetv3_small_050"
 
 
 def test_attention_that_is_set_gets_stages_as_wide_as_it_needs():

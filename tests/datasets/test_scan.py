@@ -13,6 +13,7 @@ from PIL import Image
 
 from helpers.image_bytes import damaged_jpeg, pil_bytes
 from helpers.shards import pairs_on_a_dead_remote
+from unet_trainer.config.choices import choose_normalize
 from unet_trainer.datasets import scan
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, scan_pairs
@@ -37,6 +38,7 @@ def make_jpeg(folder, name, seed=0):
 
 def save_array(folder, array):
     """A pair whose image is this array."""
+    folder.mkdir(exist_ok=True)
     np.save(folder / "a.npy", array)
     return Pair("a", folder / "a.npy", make_pair(folder, "a", np.zeros(array.shape[:2], np.uint8)).mask)
 
@@ -79,6 +81,17 @@ def test_the_facts_of_an_image_are_those_that_numpy_computes(tmp_path, dtype, ch
     assert facts.alpha is None
     assert not facts.is_turned
     assert facts.digest == hashlib.blake2b(pair.image.read_bytes(), digest_size=16).hexdigest()
+
+
+@pytest.mark.parametrize(("light", "normalize"), [(20, "dataset"), (90, "image")])
+def test_images_that_differ_more_from_each_other_than_within_are_normalised_one_by_one(tmp_path, light, normalize):
+    grain = np.random.default_rng(0).normal(60, 30, (3, 20, 30, 3)).clip(0, 120)
+    images = (grain + light * np.arange(3)[:, None, None, None]).clip(0, 255).astype(np.uint8)
+    pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(images)]
+    share = scan.brightness_share([found.image for found in scan_pairs(pairs, 1)], 3)
+    pixels = images.astype(np.float64)
+    assert share == pytest.approx((pixels.mean((1, 2)).var(0) / pixels.var((0, 1, 2))).mean())
+    assert choose_normalize(share) == (normalize, f"{share:.0%} of the variance of pixels lies between images")
 
 
 def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):

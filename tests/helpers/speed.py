@@ -38,10 +38,9 @@ from unet_trainer.datasets.dataset_report import build_dataset_report  # noqa: E
 from unet_trainer.datasets.demo import draw_sample  # noqa: E402
 from unet_trainer.images.image_decoding import write_image  # noqa: E402
 from unet_trainer.images.tiling import WholeImages  # noqa: E402
-from unet_trainer.loading.dataset import SegmentationDataset  # noqa: E402
+from unet_trainer.loading.dataset import PairSize, SegmentationDataset  # noqa: E402
 from unet_trainer.loading.loader import Loader  # noqa: E402
 from unet_trainer.loading.worker_pool import WorkerPool  # noqa: E402
-from unet_trainer.training.build import _pair_sizes  # noqa: E402
 from unet_trainer.training.history import column, read_metrics  # noqa: E402
 
 SIDE = 512
@@ -124,7 +123,7 @@ def measure_shards(given, folder, further):
             config = load_config({"data_dir": str(place), "checkpoint_dir": str(folder / "runs")})
             checked = build_dataset_report(config, silent_console()).checked()
             pairs, pool = checked.split.train, WorkerPool(given.workers)
-            known = _pair_sizes(checked, pairs)
+            known = [PairSize(image.size, mask.size) for image, mask in zip(*checked.facts_of(pairs), strict=True)]
             tiling = WholeImages((given.size, given.size), len(pairs))
             dataset = SegmentationDataset(pairs, known, checked.coding, checked.image_spec, tiling, None, 0)
             loader, speeds = Loader(dataset, 16, shuffle=True, pool=pool), []

@@ -24,9 +24,9 @@ from unet_trainer.inference import export
 from unet_trainer.inference.engine import SMP_CARD, ModelCard, OnnxEngine
 from unet_trainer.inference.export import CARD_FILE, OPSET, ExportError, compare, export_onnx, export_pt2, export_smp, smp_readme
 
-SPEC = small_spec(GREY_16BIT)
+SPEC = small_spec(GREY_16BIT, normalize="image")
 CARD = make_card(SPEC)
-SMP_SPEC = make_spec(FOUR_FLOATS, num_classes=3, decoder_channels=(32, 16, 16, 16, 16), decoder_attention="scse")
+SMP_SPEC = make_spec(FOUR_FLOATS, num_classes=3, decoder_channels=(32, 16, 16, 16, 16), decoder_attention="scse", normalize="image")
 EXPORTERS = {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp}
 
 
@@ -120,7 +120,7 @@ def test_networks_of_every_kind_compute_the_same(name, tmp_path):
 
 
 def test_an_exported_program_computes_what_the_model_computes_and_carries_the_card(tmp_path):
-    spec = small_spec(FOUR_FLOATS, num_classes=3)
+    spec = small_spec(FOUR_FLOATS, num_classes=3, normalize="image")
     segmenter, files = small_segmenter(spec), {CARD_FILE: ""}
     export_pt2(segmenter, make_card(spec), tmp_path / "model.pt2")
     network = torch.export.load(tmp_path / "model.pt2", extra_files=files).module()

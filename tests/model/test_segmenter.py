@@ -50,8 +50,10 @@ def test_a_spec_without_one_of_its_values_is_an_error():
     for name in SPECS["one class"].to_dict():
         content = SPECS["one class"].to_dict()
         del content[name]
-        if name in ("decoder_attention", "tile", "source_sides"):  # models of earlier versions have none
-            assert getattr(SegmenterSpec.from_dict(content), name) == ("none" if name == "decoder_attention" else None)
+        if name in ("decoder_attention", "normalize", "tile", "source_sides"):  # models of earlier versions have none
+            assert getattr(SegmenterSpec.from_dict(content), name) == {"decoder_attention": "none", "normalize": "dataset"}.get(
+                name
+            )
             continue
         if name == "decoder_channels":  # null: those of the architecture
             continue
@@ -102,3 +104,15 @@ def test_the_logits_are_those_of_the_network_on_normalised_and_padded_images(hei
     torch.testing.assert_close(logits, torch.cat([torch.zeros_like(expected), expected], 1))
     assert logits.shape == (2, 2, height, width)
     assert logits.dtype == torch.float32
+
+
+def test_images_that_differ_in_light_alone_are_one_image_to_a_network_that_normalises_each():
+    network = Spy()
+    pixels = torch.rand(1, 64, 32, 3, generator=torch.Generator().manual_seed(1)) * torch.tensor(RGB_8BIT.std)
+    image = pixels + torch.tensor(RGB_8BIT.mean)
+    flat = torch.tensor(RGB_8BIT.mean) + pixels / 100
+    Segmenter(make_spec(normalize="image"), network, False)(torch.cat([image, image + 3 * pixels, flat]))
+    given = network.given
+    torch.testing.assert_close(given[0], given[1], rtol=0.2, atol=0.01)  # but for what keeps flat ones from being amplified
+    torch.testing.assert_close(given.mean((1, 2, 3)), torch.zeros(3), rtol=0, atol=1e-4)
+    assert given.std((1, 2, 3)).tolist() == pytest.approx([0.85, 0.96, 0.05], abs=0.02)

@@ -190,6 +190,10 @@ def test_a_kill_during_the_save_after_a_damaged_state_leaves_the_good_one(small,
     write_checkpoint(small, CONTENT, previous=previous)
     bad = small.read_bytes()[:-100]
     small.write_bytes(bad)
+    previous.write_bytes(bad)
+    with pytest.raises(CheckpointError, match="no state of this run is left to go on from: resume=null trains anew"):
+        read_run(small.parent, lambda text: None)
+    previous.write_bytes(first)
     read_run(small.parent, lambda text: None)
     assert (small.read_bytes(), small.with_name("damaged.pt").read_bytes(), previous.exists()) == (first, bad, False)
     replace = Path.replace

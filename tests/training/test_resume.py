@@ -90,6 +90,8 @@ def test_what_is_open_is_as_the_run_began():
     for name in [*open_keys, "num_epochs"]:
         assert getattr(kept, name) == getattr(settings.taken, name), name
     assert isinstance(kept.class_weights, tuple)
+    of_an_earlier_version = {name: value for name, value in before.items() if name != "normalize"}
+    assert keep_decided(Config(num_classes=2), of_an_earlier_version).normalize == "dataset"
     assert (kept.device, kept.num_workers, kept.cache) == ("auto", "auto", "auto")
 
 

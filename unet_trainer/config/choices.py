@@ -17,12 +17,15 @@ NumberFormat = Literal["float32", "bfloat16", "float16"]
 Fit = Literal["resize", "crop"]
 Size = tuple[int, int]  # height, width
 
+DIFFERENT_IMAGES = 0.5  # share of the pixels' variance between images: light, stain or exposure hides what is in them
 WHOLE_IMAGE_STRUCTURE = 0.2  # structures of at least this share of the image's side need the whole image as context
 MOST_OF_IMAGE = 0.6  # share of the median image: a crop of so much is no better than the whole (docs/quality.md)
+FEW_OBJECTS = 3  # in an image: crops on a CPU are small, and the whole image was better with 1, crops with 26 (docs/quality.md)
 SMALL_SHARE = 0.9  # of the images, that are no larger than GPU_AREA where the whole image is taken instead of a large crop
 VANISHING = 2.0  # pixels: structures thinner than this in the largest resized image need native resolution
 MIN_THICKNESS = 4.0  # pixels: thinner structures are lost in the decoder
 GPU_AREA, CPU_AREA = 512**2, 256**2  # of an image that is resized
+SHORT_AREA, SHORT_BUDGET = 192**2, 1800.0  # on a CPU in less than so many seconds: more images taught more than finer ones
 MAX_AREA = 1024**2  # where thin structures need more
 GPU_CROPS, CPU_CROPS = (256, 512), (128, 256)  # smallest and largest side of a crop
 CROP_STRUCTURES = 8  # a crop is as wide as so many structures
@@ -58,6 +61,8 @@ CPU_ENCODERS: Sequence[tuple[str, tuple[int, ...] | None]] = (
     ("tu-mobilenetv3_small_100", (96, 48, 32, 24, 16)),
     ("tu-mobilenetv3_small_050", (64, 32, 16, 16, 8)),
 )
+# Of random weights a plain residual network learns more in a short time than a mobile one (docs/quality.md).
+CPU_ENCODERS_FROM_NOTHING = (*CPU_ENCODERS[:2], ("tu-test_resnet", (64, 32, 16, 16, 8)))
 WANTED_VIEWS = 12_000  # with fewer in the budget, a smaller encoder learns more
 COMPILE_SECONDS = 80.0  # of compiling a step on a GPU
 COMPILE_GAIN = 0.5  # share of a step's time that compiling saves
@@ -73,6 +78,11 @@ FLIPS = ("HorizontalFlip", "VerticalFlip")
 WARMUP_SHARE = 0.03  # of the epochs
 EMA_WINDOWS = 10  # the average spans a tenth of the run
 PATIENCE_SHARE, MIN_PATIENCE = 0.3, 5  # of the epochs, and epochs
+
+
+def choose_normalize(brightness_share: float) -> tuple[Literal["dataset", "image"], str]:
+    where = f"{brightness_share:.0%} of the variance of pixels lies between images"
+    return ("image", where) if brightness_share > DIFFERENT_IMAGES else ("dataset", where)
 
 
 def choose_fit(measured: Measurements | None, sizes: Sequence[Size], on_cpu: bool, are_blocks: bool = False) -> tuple[Fit, str]:
@@ -91,13 +101,15 @@ def choose_fit(measured: Measurements | None, sizes: Sequence[Size], on_cpu: boo
     side, _ = choose_image_size("crop", sizes, measured, on_cpu)
     areas = sorted(height * width for height, width in sizes)
     is_small = areas[int(SMALL_SHARE * (len(areas) - 1))] <= GPU_AREA
+    if is_small and on_cpu and measured.num_objects <= FEW_OBJECTS:
+        return "resize", f"{measured.num_objects:.0f} in a small image: most crops would hold none"
     if is_small and isinstance(side, int) and side**2 >= MOST_OF_IMAGE * median(areas):
         return "resize", f"a crop of {side}×{side} would be most of such small images: the model sees the whole image"
     return "crop", f"{share}: crops at native resolution keep them"
 
 
 def choose_image_size(
-    fit: Fit, sizes: Sequence[Size], measured: Measurements | None, on_cpu: bool
+    fit: Fit, sizes: Sequence[Size], measured: Measurements | None, on_cpu: bool, budget: float | None = None
 ) -> tuple[int | tuple[int, int], str]:
     height, width = (int(median(size[axis] for size in sizes)) for axis in (0, 1))
     if fit == "crop":
@@ -106,7 +118,8 @@ def choose_image_size(
         wanted = min(max(CROP_STRUCTURES * structure, low), high)
         side = max(MIN_SIDE, min(_rounded(wanted), min(height, width) // STRIDE * STRIDE))
         return side, f"structures of {structure:.0f} pixels in images of {width}×{height}"
-    area = CPU_AREA if on_cpu else GPU_AREA
+    is_short = budget is not None and budget < SHORT_BUDGET
+    area = GPU_AREA if not on_cpu else SHORT_AREA if is_short else CPU_AREA
     scale = min(1.0, math.sqrt(area / (height * width)))
     thickness = 0.0 if measured is None else measured.thickness
     reason = f"images of {width}×{height}"

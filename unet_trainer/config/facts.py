@@ -39,6 +39,7 @@ class Measurements:
     num_pairs: int  # that were measured
     structure: float  # size of the largest kind of structure: a typical object's side, or four times its thickness if that is less
     relative_structure: float  # the same, relative to its image's side
+    num_objects: float  # in an image, without specks
     thickness: float  # of the thinnest class
     size_spread: float  # 90th / 10th percentile of object sizes
     brightness_spread: float  # standard deviation of the images' mean brightness, as a share of the range of values
@@ -82,6 +83,7 @@ class DatasetFacts:
     class_names_reason: str = ""
     mask_tolerance: int = 0
     are_blocks: bool = False  # the images are parts of a larger one
+    brightness_share: float = 0.0  # of the variance of pixel values, that lies between images and not within them
 
 
 @dataclass(frozen=True)

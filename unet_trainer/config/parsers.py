@@ -37,7 +37,7 @@ _ENCODERS = (  # of segmentation-models-pytorch, which takes seconds to import; 
     "densenet169 densenet201 densenet161 inceptionresnetv2 inceptionv4 efficientnet-b0 efficientnet-b1 efficientnet-b2 "
     "efficientnet-b3 efficientnet-b4 efficientnet-b5 efficientnet-b6 efficientnet-b7 mobilenet_v2 xception mit_b0 mit_b1 mit_b2 "
     "mit_b3 mit_b4 mit_b5 mobileone_s0 mobileone_s1 mobileone_s2 mobileone_s3 mobileone_s4 "
-    "tu-mobilenetv3_small_100 tu-mobilenetv3_small_050"
+    "tu-mobilenetv3_small_100 tu-mobilenetv3_small_050 tu-test_resnet"
 )
 ENCODERS = frozenset(_ENCODERS.split())
 # The entries of TERMS, read from the text of their module: importing it would import torch, and a typo is answered before that.

@@ -40,7 +40,7 @@ SAID_ELSEWHERE = (
     "class_weights",
 )  # fmt: skip
 # Decided values that mean "nothing": they are in config.yaml with their reason, and not printed.
-PLAIN = {"crops_per_image": 1, "cutmix": 0.0}
+PLAIN = {"crops_per_image": 1, "cutmix": 0.0, "normalize": "dataset"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ class ResolvedConfig(Config):
     in_channels: int
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
+    normalize: Literal["dataset", "image"]
     image_size: int | tuple[int, int]
     fit: Literal["resize", "crop"]
     crops_per_image: int
@@ -205,9 +206,14 @@ def resolve(
     _resolve_machine(draft)
     _resolve_data(draft)
     _resolve_augmentation(draft)
-    costs = _resolve_step(draft, measure_step)
+    costs = _resolve_step(draft, measure_step, may_be_pretrained=config.encoder_weights is not None)
     if draft.is_open("encoder_weights"):
         draft.decide("encoder_weights", *find_weights(draft["encoder"]))
+        is_suited = "encoder" not in draft.decided or draft["encoder"] in dict(choices.CPU_ENCODERS_FROM_NOTHING)
+        if draft["encoder_weights"] is None and not is_suited:
+            for name in ("encoder", "decoder_channels", "batch_size"):
+                draft.decided.pop(name, None)
+            costs = _resolve_step(draft, measure_step, may_be_pretrained=False)
     _resolve_training(draft, costs)
     _settle_contradictions(draft)
     decisions = {name: Decision(config.sources.get(name, "default")) for name in FIELDS}
@@ -293,12 +299,14 @@ def _resolve_data(draft: _Draft) -> None:
     draft.decide_if_open("in_channels", dataset.channels, "as the images have")
     draft.decide_if_open("image_mean", dataset.mean, dataset.statistics_reason)
     draft.decide_if_open("image_std", dataset.std, dataset.statistics_reason)
+    draft.decide_if_open("normalize", *choices.choose_normalize(dataset.brightness_share))
     if dataset.are_blocks and draft["split"] == "random" and not draft["group_pattern"] and not draft["split_file"]:
         draft.decide("split", "blocks", "one image: blocks of it train and validate")
     fit = choices.choose_fit(dataset.measurements, dataset.train_sizes, draft.on_cpu, dataset.are_blocks)
     draft.decide_if_open("fit", *fit)
     draft.decide_if_open(
-        "image_size", *choices.choose_image_size(draft["fit"], dataset.train_sizes, dataset.measurements, draft.on_cpu)
+        "image_size",
+        *choices.choose_image_size(draft["fit"], dataset.train_sizes, dataset.measurements, draft.on_cpu, draft.budget),
     )
     if draft.is_open("crops_per_image") and draft["fit"] == "crop":
         crops = choices.choose_crops_per_image(dataset.train_sizes, as_shape(draft["image_size"]))
@@ -343,7 +351,7 @@ def needs_cost(config: Config, hardware: HardwareFacts) -> bool:
     return (config.batch_size == "auto" and hardware.kind != "cpu") or (config.compile_model == "auto" and hardware.kind == "cuda")
 
 
-def _resolve_step(draft: _Draft, measure_step: MeasureStep) -> Mapping[int, StepCost | None]:
+def _resolve_step(draft: _Draft, measure_step: MeasureStep, may_be_pretrained: bool) -> Mapping[int, StepCost | None]:
     """Encoder and batch size, from trials of the step; the costs that were measured for this encoder, by batch size."""
     hardware, on_cpu, is_planned = draft.hardware, draft.on_cpu, draft.is_open("num_epochs")
     sizes = _batch_sizes_to_try(draft)
@@ -354,7 +362,8 @@ def _resolve_step(draft: _Draft, measure_step: MeasureStep) -> Mapping[int, Step
 
     costs: dict[int, StepCost | None] = {}
     if draft.is_open("encoder") and is_planned and draft.budget is not None:
-        costs[sizes[0]] = _choose_encoder(draft, sizes[0], measure)
+        encoders = choices.CPU_ENCODERS if may_be_pretrained else choices.CPU_ENCODERS_FROM_NOTHING
+        costs[sizes[0]] = _choose_encoder(draft, sizes[0], encoders, measure)
     draft.decide_if_open("encoder", choices.GPU_ENCODER, "num_epochs is set" if on_cpu else "a GPU trains it fast")
     limit = choices.MEMORY_SHARE * hardware.free_memory or math.inf
     for size in sizes:
@@ -378,7 +387,12 @@ def _batch_sizes_to_try(draft: _Draft) -> list[int]:
     return [wanted // 2**halvings for halvings in range(wanted.bit_length())]
 
 
-def _choose_encoder(draft: _Draft, batch_size: int, measure: Callable[..., StepCost | None]) -> StepCost | None:
+def _choose_encoder(
+    draft: _Draft,
+    batch_size: int,
+    encoders: Sequence[tuple[str, tuple[int, ...] | None]],
+    measure: Callable[..., StepCost | None],
+) -> StepCost | None:
     """The largest encoder that sees enough images in the budget; returns its cost. On a CPU the smallest is tried first: its steps
     are short, and where it is too slow already no other is tried."""
     has_widths = draft["decoder_channels"] is None and draft["architecture"] in WITH_DECODER_CHANNELS
@@ -386,7 +400,7 @@ def _choose_encoder(draft: _Draft, batch_size: int, measure: Callable[..., StepC
     num_val = draft.num_val // num_processes
     chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
     least_width = MIN_ATTENTION_CHANNELS if draft["decoder_attention"] == "scse" else 1
-    for encoder, widths in reversed(choices.CPU_ENCODERS) if on_cpu else choices.CPU_ENCODERS:
+    for encoder, widths in reversed(encoders) if on_cpu else encoders:
         widths = widths and tuple(max(least_width, width) for width in widths)
         cost = measure(batch_size, encoder=encoder, **({"decoder_channels": widths} if has_widths else {}))
         is_enough = False

@@ -130,6 +130,7 @@ class CheckedDataset(DatasetReport):
 
     def facts(self, measurements: Measurements | None = None) -> DatasetFacts:
         """The facts from which `resolve` decides."""
+        train_images, _ = self.facts_of(self.split.train)
         return DatasetFacts(
             channels=self.image_spec.channels,
             mean=self.image_spec.mean,
@@ -139,7 +140,7 @@ class CheckedDataset(DatasetReport):
             ignore_value=self.coding.written_ignore_value,
             mask_reason=self.coding.reason,
             class_shares=mask_evidence.class_shares(self.masks, self.coding, self.num_ids),
-            train_sizes=[image.size for image in self.facts_of(self.split.train)[0]],
+            train_sizes=[image.size for image in train_images],
             val_sizes=[image.size for image in self.facts_of(self.split.val)[0]],
             bytes_per_value=1 if self.image_spec.is_8bit else 4,
             measurements=measurements,
@@ -149,6 +150,7 @@ class CheckedDataset(DatasetReport):
             class_names_reason=self.classes.class_names_reason,
             mask_tolerance=self.coding.tolerance,
             are_blocks=any(pair.box for pair in self.split.train),
+            brightness_share=scan.brightness_share(train_images, self.image_spec.channels),
         )
 
 

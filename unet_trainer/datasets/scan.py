@@ -513,6 +513,21 @@ def build_image_spec(
 def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel over the values of all images that are data; a channel without any spread has
     std 1."""
+    mean, within, between = _moments(images, channels)
+    std = np.sqrt(within + between)
+    has_spread = std > np.finfo(np.float32).eps * np.abs(mean)  # a constant has a tiny std from rounding
+    rounded = [tuple(float(f"{value:.6g}") for value in values) for values in (mean, np.where(has_spread, std, 1.0))]
+    return rounded[0], rounded[1]
+
+
+def brightness_share(images: Sequence[ImageFacts], channels: int) -> float:
+    """Of the variance of pixel values, the share that lies between images and not within them; the mean of the channels."""
+    _, within, between = _moments(images, channels)
+    return float(np.mean(between / np.maximum(within + between, np.finfo(np.float64).tiny)))
+
+
+def _moments(images: Sequence[ImageFacts], channels: int) -> tuple[Any, Any, Any]:
+    """Of each channel, over all values that are data: the mean, the variance within images and that between their means."""
     means, stds, missing = (
         np.array([np.broadcast_to(values, channels) for values in columns])
         for columns in zip(*((image.mean, image.std, image.missing or 0) for image in images), strict=True)
@@ -520,8 +535,4 @@ def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tupl
     weights = np.array([[image.height * image.width] for image in images], np.float64) - missing
     weights /= np.maximum(1, weights.sum(axis=0))
     mean = (weights * means).sum(axis=0)
-    variance = (weights * (stds**2 + (means - mean) ** 2)).sum(axis=0)
-    std = np.sqrt(variance)
-    has_spread = std > np.finfo(np.float32).eps * np.abs(mean)  # a constant has a tiny std from rounding
-    rounded = [tuple(float(f"{value:.6g}") for value in values) for values in (mean, np.where(has_spread, std, 1.0))]
-    return rounded[0], rounded[1]
+    return mean, (weights * stds**2).sum(axis=0), (weights * (means - mean) ** 2).sum(axis=0)

@@ -37,7 +37,7 @@ from unet_trainer.inference.engine import (
     add_digest,
     import_optional,
 )
-from unet_trainer.model.segmenter import STRIDE, Segmenter, class_logits
+from unet_trainer.model.segmenter import FLAT, STRIDE, Segmenter, class_logits
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import counted, first_line
 from unet_trainer.system.input_files import read_bytes, read_text
@@ -60,18 +60,13 @@ class ExportError(UserError):
 class ExportNetwork(torch.nn.Module):
     """Normalises and runs a Segmenter's network."""
 
-    mean: torch.Tensor
-    scale: torch.Tensor
-
     def __init__(self, segmenter: Segmenter) -> None:
         super().__init__()
-        self.network = segmenter.network
-        self.register_buffer("mean", segmenter.mean.clone())
-        self.register_buffer("scale", segmenter.scale.clone())
+        self.segmenter = segmenter
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """N,C,H,W float32 → N,K,H,W float32."""
-        return class_logits(self.network((images - self.mean) * self.scale))
+        return class_logits(self.segmenter.network(self.segmenter.normalise(images)))
 
 
 def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
@@ -155,6 +150,7 @@ def onnx_metadata(card: ModelCard) -> dict[str, str]:
         "image_depth": image.depth,
         "image_mean": json.dumps(image.mean),
         "image_std": json.dumps(image.std),
+        "normalize": spec.normalize,
         "trained_size": json.dumps(spec.image_size),
         "fit": spec.fit,
         "tile": json.dumps(None if spec.fit == "resize" else spec.tile or spec.image_size),
@@ -221,6 +217,7 @@ def smp_readme(card: ModelCard) -> str:
     """In place of smp's, which states the licence of its own code as that of the weights."""
     spec, (height, width) = card.spec, card.spec.image_size
     rows, columns = spec.tile or spec.image_size
+    by_image = spec.normalize == "image"
     resized = f"Images are resized to {height} × {width} (height × width), and the logits back."
     tiled = f"Images keep their resolution, in overlapping tiles of {rows} × {columns} (height × width); sides are padded to "
     names = zip(spec.id_names, spec.id_colours, strict=True)
@@ -231,6 +228,9 @@ def smp_readme(card: ModelCard) -> str:
         channels=spec.image.channels,
         depth=spec.image.depth,
         stride=STRIDE,
+        alone=f"\npixels = (pixels - pixels.mean((1, 2, 3), True)) / (pixels.std((1, 2, 3), False, True) + {FLAT})"
+        if by_image
+        else "",
         num_classes=spec.num_classes,
         ids="(logits > 0)[:, 0].long()" if spec.num_classes == 1 else "logits.argmax(1)",
         sizes=resized if spec.fit == "resize" else f"{tiled}multiples of {STRIDE} at the lower and right edge.",

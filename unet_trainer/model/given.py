@@ -60,7 +60,10 @@ def own_loss(num_ids: int) -> OwnLoss:
 def own_network(spec: SegmenterSpec) -> torch.nn.Module:
     """A copy of the module, or what the function makes for this spec. Raises UserError."""
     model = _take("model", "network", "train(..., model=...) or load(..., model=...)")
-    network = copy.deepcopy(model if isinstance(model, torch.nn.Module) else model(spec))
+    network = model if isinstance(model, torch.nn.Module) else model(spec)
+    while (wrapped := getattr(network, "_orig_mod", None)) is not None:  # torch.compile's: a run compiles by itself
+        network = wrapped
+    network = copy.deepcopy(network)
     if not isinstance(network, torch.nn.Module):
         raise UserError(f"model: got {type(network).__name__} from {model!r}; need a torch.nn.Module")
     sides = [-(-side // STRIDE) * STRIDE for side in spec.image_size]

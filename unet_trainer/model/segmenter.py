@@ -25,6 +25,7 @@ from unet_trainer.system.json_cache import Shape, pick
 
 AUXILIARY = "auxiliary"  # module of a network that is used in training only, see deep_supervision
 MAX_SIDE = 8192  # of a training sample or a tile
+FLAT = 0.05  # of the dataset's standard deviation: what has less contrast is not amplified to that of others
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
 
 
@@ -43,6 +44,7 @@ class SegmenterSpec:
     encoder: str
     decoder_channels: tuple[int, ...] | None
     decoder_attention: Literal["none", "scse"] = "none"
+    normalize: Literal["dataset", "image"] = "dataset"
     tile: tuple[int, int] | None = None  # fit: crop: height and width that images are cut into; None: image_size
     source_sides: tuple[float, float] | None = None  # fit: resize: √(height × width) of the smallest and largest training image
 
@@ -103,7 +105,7 @@ SAVED: Shape = {
     "num_classes": Annotated[int, Field(ge=1, le=254)],
     **{"id_names": list[str], "id_colours": list[Colour], "image_size": Size, "tile": Size},
     "source_sides": Annotated[list[Number], Field(min_length=2, max_length=2)],
-    **{"fit": Literal["resize", "crop"], "architecture": str, "encoder": str},
+    **{"fit": Literal["resize", "crop"], "normalize": Literal["dataset", "image"], "architecture": str, "encoder": str},
     **{"decoder_channels": list[Channels], "decoder_attention": Literal["none", "scse"]},
 }
 
@@ -130,12 +132,13 @@ def build_spec(
         encoder=config.encoder,
         decoder_channels=config.decoder_channels,
         decoder_attention=config.decoder_attention,
+        normalize=config.normalize,
         source_sides=(min(sides), max(sides)) if sides else None,
     )
 
 
 class Segmenter(torch.nn.Module):
-    """Normalises, pads to a multiple of STRIDE, runs the network, removes the padding."""
+    """Pads to a multiple of STRIDE, normalises, runs the network, removes the padding."""
 
     mean: torch.Tensor
     scale: torch.Tensor
@@ -154,12 +157,19 @@ class Segmenter(torch.nn.Module):
         return class_logits(self.network(self.prepare(images))[:, :, : images.shape[1], : images.shape[2]])
 
     def prepare(self, images: torch.Tensor) -> torch.Tensor:
-        """N,H,W,C images → N,C,H,W as the network takes them: normalised, and padded to a multiple of STRIDE."""
+        """N,H,W,C images → N,C,H,W as the network takes them: padded to a multiple of STRIDE, and normalised."""
         height, width = images.shape[1:3]
-        pixels = images.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
-        normalised = (pixels.float() - self.mean) * self.scale
+        pixels = images.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format).float()
         if height % STRIDE or width % STRIDE:
-            normalised = F.pad(normalised, (0, -width % STRIDE, 0, -height % STRIDE), mode="replicate")
+            pixels = F.pad(pixels, (0, -width % STRIDE, 0, -height % STRIDE), mode="replicate")
+        return self.normalise(pixels)
+
+    def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
+        """N,C,H,W float32."""
+        normalised = (pixels - self.mean) * self.scale
+        if self.spec.normalize == "image":
+            spread, mean = torch.std_mean(normalised, (1, 2, 3), correction=0, keepdim=True)
+            normalised = (normalised - mean) / (spread + FLAT)
         return normalised
 
 

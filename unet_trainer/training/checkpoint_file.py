@@ -251,7 +251,7 @@ def read_run(where: Path, tell: Callable[[str], object]) -> dict[str, Any]:
     try:
         content = read_last(where / PREVIOUS)
     except CheckpointError as error:
-        raise CheckpointError(f"{damage}; {error}") from None
+        raise CheckpointError(f"{damage}; {error}; no state of this run is left to go on from: resume=null trains anew") from None
     tell(f"{damage}; going on from {where / PREVIOUS}, which was saved before it{_move_damaged_aside(where)}")
     return content
 

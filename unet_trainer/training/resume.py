@@ -24,7 +24,7 @@ DECIDED_BY = {
     "the optimizer's state": "optimizer",
     "the order of the images": "seed",
     "which epoch was best": "monitor",
-    "what the model sees": "image_size fit image_mean image_std",
+    "what the model sees": "image_size fit image_mean image_std normalize",
     "which images validate": "num_folds fold",
     "how many steps an epoch has": "repeats",
 }
@@ -38,6 +38,7 @@ MAY_CHANGE_SILENTLY = {
 }  # fmt: skip
 # What is open at the resume as well keeps the value of the checkpoint, but for these: they change no bits.
 MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume", "num_epochs")
+EARLIER = {"normalize": "dataset"}  # what versions did that had no such setting
 # They decide which batches and steps an epoch has.
 BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image", "repeats")
 
@@ -45,6 +46,7 @@ BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image", "repeats
 def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
     """The config of a resumed run: what it leaves open is as the run began. Raises CheckpointError for another number of classes,
     which no mask value would fit."""
+    before = {**EARLIER, **before}
     number = before.get("num_classes", config.num_classes)
     if config.num_classes not in ("auto", number):
         raise _refusal([f"num_classes: {number} in the checkpoint, {config.num_classes} now; it decides the classes"])
@@ -82,6 +84,7 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Ma
 
     `asked` is the config of this start before anything was decided: what is `auto` in both has not changed.
     """
+    before = {**EARLIER, **before}
     changed = [
         name
         for name in FIELDS

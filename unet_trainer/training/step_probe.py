@@ -45,7 +45,7 @@ MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 40  # of the timed steps
 COST_KEYS = (
     "architecture", "encoder", "decoder_channels", "decoder_attention", "deep_supervision", "num_classes", "in_channels",
     "image_size", "batch_size", "batch_parts", "loss", "optimizer", "grad_clip", "use_amp", "amp_dtype", "compile_model",
-    "channels_last", "allow_tf32", "deterministic",
+    "channels_last", "allow_tf32", "deterministic", "normalize",
 )  # fmt: skip
 
 
