@@ -49,19 +49,16 @@ def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(
 
 
 @pytest.mark.parametrize(
-    ("sizes", "on_cpu", "num_objects", "fit"),
+    ("sizes", "on_cpu", "fit"),
     [
-        ([(285, 122), (293, 257), (300, 330)], False, 20, "resize"),  # a crop of 256² is most of them
-        ([(285, 122), (293, 257), (300, 330)], True, 20, "crop"),  # of 160², a part
-        ([(285, 122), (293, 257), (300, 330)], True, 1, "resize"),  # in which there is often nothing
-        ([(256, 256)] * 8 + [(1024, 1024)] * 2, False, 1, "crop"),  # some are large: resized they would lose their details
-        ([(256, 256)] * 8 + [(1024, 1024)] * 2, True, 1, "crop"),
-        ([(512, 512)] * 9, False, 1, "crop"),  # four crops take the time of one whole image
+        ([(285, 122), (293, 257), (300, 330)], False, "resize"),  # a crop of 256² is most of them
+        ([(285, 122), (293, 257), (300, 330)], True, "crop"),  # of 160², a part
+        ([(256, 256)] * 8 + [(1024, 1024)] * 2, False, "crop"),  # some are large: resized they would lose their details
+        ([(512, 512)] * 9, False, "crop"),  # four crops take the time of one whole image
     ],
 )
-def test_small_images_are_seen_whole_where_a_crop_would_be_most_of_them_or_hold_nothing(sizes, on_cpu, num_objects, fit):
-    found = measured(relative_structure=0.06, structure=20.0, num_objects=num_objects)
-    assert choose_fit(found, sizes, on_cpu)[0] == fit
+def test_small_images_are_seen_whole_where_a_crop_would_be_most_of_them(sizes, on_cpu, fit):
+    assert choose_fit(measured(relative_structure=0.06, structure=20.0), sizes, on_cpu)[0] == fit
 
 
 def test_large_images_are_brought_to_the_area_of_512_squared_with_their_shape():

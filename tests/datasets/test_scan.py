@@ -91,6 +91,9 @@ def test_images_that_differ_more_from_each_other_than_within_are_normalised_one_
     share = scan.brightness_share([found.image for found in scan_pairs(pairs, 1)], 3)
     pixels = images.astype(np.float64)
     assert share == pytest.approx((pixels.mean((1, 2)).var(0) / pixels.var((0, 1, 2))).mean())
+    one_channel = np.concatenate([images[..., :1], np.zeros((3, 20, 30, 2), np.uint8)], axis=3)  # as fluorescence in an RGB file
+    pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(one_channel)]
+    assert scan.brightness_share([found.image for found in scan_pairs(pairs, 1)], 3) == pytest.approx(share, rel=0.1)
     assert choose_normalize(share) == (normalize, f"{share:.0%} of the variance of pixels lies between images")
 
 

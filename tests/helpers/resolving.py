@@ -34,7 +34,6 @@ MEASURED = Measurements(
     num_pairs=100,
     structure=20.0,
     relative_structure=0.1,
-    num_objects=20.0,
     thickness=20.0,
     size_spread=2.0,
     brightness_spread=0.1,

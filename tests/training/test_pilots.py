@@ -231,6 +231,7 @@ def test_a_run_that_learns_and_one_whose_recipe_was_set_go_on(open_recipe, monke
         ([0.02, 0.05, 0.11, 0.04], [1.4, 1.3, 1.2, 1.2], False),
         ([0.02, 0.05, 0.06, 0.08], [1.4, 1.3, 1.2, 1.1], False),  # below the constant prediction, and learning
         ([0.02, 0.4, 0.5, 0.02, 0.01, 0.0], [1.4, 0.9, 0.7, 1.3, 1.4, 1.4], True),  # fell to nothing
+        ([0.09, 0.02, 0.01, 0.0], [1.7, 1.2, 1.2, 1.2], True),  # from everything to nothing: the loss falls, and is not learning
         ([math.nan] * 3, [1.4, 1.4, 1.4], False),
     ],
 )

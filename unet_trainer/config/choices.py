@@ -20,7 +20,6 @@ Size = tuple[int, int]  # height, width
 DIFFERENT_IMAGES = 0.5  # share of the pixels' variance between images: light, stain or exposure hides what is in them
 WHOLE_IMAGE_STRUCTURE = 0.2  # structures of at least this share of the image's side need the whole image as context
 MOST_OF_IMAGE = 0.6  # share of the median image: a crop of so much is no better than the whole (docs/quality.md)
-FEW_OBJECTS = 3  # in an image: crops on a CPU are small, and the whole image was better with 1, crops with 26 (docs/quality.md)
 SMALL_SHARE = 0.9  # of the images, that are no larger than GPU_AREA where the whole image is taken instead of a large crop
 VANISHING = 2.0  # pixels: structures thinner than this in the largest resized image need native resolution
 MIN_THICKNESS = 4.0  # pixels: thinner structures are lost in the decoder
@@ -101,8 +100,6 @@ def choose_fit(measured: Measurements | None, sizes: Sequence[Size], on_cpu: boo
     side, _ = choose_image_size("crop", sizes, measured, on_cpu)
     areas = sorted(height * width for height, width in sizes)
     is_small = areas[int(SMALL_SHARE * (len(areas) - 1))] <= GPU_AREA
-    if is_small and on_cpu and measured.num_objects <= FEW_OBJECTS:
-        return "resize", f"{measured.num_objects:.0f} in a small image: most crops would hold none"
     if is_small and isinstance(side, int) and side**2 >= MOST_OF_IMAGE * median(areas):
         return "resize", f"a crop of {side}×{side} would be most of such small images: the model sees the whole image"
     return "crop", f"{share}: crops at native resolution keep them"
@@ -267,10 +264,12 @@ def choose_class_weights(class_shares: Sequence[float], num_classes: int) -> tup
     return tuple(round(weight, 3) for weight in weights), "rare classes weigh more, by the fourth root of their rarity"
 
 
-def choose_cutmix(num_passes: float, is_augmented: bool) -> tuple[float, str]:
+def choose_cutmix(num_passes: float, is_augmented: bool, normalize: str) -> tuple[float, str]:
     """For images that come often enough to be learned by heart."""
     if not is_augmented:
         return 0.0, "augmentation is set"
+    if normalize == "image":
+        return 0.0, "a piece of a brighter image would change how the whole is normalised"
     often = f"images come {num_passes:,.0f} times"
     if num_passes < CUTMIX_PASSES:
         return 0.0, f"{often}: too seldom to be learned by heart"

@@ -39,7 +39,6 @@ class Measurements:
     num_pairs: int  # that were measured
     structure: float  # size of the largest kind of structure: a typical object's side, or four times its thickness if that is less
     relative_structure: float  # the same, relative to its image's side
-    num_objects: float  # in an image, without specks
     thickness: float  # of the thinnest class
     size_spread: float  # 90th / 10th percentile of object sizes
     brightness_spread: float  # standard deviation of the images' mean brightness, as a share of the range of values

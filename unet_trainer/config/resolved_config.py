@@ -304,10 +304,9 @@ def _resolve_data(draft: _Draft) -> None:
         draft.decide("split", "blocks", "one image: blocks of it train and validate")
     fit = choices.choose_fit(dataset.measurements, dataset.train_sizes, draft.on_cpu, dataset.are_blocks)
     draft.decide_if_open("fit", *fit)
-    draft.decide_if_open(
-        "image_size",
-        *choices.choose_image_size(draft["fit"], dataset.train_sizes, dataset.measurements, draft.on_cpu, draft.budget),
-    )
+    seconds = None if draft["time_budget"] is None else seconds_of(draft["time_budget"])
+    size = choices.choose_image_size(draft["fit"], dataset.train_sizes, dataset.measurements, draft.on_cpu, seconds)
+    draft.decide_if_open("image_size", *size)
     if draft.is_open("crops_per_image") and draft["fit"] == "crop":
         crops = choices.choose_crops_per_image(dataset.train_sizes, as_shape(draft["image_size"]))
         draft.decide("crops_per_image", crops, "as many as fit side by side into an image of median area")
@@ -459,7 +458,7 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     if draft.config.augmentation == "auto" and draft["augmentation"] != "default" and passes < choices.AUGMENTED_PASSES:
         flips, found = choices.flips_of(draft["augmentation"]), draft.decided["augmentation"][1]
         draft.decide("augmentation", flips or "none", f"images come {passes:.1f} times, too seldom for more than flips; {found}")
-    draft.decide_if_open("cutmix", *choices.choose_cutmix(passes, draft.config.augmentation == "auto"))
+    draft.decide_if_open("cutmix", *choices.choose_cutmix(passes, draft.config.augmentation == "auto", draft["normalize"]))
     batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
     num_steps = num_epochs * math.ceil(batches / draft["accumulation_steps"])
     effective = batch_size * draft["accumulation_steps"] // (hardware.num_processes if draft["scale_lr"] else 1)

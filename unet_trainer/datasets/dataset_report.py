@@ -131,6 +131,7 @@ class CheckedDataset(DatasetReport):
     def facts(self, measurements: Measurements | None = None) -> DatasetFacts:
         """The facts from which `resolve` decides."""
         train_images, _ = self.facts_of(self.split.train)
+        are_blocks = any(pair.box for pair in self.split.train)
         return DatasetFacts(
             channels=self.image_spec.channels,
             mean=self.image_spec.mean,
@@ -149,8 +150,9 @@ class CheckedDataset(DatasetReport):
             class_names=self.classes.class_names,
             class_names_reason=self.classes.class_names_reason,
             mask_tolerance=self.coding.tolerance,
-            are_blocks=any(pair.box for pair in self.split.train),
-            brightness_share=scan.brightness_share(train_images, self.image_spec.channels),
+            are_blocks=are_blocks,
+            # Blocks of one image have its light: what differs between them is what they show.
+            brightness_share=0.0 if are_blocks else scan.brightness_share(train_images, self.image_spec.channels),
         )
 
 

@@ -37,7 +37,7 @@ VIEW = 256  # side of the crops for which symmetry is judged too, as a model tha
 NUM_VIEWS = 6  # of an image
 NUM_TURNS = 4  # after which each transform is back at the original
 NUM_SHUFFLES = 400
-CACHE_FORMAT = 4
+CACHE_FORMAT = 3
 
 
 # Each is applied to the last two axes of a map.
@@ -164,7 +164,6 @@ def _summarise(found: Sequence[_PairMeasurements]) -> Measurements:
         num_pairs=len(found),
         structure=float(largest[0]),
         relative_structure=float(largest[1]),
-        num_objects=float(np.median([len(one.object_sizes) for one in found])) if found else 0.0,
         thickness=float(min((numbers[2] for numbers in medians), default=0.0)),
         size_spread=float(high / max(low, 1.0)),
         brightness_spread=float(np.std([one.brightness for one in found])) if found else 0.0,

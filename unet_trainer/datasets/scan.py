@@ -515,15 +515,23 @@ def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tupl
     std 1."""
     mean, within, between = _moments(images, channels)
     std = np.sqrt(within + between)
-    has_spread = std > np.finfo(np.float32).eps * np.abs(mean)  # a constant has a tiny std from rounding
-    rounded = [tuple(float(f"{value:.6g}") for value in values) for values in (mean, np.where(has_spread, std, 1.0))]
+    rounded = [tuple(float(f"{value:.6g}") for value in values) for values in (mean, np.where(_has_spread(std, mean), std, 1.0))]
     return rounded[0], rounded[1]
 
 
 def brightness_share(images: Sequence[ImageFacts], channels: int) -> float:
-    """Of the variance of pixel values, the share that lies between images and not within them; the mean of the channels."""
-    _, within, between = _moments(images, channels)
-    return float(np.mean(between / np.maximum(within + between, np.finfo(np.float64).tiny)))
+    """Of the variance of pixel values, the share that lies between images and not within them; the mean of the channels that have
+    any. 0 where values are missing: what they are filled with would count as data."""
+    mean, within, between = _moments(images, channels)
+    has_spread = _has_spread(np.sqrt(within + between), mean)
+    if not has_spread.any() or any(sum(image.missing) for image in images):
+        return 0.0
+    return float(np.mean((between / np.where(has_spread, within + between, 1.0))[has_spread]))
+
+
+def _has_spread(std: Any, mean: Any) -> Any:
+    """A constant has a tiny std from rounding."""
+    return std > np.finfo(np.float32).eps * np.abs(mean)
 
 
 def _moments(images: Sequence[ImageFacts], channels: int) -> tuple[Any, Any, Any]:

@@ -78,6 +78,11 @@ def is_here(encoder: str, weights: str) -> bool:
     return bool(files) and all(file.is_here() for file in files)
 
 
+def why_offline() -> str | None:
+    """Why nothing can be fetched; None if it can."""
+    return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _check_connection(constants.ENDPOINT)
+
+
 def weight_files(encoder: str, weights: str) -> list[HubFile]:
     """What segmentation-models-pytorch or timm load for an encoder that exists; empty where there are no such weights."""
     if encoder.startswith("tu-"):

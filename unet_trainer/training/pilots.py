@@ -182,6 +182,7 @@ GIVEN_UP_SHARE = 0.4  # of the epochs of the second attempt: one of tiles at 64Â
 STUCK_EPOCHS = 3  # in a row: a single one may be an accident
 STUCK_STEPS = 300  # a good run of tiles with defects had passed the baseline by then
 LOSS_SHARE = 0.8  # of the first epoch's loss, below which training learns: 0.85 to 0.89 on those tiles, 0.71 at a rate that learns
+NOTHING_SHARE = 0.25  # of the baseline's IoU: background everywhere has a lower loss than random weights, and is not learning
 RATE_FACTOR = 0.25  # the rate that fails there learns when divided by 4 (docs/quality.md)
 
 
@@ -206,7 +207,7 @@ def is_stuck(history: Sequence[Row], baseline: Baseline) -> bool:
     return (
         len(history) >= STUCK_EPOCHS
         and max(ious[-STUCK_EPOCHS:]) < baseline.iou
-        and min(losses[-STUCK_EPOCHS:]) >= LOSS_SHARE * losses[0]
+        and (min(losses[-STUCK_EPOCHS:]) >= LOSS_SHARE * losses[0] or max(ious[-STUCK_EPOCHS:]) < NOTHING_SHARE * baseline.iou)
     )
 
 

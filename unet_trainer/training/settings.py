@@ -24,7 +24,7 @@ from unet_trainer.datasets.measurements import MAX_PAIRS, measure_dataset
 from unet_trainer.datasets.scan import IMAGENET_REASON
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware, local_device
-from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here
+from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here, why_offline
 from unet_trainer.system.console import Console, Finding, counted
 from unet_trainer.system.distributed import ALONE, Launch
 from unet_trainer.system.resources import count_cores, free_host_memory
@@ -102,7 +102,9 @@ def build_settings(
             return choose_encoder_weights(encoder, console.say, min(TIME_LIMIT, FETCH_SHARE * budget.seconds))
         if is_here(encoder, "imagenet"):
             return "imagenet", "on this machine"
-        return None, "none on this machine: a run tries to fetch them, for a minute at most, and else begins with random ones"
+        if (failure := why_offline()) is not None:
+            return None, f"none on this machine, and {failure}: random ones"
+        return "imagenet", "not on this machine: a run fetches them, for a minute at most, and else begins with random ones"
 
     with contextlib.closing(probe):
         settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training)
