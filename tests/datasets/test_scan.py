@@ -84,7 +84,7 @@ def test_the_facts_of_an_image_are_those_that_numpy_computes(tmp_path, dtype, ch
 
 
 @pytest.mark.parametrize(("light", "normalize"), [(20, "dataset"), (90, "image")])
-def test_images_that_differ_more_from_each_other_than_within_are_normalised_one_by_one(tmp_path, light, normalize):
+def test_images_that_differ_much_from_each_other_are_normalised_one_by_one(tmp_path, light, normalize):
     grain = np.random.default_rng(0).normal(60, 30, (3, 20, 30, 3)).clip(0, 120)
     images = (grain + light * np.arange(3)[:, None, None, None]).clip(0, 255).astype(np.uint8)
     pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(images)]

@@ -17,7 +17,7 @@ NumberFormat = Literal["float32", "bfloat16", "float16"]
 Fit = Literal["resize", "crop"]
 Size = tuple[int, int]  # height, width
 
-DIFFERENT_IMAGES = 0.5  # share of the pixels' variance between images: light, stain or exposure hides what is in them
+DIFFERENT_IMAGES = 0.33  # share of the pixels' variance between images: light, stain or exposure hides what is in them
 WHOLE_IMAGE_STRUCTURE = 0.2  # structures of at least this share of the image's side need the whole image as context
 MOST_OF_IMAGE = 0.6  # share of the median image: a crop of so much is no better than the whole (docs/quality.md)
 SMALL_SHARE = 0.9  # of the images, that are no larger than GPU_AREA where the whole image is taken instead of a large crop

@@ -144,7 +144,7 @@ class Config:
     """each channel is divided by this; auto: likewise"""
     normalize: Literal["dataset", "image"] | Auto = "auto"
     """image: each image or crop that the model sees is then brought to mean 0 and standard deviation 1, all channels as one;
-    dataset: it is not; auto: image, where images differ more from each other than within"""
+    dataset: it is not; auto: image, where a third of the variance of pixels lies between images"""
     nodata: Literal["fill", "ignore", "keep"] = "fill"
     """values without data (NaN, GDAL's tag, one far from all others that repeats) are left out of the statistics and get the
     mean: fill; ignore: such pixels are left out of loss and scores; keep: only NaN and the tags of float images"""
