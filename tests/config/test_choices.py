@@ -45,20 +45,19 @@ def parameters(transforms, name):
 
 @pytest.mark.parametrize(("share", "fit"), [(0.5, "resize"), (0.2, "resize"), (0.19, "crop"), (0.02, "crop"), (0.0, "resize")])
 def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(share, fit):
-    assert choose_fit(measured(relative_structure=share), SIZES, on_cpu=False)[0] == fit
+    assert choose_fit(measured(relative_structure=share), SIZES)[0] == fit
 
 
 @pytest.mark.parametrize(
-    ("sizes", "on_cpu", "fit"),
+    ("sizes", "fit"),
     [
-        ([(285, 122), (293, 257), (300, 330)], False, "resize"),  # a crop of 256² is most of them
-        ([(285, 122), (293, 257), (300, 330)], True, "crop"),  # of 160², a part
-        ([(256, 256)] * 8 + [(1024, 1024)] * 2, False, "crop"),  # some are large: resized they would lose their details
-        ([(512, 512)] * 9, False, "crop"),  # four crops take the time of one whole image
+        ([(285, 122), (293, 257), (300, 330)], "resize"),  # a crop of 256² is most of them
+        ([(256, 256)] * 8 + [(1024, 1024)] * 2, "crop"),  # some are large: resized they would lose their details
+        ([(512, 512)] * 9, "crop"),  # four crops take the time of one whole image
     ],
 )
-def test_small_images_are_seen_whole_where_a_crop_would_be_most_of_them(sizes, on_cpu, fit):
-    assert choose_fit(measured(relative_structure=0.06, structure=20.0), sizes, on_cpu)[0] == fit
+def test_small_images_are_seen_whole_where_a_crop_would_be_most_of_them(sizes, fit):
+    assert choose_fit(measured(relative_structure=0.06, structure=20.0), sizes)[0] == fit
 
 
 def test_large_images_are_brought_to_the_area_of_512_squared_with_their_shape():

@@ -84,7 +84,7 @@ def choose_normalize(brightness_share: float) -> tuple[Literal["dataset", "image
     return ("image", where) if brightness_share > DIFFERENT_IMAGES else ("dataset", where)
 
 
-def choose_fit(measured: Measurements | None, sizes: Sequence[Size], on_cpu: bool, are_blocks: bool = False) -> tuple[Fit, str]:
+def choose_fit(measured: Measurements | None, sizes: Sequence[Size], are_blocks: bool = False) -> tuple[Fit, str]:
     if are_blocks:
         return "crop", "blocks of a larger image, which predict takes in tiles at native resolution"
     if measured is None:
@@ -97,7 +97,7 @@ def choose_fit(measured: Measurements | None, sizes: Sequence[Size], on_cpu: boo
     share = f"structures are {measured.relative_structure:.0%} of the image's side"
     if measured.relative_structure >= WHOLE_IMAGE_STRUCTURE:
         return "resize", f"{share}: the model sees the whole image"
-    side, _ = choose_image_size("crop", sizes, measured, on_cpu)
+    side, _ = choose_image_size("crop", sizes, measured, on_cpu=False)  # what is seen best is a matter of the data alone
     areas = sorted(height * width for height, width in sizes)
     is_small = areas[int(SMALL_SHARE * (len(areas) - 1))] <= GPU_AREA
     if is_small and isinstance(side, int) and side**2 >= MOST_OF_IMAGE * median(areas):

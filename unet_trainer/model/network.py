@@ -26,6 +26,7 @@ from unet_trainer.system.os_errors import with_advice
 
 DOWNLOAD_LIMIT = 3600.0  # seconds, for weights that the config names
 WEIGHT_FILES = (".pt", ".pth", ".safetensors")
+RAREST = 0.01  # share of the pixels, that an untrained network expects of any class: to learn from those of rarer ones at once
 STAGES = (1, 2, 3)  # of the decoder, counted from 0; each doubles the size, from 1/16 on
 STRIDES = (8, 4, 2)
 SHARES = (0.25, 0.5, 1.0)
@@ -74,7 +75,18 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
         raise
     if file is not None:
         load_encoder_weights(network.encoder, file)
+    if spec.class_shares is not None:
+        expect_shares(network, spec.class_shares)
     return network
+
+
+@torch.no_grad()
+def expect_shares(network: torch.nn.Module, class_shares: Sequence[float]) -> None:
+    """An untrained network predicts each class with its share of the pixels, and need not learn first that some are rare."""
+    head = [layer for layer in network.get_submodule("segmentation_head").modules() if isinstance(layer, torch.nn.Conv2d)]
+    if head and (bias := head[-1].bias) is not None:
+        logits = torch.tensor(class_shares).clamp(min=RAREST).log()
+        bias.copy_(logits[1:] - logits[:1] if len(bias) == 1 else logits - logits.mean())
 
 
 def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:

@@ -125,7 +125,8 @@ class Ema:
         self.num_updates = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         # These tensors stay at their addresses: loading a state copies into them.
         pairs = list(zip(self.segmenter.state_dict().values(), segmenter.state_dict().values(), strict=True))
-        self.floats = [pair for pair in pairs if pair[0].is_floating_point()]
+        self.weights = [[pair[part] for pair in pairs if _is_plain(*pair)] for part in (0, 1)]  # averages, and what they follow
+        self.floats = [pair for pair in pairs if pair[0].is_floating_point() and not _is_plain(*pair)]
         self.counters = [pair for pair in pairs if not pair[0].is_floating_point()]
 
     @torch.no_grad()
@@ -133,13 +134,26 @@ class Ema:
         """Moves the average towards the current weights; a step that was not good leaves it as it is."""
         self.num_updates += is_good
         decay = ((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=self.decay)
-        _move_towards(self.floats, ((1 - decay) * is_good).float())
-        if self.counters:
-            _move_towards(self.counters, is_good.long())
+        share = ((1 - decay) * is_good).float()
+        # average -= share · (1 · average - value): as one kernel, in a quarter of the time.
+        torch._fused_sgd_(
+            *self.weights, [], lr=share, weight_decay=1.0, maximize=True,
+            momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False,
+        )  # fmt: skip
+        _move_towards(self.floats, share)
+        _move_towards(self.counters, is_good.long())
+
+
+def _is_plain(average: torch.Tensor, value: torch.Tensor) -> bool:
+    """Whether a fused optimizer takes them."""
+    is_dense = average.is_contiguous() or average.is_contiguous(memory_format=torch.channels_last)
+    return average.dtype == torch.float32 and is_dense and average.stride() == value.stride()
 
 
 def _move_towards(pairs: list[tuple[torch.Tensor, torch.Tensor]], share: torch.Tensor) -> None:
     """Each average moves by a share of its distance to the value."""
+    if not pairs:
+        return
     averages = [average for average, _ in pairs]
     distances = torch._foreach_sub([value for _, value in pairs], averages)
     torch._foreach_mul_(distances, share)

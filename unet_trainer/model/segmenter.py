@@ -45,6 +45,7 @@ class SegmenterSpec:
     decoder_channels: tuple[int, ...] | None
     decoder_attention: Literal["none", "scse"] = "none"
     normalize: Literal["dataset", "image"] = "dataset"
+    class_shares: tuple[float, ...] | None = None  # of the pixels that the masks give a class id
     tile: tuple[int, int] | None = None  # fit: crop: height and width that images are cut into; None: image_size
     source_sides: tuple[float, float] | None = None  # fit: resize: √(height × width) of the smallest and largest training image
 
@@ -79,6 +80,7 @@ class SegmenterSpec:
             "coding": coding.values is None or len(coding.values) == num_ids,
             "id_names or id_colours": len(spec.id_names) == len(spec.id_colours) == num_ids,
             "source_sides": 0 < sides[0] <= sides[1],
+            "class_shares": spec.class_shares is None or len(spec.class_shares) == num_ids,
         }
         if wrong := [name for name, is_so in is_right.items() if not is_so]:
             raise ValueError(f"{', '.join(wrong)} of its spec cannot be right")
@@ -105,6 +107,7 @@ SAVED: Shape = {
     "num_classes": Annotated[int, Field(ge=1, le=254)],
     **{"id_names": list[str], "id_colours": list[Colour], "image_size": Size, "tile": Size},
     "source_sides": Annotated[list[Number], Field(min_length=2, max_length=2)],
+    "class_shares": list[Annotated[float, Field(ge=0, le=1)]],
     **{"fit": Literal["resize", "crop"], "normalize": Literal["dataset", "image"], "architecture": str, "encoder": str},
     **{"decoder_channels": list[Channels], "decoder_attention": Literal["none", "scse"]},
 }
@@ -116,6 +119,7 @@ def build_spec(
     coding: MaskCoding,
     has_background: bool = True,
     sizes: Sequence[tuple[int, int]] = (),
+    class_shares: Sequence[float] | None = None,
 ) -> SegmenterSpec:
     """`has_background`: class 0 is what no class is, and has no colour. `sizes`: of the training images."""
     sides = [math.sqrt(height * width) for height, width in sizes] if config.fit == "resize" else []
@@ -133,6 +137,7 @@ def build_spec(
         decoder_channels=config.decoder_channels,
         decoder_attention=config.decoder_attention,
         normalize=config.normalize,
+        class_shares=None if class_shares is None else tuple(class_shares),
         source_sides=(min(sides), max(sides)) if sides else None,
     )
 

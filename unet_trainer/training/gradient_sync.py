@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch.distributed import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from unet_trainer.system.distributed import Job
@@ -34,6 +34,8 @@ class GradientSync:
         """For the parameters that have gradients now, which are dropped. All processes at once: they compare shapes and strides.
         `batch`: what the forward pass takes, for two steps in vain, which change statistics."""
         self.processes, self.compression = processes, compression
+        # Of the loss, so that the sum over the processes is their average: to divide gradients takes a pass over all of them.
+        self.divisor = 1 if compression == "bf16" else processes.launch.world_size
         self.faults = torch.zeros(2, device=step.device)  # as FiniteGuard.faults has them
         self.is_owed = False
         self.num_reduced = 0  # buckets of gradients, in this step
@@ -100,8 +102,12 @@ class GradientSync:
         return tuple(taken)
 
     def _reduce(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
-        hook = bf16_compress_hook if self.compression == "bf16" else allreduce_hook
-        future = hook(self.processes.gradient_group, bucket)
+        group = self.processes.gradient_group
+        if self.compression == "bf16":  # which divides
+            future = bf16_compress_hook(group, bucket)
+        else:
+            work = torch.distributed.all_reduce(bucket.buffer(), group=group, async_op=True)
+            future = work.get_future().then(lambda done: done.value()[0])
         self.num_reduced += 1  # not before: it may have failed for want of memory
         return future
 

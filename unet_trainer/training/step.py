@@ -132,12 +132,14 @@ class TrainStep:
         self, images: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None, is_last_part: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and counts."""
+        divisor = self.group_size
         if self.sync is None:
             loss, counts = self.forward(images, masks, batch_masks)
         else:
+            divisor *= self.sync.divisor
             is_last = is_last_part and self.num_begun == self.group_size and not self.is_trial
             loss, counts = self.sync(images, masks, batch_masks, is_last=is_last)
-        self.scaler.scale(loss if self.group_size == 1 else loss / self.group_size).backward()
+        self.scaler.scale(loss if divisor == 1 else loss / divisor).backward()
         return loss.detach(), counts
 
     def _allocate_gradients(self) -> None:
