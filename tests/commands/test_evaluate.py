@@ -97,13 +97,13 @@ def test_two_runs_are_compared_on_the_same_images(runs, capsys):
 def test_options_change_what_they_say(runs, capsys):
     evaluate(runs / "one")
     plain = written(runs / "one/evaluation")
-    evaluate(runs / "one", "--tta", "--cldice", "--threshold", "0.7", "--raw", "--device", "cpu", "--precision", "float32")
+    evaluate(runs / "one", "--tta", "--cldice", "--threshold", "0.1", "--raw", "--device", "cpu", "--precision", "float32")
     said = capsys.readouterr().out
     content = written(runs / "one/evaluation")
     assert "mean of 4 views" in said  # both flips of TINY_MODEL, and together
-    assert "from a probability of 0.7 on" in said
+    assert "from a probability of 0.1 on" in said
     assert content["settings"] == {
-        "engine": "cpu, float32, mean of 4 views", "threshold": 0.7, "tta": True, "raw": True, "fit": "resize", "tile": None,
+        "engine": "cpu, float32, mean of 4 views", "threshold": 0.1, "tta": True, "raw": True, "fit": "resize", "tile": None,
     }  # fmt: skip
     assert content["model"]["file"].endswith("last.pt")
     assert "cldice" in content["mean"]["dataset"]

@@ -239,17 +239,17 @@ def _fail_in_backward(step, batch):
     """When some gradients have been averaged, and others not."""
     import torch
 
-    from unet_trainer.training import gradient_sync
+    from unet_trainer.training.gradient_sync import GradientSync
 
-    reduce, calls = gradient_sync.allreduce_hook, []
+    reduce, calls = GradientSync._reduce, []
 
-    def fail(group, bucket):
+    def fail(sync, bucket):
         calls.append(bucket)
         if len(calls) == 2:
             raise torch.OutOfMemoryError("in the backward pass")
-        return reduce(group, bucket)
+        return reduce(sync, bucket)
 
-    gradient_sync.allreduce_hook = fail
+    GradientSync._reduce = fail
     return batch
 
 

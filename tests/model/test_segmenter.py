@@ -50,7 +50,13 @@ def test_a_spec_without_one_of_its_values_is_an_error():
     for name in SPECS["one class"].to_dict():
         content = SPECS["one class"].to_dict()
         del content[name]
-        if name in ("decoder_attention", "normalize", "class_shares", "tile", "source_sides"):  # models of earlier versions have none
+        if name in (
+            "decoder_attention",
+            "normalize",
+            "class_shares",
+            "tile",
+            "source_sides",
+        ):  # models of earlier versions have none
             assert getattr(SegmenterSpec.from_dict(content), name) == {"decoder_attention": "none", "normalize": "dataset"}.get(
                 name
             )

@@ -125,7 +125,7 @@ class Ema:
         self.num_updates = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         # These tensors stay at their addresses: loading a state copies into them.
         pairs = list(zip(self.segmenter.state_dict().values(), segmenter.state_dict().values(), strict=True))
-        self.weights = [[pair[part] for pair in pairs if _is_plain(*pair)] for part in (0, 1)]  # averages, and what they follow
+        self.weights = [pair for pair in pairs if _is_plain(*pair)]
         self.floats = [pair for pair in pairs if pair[0].is_floating_point() and not _is_plain(*pair)]
         self.counters = [pair for pair in pairs if not pair[0].is_floating_point()]
 
@@ -135,9 +135,10 @@ class Ema:
         self.num_updates += is_good
         decay = ((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=self.decay)
         share = ((1 - decay) * is_good).float()
+        averages, values = [average for average, _ in self.weights], [value for _, value in self.weights]
         # average -= share · (1 · average - value): as one kernel, in a quarter of the time.
         torch._fused_sgd_(
-            *self.weights, [], lr=share, weight_decay=1.0, maximize=True,
+            averages, values, [], lr=share, weight_decay=1.0, maximize=True,
             momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False,
         )  # fmt: skip
         _move_towards(self.floats, share)
