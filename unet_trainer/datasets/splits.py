@@ -15,7 +15,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -69,14 +69,6 @@ def describe_split(split: Split) -> str:
     return f"{len(split.train)} train, {len(split.val)} val{kept}"
 
 
-@dataclass
-class Unit:
-    """Indices of pairs that stay together, and how many of them hold each class."""
-
-    members: list[int] = field(default_factory=list)
-    labels: Counter[int] = field(default_factory=Counter)
-
-
 def split_pairs(
     found: FoundPairs,
     labels: Sequence[Iterable[int]],
@@ -100,18 +92,19 @@ def split_pairs(
         if any(pair.group for pair in found.pairs):
             raise DataError("split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out")
         return _split_into_blocks(found, labels, digests, val_fraction, seed, num_folds, fold, how)
-    units = _group_pairs(found.pairs, labels, digests)
+    units = _group_pairs(found.pairs, digests)
     if len(units) < (needed := max(2, num_folds or 0)):
         grouped = f" in {counted(len(units), 'group')} (or with identical images); {BY_HAND}" if len(units) < num_pairs else ""
         room = f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
         raise DataError(f"need at least {needed} pairs{room if num_pairs == 1 else ''}; got {counted(num_pairs, 'pair')}{grouped}")
     if num_folds is None:
         num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 1)
-        fold, sides = 1, assign(units, [num_pairs - num_val, num_val], seed)
+        fold, sides = 1, assign(units, labels, [num_pairs - num_val, num_val], seed)
     else:
         how += f", seed {seed}"
-        sides = assign(units, [num_pairs // num_folds + (index < num_pairs % num_folds) for index in range(num_folds)], seed)
-    held_out = {index for unit, side in zip(units, sides, strict=True) if side == fold for index in unit.members}
+        sizes = [num_pairs // num_folds + (index < num_pairs % num_folds) for index in range(num_folds)]
+        sides = assign(units, labels, sizes, seed)
+    held_out = {index for unit, side in zip(units, sides, strict=True) if side == fold for index in unit}
     train, val = ([pair for index, pair in enumerate(found.pairs) if (index in held_out) == is_val] for is_val in (False, True))
     num_groups = len({pair.group for pair in found.pairs} - {""})
     grouped = f", {counted(num_groups, 'group')} kept together" if num_groups else ""
@@ -119,37 +112,38 @@ def split_pairs(
     return Split(tuple(train), tuple(val), f"{found.rule}; {how}{grouped}", notices, found.test)
 
 
-def assign(units: Sequence[Unit], sizes: Sequence[int], seed: int) -> list[int]:
-    """The side of each unit, so that every side gets about its size and its share of each class.
+def assign(units: Sequence[Sequence[int]], labels: Sequence[Iterable[int]], sizes: Sequence[int], seed: int) -> list[int]:
+    """The side of each unit, so that every side gets about its size and its share of each class. A unit: indices of pairs that stay
+    together. `labels`: the classes that each pair holds.
 
     Iterative stratification (Sechidis et al., 2011), with units of several pairs: class by class, the rarest first, each unit
     goes to the side that lacks most of that class. The same units and seed give the same sides on every machine.
     """
     total = sum(sizes)
     free = [float(size) for size in sizes]  # pairs that each side still lacks
-    counts: Counter[int] = sum((unit.labels for unit in units), Counter())
+    holding = [Counter(label for index in unit for label in labels[index]) for unit in units]  # pairs of each class
+    counts: Counter[int] = sum(holding, Counter())
     wanted = {label: [count * size / total for size in sizes] for label, count in counts.items()}
     order = np.random.default_rng([seed, SPLIT_STREAM]).permutation(len(units)).tolist()
-    order.sort(key=lambda index: -len(units[index].members))  # large units first, while no side is full
+    order.sort(key=lambda index: -len(units[index]))  # large units first, while no side is full
     sides = [-1] * len(units)
     for label in [*sorted(counts, key=lambda label: (counts[label], label)), None]:
         for index in order:
-            unit = units[index]
-            if sides[index] >= 0 or (label is not None and label not in unit.labels):
+            if sides[index] >= 0 or (label is not None and label not in holding[index]):
                 continue
             open_sides = [side for side in range(len(sizes)) if free[side] > 0] or list(range(len(sizes)))
             sides[index] = max(open_sides, key=lambda side: (0.0 if label is None else wanted[label][side], free[side], -side))
-            free[sides[index]] -= len(unit.members)
-            for held, count in unit.labels.items():
+            free[sides[index]] -= len(units[index])
+            for held, count in holding[index].items():
                 wanted[held][sides[index]] -= count
     for empty in sorted(set(range(len(sizes))) - set(sides)):  # the smallest unit of a side that has several
         shared = [index for index, side in enumerate(sides) if sides.count(side) > 1]
-        sides[min(shared, key=lambda index: len(units[index].members))] = empty
+        sides[min(shared, key=lambda index: len(units[index]))] = empty
     return sides
 
 
-def _group_pairs(pairs: Sequence[Pair], labels: Sequence[Iterable[int]], digests: Sequence[str]) -> list[Unit]:
-    """Units of pairs that share a group or an image, directly or through other pairs (union-find)."""
+def _group_pairs(pairs: Sequence[Pair], digests: Sequence[str]) -> list[list[int]]:
+    """Indices of pairs that share a group or an image, directly or through other pairs (union-find)."""
     parents = list(range(len(pairs)))
 
     def find_root(index: int) -> int:
@@ -163,11 +157,9 @@ def _group_pairs(pairs: Sequence[Pair], labels: Sequence[Iterable[int]], digests
         for key in (("group", pair.group), ("image", digest)):
             if key[1]:
                 parents[find_root(index)] = find_root(first.setdefault(key, index))
-    units: dict[int, Unit] = defaultdict(Unit)
-    for index, held in enumerate(labels):
-        unit = units[find_root(index)]
-        unit.members.append(index)
-        unit.labels.update(held)
+    units: dict[int, list[int]] = defaultdict(list)
+    for index in range(len(pairs)):
+        units[find_root(index)].append(index)
     return [units[index] for index in sorted(units)]
 
 
