@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -418,9 +419,15 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
 
 
 def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: str) -> converted.MaskParts:
-    """The masks of each image that Label Studio exported as pictures of brushes; empty if they are others. Raises Question: their
-    names hold the number of a task and not the image."""
-    found = name_matching.masks_by_task(images, masks)
+    """The masks of each image that Label Studio exported as pictures of brushes, both in their order; empty if they are others, or
+    not as many. Raises Question: their names hold the number of a task and not the image."""
+    by_task: dict[int, list[tuple[str, Path]]] = defaultdict(list)
+    for mask in masks:
+        if (match := name_matching.TASK_MASK.fullmatch(mask.stem)) is None:
+            return {}
+        by_task[int(match[1])].append((match[2], mask.path))
+    in_order = [by_task[task] for task in sorted(by_task)] if len(by_task) == len(images) else []
+    found = list(zip(sorted(images, key=name_matching.by_number), in_order, strict=False))
     if found and unpaired != "offset":
         (first, first_masks), (last, last_masks) = found[0], found[-1]
         shown = f"{first.path.name} is {first_masks[0][1].name}, ..., {last.path.name} is {last_masks[0][1].name}"
@@ -493,6 +500,7 @@ def _join_channels(
     most, stems = max(map(len, cases.values()), default=0), {(mask.folder, mask.stem) for mask in masks}
     if most < 2 or not any(case in stems for case in cases) or any((image.folder, image.stem) in stems for image in images):
         return images, ""
+    conversions = []
     for (folder, stem), files in cases.items():
         wanted = [f"{stem}_{number:04d}" for number in range(most)]
         if [file.stem for file in files] != wanted:
@@ -500,7 +508,10 @@ def _join_channels(
             raise DataError(
                 f"image_dir: {place} has {most} channel files for others, and for {folder}{stem} {there}; need {first_few(wanted)}"
             )
-    joined = converted.join_channels(search.converter, part, cases)
+        paths = [file.path for file in files]
+        make = partial(converted.join_channels, paths)
+        conversions.append(converted.Conversion(f"{part}/{folder}{stem}", paths, make, ".npy"))
+    joined = search.converter.write("channels", None, conversions, "Joining the channels of each image:")
     if unreadable := tuple(one.problem for one in joined if one.problem):
         problems.append(Problem("unreadable", *UNREADABLE, unreadable, "repair these files"))
     made = []
