@@ -504,10 +504,6 @@ def _uploaded_name(text: str) -> str:
     return unquote(named[1]) if named else PurePosixPath(unquote(before)).name
 
 
-def without_upload_id(name: str) -> str:
-    return UPLOAD_ID.sub("", PurePosixPath(name).name, count=1)
-
-
 def label_studio_shape(item: Mapping[str, Any], height: int, width: int) -> Shape:
     value, kind = item["value"], str(item.get("type")).removesuffix("labels")
     if kind == "keypoint":

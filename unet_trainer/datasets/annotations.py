@@ -209,7 +209,8 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
             part = image.part or (None if form.is_one_each else part_in([path.stem])) or part_in(folders)
             found = index.find(image.name, near, part, with_folders)
             if found is None and (form.is_one_each or tool == "Label Studio"):
-                found = index.find(path.stem if form.is_one_each else readers.without_upload_id(image.name), near, part, False)
+                plain = path.stem if form.is_one_each else readers.UPLOAD_ID.sub("", PurePosixPath(image.name).name, count=1)
+                found = index.find(plain, near, part, False)
             if found is None:
                 missing.append(f"{path.name} ({image.name or 'no imagePath'})" if form.is_one_each else image.name)
                 continue
