@@ -58,7 +58,6 @@ class Search:
     """What the parts of a dataset share while they are searched, and what is to be said at the end."""
 
     config: Config
-    data_dir: Path
     converter: converted.Converter
     notices: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)  # where each class has its files: their names, without the background
@@ -90,7 +89,7 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
 
     Where files do not pair up, results of predict among them are left out: looking for those opens every file.
     """
-    search = Search(config, data_dir, converted.Converter(data_dir, Path(config.checkpoint_dir), console))
+    search = Search(config, converted.Converter(data_dir, Path(config.checkpoint_dir), console))
     layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
     found: FoundPairs | DataError
     try:
@@ -99,7 +98,7 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
         found, is_complete = error, False
     if not is_complete and (results := _find_results(layout, config.mask_suffix)):
         layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, results)
-        return _pair_parts(Search(config, data_dir, search.converter, [layouts.describe_results(results)]), layout)[0]
+        return _pair_parts(Search(config, search.converter, [layouts.describe_results(results)]), layout)[0]
     if isinstance(found, DataError):
         raise found
     return found
@@ -247,7 +246,7 @@ def _describe_unpaired(parts: Sequence[Paired], num_pairs: int) -> list[Problem]
 def _find_test(search: Search, layout: Layout, rule: Rule) -> tuple[list[Pair], bool]:
     """The pairs that neither train nor validate, and whether they are complete. What is wrong with them stops no training."""
     images, masks = layout.parts["test"]
-    place = path_in(search.data_dir, images.place)
+    place = path_in(search.converter.data_dir, images.place)
     if masks is None:
         search.notices.append(f"{counted(len(images.files), 'test image')} without masks in {place}/")
         return [], True
@@ -384,7 +383,7 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
             )
         found.match.pairs.extend((image, image._replace(path=files[0][1])) for image, files in parts.items())
         return False
-    value = path_in(search.data_dir, place)
+    value = path_in(search.converter.data_dir, place)
     one_of_them: list[dict[str, Any]] = [*({"mask_dir": f"{value}/{name}"} for name in names), as_classes]
     has_folders = all((place / name).is_dir() for name in names)
     endings = {

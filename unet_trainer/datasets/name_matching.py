@@ -229,12 +229,8 @@ def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
     _, suffix = _affixes({image.stem for image in images}, IMAGE_AFFIXES)
     endings = ["", *(suffix[found.start() :] for found in SEPARATOR.finditer(suffix))]
     cores = {(image.folder, image.stem.removesuffix(ending)) for image, ending in product(images, endings)}
-    counts: Counter[str] = Counter()
-    with_mask = set()
-    for mask in masks:
-        if (end := _end_of_name(mask, cores)) is not None:
-            counts[mask.stem[end:]] += 1
-            with_mask.add((mask.folder, mask.stem[:end]))
+    ends = [(mask, end) for mask in masks if (end := _end_of_name(mask, cores)) is not None]
+    counts, with_mask = Counter(mask.stem[end:] for mask, end in ends), {(mask.folder, mask.stem[:end]) for mask, end in ends}
     common = {kind: count for kind, count in counts.items() if 2 * count > max(counts.values())}
 
     def rank(kind: str) -> tuple[int, str]:

@@ -149,7 +149,7 @@ class PairFacts(NamedTuple):
     mask: MaskFacts | str
 
 
-KINDS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the names of a pair's files
+FACTS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the names of a pair's files
 
 
 class ScanCache:
@@ -169,7 +169,7 @@ class ScanCache:
             in_index = None if stored is None else stored.facts
             known_stamp, known = (stamp, in_index) if in_index is not None else self.known[f"{kind}:{path.absolute()}"]
             if stamp is not None and known_stamp == stamp:
-                facts = from_plain(KINDS[kind], {**known, "stamp": stamp})
+                facts = from_plain(FACTS[kind], {**known, "stamp": stamp})
                 return facts if facts.is_consistent() else None
         return None
 

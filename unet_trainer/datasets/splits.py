@@ -166,9 +166,10 @@ def _group_pairs(pairs: Sequence[Pair], digests: Sequence[str]) -> list[list[int
 def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
     """The parts that the data gives. A training image that also validates is left out; a group on both sides is an error."""
     val = tuple(pair for pair in found.pairs if pair.part == "val")
+    training = [pair for pair in found.pairs if pair.part == "train"]
     if len(val) == len(found.pairs):
         raise DataError(f"every pair validates and none trains ({found.rule}); need train as well; {BY_HAND}")
-    shared = sorted({pair.group for pair in val if pair.group} & {pair.group for pair in found.pairs if pair.part == "train"})
+    shared = sorted({pair.group for pair in val if pair.group} & {pair.group for pair in training})
     if shared:
         raise DataError(
             f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}; put each on one side; {BY_HAND}"
@@ -177,12 +178,11 @@ def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
     for pair in val:
         if pair.box is not None:
             boxes[pair.box.image].append(pair.box)
-    for pair in found.pairs:
-        if pair.part == "train" and any(pair.box is None or pair.box.overlaps(box) for box in boxes.get(pair.user_files[0], ())):
+    for pair in training:
+        if any(pair.box is None or pair.box.overlaps(box) for box in boxes.get(pair.user_files[0], ())):
             raise DataError(f"{pair.shown_image} is in train, and some of its pixels are in val; move one of the boxes")
     digest_of = dict(zip(found.pairs, digests, strict=True))
     validating = {digest_of[pair] for pair in val} - {""}
-    training = [pair for pair in found.pairs if pair.part == "train"]
     left_out = tuple(pair for pair in training if digest_of[pair] in validating)
     if len(left_out) == len(training):
         raise DataError(f"every training image also validates (the files are identical); {BY_HAND}")
@@ -377,13 +377,12 @@ def places_of(names: Sequence[str]) -> list[Place]:
 
 def _counter_position(numbers: Sequence[Sequence[str]]) -> int | None:
     """Which of the numbers counts: with the others fixed, it has runs of MIN_RUN or more; the last one if several are alike."""
-    best, position = -1, None
-    for candidate in range(len(numbers[0])):
+
+    def num_in_runs(candidate: int) -> int:
         runs = Counter((*(int(number) for number in (*found[:candidate], *found[candidate + 1 :])),) for found in numbers)
-        in_runs = sum(count for count in runs.values() if count >= MIN_RUN)
-        if in_runs >= best:
-            best, position = in_runs, candidate
-    return position
+        return sum(count for count in runs.values() if count >= MIN_RUN)
+
+    return max(reversed(range(len(numbers[0]))), key=num_in_runs, default=None)
 
 
 def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: float = SECONDS) -> tuple[Pair, ...]:
