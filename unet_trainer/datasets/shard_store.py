@@ -385,7 +385,7 @@ class RangeCache:
     def __init__(self, folder: Path, url: str, shards: Sequence[Shard], max_bytes: int) -> None:
         """Makes room by deleting what is kept of other URLs, the longest unused first, and keeps at most half of what is free
         on the disk. Raises OSError where nothing can be written."""
-        self.folder = folder / _digest(url)
+        self.folder = folder / short_digest(url)
         self.sizes = {shard.name: shard.num_bytes for shard in shards}
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
@@ -430,10 +430,10 @@ class RangeCache:
             file.write(content)
 
     def _file(self, shard: str) -> Path:
-        return self.folder / f"{_digest(shard)[:8]}-{shard.rpartition('/')[2][-180:]}"
+        return self.folder / f"{short_digest(shard)[:8]}-{shard.rpartition('/')[2][-180:]}"
 
 
-def _digest(name: str) -> str:
+def short_digest(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import io
 import os
 import re
@@ -40,7 +39,7 @@ from unet_trainer.datasets.shard_index import (
     index_shard,
     index_to_json,
 )
-from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, open_store
+from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, open_store, short_digest
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, open_stores, read_bytes
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
@@ -188,8 +187,7 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     found: list[ShardIndex] = []
     with console.bar("Indexing the shards once:", sum(size or 0 for size, _ in versions), keep=False) as bar:
         for name, version in zip(names, versions, strict=True):
-            digest = hashlib.sha256(f"{root}/{name}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
-            cache = folder / f"index-{digest}.json"
+            cache = folder / f"index-{short_digest(f'{root}/{name}')}.json"
             with contextlib.suppress(ShardError):
                 known = read_cache(cache)
                 if known.get("version") == list(version):
