@@ -482,18 +482,12 @@ def _find_file(data_dir: Path, cell: str) -> Path:
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
-def listed_images(path: Path, data_dir: Path, part: Part) -> list[Path]:
-    """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
-    return [resolved(_find_file(data_dir, row["image"])) for row in _rows_of(path, part)]
-
-
-def listed_contents(path: Path, part: Part) -> set[str]:
-    """Digests of the pairs in the rows of a part, where the table has them: the same files in another place have the same."""
-    return {content for row in _rows_of(path, part) if (content := row.get("content", "").strip())}
-
-
-def _rows_of(path: Path, part: Part) -> list[dict[str, str]]:
-    return [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
+def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
+    """Of the rows of a part, the images as absolute paths, whether they are there or not; and digests of the pairs, where the table
+    has them: the same files in another place have the same. Raises DataError."""
+    rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
+    contents = {content for row in rows if (content := row.get("content", "").strip())}
+    return [resolved(_find_file(data_dir, row["image"])) for row in rows], contents
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
