@@ -193,17 +193,12 @@ def share_told(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) ->
         turned.append(transform(turned[-1] * scale) / scale)
     differences = np.stack([(now - later).reshape(len(maps), -1) for now, later in pairwise(turned)])  # turns, images, values
     rng = np.random.default_rng(0)
-    shares = [_share_agreeing(differences[0])]
-    for _ in range(NUM_SHUFFLES):
-        chosen = rng.integers(0, NUM_TURNS, len(maps))
-        shares.append(_share_agreeing(differences[chosen, np.arange(len(maps))]))
+    every, shares = np.arange(len(maps)), []
+    for turns in (0 * every, *(rng.integers(0, NUM_TURNS, len(maps)) for _ in range(NUM_SHUFFLES))):  # as they are, and at random
+        shown = differences[turns, every]
+        agreement = (shown * (shown.sum(axis=0) - shown)).sum(axis=1)
+        shares.append(float(np.mean(np.where(agreement == 0, 0.5, agreement > 0))))
     return shares[0], sum(share >= shares[0] for share in shares) / len(shares)
-
-
-def _share_agreeing(differences: Floats) -> float:
-    of_others = differences.sum(axis=0) - differences
-    agreement = (differences * of_others).sum(axis=1)
-    return float(np.mean(np.where(agreement == 0, 0.5, agreement > 0)))
 
 
 def _has_sides(class_maps: Sequence[Floats]) -> bool:
