@@ -18,7 +18,7 @@ from unet_trainer.config.schema import to_plain
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import counted, one_line
 
-NUM_NAMED = 10  # files of one problem in a message
+NUM_NAMED = 10  # files or lines of one problem in a message
 UNREADABLE = "file", "that cannot be used"
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.layouts import PARTS, resolved
-from unet_trainer.datasets.pairs import Box, FoundPairs, Pair, Part, Question, composed, first_few, path_in
+from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
@@ -48,7 +48,6 @@ COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
 MAX_BYTES = 256 * 2**20
-NUM_NAMED = 10  # problems shown before "and N more"
 
 
 @dataclass(frozen=True)
