@@ -378,14 +378,13 @@ class YoloNames(NamedTuple):
 
     names: Sequence[str] = ()
     file: str = ""
-    folders: Mapping[Part, Sequence[str]] = {}
+    folders: Sequence[tuple[Part, str]] = ()
 
     def part_of(self, image: str) -> Part | None:
         """The part of whose folders, such as ../train/images, one stands in this order above the image; None if none does, or those
         of several."""
         above = f"/{image.rpartition('/')[0]}/"
-        wanted = {part: ["/".join(path_pieces(value)) for value in values] for part, values in self.folders.items()}
-        found = {part for part, values in wanted.items() if any(value and f"/{value}/" in above for value in values)}
+        found = {part for part, folder in self.folders if folder and f"/{folder}/" in above}
         return found.pop() if len(found) == 1 else None
 
 
@@ -442,10 +441,9 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
                     names = [names[str(number)] for number in range(len(names))]
                 if not isinstance(names, list):
                     raise ReadError(f"names is {names!r:.60}; need a list")
-                folders: dict[Part, list[str]] = {}
-                for part in get_args(Part):
-                    values = content.get(part)
-                    folders[part] = [item for item in (values if isinstance(values, list) else [values]) if isinstance(item, str)]
+                given = [(part, content.get(part)) for part in get_args(Part)]
+                every = [(part, item) for part, value in given for item in (value if isinstance(value, list) else [value])]
+                folders = [(part, "/".join(path_pieces(item))) for part, item in every if isinstance(item, str)]
                 return YoloNames([as_name(name) for name in names], path.name, folders)
     for folder in dict.fromkeys([data_dir, *label_folders, *(folder.parent for folder in label_folders)]):
         for path in (folder / name for name in NAME_FILES if (folder / name).is_file()):
@@ -502,10 +500,6 @@ def _uploaded_name(text: str) -> str:
     before, _, query = text.partition("?")
     named = re.search(r"(?:^|&)d=([^&]*)", query)
     return unquote(named[1]) if named else PurePosixPath(unquote(before)).name
-
-
-def without_upload_id(name: str) -> str:
-    return UPLOAD_ID.sub("", PurePosixPath(name).name, count=1)
 
 
 def label_studio_shape(item: Mapping[str, Any], height: int, width: int) -> Shape:

@@ -22,7 +22,7 @@ from unet_trainer.datasets import annotation_readers as readers
 from unet_trainer.datasets.annotation_readers import FORMATS, AnnotatedImage, Shape, path_pieces
 from unet_trainer.datasets.converted import Conversion, Converted, Converter
 from unet_trainer.datasets.layouts import describe_results, list_files, part_in, walk
-from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, composed, divided, first_few, path_in
+from unet_trainer.datasets.pairs import NUM_NAMED, FoundPairs, Pair, Part, Problem, composed, divided, first_few, path_in
 from unet_trainer.datasets.rasterize import Canvas
 from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, naming
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, describe_file, read_image
@@ -34,7 +34,6 @@ from unet_trainer.system.console import Console, counted
 EXTENSIONS = frozenset([".json", ".geojson", ".xml", ".txt", ".csv", ".ndjson", ".jsonl"])
 COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")  # COCO's own files beside instances_
 NUM_LOOKED_AT = 20  # files without an extension, texts that may be labels, and items of a JSON document
-NUM_NAMED = 10  # files that cannot be read
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
 
@@ -209,7 +208,8 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
             part = image.part or (None if form.is_one_each else part_in([path.stem])) or part_in(folders)
             found = index.find(image.name, near, part, with_folders)
             if found is None and (form.is_one_each or tool == "Label Studio"):
-                found = index.find(path.stem if form.is_one_each else readers.without_upload_id(image.name), near, part, False)
+                plain = path.stem if form.is_one_each else readers.UPLOAD_ID.sub("", PurePosixPath(image.name).name, count=1)
+                found = index.find(plain, near, part, False)
             if found is None:
                 missing.append(f"{path.name} ({image.name or 'no imagePath'})" if form.is_one_each else image.name)
                 continue

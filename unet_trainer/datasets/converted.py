@@ -94,7 +94,6 @@ class Converter:
         stamps = [[[str(source), file_stamp(source)] for source in conversion.sources] for conversion in conversions]
         if gone := next((source for sources in stamps for source, stamp in sources if stamp is None), None):
             raise DataError(f"{gone}: No such file or directory")
-        problems: dict[int, str] = {}
 
         def is_known(number: int) -> bool:
             match known.get(conversions[number].name):
@@ -102,37 +101,35 @@ class Converter:
                     return bool(stored == stamps[number]) and paths[number].is_file()
             return False
 
-        def convert(number: int, _: ReadStderr) -> tuple[Any, str, str]:
-            """Facts, what is wrong with the sources, and why the file cannot be written."""
+        def convert(number: int, _: ReadStderr) -> Mapping[str, int] | str | DataError:
+            """Facts, what is wrong with the sources, or why the file cannot be written."""
             try:
                 pixels, found = conversions[number].make()
             except DataError as error:
-                return None, str(error), ""
+                return str(error)
             path = paths[number]
             data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, lambda file: file.write(data))
             except OSError as error:
-                return None, "", f"{path} cannot be written ({error.strerror}); converted masks are kept under checkpoint_dir"
-            return found, "", ""
+                return DataError(f"{path} cannot be written ({error.strerror}); converted masks are kept under checkpoint_dir")
+            return found
 
         waiting = [number for number in range(len(conversions)) if not is_known(number)]
+        problems: dict[int, str] = {}
         bar = (self.console or Console(io.StringIO())).bar(label, len(waiting), keep=False)  # silent without one
         outcomes = forked_map(convert, waiting, num_processes or min(count_cores(), 1 + len(waiting) // FEW))
         try:
             with bar as shown, contextlib.closing(outcomes):
                 for position, outcome in outcomes:
                     number = waiting[position]
-                    if isinstance(outcome, Crash):
-                        outcome = None, f"reading it crashed ({outcome.reason})", ""
-                    found, problem, failure = outcome
-                    if failure:
-                        raise DataError(failure)
-                    if problem:
-                        problems[number] = problem
+                    if isinstance(outcome, DataError):
+                        raise outcome
+                    if isinstance(outcome, Crash | str):
+                        problems[number] = outcome if isinstance(outcome, str) else f"reading it crashed ({outcome.reason})"
                     else:
-                        known[conversions[number].name] = [stamps[number], found]
+                        known[conversions[number].name] = [stamps[number], outcome]
                     shown.tick()
         finally:
             if waiting:
@@ -287,17 +284,8 @@ def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[P
 # Channels in files of their own
 
 
-def join_channels(converter: Converter, part: Part, cases: Mapping[tuple[str, str], Sequence[File]]) -> list[Converted]:
-    """One file for each image or volume, by its folder and name, with the channels of its files in their order."""
-    conversions = [
-        Conversion(f"{part}/{folder}{stem}", paths, partial(_join_channels, paths), ".npy")
-        for (folder, stem), files in cases.items()
-        for paths in [[file.path for file in files]]
-    ]
-    return converter.write("channels", None, conversions, "Joining the channels of each image:")
-
-
-def _join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
+def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
+    """Of an image or volume, the channels of its files in their order."""
     read: list[Pixels] = []
     for path in paths:
         with naming(path):
@@ -338,15 +326,11 @@ def split_into_rows(converter: Converter, path: Path, part: Part | None) -> list
     wanted = []
     for number, (group, row) in enumerate(rows):
         name = f"{path.stem}/{stems[number] if are_names else f'{number:0{len(str(len(rows)))}d}'}"
-        suffixes = (Path(listed[number]).suffix.lower() for listed in names)
+        suffixes = [Path(listed[number]).suffix.lower() for listed in names]
+        extensions = [suffix if suffix in IMAGE_EXTENSIONS else ".png" for suffix in suffixes]
         image, mask = (
-            Conversion(
-                f"{column}/{name}",
-                [path],
-                partial(_cell, path, group, row, column),
-                suffix if suffix in IMAGE_EXTENSIONS else ".png",
-            )
-            for column, suffix in zip(chosen, suffixes, strict=True)
+            Conversion(f"{column}/{name}", [path], partial(_cell, path, group, row, column), extension)
+            for column, extension in zip(chosen, extensions, strict=True)
         )
         origins = (f"{path}, row {number}, {column}" for column in chosen)
         wanted.append((Pair(name, path, path, part, "", *origins), image, mask))
@@ -395,11 +379,10 @@ def _cell(path: Path, group: int, row: int, column: str) -> tuple[bytes, dict[st
 
 def has_pages(path: Path) -> bool:
     """Whether a file is a volume, or a TIFF with several pages. Reads a few bytes of it; False for a broken one."""
-    try:
-        is_stack = path.suffix.lower() in (".tif", ".tiff") and len(page_types(path)) > 1
-    except DataError:
-        is_stack = False
-    return is_stack or path.name.lower().endswith(VOLUME_EXTENSIONS)
+    with contextlib.suppress(DataError):
+        if path.suffix.lower() in (".tif", ".tiff"):
+            return len(page_types(path)) > 1
+    return path.name.lower().endswith(VOLUME_EXTENSIONS)
 
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
@@ -452,7 +435,7 @@ def _image_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
 
 
 def _is_volume(path: Path) -> bool:
-    """Of NIfTI, or an array that join_channels made of several."""
+    """Of NIfTI, or an array of the channels that were joined."""
     return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
 
 

@@ -79,11 +79,6 @@ class DatasetReport:
         """All reasons why the data cannot be trained on; empty if it can."""
         return "\n".join(text for text in (describe_problems(self.problems), *map(str, self.questions)) if text)
 
-    @property
-    def has_answers(self) -> bool:
-        """Whether settings would solve a problem or answer a question."""
-        return any(question.choices for question in self.questions) or any(problem.settings for problem in self.problems)
-
     def decided(self, config: Config) -> Config:
         """The config with the number and the names of the classes that were found."""
         if self.classes is None:
@@ -183,7 +178,8 @@ def build_dataset_report(
             _cut_into_blocks(report, report.coding, config, cache, console)
         if not is_alone or not report.blocking_message:
             _split(report, config, is_resumed)
-    if not is_resumed and not report.has_answers:  # neighbours are looked at once the questions are answered
+    has_answers = any(question.choices for question in report.questions) or any(problem.settings for problem in report.problems)
+    if not is_resumed and not has_answers:  # neighbours are looked at once the questions are answered
         _compare_neighbours(report, config, console)
     _add_notices(report)
     return report
@@ -316,26 +312,19 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         report.ask(error)
         return
     report.notices += report.split.notices
-    if coding is not None:
-        _note_classes_of_one_side(report, report.split, coding, id_names(report.decided(config)))
+    held = dict(zip(report.pairs, labels, strict=True))
+    train, val = (set().union(*(held[pair] for pair in side)) for side in (report.split.train, report.split.val))
+    sides = (train - val, "validation mask (val_iou says nothing of them)"), (val - train, "training mask (nothing teaches them)")
+    for missing, where in sides:
+        if missing:
+            shown = first_few(id_names(report.decided(config))[class_id] for class_id in sorted(missing))
+            fix = "add images with them, or choose with split_file=FILE.csv"
+            report.notices.append(f"classes in no {where}: {shown}; {fix}")
     if report.kind is not None:
         images, _ = report.facts_of(report.split.train)
         report.image_spec, report.statistics_reason = scan.build_image_spec(
             report.kind, images, config.image_mean, config.image_std, report.nodata, config.nodata == "ignore"
         )
-
-
-def _note_classes_of_one_side(report: DatasetReport, split: Split, coding: MaskCoding, names: Sequence[str]) -> None:
-    train, val = (
-        set(mask_evidence.class_ids(mask_evidence.total_counts(report.facts_of(side)[1]), coding)) - {IGNORED, UNKNOWN}
-        for side in (split.train, split.val)
-    )
-    sides = (train - val, "validation mask (val_iou says nothing of them)"), (val - train, "training mask (nothing teaches them)")
-    for missing, where in sides:
-        if missing:
-            shown = first_few(names[class_id] for class_id in sorted(missing))
-            fix = "add images with them, or choose with split_file=FILE.csv"
-            report.notices.append(f"classes in no {where}: {shown}; {fix}")
 
 
 # Classes
@@ -346,14 +335,7 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     _refuse_swapped_palettes(report)
     is_open = config.mask_values == "auto"
     evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored)
-    class_file = None
-    if is_open:
-        stored = report.found.class_file
-        class_file = (
-            mask_evidence.parse_class_file(*stored)
-            if stored
-            else mask_evidence.find_class_file(Path(config.data_dir), report.pairs)
-        )
+    class_file = mask_evidence.find_class_file(Path(config.data_dir), report.pairs, report.found.class_file) if is_open else None
     if len(evidence.seen) < 2 and is_open:
         every = f"{show_value(evidence.seen[0])}" if evidence.seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
         report.questions.append(_nothing_to_learn(report, every))

@@ -31,7 +31,9 @@ def ensure_demo(folder: Path) -> bool:
         if folder.exists():
             return False
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(folder.parent)
+        for left in folder.parent.glob(f"{DRAFT}*"):  # drafts whose writers are dead
+            if not left.is_symlink() and (left / LOCK).is_file() and is_in_use(left / LOCK) is False:
+                shutil.rmtree(left, ignore_errors=True)
         with tempfile.TemporaryDirectory(prefix=DRAFT, dir=folder.parent, ignore_cleanup_errors=True) as name:
             draft = Path(name) / folder.name
             with (Path(name) / LOCK).open("x") as file:
@@ -47,13 +49,6 @@ def ensure_demo(folder: Path) -> bool:
     except OSError as error:
         raise cannot(f"data_dir: {folder}, the demo,", "be made", error, folder.parent) from None
     return True
-
-
-def _sweep(parent: Path) -> None:
-    """Deletes drafts whose writers are dead."""
-    for draft in parent.glob(f"{DRAFT}*"):
-        if not draft.is_symlink() and (draft / LOCK).is_file() and is_in_use(draft / LOCK) is False:
-            shutil.rmtree(draft, ignore_errors=True)
 
 
 def write_demo(folder: Path, num_images: int, side: int = SIDE) -> None:

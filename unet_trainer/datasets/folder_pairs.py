@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,6 @@ class Search:
     """What the parts of a dataset share while they are searched, and what is to be said at the end."""
 
     config: Config
-    data_dir: Path
     converter: converted.Converter
     notices: list[str] = field(default_factory=list)
     classes: list[str] = field(default_factory=list)  # where each class has its files: their names, without the background
@@ -89,7 +89,7 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
 
     Where files do not pair up, results of predict among them are left out: looking for those opens every file.
     """
-    search = Search(config, data_dir, converted.Converter(data_dir, Path(config.checkpoint_dir), console))
+    search = Search(config, converted.Converter(data_dir, Path(config.checkpoint_dir), console))
     layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
     found: FoundPairs | DataError
     try:
@@ -98,7 +98,7 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
         found, is_complete = error, False
     if not is_complete and (results := _find_results(layout, config.mask_suffix)):
         layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, results)
-        return _pair_parts(Search(config, data_dir, search.converter, [layouts.describe_results(results)]), layout)[0]
+        return _pair_parts(Search(config, search.converter, [layouts.describe_results(results)]), layout)[0]
     if isinstance(found, DataError):
         raise found
     return found
@@ -246,7 +246,7 @@ def _describe_unpaired(parts: Sequence[Paired], num_pairs: int) -> list[Problem]
 def _find_test(search: Search, layout: Layout, rule: Rule) -> tuple[list[Pair], bool]:
     """The pairs that neither train nor validate, and whether they are complete. What is wrong with them stops no training."""
     images, masks = layout.parts["test"]
-    place = path_in(search.data_dir, images.place)
+    place = path_in(search.converter.data_dir, images.place)
     if masks is None:
         search.notices.append(f"{counted(len(images.files), 'test image')} without masks in {place}/")
         return [], True
@@ -383,7 +383,7 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
             )
         found.match.pairs.extend((image, image._replace(path=files[0][1])) for image, files in parts.items())
         return False
-    value = path_in(search.data_dir, place)
+    value = path_in(search.converter.data_dir, place)
     one_of_them: list[dict[str, Any]] = [*({"mask_dir": f"{value}/{name}"} for name in names), as_classes]
     has_folders = all((place / name).is_dir() for name in names)
     endings = {
@@ -418,9 +418,15 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
 
 
 def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: str) -> converted.MaskParts:
-    """The masks of each image that Label Studio exported as pictures of brushes; empty if they are others. Raises Question: their
-    names hold the number of a task and not the image."""
-    found = name_matching.masks_by_task(images, masks)
+    """The masks of each image that Label Studio exported as pictures of brushes, both in their order; empty if they are others, or
+    not as many. Raises Question: their names hold the number of a task and not the image."""
+    by_task: dict[int, list[tuple[str, Path]]] = defaultdict(list)
+    for mask in masks:
+        if (match := name_matching.TASK_MASK.fullmatch(mask.stem)) is None:
+            return {}
+        by_task[int(match[1])].append((match[2], mask.path))
+    in_order = [by_task[task] for task in sorted(by_task)] if len(by_task) == len(images) else []
+    found = list(zip(sorted(images, key=name_matching.by_number), in_order, strict=False))
     if found and unpaired != "offset":
         (first, first_masks), (last, last_masks) = found[0], found[-1]
         shown = f"{first.path.name} is {first_masks[0][1].name}, ..., {last.path.name} is {last_masks[0][1].name}"
@@ -493,6 +499,7 @@ def _join_channels(
     most, stems = max(map(len, cases.values()), default=0), {(mask.folder, mask.stem) for mask in masks}
     if most < 2 or not any(case in stems for case in cases) or any((image.folder, image.stem) in stems for image in images):
         return images, ""
+    conversions = []
     for (folder, stem), files in cases.items():
         wanted = [f"{stem}_{number:04d}" for number in range(most)]
         if [file.stem for file in files] != wanted:
@@ -500,7 +507,10 @@ def _join_channels(
             raise DataError(
                 f"image_dir: {place} has {most} channel files for others, and for {folder}{stem} {there}; need {first_few(wanted)}"
             )
-    joined = converted.join_channels(search.converter, part, cases)
+        paths = [file.path for file in files]
+        make = partial(converted.join_channels, paths)
+        conversions.append(converted.Conversion(f"{part}/{folder}{stem}", paths, make, ".npy"))
+    joined = search.converter.write("channels", None, conversions, "Joining the channels of each image:")
     if unreadable := tuple(one.problem for one in joined if one.problem):
         problems.append(Problem("unreadable", *UNREADABLE, unreadable, "repair these files"))
     made = []

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, product
+from itertools import groupby, product, takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -248,12 +248,7 @@ def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
 def _inner_root(data_dir: Path, files: Sequence[Path]) -> Path:
     """data_dir, or the folder in it that an archive put around its content."""
     common = os.path.commonpath([path.parent for path in files]) if files else data_dir
-    root = data_dir
-    for name in Path(common).relative_to(data_dir).parts:
-        if _meaning(name) != ("", None):
-            break
-        root /= name
-    return root
+    return data_dir.joinpath(*takewhile(lambda name: _meaning(name) == ("", None), Path(common).relative_to(data_dir).parts))
 
 
 def _meaning(name: str) -> tuple[str, Kind | None]:

@@ -373,8 +373,11 @@ class ClassFile:
         return any(one.is_colour for one in self.classes)
 
 
-def find_class_file(data_dir: Path, pairs: Sequence[Pair]) -> ClassFile | None:
-    """The first file of a known name and form, nearest to the masks; one with values before one with names only."""
+def find_class_file(data_dir: Path, pairs: Sequence[Pair], stored: tuple[str, str] | None = None) -> ClassFile | None:
+    """The first file of a known name and form, nearest to the masks; one with values before one with names only. `stored`: name and
+    text of the one that shards hold."""
+    if stored is not None:
+        return parse_class_file(*stored)
     places = {Path(pair.mask_origin or pair.mask).parent for pair in pairs}
     above = {place for folder in places for place in (folder, *folder.parents)}
     inside = [place for place in above if data_dir in place.parents]
@@ -395,15 +398,13 @@ def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
         classes = _parse_labels(text) if path.name in JSON_NAMES else _parse(path.name, lines) if path.name in NAMES else []
     except (ValueError, csv.Error):
         return None
-    found = [one for one in classes if one is not None]
-    values = [one.value for one in found if one.value is not None]
-    is_whole = 2 <= len(found) <= 256 and len(found) == len(classes)
-    are_distinct = len({one.name for one in found}) == len(found) and len(set(values)) == len(values)
-    return ClassFile(path, tuple(found)) if is_whole and are_distinct else None
+    values = [one.value for one in classes if one.value is not None]
+    are_distinct = len({one.name for one in classes}) == len(classes) and len(set(values)) == len(values)
+    return ClassFile(path, tuple(classes)) if 2 <= len(classes) <= 256 and are_distinct else None
 
 
-def _parse(name: str, lines: Sequence[str]) -> list[NamedClass | None]:
-    """None for a line that cannot be read."""
+def _parse(name: str, lines: Sequence[str]) -> list[NamedClass]:
+    """Empty for another form; raises ValueError for a line that cannot be read."""
     if name in COLUMNS:
         separator = ";" if ";" in "".join(lines[:1]) else ","
         read = csv.reader(lines, skipinitialspace=True, delimiter=separator)
@@ -418,26 +419,24 @@ def _parse(name: str, lines: Sequence[str]) -> list[NamedClass | None]:
     else:
         # A name per line, in the order of the ids. Names without a background are those of objects in boxes.
         classes = [NamedClass(line, None) for line in lines if line != NO_ID]
-        return [*classes] if any(is_background(one.name) or one.is_void for one in classes) else []
-    found: list[NamedClass | None] = []
+        return classes if any(is_background(one.name) or one.is_void for one in classes) else []
+    found = []
     for held in records:
         label, *numbers = held.pop("name", "").strip(), *held.values()
         is_colour, limit = (True, 256) if len(numbers) == 3 else (False, 2**16)
         if not label or not all(re.fullmatch(r"\d{1,5}", number) and int(number) < limit for number in numbers):
-            found.append(None)
-        else:
-            value = as_number((int(numbers[0]), int(numbers[1]), int(numbers[2]))) if is_colour else int(numbers[0])
-            found.append(NamedClass(label, value, is_colour))
+            raise ValueError(label)
+        value = as_number((int(numbers[0]), int(numbers[1]), int(numbers[2]))) if is_colour else int(numbers[0])
+        found.append(NamedClass(label, value, is_colour))
     return found
 
 
-def _parse_labels(text: str) -> list[NamedClass | None]:
+def _parse_labels(text: str) -> list[NamedClass]:
     content = parse_json(text)
     labels = content.get("labels", content) if isinstance(content, dict) else None
     if not isinstance(labels, dict):
         return []
     items = [(one, other) if isinstance(one, str) and one.isdecimal() else (other, one) for one, other in labels.items()]
-    return [
-        NamedClass(name, int(number)) if str(number).isdecimal() and isinstance(name, str) and int(number) < 2**16 else None
-        for number, name in sorted(items, key=lambda item: str(item[0]).zfill(9))
-    ]
+    if not all(str(number).isdecimal() and isinstance(name, str) and int(number) < 2**16 for number, name in items):
+        return []
+    return [NamedClass(name, int(number)) for number, name in sorted(items, key=lambda item: str(item[0]).zfill(9))]

@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import combinations, pairwise
+from itertools import chain, combinations, pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -71,18 +72,8 @@ def measure_dataset(
     return measurements
 
 
-class _PairMeasurements(NamedTuple):
-    structures: list[tuple[int, float, float, float]]  # class id, structure, relative structure, thickness
-    object_sizes: list[float]
-    brightness: float
-    has_colour: bool
-    class_map: Floats  # num_ids,GRID,GRID: share of each class in each cell
-    view_map: Floats  # the mean of that over crops
-    image_map: Floats  # 3,GRID,GRID: two of colour and one of texture, which uneven light does not change
-    image_view_map: Floats
-
-
-def _measure_pair(seed: int, pair: Pair, coding: MaskCoding, num_ids: int, common_id: int) -> _PairMeasurements:
+def _measure_pair(seed: int, pair: Pair, coding: MaskCoding, num_ids: int, common_id: int) -> tuple[Any, ...]:
+    """One of each that _summarise takes."""
     image, ids = to_display(read_image(pair.image)), coding.encode(read_mask(pair.mask))
     ids = resize_mask(ids, image.shape[:2])
     factor = math.ceil(math.sqrt(ids.size / MAX_PIXELS))
@@ -92,11 +83,11 @@ def _measure_pair(seed: int, pair: Pair, coding: MaskCoding, num_ids: int, commo
     corners = [(rng.integers(ids.shape[0] - side + 1), rng.integers(ids.shape[1] - side + 1)) for _ in range(NUM_VIEWS)]
     views = [(slice(top, top + side), slice(left, left + side)) for top, left in corners]
     channels = image.reshape(-1, 3)[:: max(1, image.shape[0] * image.shape[1] // 10_000)].astype(np.int16)
-    return _PairMeasurements(
+    return (
         structures,
         sizes,
         float(image.mean()) / 255,
-        bool(np.ptp(channels, axis=1).mean() > 2),
+        np.ptp(channels, axis=1).mean() > 2,  # whether it has colour
         _class_map(ids, num_ids),
         np.mean([_class_map(ids[view], num_ids) for view in views], axis=0),
         _image_map(image),
@@ -129,12 +120,13 @@ def _measure_structures(
 
 
 def _class_map(ids: Pixels, num_ids: int) -> Floats:
+    """num_ids,GRID,GRID: share of each class in each cell."""
     small = cv2.resize(np.ascontiguousarray(ids), (16 * GRID, 16 * GRID), interpolation=cv2.INTER_NEAREST_EXACT)
     return np.stack([_shrink((small == class_id).astype(np.float32)) for class_id in range(num_ids)])
 
 
 def _image_map(image: Pixels) -> Floats:
-    """Ratios only: a gradient of light over the image, as microscopes have it, changes none of them."""
+    """3,GRID,GRID: two of colour, one of texture. Ratios: a gradient of light over the image, as of microscopes, changes none."""
     pixels = cv2.resize(image, (32 * GRID, 32 * GRID), interpolation=cv2.INTER_AREA).astype(np.float32)
     red, green, blue = (pixels[:, :, channel] for channel in range(3))
     total = red + green + blue + 15
@@ -148,26 +140,26 @@ def _shrink(values: Floats) -> Floats:
     return np.asarray(cv2.resize(values, (GRID, GRID), interpolation=cv2.INTER_AREA), np.float32)
 
 
-def _summarise(found: Sequence[_PairMeasurements]) -> Measurements:
-    by_class: dict[int, list[tuple[float, float, float]]] = {}
-    for one in found:
-        for class_id, *numbers in one.structures:
-            by_class.setdefault(class_id, []).append((numbers[0], numbers[1], numbers[2]))
+def _summarise(found: Sequence[tuple[Any, ...]]) -> Measurements:
+    columns = zip(*found, strict=True) if found else [()] * 8
+    structures, object_sizes, brightness, have_colour, class_maps, view_maps, image_maps, image_view_maps = columns
+    by_class: dict[int, list[list[float]]] = defaultdict(list)
+    for class_id, *numbers in chain(*structures):
+        by_class[class_id].append(numbers)
     medians = [np.median(numbers, axis=0) for numbers in by_class.values()]
     largest = max(medians, key=lambda numbers: numbers[1], default=np.zeros(3))
-    sizes = [size for one in found for size in one.object_sizes]
+    sizes = [*chain(*object_sizes)]
     low, high = np.percentile(sizes, (10, 90)) if sizes else (1.0, 1.0)
-    class_maps = [one.class_map for one in found]
-    told, chance = _told_by_either(class_maps, [one.image_map for one in found])
-    told_in_views, chance_in_views = _told_by_either([one.view_map for one in found], [one.image_view_map for one in found])
+    told, chance = _told_by_either(class_maps, image_maps)
+    told_in_views, chance_in_views = _told_by_either(view_maps, image_view_maps)
     return Measurements(
         num_pairs=len(found),
         structure=float(largest[0]),
         relative_structure=float(largest[1]),
         thickness=float(min((numbers[2] for numbers in medians), default=0.0)),
         size_spread=float(high / max(low, 1.0)),
-        brightness_spread=float(np.std([one.brightness for one in found])) if found else 0.0,
-        has_colour=sum(one.has_colour for one in found) > len(found) / 2,
+        brightness_spread=float(np.std(brightness)) if found else 0.0,
+        has_colour=bool(sum(have_colour) > len(found) / 2),
         told=told,
         told_in_views=told_in_views,
         has_sides=_has_sides(class_maps),
@@ -201,17 +193,12 @@ def share_told(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) ->
         turned.append(transform(turned[-1] * scale) / scale)
     differences = np.stack([(now - later).reshape(len(maps), -1) for now, later in pairwise(turned)])  # turns, images, values
     rng = np.random.default_rng(0)
-    shares = [_share_agreeing(differences[0])]
-    for _ in range(NUM_SHUFFLES):
-        chosen = rng.integers(0, NUM_TURNS, len(maps))
-        shares.append(_share_agreeing(differences[chosen, np.arange(len(maps))]))
+    every, shares = np.arange(len(maps)), []
+    for turns in (0 * every, *(rng.integers(0, NUM_TURNS, len(maps)) for _ in range(NUM_SHUFFLES))):  # as they are, and at random
+        shown = differences[turns, every]
+        agreement = (shown * (shown.sum(axis=0) - shown)).sum(axis=1)
+        shares.append(float(np.mean(np.where(agreement == 0, 0.5, agreement > 0))))
     return shares[0], sum(share >= shares[0] for share in shares) / len(shares)
-
-
-def _share_agreeing(differences: Floats) -> float:
-    of_others = differences.sum(axis=0) - differences
-    agreement = (differences * of_others).sum(axis=1)
-    return float(np.mean(np.where(agreement == 0, 0.5, agreement > 0)))
 
 
 def _has_sides(class_maps: Sequence[Floats]) -> bool:

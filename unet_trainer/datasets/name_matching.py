@@ -61,14 +61,10 @@ class Rule(NamedTuple):
     ignores_padding: bool = False  # 7 and 007 are equal
     drops_channel: bool = False  # the _0000 of nnU-Net
 
-    def image_core(self, stem: str) -> str:
-        return self._core(CHANNEL.sub("", stem) if self.drops_channel else stem, self.image)
-
-    def mask_core(self, stem: str) -> str:
-        return self._core(stem, self.mask)
-
-    def _core(self, stem: str, affixes: Affixes) -> str:
-        core = stem.removeprefix(affixes[0]).removesuffix(affixes[1])
+    def core(self, stem: str, is_mask: bool) -> str:
+        prefix, suffix = self.mask if is_mask else self.image
+        core = CHANNEL.sub("", stem) if self.drops_channel and not is_mask else stem
+        core = core.removeprefix(prefix).removesuffix(suffix)
         return NUMBER.sub(lambda number: number.group().lstrip("0") or "0", core) if self.ignores_padding else core
 
 
@@ -132,9 +128,9 @@ def best_match(images: Sequence[File], masks: Sequence[File], image_folder: Path
 def _match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> Match:
     """Pairs one image with one mask if they are in the same subfolder and the rest of their names is equal."""
     found: dict[tuple[str, str], tuple[list[File], list[File]]] = defaultdict(lambda: ([], []))
-    for side, (files, core) in enumerate(((images, rule.image_core), (masks, rule.mask_core))):
+    for is_mask, files in enumerate((images, masks)):
         for file in files:
-            found[file.folder, core(file.stem)][side].append(file)
+            found[file.folder, rule.core(file.stem, bool(is_mask))][is_mask].append(file)
     match = Match(rule, [], [], [])
     for its_images, its_masks in found.values():
         if len(its_images) == len(its_masks) == 1:
@@ -208,13 +204,14 @@ def offset_match(match: Match) -> Match | None:
     """The match by numbers that are ahead of each other by the same in every pair, such as img_001 and mask_000; None if there is
     no such offset. One file that is left over at each end is its sign."""
 
-    def key(file: File, core: str) -> tuple[str, str, int, File]:
+    def key(file: File, is_mask: bool) -> tuple[str, str, int, File]:
         """Folder, the text around the last number of the name, and the number."""
+        core = match.rule.core(file.stem, is_mask)
         found = LAST_NUMBER.fullmatch(core)
         return (file.folder, f"{found[1]}#{found[3]}", int(found[2]), file) if found else (file.folder, core, 0, file)
 
-    images = sorted(key(file, match.rule.image_core(file.stem)) for file in (*(image for image, _ in match.pairs), *match.images))
-    masks = sorted(key(file, match.rule.mask_core(file.stem)) for file in (*(mask for _, mask in match.pairs), *match.masks))
+    images = sorted(key(file, False) for file in (*(image for image, _ in match.pairs), *match.images))
+    masks = sorted(key(file, True) for file in (*(mask for _, mask in match.pairs), *match.masks))
     if len(images) != len(masks) or len(images) < MIN_NUMBERED:
         return None
     pairs = list(zip(images, masks, strict=True))
@@ -232,12 +229,8 @@ def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
     _, suffix = _affixes({image.stem for image in images}, IMAGE_AFFIXES)
     endings = ["", *(suffix[found.start() :] for found in SEPARATOR.finditer(suffix))]
     cores = {(image.folder, image.stem.removesuffix(ending)) for image, ending in product(images, endings)}
-    counts: Counter[str] = Counter()
-    with_mask = set()
-    for mask in masks:
-        if (end := _end_of_name(mask, cores)) is not None:
-            counts[mask.stem[end:]] += 1
-            with_mask.add((mask.folder, mask.stem[:end]))
+    ends = [(mask, end) for mask in masks if (end := _end_of_name(mask, cores)) is not None]
+    counts, with_mask = Counter(mask.stem[end:] for mask, end in ends), {(mask.folder, mask.stem[:end]) for mask, end in ends}
     common = {kind: count for kind, count in counts.items() if 2 * count > max(counts.values())}
 
     def rank(kind: str) -> tuple[int, str]:
@@ -284,18 +277,6 @@ def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, 
     return dict(sorted(found.items())) if are_clear and 2 * len(with_mask) > len(images) else {}
 
 
-def masks_by_task(images: Sequence[File], masks: Sequence[File]) -> list[tuple[File, list[tuple[str, Path]]]]:
-    """Each image with its masks and their classes, where masks are Label Studio's brushes, which name the task alone: both are
-    taken in their order. Empty if they are others, or not as many."""
-    by_task: dict[int, list[tuple[str, Path]]] = defaultdict(list)
-    for mask in masks:
-        if (match := TASK_MASK.fullmatch(mask.stem)) is None:
-            return []
-        by_task[int(match[1])].append((match[2], mask.path))
-
-    def by_number(file: File) -> list[tuple[int, str]]:
-        """Sorts a2 before a10."""
-        return [(int(word), "") if word.isdecimal() else (-1, word) for word in (file.folder, *NUMBER_OR_TEXT.findall(file.stem))]
-
-    tasks = sorted(by_task) if len(by_task) == len(images) else []
-    return [(image, by_task[task]) for image, task in zip(sorted(images, key=by_number), tasks, strict=False)]
+def by_number(file: File) -> list[tuple[int, str]]:
+    """Sorts a2 before a10."""
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in (file.folder, *NUMBER_OR_TEXT.findall(file.stem))]

@@ -7,7 +7,7 @@ Opens no file.
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from unet_trainer.config.schema import to_plain
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system.console import counted, one_line
 
-NUM_NAMED = 10  # files of one problem in a message
+NUM_NAMED = 10  # files or lines of one problem in a message
 UNREADABLE = "file", "that cannot be used"
 
 
@@ -70,25 +70,22 @@ def setting_lines(settings: Mapping[str, Any]) -> list[str]:
 
 
 def describe_problems(problems: Sequence[Problem], most: int = NUM_NAMED, where: str = "") -> str:
-    """Every problem with its fix and its first `most` lines; `where` says where the others are."""
-    return "\n".join(_describe(problem, most, where) for problem in problems)
-
-
-def _describe(problem: Problem, most: int, where: str) -> str:
-    """A reason that several files have stands once, with their number, above their names."""
-    by_reason: dict[str, list[str]] = {}
-    for line in problem.lines[:most]:
-        name, _, reason = line.partition(": ")
-        by_reason.setdefault(reason, []).append(name)
-    counts = Counter(line.partition(": ")[2] for line in problem.lines)
-    lines = [f"{problem.title}:", *([f"  Fix: {problem.fix}"] if problem.fix else [])]
-    for reason, names in by_reason.items():
-        if reason and len(names) > 1:
-            lines += [f"  {one_line(reason)} ({counted(counts[reason], 'file')}):", *(f"    {one_line(name)}" for name in names)]
-        else:
-            lines += [f"  {one_line(f'{name}: {reason}' if reason else name)}" for name in names]
-    if len(problem.lines) > most:
-        lines.append(f"  … and {len(problem.lines) - most} more{where}")
+    """Every problem with its fix and its first `most` lines; `where` says where the others are. A reason that several files have
+    stands once, with their number, above their names."""
+    lines: list[str] = []
+    for problem in problems:
+        by_reason: dict[str, list[str]] = defaultdict(list)
+        for name, _, reason in (line.partition(": ") for line in problem.lines[:most]):
+            by_reason[reason].append(name)
+        counts = Counter(line.partition(": ")[2] for line in problem.lines)
+        lines += [f"{problem.title}:", *([f"  Fix: {problem.fix}"] if problem.fix else [])]
+        for reason, names in by_reason.items():
+            if reason and len(names) > 1:
+                lines.append(f"  {one_line(reason)} ({counted(counts[reason], 'file')}):")
+                lines += [f"    {one_line(name)}" for name in names]
+            else:
+                lines += [f"  {one_line(f'{name}: {reason}' if reason else name)}" for name in names]
+        lines += [f"  … and {len(problem.lines) - most} more{where}"] if len(problem.lines) > most else []
     return "\n".join(lines)
 
 

@@ -164,12 +164,15 @@ def unpack_brush(packed: Sequence[Any], height: int, width: int) -> Pixels:
     count less 1, and the byte of the run or all bytes. Raises DataError."""
     bits, place = np.unpackbits(np.array(packed, np.uint8)), 0
 
-    def read(count: int) -> int:
+    def take(count: int) -> Pixels:
         nonlocal place
         place += count
         if place > len(bits):
             raise DataError("rle that ends too early")
-        return int("".join(map(str, bits[place - count : place].tolist())), 2)
+        return bits[place - count : place]
+
+    def read(count: int) -> int:
+        return int("".join(map(str, take(count).tolist())), 2)
 
     total, word, *lengths = read(32), read(5) + 1, *(read(4) + 1 for _ in range(4))
     if total != 4 * height * width or word != 8:
@@ -178,13 +181,7 @@ def unpack_brush(packed: Sequence[Any], height: int, width: int) -> Pixels:
     while start < total:
         is_run = read(1)
         stop = min(total, start + 1 + read(lengths[read(2)]))
-        if is_run:
-            values[start:stop] = read(word)
-        else:
-            first, place = place, place + word * (stop - start)
-            if place > len(bits):
-                raise DataError("rle that ends too early")
-            values[start:stop] = np.packbits(bits[first:place])
+        values[start:stop] = read(word) if is_run else np.packbits(take(word * (stop - start)))
         start = stop
     return values.reshape(height, width, 4)[:, :, 3] > 0
 

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -142,14 +142,14 @@ class MaskFacts:
         return min(self.size) > 0 and sum(self.counts.values()) == self.height * self.width
 
 
-Facts = TypeVar("Facts", ImageFacts, MaskFacts)
-
-
 class PairFacts(NamedTuple):
     """The facts of each file, or the reason why it cannot be used."""
 
     image: ImageFacts | str
     mask: MaskFacts | str
+
+
+FACTS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the names of a pair's files
 
 
 class ScanCache:
@@ -162,24 +162,24 @@ class ScanCache:
         if content.get("format") == CACHE_FORMAT and isinstance(content.get("files"), dict):
             self.known = content["files"]
 
-    def find(self, kind: type[Facts], path: Path, stamp: Stamp | None) -> Facts | None:
+    def find(self, kind: str, path: Path, stamp: Stamp | None) -> Any:
         """A damaged entry is as good as none: the file is read anew. The index of shards may have the facts too."""
         with contextlib.suppress(ValueError, LookupError, TypeError):
             stored = find_member(path)
             in_index = None if stored is None else stored.facts
-            known_stamp, known = (stamp, in_index) if in_index is not None else self.known[_cache_key(kind, path)]
+            known_stamp, known = (stamp, in_index) if in_index is not None else self.known[f"{kind}:{path.absolute()}"]
             if stamp is not None and known_stamp == stamp:
-                facts = from_plain(kind, {**known, "stamp": stamp})
+                facts = from_plain(FACTS[kind], {**known, "stamp": stamp})
                 return facts if facts.is_consistent() else None
         return None
 
-    def add(self, kind: type[Facts], path: Path, found: Facts | str, stamp: Stamp | None) -> Facts | str:
+    def add(self, kind: str, path: Path, found: ImageFacts | MaskFacts | str, stamp: Stamp | None) -> ImageFacts | MaskFacts | str:
         """Returns the facts with their stamp."""
         if isinstance(found, str) or stamp is None:
-            self.known.pop(_cache_key(kind, path), None)
+            self.known.pop(f"{kind}:{path.absolute()}", None)
             return found
         if isinstance(found, ImageFacts) or len(found.counts) <= MAX_CACHED_VALUES:
-            self.known[_cache_key(kind, path)] = [stamp, plain_facts(found)]
+            self.known[f"{kind}:{path.absolute()}"] = [stamp, plain_facts(found)]
         return replace(found, stamp=tuple(stamp))
 
     def save(self) -> None:
@@ -191,17 +191,13 @@ def plain_facts(facts: ImageFacts | MaskFacts) -> dict[str, Any]:
     return {name: value for name, value in asdict(facts).items() if name != "stamp"}
 
 
-def _cache_key(kind: type[ImageFacts] | type[MaskFacts], path: Path) -> str:
-    return f"{'image' if kind is ImageFacts else 'mask'}:{path.absolute()}"
-
-
 def open_scan_cache(data_dir: Path, checkpoint_dir: Path) -> ScanCache:
     """The cache for the files of data_dir; each data_dir has its own."""
     name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
     return ScanCache(checkpoint_dir / ".scan" / f"{name}.json")
 
 
-Task = tuple[Pair, Sequence[type[Any]]]  # a pair, and which of ImageFacts and MaskFacts are to be read of its files
+Task = tuple[Pair, Sequence[str]]  # a pair, and which of its files are to be read
 
 
 def scan_pairs(
@@ -218,12 +214,12 @@ def scan_pairs(
     """
     cache = cache or ScanCache(None)
     stamps = {path: file_stamp(path) for pair in pairs for path in (pair.image, pair.mask)}
-    facts: dict[tuple[type[Any], Path], Any] = {}
+    facts: dict[tuple[str, Path], Any] = {}
     tasks: list[Task] = []
     for pair in pairs:
-        files: list[tuple[type[Any], Path]] = [(ImageFacts, pair.image), (MaskFacts, pair.mask)]
-        facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in files}
-        if missing := [kind for kind, path in files if facts[kind, path] is None]:
+        files = {"image": pair.image, "mask": pair.mask}
+        facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in files.items()}
+        if missing := [kind for kind, path in files.items() if facts[kind, path] is None]:
             tasks.append((pair, missing))
         else:
             tick()
@@ -244,21 +240,21 @@ def scan_pairs(
                     crashed = f"decoding it crashed ({alone.reason})" if isinstance(alone, Crash) else alone
                     outcome[kind] = alone[kind] if isinstance(alone, dict) else crashed
             for kind, found in outcome.items():
-                path = pair.image if kind is ImageFacts else pair.mask
+                path = getattr(pair, kind)
                 facts[kind, path] = cache.add(kind, path, found, stamps[path])
             tick()
     if tasks:
         cache.save()
-    return [PairFacts(facts[ImageFacts, pair.image], facts[MaskFacts, pair.mask]) for pair in pairs]
+    return [PairFacts(facts["image", pair.image], facts["mask", pair.mask]) for pair in pairs]
 
 
-def _scan_pair(task: Task, read_stderr: ReadStderr) -> dict[type[Any], Any] | str:
+def _scan_pair(task: Task, read_stderr: ReadStderr) -> dict[str, Any] | str:
     """The facts of the files, or why one cannot be used. A text: why a remote shard cannot be read."""
     pair, kinds = task
-    found: dict[type[Any], Any] = {}
+    found: dict[str, Any] = {}
     for kind in kinds:
         try:
-            found[kind] = _scan_image(pair.image) if kind is ImageFacts else _scan_mask(pair)
+            found[kind] = _scan_image(pair.image) if kind == "image" else _scan_mask(pair)
         except ReadError as error:
             if isinstance(error, ShardReadError) and error.is_remote:
                 return str(error)
@@ -340,9 +336,8 @@ def _measure_values(image: Pixels, tag: float | None) -> tuple[Statistics, Extre
     tags, is_float = (() if tag is None else (tag,)), image.dtype.kind == "f"
     is_missing = find_missing(image, tags) if is_float else None
     candidate = extreme_value(image, is_missing) if is_float else tag
-    with_candidate = None if candidate is None else find_missing(image, (candidate, *tags))
     extreme = None
-    if candidate is not None and with_candidate is not None:
+    if candidate is not None and (with_candidate := find_missing(image, (candidate, *tags))) is not None:
         extreme = Extreme(candidate, *_measure(image, with_candidate))
     values = [] if is_missing is None else np.unique(image[is_missing])[:3].tolist()
     marks = tuple(sorted({f"{value:.6g}".replace("nan", "NaN") for value in values}))
@@ -369,12 +364,8 @@ def _row_parts(image: Pixels, is_missing: Pixels | None) -> Iterator[tuple[Pixel
     the image's memory."""
     num_rows = max(1, PART_VALUES // (image.shape[1] * image.shape[2]))
     for top in range(0, len(image), num_rows):
-        part = image[top : top + num_rows].astype(np.float64)
-        if is_missing is None:
-            yield part, 1
-        else:
-            is_held = ~is_missing[top : top + num_rows]
-            yield np.where(is_held, part, 0), is_held
+        is_held = 1 if is_missing is None else ~is_missing[top : top + num_rows]
+        yield np.where(is_held, image[top : top + num_rows].astype(np.float64), 0), is_held
 
 
 def _count_values(mask: Pixels) -> dict[int, int]:
@@ -513,29 +504,23 @@ def build_image_spec(
 def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and standard deviation of each channel over the values of all images that are data; a channel without any spread has
     std 1."""
-    mean, within, between = _moments(images, channels)
-    std = np.sqrt(within + between)
-    rounded = [tuple(float(f"{value:.6g}") for value in values) for values in (mean, np.where(_has_spread(std, mean), std, 1.0))]
-    return rounded[0], rounded[1]
+    mean, within, between, has_spread = _moments(images, channels)
+    std = np.where(has_spread, np.sqrt(within + between), 1.0)
+    return tuple(float(f"{value:.6g}") for value in mean), tuple(float(f"{value:.6g}") for value in std)
 
 
 def brightness_share(images: Sequence[ImageFacts], channels: int) -> float:
     """Of the variance of pixel values, the share that lies between images and not within them; the mean of the channels that have
     any. 0 where values are missing: what they are filled with would count as data."""
-    mean, within, between = _moments(images, channels)
-    has_spread = _has_spread(np.sqrt(within + between), mean)
+    _, within, between, has_spread = _moments(images, channels)
     if not has_spread.any() or any(sum(image.missing) for image in images):
         return 0.0
     return float(np.mean((between / np.where(has_spread, within + between, 1.0))[has_spread]))
 
 
-def _has_spread(std: Any, mean: Any) -> Any:
-    """A constant has a tiny std from rounding."""
-    return std > np.finfo(np.float32).eps * np.abs(mean)
-
-
-def _moments(images: Sequence[ImageFacts], channels: int) -> tuple[Any, Any, Any]:
-    """Of each channel, over all values that are data: the mean, the variance within images and that between their means."""
+def _moments(images: Sequence[ImageFacts], channels: int) -> tuple[Any, Any, Any, Any]:
+    """Of each channel, over all values that are data: the mean, the variance within images and that between their means, and
+    whether there is any. A constant has a tiny one from rounding."""
     means, stds, missing = (
         np.array([np.broadcast_to(values, channels) for values in columns])
         for columns in zip(*((image.mean, image.std, image.missing or 0) for image in images), strict=True)
@@ -543,4 +528,5 @@ def _moments(images: Sequence[ImageFacts], channels: int) -> tuple[Any, Any, Any
     weights = np.array([[image.height * image.width] for image in images], np.float64) - missing
     weights /= np.maximum(1, weights.sum(axis=0))
     mean = (weights * means).sum(axis=0)
-    return mean, (weights * stds**2).sum(axis=0), (weights * (means - mean) ** 2).sum(axis=0)
+    within, between = (weights * stds**2).sum(axis=0), (weights * (means - mean) ** 2).sum(axis=0)
+    return mean, within, between, np.sqrt(within + between) > np.finfo(np.float32).eps * np.abs(mean)

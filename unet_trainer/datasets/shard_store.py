@@ -383,9 +383,9 @@ class RangeCache:
     """
 
     def __init__(self, folder: Path, url: str, shards: Sequence[Shard], max_bytes: int) -> None:
-        """Makes room by deleting what is kept of other URLs, and keeps at most half of what is free on the disk. Raises OSError
-        where nothing can be written."""
-        self.folder = folder / _digest(url)
+        """Makes room by deleting what is kept of other URLs, the longest unused first, and keeps at most half of what is free
+        on the disk. Raises OSError where nothing can be written."""
+        self.folder = folder / short_digest(url)
         self.sizes = {shard.name: shard.num_bytes for shard in shards}
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
@@ -394,7 +394,10 @@ class RangeCache:
             self.folder.mkdir()
         self._write(self.folder / SOURCE, 0, f"{url}\n".encode("utf-8", "surrogateescape"))
         wanted = min(max_bytes, sum(self.sizes.values()))
-        self._make_room(max_bytes - wanted)
+        sources = [place / SOURCE for place in folder.iterdir() if place != self.folder and not place.is_symlink()]
+        others = sorted((source for source in sources if source.is_file()), key=lambda source: source.stat().st_mtime)
+        while others and sum(_allocated(source.parent) for source in others) > max_bytes - wanted:
+            shutil.rmtree(others.pop(0).parent, ignore_errors=True)
         room = int(MAX_SHARE * free_disk(folder)) + _allocated(self.folder)
         self.max_bytes, self.is_limited_by_disk, self._is_full = min(max_bytes, room), room < wanted, False
         self._starts = dict(zip(self.sizes, accumulate(self.sizes.values(), initial=0), strict=False))
@@ -427,17 +430,10 @@ class RangeCache:
             file.write(content)
 
     def _file(self, shard: str) -> Path:
-        return self.folder / f"{_digest(shard)[:8]}-{shard.rpartition('/')[2][-180:]}"
-
-    def _make_room(self, max_others: int) -> None:
-        """Deletes what is kept of other URLs, what was used longest ago first, until the rest takes at most so many bytes."""
-        sources = [place / SOURCE for place in self.folder.parent.iterdir() if place != self.folder and not place.is_symlink()]
-        others = sorted((source for source in sources if source.is_file()), key=lambda source: source.stat().st_mtime)
-        while others and sum(_allocated(source.parent) for source in others) > max_others:
-            shutil.rmtree(others.pop(0).parent, ignore_errors=True)
+        return self.folder / f"{short_digest(shard)[:8]}-{shard.rpartition('/')[2][-180:]}"
 
 
-def _digest(name: str) -> str:
+def short_digest(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import io
 import os
 import re
@@ -40,7 +39,7 @@ from unet_trainer.datasets.shard_index import (
     index_shard,
     index_to_json,
 )
-from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, open_store
+from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, open_store, short_digest
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, open_stores, read_bytes
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
@@ -73,7 +72,11 @@ def find_place(data_dir: str) -> ShardPlace | None:
     if COMPRESSED_TAR.search(data_dir) and not Path(data_dir).is_dir():
         raise DataError(f"data_dir: {data_dir}: {NOT_PLAIN}; an archive of folders images/ and masks/ has to be unpacked")
     if is_url(data_dir):
-        _refuse_odd_url(data_dir)
+        is_web = data_dir.lower().startswith(("http://", "https://"))
+        if is_web and ("?" in data_dir or "#" in data_dir):
+            raise DataError("data_dir: a URL with ? or # (pre-signed?) names one file, and shards are several; use s3:// or gs://")
+        if is_web and "@" in data_dir.split("/")[2]:  # the message does not repeat the password
+            raise DataError("data_dir: a user or password in a URL would be written to every file of the run; put it into ~/.netrc")
         data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")
         folder, _, last = data_dir.rpartition("/")
         return ShardPlace(folder, _expand(last)) if last.endswith(".tar") else ShardPlace(data_dir)
@@ -85,15 +88,6 @@ def find_place(data_dir: str) -> ShardPlace | None:
         if path.is_dir() and ((path / INDEX_NAME).is_file() or (_list_shards(Files(data_dir)) and not list_files(path))):
             return ShardPlace(str(path))
     return None
-
-
-def _refuse_odd_url(url: str) -> None:
-    """Raises DataError, which does not repeat a password."""
-    if url.lower().startswith(("http://", "https://")):
-        if "?" in url or "#" in url:
-            raise DataError("data_dir: a URL with ? or # (pre-signed?) names one file, and shards are several; use s3:// or gs://")
-        if "@" in url.split("/")[2]:
-            raise DataError("data_dir: a user or password in a URL would be written to every file of the run; put it into ~/.netrc")
 
 
 def _expand(name: str) -> tuple[str, ...]:
@@ -193,8 +187,7 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     found: list[ShardIndex] = []
     with console.bar("Indexing the shards once:", sum(size or 0 for size, _ in versions), keep=False) as bar:
         for name, version in zip(names, versions, strict=True):
-            digest = hashlib.sha256(f"{root}/{name}".encode("utf-8", "surrogateescape")).hexdigest()[:16]
-            cache = folder / f"index-{digest}.json"
+            cache = folder / f"index-{short_digest(f'{root}/{name}')}.json"
             with contextlib.suppress(ShardError):
                 known = read_cache(cache)
                 if known.get("version") == list(version):

@@ -15,7 +15,7 @@ import re
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
@@ -24,7 +24,7 @@ import numpy as np
 
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.layouts import PARTS, resolved
-from unet_trainer.datasets.pairs import Box, FoundPairs, Pair, Part, Question, composed, first_few, path_in
+from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
@@ -48,7 +48,6 @@ COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
 MAX_BYTES = 256 * 2**20
-NUM_NAMED = 10  # problems shown before "and N more"
 
 
 @dataclass(frozen=True)
@@ -67,14 +66,6 @@ def describe_split(split: Split) -> str:
     """8 train, 2 val; and what is kept for evaluate."""
     kept = f", {len(split.test)} test kept for evaluate" if split.test else ""
     return f"{len(split.train)} train, {len(split.val)} val{kept}"
-
-
-@dataclass
-class Unit:
-    """Indices of pairs that stay together, and how many of them hold each class."""
-
-    members: list[int] = field(default_factory=list)
-    labels: Counter[int] = field(default_factory=Counter)
 
 
 def split_pairs(
@@ -100,18 +91,19 @@ def split_pairs(
         if any(pair.group for pair in found.pairs):
             raise DataError("split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out")
         return _split_into_blocks(found, labels, digests, val_fraction, seed, num_folds, fold, how)
-    units = _group_pairs(found.pairs, labels, digests)
+    units = _group_pairs(found.pairs, digests)
     if len(units) < (needed := max(2, num_folds or 0)):
         grouped = f" in {counted(len(units), 'group')} (or with identical images); {BY_HAND}" if len(units) < num_pairs else ""
         room = f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
         raise DataError(f"need at least {needed} pairs{room if num_pairs == 1 else ''}; got {counted(num_pairs, 'pair')}{grouped}")
     if num_folds is None:
         num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 1)
-        fold, sides = 1, assign(units, [num_pairs - num_val, num_val], seed)
+        fold, sides = 1, assign(units, labels, [num_pairs - num_val, num_val], seed)
     else:
         how += f", seed {seed}"
-        sides = assign(units, [num_pairs // num_folds + (index < num_pairs % num_folds) for index in range(num_folds)], seed)
-    held_out = {index for unit, side in zip(units, sides, strict=True) if side == fold for index in unit.members}
+        sizes = [num_pairs // num_folds + (index < num_pairs % num_folds) for index in range(num_folds)]
+        sides = assign(units, labels, sizes, seed)
+    held_out = {index for unit, side in zip(units, sides, strict=True) if side == fold for index in unit}
     train, val = ([pair for index, pair in enumerate(found.pairs) if (index in held_out) == is_val] for is_val in (False, True))
     num_groups = len({pair.group for pair in found.pairs} - {""})
     grouped = f", {counted(num_groups, 'group')} kept together" if num_groups else ""
@@ -119,37 +111,38 @@ def split_pairs(
     return Split(tuple(train), tuple(val), f"{found.rule}; {how}{grouped}", notices, found.test)
 
 
-def assign(units: Sequence[Unit], sizes: Sequence[int], seed: int) -> list[int]:
-    """The side of each unit, so that every side gets about its size and its share of each class.
+def assign(units: Sequence[Sequence[int]], labels: Sequence[Iterable[int]], sizes: Sequence[int], seed: int) -> list[int]:
+    """The side of each unit, so that every side gets about its size and its share of each class. A unit: indices of pairs that stay
+    together. `labels`: the classes that each pair holds.
 
     Iterative stratification (Sechidis et al., 2011), with units of several pairs: class by class, the rarest first, each unit
     goes to the side that lacks most of that class. The same units and seed give the same sides on every machine.
     """
     total = sum(sizes)
     free = [float(size) for size in sizes]  # pairs that each side still lacks
-    counts: Counter[int] = sum((unit.labels for unit in units), Counter())
+    holding = [Counter(label for index in unit for label in labels[index]) for unit in units]  # pairs of each class
+    counts: Counter[int] = sum(holding, Counter())
     wanted = {label: [count * size / total for size in sizes] for label, count in counts.items()}
     order = np.random.default_rng([seed, SPLIT_STREAM]).permutation(len(units)).tolist()
-    order.sort(key=lambda index: -len(units[index].members))  # large units first, while no side is full
+    order.sort(key=lambda index: -len(units[index]))  # large units first, while no side is full
     sides = [-1] * len(units)
     for label in [*sorted(counts, key=lambda label: (counts[label], label)), None]:
         for index in order:
-            unit = units[index]
-            if sides[index] >= 0 or (label is not None and label not in unit.labels):
+            if sides[index] >= 0 or (label is not None and label not in holding[index]):
                 continue
             open_sides = [side for side in range(len(sizes)) if free[side] > 0] or list(range(len(sizes)))
             sides[index] = max(open_sides, key=lambda side: (0.0 if label is None else wanted[label][side], free[side], -side))
-            free[sides[index]] -= len(unit.members)
-            for held, count in unit.labels.items():
+            free[sides[index]] -= len(units[index])
+            for held, count in holding[index].items():
                 wanted[held][sides[index]] -= count
     for empty in sorted(set(range(len(sizes))) - set(sides)):  # the smallest unit of a side that has several
         shared = [index for index, side in enumerate(sides) if sides.count(side) > 1]
-        sides[min(shared, key=lambda index: len(units[index].members))] = empty
+        sides[min(shared, key=lambda index: len(units[index]))] = empty
     return sides
 
 
-def _group_pairs(pairs: Sequence[Pair], labels: Sequence[Iterable[int]], digests: Sequence[str]) -> list[Unit]:
-    """Units of pairs that share a group or an image, directly or through other pairs (union-find)."""
+def _group_pairs(pairs: Sequence[Pair], digests: Sequence[str]) -> list[list[int]]:
+    """Indices of pairs that share a group or an image, directly or through other pairs (union-find)."""
     parents = list(range(len(pairs)))
 
     def find_root(index: int) -> int:
@@ -163,20 +156,19 @@ def _group_pairs(pairs: Sequence[Pair], labels: Sequence[Iterable[int]], digests
         for key in (("group", pair.group), ("image", digest)):
             if key[1]:
                 parents[find_root(index)] = find_root(first.setdefault(key, index))
-    units: dict[int, Unit] = defaultdict(Unit)
-    for index, held in enumerate(labels):
-        unit = units[find_root(index)]
-        unit.members.append(index)
-        unit.labels.update(held)
+    units: dict[int, list[int]] = defaultdict(list)
+    for index in range(len(pairs)):
+        units[find_root(index)].append(index)
     return [units[index] for index in sorted(units)]
 
 
 def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
     """The parts that the data gives. A training image that also validates is left out; a group on both sides is an error."""
     val = tuple(pair for pair in found.pairs if pair.part == "val")
+    training = [pair for pair in found.pairs if pair.part == "train"]
     if len(val) == len(found.pairs):
         raise DataError(f"every pair validates and none trains ({found.rule}); need train as well; {BY_HAND}")
-    shared = sorted({pair.group for pair in val if pair.group} & {pair.group for pair in found.pairs if pair.part == "train"})
+    shared = sorted({pair.group for pair in val if pair.group} & {pair.group for pair in training})
     if shared:
         raise DataError(
             f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}; put each on one side; {BY_HAND}"
@@ -185,12 +177,11 @@ def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
     for pair in val:
         if pair.box is not None:
             boxes[pair.box.image].append(pair.box)
-    for pair in found.pairs:
-        if pair.part == "train" and any(pair.box is None or pair.box.overlaps(box) for box in boxes.get(pair.user_files[0], ())):
+    for pair in training:
+        if any(pair.box is None or pair.box.overlaps(box) for box in boxes.get(pair.user_files[0], ())):
             raise DataError(f"{pair.shown_image} is in train, and some of its pixels are in val; move one of the boxes")
     digest_of = dict(zip(found.pairs, digests, strict=True))
     validating = {digest_of[pair] for pair in val} - {""}
-    training = [pair for pair in found.pairs if pair.part == "train"]
     left_out = tuple(pair for pair in training if digest_of[pair] in validating)
     if len(left_out) == len(training):
         raise DataError(f"every training image also validates (the files are identical); {BY_HAND}")
@@ -385,13 +376,12 @@ def places_of(names: Sequence[str]) -> list[Place]:
 
 def _counter_position(numbers: Sequence[Sequence[str]]) -> int | None:
     """Which of the numbers counts: with the others fixed, it has runs of MIN_RUN or more; the last one if several are alike."""
-    best, position = -1, None
-    for candidate in range(len(numbers[0])):
+
+    def num_in_runs(candidate: int) -> int:
         runs = Counter((*(int(number) for number in (*found[:candidate], *found[candidate + 1 :])),) for found in numbers)
-        in_runs = sum(count for count in runs.values() if count >= MIN_RUN)
-        if in_runs >= best:
-            best, position = in_runs, candidate
-    return position
+        return sum(count for count in runs.values() if count >= MIN_RUN)
+
+    return max(reversed(range(len(numbers[0]))), key=num_in_runs, default=None)
 
 
 def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: float = SECONDS) -> tuple[Pair, ...]:
@@ -491,18 +481,12 @@ def _find_file(data_dir: Path, cell: str) -> Path:
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
-def listed_images(path: Path, data_dir: Path, part: Part) -> list[Path]:
-    """The images in the rows of a part, as absolute paths, whether they are there or not. Raises DataError."""
-    return [resolved(_find_file(data_dir, row["image"])) for row in _rows_of(path, part)]
-
-
-def listed_contents(path: Path, part: Part) -> set[str]:
-    """Digests of the pairs in the rows of a part, where the table has them: the same files in another place have the same."""
-    return {content for row in _rows_of(path, part) if (content := row.get("content", "").strip())}
-
-
-def _rows_of(path: Path, part: Part) -> list[dict[str, str]]:
-    return [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
+def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
+    """Of the rows of a part, the images as absolute paths, whether they are there or not; and digests of the pairs, where the table
+    has them: the same files in another place have the same. Raises DataError."""
+    rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
+    contents = {content for row in rows if (content := row.get("content", "").strip())}
+    return [resolved(_find_file(data_dir, row["image"])) for row in rows], contents
 
 
 def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:

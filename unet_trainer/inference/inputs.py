@@ -30,7 +30,7 @@ from unet_trainer.datasets.mask_evidence import class_ids, total_counts
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, depth_of, describe_reading, open_scan_cache
 from unet_trainer.datasets.shards import find_in_shards, open_shards
-from unet_trainer.datasets.splits import listed_contents, listed_images, read_split_csv, read_table
+from unet_trainer.datasets.splits import listed_files, read_split_csv, read_table
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.image_spec import ImageSpec, depth_name
@@ -361,8 +361,7 @@ def _listed(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[P
     files lie now: in a folder, or in shards of it."""
     table = run_folder / SPLIT_CSV
     try:
-        images = listed_images(table, Path(load_config(run_folder / CONFIG_YAML).data_dir), part)
-        contents = listed_contents(table, part)
+        images, contents = listed_files(table, Path(load_config(run_folder / CONFIG_YAML).data_dir), part)
     except UserError:
         return [], None
     known = set(images)
