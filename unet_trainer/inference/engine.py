@@ -18,7 +18,7 @@ import importlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -406,13 +406,11 @@ class SymmetricEngine:
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         if isinstance(self.engine, TorchEngine):
             (images,) = to_device((images,), self.device)  # once, and turned there
-        total: torch.Tensor | None = None
+        total = torch.zeros((), device=self.device)
         for is_flipped, num_turns in self.views:
             view = torch.rot90(images.flip(2) if is_flipped else images, num_turns, (1, 2)).contiguous()
             logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))  # turned back
-            logits = logits.flip(3) if is_flipped else logits
-            total = logits if total is None else total + logits
-        assert total is not None
+            total = total + (logits.flip(3) if is_flipped else logits)
         return total / len(self.views)
 
 
@@ -427,16 +425,6 @@ def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:
     turns = (0, 1, 2, 3) if "quarter_turn" in symmetries else turns
     first = 0 if "horizontal_flip" in symmetries else 2
     return [(False, turn) for turn in turns] + [(True, (first + turn) % 4) for turn in turns if is_flipped]
-
-
-def with_symmetries(engine: Engine, note: Callable[[str], object]) -> Engine:
-    """For --tta."""
-    symmetries = engine.card.symmetries
-    if not symmetries:
-        note("--tta changes nothing: the model was trained without mirrored or turned images")
-        return engine
-    note(f"--tta: mean over the images that {', '.join(symmetries)} of training make")
-    return SymmetricEngine(engine, symmetries)
 
 
 def load_engine(path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False) -> Engine:
