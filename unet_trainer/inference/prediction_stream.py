@@ -429,7 +429,7 @@ class PredictionStream:
                     files.write(Rows(*_arrays(copy)))
 
                 for band in logits.bands():
-                    copy = self._copy_to_host(self._results(band.logits))
+                    copy = self._copy_to_host(self._results(band))
                     num_bytes = sum(tensor.nbytes for tensor in copy.content_now)
                     writer.submit(partial(write, copy), num_bytes)
                 writer.finish()

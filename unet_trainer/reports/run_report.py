@@ -149,7 +149,7 @@ def _doubts(run: RunSummary, low: float | None, baseline: Baseline | None) -> li
     return found
 
 
-def _confusion(counts: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, Any] | None:
+def _confusion(counts: Sequence[Sequence[int]], names: list[str]) -> dict[str, Any] | None:
     """Of the best epoch: which class is taken for which; with many classes those with the most wrong pixels."""
     if not counts:
         return None
@@ -193,7 +193,8 @@ def _stage_rows(run: RunSummary) -> list[list[str]]:
 
 def _gallery_values(run: RunSummary, gallery: Gallery) -> dict[str, Any]:
     sizes = Counter(picture.group for picture in gallery.pictures)
-    legend: list[tuple[str, Sequence[int] | None]] = [*zip(run.id_names, gallery.colours, strict=False)][1:]
+    named = list(zip(run.id_names, gallery.colours, strict=False))
+    legend: list[tuple[str, Sequence[int] | None]] = [*named[1:]]
     if not run.has_background and run.id_names:
         legend.append((f"not tinted: {run.id_names[0]}", None))
     kinds = (ErrorKind.FOUND, ErrorKind.MISSED, ErrorKind.FALSE) if run.has_background else (ErrorKind.WRONG,)
