@@ -12,7 +12,6 @@ file is the SHA-256 digest of every byte before it. A file is checked before onn
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import json
@@ -157,9 +156,8 @@ def _find(name: str, checkpoint_dir: Path) -> Path:
         if (candidate / BEST).is_file():  # of a run that is deployed alone, without last.pt
             return candidate
     folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
-    with contextlib.suppress(OSError):  # told by find_run
-        if folder is not None and not any(map(has_checkpoint, candidates)):
-            raise CheckpointError(f"{folder} is not a run folder (no {BEST}); name one, or a .pt or {ONNX_SUFFIX} file")
+    if folder is not None and not any(map(has_checkpoint, candidates)):
+        raise CheckpointError(f"{folder} is not a run folder (no {BEST}); name one, or a .pt or {ONNX_SUFFIX} file")
     return find_run(name, checkpoint_dir)
 
 
@@ -168,7 +166,15 @@ def read_model(path: Path, raw: bool = False) -> tuple[ModelCard, dict[str, torc
     content = read_checkpoint(path)
     try:
         weights = _weights(path, content, raw)
-        card = _card(path, content)
+        val_iou = (content.get("metrics") or (content.get("history") or [{}])[-1]).get("val_iou")
+        card = ModelCard(
+            spec=SegmenterSpec.from_dict(content["spec"]),
+            symmetries=symmetries_of(content["config"].get("augmentation")),
+            run_name=path.absolute().parent.name or path.stem,
+            epoch=content.get("epoch"),
+            val_iou=val_iou if val_iou is not None and math.isfinite(val_iou) else None,
+            version=content.get("version", "unknown"),
+        )
     except CheckpointError:
         raise
     except ILL_FORMED as error:
@@ -189,19 +195,6 @@ def _weights(path: Path, content: Mapping[str, Any], raw: bool) -> Mapping[str, 
     if bad is not None:
         raise ValueError(f"{bad} is not finite")
     return weights
-
-
-def _card(path: Path, content: Mapping[str, Any]) -> ModelCard:
-    history = content.get("history") or [{}]
-    val_iou = (content.get("metrics") or history[-1]).get("val_iou")
-    return ModelCard(
-        spec=SegmenterSpec.from_dict(content["spec"]),
-        symmetries=symmetries_of(content["config"].get("augmentation")),
-        run_name=path.absolute().parent.name or path.stem,
-        epoch=content.get("epoch"),
-        val_iou=val_iou if val_iou is not None and math.isfinite(val_iou) else None,
-        version=content.get("version", "unknown"),
-    )
 
 
 # Engines.
@@ -463,10 +456,10 @@ class ForwardGraphs:
 
     def prepare(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Captures the graph of a shape, if there is none and memory allows it."""
-        is_gpu = isinstance(self.engine, TorchEngine) and self.engine.device.type == "cuda"
-        if not is_gpu or shape in self.graphs or len(self.graphs) == MAX_GRAPHS:
+        if not isinstance(self.engine, TorchEngine) or self.engine.device.type != "cuda":
             return
-        assert isinstance(self.engine, TorchEngine)
+        if shape in self.graphs or len(self.graphs) == MAX_GRAPHS:
+            return
         try:
             self.graphs[shape] = _Graph(self.engine, shape, dtype)
         except RuntimeError:  # memory, or a layer that waits for the device: the engine works without

@@ -95,9 +95,7 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
         part.ClearField("doc_string")
     _pad_inside(graph)
     model.producer_name, model.producer_version = "unet_trainer", __version__
-    del model.metadata_props[:]
-    for key, value in onnx_metadata(card).items():
-        model.metadata_props.add(key=key, value=value)
+    import_optional("onnx").helper.set_model_props(model, onnx_metadata(card))
     if model.ByteSize() > MAX_FILE_BYTES - 1024:
         raise ExportError(f"the model has {model.ByteSize() / 1e9:.1f} GB; an ONNX file in one piece holds 2 at most")
     content = add_digest(model.SerializeToString())
