@@ -6,8 +6,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from http import HTTPStatus
@@ -20,7 +19,7 @@ import numpy as np
 from unet_trainer.images.drawing import ERROR_COLOURS, ErrorKind
 from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.reports.comparison import iou_intervals, render_comparison
-from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, Group, make_gallery
+from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, make_gallery
 from unet_trainer.reports.page import (
     NONE,
     data_uri,
@@ -49,15 +48,7 @@ FEW_IMAGES = 20  # with fewer, an interval is rough
 MAX_MATRIX = 30  # classes in the confusion matrix
 MAX_PROBLEMS = 5  # damaged files and lines that are shown
 MAX_EVENTS = 200
-GROUP_WORDS: Mapping[Group, str] = {"worst": "Worst", "median": "Middle", "best": "Best"}
 ERROR_WORDS = {ErrorKind.FOUND: "found", ErrorKind.MISSED: "missed", ErrorKind.FALSE: "falsely found", ErrorKind.WRONG: "wrong"}
-# Key, title, whether it is open, sources.
-SETTING_GROUPS = (
-    ("set", "Set by you", True, ("command line", "file", "config", "argument")),
-    ("demo", "As the demo has them", False, ("demo",)),
-    ("decided", "Decided from the data and the machine", True, ("decided",)),
-    ("default", "Defaults", False, ("default",)),
-)
 EVENT_WORDS = {
     **{"start": "Started", "resumed": "Resumed", "killed": "Killed", "interrupted": "Interrupted", "failed": "Failed"},
     **{"finished": "Finished", "stopped early": "Stopped early", "rollback": "Went back to a saved state"},
@@ -98,6 +89,7 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
     events = sorted(known, key=lambda event: (event.time or datetime.min).replace(tzinfo=None))
     confusion, stage_rows = _confusion(counts, run.id_names), _stage_rows(run)
     classes = run.class_names if best is not None and best.classes else []
+    kinds = (ErrorKind.FOUND, ErrorKind.MISSED, ErrorKind.FALSE) if run.has_background else (ErrorKind.WRONG,)
     present = {
         **{"result": True, "images": distribution or gallery.pictures or gallery.note or sheet, "curves": epochs},
         **{"classes": classes, "confusion": confusion, "data": True, "settings": run.settings},
@@ -123,7 +115,6 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
         val_shares={name: sum(row) / max(1, sum(map(sum, counts))) for name, row in zip(run.id_names, counts, strict=False)},
         confusion=confusion,
         sheet=sheet,
-        setting_groups=SETTING_GROUPS,
         stage_rows=stage_rows,
         events=events[-MAX_EVENTS:],
         num_events=len(events),
@@ -131,7 +122,9 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
         num_interruptions=sum(event.kind in ("interrupted", "killed", "failed") for event in events),
         can_resume=has_checkpoint(run.folder),
         has_model=(run.folder / BEST).is_file(),
-        **_gallery_values(run, gallery),
+        gallery=gallery,
+        pictures=sorted(gallery.pictures, key=lambda picture: picture.score.iou or 0.0),
+        error_legend=[(ERROR_WORDS[kind], ERROR_COLOURS[kind]) for kind in kinds],
     )
 
 
@@ -189,24 +182,6 @@ def _stage_rows(run: RunSummary) -> list[list[str]]:
     if speeds := run.column("images_per_second").values():
         rows.append(["images/s, slowest and fastest epoch", f"{rate(min(speeds))} – {rate(max(speeds))}", NONE])
     return rows
-
-
-def _gallery_values(run: RunSummary, gallery: Gallery) -> dict[str, Any]:
-    sizes = Counter(picture.group for picture in gallery.pictures)
-    named = list(zip(run.id_names, gallery.colours, strict=False))
-    legend: list[tuple[str, Sequence[int] | None]] = [*named[1:]]
-    if not run.has_background and run.id_names:
-        legend.append((f"not tinted: {run.id_names[0]}", None))
-    kinds = (ErrorKind.FOUND, ErrorKind.MISSED, ErrorKind.FALSE) if run.has_background else (ErrorKind.WRONG,)
-    groups = [(name, f"{word} ({sizes[name]})") for name, word in GROUP_WORDS.items() if sizes[name]]
-    return {
-        "gallery": gallery,
-        "pictures": sorted(gallery.pictures, key=lambda picture: picture.score.iou or 0.0),
-        "group_words": GROUP_WORDS,
-        "group_choices": [("all", f"All ({len(gallery.pictures)})"), *groups],
-        "class_legend": legend,
-        "error_legend": [(ERROR_WORDS[kind], ERROR_COLOURS[kind]) for kind in kinds],
-    }
 
 
 def _latest_samples(folder: Path) -> tuple[int, str] | None:
