@@ -16,7 +16,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -114,7 +114,7 @@ class PredictionFolder:
             for index, class_id in enumerate(self.probable_ids):
                 inner = "" if len(self.probable_ids) == 1 else class_folder(class_id, self.spec.id_names[class_id])
                 place = self.out / PROBABILITIES / inner / f"{name}.png"
-                found.append(Output(place, lambda rows, index=index: rows.probabilities[index], np.uint16, content="picture"))
+                found.append(Output(place, partial(_plane, index), np.uint16, content="picture"))
         return [*found, Output(self.mask(name), lambda rows: rows.ids, palette=self.spec.id_colours)]
 
     def files(self, name: str) -> list[Path]:
@@ -151,6 +151,10 @@ class PredictionFolder:
                     raise UserError(f"{other} and {given.path}: both would write {path}; {fix}")
             if may_be_geotiff and self.kinds.polygons:
                 _refuse_foreign(self.mask(given.name).with_suffix(".geojson"))
+
+
+def _plane(index: int, rows: Rows) -> Pixels:
+    return rows.probabilities[index]
 
 
 def class_folder(class_id: int, name: str) -> str:

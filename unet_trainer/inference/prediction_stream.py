@@ -424,10 +424,14 @@ class PredictionStream:
         """Writes the rows of one image as they come."""
         try:
             with ImageFiles(self.folder, given, logits.size, picture) as files, WriteBehind(1, MAX_BYTES) as writer:
+
+                def write(copy: HostCopy) -> None:
+                    files.write(Rows(*_arrays(copy)))
+
                 for band in logits.bands():
                     copy = self._copy_to_host(self._results(band))
                     num_bytes = sum(tensor.nbytes for tensor in copy.content_now)
-                    writer.submit(lambda copy=copy: files.write(Rows(*_arrays(copy))), num_bytes)
+                    writer.submit(partial(write, copy), num_bytes)
                 writer.finish()
                 files.finish()
         except DataError as error:
