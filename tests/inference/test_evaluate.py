@@ -21,7 +21,6 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import read_image, write_image
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.inference.evaluate import (
-    Options,
     Sample,
     csv_text,
     evaluate,
@@ -43,7 +42,7 @@ def data_of(folder, pairs):
 
 
 def evaluate_pairs(folder, pairs, engine):
-    return evaluate(Predictor(engine), data_of(folder, pairs), Options())
+    return evaluate(Predictor(engine), data_of(folder, pairs))
 
 
 def square(height, width, rows, columns):
@@ -88,7 +87,7 @@ def test_tiles_as_trained_are_those_of_training_at_every_size():
 def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
     empty = np.zeros((16, 16), np.uint8)
     pairs = write_pairs(tmp_path, [(bright(empty), empty)] * 2)
-    given = Predictor(BrightnessEngine()), data_of(tmp_path, pairs), Options()
+    given = Predictor(BrightnessEngine()), data_of(tmp_path, pairs)
     write_image(pairs[1].mask, np.full((16, 16), 7, np.uint8))
     with pytest.raises(DataError, match=r"1\.png or its mask .*1\.png has changed"):
         evaluate(*given)

@@ -347,10 +347,21 @@ def _settings_of(one: Problem | Choice | Answer) -> dict[str, Any]:
 
 
 def block_settings(answered: AnsweredReport) -> dict[str, Any]:
-    """data_dir, the classes, and all that differs from the defaults."""
-    given, defaults = as_dict(answered.config), as_dict(Config())
+    """data_dir, all that differs from the defaults, and the classes that were found or given."""
+    given, defaults, classes = as_dict(answered.config), as_dict(Config()), answered.report.classes
     values = {name: given[name] for name in FIELDS if given[name] != defaults[name] and name != "resume"}
-    return {"data_dir": answered.config.data_dir, **values, **_class_settings(answered.report)}
+    found: dict[str, Any] = {}
+    if classes is not None:
+        found = {
+            "num_classes": classes.num_classes,
+            "class_names": classes.class_names,
+            "mask_values": classes.coding.mask_values,
+            "ignore_value": classes.coding.written_ignore_value,
+            "unknown_values": "ignore" if classes.coding.ignores_unknown else None,
+            "mask_tolerance": classes.coding.tolerance or None,
+        }
+    known = {name: value for name, value in found.items() if value is not None}
+    return {"data_dir": answered.config.data_dir, **values, **known}
 
 
 def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -> list[str]:
@@ -388,22 +399,6 @@ def _group_lines(settings: Mapping[str, Any], answer: Answer, shorten: Callable[
         lines.append(f"# or in {place}{': ' if other.meaning else ''}{other.meaning}")
         lines += [f"#   {line}" for line in setting_lines(other.settings)]
     return lines
-
-
-def _class_settings(report: DatasetReport) -> dict[str, Any]:
-    """The classes that were found or given."""
-    if report.classes is None:
-        return {}
-    coding, names = report.classes.coding, report.classes.class_names
-    found = {
-        "num_classes": report.classes.num_classes,
-        "class_names": names,
-        "mask_values": coding.mask_values,
-        "ignore_value": coding.written_ignore_value,
-        "unknown_values": "ignore" if coding.ignores_unknown else None,
-        "mask_tolerance": coding.tolerance or None,
-    }
-    return {name: value for name, value in found.items() if value is not None}
 
 
 # The contact sheet

@@ -16,7 +16,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, Console, aligned, counted, cut
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
-    from unet_trainer.inference.evaluate import EvaluatedSet, Options
+    from unet_trainer.inference.evaluate import EvaluatedSet
     from unet_trainer.inference.inputs import EvaluationData
     from unet_trainer.inference.predictor import Predictor
 
@@ -85,7 +85,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 
 def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_file: Path | None, console: Console) -> None:
     """Evaluates, prints and writes. Raises UserError."""
-    from unet_trainer.inference.evaluate import Options, make_folder, write_evaluation
+    from unet_trainer.inference.evaluate import make_folder, write_evaluation
     from unet_trainer.inference.inputs import check_comparable, check_same_classes, find_source, load_evaluation_data
     from unet_trainer.inference.scores import compare, summarise
 
@@ -107,12 +107,11 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
     console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data_dir}: {data.split}, by {data.rule}")
     console.fact("Scored", scoring(predictor, given))
     say_training_images(data, file, other_file, console)
-    options = Options(given.threshold, given.cldice, given.tile == AS_TRAINED)
-    evaluated = evaluate_model(predictor, data, options, console)
+    evaluated = evaluate_model(predictor, data, given, console)
     summary = summarise(evaluated, spec.class_names, spec.id_names)
     comparison, lines = None, summary_lines(summary)
     if other is not None:
-        comparison = compare(evaluated, evaluate_model(other, data, options, console), spec.class_names)
+        comparison = compare(evaluated, evaluate_model(other, data, given, console), spec.class_names)
         lines += ["", *comparison_lines(comparison, summary["num_images"], str(other_file))]
     for line in ["", *lines]:
         console.say(line)
@@ -137,7 +136,7 @@ def check_options(given: argparse.Namespace, may_be_as_trained: bool = False) ->
 
 def load(given: argparse.Namespace, file: Path, console: Console, precision: NumberFormat | Literal["auto"] = "auto") -> Predictor:
     """Of evaluate and predict. Raises UserError for options that are not for this model."""
-    from unet_trainer.inference.engine import load_engine, with_symmetries
+    from unet_trainer.inference.engine import SymmetricEngine, load_engine
     from unet_trainer.inference.predictor import Predictor, chosen_tile
 
     engine = load_engine(file, given.device, precision, given.raw)
@@ -147,17 +146,23 @@ def load(given: argparse.Namespace, file: Path, console: Console, precision: Num
     if given.tile == AS_TRAINED and spec.fit == "resize":
         console.note("--tile: the model sees whole images, resized, in training and here; there are no tiles")
     tile = None if given.tile == AS_TRAINED else chosen_tile(given.tile, spec)
-    return Predictor(with_symmetries(engine, console.note) if given.tta else engine, tile)
+    symmetries = engine.card.symmetries
+    if given.tta and not symmetries:
+        console.note("--tta changes nothing: the model was trained without mirrored or turned images")
+    elif given.tta:
+        console.note(f"--tta: mean over the images that {', '.join(symmetries)} of training make")
+        engine = SymmetricEngine(engine, symmetries)
+    return Predictor(engine, tile)
 
 
-def evaluate_model(predictor: Predictor, data: EvaluationData, options: Options, console: Console) -> EvaluatedSet:
+def evaluate_model(predictor: Predictor, data: EvaluationData, given: argparse.Namespace, console: Console) -> EvaluatedSet:
     import torch
 
     from unet_trainer.inference.evaluate import evaluate
 
     try:
         with console.bar("Evaluating:", len(data.pairs), keep=False) as bar:
-            found = evaluate(predictor, data, options, bar.tick)
+            found = evaluate(predictor, data, given.threshold, given.cldice, given.tile == AS_TRAINED, bar.tick)
     except torch.OutOfMemoryError:
         device = predictor.engine.device
         raise UserError(f"--device: {device} has no memory for the largest image; --device cpu takes longer") from None

@@ -19,7 +19,7 @@ from unet_trainer.system.os_errors import cannot, sentence
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.inputs import Input
     from unet_trainer.inference.prediction_files import PredictionFolder
-    from unet_trainer.inference.prediction_stream import Outcome, Rates, WriterProcesses
+    from unet_trainer.inference.prediction_stream import PredictionStream, Rates, WriterProcesses
     from unet_trainer.model.segmenter import SegmenterSpec
 
 NUM_NAMED = 100  # files that could not be read
@@ -105,40 +105,40 @@ def predict(
     if given.time:
         with tempfile.TemporaryDirectory() as scratch:
             rates = measure_rates(stream, inputs, Path(scratch))
-    started, outcome = time.perf_counter(), stream.outcome
+    started = time.perf_counter()
     try:
         stream.run(inputs, is_done)
     except WorkerError as error:
-        raise TrainingFailed(f"{error}; {counted(outcome.num_written, 'image')} done, {GO_ON}") from None
+        raise TrainingFailed(f"{error}; {counted(stream.num_written, 'image')} done, {GO_ON}") from None
     except OSError as error:
-        so_far = f"{counted(outcome.num_written, 'image')} done, {GO_ON}"
+        so_far = f"{counted(stream.num_written, 'image')} done, {GO_ON}"
         raise UserError(f"--out: {given.out} cannot be written to ({sentence(error, given.out)}); {so_far}") from None
     except KeyboardInterrupt:
-        console.say(f"{outcome.num_written} of {counted(num_todo, 'image')} done; {GO_ON}")
+        console.say(f"{stream.num_written} of {counted(num_todo, 'image')} done; {GO_ON}")
         raise
     seconds = time.perf_counter() - started
-    _say_result(folder, inputs, outcome, seconds, console)
+    _say_result(stream, inputs, seconds, console)
     if (warning := predictor.take_scale_warning()) is not None:
         console.warn(warning)
-    if rates is not None and outcome.num_written:
-        _say_rates(rates, outcome.num_written / seconds, console)
-    return EXIT_USER_ERROR if outcome.failed else EXIT_DONE
+    if rates is not None and stream.num_written:
+        _say_rates(rates, stream.num_written / seconds, console)
+    return EXIT_USER_ERROR if stream.failed else EXIT_DONE
 
 
-def _say_result(folder: PredictionFolder, inputs: Sequence[Input], outcome: Outcome, seconds: float, console: Console) -> None:
+def _say_result(stream: PredictionStream, inputs: Sequence[Input], seconds: float, console: Console) -> None:
     from unet_trainer.datasets.pairs import Problem, describe_problems
 
-    rate = f" in {seconds:.1f} s" + (f" ({outcome.num_written / seconds:.1f} images/s)" if outcome.num_written > 1 else "")
-    console.say(f"Predicted {counted(outcome.num_written, 'image')}{rate if outcome.num_written else ''}.")
-    failed = {path for path, _ in outcome.failed}
+    rate = f" in {seconds:.1f} s" + (f" ({stream.num_written / seconds:.1f} images/s)" if stream.num_written > 1 else "")
+    console.say(f"Predicted {counted(stream.num_written, 'image')}{rate if stream.num_written else ''}.")
+    failed = {path for path, _ in stream.failed}
     if len(inputs) > len(failed):  # some may have been there before
-        for title, what in result_lines(folder, [given for given in inputs if given.path not in failed]):
+        for title, what in result_lines(stream.folder, [given for given in inputs if given.path not in failed]):
             console.say(f"  {title + ':':<15}{what}")
-    if outcome.num_with_missing:
-        images = counted(outcome.num_with_missing, "image")
+    if stream.num_with_missing:
+        images = counted(stream.num_with_missing, "image")
         console.note(f"values without data in {images} were filled with the mean of the training images")
-    if outcome.failed:
-        lines = tuple(f"{path}: {reason}" for path, reason in outcome.failed)
+    if stream.failed:
+        lines = tuple(f"{path}: {reason}" for path, reason in stream.failed)
         console.say(describe_problems([Problem("unreadable", "file", "that could not be predicted", lines)], NUM_NAMED))
 
 

@@ -231,7 +231,7 @@ def comparison_lines(found: Comparison) -> list[str]:
         progress = NONE if best is None else f"{best.number} of {len(summary.epochs)}"
         difference = NONE if run.difference is None else f"{run.difference} {run.difference.verdict}"
         speed = [duration(summary.seconds), rate(summary.images_per_second), run.memory_text]
-        rows.append([run.name, score(run.iou, 4), interval(run.interval), difference, progress, *speed, summary.state])
+        rows.append([run.name, score(summary.best_iou, 4), interval(run.interval), difference, progress, *speed, summary.state])
     lines = [*aligned(rows), "", *([found.note, ""] if found.note else [])]
     if not found.settings:
         return [*lines, "The runs have the same settings, as far as they are kept."]

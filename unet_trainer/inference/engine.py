@@ -12,13 +12,12 @@ file is the SHA-256 digest of every byte before it. A file is checked before onn
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import importlib
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType
@@ -157,9 +156,8 @@ def _find(name: str, checkpoint_dir: Path) -> Path:
         if (candidate / BEST).is_file():  # of a run that is deployed alone, without last.pt
             return candidate
     folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
-    with contextlib.suppress(OSError):  # told by find_run
-        if folder is not None and not any(map(has_checkpoint, candidates)):
-            raise CheckpointError(f"{folder} is not a run folder (no {BEST}); name one, or a .pt or {ONNX_SUFFIX} file")
+    if folder is not None and not any(map(has_checkpoint, candidates)):
+        raise CheckpointError(f"{folder} is not a run folder (no {BEST}); name one, or a .pt or {ONNX_SUFFIX} file")
     return find_run(name, checkpoint_dir)
 
 
@@ -168,7 +166,15 @@ def read_model(path: Path, raw: bool = False) -> tuple[ModelCard, dict[str, torc
     content = read_checkpoint(path)
     try:
         weights = _weights(path, content, raw)
-        card = _card(path, content)
+        val_iou = (content.get("metrics") or (content.get("history") or [{}])[-1]).get("val_iou")
+        card = ModelCard(
+            spec=SegmenterSpec.from_dict(content["spec"]),
+            symmetries=symmetries_of(content["config"].get("augmentation")),
+            run_name=path.absolute().parent.name or path.stem,
+            epoch=content.get("epoch"),
+            val_iou=val_iou if val_iou is not None and math.isfinite(val_iou) else None,
+            version=content.get("version", "unknown"),
+        )
     except CheckpointError:
         raise
     except ILL_FORMED as error:
@@ -189,19 +195,6 @@ def _weights(path: Path, content: Mapping[str, Any], raw: bool) -> Mapping[str, 
     if bad is not None:
         raise ValueError(f"{bad} is not finite")
     return weights
-
-
-def _card(path: Path, content: Mapping[str, Any]) -> ModelCard:
-    history = content.get("history") or [{}]
-    val_iou = (content.get("metrics") or history[-1]).get("val_iou")
-    return ModelCard(
-        spec=SegmenterSpec.from_dict(content["spec"]),
-        symmetries=symmetries_of(content["config"].get("augmentation")),
-        run_name=path.absolute().parent.name or path.stem,
-        epoch=content.get("epoch"),
-        val_iou=val_iou if val_iou is not None and math.isfinite(val_iou) else None,
-        version=content.get("version", "unknown"),
-    )
 
 
 # Engines.
@@ -406,13 +399,11 @@ class SymmetricEngine:
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         if isinstance(self.engine, TorchEngine):
             (images,) = to_device((images,), self.device)  # once, and turned there
-        total: torch.Tensor | None = None
+        total = torch.zeros((), device=self.device)
         for is_flipped, num_turns in self.views:
             view = torch.rot90(images.flip(2) if is_flipped else images, num_turns, (1, 2)).contiguous()
             logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))  # turned back
-            logits = logits.flip(3) if is_flipped else logits
-            total = logits if total is None else total + logits
-        assert total is not None
+            total = total + (logits.flip(3) if is_flipped else logits)
         return total / len(self.views)
 
 
@@ -427,16 +418,6 @@ def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:
     turns = (0, 1, 2, 3) if "quarter_turn" in symmetries else turns
     first = 0 if "horizontal_flip" in symmetries else 2
     return [(False, turn) for turn in turns] + [(True, (first + turn) % 4) for turn in turns if is_flipped]
-
-
-def with_symmetries(engine: Engine, note: Callable[[str], object]) -> Engine:
-    """For --tta."""
-    symmetries = engine.card.symmetries
-    if not symmetries:
-        note("--tta changes nothing: the model was trained without mirrored or turned images")
-        return engine
-    note(f"--tta: mean over the images that {', '.join(symmetries)} of training make")
-    return SymmetricEngine(engine, symmetries)
 
 
 def load_engine(path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False) -> Engine:
@@ -475,10 +456,10 @@ class ForwardGraphs:
 
     def prepare(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
         """Captures the graph of a shape, if there is none and memory allows it."""
-        is_gpu = isinstance(self.engine, TorchEngine) and self.engine.device.type == "cuda"
-        if not is_gpu or shape in self.graphs or len(self.graphs) == MAX_GRAPHS:
+        if not isinstance(self.engine, TorchEngine) or self.engine.device.type != "cuda":
             return
-        assert isinstance(self.engine, TorchEngine)
+        if shape in self.graphs or len(self.graphs) == MAX_GRAPHS:
+            return
         try:
             self.graphs[shape] = _Graph(self.engine, shape, dtype)
         except RuntimeError:  # memory, or a layer that waits for the device: the engine works without

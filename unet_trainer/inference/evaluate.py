@@ -65,13 +65,6 @@ MAX_NAME = 80  # characters of an image's name in that of its picture
 MAX_BYTES_AHEAD = 2**29  # of images and masks that are read and not yet predicted, about
 
 
-@dataclass(frozen=True)
-class Options:
-    threshold: float | None = None  # least probability of the foreground, of two ids
-    with_lines: bool = False  # what clDice needs
-    as_trained: bool = False  # fit: crop: tiles as training's validation takes them, not blended
-
-
 class Sample(NamedTuple):
     number: int  # among the pairs
     given: ModelInput
@@ -105,9 +98,15 @@ def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> Sampl
 
 
 def evaluate(
-    predictor: Predictor, data: EvaluationData, options: Options, tick: Callable[[], object] = lambda: None
+    predictor: Predictor,
+    data: EvaluationData,
+    threshold: float | None = None,
+    with_lines: bool = False,
+    as_trained: bool = False,
+    tick: Callable[[], object] = lambda: None,
 ) -> EvaluatedSet:
-    """`tick` is called after each image. Raises DataError."""
+    """`threshold`: see predicted_ids. `with_lines`: what clDice needs. `as_trained`: fit: crop: tiles as training's validation
+    takes them, not blended. `tick` is called after each image. Raises DataError."""
     spec, num_images, lock = predictor.spec, len(data.pairs), threading.Lock()
     first_id = spec.num_ids - len(spec.class_names)  # with one class, the background is not reported
     order = sorted(range(num_images), key=lambda index: (data.images[index].size, index))  # images of one size make a batch
@@ -119,7 +118,7 @@ def evaluate(
 
     def count(index: int, truth: Pixels, ids: Pixels) -> None:
         nonlocal confusion, worst
-        found, counts[index] = count_image(truth, ids, spec.num_ids, first_id, options.with_lines)
+        found, counts[index] = count_image(truth, ids, spec.num_ids, first_id, with_lines)
         num_counted[index] = found.sum()
         num_wrong[index] = num_counted[index] - found.trace()
         rank = badness(counts[index], num_wrong[index], num_counted[index], data.pairs[index].name)
@@ -128,13 +127,10 @@ def evaluate(
             worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
             tick()
 
-    def num_bytes(sample: Sample) -> int:
-        return sample.given.pixels.nbytes + sample.truth.nbytes
-
-    read = partial(read_sample, predictor, data)
+    read, num_bytes = partial(read_sample, predictor, data), lambda sample: sample.given.pixels.nbytes + sample.truth.nbytes
     samples = read_ahead(read, order, num_threads, num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
     with contextlib.closing(samples), WriteBehind(num_threads, MAX_BYTES_AHEAD) as counting:
-        for predicted in predict_samples(predictor, (sample for _, sample in samples), options):
+        for predicted in predict_samples(predictor, (sample for _, sample in samples), threshold, as_trained):
             counting.submit(partial(count, *predicted), 2 * predicted[1].nbytes)
     return EvaluatedSet(np.stack(counts), confusion, num_wrong, num_counted, [(index, ids) for _, index, ids in worst])
 
@@ -148,28 +144,30 @@ def badness(counts: NDArray[np.int64], num_wrong: int, num_counted: int, name: s
     return (2.0 if math.isnan(iou) else iou, -num_wrong / max(1, num_counted), name)
 
 
-def predict_samples(predictor: Predictor, samples: Iterable[Sample], options: Options) -> Generator[Predicted, None, None]:
+def predict_samples(
+    predictor: Predictor, samples: Iterable[Sample], threshold: float | None, as_trained: bool
+) -> Generator[Predicted, None, None]:
     """In the order of the samples; those of one shape that follow each other go through the network together."""
     batch: list[Sample] = []
 
     def predict_batch() -> Iterator[Predicted]:
         logits = predictor.predict([sample.given for sample in batch]) if batch else []
         for sample, its_logits in zip(batch, logits, strict=True):
-            yield sample.number, sample.truth, all_ids(its_logits, options.threshold)
+            yield sample.number, sample.truth, all_ids(its_logits, threshold)
         batch.clear()
 
     for sample in samples:
-        is_alone = predictor.spec.fit == "crop" and (options.as_trained or predictor.is_large(sample.given.size))
+        is_alone = predictor.spec.fit == "crop" and (as_trained or predictor.is_large(sample.given.size))
         shape = sample.given.pixels.shape
         most = max(1, batch_pixels(predictor.engine.device) // (shape[0] * shape[1]))
         if is_alone or len(batch) >= most or (batch and batch[0].given.pixels.shape != shape):
             yield from predict_batch()
         if not is_alone:
             batch.append(sample)
-        elif options.as_trained:
-            yield sample.number, sample.truth, tiled_ids_as_trained(predictor, sample, options.threshold)
+        elif as_trained:
+            yield sample.number, sample.truth, tiled_ids_as_trained(predictor, sample, threshold)
         else:
-            yield sample.number, sample.truth, all_ids(predictor.predict_input(sample.given), options.threshold)
+            yield sample.number, sample.truth, all_ids(predictor.predict_input(sample.given), threshold)
     yield from predict_batch()
 
 

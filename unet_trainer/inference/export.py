@@ -21,6 +21,7 @@ from typing import Any
 import segmentation_models_pytorch as smp
 import torch
 import torch.nn.functional as F
+from jinja2 import Environment, StrictUndefined
 from torch.export import Dim
 
 from unet_trainer import __version__
@@ -95,9 +96,7 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
         part.ClearField("doc_string")
     _pad_inside(graph)
     model.producer_name, model.producer_version = "unet_trainer", __version__
-    del model.metadata_props[:]
-    for key, value in onnx_metadata(card).items():
-        model.metadata_props.add(key=key, value=value)
+    import_optional("onnx").helper.set_model_props(model, onnx_metadata(card))
     if model.ByteSize() > MAX_FILE_BYTES - 1024:
         raise ExportError(f"the model has {model.ByteSize() / 1e9:.1f} GB; an ONNX file in one piece holds 2 at most")
     content = add_digest(model.SerializeToString())
@@ -215,31 +214,10 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
 
 def smp_readme(card: ModelCard) -> str:
     """In place of smp's, which states the licence of its own code as that of the weights."""
-    spec, (height, width) = card.spec, card.spec.image_size
-    rows, columns = spec.tile or spec.image_size
-    by_image = spec.normalize == "image"
-    resized = f"Images are resized to {height} × {width} (height × width), and the logits back."
-    tiled = f"Images keep their resolution, in overlapping tiles of {rows} × {columns} (height × width); sides are padded to "
-    names = zip(spec.id_names, spec.id_colours, strict=True)
-    return read_text(README_TEMPLATE).format(
-        run_name=_cell(card.run_name),
-        model=f"{spec.architecture} with encoder {spec.encoder}, trained with unet_trainer {card.version}{card.describe()}.",
-        card_file=SMP_CARD,
-        channels=spec.image.channels,
-        depth=spec.image.depth,
-        stride=STRIDE,
-        alone=f"\npixels = (pixels - pixels.mean((1, 2, 3), True)) / (pixels.std((1, 2, 3), False, True) + {FLAT})"
-        if by_image
-        else "",
-        num_classes=spec.num_classes,
-        ids="(logits > 0)[:, 0].long()" if spec.num_classes == 1 else "logits.argmax(1)",
-        sizes=resized if spec.fit == "resize" else f"{tiled}multiples of {STRIDE} at the lower and right edge.",
-        classes="\n".join(f"| {index} | {_cell(name)} | {colour} |" for index, (name, colour) in enumerate(names)),
-    )
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|")
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # Markdown has no escapes
+    environment.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
+    values = {"card": card, "spec": card.spec, "card_file": SMP_CARD, "stride": STRIDE, "flat": FLAT}
+    return environment.from_string(read_text(README_TEMPLATE)).render(values)
 
 
 def example_batch(card: ModelCard) -> torch.Tensor:

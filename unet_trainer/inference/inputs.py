@@ -139,11 +139,8 @@ def _from_csv(path: Path) -> list[Input]:
 
 def _data_dir(split_csv: Path) -> Path | None:
     """That of the run whose split.csv it is; shards are open from then on."""
-    file = split_csv.parent / "config.yaml"
-    if not file.is_file():
-        return None
     try:
-        config = load_config(file)
+        config = load_config(split_csv.parent / CONFIG_YAML)  # one that is not there is an error too
         open_shards(config)
         return Path(config.data_dir)
     except UserError:

@@ -21,7 +21,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,13 +75,6 @@ SIZES = struct.Struct("8q")  # at the start of a slot: how many parts it holds, 
 
 Found = ModelInput | ImageReader | DataError | None  # None: large, and not read yet
 OnDone = Callable[[Sequence[Input], list[str]], object]  # images, and for each what write_images says
-
-
-@dataclass
-class Outcome:
-    num_written: int = 0
-    failed: list[tuple[Path, str]] = field(default_factory=list)  # path and reason
-    num_with_missing: int = 0  # images of which some values are no data
 
 
 class WriterProcesses(contextlib.AbstractContextManager["WriterProcesses"]):
@@ -232,7 +224,8 @@ class PredictionStream:
         if self.processes is not None:
             self.num_writers = 1  # hands the results over: more threads would take the GIL from the one that computes
         self.forward = ForwardGraphs(predictor.engine)
-        self.outcome = Outcome()
+        self.num_written, self.num_with_missing = 0, 0  # the second: images of which some values are no data
+        self.failed: list[tuple[Path, str]] = []  # path and reason
         self.lock = threading.Lock()
         self.numbers: dict[Input, int] = {}  # places among all inputs
         self.coco: CocoFile | None = None
@@ -256,10 +249,10 @@ class PredictionStream:
                 sizes = (pixels, pixels * shape[2]) * (2 * MAX_BATCHES_AHEAD)
                 _ = [torch.empty(size, dtype=dtype, pin_memory=True) for size in sizes]
 
-    def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> Outcome:
-        """Raises OSError where results cannot be written, WorkerError where a process that writes them died. Whatever ends it,
-        there are whole files only. `is_done`: images whose files are there; they are left alone, and their polygons made from
-        their masks."""
+    def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> PredictionStream:
+        """Returns itself, with what came out. Raises OSError where results cannot be written, WorkerError where a process that
+        writes them died. Whatever ends it, there are whole files only. `is_done`: images whose files are there; they are left
+        alone, and their polygons made from their masks."""
         self.numbers = {given: number for number, given in enumerate(inputs)}
         done = {given for given, is_there in zip(inputs, is_done or (), strict=False) if is_there}
         todo = [given for given in inputs if given not in done]
@@ -285,8 +278,8 @@ class PredictionStream:
                     self.coco.finish()
         except torch.OutOfMemoryError:
             raise UserError("the GPU has too little memory even for one image at a time; take --device cpu") from None
-        self.outcome.failed.sort()
-        return self.outcome
+        self.failed.sort()
+        return self
 
     def read_ahead(self, images: Sequence[Input]) -> Generator[tuple[Input, Found], None, None]:
         return read_ahead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
@@ -429,7 +422,7 @@ class PredictionStream:
                     files.write(Rows(*_arrays(copy)))
 
                 for band in logits.bands():
-                    copy = self._copy_to_host(self._results(band.logits))
+                    copy = self._copy_to_host(self._results(band))
                     num_bytes = sum(tensor.nbytes for tensor in copy.content_now)
                     writer.submit(partial(write, copy), num_bytes)
                 writer.finish()
@@ -459,16 +452,16 @@ class PredictionStream:
 
     def _count_missing(self, has_missing: bool) -> None:
         with self.lock:
-            self.outcome.num_with_missing += has_missing
+            self.num_with_missing += has_missing
 
     def _count_written(self, num_images: int) -> None:
         with self.lock:
-            self.outcome.num_written += num_images
+            self.num_written += num_images
             self.bar.tick(num_images)
 
     def _failed(self, given: Input, reason: str) -> None:
         with self.lock:
-            self.outcome.failed.append((given.path, reason))
+            self.failed.append((given.path, reason))
             self.bar.tick()
 
 

@@ -48,22 +48,16 @@ FAR = 4  # fit: resize: times larger or smaller than every training image, and o
 # the rows that no later tile touches are then complete and leave it. Memory is that of the buffer, whatever the image's height.
 
 
-class Band(NamedTuple):
-    rows: slice
-    logits: torch.Tensor  # K,rows,W float32 on the engine's device
-
-
 @dataclass(frozen=True)
 class WholeLogits:
     logits: torch.Tensor  # K,h,w float32
     size: Size
 
-    def bands(self) -> Iterator[Band]:
+    def bands(self) -> Iterator[torch.Tensor]:
+        """K,rows,W float32 on the engine's device, from top to bottom."""
         if self.logits.shape[1:] == self.size:
-            yield Band(slice(0, self.size[0]), self.logits)
-            return
-        for rows, logits in upsampled_rows(self.logits.unsqueeze(0), self.size):
-            yield Band(rows, logits[0])
+            return iter([self.logits])
+        return (rows[0] for _, rows in upsampled_rows(self.logits.unsqueeze(0), self.size))
 
 
 def batch_pixels(device: torch.device) -> int:
@@ -146,7 +140,7 @@ class TiledLogits:
         (height, width), (rows, columns) = self.size, self.tile
         return len(tile_starts(height, rows)) * len(tile_starts(width, columns))
 
-    def bands(self) -> Iterator[Band]:
+    def bands(self) -> Iterator[torch.Tensor]:
         (height, width), rows, device = self.size, self.tile[0], self.engine.device
         grid = TileGrid(self.size, self.tile, device)
         total = torch.zeros(1, self.engine.card.spec.num_ids, rows, max(width, self.tile[1]), device=device)
@@ -156,8 +150,7 @@ class TiledLogits:
                 grid.add(total, images, [0], self.engine.logits, self.on_tiles)
                 following = grid.tops[index + 1] if index + 1 < len(grid.tops) else min(top + rows, height)
                 num_done = following - top
-                divisor = grid.rows[top:following, None] * grid.columns
-                yield Band(slice(top, following), total[0, :, :num_done, :width] / divisor)
+                yield total[0, :, :num_done, :width] / (grid.rows[top:following, None] * grid.columns)
                 total[:, :, : rows - num_done] = total[:, :, num_done:].clone()
                 total[:, :, rows - num_done :] = 0
 
@@ -197,12 +190,12 @@ def band_ids(logits: torch.Tensor, threshold: float | None = None) -> Pixels:
 
 def all_ids(logits: Logits, threshold: float | None = None) -> Pixels:
     """H,W uint8 ids of the whole image."""
-    return np.concatenate([band_ids(band.logits, threshold) for band in logits.bands()])
+    return np.concatenate([band_ids(band, threshold) for band in logits.bands()])
 
 
 def all_probabilities(logits: Logits) -> Pixels:
     """H,W,K float32 of the whole image."""
-    return np.concatenate([band.logits.softmax(0).permute(1, 2, 0).cpu().numpy() for band in logits.bands()])
+    return np.concatenate([band.softmax(0).permute(1, 2, 0).cpu().numpy() for band in logits.bands()])
 
 
 # Images, from what the user gives to logits.

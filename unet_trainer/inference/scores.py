@@ -103,8 +103,7 @@ def boundary_region(mask: Pixels, width: int) -> Pixels:
 
     What lies beyond the border of the array is outside.
     """
-    padded = cv2.copyMakeBorder(mask, 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=0)
-    return mask - cv2.erode(padded, np.ones((3, 3), np.uint8), iterations=width)[1:-1, 1:-1]
+    return mask - cv2.erode(mask, np.ones((3, 3), np.uint8), iterations=width, borderType=cv2.BORDER_CONSTANT, borderValue=0)
 
 
 def scores_from_counts(counts: NDArray[Any]) -> dict[str, Floats]:
@@ -125,8 +124,7 @@ def scores_from_counts(counts: NDArray[Any]) -> dict[str, Floats]:
 
 def mean_over(values: Floats, axis: int) -> Floats:
     """The mean of what is defined; NaN where nothing is."""
-    is_defined = np.isfinite(values)
-    return _ratio(np.where(is_defined, values, 0.0).sum(axis), is_defined.sum(axis).astype(np.float64))
+    return _ratio(np.nansum(values, axis), np.isfinite(values).sum(axis).astype(np.float64))
 
 
 def _ratio(part: Floats, whole: Floats) -> Floats:

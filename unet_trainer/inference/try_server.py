@@ -67,6 +67,8 @@ CHUNK = 2**20
 class TryServer(LocalServer):
     """Serves one model. Images run one at a time, in one thread: torch's threads belong to the thread that calls them."""
 
+    is_busy = False
+
     def __init__(self, address: tuple[str, int], predictor: Predictor, pairs: Sequence[Pair], note: str = "") -> None:
         """`note`: why there are no validation images. Raises OSError if the address cannot be used."""
         self.predictor = predictor
@@ -77,7 +79,6 @@ class TryServer(LocalServer):
         self.places = threading.BoundedSemaphore(MAX_WAITING)
         self.thumbnail_places = threading.BoundedSemaphore(NUM_THUMBNAILS)
         self.worker = ThreadPoolExecutor(1, "inference")
-        self.is_computing = False
         self.progress = (0, 0)  # tiles that are done, and all, of the image that is being computed
         super().__init__(address, PageHandler)
 
@@ -87,17 +88,13 @@ class TryServer(LocalServer):
         image = torch.zeros(1, *spec.image_size, spec.image.channels, dtype=torch.uint8 if spec.image.is_8bit else torch.float32)
         self.worker.submit(self.predictor.engine.logits, image)
 
-    @property
-    def is_busy(self) -> bool:
-        return self.is_computing
-
     def run(self, compute: Callable[[], bytes]) -> bytes:
         """In the thread for images."""
-        self.is_computing = True
+        self.is_busy = True
         try:
             return compute()
         finally:
-            self.is_computing, self.progress = False, (0, 0)
+            self.is_busy, self.progress = False, (0, 0)
 
 
 class PageHandler(LocalHandler):
@@ -243,12 +240,15 @@ def predict_for_page(
     grid_rows, columns = (_positions(length, new_length) for length, new_length in zip(logits.size, grid, strict=True))
     ids = np.empty(logits.size, np.uint8)
     probabilities = np.empty((spec.num_ids, *grid), np.uint8)  # 255 is 1.0
+    top = 0
     for band in logits.bands():
-        ids[band.rows] = band_ids(band.logits)
-        first, last = np.searchsorted(grid_rows, (band.rows.start, band.rows.stop))
-        rows, its_columns = (torch.from_numpy(places) for places in (grid_rows[first:last] - band.rows.start, columns))
-        picked = band.logits.index_select(1, rows.to(band.logits.device)).index_select(2, its_columns.to(band.logits.device))
+        bottom = top + band.shape[1]
+        ids[top:bottom] = band_ids(band)
+        first, last = np.searchsorted(grid_rows, (top, bottom))
+        rows, its_columns = (torch.from_numpy(places).to(band.device) for places in (grid_rows[first:last] - top, columns))
+        picked = band.index_select(1, rows).index_select(2, its_columns)
         probabilities[:, first:last] = (picked.softmax(0) * 255).round().to(torch.uint8).cpu().numpy()
+        top = bottom
     seconds = time.perf_counter() - started
     shown = np.ix_(*(_positions(length, new_length) for length, new_length in zip(logits.size, display, strict=True)))
     parts = {"ids": ids[shown].tobytes(), "probabilities": probabilities.tobytes()}

@@ -88,10 +88,6 @@ class ComparedRun:
     difference: Difference | None  # to the first run; None for the first, and where the images are not the same
 
     @property
-    def iou(self) -> float | None:
-        return self.summary.best_iou
-
-    @property
     def memory_text(self) -> str:
         peak = self.summary.peak("peak_memory_gib")
         return f"{peak:.2f} GiB" if peak else NONE
@@ -145,7 +141,7 @@ def _different_settings(summaries: Sequence[RunSummary]) -> list[tuple[str, list
 
 def zoomed_axis(runs: Sequence[ComparedRun]) -> Interval:
     """Round ends within 0 and 1, between which all scores and their intervals lie."""
-    values = [value for run in runs for value in (run.iou, *(run.interval or ())) if value is not None]
+    values = [value for run in runs for value in (run.summary.best_iou, *(run.interval or ())) if value is not None]
     low, high = min(values, default=0.0), max(values, default=1.0)
     step = 10.0 ** math.floor(math.log10(max(high - low, 0.01)))
     return max(0.0, round((math.ceil(low / step) - 1) * step, 6)), min(1.0, round((math.floor(high / step) + 1) * step, 6))
@@ -159,6 +155,7 @@ def render_comparison(summaries: Sequence[RunSummary], live: str | None = None, 
     has_classes = len(class_names) > 1 and all(summary.class_names == class_names for summary in summaries)
     per_class = [summary.per_class_iou for summary in summaries]
     class_rows = [[name, *(score(values.get(name)) for values in per_class)] for name in class_names] if has_classes else []
+    scored = [run for run in found.runs if run.summary.best_iou is not None]
     present = {"runs": True, "curves": charts, "classes": class_rows, "settings": True}
     return render_page(
         "comparison.html",
@@ -166,7 +163,7 @@ def render_comparison(summaries: Sequence[RunSummary], live: str | None = None, 
         live,
         sections={key: key.capitalize() for key, is_there in present.items() if is_there},
         found=found,
-        best=max((run for run in found.runs if run.iou is not None), key=lambda run: run.iou or 0.0, default=None),
+        best=max(scored, key=lambda run: run.summary.best_iou or 0.0, default=None),
         axis=zoomed_axis(found.runs),
         links=links,
         charts=charts,

@@ -60,10 +60,6 @@ class Picture:
     image: bytes
     layers: Mapping[str, bytes]  # above the image: truth, prediction, errors
 
-    @property
-    def num_bytes(self) -> int:
-        return len(self.image) + sum(map(len, self.layers.values()))
-
 
 @dataclass(frozen=True)
 class Gallery:
@@ -169,8 +165,7 @@ def draw_picture(
         logits.on_tiles = stop_in_time
     ids = all_ids(logits)
     display = to_display(check_image(image, spec.image))
-
-    def drawn(side: int, quality: int) -> Picture:
+    for side, quality in SIZES:
         factor = min(1.0, side / max(height, width))
         shown = max(1, round(height * factor)), max(1, round(width * factor))
         layers = {
@@ -179,13 +174,10 @@ def draw_picture(
             "errors": ERROR_LAYER[error_kinds(truth, ids, shown, is_binary=spec.num_classes == 1)],
         }
         stored = {name: encode_webp(layer, LOSSLESS) for name, layer in layers.items()}
-        return Picture(score, group, (height, width), shown, encode_webp(fit_image(display, shown), quality), stored)
-
-    for size in SIZES:
-        picture = drawn(*size)
-        if picture.num_bytes <= max_bytes:
+        photo = encode_webp(fit_image(display, shown), quality)
+        if len(photo) + sum(map(len, stored.values())) <= max_bytes:
             break
-    return picture
+    return Picture(score, group, (height, width), shown, photo, stored)
 
 
 def encode_webp(pixels: Pixels, quality: int) -> bytes:

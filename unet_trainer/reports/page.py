@@ -7,6 +7,7 @@ makes markup.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import re
@@ -73,9 +74,9 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_shown,
     )
-    filters = (score, interval, percent, duration, rate, count, moment, place, shade, counted, value_text)
+    filters = (score, interval, percent, duration, rate, moment, place, shade, counted, data_uri, value_text)
     environment.filters |= {function.__name__: function for function in filters}
-    environment.filters["shell"] = lambda path: quote(str(path))
+    environment.filters |= {"shell": lambda path: quote(str(path)), "count": "{:,}".format}
     return environment
 
 
@@ -117,10 +118,6 @@ def rate(images_per_second: float | None) -> str:
     return f"{images_per_second:.0f}" if images_per_second >= 100 else f"{images_per_second:.3g}"
 
 
-def count(number: int) -> str:
-    return f"{number:,}"
-
-
 def counted(number: int, one: str) -> str:
     """1 image, 12,345 images."""
     return f"{number:,} {one}{'' if number == 1 else 's'}"
@@ -137,6 +134,10 @@ def place(value: float, axis: tuple[float, float] = (0.0, 1.0)) -> str:
 
 def shade(share: float) -> int:
     return 0 if math.isnan(share) else round(NUM_SHADES * share)
+
+
+def data_uri(content: bytes, kind: str) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
 # Charts.

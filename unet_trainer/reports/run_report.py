@@ -3,12 +3,10 @@ drawn is left out and said on the page."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
 import re
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from http import HTTPStatus
@@ -19,12 +17,12 @@ import cv2
 import numpy as np
 
 from unet_trainer.images.drawing import ERROR_COLOURS, ErrorKind
-from unet_trainer.inference.scores import Interval
 from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.reports.comparison import iou_intervals, render_comparison
-from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, Group, Picture, make_gallery
+from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, make_gallery
 from unet_trainer.reports.page import (
     NONE,
+    data_uri,
     distribution_chart,
     drawn_epochs,
     duration,
@@ -50,15 +48,7 @@ FEW_IMAGES = 20  # with fewer, an interval is rough
 MAX_MATRIX = 30  # classes in the confusion matrix
 MAX_PROBLEMS = 5  # damaged files and lines that are shown
 MAX_EVENTS = 200
-GROUP_WORDS: Mapping[Group, str] = {"worst": "Worst", "median": "Middle", "best": "Best"}
 ERROR_WORDS = {ErrorKind.FOUND: "found", ErrorKind.MISSED: "missed", ErrorKind.FALSE: "falsely found", ErrorKind.WRONG: "wrong"}
-# Key, title, whether it is open, sources.
-SETTING_GROUPS = (
-    ("set", "Set by you", True, ("command line", "file", "config", "argument")),
-    ("demo", "As the demo has them", False, ("demo",)),
-    ("decided", "Decided from the data and the machine", True, ("decided",)),
-    ("default", "Defaults", False, ("default",)),
-)
 EVENT_WORDS = {
     **{"start": "Started", "resumed": "Resumed", "killed": "Killed", "interrupted": "Interrupted", "failed": "Failed"},
     **{"finished": "Finished", "stopped early": "Stopped early", "rollback": "Went back to a saved state"},
@@ -89,19 +79,20 @@ def write_report(
 
 
 def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | None = None) -> str:
-    (interval, class_intervals), baseline = iou_intervals(run.image_scores), None
-    if run.best is not None and run.best.confusion:
-        baseline = best_baseline(run.best.confusion, 1 if run.has_background else len(run.class_names), run.id_names)
-    epochs = drawn_epochs(run)
+    (interval, class_intervals), best, epochs = iou_intervals(run.image_scores), run.best, drawn_epochs(run)
+    counts = best.confusion if best is not None and best.confusion else []
+    baseline = best_baseline(counts, 1 if run.has_background else len(run.class_names), run.id_names)
     sheet = None if gallery.pictures else _latest_samples(run.folder)
     distribution = distribution_chart(run.image_scores)
     # The file has a start before the notes that were made until the run had its folder.
     known = [event for event in run.events if event.kind in EVENT_WORDS]
     events = sorted(known, key=lambda event: (event.time or datetime.min).replace(tzinfo=None))
-    class_rows, confusion, stage_rows = _class_rows(run, class_intervals), _confusion(run), _stage_rows(run)
+    confusion, stage_rows = _confusion(counts, run.id_names), _stage_rows(run)
+    classes = run.class_names if best is not None and best.classes else []
+    kinds = (ErrorKind.FOUND, ErrorKind.MISSED, ErrorKind.FALSE) if run.has_background else (ErrorKind.WRONG,)
     present = {
         **{"result": True, "images": distribution or gallery.pictures or gallery.note or sheet, "curves": epochs},
-        **{"classes": class_rows, "confusion": confusion, "data": True, "settings": run.settings},
+        **{"classes": classes, "confusion": confusion, "data": True, "settings": run.settings},
         **{"machine": run.machine or stage_rows, "events": events, "next": True},
     }
     return render_page(
@@ -118,10 +109,12 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
         charts=run_charts(run, epochs),
         num_drawn=len(epochs),
         distribution=distribution,
-        class_rows=class_rows,
+        classes=classes,
+        class_intervals=class_intervals,
+        class_shares={entry.get("name"): entry.get("share") for entry in run.data.get("classes", [])},
+        val_shares={name: sum(row) / max(1, sum(map(sum, counts))) for name, row in zip(run.id_names, counts, strict=False)},
         confusion=confusion,
         sheet=sheet,
-        setting_groups=SETTING_GROUPS,
         stage_rows=stage_rows,
         events=events[-MAX_EVENTS:],
         num_events=len(events),
@@ -129,7 +122,9 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
         num_interruptions=sum(event.kind in ("interrupted", "killed", "failed") for event in events),
         can_resume=has_checkpoint(run.folder),
         has_model=(run.folder / BEST).is_file(),
-        **_gallery_values(run, gallery),
+        gallery=gallery,
+        pictures=sorted(gallery.pictures, key=lambda picture: picture.score.iou or 0.0),
+        error_legend=[(ERROR_WORDS[kind], ERROR_COLOURS[kind]) for kind in kinds],
     )
 
 
@@ -147,32 +142,11 @@ def _doubts(run: RunSummary, low: float | None, baseline: Baseline | None) -> li
     return found
 
 
-def _class_rows(run: RunSummary, intervals: Mapping[str, Interval | None]) -> list[dict[str, Any]]:
-    """Scores of each class at the best epoch, with its share of the pixels."""
-    best = run.best
-    if best is None or not best.classes:
-        return []
-    shares = {entry.get("name"): entry.get("share") for entry in run.data.get("classes", [])}
-    totals = [sum(row) for row in best.confusion or []]
-    in_val = {name: total / max(1, sum(totals)) for name, total in zip(run.id_names, totals, strict=False)}
-    return [
-        {
-            "name": name,
-            "iou": best.score(name, "iou"),
-            "interval": intervals.get(name),
-            "others": [best.score(name, kind) for kind in ("dice", "precision", "recall")],
-            "share": shares.get(name),
-            "val_share": in_val.get(name),
-        }
-        for name in run.class_names
-    ]
-
-
-def _confusion(run: RunSummary) -> dict[str, Any] | None:
+def _confusion(counts: Sequence[Sequence[int]], names: list[str]) -> dict[str, Any] | None:
     """Of the best epoch: which class is taken for which; with many classes those with the most wrong pixels."""
-    if run.best is None or not run.best.confusion:
+    if not counts:
         return None
-    names, matrix = run.id_names, np.array(run.best.confusion)
+    matrix = np.array(counts)
     wrong = matrix - np.diag(matrix.diagonal())
     with np.errstate(invalid="ignore"):  # NaN for a class that does not occur
         of_truth, of_predicted = (matrix / matrix.sum(axis, keepdims=True) for axis in (1, 0))
@@ -184,13 +158,7 @@ def _confusion(run: RunSummary) -> dict[str, Any] | None:
         words = f"The largest confusion: {percent(shares[row, column])} of {names[row]} is predicted as {names[column]}."
     if len(matrix) > len(shown):
         words += f" The {len(shown)} of {len(matrix)} classes with the most wrong pixels are shown."
-
-    def cell(*place: int) -> dict[str, Any]:
-        shares = {"of_truth": of_truth[place], "of_predicted": of_predicted[place]}
-        return {**shares, "pixels": int(matrix[place]), "is_right": place[0] == place[1]}
-
-    rows = [(names[row], [cell(row, column) for column in shown]) for row in shown]
-    return {"words": words, "names": [names[column] for column in shown], "rows": rows}
+    return {"words": words, "ids": shown, "pixels": matrix, "of_truth": of_truth, "of_predicted": of_predicted}
 
 
 def _stage_rows(run: RunSummary) -> list[list[str]]:
@@ -216,50 +184,6 @@ def _stage_rows(run: RunSummary) -> list[list[str]]:
     return rows
 
 
-def _gallery_values(run: RunSummary, gallery: Gallery) -> dict[str, Any]:
-    cards = sorted(map(_image_card, gallery.pictures), key=lambda card: card["iou_key"])
-    sizes = Counter(picture.group for picture in gallery.pictures)
-    named = [(name, _hex(colour)) for name, colour in zip(run.id_names, gallery.colours, strict=False)]
-    legend: list[tuple[str, str | None]] = [*named[1:]]
-    if not run.has_background and run.id_names:
-        legend.append((f"not tinted: {run.id_names[0]}", None))
-    kinds = (ErrorKind.FOUND, ErrorKind.MISSED, ErrorKind.FALSE) if run.has_background else (ErrorKind.WRONG,)
-    groups = [(name, f"{word} ({sizes[name]})") for name, word in GROUP_WORDS.items() if sizes[name]]
-    return {
-        "gallery": gallery,
-        "cards_of_images": cards,
-        "group_words": GROUP_WORDS,
-        "group_choices": [("all", f"All ({len(cards)})"), *groups],
-        "class_legend": legend,
-        "error_legend": [(ERROR_WORDS[kind], _hex(ERROR_COLOURS[kind])) for kind in kinds],
-    }
-
-
-def _image_card(picture: Picture) -> Mapping[str, Any]:
-    found = picture.score
-    counts = list(found.classes.values())
-    wrong = found.wrong_pixels / max(1, found.counted_pixels)
-    objects = sum(one.truth for one in counts[0 if len(counts) == 1 else 1 :]) / max(1, found.counted_pixels)
-    classes = [f"{name} {score(one.iou)}" for name, one in found.classes.items() if one.iou is not None]
-    return {
-        **{"name": found.image, "group": picture.group, "iou": found.iou, "wrong": wrong, "objects": objects},
-        "iou_key": 2 if found.iou is None else found.iou,
-        "text": f"{found.image}: IoU {score(found.iou)}, {percent(wrong)} of the pixels wrong",
-        "classes": "; ".join(classes) if len(counts) > 1 else "",
-        **{"height": picture.shown[0], "width": picture.shown[1], "file_size": f"{picture.size[1]}×{picture.size[0]}"},
-        "photo": _data_uri(picture.image, "image/webp"),
-        "layers": {kind: _data_uri(content, "image/webp") for kind, content in picture.layers.items()},
-    }
-
-
-def _hex(colour: Sequence[int]) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colour)
-
-
-def _data_uri(content: bytes, kind: str) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
 def _latest_samples(folder: Path) -> tuple[int, str] | None:
     """The newest sheet of samples that training drew, with its epoch, as a JPEG."""
     with contextlib.suppress(OSError, ValueError, cv2.error):
@@ -270,7 +194,7 @@ def _latest_samples(folder: Path) -> tuple[int, str] | None:
         factor = min(1.0, SHEET_SIDE / max(pixels.shape[:2]))
         small = cv2.resize(pixels, None, fx=factor, fy=factor, interpolation=cv2.INTER_AREA)
         _, buffer = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, SHEET_QUALITY])
-        return int(path.stem.removeprefix("epoch_")), _data_uri(buffer.tobytes(), "image/jpeg")
+        return int(path.stem.removeprefix("epoch_")), data_uri(buffer.tobytes(), "image/jpeg")
     return None
 
 
