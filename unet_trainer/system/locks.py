@@ -128,7 +128,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 def is_locked(folder: Path) -> bool:
     """Whether a run trains in the folder. Where locks are unsupported it looks as if none did."""
     try:
-        return is_locked_here(folder) or bool(_is_locked(folder / NAME, is_shared=True))
+        return is_locked_here(folder) or bool(is_in_use(folder / NAME, exclusively=True))
     except OSError:
         return False
 
@@ -145,18 +145,16 @@ def lock_shared(handle: int) -> None:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def is_in_use(path: Path) -> bool | None:
-    """Whether a process holds the file with lock_shared; None where files cannot be locked. Raises OSError."""
-    return _is_locked(path, is_shared=False)
+def is_in_use(path: Path, exclusively: bool = False) -> bool | None:
+    """Whether a process holds the file with lock_shared; None where files cannot be locked. Raises OSError.
 
-
-def _is_locked(path: Path, is_shared: bool) -> bool | None:
-    """`is_shared`: tries a shared lock, for which others that look at the same time are no obstacle."""
+    `exclusively`: as a FolderLock does. Tries a shared lock, for which others that look at the same time are no obstacle.
+    """
     if fcntl is None:
         return None
     handle = open_handle(path, follow=False)
     try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:  # no locks on this file system

@@ -33,7 +33,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, signal_number: int, cause: str = "") -> None:
         """`cause`: what it was by, if not the signal, which this process may have sent itself."""
-        ended = ended_parent()
+        ended = _parent[1] if _parent is not None and os.getppid() != _parent[0] else ""
         super().__init__(cause or (f"the end of {ended} (was it killed?)" if ended else signal.Signals(signal_number).name))
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
@@ -118,11 +118,6 @@ def end_with_parent(is_torchrun: bool = False) -> None:
     if parent.isdigit():
         _parent = int(parent), "torchrun" if is_torchrun else "the process that started it"
         threading.Thread(target=_wait_for_parent, args=(int(parent),), name="parent watch", daemon=True).start()
-
-
-def ended_parent() -> str:
-    """The name of the process that this one ends with, once it has ended; empty before."""
-    return _parent[1] if _parent is not None and os.getppid() != _parent[0] else ""
 
 
 def _wait_for_parent(parent: int) -> None:
