@@ -134,14 +134,11 @@ class SegmentationDataset:
                 return self.tiling.extract(*self.cache.pair(pair), epoch, index)
             except ContentDamage:  # the files are as good, and slower
                 self.noticed[pair] |= CACHE_DAMAGED
-        return self.tiling.extract(*self._pixels(pair), epoch, index)
-
-    def _pixels(self, index: int) -> tuple[Pixels, Pixels]:
         if not isinstance(self.tiling, Tiles):
-            return self._read(index)
-        if self._last_read is None or self._last_read[0] != index:
-            self._last_read = (index, *self._read(index))
-        return self._last_read[1:]
+            return self.tiling.extract(*self._read(pair), epoch, index)
+        if self._last_read is None or self._last_read[0] != pair:
+            self._last_read = (pair, *self._read(pair))
+        return self.tiling.extract(*self._last_read[1:], epoch, index)
 
     def take_noticed(self, flag: int) -> list[int]:
         """The pairs of which this was noticed, each once."""

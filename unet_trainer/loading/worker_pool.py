@@ -309,23 +309,19 @@ class WorkerPool:
             num_open = sum(batch.num_missing for batch in self.incomplete.values())
             if num_open and num_open + len(pieces) > workers.capacity:
                 break
-            buffer = self._free_buffer()
-            if buffer is None:
+            while self.copying and (self.copying[0][1].query() or not (self.free or self.incomplete or self.pending)):
+                buffer, copied = self.copying.popleft()
+                copied.synchronize()  # returns at once, unless there is nothing else to do
+                self.free.append(buffer)
+            if not self.free:
                 break
-            batch = PendingBatch(self.next_batch_id, self.planned.popleft(), buffers, buffer, len(pieces))
+            batch = PendingBatch(self.next_batch_id, self.planned.popleft(), buffers, self.free.popleft(), len(pieces))
             self.next_batch_id += 1
             self.pending.append(batch)
             self.incomplete[batch.batch_id] = batch
             for piece in pieces:
-                workers.send(TASK.pack(batch.batch_id, *batch.key, buffer, piece.start, piece.stop))
+                workers.send(TASK.pack(batch.batch_id, *batch.key, batch.buffer, piece.start, piece.stop))
         return workers
-
-    def _free_buffer(self) -> int | None:
-        while self.copying and (self.copying[0][1].query() or not (self.free or self.incomplete or self.pending)):
-            buffer, copied = self.copying.popleft()
-            copied.synchronize()  # returns at once, unless there is nothing else to do
-            self.free.append(buffer)
-        return self.free.popleft() if self.free else None
 
     def _collect(self, messages: bytes) -> bool:
         """Notes what the workers have done; whether there was anything."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from unet_trainer.system.input_files import read_text
 
 ROOT = Path("/")  # tests put a made-up file system in its place
-UNLIMITED_V1 = 1 << 60  # cgroup v1 writes a number near 2^63 where there is no limit
 
 
 def count_cores() -> int:
@@ -63,7 +62,7 @@ def _memory_limits() -> Iterator[tuple[int, int]]:
     for folder in _cgroup_folders("memory"):
         for limit_file, usage_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             limit, used = read_if_there(folder / limit_file).strip(), read_if_there(folder / usage_file).strip()
-            if limit.isdigit() and used.isdigit() and int(limit) < UNLIMITED_V1:
+            if limit.isdigit() and used.isdigit():  # v1 writes a number near 2^63 where there is no limit, v2 a word
                 # v1 counts the group alone in inactive_file and those below it too in total_inactive_file, as usage_in_bytes does.
                 droppable = dict(re.findall(r"^(total_)?inactive_file (\d+)$", read_if_there(folder / "memory.stat"), re.MULTILINE))
                 yield int(limit), max(0, int(used) - int(droppable.get("total_") or droppable.get("", 0)))

@@ -133,10 +133,7 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            handle = os.open(os.devnull, os.O_RDWR)
-            if handle != number:
-                os.dup2(handle, number)
-                os.close(handle)
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115
 
