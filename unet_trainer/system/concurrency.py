@@ -547,14 +547,14 @@ class BackgroundWriter:
 
 class ThrottledTask:
     """Repeats a piece of work in a thread when it is requested, but for a small share of the time only. A request that comes while
-    the work is under way, or too soon after it, is done with a later one. Errors wait for `take_error`."""
+    the work is under way, or too soon after it, is done with a later one."""
 
     def __init__(self, name: str, work: Callable[[], object], share: float = THREAD_SHARE) -> None:
         self.name, self.work, self.share = name, work, share
         self._future: Future[None] | None = None
         self._is_requested = False
         self._not_before = 0.0
-        self._error: Exception | None = None
+        self.error: Exception | None = None  # the first one
 
     def request(self) -> None:
         """Returns at once."""
@@ -569,11 +569,6 @@ class ThrottledTask:
             wait([self._future] if self._future is not None else [], max(0.0, deadline - time.monotonic()))
             self._start()
 
-    def take_error(self) -> Exception | None:
-        """The first error since the last call."""
-        error, self._error = self._error, None
-        return error
-
     def _start(self) -> None:
         if not self._is_requested or (self._future is not None and not self._future.done()):
             return
@@ -581,12 +576,12 @@ class ThrottledTask:
         try:
             self._future = start_thread(self._run, self.name)
         except RuntimeError as error:  # no more threads
-            self._error = self._error or error
+            self.error = self.error or error
 
     def _run(self) -> None:
         started, used = time.monotonic(), time.thread_time()
         try:
             self.work()
         except Exception as error:  # of any kind: this work must not end a run
-            self._error = self._error or error
+            self.error = self.error or error
         self._not_before = started + (time.thread_time() - used) / self.share

@@ -378,6 +378,6 @@ def _finish(run: Run, curves: ThrottledTask) -> None:
     finally:
         curves.request()
         curves.finish()
-        if (error := curves.take_error()) is not None:
+        if (error := curves.error) is not None:
             why = with_advice(error) if isinstance(error, OSError) else first_line(error)
             run.console.warn(f"{CURVES} could not be drawn: {why}")
