@@ -62,8 +62,8 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
                     notify(f"{folder} is in use: {owner} trains there; waiting for its end, {WAIT_SECONDS} s at most")
                     has_notified = True
                 time.sleep(POLL_SECONDS)
-        with contextlib.suppress(OSError):
-            self.folder_id = id_of(folder)
+        self.folder_id = id_of(folder)
+        if self.folder_id is not None:
             _held_here.add(self.folder_id)
 
     def is_ours(self) -> bool:
@@ -73,7 +73,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         """
         if self.folder_id is None:
             return True
-        if _id_or_none(self.path.parent) != self.folder_id:
+        if id_of(self.path.parent) != self.folder_id:
             return False
         if self.handle is None or self._is_same_file():
             return True
@@ -135,7 +135,7 @@ def is_locked(folder: Path) -> bool:
 
 def is_locked_here(folder: Path) -> bool:
     """Whether the run that trains there is one of this process."""
-    return _id_or_none(folder) in _held_here
+    return id_of(folder) in _held_here
 
 
 def lock_shared(handle: int) -> None:
@@ -164,13 +164,9 @@ def is_in_use(path: Path, exclusively: bool = False) -> bool | None:
     return False
 
 
-def id_of(folder: Path) -> FolderId:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
-
-
-def _id_or_none(folder: Path) -> FolderId | None:
-    try:
-        return id_of(folder)
-    except OSError:
-        return None
+def id_of(folder: Path) -> FolderId | None:
+    """None where there is no such folder."""
+    with contextlib.suppress(OSError):
+        status = folder.stat()
+        return status.st_dev, status.st_ino
+    return None
