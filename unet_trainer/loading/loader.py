@@ -61,10 +61,6 @@ class Loader:
     def __len__(self) -> int:
         return len(self.batches)
 
-    @property
-    def num_workers(self) -> int:
-        return 0 if self.pool is None else self.pool.num_workers
-
     def prepare(self, epoch: int, first_batch: int = 0) -> None:
         """Lets the workers fill an epoch before it is iterated over, after those that were prepared earlier."""
         if self.pool is not None:
