@@ -86,10 +86,9 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 
     def _is_same_file(self) -> bool:
         """Whether the lock file that is held is the one in the folder."""
-        try:
+        with contextlib.suppress(OSError):
             return self.handle is not None and os.path.samestat(os.fstat(self.handle), self.path.lstat())
-        except OSError:
-            return False
+        return False
 
     def _lock(self) -> str | None:
         """None if the file is locked from here on, else its owner. Raises OSError where it cannot be."""
@@ -127,10 +126,9 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 
 def is_locked(folder: Path) -> bool:
     """Whether a run trains in the folder. Where locks are unsupported it looks as if none did."""
-    try:
+    with contextlib.suppress(OSError):
         return is_locked_here(folder) or bool(is_in_use(folder / NAME, exclusively=True))
-    except OSError:
-        return False
+    return False
 
 
 def is_locked_here(folder: Path) -> bool:
