@@ -17,7 +17,7 @@ from helpers.samples import build_dataset, epoch_digest, keep, make_loader
 from unet_trainer.loading import worker_pool
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
-from unet_trainer.loading.worker_pool import Failures, WorkerError, WorkerPool
+from unet_trainer.loading.worker_pool import WorkerError, WorkerPool
 
 FORK = multiprocessing.get_context("fork")  # its events and counters work in threads as well
 MAIN_PID = os.getpid()
@@ -57,7 +57,7 @@ def test_workers_of_any_kind_and_number_give_the_same_bytes(tiny_data, num_worke
     loader = make_loader(build_dataset(tiny_data, "strong"), 4, num_workers, shuffle=True, with_threads=with_threads)
     for epoch in (0, 1):
         assert epoch_digest(loader, epoch) == expected_digest(loader.dataset, 4, epoch)
-    assert loader.pool.failures == Failures()
+    assert (loader.pool.num_failed, loader.pool.failure_reason) == (0, "")
     loader.pool.close()
 
 
@@ -91,7 +91,7 @@ def test_dropped_plans_keep_no_buffer_and_leave_no_trace(tiny_data):
             epoch_digest(train, number)
     assert pool.incomplete == {}
     assert sorted(pool.free) == list(range(len(pool.buffers.arrays)))
-    assert pool.failures == Failures()  # what was handed back unfilled did not fail
+    assert (pool.num_failed, pool.failure_reason) == (0, "")  # what was handed back unfilled did not fail
 
 
 def test_a_batch_stays_as_it_is_until_the_next_one_is_asked_for(tiny_data, monkeypatch):
@@ -159,8 +159,8 @@ def test_a_piece_that_a_worker_failed_to_fill_is_read_in_the_training_process(ti
 
     patch_samples(monkeypatch, fail)
     assert epoch_digest(loader, 0) == expected
-    assert loader.pool.failures.num_pieces == 2
-    assert loader.pool.failures.reason.startswith("OSError: stale file handle é é")
+    assert loader.pool.num_failed == 2
+    assert loader.pool.failure_reason.startswith("OSError: stale file handle é é")
     loader.pool.close()
 
 
@@ -174,8 +174,8 @@ def test_an_error_that_occurs_in_the_training_process_too_is_raised_as_it_is(tin
         first = loader.batches.keys(0, 0)[0][1]
         with pytest.raises(ZeroDivisionError, match=f"^while reading {first}$"):
             epoch_digest(loader, 0)
-        assert loader.pool.failures.num_pieces == 0  # none was filled in its place
-        assert loader.pool.failures.reason.startswith("ZeroDivisionError: while reading ")
+        assert loader.pool.num_failed == 0  # none was filled in its place
+        assert loader.pool.failure_reason.startswith("ZeroDivisionError: while reading ")
         loader.pool.close()
     assert epoch_digest(loader, 0) == expected_digest(loader.dataset, 2, 0)
     loader.pool.close()

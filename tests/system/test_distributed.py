@@ -42,9 +42,11 @@ TORCHRUN = {
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
-def test_a_process_that_torchrun_has_not_started_is_alone(missing):
-    assert read_launch({name: value for name, value in TORCHRUN.items() if name != missing}) == Launch()
-    assert read_launch({"SLURM_PROCID": "3", "SLURM_NTASKS": "8"}) == Launch()
+def test_a_process_that_torchrun_has_not_started_is_alone(missing, monkeypatch):
+    for name, value in {**TORCHRUN, "SLURM_PROCID": "3", "SLURM_NTASKS": "8"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(missing)
+    assert read_launch() == Launch()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from unet_trainer.system import resources
 from unet_trainer.system.resources import count_cores, free_host_memory, total_host_memory
 
 GIB = 2**30
@@ -15,15 +16,15 @@ UNLIMITED = 9223372036854771712  # what the kernel writes in v1 where there is n
 
 
 @pytest.fixture
-def make_root(tmp_path):
-    """Writes files of a host with 64 GiB, 32 GiB of them available; returns the root folder."""
+def make_root(tmp_path, monkeypatch):
+    """Writes files of a host with 64 GiB, 32 GiB of them available."""
+    monkeypatch.setattr(resources, "ROOT", tmp_path)
 
     def make(files, host=HOST):
         for name, content in {**host, **files}.items():
             path = tmp_path / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(f"{content}\n")
-        return tmp_path
 
     return make
 
@@ -64,7 +65,8 @@ def memory_v2(folder, limit, usage):
     ids=str,
 )
 def test_the_smallest_quota_of_the_groups_limits_the_cores(files, cores, make_root):
-    assert count_cores(make_root(files)) == cores
+    make_root(files)
+    assert count_cores() == cores
 
 
 @pytest.mark.parametrize(
@@ -101,5 +103,5 @@ def test_the_smallest_quota_of_the_groups_limits_the_cores(files, cores, make_ro
     ],
 )
 def test_the_tightest_limit_of_the_groups_limits_the_memory(files, free, total, make_root):
-    root = make_root(files)
-    assert (free_host_memory(root), total_host_memory(root)) == (free * GIB, total * GIB)
+    make_root(files)
+    assert (free_host_memory(), total_host_memory()) == (free * GIB, total * GIB)

@@ -174,7 +174,7 @@ def test_an_epoch_is_told_and_parts_that_workers_failed_to_read(tiny_data, tmp_p
     assert "Epoch 1/3  train loss 1.0000" in said(run)
     assert "GPU memory" not in said(run)
     assert "could not fill" not in said(run)
-    run.loaders.pool.failures.num_pieces, run.loaders.pool.failures.reason = 1, "MemoryError"
+    run.loaders.pool.num_failed, run.loaders.pool.failure_reason = 1, "MemoryError"
     run.say_epoch(dict(ROW), improved=True)
     assert (
         "Warning: workers could not fill 1 part of a batch in this epoch (MemoryError); "

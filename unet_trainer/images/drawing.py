@@ -168,11 +168,6 @@ def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, 
 
 def error_kinds(truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
     """H,W ids → h,w of ErrorKind, 0 where there is nothing to show; made smaller as error_map says."""
-
-    def coverage(mask: Pixels) -> Pixels:
-        """Share of each pixel that the mask covers."""
-        return _resized(mask.astype(np.float32), size)
-
     is_counted = truth != IGNORED
     is_wrong = (truth != predicted) & is_counted
     layers, errors = [(~is_counted, ErrorKind.IGNORED)], [(is_wrong, ErrorKind.WRONG)]
@@ -181,8 +176,8 @@ def error_kinds(truth: Pixels, predicted: Pixels, size: tuple[int, int], is_bina
         errors = [(is_wrong & (truth == 1), ErrorKind.MISSED), (is_wrong & (predicted == 1), ErrorKind.FALSE)]
     kinds = np.zeros(size, np.uint8)
     for mask, kind in layers:
-        kinds[coverage(mask) >= 0.5] = kind
-    coverages = [coverage(mask) for mask, _ in errors]
+        kinds[_resized(mask.astype(np.float32), size) >= 0.5] = kind
+    coverages = [_resized(mask.astype(np.float32), size) for mask, _ in errors]  # share of each pixel
     most = np.max(coverages, axis=0)
     for covered, (_, kind) in zip(coverages, errors, strict=True):
         kinds[(covered > 0) & (covered == most)] = kind

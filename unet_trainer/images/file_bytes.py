@@ -87,10 +87,9 @@ def file_stamp(path: Path) -> Stamp | None:
     if (stored := find_member(path)) is not None:
         stamp: Stamp = stored.stamp
         return stamp
-    try:
+    with contextlib.suppress(OSError, ValueError):
         return as_stamp(path.stat())
-    except (OSError, ValueError):
-        return None
+    return None
 
 
 def shown_path(path: Path) -> str:
@@ -101,10 +100,9 @@ def shown_path(path: Path) -> str:
 
 def is_file(path: Path) -> bool:
     """Whether there is such a file, on the disk or in an open shard."""
-    try:
+    with contextlib.suppress(OSError, ValueError):  # the name is too long, or holds a NUL
         return find_member(path) is not None or path.is_file()
-    except (OSError, ValueError):  # the name is too long, or holds a NUL
-        return False
+    return False
 
 
 def as_stamp(status: os.stat_result) -> Stamp:

@@ -24,12 +24,6 @@ from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, ORIENTATION,
 
 VOLUME_EXTENSIONS = (".nii", ".nii.gz")  # that training reads slice by slice
 IMAGE_EXTENSIONS = frozenset([".png", ".jpg", ".jpeg", ".bmp", ".tif", ".tiff", ".webp", ".gif", ".npy"])
-# Factor → OpenCV's flags for grey and for colour. A JPEG decoded at a fraction of its size costs much less time.
-REDUCED = {
-    2: (cv2.IMREAD_REDUCED_GRAYSCALE_2, cv2.IMREAD_REDUCED_COLOR_2),
-    4: (cv2.IMREAD_REDUCED_GRAYSCALE_4, cv2.IMREAD_REDUCED_COLOR_4),
-    8: (cv2.IMREAD_REDUCED_GRAYSCALE_8, cv2.IMREAD_REDUCED_COLOR_8),
-}
 AS_STORED = cv2.IMREAD_ANYCOLOR | cv2.IMREAD_ANYDEPTH
 COLOUR_CHANNELS = 3  # so many values count as one pixel
 
@@ -120,14 +114,15 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
 def reduction(data: bytes, min_side: int | None) -> tuple[int, int]:
     """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's flags for it.
 
-    The factor must divide both sides: rounded up, the image would be stretched against its mask.
+    Decoded at a fraction of its size it costs much less time. The factor must divide both sides: rounded up, the image would be
+    stretched against its mask.
     """
     frame = None if min_side is None else jpeg_frame(data)
     if frame is not None and min_side is not None:
         height, width, components = frame
-        for factor in sorted(REDUCED, reverse=True):
+        for factor in (8, 4, 2):
             if height % factor == width % factor == 0 and min(height, width) // factor >= min_side:
-                return factor, REDUCED[factor][components != 1]
+                return factor, getattr(cv2, f"IMREAD_REDUCED_{'GRAYSCALE' if components == 1 else 'COLOR'}_{factor}")
     return 1, AS_STORED
 
 

@@ -15,13 +15,12 @@ from typing import Any
 
 import cv2
 import numpy as np
-from PIL import Image, ImageOps
 
 from unet_trainer.config.parsers import MaskClass, MaskValue, MaskValues, join_values, split_values
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import ReadError, read_bytes
 from unet_trainer.images.image_decoding import AS_STORED, GIF_START, NPY_START, Pixels
-from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage, read_errors
+from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage, read_errors, upright
 
 COLOUR = 1 << 24  # a colour that is not grey is the number COLOUR + 0xRRGGBB
 IGNORED = 255  # id of pixels that count in no loss and no metric: void, padding
@@ -118,12 +117,8 @@ def _join_colours(channels: Pixels) -> Pixels:
 
 def _decode_alpha(data: bytes) -> Pixels | None:
     """H,W uint8, rotated as the picture is; None where PIL cannot read it."""
-
-    def look(picture: Image.Image) -> Pixels:
-        turned = ImageOps.exif_transpose(picture) if image_decoding.is_turned(data) else picture
-        return np.array(turned.convert("RGBA").getchannel("A"))
-
-    return image_decoding.look_with_pil(data, look, None)
+    alpha = image_decoding.look_with_pil(data, lambda picture: np.array(picture.convert("RGBA").getchannel("A")), None)
+    return None if alpha is None else np.ascontiguousarray(upright(alpha, image_decoding.orientation_of(data)))
 
 
 # Values → class ids.

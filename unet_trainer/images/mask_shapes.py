@@ -55,8 +55,7 @@ def _ring(contour: Pixels) -> Ring:
     """The corners of a contour in a doubled mask. OpenCV runs the other way round. An inner corner comes twice: as the two ends of
     a step from one edge to the next."""
     points = (contour[::-1].astype(np.int64) + 1) // 2
-    before = np.concatenate([points[-1:], points[:-1]])
-    return points[(points != before).any(1)]
+    return points[(points != np.roll(points, 1, axis=0)).any(1)]
 
 
 def signed_area(ring: NDArray[np.int64] | NDArray[np.float64]) -> float:

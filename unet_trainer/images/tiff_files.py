@@ -284,11 +284,10 @@ def with_channels_last(array: Pixels) -> Pixels:
 
 def _nodata(page: Any) -> float | None:
     """The value of pixels without data, by the tag of GDAL; None where there is none, or it is no number."""
-    try:
-        value = float(page.tags[NODATA].value)
-    except (KeyError, ValueError, TypeError):
-        return None
-    return value if math.isfinite(value) else None
+    with contextlib.suppress(KeyError, ValueError, TypeError):
+        if math.isfinite(value := float(page.tags[NODATA].value)):
+            return value
+    return None
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ class RandomCrops:
     def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
         rng = np.random.default_rng([self.seed, CROP_STREAM, epoch, sample])
         rare = self.rare_ids[self.pair_index(sample)]
+        room = [max(0, have - side) for have, side in zip(mask.shape, self.size, strict=True)]
         candidates = np.empty(0, np.int64)  # flat positions of the pixels that the crop may be centred on
         if rare and rng.random() < self.rare_share:
             candidates = np.flatnonzero(np.asarray(mask) == rare[int(rng.integers(len(rare)))])
@@ -75,10 +76,8 @@ class RandomCrops:
             row, column = divmod(int(candidates[rng.integers(len(candidates))]), mask.shape[1])
             corner = [centre - side // 2 for centre, side in zip((row, column), self.size, strict=True)]
         else:
-            corner = [int(rng.integers(max(0, have - side) + 1)) for have, side in zip(mask.shape, self.size, strict=True)]
-        top, left = (
-            min(max(0, start), max(0, have - side)) for start, have, side in zip(corner, mask.shape, self.size, strict=True)
-        )
+            corner = [int(rng.integers(most + 1)) for most in room]
+        top, left = (min(max(0, start), most) for start, most in zip(corner, room, strict=True))
         return crop_pair(image, mask, top, left, self.size)
 
 
@@ -90,6 +89,12 @@ class Tile(NamedTuple):
     left: int
     rows: tuple[int, int]
     columns: tuple[int, int]
+
+    @property
+    def counted(self) -> tuple[slice, slice]:
+        """These rows and columns, of the tile."""
+        (top, bottom), (left, right) = self.rows, self.columns
+        return slice(top - self.top, bottom - self.top), slice(left - self.left, right - self.left)
 
 
 @dataclass(frozen=True)
@@ -108,12 +113,8 @@ class Tiles:
     def extract(self, image: Pixels, mask: Pixels, epoch: int, sample: int) -> tuple[Pixels, Pixels]:
         tile = self.tiles[sample]
         image, mask = crop_pair(image, mask, tile.top, tile.left, self.size)
-        counted = (
-            slice(tile.rows[0] - tile.top, tile.rows[1] - tile.top),
-            slice(tile.columns[0] - tile.left, tile.columns[1] - tile.left),
-        )
         ids = np.full_like(mask, IGNORED)
-        ids[counted] = mask[counted]
+        ids[tile.counted] = mask[tile.counted]
         return image, ids
 
 

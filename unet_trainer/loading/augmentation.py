@@ -55,17 +55,14 @@ class Augmentation:
         generator = np.random.default_rng(key)
         compose = self.flips if is_gentle else self.compose
         compose.set_random_state(generator, random.Random(int(generator.integers(2**63))))
-        if is_gentle:
-            flipped = compose(image=image, mask=mask)
-            return flipped["image"], flipped["mask"]
-        if self.unit_range is not None:
+        if self.unit_range is not None and not is_gentle:
             low, high = self.unit_range
             image = (image - np.float32(low)) / np.float32(high - low)
         result = compose(image=image, mask=mask)
         image, mask = result["image"], result["mask"]
-        if self.unit_range is not None:
+        if self.unit_range is not None and not is_gentle:
             image = image * np.float32(high - low) + np.float32(low)
-        return (image if self.jitter is None else self.jitter(image, generator)), mask
+        return (image if self.jitter is None or is_gentle else self.jitter(image, generator)), mask
 
 
 def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_spec: ImageSpec) -> Augmentation | None:

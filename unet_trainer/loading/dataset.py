@@ -90,8 +90,7 @@ class SegmentationDataset:
 
     def __getitem__(self, key: Key) -> tuple[Pixels, Pixels]:
         """H,W,C image and H,W class ids, at the mask's own size where `mask_sizes` are given."""
-        image, mask, _, _ = self.timed_sample(key)
-        return image, mask
+        return self.timed_sample(key)[:2]
 
     def timed_sample(self, key: Key) -> tuple[Pixels, Pixels, float, float]:
         """A sample and the seconds that reading and augmenting took."""
@@ -135,14 +134,11 @@ class SegmentationDataset:
                 return self.tiling.extract(*self.cache.pair(pair), epoch, index)
             except ContentDamage:  # the files are as good, and slower
                 self.noticed[pair] |= CACHE_DAMAGED
-        return self.tiling.extract(*self._pixels(pair), epoch, index)
-
-    def _pixels(self, index: int) -> tuple[Pixels, Pixels]:
         if not isinstance(self.tiling, Tiles):
-            return self._read(index)
-        if self._last_read is None or self._last_read[0] != index:
-            self._last_read = (index, *self._read(index))
-        return self._last_read[1:]
+            return self.tiling.extract(*self._read(pair), epoch, index)
+        if self._last_read is None or self._last_read[0] != pair:
+            self._last_read = (pair, *self._read(pair))
+        return self.tiling.extract(*self._last_read[1:], epoch, index)
 
     def take_noticed(self, flag: int) -> list[int]:
         """The pairs of which this was noticed, each once."""
@@ -280,12 +276,10 @@ class BatchAssembler:
         sizes, tiling = self.dataset.mask_sizes, self.dataset.tiling
         return None if sizes is None else tuple(sizes[tiling.pair_index(index)] for _, index in self.batches.keys(epoch, batch))
 
-    def file(self, epoch: int, batch: int, position: int) -> Path:
-        index = self.batches.keys(epoch, batch)[position][1]
-        return self.dataset.pairs[self.dataset.tiling.pair_index(index)].image
-
     def files(self, epoch: int, batch: int) -> list[Path]:
-        return [self.file(epoch, batch, position) for position in range(len(self.batches.keys(epoch, batch)))]
+        """The images of a batch."""
+        dataset = self.dataset
+        return [dataset.pairs[dataset.tiling.pair_index(index)].image for _, index in self.batches.keys(epoch, batch)]
 
     def pieces(self, num_workers: int) -> list[range]:
         """Ranges of positions that workers fill independently. Tiles of one image stay together: each worker would decode it.

@@ -9,7 +9,6 @@ import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -62,10 +61,6 @@ class Loader:
     def __len__(self) -> int:
         return len(self.batches)
 
-    @property
-    def num_workers(self) -> int:
-        return 0 if self.pool is None else self.pool.num_workers
-
     def prepare(self, epoch: int, first_batch: int = 0) -> None:
         """Lets the workers fill an epoch before it is iterated over, after those that were prepared earlier."""
         if self.pool is not None:
@@ -99,7 +94,7 @@ class Loader:
         reading = [0]
         whole = range(self.batches.batch_size)
         fill = partial(self._assembler.fill, memory, epoch, batch, whole, partial(reading.__setitem__, 0))
-        seconds = self._call(fill, lambda: str(self.assembler.file(epoch, batch, reading[0])), is_stopping, stop_seconds)
+        seconds = self._call(fill, lambda: str(self.assembler.files(epoch, batch)[reading[0]]), is_stopping, stop_seconds)
         images, masks = (torch.from_numpy(array) for array in self.assembler.views(memory))
         return self._batch(images, masks, epoch, batch, seconds)
 
@@ -130,10 +125,6 @@ class Loader:
             share = 0.0 if epoch >= PILOT_EPOCH else self.cutmix
             boxes = cut_boxes((self.dataset.seed, epoch, number), len(masks), self.dataset.tiling.size, share)
         return Batch(images, masks, num_images, *seconds, self.assembler.mask_sizes(epoch, batch), boxes)
-
-    def files(self, epoch: int, batch: int) -> list[Path]:
-        """The images of one batch."""
-        return self.assembler.files(epoch, batch)
 
 
 def samples_of(dataset: SegmentationDataset, rank: int, world_size: int) -> NDArray[np.int64]:

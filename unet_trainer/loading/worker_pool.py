@@ -12,13 +12,12 @@ The life of a batch:
 
 The training process plans ahead, past the end of an epoch and through validation, so that the workers never run dry. A piece
 that a worker failed to fill is read again in the training process: if it fails there too, that error ends the run with its
-real reason; if not, it is counted in `failures` for the user to be told.
+real reason; if not, it is counted in `num_failed` for the user to be told.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import mmap
 import multiprocessing
 import queue
@@ -30,7 +29,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -64,9 +63,7 @@ def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[
     return moved
 
 
-@functools.cache
-def copy_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)
+copy_stream = cache(torch.cuda.Stream)
 
 
 def pin(memory: torch.Tensor) -> bool:
@@ -128,14 +125,6 @@ class BatchKey(NamedTuple):
     batch: int
 
 
-@dataclass
-class Failures:
-    """Pieces that a worker failed to fill and the training process filled instead."""
-
-    num_pieces: int = 0
-    reason: str = ""
-
-
 class SharedBuffers:
     """Anonymous shared memory: buffers for batches, and what each worker is doing.
 
@@ -175,7 +164,7 @@ class WorkerPool:
         self.device = device if device is not None and device.type == "cuda" else None
         self.with_threads = with_threads
         self.assemblers: list[BatchAssembler] = []
-        self.failures = Failures()
+        self.num_failed, self.failure_reason = 0, ""  # pieces that a worker failed to fill and the training process filled instead
         self._reset()
 
     def _reset(self) -> None:
@@ -303,7 +292,7 @@ class WorkerPool:
             if self.with_threads or multiprocessing.current_process().daemon:
                 self.workers = ThreadWorkers(self.num_workers, main)
             else:
-                self.workers = ForkedWorkers(self.num_workers, partial(_process_main, main), TASK.size, RESULT.size)
+                self.workers = ForkedWorkers(self.num_workers, main, TASK.size, RESULT.size)
         except OSError as error:
             raise WorkerError(f"{self.num_workers} worker processes could not be started ({error.strerror})") from None
         self.buffers = buffers
@@ -320,23 +309,19 @@ class WorkerPool:
             num_open = sum(batch.num_missing for batch in self.incomplete.values())
             if num_open and num_open + len(pieces) > workers.capacity:
                 break
-            buffer = self._free_buffer()
-            if buffer is None:
+            while self.copying and (self.copying[0][1].query() or not (self.free or self.incomplete or self.pending)):
+                buffer, copied = self.copying.popleft()
+                copied.synchronize()  # returns at once, unless there is nothing else to do
+                self.free.append(buffer)
+            if not self.free:
                 break
-            batch = PendingBatch(self.next_batch_id, self.planned.popleft(), buffers, buffer, len(pieces))
+            batch = PendingBatch(self.next_batch_id, self.planned.popleft(), buffers, self.free.popleft(), len(pieces))
             self.next_batch_id += 1
             self.pending.append(batch)
             self.incomplete[batch.batch_id] = batch
             for piece in pieces:
-                workers.send(TASK.pack(batch.batch_id, *batch.key, buffer, piece.start, piece.stop))
+                workers.send(TASK.pack(batch.batch_id, *batch.key, batch.buffer, piece.start, piece.stop))
         return workers
-
-    def _free_buffer(self) -> int | None:
-        while self.copying and (self.copying[0][1].query() or not (self.free or self.incomplete or self.pending)):
-            buffer, copied = self.copying.popleft()
-            copied.synchronize()  # returns at once, unless there is nothing else to do
-            self.free.append(buffer)
-        return self.free.popleft() if self.free else None
 
     def _collect(self, messages: bytes) -> bool:
         """Notes what the workers have done; whether there was anything."""
@@ -348,7 +333,7 @@ class WorkerPool:
             if not is_filled:
                 batch.failed.append(start)
                 if batch.is_wanted and (reason := error.rstrip(b"\0").decode(errors="ignore")):
-                    self.failures.reason = reason
+                    self.failure_reason = reason
             if not batch.num_missing:
                 del self.incomplete[batch_id]
                 if not batch.is_wanted:
@@ -363,7 +348,7 @@ class WorkerPool:
                 if piece.start in batch.failed:
                     fill = partial(assembler.fill, batch.buffers.arrays[batch.buffer], epoch, of_epoch, piece)
                     call_with_timeout(fill, timeout, is_stopping, STOP_SECONDS)
-                    self.failures.num_pieces += 1
+                    self.num_failed += 1
         except ReadTimeout:
             files = assembler.files(epoch, of_epoch)
             self.close()  # and what the thread may still write into is not used again
@@ -383,17 +368,12 @@ class WorkerPool:
             batch = self.incomplete.get(batch_id)
             if batch is not None and (number is not None or batch is wanted):
                 assembler, epoch, of_epoch = batch.key
-                files.append(self.assemblers[assembler].file(epoch, of_epoch, position))
+                files.append(self.assemblers[assembler].files(epoch, of_epoch)[position])
         return _first_files(files or self.assemblers[wanted.key.assembler].files(wanted.key.epoch, wanted.key.batch))
 
 
 def _first_files(files: Sequence[Path]) -> str:
     return ", ".join(str(file) for file in files[:3]) + (", ..." if len(files) > 3 else "")
-
-
-def _process_main(main: WorkerMain, receive: Callable[[], bytes], send: Callable[[bytes], object], number: int) -> None:
-    torch.set_num_threads(1)  # as OpenCV has
-    main(receive, send, number)
 
 
 def _worker_main(
@@ -404,6 +384,8 @@ def _worker_main(
     number: int,
 ) -> None:
     """Worker main loop."""
+    if threading.current_thread() is threading.main_thread():  # of a process of its own
+        torch.set_num_threads(1)  # as OpenCV has
     own = [assembler.clone_for_worker() for assembler in assemblers]
     in_progress = buffers.in_progress[number]
 

@@ -78,14 +78,6 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def refuse_special(path: Path) -> None:
-    """Raises OSError for a device, a pipe or a socket: a rename would destroy it. A link is not followed, but replaced."""
-    with contextlib.suppress(FileNotFoundError):
-        mode = os.lstat(path).st_mode
-        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):
-            raise OSError(errno.ENOTSUP, "it is a device, a pipe or a socket, which is not replaced", str(path))
-
-
 def make_own_folder(folder: Path) -> None:
     """A folder of our own naming within another: one that is a link could lead out of it, and raises OSError."""
     if folder.is_symlink():
@@ -117,7 +109,10 @@ class Draft:
         self.path = path
         self.draft = path.with_name(f"{_draft_start(path, os.getpid())}{time.time_ns()}.tmp")
         with _naming(path):
-            refuse_special(path)
+            with contextlib.suppress(FileNotFoundError):
+                mode = path.lstat().st_mode
+                if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):  # a rename would destroy it
+                    raise OSError(errno.ENOTSUP, "it is a device, a pipe or a socket, which is not replaced", str(path))
             self.file: BinaryIO = self.draft.open("xb", BUFFER_BYTES)
 
     def keep(self) -> None:

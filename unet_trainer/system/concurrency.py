@@ -27,7 +27,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -57,43 +57,36 @@ PIPE_BYTES = 2**18  # asked for, of the pipes of ForkedWorkers
 
 def start_process(function: Callable[..., object], *arguments: Any) -> BaseProcess:
     """Forks a process that ignores SIGINT, SIGTERM and SIGHUP, which go to a whole process group: this process handles them and
-    ends its children. When it is killed itself, Linux kills them."""
-    target = partial(run_as_child, function, os.getpid())
-    process = multiprocessing.get_context("fork").Process(target=target, args=arguments, daemon=True)
-    with forking():
-        process.start()
-    return process
+    ends its children. When it is killed itself, Linux kills them.
 
+    Meanwhile signals wait, else this process's handlers could run in the child. OpenCV is set to one thread, which the child keeps:
+    threads do not survive a fork, and a child of a process in which OpenCV has some waits for them for ever.
+    """
+    import cv2  # 0.1 s
 
-@contextlib.contextmanager
-def forking() -> Iterator[None]:
-    """Signals wait, else this process's handlers could run in the child. OpenCV is set to one thread, which the child keeps:
-    threads do not survive a fork, and a child of a process in which OpenCV has some waits for them for ever."""
-    cv2 = sys.modules.get("cv2")
-    num_threads = cv2.getNumThreads() if cv2 is not None else 0
+    parent, num_threads = os.getpid(), cv2.getNumThreads()
+
+    def run() -> None:
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before
+            os._exit(1)
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        function(*arguments)
+
+    process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
     before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        if cv2 is not None:
-            cv2.setNumThreads(1)
+        cv2.setNumThreads(1)
         with warnings.catch_warnings():  # Python 3.12 warns that a fork could copy held locks; the children take none
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
-            yield
+            process.start()
     finally:
-        if cv2 is not None:
-            cv2.setNumThreads(num_threads)
+        cv2.setNumThreads(num_threads)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def run_as_child(function: Callable[..., object], parent: int, *arguments: Any) -> None:
-    """In a forked process, before all else."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before
-        os._exit(1)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    function(*arguments)
+    return process
 
 
 def kill_processes(processes: Sequence[BaseProcess], seconds: float = KILL_SECONDS) -> None:
@@ -198,14 +191,13 @@ def forked_map(
     function: Callable[[Item, ReadStderr], Outcome],
     items: Sequence[Item],
     num_children: int,
-    set_up: Callable[[], object] = lambda: None,
     timeout: float | None = HANG_SECONDS,
 ) -> Generator[tuple[int, Outcome | Crash], None, None]:
     """Calls the function in child processes; index and outcome of each item, as they are done. Native code that crashes or hangs
     costs one item. An exception in `function` is raised here, with its traceback as text.
 
-    `set_up` is called once in each child. After `timeout` seconds on one item a child is killed. Where processes cannot be forked,
-    threads do the work: nothing is caught from standard error, a crash is a crash, and there is no time limit.
+    After `timeout` seconds on one item a child is killed. Where processes cannot be forked, threads do the work: nothing is caught
+    from standard error, a crash is a crash, and there is no time limit.
     """
     if not CAN_FORK or multiprocessing.current_process().daemon:  # a daemonic process may have no children
         with ThreadPoolExecutor(max(1, num_children)) as threads:
@@ -217,7 +209,7 @@ def forked_map(
     def give_next(child: _Child | None = None) -> None:
         index = next(waiting, None)
         if index is not None:
-            child = child or _Child(function, items, set_up, list(children))
+            child = child or _Child(function, items, list(children))
             children[child.connection] = child
             child.send(index)
 
@@ -251,11 +243,7 @@ class _Child:
     """A process that answers indices, one at a time. Its standard error goes into a file."""
 
     def __init__(
-        self,
-        function: Callable[[Item, ReadStderr], Outcome],
-        items: Sequence[Item],
-        set_up: Callable[[], object],
-        inherited: Sequence[Connection],
+        self, function: Callable[[Item, ReadStderr], Outcome], items: Sequence[Item], inherited: Sequence[Connection]
     ) -> None:
         self.index, self.since = 0, 0.0  # of the item that it works on, and when it began with it
         self.connection, theirs = multiprocessing.Pipe()
@@ -265,7 +253,6 @@ class _Child:
             for other in (*inherited, self.connection):  # else they would stay open when the parent dies
                 other.close()
             os.dup2(self.stderr.fileno(), 2)
-            set_up()
             with contextlib.suppress(EOFError, OSError):  # the parent is gone
                 while True:
                     index = theirs.recv()
@@ -560,14 +547,14 @@ class BackgroundWriter:
 
 class ThrottledTask:
     """Repeats a piece of work in a thread when it is requested, but for a small share of the time only. A request that comes while
-    the work is under way, or too soon after it, is done with a later one. Errors wait for `take_error`."""
+    the work is under way, or too soon after it, is done with a later one."""
 
     def __init__(self, name: str, work: Callable[[], object], share: float = THREAD_SHARE) -> None:
         self.name, self.work, self.share = name, work, share
         self._future: Future[None] | None = None
         self._is_requested = False
         self._not_before = 0.0
-        self._error: Exception | None = None
+        self.error: Exception | None = None  # the first one
 
     def request(self) -> None:
         """Returns at once."""
@@ -582,11 +569,6 @@ class ThrottledTask:
             wait([self._future] if self._future is not None else [], max(0.0, deadline - time.monotonic()))
             self._start()
 
-    def take_error(self) -> Exception | None:
-        """The first error since the last call."""
-        error, self._error = self._error, None
-        return error
-
     def _start(self) -> None:
         if not self._is_requested or (self._future is not None and not self._future.done()):
             return
@@ -594,12 +576,12 @@ class ThrottledTask:
         try:
             self._future = start_thread(self._run, self.name)
         except RuntimeError as error:  # no more threads
-            self._error = self._error or error
+            self.error = self.error or error
 
     def _run(self) -> None:
         started, used = time.monotonic(), time.thread_time()
         try:
             self.work()
         except Exception as error:  # of any kind: this work must not end a run
-            self._error = self._error or error
+            self.error = self.error or error
         self._not_before = started + (time.thread_time() - used) / self.share

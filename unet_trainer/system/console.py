@@ -140,27 +140,18 @@ def cause_line(error: BaseException) -> str:
 
 
 class Bar(contextlib.AbstractContextManager["Bar"]):
-    """A progress bar. Where there is no terminal, a line once `say` is given and it takes long."""
+    """A progress bar. `keep`: it stays on the screen. One that does not stays silent without a terminal, unless it takes long."""
 
-    def __init__(
-        self,
-        stream: TextIO,
-        label: str,
-        total: int,
-        visible: bool,
-        keep: bool = True,
-        num_done: int = 0,
-        say: Callable[[str], object] | None = None,
-    ) -> None:
+    def __init__(self, console: Console, label: str, total: int, keep: bool, num_done: int) -> None:
         self.label, self.total, self.num_done = label, total, num_done
-        self.say = say
+        self.say = None if console.interactive or keep else console.say
         self.started = time.monotonic()
         self.tqdm = tqdm(
             total=total,
             initial=num_done,
             desc=label,
-            file=stream,
-            disable=not visible,
+            file=console.stream,
+            disable=not console.interactive,
             leave=keep,
             bar_format=BAR_FORMAT,
             dynamic_ncols=True,
@@ -273,9 +264,7 @@ class Console:
         self._record(f"{lead} {text}")
 
     def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0) -> Bar:
-        """`keep`: it stays on the screen. One that does not stays silent without a terminal, unless it takes long."""
-        say = None if self.interactive or keep else self.say
-        return Bar(self.stream, label, total, self.interactive, keep, num_done, say)
+        return Bar(self, label, total, keep, num_done)
 
     def epoch_begins(self, epoch: int, num_epochs: int) -> None:
         if self.interactive:

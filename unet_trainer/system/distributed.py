@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
@@ -69,9 +69,9 @@ class Launch:
     is_torchrun: bool = False
 
 
-def read_launch(environment: Mapping[str, str] | None = None) -> Launch:
+def read_launch() -> Launch:
     """From the variables that torchrun sets; others of the kind (SLURM's) are ignored."""
-    given = os.environ if environment is None else environment
+    given = os.environ
     numbers = [given.get(name, "") for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT")]
     if not all(number.isdigit() for number in numbers) or not given.get("MASTER_ADDR"):
         return Launch()

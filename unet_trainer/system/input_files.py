@@ -67,11 +67,9 @@ def read_rest(file: BinaryIO, max_bytes: int) -> bytes:
     return content
 
 
-def read_text(
-    path: Path | str, max_bytes: int = MAX_BYTES, encoding: str = "utf-8", errors: str = "strict", follow: bool = True
-) -> str:
+def read_text(path: Path | str, max_bytes: int = MAX_BYTES, encoding: str = "utf-8", errors: str = "strict") -> str:
     """Line breaks as they stand in the file. Raises OSError, and UnicodeDecodeError, which is a ValueError."""
-    return read_bytes(path, max_bytes, follow).decode(encoding, errors)
+    return read_bytes(path, max_bytes).decode(encoding, errors)
 
 
 def read_json(path: Path | str, max_bytes: int = MAX_BYTES, follow: bool = True) -> Any:

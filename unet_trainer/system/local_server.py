@@ -121,13 +121,11 @@ class LocalHandler(BaseHTTPRequestHandler):
         except (ConnectionError, TimeoutError):
             raise
         except Exception as error:
-            if (explained := self.explain(error)) is not None:
-                self._send_error(*explained)
-                return
-            self._send_error(
-                HTTPStatus.INTERNAL_SERVER_ERROR, f"a fault of the program ({type(error).__name__}); the terminal shows it"
-            )
-            raise
+            explained = self.explain(error)
+            fault = f"a fault of the program ({type(error).__name__}); the terminal shows it"
+            self._send_error(*(explained or (HTTPStatus.INTERNAL_SERVER_ERROR, fault)))
+            if explained is None:
+                raise
 
     def _checked_path(self) -> str:
         """What follows the key in the path; raises RequestRefused."""

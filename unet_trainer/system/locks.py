@@ -62,8 +62,8 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
                     notify(f"{folder} is in use: {owner} trains there; waiting for its end, {WAIT_SECONDS} s at most")
                     has_notified = True
                 time.sleep(POLL_SECONDS)
-        with contextlib.suppress(OSError):
-            self.folder_id = id_of(folder)
+        self.folder_id = id_of(folder)
+        if self.folder_id is not None:
             _held_here.add(self.folder_id)
 
     def is_ours(self) -> bool:
@@ -73,7 +73,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         """
         if self.folder_id is None:
             return True
-        if _id_or_none(self.path.parent) != self.folder_id:
+        if id_of(self.path.parent) != self.folder_id:
             return False
         if self.handle is None or self._is_same_file():
             return True
@@ -86,10 +86,9 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 
     def _is_same_file(self) -> bool:
         """Whether the lock file that is held is the one in the folder."""
-        try:
+        with contextlib.suppress(OSError):
             return self.handle is not None and os.path.samestat(os.fstat(self.handle), self.path.lstat())
-        except OSError:
-            return False
+        return False
 
     def _lock(self) -> str | None:
         """None if the file is locked from here on, else its owner. Raises OSError where it cannot be."""
@@ -127,15 +126,14 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 
 def is_locked(folder: Path) -> bool:
     """Whether a run trains in the folder. Where locks are unsupported it looks as if none did."""
-    try:
-        return is_locked_here(folder) or bool(_is_locked(folder / NAME, is_shared=True))
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        return is_locked_here(folder) or bool(is_in_use(folder / NAME, exclusively=True))
+    return False
 
 
 def is_locked_here(folder: Path) -> bool:
     """Whether the run that trains there is one of this process."""
-    return _id_or_none(folder) in _held_here
+    return id_of(folder) in _held_here
 
 
 def lock_shared(handle: int) -> None:
@@ -145,18 +143,16 @@ def lock_shared(handle: int) -> None:
             fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def is_in_use(path: Path) -> bool | None:
-    """Whether a process holds the file with lock_shared; None where files cannot be locked. Raises OSError."""
-    return _is_locked(path, is_shared=False)
+def is_in_use(path: Path, exclusively: bool = False) -> bool | None:
+    """Whether a process holds the file with lock_shared; None where files cannot be locked. Raises OSError.
 
-
-def _is_locked(path: Path, is_shared: bool) -> bool | None:
-    """`is_shared`: tries a shared lock, for which others that look at the same time are no obstacle."""
+    `exclusively`: as a FolderLock does. Tries a shared lock, for which others that look at the same time are no obstacle.
+    """
     if fcntl is None:
         return None
     handle = open_handle(path, follow=False)
     try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(handle, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     except OSError:  # no locks on this file system
@@ -166,13 +162,9 @@ def _is_locked(path: Path, is_shared: bool) -> bool | None:
     return False
 
 
-def id_of(folder: Path) -> FolderId:
-    status = folder.stat()
-    return status.st_dev, status.st_ino
-
-
-def _id_or_none(folder: Path) -> FolderId | None:
-    try:
-        return id_of(folder)
-    except OSError:
-        return None
+def id_of(folder: Path) -> FolderId | None:
+    """None where there is no such folder."""
+    with contextlib.suppress(OSError):
+        status = folder.stat()
+        return status.st_dev, status.st_ino
+    return None

@@ -70,14 +70,6 @@ def explain(error: BaseException, path: Path | None = None) -> tuple[str, str]:
     return reason, ADVICE.get(number, "")
 
 
-def reason(error: BaseException, path: Path | None = None) -> str:
-    return explain(error, path)[0]
-
-
-def advice(error: BaseException, path: Path | None = None) -> str:
-    return explain(error, path)[1]
-
-
 def with_advice(error: BaseException, path: Path | None = None) -> str:
     return "; ".join(filter(None, explain(error, path)))
 

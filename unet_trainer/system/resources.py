@@ -13,28 +13,25 @@ from pathlib import Path
 from unet_trainer.system.input_files import read_text
 
 ROOT = Path("/")  # tests put a made-up file system in its place
-UNLIMITED_V1 = 1 << 60  # cgroup v1 writes a number near 2^63 where there is no limit
 
 
-def count_cores(root: Path | None = None) -> int:
+def count_cores() -> int:
     """Cores: CPU affinity and the cgroup's CPU quota, whichever is less; a quota of 1.5 counts as 2."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *(math.ceil(quota) for quota in _cpu_quotas(root or ROOT))]))
+    return max(1, min([cores, *(math.ceil(quota) for quota in _cpu_quotas())]))
 
 
-def free_host_memory(root: Path | None = None) -> int:
+def free_host_memory() -> int:
     """Bytes of host memory that this process could still take before the host or its cgroup runs out."""
-    root = root or ROOT
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 8 * 2**30
-    on_host = _meminfo(root).get("MemAvailable", pages // 2)
-    return min([on_host, *(max(0, limit - used) for limit, used in _memory_limits(root))])
+    on_host = _meminfo().get("MemAvailable", pages // 2)
+    return min([on_host, *(max(0, limit - used) for limit, used in _memory_limits())])
 
 
-def total_host_memory(root: Path | None = None) -> int:
+def total_host_memory() -> int:
     """Bytes of host memory: the machine's, or the cgroup's limit where that is less."""
-    root = root or ROOT
-    total = _meminfo(root).get("MemTotal", 8 * 2**30)
-    return min([total, *(limit for limit, _ in _memory_limits(root))])
+    total = _meminfo().get("MemTotal", 8 * 2**30)
+    return min([total, *(limit for limit, _ in _memory_limits())])
 
 
 def free_disk(folder: Path) -> int:
@@ -43,14 +40,14 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(existing).free
 
 
-def _meminfo(root: Path) -> dict[str, int]:
+def _meminfo() -> dict[str, int]:
     """/proc/meminfo in bytes; empty where there is none (macOS, Windows)."""
-    return {name: 1024 * int(number) for name, number in re.findall(r"(\w+): +(\d+) kB", read_if_there(root / "proc/meminfo"))}
+    return {name: 1024 * int(number) for name, number in re.findall(r"(\w+): +(\d+) kB", read_if_there(ROOT / "proc/meminfo"))}
 
 
-def _cpu_quotas(root: Path) -> Iterator[float]:
+def _cpu_quotas() -> Iterator[float]:
     """Of the cgroup and those above it, in cores."""
-    for folder in _cgroup_folders(root, "cpu"):
+    for folder in _cgroup_folders("cpu"):
         # v2: "150000 100000" or "max 100000"; v1: a file for each of them, and -1 without a quota
         for text in (
             read_if_there(folder / "cpu.max"),
@@ -60,24 +57,24 @@ def _cpu_quotas(root: Path) -> Iterator[float]:
                 yield int(found[1]) / int(found[2])
 
 
-def _memory_limits(root: Path) -> Iterator[tuple[int, int]]:
+def _memory_limits() -> Iterator[tuple[int, int]]:
     """(limit, used) of the cgroup and those above it. Page cache that can be dropped does not count as used."""
-    for folder in _cgroup_folders(root, "memory"):
+    for folder in _cgroup_folders("memory"):
         for limit_file, usage_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
             limit, used = read_if_there(folder / limit_file).strip(), read_if_there(folder / usage_file).strip()
-            if limit.isdigit() and used.isdigit() and int(limit) < UNLIMITED_V1:
+            if limit.isdigit() and used.isdigit():  # v1 writes a number near 2^63 where there is no limit, v2 a word
                 # v1 counts the group alone in inactive_file and those below it too in total_inactive_file, as usage_in_bytes does.
                 droppable = dict(re.findall(r"^(total_)?inactive_file (\d+)$", read_if_there(folder / "memory.stat"), re.MULTILINE))
                 yield int(limit), max(0, int(used) - int(droppable.get("total_") or droppable.get("", 0)))
 
 
-def _cgroup_folders(root: Path, controller: str) -> list[Path]:
+def _cgroup_folders(controller: str) -> list[Path]:
     """The folders of this process's cgroup and its parents, v2 and v1. Inside a container the mount shows its own group as /."""
     folders = []
-    for line in read_if_there(root / "proc/self/cgroup").splitlines():
+    for line in read_if_there(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if not controllers or controller in controllers.split(","):
-            mount = root / "sys/fs/cgroup" / (controller if controllers else "")
+            mount = ROOT / "sys/fs/cgroup" / (controller if controllers else "")
             group = mount / path.lstrip("/")
             folders += [group, *(parent for parent in group.parents if parent.is_relative_to(mount))]
     return list(dict.fromkeys(folders))

@@ -33,7 +33,7 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, signal_number: int, cause: str = "") -> None:
         """`cause`: what it was by, if not the signal, which this process may have sent itself."""
-        ended = ended_parent()
+        ended = _parent[1] if _parent is not None and os.getppid() != _parent[0] else ""
         super().__init__(cause or (f"the end of {ended} (was it killed?)" if ended else signal.Signals(signal_number).name))
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
@@ -120,11 +120,6 @@ def end_with_parent(is_torchrun: bool = False) -> None:
         threading.Thread(target=_wait_for_parent, args=(int(parent),), name="parent watch", daemon=True).start()
 
 
-def ended_parent() -> str:
-    """The name of the process that this one ends with, once it has ended; empty before."""
-    return _parent[1] if _parent is not None and os.getppid() != _parent[0] else ""
-
-
 def _wait_for_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(PARENT_SECONDS)
@@ -138,10 +133,7 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            handle = os.open(os.devnull, os.O_RDWR)
-            if handle != number:
-                os.dup2(handle, number)
-                os.close(handle)
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115
 

@@ -71,12 +71,10 @@ class Loaders:
     def take_notices(self) -> list[str]:
         """What reading has noticed since the last call: pieces that workers failed to fill, files that changed, a damaged cache."""
         changed, notices = [], []
-        if self.pool is not None and (num_pieces := self.pool.failures.num_pieces):
-            notices.append(
-                f"workers could not fill {counted(num_pieces, 'part')} of a batch in this epoch ({self.pool.failures.reason}); "
-                "the training process read them instead, which is slower"
-            )
-            self.pool.failures.num_pieces = 0
+        if self.pool is not None and self.pool.num_failed:
+            what = f"{counted(self.pool.num_failed, 'part')} of a batch in this epoch ({self.pool.failure_reason})"
+            notices.append(f"workers could not fill {what}; the training process read them instead, which is slower")
+            self.pool.num_failed = 0
         for dataset in (self.train.dataset, self.val.dataset):
             changed += [str(dataset.pairs[index].image) for index in dataset.take_noticed(IMAGE_CHANGED)]
             changed += [str(dataset.pairs[index].mask) for index in dataset.take_noticed(MASK_CHANGED)]

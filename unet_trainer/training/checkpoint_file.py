@@ -25,7 +25,7 @@ from unet_trainer.config.schema import FIELDS, parse_value
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FILE, open_file
-from unet_trainer.system.os_errors import advice, reason, with_advice
+from unet_trainer.system.os_errors import explain, with_advice
 from unet_trainer.system.resources import free_disk
 from unet_trainer.training.run_folder import DAMAGED, LAST, PREVIOUS
 
@@ -52,12 +52,12 @@ class SaveError(OSError):
     """A checkpoint could not be written. The file that it was to replace is as it was."""
 
     def __init__(self, path: Path, num_bytes: int, error: OSError) -> None:
-        self.advice, needed = advice(error, path), ""
+        (why, self.advice), needed = explain(error, path), ""
         if self.advice.startswith("make room"):
             needed = f": {num_bytes / 1e6:.1f} MB are needed"
             with contextlib.suppress(OSError):
                 needed += f", {free_disk(path.parent) / 1e6:.1f} MB are free there"
-        super().__init__(f"{path} could not be written ({reason(error, path)}){needed}")
+        super().__init__(f"{path} could not be written ({why}){needed}")
         self.errno = error.errno
 
 

@@ -23,7 +23,7 @@ from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.concurrency import BackgroundWriter, Job
 from unet_trainer.system.console import Console, first_line
-from unet_trainer.system.os_errors import advice, named_file, reason, with_advice
+from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.checkpoint_file import read_run, verify_checkpoint, write_checkpoint
 from unet_trainer.training.history import EventLog, Row, write_metrics, write_result
@@ -308,7 +308,8 @@ class Checkpointer:
         what, todo = str(error), getattr(error, "advice", "")
         if error.strerror is not None:
             path = Path(named_file(error) or self.folder)
-            what, todo = f"{path} could not be written ({reason(error, path)})", advice(error, path)
+            why, todo = explain(error, path)
+            what = f"{path} could not be written ({why})"
         if self.settings.taken.on_save_error == "stop":
             self.writer.cancel()
             if not self.is_ours():

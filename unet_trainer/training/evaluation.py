@@ -20,7 +20,7 @@ from unet_trainer.config.schema import class_names
 from unet_trainer.images.drawing import to_display
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
-from unet_trainer.images.tiling import Tile, Tiles, resize_mask
+from unet_trainer.images.tiling import Tiles, resize_mask
 from unet_trainer.loading.dataset import Batch, Key, SegmentationDataset
 from unet_trainer.loading.loader import EpochTimes, Loader
 from unet_trainer.loading.worker_pool import to_device
@@ -234,7 +234,7 @@ def choose_samples(dataset: SegmentationDataset, read: Callable[[Key], tuple[Pix
     if isinstance(tiling, Tiles):
         by_pair = [list(of_pair) for _, of_pair in groupby(range(len(tiling)), key=tiling.pair_index)]
         indices = [max(by_pair[number], key=lambda index: _num_marked(read((0, index))[1])) for number in _spread(len(by_pair))]
-        areas = [_counted_area(tiling.tiles[index]) for index in indices]
+        areas = [tiling.tiles[index].counted for index in indices]
     pairs = [read((0, index)) for index in indices]
     return SampleImages(
         np.stack([image for image, _ in pairs]),
@@ -250,9 +250,3 @@ def _spread(number: int) -> list[int]:
 
 def _num_marked(ids: Pixels) -> int:
     return int(((ids != 0) & (ids != IGNORED)).sum())
-
-
-def _counted_area(tile: Tile) -> tuple[slice, slice]:
-    """Without what belongs to the tiles beside it."""
-    rows, columns = ([end - start for end in ends] for ends, start in ((tile.rows, tile.top), (tile.columns, tile.left)))
-    return slice(*rows), slice(*columns)

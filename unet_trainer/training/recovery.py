@@ -164,7 +164,7 @@ def _locate(run: Run, error: NonFinite) -> str:
         return str(error)
     with restoring(components), unsynchronized(segmenter.network):
         for batch in batches:
-            files = loader.files(epoch, batch)
+            files = loader.assembler.files(epoch, batch)
             try:
                 found = explain(segmenter, components.loss, components.numerics, loader.read(epoch, batch), files)
             except (RuntimeError, MemoryError) as failure:

@@ -264,7 +264,7 @@ class TrainingEpoch:
             data_wait=state.wait_seconds / state.train_seconds,
             read_seconds=self.read_seconds / max(1, self.num_read),
             augment_seconds=self.augment_seconds / max(1, self.num_read),
-            num_workers=self.loader.num_workers,
+            num_workers=0 if self.loader.pool is None else self.loader.pool.num_workers,
         )
         peaks = run.processes.all_gather(peak_memory_gib(run.components.numerics.device))
         return {

@@ -14,7 +14,7 @@ from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.distributed import read_launch
 from unet_trainer.system.input_files import open_file
-from unet_trainer.system.os_errors import NO_ROOM, cannot, reason, with_advice
+from unet_trainer.system.os_errors import NO_ROOM, cannot, explain, with_advice
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 DAMAGED = "damaged.pt"  # a last.pt that could not be read
@@ -159,7 +159,7 @@ def check_may_write(folder: Path, lasts: bool) -> str | None:
             os.fsync(probe.fileno())
     except OSError as error:
         if error.errno in NO_ROOM and lasts:
-            return f"{folder} takes no files now ({reason(error, folder)})"
+            return f"{folder} takes no files now ({explain(error, folder)[0]})"
         raise cannot(str(folder), "be written to", error, folder) from None
     return None
 

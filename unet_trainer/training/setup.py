@@ -34,7 +34,7 @@ from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.concurrency import ThrottledTask
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import Job, choose_backend, device_id
-from unet_trainer.system.os_errors import named_file, reason, with_advice
+from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
 from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
@@ -328,7 +328,7 @@ def _open_folder(folder: Path, settings: Settings, session: Session, start: Mapp
         session.events.open(folder, **start)
     except OSError as error:
         where = named_file(error) or folder
-        raise UserError(f"{where} cannot be written to ({reason(error, folder)}); a run needs its folder") from None
+        raise UserError(f"{where} cannot be written to ({explain(error, folder)[0]}); a run needs its folder") from None
     if warning is not None:
         session.console.warn(f"{warning}; training continues (on_save_error: continue)")
 
@@ -378,6 +378,6 @@ def _finish(run: Run, curves: ThrottledTask) -> None:
     finally:
         curves.request()
         curves.finish()
-        if (error := curves.take_error()) is not None:
+        if (error := curves.error) is not None:
             why = with_advice(error) if isinstance(error, OSError) else first_line(error)
             run.console.warn(f"{CURVES} could not be drawn: {why}")
