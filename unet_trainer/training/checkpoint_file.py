@@ -116,14 +116,10 @@ class HashedFile:
     def write(self, part: bytes | memoryview) -> int:
         part = memoryview(part)
         self.num_bytes += len(part)
-        if len(part) < 2:
-            joined = self.tail + bytes(part)
-            self._write_through(joined[:-2])
-            self.tail = joined[-2:]
-        else:
-            self._write_through(self.tail)
-            self._write_through(part[:-2])
-            self.tail = bytes(part[-2:])
+        ending = self.tail + bytes(part[-2:])
+        self._write_through(ending[:-2])
+        self._write_through(part[:-2])
+        self.tail = ending[-2:]
         return len(part)
 
     def _write_through(self, part: bytes | memoryview) -> None:
