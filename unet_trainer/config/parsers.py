@@ -109,7 +109,7 @@ def parse(raw: Any, hint: Any) -> Any:
             return str(text)
         raise ValueError
     if origin is tuple:
-        items = list_items(raw)
+        items = list(raw) if is_list(raw) else []
         if not 1 <= len(items) <= MAX_ITEMS or (arguments[-1] is not Ellipsis and len(items) != len(arguments)):
             raise ValueError
         return tuple(parse(item, arguments[0]) for item in items)
@@ -159,12 +159,6 @@ def is_list(raw: Any) -> bool:
     return isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping) and getattr(raw, "shape", None) != ()
 
 
-def list_items(raw: Any) -> list[Any]:
-    if not is_list(raw):
-        raise ValueError
-    return list(raw)
-
-
 def _null(raw: Any) -> None:
     if raw is not None and not (isinstance(raw, Plain) and raw.lower() in NULLS):
         raise ValueError
@@ -198,10 +192,9 @@ def _whole_number(raw: Any) -> int:
 
 
 def _text(raw: Any) -> str:
-    raw = os.fspath(raw) if isinstance(raw, os.PathLike) else raw
-    if not isinstance(raw, str) or not raw.strip():
+    text = word_or_empty(os.fspath(raw) if isinstance(raw, os.PathLike) else raw)
+    if not text.strip():
         raise ValueError
-    text = word_or_empty(raw)
     return os.path.expanduser(text) if text.startswith("~/") else text  # noqa: PTH111 (of text that may be no path)
 
 
@@ -348,7 +341,7 @@ def parse_mask_values(raw: Any) -> MaskValues:
         if name == "above" and number is not None and number in range(MAX_MASK_VALUE):
             return f"above {int(number)}"
         raise ValueError
-    classes = list_items(raw)
+    classes = list(raw) if is_list(raw) else []
     if not 2 <= len(classes) <= MAX_ITEMS:
         raise ValueError
     return tuple(parse_mask_class(item) for item in classes)
@@ -356,9 +349,7 @@ def parse_mask_values(raw: Any) -> MaskValues:
 
 def parse_mask_class(raw: Any) -> MaskClass:
     """A value, a colour, or a list of several."""
-    if not is_list(raw):
-        return _mask_value(raw)
-    items = list(raw)
+    items = list(raw) if is_list(raw) else [raw]
     if not items:
         raise ValueError
     if len(items) == COLOUR_LENGTH and not any(is_list(item) for item in items):
