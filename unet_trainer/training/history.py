@@ -117,12 +117,10 @@ class EventLog:
     def open(self, folder: Path, **start: Any) -> None:
         """From here on lines go into the folder's file, the first of this start before those that wait. Raises OSError."""
         path = folder / EVENTS
-        with os.fdopen(open_to_append(path), "ab") as file:
-            has_lines = file.tell() > 0
-        if has_lines:
-            with open_file(path, follow=False) as file:
-                file.seek(-1, os.SEEK_END)
-                self._is_cut = file.read() != b"\n"
+        os.close(open_to_append(path))  # makes it
+        with open_file(path, follow=False) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            self._is_cut = file.read() not in (b"", b"\n")
         with self._lock:
             self.path, self._folder_id = path, id_of(folder)
             self._unwritten.insert(0, _line("start", start))

@@ -119,10 +119,8 @@ class RunSummary:
     @property
     def class_names(self) -> list[str]:
         """Of the classes that are reported."""
-        for epoch in reversed(self.epochs):
-            if epoch.classes:
-                return list(epoch.classes)
-        return list(self.model.get("classes") or ["foreground"])
+        classes = next((epoch.classes for epoch in reversed(self.epochs) if epoch.classes), None)
+        return list(classes or self.model.get("classes") or ["foreground"])
 
     @property
     def id_names(self) -> list[str]:

@@ -43,15 +43,12 @@ def build_hardware(config: Config, console: Console, launch: Launch = ALONE.laun
     device = choose_device(local_device(config.device, launch))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # of what ran before in this process
-    hardware = inspect_hardware(device)
     host_memory = free_host_memory()
-    free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory
-    is_slow = device.type == "cpu" and not cpu_computes_bfloat16()
     hardware = dataclasses.replace(
-        hardware,
-        free_memory=free_memory,
+        inspect_hardware(device),
+        free_memory=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory,
         host_memory=host_memory,
-        has_slow_bfloat16=is_slow,
+        has_slow_bfloat16=device.type == "cpu" and not cpu_computes_bfloat16(),
         num_processes=launch.world_size,
         num_local_processes=launch.local_world_size,
     )
