@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.safe_yaml import BOOLEANS, NULLS, Plain, interpret, parse_number
+from unet_trainer.config.safe_yaml import BOOLEANS, NULLS, Plain, interpret, map_leaves, parse_number
 
 MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, blue
 MaskClass = int | tuple[Any, ...]  # a MaskValue, or a tuple of several, in which a value may be a tuple of one
@@ -302,20 +302,16 @@ def transform_list(raw: Any) -> tuple[Any, ...]:
     """A list of transforms: `Name`, or `{Name: {parameter: value}}`; the names are checked where the library is imported."""
     if not isinstance(raw, list | tuple):
         raise ValueError
-    items = interpret(list(raw))
+    items = map_leaves(interpret, raw)
     for item in items:
         is_named = isinstance(item, dict) and len(item) == 1 and isinstance(next(iter(item.values())), dict | type(None))
         if not isinstance(item, str) and not is_named:
             raise ValueError
-    return tuple(_parameters(item) for item in items)
+    return tuple(map_leaves(_parameter, items))
 
 
-def _parameters(value: Any) -> Any:
-    """The parameters of a transform, which must survive being written to config.yaml and read back."""
-    if isinstance(value, list):
-        return [_parameters(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _parameters(item) for name, item in value.items()}
+def _parameter(value: Any) -> Any:
+    """Of a transform: it must survive being written to config.yaml and read back."""
     value = _python_value(value)
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError("parameters are numbers, text, true, false or null, or lists of them")

@@ -28,6 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from unet_trainer.config.safe_yaml import map_leaves
 from unet_trainer.system.atomic_files import open_to_append, write_text_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import open_file, parse_json, read_bytes, read_text
@@ -88,11 +89,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 def finite(value: Any) -> Any:
     """JSON has no NaN: it becomes null."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return map_leaves(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, value)
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
