@@ -88,15 +88,13 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | No
 
 
 def _first_non_finite(content: Mapping[str, Any]) -> str | None:
-    for weights in (content.get("model"), (content.get("ema") or {}).get("model")):
-        floats = {name: tensor for name, tensor in (weights or {}).items() if tensor.is_floating_point() and tensor.numel()}
-        if not floats:
-            continue
-        # One call for all: this runs beside the training loop, and each call into torch contends for the GIL.
-        largest = torch._foreach_norm(list(floats.values()), torch.inf)
-        if not all(math.isfinite(value) for value in torch.tensor(largest).tolist()):
-            return next(name for name, tensor in floats.items() if not tensor.isfinite().all())
-    return None
+    weights = [*(content.get("model") or {}).items(), *((content.get("ema") or {}).get("model") or {}).items()]
+    floats = [(name, tensor) for name, tensor in weights if tensor.is_floating_point() and tensor.numel()]
+    # One call for all: this runs beside the training loop, and each call into torch contends for the GIL.
+    largest = torch._foreach_norm([tensor for _, tensor in floats], torch.inf) if floats else []
+    if all(math.isfinite(value) for value in torch.tensor(largest).tolist()):
+        return None
+    return next(name for name, tensor in floats if not tensor.isfinite().all())
 
 
 class HashedFile:

@@ -205,14 +205,13 @@ def read_run_summary(folder: Path) -> RunSummary:
     """All that the folder tells. Never raises for what is missing, cut off or damaged; what is damaged is in `problems`."""
     problems: list[str] = []
     raw = read_events(folder, problems)
-    starts = [event for event in raw if event["kind"] == "start"]
-    last_start = starts[-1] if starts else {}
-    ready: dict[str, Any] = next((event for event in reversed(raw) if event["kind"] == "ready"), {})
+    last = {event["kind"]: event for event in raw}  # of each kind
+    start = last.get("start", {})
     result: dict[str, Any] = {}
     with _noting(RESULT_JSON, problems):
         result = pick(RESULT_SHAPE, read_json(folder / RESULT_JSON))
-    pilots: list[dict[str, Any]] = next((event.get("pilots", []) for event in reversed(raw) if event["kind"] == "pilots"), [])
-    model = last_start.get("model", {})
+    pilots: list[dict[str, Any]] = last.get("pilots", {}).get("pilots", [])
+    model = start.get("model", {})
     epochs, settings = _read_epochs(raw, model.get("ids"), problems), _read_settings(folder, problems)
     return RunSummary(
         folder=folder,
@@ -220,13 +219,13 @@ def read_run_summary(folder: Path) -> RunSummary:
         epochs=epochs,
         settings=settings,
         events=list(_events(raw)),
-        machine=last_start.get("machine", {}),
-        data=last_start.get("data", {}),
+        machine=start.get("machine", {}),
+        data=start.get("data", {}),
         model=model,
         warnings=result.get("warnings", []),
-        startup_seconds=ready.get("startup_seconds"),
+        startup_seconds=last.get("ready", {}).get("startup_seconds"),
         pilots=[one for one in pilots if one.keys() == PILOT.keys()],  # that have all that a page shows of them
-        starts=[time for start in starts if (time := _time(start)) is not None],
+        starts=[time for event in raw if event["kind"] == "start" and (time := _time(event)) is not None],
         updated=_touched(folder),
         problems=problems,
     )
@@ -296,13 +295,10 @@ def _events(raw: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
                 yield Event("killed", last_time, num_finished, "the process ended without a word")
             num_finished, is_open = after.get("epoch", 0), True
             yield Event("resumed" if after else "start", time, num_finished, text, after.get("batch", 0))
-        elif kind == "epoch":
+        elif kind in ("epoch", "rollback", "shrink"):
             num_finished = event.get("epoch", 0)
-        elif kind in ("rollback", "shrink"):
-            num_finished = event.get("epoch", 0)
+        if kind in ("rollback", "shrink", "warning", "note"):
             yield Event(kind, time, num_finished, text, event.get("batch", 0))
-        elif kind in ("warning", "note"):
-            yield Event(kind, time, num_finished, text)
         elif kind == "end":
             is_open = False
             yield Event(event.get("how") or "interrupted", time, num_finished, text)
