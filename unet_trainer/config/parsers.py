@@ -282,11 +282,6 @@ def seconds_of(text: str) -> float:
     return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
 
 
-def doubled(text: str) -> str:
-    """Twice a duration, in whole minutes."""
-    return f"{math.ceil(2 * seconds_of(text) / 60)}m"
-
-
 def weighted_losses(raw: Any) -> dict[str, float]:
     """`dice`, or `{dice: 1, bce: 0.5}`: always a dict of name → weight."""
     terms = {raw: 1.0} if isinstance(raw, str) else raw

@@ -22,7 +22,7 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import Tile, Tiles, resize_mask
 from unet_trainer.loading.dataset import Batch, Key, SegmentationDataset
-from unet_trainer.loading.loader import EpochTimes, Loader
+from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import (
@@ -38,7 +38,6 @@ from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.training.async_device import AsyncReader
-from unet_trainer.training.history import Row
 from unet_trainer.training.state import wide_float
 from unet_trainer.training.step import micro_batches
 from unet_trainer.training.val_scores import image_score, val_scores_text
@@ -179,16 +178,6 @@ def evaluate(
         sample_counts=counts,
         seconds=time.perf_counter() - started,
     )
-
-
-def epoch_facts(row: Row, found: Evaluation, improved: bool, times: EpochTimes | None, config: ResolvedConfig) -> dict[str, Any]:
-    """As the event has them: row, scores of each class, confusion matrix, seconds of each stage."""
-    scores = found.scores
-    classes = dict(zip(class_names(config), scores.classes, strict=True))
-    stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
-    if times is not None:
-        stages |= {"read_seconds_per_image": times.read_seconds, "augment_seconds_per_image": times.augment_seconds}
-    return {**row, "best": improved, "stages": stages, "classes": classes, "confusion": scores.confusion}
 
 
 def val_scores_csv(dataset: SegmentationDataset, sample_counts: NDArray[np.int64], data_dir: Path, config: ResolvedConfig) -> str:

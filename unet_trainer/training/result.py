@@ -11,7 +11,6 @@ from statistics import harmonic_mean
 
 import torch
 
-from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import OWN, class_names, id_names
@@ -184,7 +183,7 @@ def judge_model(settings: Settings, confusion: Confusion, history: Sequence[Row]
         per_epoch = -(-num_steps // max(1, len(history)))
         more = _setting("num_epochs", max(2 * config.num_epochs, math.ceil(ENOUGH_STEPS / per_epoch)))
         if config.time_budget is not None:  # it decides the number of epochs
-            more = _setting("time_budget", doubled(config.time_budget))
+            more = longer(config)
         few_steps = [f"{counted(num_steps, 'optimizer step')} may be too few: {more}"]
     lost = _lost_classes(confusion, names, first=1 if config.num_classes == 1 else 0)
     findings: list[tuple[str, list[str]]] = []

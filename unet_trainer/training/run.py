@@ -13,6 +13,7 @@ from pathlib import Path
 
 from unet_trainer.config.errors import NonFinite
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.schema import class_names
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import EpochTimes, advise
 from unet_trainer.loading.worker_pool import WorkerError
@@ -26,7 +27,7 @@ from unet_trainer.training.async_device import HostCopy, WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpointer import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
-from unet_trainer.training.evaluation import Evaluation, epoch_facts, val_scores_csv
+from unet_trainer.training.evaluation import Evaluation, val_scores_csv
 from unet_trainer.training.history import EventLog, Row, column, finite
 from unet_trainer.training.run_folder import REPORT
 from unet_trainer.training.run_summary import read_epoch
@@ -119,7 +120,11 @@ class Run:
     def save_epoch(self, row: Row, found: Evaluation, improved: bool) -> None:
         self.state.gather_ranks(self.processes)
         if self.processes.is_main:
-            facts = epoch_facts(row, found, improved, self.times, self.config)
+            stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
+            if (times := self.times) is not None:
+                stages |= {"read_seconds_per_image": times.read_seconds, "augment_seconds_per_image": times.augment_seconds}
+            classes = dict(zip(class_names(self.config), found.scores.classes, strict=True))
+            facts = {**row, "best": improved, "stages": stages, "classes": classes, "confusion": found.scores.confusion}
             self.events.add("epoch", **facts)
             for tracker in self.trackers:
                 tracker.log(read_epoch(finite(facts)))
