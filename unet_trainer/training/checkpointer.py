@@ -311,13 +311,12 @@ class Checkpointer:
         self.console.warn(f"{what}; training continues (on_save_error: continue)")
 
 
+@dataclass(eq=False)
 class FollowingCheckpointer:
     """What the other ranks of a torchrun job have in its place: rank 0 writes for all, and sends them what it restores."""
 
+    folder: Path
     num_test = 0
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
     def _leave_to_rank_0(self, *_: Any, **__: Any) -> None:
         pass

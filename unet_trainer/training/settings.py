@@ -227,15 +227,12 @@ def _is_better(
     """Whether the other value is worth a hint."""
     if name == "num_workers":
         return now.num_workers > hardware.num_cores
-    if name == "image_size":
-        return _is_better_size(now, other, facts)
     if name == "num_epochs":
         num_steps = count_steps(now, hardware, facts)
         return num_steps < MIN_STEPS and count_steps(other, hardware, facts) >= 1.5 * num_steps
-    return getattr(now, name) != getattr(other, name) and not (name == "compile_model" and cost is None and hardware.kind == "cuda")
-
-
-def _is_better_size(now: ResolvedConfig, other: ResolvedConfig, facts: DatasetFacts) -> bool:
+    if name != "image_size":
+        is_unknown = name == "compile_model" and cost is None and hardware.kind == "cuda"
+        return getattr(now, name) != getattr(other, name) and not is_unknown
     native = [int(median(size[axis] for size in facts.train_sizes)) for axis in (0, 1)]
     if math.prod(now.shape) >= MUCH_LARGER**2 * math.prod(native):
         return math.prod(other.shape) < math.prod(now.shape)

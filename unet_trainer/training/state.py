@@ -320,15 +320,14 @@ class TrainState:
         optimizer needs its step counts on the device."""
         if len(saved["param_groups"]) != len(self.optimizer.param_groups):  # the encoder has groups of its own, or has none
             raise ValueError("encoder_lr_factor was changed to 1 or from it; keep it, or start a new run")
-        numbers = [group["params"] for group in saved["param_groups"]]
         is_sgd = isinstance(self.optimizer, torch.optim.SGD)
-        moments = ("momentum_buffer",) if is_sgd else ("exp_avg", "exp_avg_sq")
-        for group, params in zip(self.optimizer.param_groups, numbers, strict=True):
-            for parameter, number in zip(group["params"], params, strict=True):
+        groups = []
+        for group, params in zip(self.optimizer.param_groups, [one["params"] for one in saved["param_groups"]], strict=True):
+            groups.append({**group, "params": params})
+            for own, number in zip(group["params"], params, strict=True):
                 if number in saved["state"]:  # torch would fail in the first step
-                    wanted = {**dict.fromkeys(moments, parameter), **({} if is_sgd else {"step": torch.zeros(())})}
+                    wanted = {"momentum_buffer": own} if is_sgd else {"exp_avg": own, "exp_avg_sq": own, "step": torch.zeros(())}
                     check_like(saved["state"][number], wanted, f"optimizer.state[{number}]")
-        groups = [{**group, "params": params} for group, params in zip(self.optimizer.param_groups, numbers, strict=True)]
         self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
         if isinstance(self.optimizer, torch.optim.SGD):
             fill_momentum(self.optimizer)
