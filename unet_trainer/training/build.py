@@ -61,13 +61,6 @@ class Loaders:
     val: Loader
     pool: WorkerPool | None
 
-    def prepare(self, epoch: int, first_batch: int, is_last: bool) -> None:
-        """Plans this epoch, its validation and the next epoch, so that the workers never idle in between."""
-        self.train.prepare(epoch, first_batch)
-        self.val.prepare(0)
-        if not is_last:
-            self.train.prepare(epoch + 1)
-
     def take_notices(self) -> list[str]:
         """What reading has noticed since the last call: pieces that workers failed to fill, files that changed, a damaged cache."""
         changed, notices = [], []

@@ -194,7 +194,10 @@ class TrainingEpoch:
             run.console.epoch_begins(state.epoch + 1, run.config.num_epochs)
         run.components.set_training_mode(state.epoch)
         run.connect()
-        run.loaders.prepare(state.epoch, state.batch, is_last=state.epoch + 1 == run.config.num_epochs)
+        self.loader.prepare(state.epoch, state.batch)
+        run.loaders.val.prepare(0)
+        if state.epoch + 1 != run.config.num_epochs:  # planned too, so that the workers never idle in between
+            self.loader.prepare(state.epoch + 1)
         self.started = time.perf_counter() - state.train_seconds
         bar = run.console.bar(f"Epoch {state.epoch + 1} [Train]:", len(self.loader), num_done=state.batch)
         self.bar = self._open.enter_context(bar)
