@@ -170,11 +170,10 @@ def evaluate(
         samples = torch.from_numpy(loader.batches.samples[: len(counts)])
         own = loss_sums, matrix.cpu(), is_finite, counts.cpu(), samples
         loss_sums, matrix, is_finite, counts = sum_over_ranks(own, processes)
-    own_bad_batch = -1 if first_bad < 0 else first_bad // loader.batches.batch_size
     return Evaluation(
         loss=metrics.loss.from_sums(loss_sums) if is_finite else math.nan,
         scores=compute_scores(matrix, metrics.num_classes),
-        first_bad_batch=None if is_finite else own_bad_batch,
+        first_bad_batch=None if is_finite else first_bad // loader.batches.batch_size,  # -1 stays -1
         sample_counts=counts,
         seconds=time.perf_counter() - started,
     )

@@ -23,7 +23,7 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -160,27 +160,32 @@ def _line(kind: str, facts: Mapping[str, Any]) -> str:
     return json.dumps(finite({"kind": kind, "time": now, **facts}), ensure_ascii=False, allow_nan=False) + "\n"
 
 
+@contextlib.contextmanager
+def noting(name: str, problems: list[str]) -> Iterator[None]:
+    """Around reading a file that need not be there: what is wrong with it is noted, and reading goes on after the block."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problems.append(f"{name}: {error.strerror}")
+    except ValueError as error:
+        problems.append(f"{name}: {first_line(error)}")
+
+
 def read_events(folder: Path, problems: list[str] | None = None) -> list[dict[str, Any]]:
     """All events of a run; none where there is no file. Lines that are not whole, or not of a kind that is known, are left out;
     those that hold other values than a run writes as well, and `problems` then has the reason."""
     reasons = [] if problems is None else problems
-    try:
+    content, found = b"", []
+    with noting(EVENTS, reasons):
         content = read_bytes(folder / EVENTS)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        reasons.append(f"{EVENTS}: {error.strerror}")
-        return []
-    found = []
+    cut_off = json.JSONDecodeError, UnicodeDecodeError  # by a kill or a full disk
     for number, line in enumerate(content.split(b"\n"), start=1):
-        try:
+        with noting(f"{EVENTS}, line {number}", reasons), contextlib.suppress(*cut_off):
             event = parse_json(line)
             if isinstance(event, dict) and isinstance(event.get("kind"), str) and event["kind"] in KINDS:
                 found.append(pick(EVENT, event))
-        except (json.JSONDecodeError, UnicodeDecodeError):  # cut off by a kill or a full disk
-            continue
-        except ValueError as error:
-            reasons.append(f"{EVENTS}, line {number}: {first_line(error)}")
     if b"\n" in content and not found and not reasons:
         reasons.append(f"{EVENTS}: none of its lines is an event")
     return found

@@ -148,9 +148,7 @@ def _locate(run: Run, error: NonFinite) -> str:
     """Where the numbers went bad: step, files, layer, term of the loss."""
     components, loaders = run.components, run.loaders
     num_batches = len(loaders.train)
-    if error.val_batch == -1:
-        return str(error)  # another process has it
-    if error.val_batch is not None:
+    if error.val_batch is not None and error.val_batch >= 0:
         segmenter, loader, epoch, batches = components.state.eval_segmenter, loaders.val, 0, [error.val_batch]
         place = f"in epoch {components.state.epoch + 1}"
     elif error.batch_number is not None:
@@ -161,7 +159,7 @@ def _locate(run: Run, error: NonFinite) -> str:
         step = epoch * components.state.learning_rate.steps_per_epoch + first // group_size + 1
         place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {num_batches})"
     else:
-        return str(error)
+        return str(error)  # of the weights, or another process has the batch
     with restoring(components), unsynchronized(segmenter.network):
         for batch in batches:
             files = loader.files(epoch, batch)

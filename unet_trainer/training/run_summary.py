@@ -15,11 +15,10 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, Literal
 
-from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.json_cache import Shape, as_object, pick
 from unet_trainer.system.locks import is_locked, is_locked_here
-from unet_trainer.training.history import COLUMNS, PILOT, current_epochs, read_events
+from unet_trainer.training.history import COLUMNS, PILOT, current_epochs, noting, read_events
 from unet_trainer.training.run_folder import BEST, EVENTS, LAST, METRICS_CSV, PREVIOUS, RESULT_JSON, SETTINGS, VAL_SCORES
 from unet_trainer.training.val_scores import MAX_PIXELS, ImageScore, read_val_scores
 
@@ -160,7 +159,7 @@ class RunSummary:
     @cached_property
     def image_scores(self) -> list[ImageScore]:
         """Of the best epoch, the worst first."""
-        with _noting(VAL_SCORES, self.problems):
+        with noting(VAL_SCORES, self.problems):
             return read_val_scores(self.folder / VAL_SCORES, self.class_names)
         return []
 
@@ -208,7 +207,7 @@ def read_run_summary(folder: Path) -> RunSummary:
     last = {event["kind"]: event for event in raw}  # of each kind
     start = last.get("start", {})
     result: dict[str, Any] = {}
-    with _noting(RESULT_JSON, problems):
+    with noting(RESULT_JSON, problems):
         result = pick(RESULT_SHAPE, read_json(folder / RESULT_JSON))
     pilots: list[dict[str, Any]] = last.get("pilots", {}).get("pilots", [])
     model = start.get("model", {})
@@ -229,19 +228,6 @@ def read_run_summary(folder: Path) -> RunSummary:
         updated=_touched(folder),
         problems=problems,
     )
-
-
-@contextlib.contextmanager
-def _noting(name: str, problems: list[str]) -> Iterator[None]:
-    """Around reading a file that need not be there: what is wrong with it is noted, and reading goes on after the block."""
-    try:
-        yield
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        problems.append(f"{name}: {error.strerror}")
-    except ValueError as error:
-        problems.append(f"{name}: {first_line(error)}")
 
 
 def _state(folder: Path, raw: Sequence[Mapping[str, Any]], is_damaged: bool) -> State:
@@ -275,10 +261,10 @@ def read_epoch(event: Mapping[str, Any]) -> EpochRecord:
 
 
 def _read_settings(folder: Path, problems: list[str]) -> dict[str, Setting]:
-    with _noting(SETTINGS, problems):
+    with noting(SETTINGS, problems):
         found = {}
         for name, entry in as_object(read_json(folder / SETTINGS)).items():
-            with _noting(f"{SETTINGS}, {name:.60}", problems):
+            with noting(f"{SETTINGS}, {name:.60}", problems):
                 found[name] = Setting(**{"value": None, **pick(SETTING_SHAPE, entry)})
         return found
     return {}
