@@ -136,7 +136,7 @@ def train_epochs(
     """The rows of the epochs, then the result. `waits`: until an epoch's files are written, before its row is handed out.
     `started`: when the command was given, if that was before now."""
     started = time.perf_counter() if started is None else started
-    if config is None and not own.brings_its_own():
+    if config is None and own.model is None and own.train_data is None:  # the demo's settings do not fit these
         config = script_config(overrides)
     config = own.complete(load_config(CONFIG if config is None else config, {} if isinstance(config, Config) else overrides))
 

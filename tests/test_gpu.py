@@ -115,7 +115,6 @@ def test_nothing_in_the_inner_loop_waits_for_the_device(precision, compiled, ext
     with refusing_to_wait():
         for batch in batches:
             meter.wait_for(lambda: None)
-            meter.step_begins()
             take_step(components.train_step, batch, metrics=metrics, learning_rate=1e-3)
             meter.step_ends()
             metrics.peek()

@@ -14,7 +14,7 @@ from helpers.project import ROOT
 from unet_trainer.config import load
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_trackers, check_url, load_config
-from unet_trainer.config.parsers import ENCODERS, doubled, near_miss, seconds_of
+from unet_trainer.config.parsers import ENCODERS, near_miss, seconds_of
 from unet_trainer.config.safe_yaml import MAX_BYTES
 from unet_trainer.config.schema import FIELDS, Config, as_dict, to_yaml
 
@@ -381,7 +381,6 @@ def test_sources_tell_where_each_value_came_from(load_text):
 
 def test_durations_and_near_misses():
     assert [seconds_of(text) for text in ("90s", "1h30m", "1.5h", "1d")] == [90, 5400, 5400, 86400]
-    assert [doubled(text) for text in ("10m", "31s")] == ["20m", "2m"]
     assert near_miss("Batchsize", ["batch_size", "image_size"]) == "batch_size"
     assert near_miss("resnet35", ["resnet50", "resnet34", "resnet18"]) == "resnet34"
     assert near_miss("zzz", ["batch_size"]) is None

@@ -114,7 +114,6 @@ def take_steps(meter, timeline, num_steps, loading, computing, other=0.0):
     for index in range(num_steps):
         batch = meter.wait_for(lambda index=index: (timeline.wait(loading), index)[1])
         assert batch == index
-        meter.step_begins()
         timeline.enqueue(computing)
         meter.step_ends()
         timeline.wait(other)

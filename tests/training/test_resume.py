@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 
@@ -19,6 +20,7 @@ from unet_trainer.training.resume import (
     compare_splits,
     keep_decided,
     keep_reasons,
+    longer,
     say_resumed,
 )
 
@@ -35,6 +37,11 @@ def test_another_loss_is_refused_only_where_the_loss_is_monitored(change):
     assert [line.partition(":")[0] for line in compare({}, change)] == [name]
     with pytest.raises(CheckpointError, match=rf"{name}: .* it decides which epoch was best"):
         compare({"monitor": "val_loss"}, {"monitor": "val_loss", **change})
+
+
+@pytest.mark.parametrize(("budget", "setting"), [("10m", "time_budget=20m"), ("31s", "time_budget=2m"), (None, "num_epochs=8")])
+def test_twice_as_long_is_twice_the_time_in_whole_minutes_or_twice_the_epochs(budget, setting):
+    assert longer(replace(make_settings(num_epochs=4).taken, time_budget=budget)) == setting
 
 
 def test_changes_that_make_the_result_meaningless_are_refused_all_at_once():

@@ -18,7 +18,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.safe_yaml import BOOLEANS, NULLS, Plain, interpret, parse_number
+from unet_trainer.config.safe_yaml import BOOLEANS, NULLS, Plain, interpret, map_leaves, parse_number
 
 MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, blue
 MaskClass = int | tuple[Any, ...]  # a MaskValue, or a tuple of several, in which a value may be a tuple of one
@@ -109,7 +109,7 @@ def parse(raw: Any, hint: Any) -> Any:
             return str(text)
         raise ValueError
     if origin is tuple:
-        items = list_items(raw)
+        items = list(raw) if is_list(raw) else []
         if not 1 <= len(items) <= MAX_ITEMS or (arguments[-1] is not Ellipsis and len(items) != len(arguments)):
             raise ValueError
         return tuple(parse(item, arguments[0]) for item in items)
@@ -159,12 +159,6 @@ def is_list(raw: Any) -> bool:
     return isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping) and getattr(raw, "shape", None) != ()
 
 
-def list_items(raw: Any) -> list[Any]:
-    if not is_list(raw):
-        raise ValueError
-    return list(raw)
-
-
 def _null(raw: Any) -> None:
     if raw is not None and not (isinstance(raw, Plain) and raw.lower() in NULLS):
         raise ValueError
@@ -198,10 +192,9 @@ def _whole_number(raw: Any) -> int:
 
 
 def _text(raw: Any) -> str:
-    raw = os.fspath(raw) if isinstance(raw, os.PathLike) else raw
-    if not isinstance(raw, str) or not raw.strip():
+    text = word_or_empty(os.fspath(raw) if isinstance(raw, os.PathLike) else raw)
+    if not text.strip():
         raise ValueError
-    text = word_or_empty(raw)
     return os.path.expanduser(text) if text.startswith("~/") else text  # noqa: PTH111 (of text that may be no path)
 
 
@@ -289,11 +282,6 @@ def seconds_of(text: str) -> float:
     return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
 
 
-def doubled(text: str) -> str:
-    """Twice a duration, in whole minutes."""
-    return f"{math.ceil(2 * seconds_of(text) / 60)}m"
-
-
 def weighted_losses(raw: Any) -> dict[str, float]:
     """`dice`, or `{dice: 1, bce: 0.5}`: always a dict of name → weight."""
     terms = {raw: 1.0} if isinstance(raw, str) else raw
@@ -309,20 +297,16 @@ def transform_list(raw: Any) -> tuple[Any, ...]:
     """A list of transforms: `Name`, or `{Name: {parameter: value}}`; the names are checked where the library is imported."""
     if not isinstance(raw, list | tuple):
         raise ValueError
-    items = interpret(list(raw))
+    items = map_leaves(interpret, raw)
     for item in items:
         is_named = isinstance(item, dict) and len(item) == 1 and isinstance(next(iter(item.values())), dict | type(None))
         if not isinstance(item, str) and not is_named:
             raise ValueError
-    return tuple(_parameters(item) for item in items)
+    return tuple(map_leaves(_parameter, items))
 
 
-def _parameters(value: Any) -> Any:
-    """The parameters of a transform, which must survive being written to config.yaml and read back."""
-    if isinstance(value, list):
-        return [_parameters(item) for item in value]
-    if isinstance(value, dict):
-        return {name: _parameters(item) for name, item in value.items()}
+def _parameter(value: Any) -> Any:
+    """Of a transform: it must survive being written to config.yaml and read back."""
     value = _python_value(value)
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError("parameters are numbers, text, true, false or null, or lists of them")
@@ -348,7 +332,7 @@ def parse_mask_values(raw: Any) -> MaskValues:
         if name == "above" and number is not None and number in range(MAX_MASK_VALUE):
             return f"above {int(number)}"
         raise ValueError
-    classes = list_items(raw)
+    classes = list(raw) if is_list(raw) else []
     if not 2 <= len(classes) <= MAX_ITEMS:
         raise ValueError
     return tuple(parse_mask_class(item) for item in classes)
@@ -356,9 +340,7 @@ def parse_mask_values(raw: Any) -> MaskValues:
 
 def parse_mask_class(raw: Any) -> MaskClass:
     """A value, a colour, or a list of several."""
-    if not is_list(raw):
-        return _mask_value(raw)
-    items = list(raw)
+    items = list(raw) if is_list(raw) else [raw]
     if not items:
         raise ValueError
     if len(items) == COLOUR_LENGTH and not any(is_list(item) for item in items):

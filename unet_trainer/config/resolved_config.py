@@ -302,8 +302,7 @@ def _resolve_data(draft: _Draft) -> None:
     draft.decide_if_open("normalize", *choices.choose_normalize(dataset.brightness_share))
     if dataset.are_blocks and draft["split"] == "random" and not draft["group_pattern"] and not draft["split_file"]:
         draft.decide("split", "blocks", "one image: blocks of it train and validate")
-    fit = choices.choose_fit(dataset.measurements, dataset.train_sizes, dataset.are_blocks)
-    draft.decide_if_open("fit", *fit)
+    draft.decide_if_open("fit", *choices.choose_fit(dataset.measurements, dataset.train_sizes, dataset.are_blocks))
     seconds = None if draft["time_budget"] is None else seconds_of(draft["time_budget"])
     size = choices.choose_image_size(draft["fit"], dataset.train_sizes, dataset.measurements, draft.on_cpu, seconds)
     draft.decide_if_open("image_size", *size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import yaml
@@ -93,12 +93,17 @@ def _value(events: Iterator[Any], event: Any, depth: int, problems: list[str]) -
     return found
 
 
-def interpret(value: Any) -> Any:
-    """A value whose key fixes no type: numbers, true/false and null are recognised, the rest is text."""
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """Nested lists and dicts with what the function makes of all else in them. Tuples become lists."""
     if isinstance(value, list | tuple):
-        return [interpret(item) for item in value]
+        return [map_leaves(function, item) for item in value]
     if isinstance(value, dict):
-        return {str(key): interpret(item) for key, item in value.items()}
+        return {str(key): map_leaves(function, item) for key, item in value.items()}
+    return function(value)
+
+
+def interpret(value: Any) -> Any:
+    """A scalar whose key fixes no type: numbers, true/false and null are recognised, the rest is text."""
     if not isinstance(value, Plain):
         return value
     if value.lower() in NULLS:

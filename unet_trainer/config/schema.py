@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from unet_trainer.config import parsers as p
 from unet_trainer.config.parsers import LOSSES, Kind, MaskClass, MaskValues, Range
-from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.config.safe_yaml import map_leaves, value_text
 
 Auto = Literal["auto"]
 MonitorName = Literal["val_iou", "val_dice", "val_loss"]
@@ -348,11 +348,7 @@ def as_dict(config: Config) -> dict[str, Any]:
 
 
 def to_plain(value: Any) -> Any:
-    if isinstance(value, tuple | list):
-        return [to_plain(item) for item in value]
-    if isinstance(value, dict):
-        return {name: to_plain(item) for name, item in value.items()}
-    return value
+    return map_leaves(lambda leaf: leaf, value)
 
 
 def to_yaml(config: Config, header: str, reasons: Mapping[str, str] | None = None) -> str:

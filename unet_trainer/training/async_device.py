@@ -64,25 +64,22 @@ class HostCopy:
         self.places: dict[TensorKey, torch.Tensor] = {} if other is None else dict(other.places)
         tensors = [leaf.detach() for leaf in tree_leaves(content) if isinstance(leaf, torch.Tensor)]
         sources = {source: tensor for tensor in tensors if (source := _key(tensor)) not in self.places}
-        for group in _blocks(sources):
-            self._allocate({source: sources[source] for source in group})
+        for group in _blocks(sources):  # of one dtype from one device, one tensor behind the other
+            first = next(iter(group.values()))
+            total = sum(tensor.numel() for tensor in group.values())
+            # Pinned, or the copy would wait for the device.
+            block = torch.empty(total, dtype=first.dtype, pin_memory=first.is_cuda)
+            start = 0
+            for source, tensor in group.items():
+                strides = torch.empty_like(tensor, device="meta").stride()  # its own if its memory has no gaps
+                self.places[source] = block.as_strided(tensor.shape, strides, start)
+                start += tensor.numel()
         if sources:  # one call for all
             torch._foreach_copy_([self.places[source] for source in sources], list(sources.values()), non_blocking=True)
         self.content_now = tree_map_only(torch.Tensor, lambda tensor: self.places[_key(tensor)], content)
         self.arrived = torch.cuda.Event() if any(device.type == "cuda" for *_, device in self.places) else None
         if self.arrived is not None:
             self.arrived.record()
-
-    def _allocate(self, sources: Mapping[TensorKey, torch.Tensor]) -> None:
-        """One block for tensors of one dtype from one device, one behind the other."""
-        first = next(iter(sources.values()))
-        total = sum(tensor.numel() for tensor in sources.values())
-        # Pinned, or the copy would wait for the device.
-        block = torch.empty(total, dtype=first.dtype, pin_memory=first.is_cuda)
-        start = 0
-        for source, tensor in sources.items():
-            self.places[source] = block.as_strided(tensor.shape, _dense_strides(tensor), start)
-            start += tensor.numel()
 
     def content(self) -> Any:
         """The copy. Waits until all of it has arrived."""
@@ -95,23 +92,16 @@ def _key(tensor: torch.Tensor) -> TensorKey:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device
 
 
-def _dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """The tensor's own strides if its memory has no gaps, else those of a contiguous tensor."""
-    if tensor.is_contiguous() or (tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)):
-        return tensor.stride()
-    return torch.empty(tensor.shape, device="meta").stride()
-
-
-def _blocks(sources: Mapping[TensorKey, torch.Tensor]) -> Iterator[list[TensorKey]]:
+def _blocks(sources: Mapping[TensorKey, torch.Tensor]) -> Iterator[dict[TensorKey, torch.Tensor]]:
     """Groups of one dtype and device, of BLOCK_BYTES at most unless a single tensor is larger."""
-    open_groups: dict[tuple[torch.dtype, torch.device], tuple[list[TensorKey], int]] = {}
+    open_groups: dict[tuple[torch.dtype, torch.device], tuple[dict[TensorKey, torch.Tensor], int]] = {}
     for source, tensor in sources.items():
         kind = tensor.dtype, tensor.device
-        group, size = open_groups.get(kind, ([], 0))
+        group, size = open_groups.get(kind, ({}, 0))
         if group and size + tensor.nbytes > BLOCK_BYTES:
             yield group
-            group, size = [], 0
-        group.append(source)
+            group, size = {}, 0
+        group[source] = tensor
         open_groups[kind] = group, size + tensor.nbytes
     yield from (group for group, _ in open_groups.values())
 
@@ -147,7 +137,7 @@ class CudaGraphCache:
         graph = self.graphs.pop((name, key), None)
         if graph is None and self.last_keys.get(name) == key:
             if len(self.graphs) >= MAX_GRAPHS:
-                _synchronize()  # the device may still be replaying it
+                torch.cuda.current_stream().synchronize()  # the device may still be replaying it
                 del self.graphs[next(iter(self.graphs))]
             self.pool = self.pool or torch.cuda.graph_pool_handle()
             graph = _record(work, self.pool)
@@ -161,17 +151,13 @@ class CudaGraphCache:
 
     def clear(self) -> None:
         if self.graphs:
-            _synchronize()
+            torch.cuda.current_stream().synchronize()
         self.graphs.clear()
         self.last_keys.clear()
         self.pool = None
 
 
 Launcher = DirectLauncher | CudaGraphCache
-
-
-def _synchronize() -> None:
-    torch.cuda.current_stream().synchronize()
 
 
 def _record(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
@@ -205,29 +191,22 @@ class WaitMeter:
             new_event = lambda: torch.cuda.Event(enable_timing=True)  # noqa: E731
         self.new_event = new_event
         self.seconds = seconds
-        self.host_seconds = 0.0  # of the batch that was taken last
         self.last_end: torch.cuda.Event | None = None
         self.gaps: deque[tuple[Any, Any, float]] = deque()  # events: end of a step, begin of the next; the host's wait
 
     def wait_for(self, take: Callable[[], Item]) -> Item:
-        """Takes a batch; the host's time in it counts as waiting, unless the device was busy."""
+        """Takes the batch of a step, which begins now; the host's time in it counts as waiting, unless the device was busy."""
         started = time.perf_counter()
         item = take()
-        self.host_seconds = time.perf_counter() - started
-        if self.new_event is None:  # the host is the device
-            self.seconds += self.host_seconds
+        host_seconds = time.perf_counter() - started
+        if self.new_event is None or self.last_end is None:  # the host is the device; or nothing is queued before the first step
+            self.seconds += host_seconds
+        else:
+            begin = self.new_event()
+            begin.record()
+            self.gaps.append((self.last_end, begin, host_seconds))
+            self._collect()
         return item
-
-    def step_begins(self) -> None:
-        if self.new_event is None:
-            return
-        if self.last_end is None:  # the first step of an epoch: nothing is queued before it
-            self.seconds += self.host_seconds
-            return
-        begin = self.new_event()
-        begin.record()
-        self.gaps.append((self.last_end, begin, self.host_seconds))
-        self._collect()
 
     def step_ends(self) -> None:
         if self.new_event is not None:

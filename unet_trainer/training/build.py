@@ -21,14 +21,14 @@ from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
-from unet_trainer.datasets.pairs import FoundPairs, first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair, first_few
 from unet_trainer.datasets.splits import read_split_csv
 from unet_trainer.images.drawing import error_sheet
 from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_images
-from unet_trainer.loading.augmentation import build_augmentation
+from unet_trainer.loading.augmentation import Augmentation, build_augmentation
 from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import NotWritable, Place, fill_cache
@@ -45,7 +45,7 @@ from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import ALONE, Job, Launch, current
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
-from unet_trainer.training.evaluation import EvalStep, SampleImages, build_eval_forward, choose_samples, predict
+from unet_trainer.training.evaluation import EvalStep, Sample, build_eval_forward, choose_samples, predict
 from unet_trainer.training.run_folder import SPLIT_CSV
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, TrainState
 from unet_trainer.training.step import MAX_BAD_STEPS, TrainStep, build_train_forward
@@ -60,13 +60,6 @@ class Loaders:
     train: Loader
     val: Loader
     pool: WorkerPool | None
-
-    def prepare(self, epoch: int, first_batch: int, is_last: bool) -> None:
-        """Plans this epoch, its validation and the next epoch, so that the workers never idle in between."""
-        self.train.prepare(epoch, first_batch)
-        self.val.prepare(0)
-        if not is_last:
-            self.train.prepare(epoch + 1)
 
     def take_notices(self) -> list[str]:
         """What reading has noticed since the last call: pieces that workers failed to fill, files that changed, a damaged cache."""
@@ -95,7 +88,7 @@ class Loaders:
             self.pool.close()
 
     @cached_property
-    def samples(self) -> SampleImages:
+    def samples(self) -> list[Sample]:
         """A few validation images to show; the same in every epoch."""
         return choose_samples(self.val.dataset, self.val.sample)
 
@@ -127,13 +120,13 @@ class Components:
         """Predicts a few samples now; the function that is returned draws them, once the device is done."""
         samples, spec = loaders.samples, self.state.eval_segmenter.spec
         size = max(1, loaders.val.batches.batch_size // self.eval_step.num_parts)  # as many as validation had the memory for
-        parts = torch.from_numpy(samples.inputs).split(size)
+        parts = torch.from_numpy(np.stack([image for image, *_ in samples])).split(size)
         ids = torch.cat([predict(self.state.eval_segmenter, part, self.numerics).to(torch.uint8) for part in parts])
         copy = HostCopy(ids)
 
         def draw() -> Pixels:
-            predicted = samples.shown(copy.content().numpy())
-            drawn = list(zip(samples.pictures, samples.truths, predicted, strict=True))
+            predicted = zip(samples, copy.content().numpy(), strict=True)
+            drawn = [(picture, truth, one[area]) for (_, area, picture, truth), one in predicted]
             return error_sheet(drawn, spec.id_names, spec.has_background)
 
         return draw
@@ -185,23 +178,13 @@ def build_datasets(
         images += f" of {num_processes} processes" if num_processes > 1 else ""
         raise UserError(f"batch_size: {config.batch_size} is more than the {images}; need at most {most}")
     augmentation = build_augmentation(config.augmentation, config.shape, dataset.image_spec)
-    train_dataset, val_dataset = (
-        SegmentationDataset(
-            pairs,
-            [
-                PairSize(image.size, mask.size, (image.stamp, image.digest), (mask.stamp, mask.digest))
-                for image, mask in zip(*dataset.facts_of(pairs), strict=True)
-            ],
-            dataset.coding,
-            dataset.image_spec,
-            tiling,
-            augmentation if pairs is dataset.split.train else None,
-            config.seed,
-            config.resize_masks,
-        )
-        for pairs, tiling in ((dataset.split.train, train_tiling), (dataset.split.val, val_tiling))
-    )
-    return train_dataset, val_dataset
+
+    def build(pairs: Sequence[Pair], tiling: Tiling, augmentation: Augmentation | None) -> SegmentationDataset:
+        facts, coding, spec = zip(*dataset.facts_of(pairs), strict=True), dataset.coding, dataset.image_spec
+        sizes = [PairSize(image.size, mask.size, (image.stamp, image.digest), (mask.stamp, mask.digest)) for image, mask in facts]
+        return SegmentationDataset(pairs, sizes, coding, spec, tiling, augmentation, config.seed, config.resize_masks)
+
+    return build(dataset.split.train, train_tiling, augmentation), build(dataset.split.val, val_tiling, None)
 
 
 def build_loaders(

@@ -88,15 +88,13 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | No
 
 
 def _first_non_finite(content: Mapping[str, Any]) -> str | None:
-    for weights in (content.get("model"), (content.get("ema") or {}).get("model")):
-        floats = {name: tensor for name, tensor in (weights or {}).items() if tensor.is_floating_point() and tensor.numel()}
-        if not floats:
-            continue
-        # One call for all: this runs beside the training loop, and each call into torch contends for the GIL.
-        largest = torch._foreach_norm(list(floats.values()), torch.inf)
-        if not all(math.isfinite(value) for value in torch.tensor(largest).tolist()):
-            return next(name for name, tensor in floats.items() if not tensor.isfinite().all())
-    return None
+    weights = [*(content.get("model") or {}).items(), *((content.get("ema") or {}).get("model") or {}).items()]
+    floats = [(name, tensor) for name, tensor in weights if tensor.is_floating_point() and tensor.numel()]
+    # One call for all: this runs beside the training loop, and each call into torch contends for the GIL.
+    largest = torch._foreach_norm([tensor for _, tensor in floats], torch.inf) if floats else []
+    if all(math.isfinite(value) for value in torch.tensor(largest).tolist()):
+        return None
+    return next(name for name, tensor in floats if not tensor.isfinite().all())
 
 
 class HashedFile:
@@ -116,14 +114,10 @@ class HashedFile:
     def write(self, part: bytes | memoryview) -> int:
         part = memoryview(part)
         self.num_bytes += len(part)
-        if len(part) < 2:
-            joined = self.tail + bytes(part)
-            self._write_through(joined[:-2])
-            self.tail = joined[-2:]
-        else:
-            self._write_through(self.tail)
-            self._write_through(part[:-2])
-            self.tail = bytes(part[-2:])
+        ending = self.tail + bytes(part[-2:])
+        self._write_through(ending[:-2])
+        self._write_through(part[:-2])
+        self.tail = ending[-2:]
         return len(part)
 
     def _write_through(self, part: bytes | memoryview) -> None:

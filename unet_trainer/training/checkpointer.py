@@ -10,6 +10,7 @@ import re
 import shlex
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -49,6 +50,7 @@ from unet_trainer.training.state import TrainState
 RETRY_SECONDS = 60  # within an epoch, after a save that failed
 
 
+@dataclass(eq=False)
 class Checkpointer:
     """Writes a run's files, each complete or as it was before.
 
@@ -58,29 +60,20 @@ class Checkpointer:
     epoch, so that a rollback does not leave a best.pt of an epoch that was rolled back.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        settings: Settings,
-        state: TrainState,
-        split: Split,
-        console: Console,
-        is_ours: Callable[[], bool] = lambda: True,
-        events: EventLog | None = None,
-    ) -> None:
-        """`is_ours` tells whether the folder is still the one that the run has locked."""
-        self.folder = folder
-        self.is_ours = is_ours
-        self.settings = settings
-        self.state = state
-        self.split = split
-        self.num_test = len(split.test)
-        self.console = console
-        self.events = events or EventLog()
-        self.writer = BackgroundWriter()
-        self.waiting: dict[str, Job] = {}
-        self.saved_at = time.monotonic()
-        self.failed_at: float | None = None  # when a save failed last, until one succeeds
+    folder: Path
+    settings: Settings
+    state: TrainState
+    split: Split
+    console: Console
+    is_ours: Callable[[], bool] = lambda: True  # whether the folder is still the one that the run has locked
+    events: EventLog = field(default_factory=EventLog)
+    writer: BackgroundWriter = field(default_factory=BackgroundWriter, init=False)
+    waiting: dict[str, Job] = field(default_factory=dict, init=False)
+    saved_at: float = field(default_factory=time.monotonic, init=False)
+    failed_at: float | None = field(default=None, init=False)  # when a save failed last, until one succeeds
+
+    def __post_init__(self) -> None:
+        self.num_test = len(self.split.test)
         self.initial: HostCopy | None = self._copy_state()  # the state at this start, until a later one is on disk
 
     def _copy_state(self, best: HostCopy | None = None) -> HostCopy:
@@ -319,13 +312,12 @@ class Checkpointer:
         self.console.warn(f"{what}; training continues (on_save_error: continue)")
 
 
+@dataclass(eq=False)
 class FollowingCheckpointer:
     """What the other ranks of a torchrun job have in its place: rank 0 writes for all, and sends them what it restores."""
 
+    folder: Path
     num_test = 0
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
 
     def _leave_to_rank_0(self, *_: Any, **__: Any) -> None:
         pass

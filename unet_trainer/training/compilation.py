@@ -52,24 +52,20 @@ def restoring(components: Components) -> Iterator[None]:
             group.update(values)  # the learning rate
 
 
-def has_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it has stepped. SGD's momentum is there from the start."""
-    return any("step" in state or bool(state["momentum_buffer"].any()) for state in optimizer.state.values())
-
-
 def try_steps(components: Components, batch: Batch, eval_batch: Batch, num_times: int = 1) -> None:
     """Takes the steps that the run will take: training with the encoder frozen, if it will be, and not; then evaluation. The
     optimizer steps too, if it never has, so that its memory is tried."""
     train_step, eval_step = components.train_step, components.eval_step
     metrics = EpochMetrics(train_step.segmenter.spec.num_classes, train_step.device)
-    with_optimizer = not has_state(train_step.optimizer)
+    states = train_step.optimizer.state.values()  # SGD's momentum is there from the start
+    has_stepped = any("step" in state or bool(state["momentum_buffer"].any()) for state in states)
     now, thawed = components.state.epoch, components.freeze_encoder_epochs
     for epoch in (now, thawed) if now < thawed else (now,):
         components.set_training_mode(epoch)
         for _ in range(num_times):
             train_step.begin_group(1, 0)
             train_step(batch, metrics)
-        if with_optimizer:
+        if not has_stepped:
             train_step.optimizer_step(metrics, learning_rate=0.0)
     eval_metrics = eval_step.new_metrics()
     eval_step.segmenter.eval()

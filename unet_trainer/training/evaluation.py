@@ -22,7 +22,7 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import Tiles, resize_mask
 from unet_trainer.loading.dataset import Batch, Key, SegmentationDataset
-from unet_trainer.loading.loader import EpochTimes, Loader
+from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import (
@@ -38,7 +38,6 @@ from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.training.async_device import AsyncReader
-from unet_trainer.training.history import Row
 from unet_trainer.training.state import wide_float
 from unet_trainer.training.step import micro_batches
 from unet_trainer.training.val_scores import image_score, val_scores_text
@@ -46,6 +45,8 @@ from unet_trainer.training.val_scores import image_score, val_scores_text
 # N,H,W,C images, N,H,W masks, with_logits → sums for the loss, and N,K,K confusion matrices or N,K,H,W logits
 EvalForward = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]]
 NUM_SAMPLES = 4  # validation images that are shown
+# H,W,C for the model, the area of it that is shown, and of that area H,W,3 uint8 and H,W class ids of the truth
+Sample = tuple[Pixels, tuple[slice, slice], Pixels, Pixels]
 
 
 def build_eval_forward(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics) -> EvalForward:
@@ -169,24 +170,13 @@ def evaluate(
         samples = torch.from_numpy(loader.batches.samples[: len(counts)])
         own = loss_sums, matrix.cpu(), is_finite, counts.cpu(), samples
         loss_sums, matrix, is_finite, counts = sum_over_ranks(own, processes)
-    own_bad_batch = -1 if first_bad < 0 else first_bad // loader.batches.batch_size
     return Evaluation(
         loss=metrics.loss.from_sums(loss_sums) if is_finite else math.nan,
         scores=compute_scores(matrix, metrics.num_classes),
-        first_bad_batch=None if is_finite else own_bad_batch,
+        first_bad_batch=None if is_finite else first_bad // loader.batches.batch_size,  # -1 stays -1
         sample_counts=counts,
         seconds=time.perf_counter() - started,
     )
-
-
-def epoch_facts(row: Row, found: Evaluation, improved: bool, times: EpochTimes | None, config: ResolvedConfig) -> dict[str, Any]:
-    """As the event has them: row, scores of each class, confusion matrix, seconds of each stage."""
-    scores = found.scores
-    classes = dict(zip(class_names(config), scores.classes, strict=True))
-    stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
-    if times is not None:
-        stages |= {"read_seconds_per_image": times.read_seconds, "augment_seconds_per_image": times.augment_seconds}
-    return {**row, "best": improved, "stages": stages, "classes": classes, "confusion": scores.confusion}
 
 
 def val_scores_csv(dataset: SegmentationDataset, sample_counts: NDArray[np.int64], data_dir: Path, config: ResolvedConfig) -> str:
@@ -212,41 +202,25 @@ def sum_over_ranks(own: Sequence[Any], processes: Job) -> Sequence[Any]:
     return whole or shared
 
 
-@dataclass(frozen=True)
-class SampleImages:
-    """`inputs` go through the model; `areas` of them are shown, with `pictures` and `truths` beside the result."""
-
-    inputs: Pixels  # N,H,W,C
-    areas: Sequence[tuple[slice, slice]]  # of each input
-    pictures: Sequence[Pixels]  # H,W,3 uint8
-    truths: Sequence[Pixels]  # H,W class ids
-
-    def shown(self, ids: Pixels) -> list[Pixels]:
-        """Of N,H,W predicted ids of the inputs."""
-        return [one[area] for one, area in zip(ids, self.areas, strict=True)]
-
-
-def choose_samples(dataset: SegmentationDataset, read: Callable[[Key], tuple[Pixels, Pixels]]) -> SampleImages:
+def choose_samples(dataset: SegmentationDataset, read: Callable[[Key], tuple[Pixels, Pixels]]) -> list[Sample]:
     """A few images, spread over the set, and the same in every epoch: of one that is tiled, the tile with most pixels of any class
     but 0. `read` gives a sample of the dataset."""
     tiling, size = dataset.tiling, dataset.tiling.size
-    indices, areas = _spread(len(dataset)), [(slice(0, size[0]), slice(0, size[1]))] * NUM_SAMPLES
+    indices = _spread(len(dataset))
     if isinstance(tiling, Tiles):
         by_pair = [list(of_pair) for _, of_pair in groupby(range(len(tiling)), key=tiling.pair_index)]
-        indices = [max(by_pair[number], key=lambda index: _num_marked(read((0, index))[1])) for number in _spread(len(by_pair))]
-        areas = [tiling.tiles[index].counted for index in indices]
-    pairs = [read((0, index)) for index in indices]
-    return SampleImages(
-        np.stack([image for image, _ in pairs]),
-        areas[: len(pairs)],
-        [to_display(image[area]) for (image, _), area in zip(pairs, areas, strict=False)],
-        [resize_mask(mask, size)[area] for (_, mask), area in zip(pairs, areas, strict=False)],
-    )
+
+        def num_marked(index: int) -> int:
+            return int(np.isin(read((0, index))[1], (0, IGNORED), invert=True).sum())
+
+        indices = [max(by_pair[number], key=num_marked) for number in _spread(len(by_pair))]
+    samples = []
+    for index in indices:
+        image, mask = read((0, index))
+        area = tiling.tiles[index].counted if isinstance(tiling, Tiles) else (slice(None), slice(None))
+        samples.append((image.copy(), area, to_display(image[area]), resize_mask(mask, size)[area]))
+    return samples
 
 
 def _spread(number: int) -> list[int]:
     return np.unique(np.linspace(0, number - 1, NUM_SAMPLES).round().astype(int)).tolist()
-
-
-def _num_marked(ids: Pixels) -> int:
-    return int(((ids != 0) & (ids != IGNORED)).sum())

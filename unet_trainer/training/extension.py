@@ -54,10 +54,6 @@ class Own(NamedTuple):
     val_data: Pairs | None = None
     callbacks: Sequence[Callback] = ()
 
-    def brings_its_own(self) -> bool:
-        """The demo's settings do not fit it."""
-        return self.model is not None or self.train_data is not None
-
     def complete(self, config: Config) -> Config:
         """The config that says so. Raises UserError for what is missing."""
         changes: dict[str, Any] = {}

@@ -23,11 +23,12 @@ import json
 import math
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from unet_trainer.config.safe_yaml import map_leaves
 from unet_trainer.system.atomic_files import open_to_append, write_text_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import open_file, parse_json, read_bytes, read_text
@@ -88,11 +89,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 def finite(value: Any) -> Any:
     """JSON has no NaN: it becomes null."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    return map_leaves(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, value)
 
 
 def write_result(path: Path, result: Mapping[str, Any]) -> None:
@@ -117,12 +114,10 @@ class EventLog:
     def open(self, folder: Path, **start: Any) -> None:
         """From here on lines go into the folder's file, the first of this start before those that wait. Raises OSError."""
         path = folder / EVENTS
-        with os.fdopen(open_to_append(path), "ab") as file:
-            has_lines = file.tell() > 0
-        if has_lines:
-            with open_file(path, follow=False) as file:
-                file.seek(-1, os.SEEK_END)
-                self._is_cut = file.read() != b"\n"
+        os.close(open_to_append(path))  # makes it
+        with open_file(path, follow=False) as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            self._is_cut = file.read() not in (b"", b"\n")
         with self._lock:
             self.path, self._folder_id = path, id_of(folder)
             self._unwritten.insert(0, _line("start", start))
@@ -165,27 +160,32 @@ def _line(kind: str, facts: Mapping[str, Any]) -> str:
     return json.dumps(finite({"kind": kind, "time": now, **facts}), ensure_ascii=False, allow_nan=False) + "\n"
 
 
+@contextlib.contextmanager
+def noting(name: str, problems: list[str]) -> Iterator[None]:
+    """Around reading a file that need not be there: what is wrong with it is noted, and reading goes on after the block."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        problems.append(f"{name}: {error.strerror}")
+    except ValueError as error:
+        problems.append(f"{name}: {first_line(error)}")
+
+
 def read_events(folder: Path, problems: list[str] | None = None) -> list[dict[str, Any]]:
     """All events of a run; none where there is no file. Lines that are not whole, or not of a kind that is known, are left out;
     those that hold other values than a run writes as well, and `problems` then has the reason."""
     reasons = [] if problems is None else problems
-    try:
+    content, found = b"", []
+    with noting(EVENTS, reasons):
         content = read_bytes(folder / EVENTS)
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        reasons.append(f"{EVENTS}: {error.strerror}")
-        return []
-    found = []
+    cut_off = json.JSONDecodeError, UnicodeDecodeError  # by a kill or a full disk
     for number, line in enumerate(content.split(b"\n"), start=1):
-        try:
+        with noting(f"{EVENTS}, line {number}", reasons), contextlib.suppress(*cut_off):
             event = parse_json(line)
             if isinstance(event, dict) and isinstance(event.get("kind"), str) and event["kind"] in KINDS:
                 found.append(pick(EVENT, event))
-        except (json.JSONDecodeError, UnicodeDecodeError):  # cut off by a kill or a full disk
-            continue
-        except ValueError as error:
-            reasons.append(f"{EVENTS}, line {number}: {first_line(error)}")
     if b"\n" in content and not found and not reasons:
         reasons.append(f"{EVENTS}: none of its lines is an event")
     return found

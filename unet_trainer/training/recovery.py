@@ -15,11 +15,11 @@ from __future__ import annotations
 import contextlib
 import traceback
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_forward_hook
 
 from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
 from unet_trainer.images.file_bytes import shown_path
@@ -148,9 +148,7 @@ def _locate(run: Run, error: NonFinite) -> str:
     """Where the numbers went bad: step, files, layer, term of the loss."""
     components, loaders = run.components, run.loaders
     num_batches = len(loaders.train)
-    if error.val_batch == -1:
-        return str(error)  # another process has it
-    if error.val_batch is not None:
+    if error.val_batch is not None and error.val_batch >= 0:
         segmenter, loader, epoch, batches = components.state.eval_segmenter, loaders.val, 0, [error.val_batch]
         place = f"in epoch {components.state.epoch + 1}"
     elif error.batch_number is not None:
@@ -161,7 +159,7 @@ def _locate(run: Run, error: NonFinite) -> str:
         step = epoch * components.state.learning_rate.steps_per_epoch + first // group_size + 1
         place = f"from step {step} on (epoch {epoch + 1}, batch {first + 1} of {num_batches})"
     else:
-        return str(error)
+        return str(error)  # of the weights, or another process has the batch
     with restoring(components), unsynchronized(segmenter.network):
         for batch in batches:
             files = loader.assembler.files(epoch, batch)
@@ -230,19 +228,15 @@ def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch:
         masks = resize_masks(masks, batch.mask_sizes, images.shape[1:3])
     bad_layers: list[str] = []
 
-    def record(name: str, module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        outputs = output if isinstance(output, list | tuple) else [output]
-        if any(torch.is_tensor(item) and not torch.isfinite(item).all() for item in outputs):
-            bad_layers.append(name or type(module).__name__)
+    layers = {module: name for name, module in network.named_modules() if not list(module.children())}
 
-    layers = [(name, module) for name, module in network.named_modules() if not list(module.children())]
-    hooks = [module.register_forward_hook(partial(record, name)) for name, module in layers]
-    try:
-        with numerics.autocast():
-            logits = segmenter(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def record(module: torch.nn.Module, inputs: Any, output: Any) -> None:
+        outputs = output if isinstance(output, list | tuple) else [output]
+        if module in layers and any(torch.is_tensor(item) and not torch.isfinite(item).all() for item in outputs):
+            bad_layers.append(layers[module] or type(module).__name__)
+
+    with register_module_forward_hook(record), numerics.autocast():
+        logits = segmenter(images)
     if bad_layers:
         found.append(f"the first layer whose output is not finite is {bad_layers[0]}")
     target = loss.target(logits, masks)

@@ -11,7 +11,6 @@ from statistics import harmonic_mean
 
 import torch
 
-from unet_trainer.config.parsers import doubled
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import OWN, class_names, id_names
@@ -66,6 +65,13 @@ def build_result(run: Run) -> TrainResult:
     baseline = _baseline(run)
     best = state.history[state.early_stopping.best_epoch - 1] if has_best else state.history[-1]
     per_class = state.per_class_iou if has_best else [None] * len(class_names(config))
+    warnings = [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
+    if has_best:
+        num_steps = state.epoch * state.learning_rate.steps_per_epoch - run.budget.num_cut // config.accumulation_steps
+        findings = judge_model(run.settings, state.confusion, state.history, num_steps)
+        warnings = ["\n  - ".join([problem, *advice]) for problem, advice in findings]
+    elif run.lost_best is not None:
+        warnings = [f"{run.lost_best}; {LAST} holds those of the last epoch"]
     return TrainResult(
         run_dir=run.checkpointer.folder,
         best_epoch=int(best["epoch"]),
@@ -81,24 +87,12 @@ def build_result(run: Run) -> TrainResult:
         is_compiled=config.compile_model,
         baseline_iou=None if baseline is None else baseline.iou,
         missing=[BEST] if not has_best and run.lost_best is not None else [],
-        warnings=_warnings(run),
+        warnings=warnings,
     )
 
 
 def _baseline(run: Run) -> Baseline | None:
     return best_baseline(run.state.confusion, run.config.num_classes, id_names(run.config))
-
-
-def _warnings(run: Run) -> list[str]:
-    config, state = run.config, run.state
-    best_epoch = state.early_stopping.best_epoch
-    num_steps = state.epoch * state.learning_rate.steps_per_epoch - run.budget.num_cut // config.accumulation_steps
-    if best_epoch == 0 and run.lost_best is not None:
-        return [f"{run.lost_best}; {LAST} holds those of the last epoch"]
-    if best_epoch == 0:
-        return [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
-    findings = judge_model(run.settings, state.confusion, state.history, num_steps)
-    return ["\n  - ".join([problem, *advice]) for problem, advice in findings]
 
 
 def report(
@@ -184,7 +178,7 @@ def judge_model(settings: Settings, confusion: Confusion, history: Sequence[Row]
         per_epoch = -(-num_steps // max(1, len(history)))
         more = _setting("num_epochs", max(2 * config.num_epochs, math.ceil(ENOUGH_STEPS / per_epoch)))
         if config.time_budget is not None:  # it decides the number of epochs
-            more = _setting("time_budget", doubled(config.time_budget))
+            more = longer(config)
         few_steps = [f"{counted(num_steps, 'optimizer step')} may be too few: {more}"]
     lost = _lost_classes(confusion, names, first=1 if config.num_classes == 1 else 0)
     findings: list[tuple[str, list[str]]] = []

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.errors import CheckpointError
-from unet_trainer.config.parsers import doubled
+from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
 from unet_trainer.config.schema import FIELDS, Config, parse_value
 from unet_trainer.datasets.splits import Split
@@ -160,7 +161,7 @@ def say_resumed(
 def longer(config: ResolvedConfig) -> str:
     """The setting with which a run trains for twice as long."""
     if config.time_budget is not None:
-        return f"time_budget={doubled(config.time_budget)}"
+        return f"time_budget={math.ceil(2 * seconds_of(config.time_budget) / 60)}m"
     return f"num_epochs={2 * config.num_epochs}"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from unet_trainer.config.errors import NonFinite
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.schema import class_names
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import EpochTimes, advise
 from unet_trainer.loading.worker_pool import WorkerError
@@ -26,11 +27,11 @@ from unet_trainer.training.async_device import HostCopy, WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpointer import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
-from unet_trainer.training.evaluation import Evaluation, epoch_facts, val_scores_csv
+from unet_trainer.training.evaluation import Evaluation, val_scores_csv
 from unet_trainer.training.history import EventLog, Row, column, finite
 from unet_trainer.training.run_folder import REPORT
 from unet_trainer.training.run_summary import read_epoch
-from unet_trainer.training.state import EpochMetrics, TrainState, counts_against_patience
+from unet_trainer.training.state import TrainState, counts_against_patience
 from unet_trainer.training.time_budget import MAX_REPORT_SECONDS, TimeBudget, fit_into_budget, is_out_of_time
 from unet_trainer.training.trackers import TrackerQueue
 
@@ -58,8 +59,7 @@ class Run:
     is_stopped: bool = False  # by a callback
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
     trackers: list[TrackerQueue] = field(default_factory=list)
-    make_report: Callable[..., object] | None = None  # writes the page of the run; None: there is none, or this is not rank 0
-    has_report: bool = False
+    make_report: Callable[..., object] | None = None  # writes the page of the run; None: it has one, or this is not rank 0
 
     @property
     def config(self) -> ResolvedConfig:
@@ -94,22 +94,6 @@ class Run:
         if is_due:
             self.checkpointer.save_state()
 
-    def between_steps(self) -> None:
-        """Checks for bad steps, signals and dead workers, and saves if a save is due. Never waits for the device. In a job that
-        happens when the next step begins: here the others would not learn of it."""
-        self.components.train_step.guard.poll()
-        if self.processes.is_alone:
-            self.raise_if_ending()
-            self.checkpointer.save_if_due()
-
-    def end_training(self) -> EpochMetrics:
-        """Of all processes, once an epoch is trained; they have the same batch norm statistics from here on."""
-        metrics = self.state.metrics.summed(self.processes)
-        self.state.average_statistics(self.processes)
-        if not self.processes.is_alone:
-            self.components.train_step.guard.is_saved = False  # it has the statistics from before
-        return metrics
-
     def raise_if_ending(self) -> None:
         self.signals.check()
         if self.worker_error is not None:
@@ -136,7 +120,11 @@ class Run:
     def save_epoch(self, row: Row, found: Evaluation, improved: bool) -> None:
         self.state.gather_ranks(self.processes)
         if self.processes.is_main:
-            facts = epoch_facts(row, found, improved, self.times, self.config)
+            stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
+            if (times := self.times) is not None:
+                stages |= {"read_seconds_per_image": times.read_seconds, "augment_seconds_per_image": times.augment_seconds}
+            classes = dict(zip(class_names(self.config), found.scores.classes, strict=True))
+            facts = {**row, "best": improved, "stages": stages, "classes": classes, "confusion": found.scores.confusion}
             self.events.add("epoch", **facts)
             for tracker in self.trackers:
                 tracker.log(read_epoch(finite(facts)))
@@ -154,15 +142,15 @@ class Run:
     def write_report(self, with_pictures: bool) -> None:
         """report.html, once. Without pictures it takes a moment: after a signal there is no time to predict. No error of it, of
         whatever kind, ends or fails a run; a signal does."""
-        if self.has_report or self.make_report is None:
+        make_report, self.make_report = self.make_report, None  # one that was interrupted by a signal is not begun again
+        if make_report is None:
             return
-        self.has_report = True  # one that was interrupted by a signal is not begun again
         folder, device = self.checkpointer.folder, str(self.components.numerics.device)
         seconds = min(MAX_REPORT_SECONDS, self.budget.picture_seconds())
         try:
             if with_pictures:
                 self.console.say("Making the report ...")
-            self.make_report(folder, with_pictures and seconds > 0, device, max_seconds=seconds, console=self.console)
+            make_report(folder, with_pictures and seconds > 0, device, max_seconds=seconds, console=self.console)
         except KeyboardInterrupt as interruption:
             interruption.add_note(f"its report is missing: python train_unet.py report {shlex.quote(str(folder))} makes it")
             raise
@@ -173,11 +161,9 @@ class Run:
         """The epoch's line; what reading has noticed; and once, advice if the model waits for data."""
         on_gpu = self.components.numerics.device.type == "cuda"
         self.console.epoch_ends(row, self.config.num_epochs, improved, on_gpu)
-        for tracker in self.trackers:
-            if (problem := tracker.take_problem()) is not None:
-                self.console.warn(problem)
-        for notice in self.loaders.take_notices():
-            self.console.warn(notice)
+        problems = filter(None, (tracker.take_problem() for tracker in self.trackers))
+        for text in (*problems, *self.loaders.take_notices()):
+            self.console.warn(text)
         in_job = self.processes.launch.local_world_size > 1  # the advice counts the cores of one process
         if self.times is None or self.was_advised or self.state.epoch <= NUM_WARM_UP or in_job:
             return
@@ -208,7 +194,10 @@ class TrainingEpoch:
             run.console.epoch_begins(state.epoch + 1, run.config.num_epochs)
         run.components.set_training_mode(state.epoch)
         run.connect()
-        run.loaders.prepare(state.epoch, state.batch, is_last=state.epoch + 1 == run.config.num_epochs)
+        self.loader.prepare(state.epoch, state.batch)
+        run.loaders.val.prepare(0)
+        if state.epoch + 1 != run.config.num_epochs:  # planned too, so that the workers never idle in between
+            self.loader.prepare(state.epoch + 1)
         self.started = time.perf_counter() - state.train_seconds
         bar = run.console.bar(f"Epoch {state.epoch + 1} [Train]:", len(self.loader), num_done=state.batch)
         self.bar = self._open.enter_context(bar)
@@ -229,7 +218,6 @@ class TrainingEpoch:
             self.learning_rate = state.learning_rate.at(self.first_step + start // size)
             for index in range(start, stop):
                 batch = self.meter.wait_for(partial(next_batch, run, self.read, index))
-                self.meter.step_begins()
                 if index == start:
                     run.begin_step()
                     step.begin_group(stop - start, self.first_batch + start)
@@ -244,15 +232,24 @@ class TrainingEpoch:
                     self.bar.show(*seen)
             state.batch = stop
             state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.seconds
-            run.between_steps()
+            # Bad steps, signals, dead workers, a save that is due: none waits for the device. In a job all but the first happen
+            # when the next step begins: here the others would not learn of it.
+            step.guard.poll()
+            if run.processes.is_alone:
+                run.raise_if_ending()
+                run.checkpointer.save_if_due()
             if is_out_of_time(run):
                 return
 
     def finish(self) -> Row:
         """What training fills in of the epoch's row. Waits for the device. Raises NonFinite if no step was finite."""
         run, state = self.run, self.state
-        run.components.train_step.guard.check()
-        metrics = run.end_training()
+        guard = run.components.train_step.guard
+        guard.check()
+        metrics = state.metrics.summed(run.processes)
+        state.average_statistics(run.processes)  # all processes of a job have the same from here on
+        if not run.processes.is_alone:
+            guard.is_saved = False  # it has the statistics from before
         loss, iou = metrics.loss(), metrics.scores().iou
         self.bar.show(loss, iou)
         state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.finish()

@@ -15,11 +15,10 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, Literal
 
-from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.json_cache import Shape, as_object, pick
 from unet_trainer.system.locks import is_locked, is_locked_here
-from unet_trainer.training.history import COLUMNS, PILOT, current_epochs, read_events
+from unet_trainer.training.history import COLUMNS, PILOT, current_epochs, noting, read_events
 from unet_trainer.training.run_folder import BEST, EVENTS, LAST, METRICS_CSV, PREVIOUS, RESULT_JSON, SETTINGS, VAL_SCORES
 from unet_trainer.training.val_scores import MAX_PIXELS, ImageScore, read_val_scores
 
@@ -119,10 +118,8 @@ class RunSummary:
     @property
     def class_names(self) -> list[str]:
         """Of the classes that are reported."""
-        for epoch in reversed(self.epochs):
-            if epoch.classes:
-                return list(epoch.classes)
-        return list(self.model.get("classes") or ["foreground"])
+        classes = next((epoch.classes for epoch in reversed(self.epochs) if epoch.classes), None)
+        return list(classes or self.model.get("classes") or ["foreground"])
 
     @property
     def id_names(self) -> list[str]:
@@ -162,7 +159,7 @@ class RunSummary:
     @cached_property
     def image_scores(self) -> list[ImageScore]:
         """Of the best epoch, the worst first."""
-        with _noting(VAL_SCORES, self.problems):
+        with noting(VAL_SCORES, self.problems):
             return read_val_scores(self.folder / VAL_SCORES, self.class_names)
         return []
 
@@ -207,14 +204,13 @@ def read_run_summary(folder: Path) -> RunSummary:
     """All that the folder tells. Never raises for what is missing, cut off or damaged; what is damaged is in `problems`."""
     problems: list[str] = []
     raw = read_events(folder, problems)
-    starts = [event for event in raw if event["kind"] == "start"]
-    last_start = starts[-1] if starts else {}
-    ready: dict[str, Any] = next((event for event in reversed(raw) if event["kind"] == "ready"), {})
+    last = {event["kind"]: event for event in raw}  # of each kind
+    start = last.get("start", {})
     result: dict[str, Any] = {}
-    with _noting(RESULT_JSON, problems):
+    with noting(RESULT_JSON, problems):
         result = pick(RESULT_SHAPE, read_json(folder / RESULT_JSON))
-    pilots: list[dict[str, Any]] = next((event.get("pilots", []) for event in reversed(raw) if event["kind"] == "pilots"), [])
-    model = last_start.get("model", {})
+    pilots: list[dict[str, Any]] = last.get("pilots", {}).get("pilots", [])
+    model = start.get("model", {})
     epochs, settings = _read_epochs(raw, model.get("ids"), problems), _read_settings(folder, problems)
     return RunSummary(
         folder=folder,
@@ -222,29 +218,16 @@ def read_run_summary(folder: Path) -> RunSummary:
         epochs=epochs,
         settings=settings,
         events=list(_events(raw)),
-        machine=last_start.get("machine", {}),
-        data=last_start.get("data", {}),
+        machine=start.get("machine", {}),
+        data=start.get("data", {}),
         model=model,
         warnings=result.get("warnings", []),
-        startup_seconds=ready.get("startup_seconds"),
+        startup_seconds=last.get("ready", {}).get("startup_seconds"),
         pilots=[one for one in pilots if one.keys() == PILOT.keys()],  # that have all that a page shows of them
-        starts=[time for start in starts if (time := _time(start)) is not None],
+        starts=[time for event in raw if event["kind"] == "start" and (time := _time(event)) is not None],
         updated=_touched(folder),
         problems=problems,
     )
-
-
-@contextlib.contextmanager
-def _noting(name: str, problems: list[str]) -> Iterator[None]:
-    """Around reading a file that need not be there: what is wrong with it is noted, and reading goes on after the block."""
-    try:
-        yield
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        problems.append(f"{name}: {error.strerror}")
-    except ValueError as error:
-        problems.append(f"{name}: {first_line(error)}")
 
 
 def _state(folder: Path, raw: Sequence[Mapping[str, Any]], is_damaged: bool) -> State:
@@ -278,10 +261,10 @@ def read_epoch(event: Mapping[str, Any]) -> EpochRecord:
 
 
 def _read_settings(folder: Path, problems: list[str]) -> dict[str, Setting]:
-    with _noting(SETTINGS, problems):
+    with noting(SETTINGS, problems):
         found = {}
         for name, entry in as_object(read_json(folder / SETTINGS)).items():
-            with _noting(f"{SETTINGS}, {name:.60}", problems):
+            with noting(f"{SETTINGS}, {name:.60}", problems):
                 found[name] = Setting(**{"value": None, **pick(SETTING_SHAPE, entry)})
         return found
     return {}
@@ -298,13 +281,10 @@ def _events(raw: Sequence[Mapping[str, Any]]) -> Iterator[Event]:
                 yield Event("killed", last_time, num_finished, "the process ended without a word")
             num_finished, is_open = after.get("epoch", 0), True
             yield Event("resumed" if after else "start", time, num_finished, text, after.get("batch", 0))
-        elif kind == "epoch":
+        elif kind in ("epoch", "rollback", "shrink"):
             num_finished = event.get("epoch", 0)
-        elif kind in ("rollback", "shrink"):
-            num_finished = event.get("epoch", 0)
+        if kind in ("rollback", "shrink", "warning", "note"):
             yield Event(kind, time, num_finished, text, event.get("batch", 0))
-        elif kind in ("warning", "note"):
-            yield Event(kind, time, num_finished, text)
         elif kind == "end":
             is_open = False
             yield Event(event.get("how") or "interrupted", time, num_finished, text)

@@ -43,15 +43,12 @@ def build_hardware(config: Config, console: Console, launch: Launch = ALONE.laun
     device = choose_device(local_device(config.device, launch))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)  # of what ran before in this process
-    hardware = inspect_hardware(device)
     host_memory = free_host_memory()
-    free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory
-    is_slow = device.type == "cpu" and not cpu_computes_bfloat16()
     hardware = dataclasses.replace(
-        hardware,
-        free_memory=free_memory,
+        inspect_hardware(device),
+        free_memory=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory,
         host_memory=host_memory,
-        has_slow_bfloat16=is_slow,
+        has_slow_bfloat16=device.type == "cpu" and not cpu_computes_bfloat16(),
         num_processes=launch.world_size,
         num_local_processes=launch.local_world_size,
     )
@@ -230,15 +227,12 @@ def _is_better(
     """Whether the other value is worth a hint."""
     if name == "num_workers":
         return now.num_workers > hardware.num_cores
-    if name == "image_size":
-        return _is_better_size(now, other, facts)
     if name == "num_epochs":
         num_steps = count_steps(now, hardware, facts)
         return num_steps < MIN_STEPS and count_steps(other, hardware, facts) >= 1.5 * num_steps
-    return getattr(now, name) != getattr(other, name) and not (name == "compile_model" and cost is None and hardware.kind == "cuda")
-
-
-def _is_better_size(now: ResolvedConfig, other: ResolvedConfig, facts: DatasetFacts) -> bool:
+    if name != "image_size":
+        is_unknown = name == "compile_model" and cost is None and hardware.kind == "cuda"
+        return getattr(now, name) != getattr(other, name) and not is_unknown
     native = [int(median(size[axis] for size in facts.train_sizes)) for axis in (0, 1)]
     if math.prod(now.shape) >= MUCH_LARGER**2 * math.prod(native):
         return math.prod(other.shape) < math.prod(now.shape)

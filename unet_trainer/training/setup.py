@@ -36,35 +36,14 @@ from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import Job, choose_backend, device_id
 from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
+from unet_trainer.training import resume, run_folder
 from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
 from unet_trainer.training.compilation import compile_components, try_components
 from unet_trainer.training.curves import write_curves
-from unet_trainer.training.resume import (
-    adapt_to_changes,
-    adapt_to_world_size,
-    compare_configs,
-    compare_splits,
-    keep_decided,
-    keep_reasons,
-    say_already_finished,
-    say_resumed,
-    split_names,
-)
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import (
-    CURVES,
-    LOG,
-    SPLIT_CSV,
-    check_may_write,
-    find_resume_source,
-    folder_of,
-    has_checkpoint,
-    resume_command,
-    start_folder,
-    sweep,
-)
+from unet_trainer.training.run_folder import CURVES, LOG, SPLIT_CSV, has_checkpoint, resume_command
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_probe, build_settings
 from unet_trainer.training.state import TrainState
@@ -86,7 +65,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     check_same(processes, config_facts(config), "", "the same config, the same command and the same packages")
     source, folder, earlier = _find_earlier(config, session)
     if earlier is not None:
-        config = keep_decided(config, earlier["config"])
+        config = resume.keep_decided(config, earlier["config"])
 
     hardware = build_hardware(config, console, processes.launch)
     device = torch.device(hardware.device)
@@ -121,10 +100,10 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
 
     changes: list[str] = []
     if earlier is not None:
-        changes = compare_configs(earlier["config"], settings.repeatable_dict(), as_dict(config))
-        has_table = folder is not None and (folder / SPLIT_CSV).is_file()
-        compare_splits(earlier["split"], split_names(dataset.split), folder / SPLIT_CSV if folder and has_table else None)
-        keep_reasons(settings, earlier["config"], earlier["decisions"])
+        changes = resume.compare_configs(earlier["config"], settings.repeatable_dict(), as_dict(config))
+        table = folder / SPLIT_CSV if folder is not None and (folder / SPLIT_CSV).is_file() else None
+        resume.compare_splits(earlier["split"], resume.split_names(dataset.split), table)
+        resume.keep_reasons(settings, earlier["config"], earlier["decisions"])
         _load_state(state, earlier, settings, source, processes)
     else:
         state.broadcast(processes)
@@ -157,7 +136,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         _resume(run, earlier, source, changes)
     console.fact("Run", str(folder))
     if run.is_finished():
-        say_already_finished(settings.taken, state, resume_command(folder), console)
+        resume.say_already_finished(settings.taken, state, resume_command(folder), console)
         return run
     _get_ready(run)
     if is_new:
@@ -231,10 +210,10 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
     content: dict[str, Any] = {}
 
     def find() -> tuple[str, str | None, dict[str, Any]] | None:
-        source = find_resume_source(config.resume, config.run_name, Path(config.checkpoint_dir))
+        source = run_folder.find_resume_source(config.resume, config.run_name, Path(config.checkpoint_dir))
         if source is None:
             return None
-        if (folder := folder_of(source)) is not None:
+        if (folder := run_folder.folder_of(source)) is not None:
             session.lock.acquire(folder, session.console.note)
         content.update(read_run(source, session.console.warn))
         facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT} | {"world_size": len(content.get("ranks") or [0])}
@@ -261,7 +240,7 @@ def config_facts(config: Config) -> dict[str, str]:
 
 def dataset_facts(dataset: CheckedDataset) -> dict[str, str]:
     """Of the files, which samples are numbered by."""
-    names = split_names(dataset.split)
+    names = resume.split_names(dataset.split)
     facts = {"files": names, "values of masks": dataset.coding.to_dict(), "pixels of images": dataset.image_spec}
     digests = {what: hashlib.sha256(repr(fact).encode()).hexdigest()[:8] for what, fact in facts.items()}
     return digests | {"files": f"{len(names['train'])} train, {len(names['val'])} validate (digest {digests['files']})"}
@@ -312,7 +291,7 @@ def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Setting
 
 
 def _begin_folder(config: Config, session: Session) -> Path:
-    folder = start_folder(config.resume, config.run_name, Path(config.checkpoint_dir))
+    folder = run_folder.start_folder(config.resume, config.run_name, Path(config.checkpoint_dir))
     session.lock.acquire(folder, session.console.note)
     if has_checkpoint(folder):
         raise UserError(f"{folder} was begun by another process in the meantime; the same command resumes it")
@@ -321,9 +300,9 @@ def _begin_folder(config: Config, session: Session) -> Path:
 
 def _open_folder(folder: Path, settings: Settings, session: Session, start: Mapping[str, Any]) -> None:
     """Before an epoch is trained: raises UserError for a folder that takes no files."""
-    warning = check_may_write(folder, lasts=settings.taken.on_save_error == "continue")
+    warning = run_folder.check_may_write(folder, lasts=settings.taken.on_save_error == "continue")
     try:
-        sweep(folder)
+        run_folder.sweep(folder)
         session.console.log_to(folder / LOG)
         session.events.open(folder, **start)
     except OSError as error:
@@ -336,11 +315,11 @@ def _open_folder(folder: Path, settings: Settings, session: Session, start: Mapp
 def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: Sequence[str]) -> None:
     """Adapts the loaded state to what has changed since, and says where the run goes on."""
     config, state, console = run.config, run.state, run.console
-    adapt_to_world_size(config, earlier["world_size"], run.processes.launch, state, console)
-    adapt_to_changes(config, earlier["config"], state, console)
+    resume.adapt_to_world_size(config, earlier["world_size"], run.processes.launch, state, console)
+    resume.adapt_to_changes(config, earlier["config"], state, console)
     if state.batch > len(run.loaders.train):
         raise CheckpointError(f"{source} cannot be resumed: batch is {state.batch} of {len(run.loaders.train)}")
-    say_resumed(config, earlier["config"], state, changes, console)
+    resume.say_resumed(config, earlier["config"], state, changes, console)
     run.lost_best = run.checkpointer.check_best()
     state.broadcast_best(run.processes)
     if run.lost_best is not None and not run.is_finished():

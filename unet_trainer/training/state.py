@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -243,11 +244,8 @@ class TrainState:
 
     def _random_states(self) -> dict[str, Any]:
         """The generators that a run draws from. Samples have their own, made from (seed, epoch, index)."""
-        on_cuda = self.device.type == "cuda"
-        return {
-            "random_state": torch.get_rng_state(),
-            "cuda_random_state": torch.cuda.get_rng_state(self.device) if on_cuda else None,
-        }
+        on_device = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        return {"random_state": torch.get_rng_state(), "cuda_random_state": on_device}
 
     def _set_random_states(self, saved: Mapping[str, Any]) -> None:
         torch.set_rng_state(saved["random_state"].clone())  # torch reads a view from the start of its memory
@@ -259,9 +257,21 @@ class TrainState:
         state = {"num_restarts": 0, **state}  # earlier versions had none
         self._check(state)
         self.load_common(state)
-        ranks = state.get("ranks")
-        self.ranks = ranks if self.launch.is_torchrun and ranks is not None and len(ranks) == self.launch.world_size else None
-        self._load_ranks(ranks)
+        self.ranks = None
+        ranks: list[RankState] | None = state.get("ranks")  # of the job that saved it; None: it was one process
+        if ranks is not None and len(ranks) == self.launch.world_size:
+            self.ranks, own = ranks if self.launch.is_torchrun else None, ranks[self.launch.rank]
+            self._copy_statistics(own["statistics"])
+            self.metrics.load_state_dict(own["totals"])
+            self._set_random_states(own)
+            return
+        if ranks is not None:
+            columns = zip(*(rank["statistics"] for rank in ranks), strict=True)
+            self._copy_statistics([torch.stack([tensor.double() for tensor in column]).mean(0) for column in columns])
+            self.metrics.load_state_dict(sum_totals([rank["totals"] for rank in ranks]))
+        if self.launch.rank > 0:  # rank 0 has counted for all
+            self.metrics.reset()
+            torch.manual_seed(torch.initial_seed() + self.launch.rank)  # else all would drop the same activations
 
     def load_common(self, state: Mapping[str, Any]) -> None:
         """All but what differs between the ranks of a job."""
@@ -277,11 +287,8 @@ class TrainState:
             self.ema.segmenter.network.load_state_dict(saved["model"])
             self.ema.num_updates.copy_(torch.as_tensor(saved["num_updates"]))
         self.metrics.load_state_dict(state["totals"])
-        for name in (*COUNTS, *SECONDS):
-            setattr(self, name, state[name])
-        self.history = [dict(row) for row in state["history"]]
-        self.per_class_iou = list(state["per_class_iou"])
-        self.confusion = [list(counts) for counts in state["confusion"]]
+        for name in (*COUNTS, *SECONDS, *TABLES):
+            setattr(self, name, deepcopy(state[name]))
         self._set_random_states(state)
 
     def _check(self, state: Mapping[str, Any]) -> None:
@@ -313,15 +320,14 @@ class TrainState:
         optimizer needs its step counts on the device."""
         if len(saved["param_groups"]) != len(self.optimizer.param_groups):  # the encoder has groups of its own, or has none
             raise ValueError("encoder_lr_factor was changed to 1 or from it; keep it, or start a new run")
-        numbers = [group["params"] for group in saved["param_groups"]]
         is_sgd = isinstance(self.optimizer, torch.optim.SGD)
-        moments = ("momentum_buffer",) if is_sgd else ("exp_avg", "exp_avg_sq")
-        for group, params in zip(self.optimizer.param_groups, numbers, strict=True):
-            for parameter, number in zip(group["params"], params, strict=True):
+        groups = []
+        for group, params in zip(self.optimizer.param_groups, [one["params"] for one in saved["param_groups"]], strict=True):
+            groups.append({**group, "params": params})
+            for own, number in zip(group["params"], params, strict=True):
                 if number in saved["state"]:  # torch would fail in the first step
-                    wanted = {**dict.fromkeys(moments, parameter), **({} if is_sgd else {"step": torch.zeros(())})}
+                    wanted = {"momentum_buffer": own} if is_sgd else {"exp_avg": own, "exp_avg_sq": own, "step": torch.zeros(())}
                     check_like(saved["state"][number], wanted, f"optimizer.state[{number}]")
-        groups = [{**group, "params": params} for group, params in zip(self.optimizer.param_groups, numbers, strict=True)]
         self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
         if isinstance(self.optimizer, torch.optim.SGD):
             fill_momentum(self.optimizer)
@@ -366,22 +372,6 @@ class TrainState:
         processes.all_reduce_mean(flat)
         for tensor, piece in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(piece.view_as(tensor))
-
-    def _load_ranks(self, ranks: Sequence[RankState] | None) -> None:
-        """After the common part of a state was loaded; `ranks` are those of the job that saved it, None if it was one process."""
-        if ranks is not None and len(ranks) == self.launch.world_size:
-            own = ranks[self.launch.rank]
-            self._copy_statistics(own["statistics"])
-            self.metrics.load_state_dict(own["totals"])
-            self._set_random_states(own)
-            return
-        if ranks is not None:
-            columns = zip(*(rank["statistics"] for rank in ranks), strict=True)
-            self._copy_statistics([torch.stack([tensor.double() for tensor in column]).mean(0) for column in columns])
-            self.metrics.load_state_dict(sum_totals([rank["totals"] for rank in ranks]))
-        if self.launch.rank > 0:  # rank 0 has counted for all
-            self.metrics.reset()
-            torch.manual_seed(torch.initial_seed() + self.launch.rank)  # else all would drop the same activations
 
     @torch.no_grad()
     def _copy_statistics(self, values: Sequence[torch.Tensor]) -> None:

@@ -49,8 +49,7 @@ class TensorBoardTracker:
     def init(self, run: TrackedRun) -> str | None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # What was logged of epochs that are trained again is hidden.
-        purge = run.first_epoch + 1 if run.first_epoch else None
+        purge = run.first_epoch + 1 if run.first_epoch else None  # hides what was logged of epochs that are trained again
         self.run, self.writer = run, SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
         return None
 
