@@ -99,7 +99,12 @@ class Findings:
 
     def attack(self, function, numbers, is_right):
         """Calls the function on numbers, in processes of their own; a crash, a hang or too much memory is a finding too."""
-        for index, outcome in forked_map(function, numbers, os.cpu_count() or 1, limit_memory, timeout=HANG_SECONDS):
+
+        def limited(number, read_stderr):
+            limit_memory()
+            return function(number, read_stderr)
+
+        for index, outcome in forked_map(limited, numbers, os.cpu_count() or 1, timeout=HANG_SECONDS):
             is_good = not isinstance(outcome, Crash) and is_right(outcome)
             self.tried(outcome if is_good else "wrong")
             if not is_good:

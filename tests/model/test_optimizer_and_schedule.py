@@ -84,3 +84,15 @@ def test_the_average_equals_the_hand_computed_one_over_three_updates():
         assert average.num_batches_tracked.item() == update * 7  # counters are copied
     assert expected == pytest.approx(2.601399, abs=1e-6)
     assert ema.num_updates == 3
+
+
+def test_a_weight_that_has_two_names_moves_once():
+    network = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 1), torch.nn.Conv2d(1, 1, 1))
+    network[1].weight = network[0].weight
+    segmenter = Segmenter(make_spec(), network, channels_last=False)
+    torch.nn.init.zeros_(network[0].weight)
+    ema = Ema(segmenter, decay=0.5)
+    torch.nn.init.ones_(network[0].weight)
+    ema.num_updates += 100  # the decay has risen to 0.5
+    ema.update(torch.tensor(True))
+    assert ema.segmenter.network[1].weight.item() == 0.5

@@ -124,7 +124,9 @@ class Ema:
         # On the device: the host does not wait to know whether a step was good.
         self.num_updates = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
         # These tensors stay at their addresses: loading a state copies into them.
-        pairs = list(zip(self.segmenter.state_dict().values(), segmenter.state_dict().values(), strict=True))
+        named = zip(self.segmenter.state_dict().values(), segmenter.state_dict().values(), strict=True)
+        # One that has two names moves once.
+        pairs = list({(pair[0].data_ptr(), pair[0].shape): pair for pair in named if pair[0].numel()}.values())
         self.weights = [pair for pair in pairs if _is_plain(*pair)]
         self.floats = [pair for pair in pairs if pair[0].is_floating_point() and not _is_plain(*pair)]
         self.counters = [pair for pair in pairs if not pair[0].is_floating_point()]
@@ -135,12 +137,13 @@ class Ema:
         self.num_updates += is_good
         decay = ((1 + self.num_updates) / (10 + self.num_updates)).clamp(max=self.decay)
         share = ((1 - decay) * is_good).float()
-        averages, values = [average for average, _ in self.weights], [value for _, value in self.weights]
-        # average -= share · (1 · average - value): as one kernel, in a quarter of the time.
-        torch._fused_sgd_(
-            averages, values, [], lr=share, weight_decay=1.0, maximize=True,
-            momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False,
-        )  # fmt: skip
+        if self.weights:
+            averages, values = [average for average, _ in self.weights], [value for _, value in self.weights]
+            # average -= share · (1 · average - value): as one kernel, in a quarter of the time.
+            torch._fused_sgd_(
+                averages, values, [], lr=share, weight_decay=1.0, maximize=True,
+                momentum=0.0, dampening=0.0, nesterov=False, is_first_step=False,
+            )  # fmt: skip
         _move_towards(self.floats, share)
         _move_towards(self.counters, is_good.long())
 

@@ -133,7 +133,10 @@ def open_closed_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free, which is this one
+            handle = os.open(os.devnull, os.O_RDWR)
+            if handle != number:  # on Windows, where the number of a missing stream is taken
+                os.dup2(handle, number)
+                os.close(handle)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -287,8 +286,11 @@ class TrainState:
             self.ema.segmenter.network.load_state_dict(saved["model"])
             self.ema.num_updates.copy_(torch.as_tensor(saved["num_updates"]))
         self.metrics.load_state_dict(state["totals"])
-        for name in (*COUNTS, *SECONDS, *TABLES):
-            setattr(self, name, deepcopy(state[name]))
+        for name in (*COUNTS, *SECONDS):
+            setattr(self, name, state[name])
+        self.history = [dict(row) for row in state["history"]]  # raises TypeError for what no run has saved
+        self.per_class_iou = list(state["per_class_iou"])
+        self.confusion = [list(counts) for counts in state["confusion"]]
         self._set_random_states(state)
 
     def _check(self, state: Mapping[str, Any]) -> None:
