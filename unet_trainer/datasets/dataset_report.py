@@ -119,9 +119,13 @@ class CheckedDataset(DatasetReport):
     def num_ids(self) -> int:
         return max(2, self.classes.num_classes)
 
+    @property
+    def class_shares(self) -> list[float]:
+        return mask_evidence.class_shares(self.masks, self.coding, self.num_ids)
+
     def has_background(self, config: Config) -> bool:
         """Whether class 0 is what no class is. The config has the classes that were found."""
-        return mask_evidence.has_background(id_names(config), mask_evidence.class_shares(self.masks, self.coding, self.num_ids))
+        return mask_evidence.has_background(id_names(config), self.class_shares)
 
     def facts(self, measurements: Measurements | None = None) -> DatasetFacts:
         """The facts from which `resolve` decides."""
@@ -135,7 +139,7 @@ class CheckedDataset(DatasetReport):
             mask_values=self.coding.mask_values,
             ignore_value=self.coding.written_ignore_value,
             mask_reason=self.coding.reason,
-            class_shares=mask_evidence.class_shares(self.masks, self.coding, self.num_ids),
+            class_shares=self.class_shares,
             train_sizes=[image.size for image in train_images],
             val_sizes=[image.size for image in self.facts_of(self.split.val)[0]],
             bytes_per_value=1 if self.image_spec.is_8bit else 4,

@@ -27,7 +27,7 @@ from unet_trainer.config.resolved_config import ResolvedConfig, Settings, needs_
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
-from unet_trainer.datasets.mask_evidence import class_shares, class_table, ignored_share
+from unet_trainer.datasets.mask_evidence import class_table, ignored_share
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import build_spec
@@ -88,8 +88,8 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         loaders.pool.start()  # before the process groups are made: NCCL is not fork-safe
     processes.connect(device, config.process_timeout)
     sizes = [size.image for size in loaders.train.dataset.sizes]
-    shares = class_shares(dataset.masks, dataset.coding, dataset.num_ids)
-    spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, dataset.has_background(settings.taken), sizes, shares)
+    has_background = dataset.has_background(settings.taken)
+    spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, has_background, sizes, dataset.class_shares)
     # Rank 0 loads pretrained weights, or does without; the others build the same model and get its state.
     parts, components = (spec, device, len(loaders.train), console), None
     if processes.is_main:
