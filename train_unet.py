@@ -149,7 +149,6 @@ def train_epochs(
         session.console.say("U-Net trainer")  # torch takes seconds to import
 
         with session.importing():
-            from unet_trainer.inference.evaluate import choose_tile
             from unet_trainer.model.given import given
             from unet_trainer.reports.run_report import write_report
             from unet_trainer.training.pilots import begin_again_if_stuck, try_learning_rates
@@ -183,7 +182,7 @@ def train_epochs(
                     run.signals.is_deferred = False  # of who follows the run
                     yield dict(row)
                     run.signals.is_deferred = True
-            result = report(run, choose_tile, session.close_parts)
+            result = report(run, session.close_parts)
             own.call(run, "on_end", result)
             return result
 

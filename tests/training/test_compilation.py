@@ -111,7 +111,7 @@ def test_compiled_and_eager_steps_agree():
 def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypatch):
     """With masks at native resolution too there is one graph, and it counts what the eager step counts."""
     trace_only = partial(torch.compile, backend="eager")
-    monkeypatch.setattr(torch, "compile", lambda function, mode, dynamic: trace_only(function, dynamic=dynamic))
+    monkeypatch.setattr(torch, "compile", lambda function, options, dynamic: trace_only(function, dynamic=dynamic))
     batch = make_batch(2, side=16)
     masks = batch.masks.repeat_interleave(3, 1)  # 48×16
     native = batch._replace(masks=masks, mask_sizes=((48, 16), (40, 16)))

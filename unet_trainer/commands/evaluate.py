@@ -174,7 +174,7 @@ def evaluate_model(predictor: Predictor, data: EvaluationData, given: argparse.N
 def scoring(predictor: Predictor, given: argparse.Namespace) -> str:
     """How predictions come about, for the user."""
     spec = predictor.spec
-    height, width = spec.image_size
+    height, width = spec.image_size if spec.fit == "resize" else spec.tile or spec.image_size
     threshold = "" if given.threshold is None else f", foreground from a probability of {given.threshold:g} on"
     if spec.fit == "resize":
         return f"at the images' own size; the model sees them at {width}×{height}{threshold}"
@@ -213,7 +213,7 @@ def say_doubts(
         return
     reason = ""
     if abs(trained - iou) > 5e-5:
-        height, width = spec.image_size
+        height, width = spec.tile or spec.image_size
         tiles = f"training's tiles are of {width}×{height} and not blended: --tile {AS_TRAINED}"
         reason = f" ({tiles if spec.fit == 'crop' and given.tile != AS_TRAINED else 'other options or number format'})"
     console.say()

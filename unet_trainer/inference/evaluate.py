@@ -13,9 +13,7 @@ import contextlib
 import math
 import re
 import threading
-import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,38 +22,29 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from unet_trainer.config.errors import CheckpointError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import error_sheet, to_display
 from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes, shown_path
 from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
-from unet_trainer.images.tiling import Size, fit_image, resize_mask, tile_images
-from unet_trainer.inference.engine import Engine, TorchEngine
+from unet_trainer.images.tiling import fit_image, mirrored_to, resize_mask, tile_images
 from unet_trainer.inference.inputs import EvaluationData
-from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, band_ids, batch_pixels, tile_starts
+from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, band_ids, batch_pixels
 from unet_trainer.inference.scores import (
     Count,
     EvaluatedSet,
-    confusion_matrix,
     count_image,
     mean_over,
     number,
     scores_from_counts,
 )
-from unet_trainer.loading.dataset import SegmentationDataset
-from unet_trainer.model.metrics import compute_scores
-from unet_trainer.model.segmenter import MAX_SIDE, SegmenterSpec
+from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.concurrency import WriteBehind, read_ahead
-from unet_trainer.system.console import csv_line, first_line, json_text
+from unet_trainer.system.console import csv_line, json_text
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.resources import count_cores
-from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
-from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import BEST, LAST
-from unet_trainer.training.time_budget import MIN_TILE_SECONDS, tile_seconds
 
 NUM_WORST = 10
 MAX_THREADS = 4  # that read, and as many that score
@@ -173,13 +162,13 @@ def predict_samples(
 
 def tiled_ids_as_trained(predictor: Predictor, sample: Sample, threshold: float | None) -> Pixels:
     """H,W ids from the tiles of training's validation: each pixel from the one tile that it counts in."""
-    size = predictor.spec.image_size
-    ids = np.empty(sample.given.size, np.uint8)
+    size = predictor.spec.tile or predictor.spec.image_size
+    pixels, ids = mirrored_to(sample.given.pixels, size), np.empty(sample.given.size, np.uint8)
     tiles = tile_images([sample.given.size], size).tiles
     num_at_once = max(1, batch_pixels(predictor.engine.device) // (size[0] * size[1]))
     for start in range(0, len(tiles), num_at_once):
         some = tiles[start : start + num_at_once]
-        crops = [sample.given.pixels[tile.top : tile.top + size[0], tile.left : tile.left + size[1]] for tile in some]
+        crops = [pixels[tile.top : tile.top + size[0], tile.left : tile.left + size[1]] for tile in some]
         for tile, logits in zip(some, predictor.engine.logits(torch.from_numpy(np.stack(crops))), strict=True):
             (top, bottom), (left, right) = tile.rows, tile.columns
             inside = slice(top - tile.top, bottom - tile.top), slice(left - tile.left, right - tile.left)
@@ -266,123 +255,3 @@ def _listed_pictures(folder: Path) -> set[str]:
 
 def _cell(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.6f}"
-
-
-# Which tile a model of fit: crop is used with, measured at the end of training. A network that pools over its whole input, as
-# squeeze-and-excite does, sees something else in a larger tile than in training; larger tiles have fewer borders. So the size of
-# training's crops and larger ones are tried as `predict` would use them, on the same parts of validation images, and the best goes
-# into the spec of best.pt and last.pt.
-
-FACTORS = (1, 2, 4)  # of the size of training's crops
-MIN_IMAGES = 4  # fewer sizes are tried where there is no time for so many images
-
-
-@dataclass(frozen=True)
-class TileScores:
-    iou: Mapping[Size, float]  # the size of training first
-    num_images: int
-    num_all: int  # validation images
-
-    @property
-    def best(self) -> Size:
-        """Training's size, unless a larger one is better."""
-        return max(self.iou, key=lambda tile: self.iou[tile])
-
-    def describe(self) -> str:
-        """For the user: the tile, and why."""
-        how = ", as trained" if self.best == next(iter(self.iou)) else ""
-        others = ", ".join(f"{_shown(tile)} {iou:.4f}" for tile, iou in self.iou.items() if tile != self.best)
-        of = "" if self.num_images == self.num_all else f" of {self.num_all}"
-        images = f"{self.num_images}{of} validation images" if self.num_all > 1 else "the validation image"
-        return f"{_shown(self.best)}{how}: IoU {self.iou[self.best]:.4f} on the fullest part of {images}, blended ({others})"
-
-
-def _shown(tile: Size) -> str:
-    return f"{tile[1]}×{tile[0]}"
-
-
-def choose_tile(run: Run) -> None:
-    """Of the best epoch's weights. No error of it fails a run that is done."""
-    best, dataset = run.checkpointer.folder / BEST, run.loaders.val.dataset
-    try:
-        engine = TorchEngine(best, str(run.components.numerics.device))
-        if engine.card.spec.tile is not None:  # a run that had ended before
-            return
-        seconds = min(tile_seconds(run), max(MIN_TILE_SECONDS, run.budget.left()))
-        with run.console.bar(f"Trying larger tiles, {seconds:.0f} s at most:", len(dataset.pairs), keep=False) as bar:
-            found = measure_tiles(engine, dataset, seconds, bar.tick)
-        for path in (best, best.with_name(LAST)):
-            content = read_checkpoint(path)
-            write_checkpoint(path, {**content, "spec": {**content["spec"], "tile": list(found.best)}})
-        shown = found.describe()
-    except (CheckpointError, DataError, OSError, RuntimeError, MemoryError) as error:
-        shown = f"{_shown(run.config.shape)}, as trained ({first_line(error)})"
-    run.console.say(f"Tile for predict and evaluate: {shown}")
-
-
-def measure_tiles(
-    engine: Engine, dataset: SegmentationDataset, seconds: float, tick: Callable[[], object] = lambda: None
-) -> TileScores:
-    """IoU at each size on as many validation images as there is time for. Of a large image, the part that holds most is taken.
-    Raises DataError with the reason where nothing can be measured."""
-    started, spec = time.monotonic(), engine.card.spec
-    tiles = candidate_tiles(spec.image_size, [size.image for size in dataset.sizes], Predictor(engine).whole)
-    if len(tiles) == 1:
-        raise DataError("no validation image is larger")
-    tile_seconds = _time_tile(engine)
-    while len(tiles) > 1 and MIN_IMAGES * _count_tiles(tiles) * tile_seconds > seconds:
-        tiles.pop()
-    if len(tiles) == 1:
-        raise DataError(f"there is no time to try larger ones, {tile_seconds:.2g} s for each tile")
-    predictors = {tile: Predictor(engine, tile) for tile in tiles}
-    matrices = {tile: np.zeros((spec.num_ids, spec.num_ids), np.int64) for tile in tiles}
-    order = np.random.default_rng(0).permutation(len(dataset.pairs))
-    for num_images, index in enumerate(order, start=1):
-        image, truth = _fullest_part(*dataset.decode(int(index)), tiles[-1])
-        for tile, predictor in predictors.items():
-            ids = all_ids(predictor.predict_input(predictor.as_input(image, truth.shape)))
-            matrices[tile] += confusion_matrix(truth, ids, spec.num_ids)
-        tick()
-        if (time.monotonic() - started) * (num_images + 1) / num_images > seconds:
-            break
-    iou = {tile: compute_scores(torch.from_numpy(matrix), spec.num_classes).iou for tile, matrix in matrices.items()}
-    if not np.isfinite(list(iou.values())).all():
-        raise DataError("no class is in the images")
-    return TileScores(iou, num_images, len(order))
-
-
-def candidate_tiles(trained: Size, image_sizes: list[Size], most_pixels: int) -> list[Size]:
-    """Training's size and larger ones, up to one that holds every image."""
-    tiles = [trained]
-    for factor in FACTORS[1:]:
-        height, width = trained[0] * factor, trained[1] * factor
-        is_of_use = any(size[0] > tiles[-1][0] or size[1] > tiles[-1][1] for size in image_sizes)
-        if is_of_use and height * width <= most_pixels and max(height, width) <= MAX_SIDE:
-            tiles.append((height, width))
-    return tiles
-
-
-def _time_tile(engine: Engine) -> float:
-    """Seconds for one of training's size, of four together; the first call loads kernels."""
-    spec = engine.card.spec
-    images = torch.zeros(4, *spec.image_size, spec.image.channels, dtype=torch.uint8 if spec.image.is_8bit else torch.float32)
-    engine.logits(images).cpu()
-    started = time.monotonic()
-    engine.logits(images).cpu()  # waits for the device
-    return (time.monotonic() - started) / len(images)
-
-
-def _count_tiles(tiles: Sequence[Size]) -> float:
-    """That an image as large as the last of these takes in all of them, in tiles of the first size."""
-    height, width = tiles[-1]
-    counts = [len(tile_starts(height, rows)) * len(tile_starts(width, columns)) for rows, columns in tiles]
-    return sum(count * math.prod(tile) for count, tile in zip(counts, tiles, strict=True)) / math.prod(tiles[0])
-
-
-def _fullest_part(image: Pixels, truth: Pixels, size: Size) -> tuple[Pixels, Pixels]:
-    """No larger than this: the one with the most pixels of any class but 0."""
-    marked = (truth != 0) & (truth != IGNORED)
-    corners = [(tile.top, tile.left) for tile in tile_images([(truth.shape[0], truth.shape[1])], size).tiles]
-    places = [(slice(top, top + size[0]), slice(left, left + size[1])) for top, left in corners]
-    best = max(places, key=lambda place: int(marked[place].sum()))
-    return image[best], truth[best]

@@ -238,7 +238,7 @@ class Predictor:
         height, width = self.tile
         if self.tile == self.spec.image_size:
             return f"{width}×{height}, as trained"
-        return f"{width}×{height} ({'the best on validation images' if self.tile == self.spec.tile else '--tile'})"
+        return f"{width}×{height} ({'as in validation' if self.tile == self.spec.tile else '--tile'})"
 
     def is_large(self, size: Size) -> bool:
         """Whether the logits of an image of this size are computed in bands of rows."""

@@ -20,12 +20,13 @@ from unet_trainer.config.schema import OWN
 from unet_trainer.model.given import own_network
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.pretrained import fetch, offline, weight_files
-from unet_trainer.model.segmenter import AUXILIARY, Segmenter, SegmenterSpec, class_logits
+from unet_trainer.model.segmenter import AUXILIARY, STRIDE, Segmenter, SegmenterSpec, class_logits
 from unet_trainer.system.console import first_line
 from unet_trainer.system.os_errors import with_advice
 
 DOWNLOAD_LIMIT = 3600.0  # seconds, for weights that the config names
 WEIGHT_FILES = (".pt", ".pth", ".safetensors")
+FAR = 2048  # pixels; the deepest encoders gather what a pixel depends on from 1,500 around it
 RAREST = 0.01  # share of the pixels, that an untrained network expects of any class: to learn from those of rarer ones at once
 STAGES = (1, 2, 3)  # of the decoder, counted from 0; each doubles the size, from 1/16 on
 STRIDES = (8, 4, 2)
@@ -87,6 +88,21 @@ def expect_shares(network: torch.nn.Module, class_shares: Sequence[float]) -> No
     if head and (bias := head[-1].bias) is not None:
         logits = torch.tensor(class_shares).clamp(min=RAREST).log()
         bias.copy_(logits[1:] - logits[:1] if len(bias) == 1 else logits - logits.mean())
+
+
+@torch.no_grad()
+def sees_far(spec: SegmenterSpec) -> bool:
+    """Whether logits depend on pixels at any distance, as where a network pools over its whole input (squeeze-and-excite): such a
+    network sees something else in a larger image than in the crops that it was trained on."""
+    with torch.random.fork_rng(devices=[]):
+        network = build_network(spec, None).eval()
+        pixels = torch.rand(1, spec.image.channels, STRIDE, 2 * FAR)
+    changed = torch.cat([pixels[..., :FAR], 2 * pixels[..., FAR:]], -1)
+    try:
+        near, after = (network(given)[..., :STRIDE] for given in (pixels, changed))
+    except (RuntimeError, ValueError, AssertionError):  # made for images of one size
+        return True
+    return not torch.equal(near, after)
 
 
 def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:

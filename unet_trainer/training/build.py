@@ -27,7 +27,7 @@ from unet_trainer.images.drawing import error_sheet
 from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
-from unet_trainer.images.tiling import RandomCrops, Tiling, WholeImages, tile_images
+from unet_trainer.images.tiling import RandomCrops, Size, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
 from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
@@ -35,11 +35,11 @@ from unet_trainer.loading.pixel_cache import NotWritable, Place, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.fast_layers import use_arm_convolutions
 from unet_trainer.model.losses import WeightedLoss
-from unet_trainer.model.network import add_auxiliary_heads, build_network, set_training_mode
+from unet_trainer.model.network import add_auxiliary_heads, build_network, sees_far, set_training_mode
 from unet_trainer.model.optimizer_and_schedule import Ema, build_learning_rate, build_optimizer
 from unet_trainer.model.precision import Numerics, build_scaler
 from unet_trainer.model.pretrained import is_here
-from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
+from unet_trainer.model.segmenter import MAX_SIDE, STRIDE, Segmenter, SegmenterSpec
 from unet_trainer.system.concurrency import ReadTimeout
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import ALONE, Job, Launch, current
@@ -168,10 +168,10 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
 
 
 def build_datasets(
-    config: ResolvedConfig, dataset: CheckedDataset, num_processes: int = 1
+    config: ResolvedConfig, dataset: CheckedDataset, num_processes: int = 1, tile: Size | None = None
 ) -> tuple[SegmentationDataset, SegmentationDataset]:
-    """The samples for training and for validation."""
-    train_tiling, val_tiling = _build_tilings(config, dataset)
+    """The samples for training and for validation, which is in tiles of this size (None: that of training's crops)."""
+    train_tiling, val_tiling = _build_tilings(config, dataset, tile)
     most = len(train_tiling) // config.epoch_parts // num_processes
     if most < config.batch_size:
         images = f"{len(train_tiling) // config.epoch_parts} training images"
@@ -187,13 +187,30 @@ def build_datasets(
     return build(dataset.split.train, train_tiling, augmentation), build(dataset.split.val, val_tiling, None)
 
 
+def choose_tile(spec: SegmenterSpec, sizes: Sequence[Size]) -> Size | None:
+    """What images of these sizes are cut into in validation, by `predict` and by `evaluate`: twice training's crops, of which fewer
+    pixels lie at a border, as far as images are so large. None: as trained, whole images, or a network that sees far."""
+    if spec.fit == "resize" or spec.architecture == OWN:
+        return None
+    rows, columns = (
+        max(side, min(2 * side, MAX_SIDE, -(-max(lengths) // STRIDE) * STRIDE))
+        for side, lengths in zip(spec.image_size, zip(*sizes, strict=True), strict=True)
+    )
+    return None if (rows, columns) == spec.image_size or sees_far(spec) else (rows, columns)
+
+
 def build_loaders(
-    config: ResolvedConfig, dataset: CheckedDataset, device: torch.device, console: Console, processes: Job = ALONE
+    config: ResolvedConfig,
+    dataset: CheckedDataset,
+    device: torch.device,
+    console: Console,
+    processes: Job = ALONE,
+    tile: Size | None = None,
 ) -> Loaders:
     """The processes of a machine divide its workers and share one cache, a file that the first of them writes: the system keeps
     what is read of it in memory, once."""
     launch = processes.launch
-    train_dataset, val_dataset = build_datasets(config, dataset, launch.world_size)
+    train_dataset, val_dataset = build_datasets(config, dataset, launch.world_size, tile)
     if config.cache != "none":
         place: Place = "ram" if config.cache == "ram" and launch.local_world_size == 1 else "disk"
         with processes.main_process_first():
@@ -211,12 +228,14 @@ def build_loaders(
 def eval_batch_size(config: ResolvedConfig, device: torch.device, dataset: SegmentationDataset | None = None) -> int:
     """Without gradients, twice the images take less memory than a training batch. Masks at native resolution may be large."""
     size = config.batch_size * (2 if device.type == "cuda" else 1)
-    if dataset is None or dataset.mask_sizes is None:
+    if dataset is None:
         return size
+    if dataset.mask_sizes is None:
+        return max(1, size * math.prod(config.shape) // math.prod(dataset.tiling.size))
     return min(size, max(1, MAX_MASK_BYTES // math.prod(dataset.batch_mask_size)))
 
 
-def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Tiling, Tiling]:
+def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset, tile: Size | None) -> tuple[Tiling, Tiling]:
     """How samples are taken for training and for validation."""
     size, split = config.shape, dataset.split
     if config.fit == "resize":
@@ -230,7 +249,7 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset) -> tuple[Til
     crops = RandomCrops(
         size, len(masks), config.crops_per_image * config.whole_repeats, rare_ids, config.rare_class_crops, config.seed
     )
-    return crops, tile_images([image.size for image in val_images], size)
+    return crops, tile_images([image.size for image in val_images], tile or size)
 
 
 def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console, place: Place) -> None:

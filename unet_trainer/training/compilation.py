@@ -6,6 +6,7 @@ import contextlib
 import gc
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -14,6 +15,7 @@ from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import OWN
 from unet_trainer.images.image_spec import ImageSpec
+from unet_trainer.images.tiling import Size
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.fast_layers import use_fast_layers
@@ -32,6 +34,7 @@ MESSAGES = (  # parts of a RuntimeError's text, in lower case
     "cudnn_status_alloc_failed",
 )
 NO_ENGINE = "unable to find an engine"  # cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
+OPTIONS = {"triton.cudagraphs", "combo_kernels"}  # the latter computes what is independent in one launch: the casts of the weights
 SHORT_MEMORY = 0.1  # share of a GPU's memory that is left
 Result = TypeVar("Result")
 PIXEL_MEANS = frozenset(name for name, term in TERMS.items() if term.is_pixel_mean)
@@ -84,7 +87,8 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> tu
     train_step, eval_step = components.train_step, components.eval_step
     eager = train_step.forward, eval_step.forward
     on_cuda = train_step.device.type == "cuda"
-    mode = "reduce-overhead" if on_cuda else "default"
+    options = dict.fromkeys(OPTIONS & set(torch._inductor.list_options()), True) if on_cuda else None
+    compiled = partial(torch.compile, dynamic=False, options=options)
     networks = (train_step.segmenter.network, eval_step.segmenter.network) if on_cuda else ()
     restores = [use_fast_layers(network) for network in networks]
     train_step.launcher = DirectLauncher()
@@ -100,8 +104,8 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> tu
         train_step.is_trial = True
         if train_step.sync is not None:
             train_step.sync.prepare_compiler()
-        train_step.forward = _replayed(torch.compile(train_step.forward, mode=mode, dynamic=False))
-        eval_step.forward = _replayed(torch.compile(eval_step.forward, mode=mode, dynamic=False))
+        train_step.forward = _replayed(compiled(train_step.forward))
+        eval_step.forward = _replayed(compiled(eval_step.forward))
         with restoring(components), warnings.catch_warnings(), _without_garbage_collection():
             warnings.simplefilter("ignore")  # advice to compiler developers
             try_steps(components, batch, eval_batch, num_times=3)  # CUDA graphs: run, record, replay
@@ -325,8 +329,9 @@ def random_batches(config: ResolvedConfig, components: Components, loaders: Load
     """One like the training batches and one like the largest evaluation batch; without loaders, masks have the images' size."""
     spec = components.state.segmenter.spec.image
     dataset = None if loaders is None else loaders.val.dataset
-    train_batch = _random_batch(config, spec, config.batch_size)
-    eval_batch = _random_batch(config, spec, eval_batch_size(config, components.numerics.device, dataset))
+    train_batch = _random_batch(config.shape, spec, config.batch_size)
+    eval_size = config.shape if dataset is None else dataset.tiling.size
+    eval_batch = _random_batch(eval_size, spec, eval_batch_size(config, components.numerics.device, dataset))
     if dataset is not None and dataset.mask_sizes is not None:
         num_images, size = eval_batch.num_images, dataset.batch_mask_size
         masks = torch.zeros(num_images, *size, dtype=torch.uint8)
@@ -334,10 +339,9 @@ def random_batches(config: ResolvedConfig, components: Components, loaders: Load
     return train_batch, eval_batch
 
 
-def _random_batch(config: ResolvedConfig, spec: ImageSpec, batch_size: int) -> Batch:
-    height, width = config.shape
-    shape = (batch_size, height, width, spec.channels)
+def _random_batch(size: Size, spec: ImageSpec, batch_size: int) -> Batch:
+    shape = (batch_size, *size, spec.channels)
     images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     if not spec.is_8bit:
         images = images / 255 * (spec.high - spec.low) + spec.low
-    return Batch(images, torch.zeros(batch_size, height, width, dtype=torch.uint8), batch_size)
+    return Batch(images, torch.zeros(batch_size, *size, dtype=torch.uint8), batch_size)

@@ -95,12 +95,9 @@ def _baseline(run: Run) -> Baseline | None:
     return best_baseline(run.state.confusion, run.config.num_classes, id_names(run.config))
 
 
-def report(
-    run: Run, choose_tile: Callable[[Run], object] = lambda run: None, close: Callable[[], object] = lambda: None
-) -> TrainResult:
-    """Checks that the weights are there, writes result.json, chooses the tile that a model trained on crops is used with, writes
-    report.html, closes what the run had open, and says the result: the last lines tell what there is and what to do with it. After
-    a signal too, which leaves a finished run without its report."""
+def report(run: Run, close: Callable[[], object] = lambda: None) -> TrainResult:
+    """Checks that the weights are there, writes result.json and report.html, closes what the run had open, and says the result: the
+    last lines tell what there is and what to do with it. After a signal too, which leaves a finished run without its report."""
     run.events.add("end", how="stopped early" if run.state.epoch < run.config.num_epochs else "finished")
     run.lost_best = run.checkpointer.check_best() or run.lost_best
     result = build_result(run)
@@ -109,8 +106,6 @@ def report(
     try:
         if run.processes.is_main:
             run.signals.check()  # one that came with the last step
-            if run.config.fit == "crop" and run.state.early_stopping.best_epoch and not run.checkpointer.unwritten():
-                choose_tile(run)
             run.write_report(with_pictures=True)
         close()
     finally:

@@ -14,6 +14,7 @@ import platform
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from unet_trainer.system.distributed import Job, choose_backend, device_id
 from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
 from unet_trainer.training import resume, run_folder
-from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders
+from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders, choose_tile
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
 from unet_trainer.training.compilation import compile_components, try_components
@@ -82,14 +83,17 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     )
     settings = share_settings(processes, made, device, config.checkpoint_dir)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
-    loaders = build_loaders(settings.taken, dataset, device, console, processes)
+    train_sizes, val_sizes = (
+        [image.size for image in dataset.facts_of(pairs)[0]] for pairs in (dataset.split.train, dataset.split.val)
+    )
+    has_background = dataset.has_background(settings.taken)
+    spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares)
+    spec = replace(spec, tile=processes.broadcast(choose_tile(spec, val_sizes) if processes.is_main else None))
+    loaders = build_loaders(settings.taken, dataset, device, console, processes, spec.tile)
     session.on_exit(loaders.close)
     if not processes.is_alone and loaders.pool is not None:
         loaders.pool.start()  # before the process groups are made: NCCL is not fork-safe
     processes.connect(device, config.process_timeout)
-    sizes = [size.image for size in loaders.train.dataset.sizes]
-    has_background = dataset.has_background(settings.taken)
-    spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, has_background, sizes, dataset.class_shares)
     # Rank 0 loads pretrained weights, or does without; the others build the same model and get its state.
     parts, components = (spec, device, len(loaders.train), console), None
     if processes.is_main:

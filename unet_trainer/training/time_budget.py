@@ -29,7 +29,6 @@ NOTED_SHARE = 0.2  # one that is off by more is told
 EVAL_SHARE = 0.3  # of the time of a training sample, that a validation sample takes, where neither was tried
 MIN_BATCHES = 5  # that tell the time of the next ones: the first ones wait for the workers
 MIN_PART = 0.2  # of an epoch, that is worth a validation
-TILE_SHARE, MIN_TILE_SECONDS, MAX_TILE_SECONDS = 0.05, 2.0, 60.0  # of the time, for the choice of a tile
 NUM_PICTURES, MAX_REPORT_SECONDS = 21, 60.0  # of the report, at most
 
 
@@ -98,7 +97,9 @@ def fit_into_budget(run: Run, batch_seconds: float | None = None) -> None:
 
 
 def _first_val_seconds(run: Run, batch_seconds: float) -> float:
-    return run.budget.eval_share * batch_seconds / run.config.batch_size * len(run.loaders.val.dataset)
+    dataset = run.loaders.val.dataset
+    num_like_training = len(dataset) * math.prod(dataset.tiling.size) / math.prod(run.config.shape)
+    return run.budget.eval_share * batch_seconds / run.config.batch_size * num_like_training
 
 
 def most_epochs(config: ResolvedConfig, num_samples: int) -> int:
@@ -137,15 +138,9 @@ def is_out_of_time(run: Run) -> bool:
 
 
 def _end_seconds(run: Run, val_seconds: float) -> float:
-    """Of the end of the run, where a tile is chosen and pictures are predicted as in validation."""
+    """Of the end of the run, where pictures are predicted as in validation."""
     picture_seconds = NUM_PICTURES * val_seconds / max(1, len(run.loaders.val.dataset.pairs))
-    return min(END_SHARE * run.budget.seconds, run.budget.last_seconds + picture_seconds) + tile_seconds(run)
-
-
-def tile_seconds(run: Run) -> float:
-    """That the choice of a tile for `predict` may take at the end; see inference.evaluate."""
-    share = TILE_SHARE * (run.state.seconds if math.isinf(run.budget.seconds) else run.budget.seconds)
-    return min(MAX_TILE_SECONDS, max(MIN_TILE_SECONDS, share)) if run.config.fit == "crop" else 0.0
+    return min(END_SHARE * run.budget.seconds, run.budget.last_seconds + picture_seconds)
 
 
 def change_epochs(run: Run, num_epochs: int, reason: str) -> None:
