@@ -35,7 +35,7 @@ from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import pilots
 from unet_trainer.training.async_device import DirectLauncher, HostCopy, WaitMeter
 from unet_trainer.training.checkpoint_file import read_run
-from unet_trainer.training.compilation import compile_steps, connect_gradients
+from unet_trainer.training.compilation import compile_steps, connect_gradients, release_device_memory
 from unet_trainer.training.history import read_events
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainStep
@@ -338,9 +338,9 @@ def test_a_copy_to_the_host_is_of_its_moment_and_does_not_wait():
 def test_memory_that_really_runs_out_shrinks_the_batch(compiled, tiny_config, capsys):
     """The process may have a little more than half of what the batch needs."""
     config = {**tiny_config, "device": "cuda", "encoder": "resnet18", "image_size": 512, "batch_size": 8, "num_epochs": 2}
+    release_device_memory(torch.device("cuda"), is_compiled=True)  # what other tests recorded
     needed = train(config, run_name="whole").history[-1]["peak_memory_gib"]
-    gc.collect()
-    torch.cuda.empty_cache()
+    release_device_memory(torch.device("cuda"), is_compiled=False)
     total = torch.cuda.get_device_properties(0).total_memory / 2**30
     torch.cuda.set_per_process_memory_fraction((0.75 * needed + 0.1) / total)
     try:
