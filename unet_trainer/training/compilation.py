@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from torch._functorch import config as functorch_config
 
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
@@ -34,6 +35,7 @@ MESSAGES = (  # parts of a RuntimeError's text, in lower case
     "cudnn_status_alloc_failed",
 )
 NO_ENGINE = "unable to find an engine"  # cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
+KEEPS = ("autograd_cache_allow_custom_autograd_functions",)  # of earlier compiling, on the disk
 OPTIONS = {"triton.cudagraphs", "combo_kernels"}  # the latter computes what is independent in one launch: the casts of the weights
 SHORT_MEMORY = 0.1  # share of a GPU's memory that is left
 Result = TypeVar("Result")
@@ -106,7 +108,9 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> tu
             train_step.sync.prepare_compiler()
         train_step.forward = _replayed(compiled(train_step.forward))
         eval_step.forward = _replayed(compiled(eval_step.forward))
-        with restoring(components), warnings.catch_warnings(), _without_garbage_collection():
+        # Layers with a gradient of their own are traced, so that what is kept of them is found again by what they compute.
+        keeps = {name: True for name in KEEPS if hasattr(functorch_config, name)}
+        with restoring(components), warnings.catch_warnings(), _without_garbage_collection(), functorch_config.patch(keeps):
             warnings.simplefilter("ignore")  # advice to compiler developers
             try_steps(components, batch, eval_batch, num_times=3)  # CUDA graphs: run, record, replay
     except Exception as error:  # a compiler may raise anything, and the eager steps still work
