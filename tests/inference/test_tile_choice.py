@@ -29,28 +29,29 @@ def spec():
 
 
 @pytest.mark.parametrize(
-    ("sizes", "tile"),
+    ("sizes", "batch_size", "tile"),
     [
-        ([(500, 20), (10, 500)], (64, 128)),
-        ([(32, 70), (20, 65)], (32, 96)),
-        ([(32, 64), (20, 20)], None),
+        ([(500, 20), (10, 500)], 4, (64, 128)),
+        ([(32, 70), (20, 65)], 2, (32, 96)),
+        ([(32, 64), (20, 20)], 8, None),
+        ([(500, 500)], 3, None),
     ],
 )
-def test_a_tile_is_twice_a_crop_as_far_as_images_are_so_large(spec, sizes, tile):
+def test_a_tile_is_twice_a_crop_as_far_as_images_and_batches_are_so_large(spec, sizes, batch_size, tile):
     before = torch.get_rng_state()
-    assert choose_tile(spec, sizes) == tile
+    assert choose_tile(spec, sizes, batch_size) == tile
     assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("change", [{"encoder": POOLING}, {"fit": "resize"}, {"architecture": "fpn"}])  # fpn: has group norm
 def test_networks_that_pool_over_their_input_and_those_of_whole_images_have_no_larger_tile(spec, change):
-    assert choose_tile(dataclasses.replace(spec, decoder_channels=None, **change), [(500, 500)]) is None
+    assert choose_tile(dataclasses.replace(spec, decoder_channels=None, **change), [(500, 500)], 8) is None
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
-    settings = {"fit": "crop", "crops_per_image": 2, "image_size": 64, "encoder": RESIDUAL}
+    settings = {"fit": "crop", "crops_per_image": 2, "image_size": 64, "batch_size": 4, "encoder": RESIDUAL}
     train_tiny(write_cells(folder / "data"), folder / "runs", "crop", **settings)
     return folder
 

@@ -102,6 +102,10 @@ class DatasetReport:
         indices = [positions[pair.image] for pair in pairs]
         return [self.images[index] for index in indices], [self.masks[index] for index in indices]
 
+    def sizes_of(self, pairs: Sequence[Pair]) -> list[tuple[int, int]]:
+        """Of their images."""
+        return [image.size for image in self.facts_of(pairs)[0]]
+
 
 class CheckedDataset(DatasetReport):
     """A dataset that can be trained on."""
@@ -141,7 +145,7 @@ class CheckedDataset(DatasetReport):
             mask_reason=self.coding.reason,
             class_shares=self.class_shares,
             train_sizes=[image.size for image in train_images],
-            val_sizes=[image.size for image in self.facts_of(self.split.val)[0]],
+            val_sizes=self.sizes_of(self.split.val),
             bytes_per_value=1 if self.image_spec.is_8bit else 4,
             measurements=measurements,
             num_classes=self.classes.num_classes,

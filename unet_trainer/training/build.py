@@ -187,16 +187,18 @@ def build_datasets(
     return build(dataset.split.train, train_tiling, augmentation), build(dataset.split.val, val_tiling, None)
 
 
-def choose_tile(spec: SegmenterSpec, sizes: Sequence[Size]) -> Size | None:
+def choose_tile(spec: SegmenterSpec, sizes: Sequence[Size], batch_size: int) -> Size | None:
     """What images of these sizes are cut into in validation, by `predict` and by `evaluate`: twice training's crops, of which fewer
-    pixels lie at a border, as far as images are so large. None: as trained, whole images, or a network that sees far."""
+    pixels lie at a border, as far as images are so large. None: as trained, where a batch has fewer pixels or the network sees far;
+    or whole images."""
     if spec.fit == "resize" or spec.architecture == OWN:
         return None
     rows, columns = (
         max(side, min(2 * side, MAX_SIDE, -(-max(lengths) // STRIDE) * STRIDE))
         for side, lengths in zip(spec.image_size, zip(*sizes, strict=True), strict=True)
     )
-    return None if (rows, columns) == spec.image_size or sees_far(spec) else (rows, columns)
+    is_larger = math.prod(spec.image_size) < rows * columns <= batch_size * math.prod(spec.image_size)
+    return (rows, columns) if is_larger and not sees_far(spec) else None
 
 
 def build_loaders(
@@ -241,7 +243,6 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset, tile: Size |
     if config.fit == "resize":
         return WholeImages(size, len(split.train), config.whole_repeats), WholeImages(size, len(split.val), native_masks=True)
     _, masks = dataset.facts_of(split.train)
-    val_images, _ = dataset.facts_of(split.val)
     common = int(np.argmax(class_shares(masks, dataset.coding, max(2, config.num_classes))))
     rare_ids = [
         [class_id for class_id in class_ids(mask.counts, dataset.coding) if class_id not in (common, IGNORED)] for mask in masks
@@ -249,7 +250,7 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset, tile: Size |
     crops = RandomCrops(
         size, len(masks), config.crops_per_image * config.whole_repeats, rare_ids, config.rare_class_crops, config.seed
     )
-    return crops, tile_images([image.size for image in val_images], tile or size)
+    return crops, tile_images(dataset.sizes_of(split.val), tile or size)
 
 
 def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console, place: Place) -> None:

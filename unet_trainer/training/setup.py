@@ -83,12 +83,11 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     )
     settings = share_settings(processes, made, device, config.checkpoint_dir)
     set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
-    train_sizes, val_sizes = (
-        [image.size for image in dataset.facts_of(pairs)[0]] for pairs in (dataset.split.train, dataset.split.val)
-    )
     has_background = dataset.has_background(settings.taken)
+    train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
     spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares)
-    spec = replace(spec, tile=processes.broadcast(choose_tile(spec, val_sizes) if processes.is_main else None))
+    tile = choose_tile(spec, val_sizes, settings.taken.batch_size) if processes.is_main else None
+    spec = replace(spec, tile=processes.broadcast(tile))
     loaders = build_loaders(settings.taken, dataset, device, console, processes, spec.tile)
     session.on_exit(loaders.close)
     if not processes.is_alone and loaders.pool is not None:
