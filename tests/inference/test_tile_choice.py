@@ -5,21 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
+from helpers.brightness_engine import BrightnessEngine
 from helpers.evaluated_models import train_tiny, write_cells
 from helpers.steps import tiny_components
-from train_unet import main
+from train_unet import main, train
 from unet_trainer import load
 from unet_trainer.images.image_decoding import read_image
 from unet_trainer.images.mask_decoding import read_mask
+from unet_trainer.images.tiling import tile_images
 from unet_trainer.inference.engine import read_model
+from unet_trainer.inference.evaluate import Sample, tiled_ids_as_trained
+from unet_trainer.inference.predictor import Predictor
 from unet_trainer.training.build import choose_tile
 
-RESIDUAL, POOLING = "tu-test_resnet", "tu-mobilenetv3_small_050"  # the second has squeeze-and-excite
+RESIDUAL = "tu-test_resnet"
+POOLING = "tu-mobilenetv3_small_050", "tu-seresnet18", "tu-convnextv2_atto"  # the last two begin with branches times 0
 
 
 @pytest.fixture(scope="module")
@@ -31,19 +37,22 @@ def spec():
 @pytest.mark.parametrize(
     ("sizes", "batch_size", "tile"),
     [
-        ([(500, 20), (10, 500)], 4, (64, 128)),
+        ([(500, 500), (10, 500)], 4, (64, 128)),
         ([(32, 70), (20, 65)], 2, (32, 96)),
         ([(32, 64), (20, 20)], 8, None),
         ([(500, 500)], 3, None),
+        ([(500, 500), *[(32, 64)] * 90], 8, None),
     ],
 )
-def test_a_tile_is_twice_a_crop_as_far_as_images_and_batches_are_so_large(spec, sizes, batch_size, tile):
+def test_a_tile_is_twice_a_crop_where_images_and_batches_are_so_large(spec, sizes, batch_size, tile):
     before = torch.get_rng_state()
     assert choose_tile(spec, sizes, batch_size) == tile
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("change", [{"encoder": POOLING}, {"fit": "resize"}, {"architecture": "fpn"}])  # fpn: has group norm
+@pytest.mark.parametrize(
+    "change", [*({"encoder": name} for name in POOLING), {"fit": "resize"}, {"architecture": "fpn"}]
+)  # group norm
 def test_networks_that_pool_over_their_input_and_those_of_whole_images_have_no_larger_tile(spec, change):
     assert choose_tile(dataclasses.replace(spec, decoder_channels=None, **change), [(500, 500)], 8) is None
 
@@ -51,7 +60,7 @@ def test_networks_that_pool_over_their_input_and_those_of_whole_images_have_no_l
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("place")
-    settings = {"fit": "crop", "crops_per_image": 2, "image_size": 64, "batch_size": 4, "encoder": RESIDUAL}
+    settings = {"fit": "crop", "crops_per_image": 2, "image_size": 32, "batch_size": 4, "encoder": RESIDUAL}
     train_tiny(write_cells(folder / "data"), folder / "runs", "crop", **settings)
     return folder
 
@@ -62,7 +71,7 @@ def specs(run_dir):
 
 def test_the_tile_is_kept_in_both_checkpoints_and_used(place):
     spec, last = specs(place / "runs/crop")
-    assert spec.tile == last.tile == (128, 128)
+    assert spec.tile == last.tile == (64, 64)
     assert load(place / "runs/crop").predictor.tile == spec.tile
     assert load(place / "runs/crop", tile=96).predictor.tile == (96, 96)
 
@@ -72,9 +81,9 @@ def test_predict_and_evaluate_agree(place, tmp_path, capsys):
     run, data = place / "runs/crop", place / "data"
     assert main(["evaluate", str(run), "--out", str(tmp_path / "scores")]) == 0
     shown = capsys.readouterr().out
-    here = re.search(r"IoU 0\.\d+; here (0\.\d+) \(training's tiles are of 128×128 and not blended: --tile as-trained\)", shown)
+    here = re.search(r"IoU 0\.\d+; here (0\.\d+) \(training's tiles are of 64×64 and not blended: --tile as-trained\)", shown)
     assert main(["predict", str(run), str(data / "val/images"), "--out", str(tmp_path / "masks")]) == 0
-    assert "in blended tiles of 128×128 (as in validation)" in capsys.readouterr().out
+    assert "in blended tiles of 64×64 (as in validation)" in capsys.readouterr().out
     hits = union = 0
     for path in sorted((tmp_path / "masks").glob("*.png")):
         truth, found = read_mask(data / f"val/masks/{path.name}") > 0, read_mask(path) > 0
@@ -88,6 +97,30 @@ def test_tiles_as_trained_give_trainings_number(place, tmp_path, capsys):
     iou = json.loads((tmp_path / "evaluation.json").read_text())["mean"]["dataset"]["iou"]["value"]
     assert iou == json.loads((place / "runs/crop/result.json").read_text())["best_val_iou"]
     assert 0 < iou < 1  # an equal score says something
+
+
+def test_tiles_as_trained_see_the_pixels_that_validation_sees(monkeypatch):
+    """Of images smaller than a crop, a crop and a tile: mirrored once."""
+    sizes, tile = [(20, 25), (50, 30), (90, 70)], (64, 64)
+    engine, seen = BrightnessEngine(image_size=(32, 32), tile=tile), []
+    monkeypatch.setattr(engine, "logits", lambda images: (seen.append(images), BrightnessEngine.logits(engine, images))[1])
+    predictor = Predictor(engine)
+    for number, size in enumerate(sizes):
+        image = np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)
+        seen.clear()
+        sample = Sample(0, predictor.as_input(image, size), np.zeros(size, np.uint8))
+        assert tiled_ids_as_trained(predictor, sample, None).shape == size
+        tiles = tile_images([size], tile)
+        wanted = [tiles.extract(image, np.zeros(size, np.uint8), 0, index)[0] for index in range(len(tiles))]
+        assert np.array_equal(np.concatenate(seen), np.stack(wanted))
+
+
+def test_a_resumed_run_keeps_its_tile(place, tmp_path):
+    """Scores of two sizes of tiles cannot be compared; a new run with such a batch would have another."""
+    shutil.copytree(place / "runs", tmp_path / "runs")
+    changes = {"checkpoint_dir": str(tmp_path / "runs"), "batch_size": 2, "num_epochs": 3}
+    train(tmp_path / "runs/crop/config.yaml", resume=str(tmp_path / "runs/crop"), **changes)
+    assert [spec.tile for spec in specs(tmp_path / "runs/crop")] == [(64, 64)] * 2
 
 
 def test_a_tile_that_is_asked_for_is_used_by_predict_and_evaluate_alike(place, tmp_path, capsys):

@@ -163,7 +163,8 @@ def predict_samples(
 def tiled_ids_as_trained(predictor: Predictor, sample: Sample, threshold: float | None) -> Pixels:
     """H,W ids from the tiles of training's validation: each pixel from the one tile that it counts in."""
     size = predictor.spec.tile or predictor.spec.image_size
-    pixels, ids = mirrored_to(sample.given.pixels, size), np.empty(sample.given.size, np.uint8)
+    height, width = sample.given.size
+    pixels, ids = mirrored_to(sample.given.pixels[:height, :width], size), np.empty(sample.given.size, np.uint8)
     tiles = tile_images([sample.given.size], size).tiles
     num_at_once = max(1, batch_pixels(predictor.engine.device) // (size[0] * size[1]))
     for start in range(0, len(tiles), num_at_once):

@@ -2,7 +2,7 @@
 memory does not grow with the image.
 
     fit: resize    the whole image at the size that the model was trained at; logits are upsampled
-    fit: crop      overlapping tiles at native resolution, of the size that served best on validation images; an image that is no
+    fit: crop      overlapping tiles at native resolution, of the size that validation had; an image that is no
                    larger than a tile is one, mirrored to the size of training's crops where it is smaller than those
 """
 

@@ -93,9 +93,12 @@ def expect_shares(network: torch.nn.Module, class_shares: Sequence[float]) -> No
 @torch.no_grad()
 def sees_far(spec: SegmenterSpec) -> bool:
     """Whether logits depend on pixels at any distance, as where a network pools over its whole input (squeeze-and-excite): such a
-    network sees something else in a larger image than in the crops that it was trained on."""
+    network sees something else in a larger image than in the crops that it was trained on. Not asked: how images are normalised."""
     with torch.random.fork_rng(devices=[]):
         network = build_network(spec, None).eval()
+        for parameter in network.parameters():
+            if parameter.ndim < 2 or not parameter.any():  # many encoders begin with branches that are multiplied by 0
+                parameter.add_(0.3 * torch.rand_like(parameter) + 0.05)
         pixels = torch.rand(1, spec.image.channels, STRIDE, 2 * FAR)
     changed = torch.cat([pixels[..., :FAR], 2 * pixels[..., FAR:]], -1)
     try:

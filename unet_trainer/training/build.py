@@ -50,6 +50,7 @@ from unet_trainer.training.run_folder import SPLIT_CSV
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, TrainState
 from unet_trainer.training.step import MAX_BAD_STEPS, TrainStep, build_train_forward
 
+MAX_TILE_COST = 1.5  # of a validation in larger tiles, which small images are padded to
 MAX_MASK_BYTES = 2**28  # of an evaluation batch, whose masks have native resolution
 
 
@@ -189,16 +190,17 @@ def build_datasets(
 
 def choose_tile(spec: SegmenterSpec, sizes: Sequence[Size], batch_size: int) -> Size | None:
     """What images of these sizes are cut into in validation, by `predict` and by `evaluate`: twice training's crops, of which fewer
-    pixels lie at a border, as far as images are so large. None: as trained, where a batch has fewer pixels or the network sees far;
-    or whole images."""
+    pixels lie at a border, as far as images are so large. None: as trained, where a batch has fewer pixels, most images are small
+    or the network sees far; or whole images."""
     if spec.fit == "resize" or spec.architecture == OWN:
         return None
     rows, columns = (
         max(side, min(2 * side, MAX_SIDE, -(-max(lengths) // STRIDE) * STRIDE))
         for side, lengths in zip(spec.image_size, zip(*sizes, strict=True), strict=True)
     )
-    is_larger = math.prod(spec.image_size) < rows * columns <= batch_size * math.prod(spec.image_size)
-    return (rows, columns) if is_larger and not sees_far(spec) else None
+    factor = rows * columns / math.prod(spec.image_size)
+    cost = factor * len(tile_images(sizes, (rows, columns))) / len(tile_images(sizes, spec.image_size))
+    return (rows, columns) if 1 < factor <= batch_size and cost <= MAX_TILE_COST and not sees_far(spec) else None
 
 
 def build_loaders(

@@ -31,7 +31,7 @@ from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.mask_evidence import class_table, ignored_share
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
-from unet_trainer.model.segmenter import build_spec
+from unet_trainer.model.segmenter import SegmenterSpec, build_spec
 from unet_trainer.system.concurrency import ThrottledTask
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import Job, choose_backend, device_id
@@ -86,7 +86,11 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     has_background = dataset.has_background(settings.taken)
     train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
     spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares)
-    tile = choose_tile(spec, val_sizes, settings.taken.batch_size) if processes.is_main else None
+    tile = None
+    if processes.is_main and earlier is None:
+        tile = choose_tile(spec, val_sizes, settings.taken.batch_size)
+    elif processes.is_main and earlier is not None:  # the best epoch was found with it
+        tile = SegmenterSpec.from_dict(earlier["spec"]).tile
     spec = replace(spec, tile=processes.broadcast(tile))
     loaders = build_loaders(settings.taken, dataset, device, console, processes, spec.tile)
     session.on_exit(loaders.close)
