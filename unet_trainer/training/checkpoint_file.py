@@ -22,7 +22,6 @@ from torch.utils._pytree import tree_leaves
 
 from unet_trainer.config.errors import CheckpointError, NewerFormat, NonFinite, UnreadableFile
 from unet_trainer.config.schema import FIELDS, parse_value
-from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FILE, open_file
@@ -221,8 +220,6 @@ def read_last(path: Path) -> dict[str, Any]:
         for name in FIELDS.keys() & content["config"].keys():
             place = f"config.{name}, {content['config'][name]!r:.60}"
             parse_value(name, content["config"][name])
-        place = "spec"
-        SegmenterSpec.from_dict(content["spec"])
         place = "split or ranks"
         names = [name for part in ("train", "val") for name in content["split"][part]]
         ranks = content.get("ranks", [None])

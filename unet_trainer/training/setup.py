@@ -86,12 +86,11 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     has_background = dataset.has_background(settings.taken)
     train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
     spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares)
-    tile = None
-    if processes.is_main and earlier is None:
-        tile = choose_tile(spec, val_sizes, settings.taken.batch_size)
-    elif processes.is_main and earlier is not None:  # the best epoch was found with it
-        tile = SegmenterSpec.from_dict(earlier["spec"]).tile
-    spec = replace(spec, tile=processes.broadcast(tile))
+    if earlier is None:
+        tile = processes.broadcast(choose_tile(spec, val_sizes, settings.taken.batch_size) if processes.is_main else None)
+    else:  # that the best epoch was found with
+        tile = earlier["tile"]
+    spec = replace(spec, tile=tile)
     loaders = build_loaders(settings.taken, dataset, device, console, processes, spec.tile)
     session.on_exit(loaders.close)
     if not processes.is_alone and loaders.pool is not None:
@@ -223,7 +222,12 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
         if (folder := run_folder.folder_of(source)) is not None:
             session.lock.acquire(folder, session.console.note)
         content.update(read_run(source, session.console.warn))
-        facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT} | {"world_size": len(content.get("ranks") or [0])}
+        try:
+            tile = SegmenterSpec.from_dict(content["spec"]).tile
+        except ILL_FORMED as error:
+            raise CheckpointError(f"{source} cannot be resumed: {error}") from None
+        facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT}
+        facts |= {"world_size": len(content.get("ranks") or [0]), "tile": tile}
         return str(source), None if folder is None else str(folder), facts
 
     if (found := session.processes.broadcast(find() if session.processes.is_main else None)) is None:
