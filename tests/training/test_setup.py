@@ -16,6 +16,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.system.distributed import Job, Launch, decode, encode
 from unet_trainer.training import build, setup, time_budget
+from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
 from unet_trainer.training.resume import adapt_to_world_size
 from unet_trainer.training.session import Session
 from unet_trainer.training.setup import check_same, config_facts, set_up
@@ -214,6 +215,15 @@ def test_a_position_beyond_the_end_of_an_epoch_is_refused(config, folder):
     run.checkpointer.save_state()
     run.checkpointer.finish()
     with pytest.raises(CheckpointError, match=rf"{folder} cannot be resumed: batch is 1000 of "):
+        start(config, resume="run")
+
+
+@pytest.mark.parametrize("spec", [None, {}, {"tile": [0, 64]}])
+def test_a_state_whose_model_is_not_described_is_refused_in_a_sentence(config, folder, spec):
+    train_and_save(config)
+    content = read_checkpoint(folder / "last.pt")
+    write_checkpoint(folder / "last.pt", {**content, "spec": spec if not spec else {**content["spec"], **spec}})
+    with pytest.raises(CheckpointError, match=rf"^{folder} cannot be resumed: what it says of its model cannot be right \("):
         start(config, resume="run")
 
 

@@ -225,7 +225,7 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
         try:
             tile = SegmenterSpec.from_dict(content["spec"]).tile
         except ILL_FORMED as error:
-            raise CheckpointError(f"{source} cannot be resumed: {error}") from None
+            raise CheckpointError(f"{source} cannot be resumed: what it says of its model cannot be right ({error})") from None
         facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT}
         facts |= {"world_size": len(content.get("ranks") or [0]), "tile": tile}
         return str(source), None if folder is None else str(folder), facts
