@@ -51,6 +51,7 @@ NUM_EPOCHS = 100  # validations of a run, about
 VALIDATION_SHARE = 0.1  # of the time, about
 SPARE_STEPS = 1.5  # in a single epoch, that the time will end: the machine may become faster than it was when the step was tried
 MIN_STEPS_PER_EPOCH = 10
+MIN_VALIDATIONS = 3  # with fewer, one at the end: there is no time left to act on what another would tell
 CPU_BUDGET = 3600.0  # seconds, where none is given
 GPU_ENCODER = "resnet34"
 # Encoders for CPUs and small budgets, the best first, each with the widths of its decoder (None: the default's).
@@ -317,7 +318,7 @@ def plan_steps(
     steps_per_epoch = max(1, int(num_samples * repeats) // batch_size)
     # Limited by time: no more epochs than there is time for.
     num_epochs = max(1, steps // steps_per_epoch if is_limited else round(steps / steps_per_epoch))
-    if is_open and is_limited and num_epochs == 1 and cost is not None and budget is not None:
+    if is_open and is_limited and num_epochs < MIN_VALIDATIONS and cost is not None and budget is not None:
         in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
         in_time *= SPARE_STEPS if may_end_early else 1
         repeats = math.ceil(in_time / num_samples) if in_time > num_samples else 1 / (num_samples // in_time)

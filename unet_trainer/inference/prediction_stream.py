@@ -211,7 +211,7 @@ class PredictionStream:
     ) -> None:
         self.predictor, self.folder, self.console, self.threshold = predictor, folder, console, threshold
         self.batch_size = batch_size
-        self.num_images = MAX_BATCH * MIN_BATCHES  # until it is known
+        self.num_images = self.num_to_come = MAX_BATCH * MIN_BATCHES  # until it is known; the second: not computed yet
         self.device = device = predictor.engine.device
         self.batch_pixels = CPU_BATCH_PIXELS
         if device.type == "cuda":
@@ -221,7 +221,9 @@ class PredictionStream:
         # On a CPU the network has the cores.
         self.num_readers = max(2, count_cores() // 2) if device.type == "cuda" else 2
         self.num_writers = max(2, count_cores() // 4) if device.type == "cuda" else 2
+        self.num_at_once = self.num_writers  # images that are written at one time
         if self.processes is not None:
+            self.num_at_once = len(self.processes.slots) // 2
             self.num_writers = 1  # hands the results over: more threads would take the GIL from the one that computes
         self.forward = ForwardGraphs(predictor.engine)
         self.num_written, self.num_with_missing = 0, 0  # the second: images of which some values are no data
@@ -256,7 +258,7 @@ class PredictionStream:
         self.numbers = {given: number for number, given in enumerate(inputs)}
         done = {given for given, is_there in zip(inputs, is_done or (), strict=False) if is_there}
         todo = [given for given in inputs if given not in done]
-        self.num_images = len(todo)
+        self.num_images = self.num_to_come = len(todo)
         try:
             with contextlib.ExitStack() as stack:
                 self.bar: Bar = stack.enter_context(self.console.bar("Predicting:", len(todo)))
@@ -296,20 +298,22 @@ class PredictionStream:
             return error
 
     def _compute(self, ahead: Iterable[tuple[Input, Found]]) -> None:
-        """Copies each batch into one piece of memory while the one before it is computed."""
-        before: tuple[Sequence[tuple[Input, ModelInput]], Future[torch.Tensor]] | None = None
+        """A thread copies each batch into one piece of memory while the one before it is computed."""
+        coming: deque[tuple[Sequence[tuple[Input, ModelInput]], Future[torch.Tensor]]] = deque()
         for images in self._group(ahead):
-            coming = self.batches.submit(host_batch, [found.pixels for _, found in images], self.device)
-            if before is not None:
-                self._run_batch(*before)
-            before = images, coming
-        if before is not None:
-            self._run_batch(*before)
+            if images:
+                coming.append((images, self.batches.submit(host_batch, [found.pixels for _, found in images], self.device)))
+            # At the start a batch is given to the device as soon as it is there: the next is still to be read.
+            while coming and (len(coming) > 1 or coming[0][1].done()):
+                self._run_batch(*coming.popleft())
+        for batch in coming:
+            self._run_batch(*batch)
 
     def _group(self, ahead: Iterable[tuple[Input, Found]]) -> Iterator[Sequence[tuple[Input, ModelInput]]]:
-        """Images of one shape, as many as a batch has; large images are predicted on the way."""
+        """After each image those of one shape, if they are as many as a batch has, or none; large ones are predicted on the way."""
         waiting: dict[tuple[int, ...], list[tuple[Input, ModelInput]]] = {}  # by shape
         for given, found in ahead:
+            full: Sequence[tuple[Input, ModelInput]] = ()
             if isinstance(found, DataError):
                 self._failed(given, str(found))
             elif isinstance(found, ModelInput):
@@ -317,9 +321,10 @@ class PredictionStream:
                 group.append((given, found))
                 size = self.batch_size_of(found.pixels.shape)
                 if len(group) == size or sum(map(len, waiting.values())) > MAX_OPEN_BATCHES * size:
-                    yield waiting.pop(max(waiting, key=lambda shape: len(waiting[shape])))
+                    full = waiting.pop(max(waiting, key=lambda shape: len(waiting[shape])))
             else:
                 self._run_large(given, found)
+            yield full
         yield from waiting.values()
 
     def batch_size_of(self, shape: Sequence[int]) -> int:
@@ -331,6 +336,9 @@ class PredictionStream:
 
     def _run_batch(self, images: Sequence[tuple[Input, ModelInput]], coming: Future[torch.Tensor]) -> None:
         batch_logits = self.predictor.logits(coming.result(), self.forward.logits)  # before the next call they are used up
+        self.num_to_come -= len(images)
+        # At the end, where nothing is left to do meanwhile, all writers take part.
+        per_task = IMAGES_PER_TASK if self.num_to_come >= len(images) else -(-len(images) // self.num_at_once)
         by_size: dict[Size, list[int]] = {}
         for place, (_, found) in enumerate(images):
             by_size.setdefault(found.size, []).append(place)
@@ -347,7 +355,7 @@ class PredictionStream:
                 results = self._at_native_size(select_images(logits, some), size)
                 copy = self._copy_to_host(results)
                 num_bytes = sum(result.nbytes for result in results) // len(some)
-                step = max(1, min(IMAGES_PER_TASK, SLOT_BYTES // num_bytes))
+                step = max(1, min(IMAGES_PER_TASK, per_task, SLOT_BYTES // num_bytes))
                 for first in range(0, len(some), step):
                     inputs = [images[place][0] for place in some[first : first + step]]
                     self.writers.submit(partial(self._write_images, inputs, copy, first), num_bytes * len(inputs))
