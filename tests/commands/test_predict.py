@@ -159,7 +159,7 @@ def test_a_process_that_is_killed_is_one_message(here, capsys, monkeypatch):
     run = PredictionStream.run
 
     def kill_and_run(*given):
-        for worker in started[0].workers.processes:
+        for worker in started[0].writers.workers.processes:
             worker.kill()
             worker.join(60)
         return run(*given)
@@ -167,7 +167,7 @@ def test_a_process_that_is_killed_is_one_message(here, capsys, monkeypatch):
     monkeypatch.setattr(PredictionStream, "run", kill_and_run)
     assert main(["predict", "binary", "images", "--out", "out"]) == 3
     said = capsys.readouterr().err
-    assert said.startswith("Error: a process that writes results died, perhaps for want of memory, while those of images/a.png to ")
+    assert said.startswith("Error: a process that writes results died, perhaps for want of memory, while it had images/a.png")
     assert said.endswith("; 0 images done, --skip-existing continues from there\n")
     assert files_in(here / "out") == []
 

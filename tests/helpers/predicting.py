@@ -42,23 +42,23 @@ def write_model(path, augmentation="default", seed=0, **spec):
 
 
 def force_processes(patch, num_processes=2):
-    """`predict` writes in processes, whatever the device and the number of images. `patch(module, name, value)` sets a name.
-    Returns a list that gets the WriterProcesses."""
-    from unet_trainer.inference import prediction_stream
+    """`predict` reads and writes in processes, whatever the device and the number of images. `patch(module, name, value)` sets a name.
+    Returns a list that gets the StreamProcesses."""
+    from unet_trainer.inference import stream_processes
 
     started = []
 
     def start(num_images, device):
-        started.append(prediction_stream.WriterProcesses(num_processes))
+        started.append(stream_processes.StreamProcesses(num_processes))
         return started[-1]
 
-    patch(prediction_stream, "start_writers", start)
+    patch(stream_processes, "start_processes", start)
     return started
 
 
 def predict_slowly(words, log, pids):
     """In a process of its own, to be stopped: an image takes 50 ms to write, and half of its file is there meanwhile. The numbers
-    of the processes that write are in the file `pids`."""
+    of the processes that read and write are in the file `pids`."""
     from train_unet import main
     from unet_trainer.inference import prediction_files
 
@@ -78,7 +78,8 @@ def predict_slowly(words, log, pids):
     run = PredictionStream.run
 
     def run_and_tell(stream, *given):
-        numbers = [worker.pid for worker in started[0].workers.processes]
+        calls = started[0].readers, started[0].writers
+        numbers = [worker.pid for some in calls for worker in some.workers.processes]
         Path(f"{pids}.tmp").write_text(" ".join(map(str, numbers)))
         Path(f"{pids}.tmp").replace(pids)
         return run(stream, *given)

@@ -18,14 +18,15 @@ from helpers.predicting import GEO_TAGS, files_in, write_model
 from helpers.steps import make_spec
 from unet_trainer.images import image_spec
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.inference import prediction_stream
+from unet_trainer.inference import prediction_stream, stream_processes
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import ImageFiles, Kinds, PredictionFolder
-from unet_trainer.inference.prediction_stream import PredictionStream, WriterProcesses, measure_rates
+from unet_trainer.inference.prediction_stream import PredictionStream, measure_rates
 from unet_trainer.inference.predictor import Predictor, load
+from unet_trainer.inference.stream_processes import StreamProcesses
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.system.atomic_files import Draft
-from unet_trainer.system.concurrency import CAN_FORK
+from unet_trainer.system.concurrency import CAN_FORK, read_ahead
 from unet_trainer.system.console import Console
 
 SIZES = ((20, 30), (24, 16), (20, 30), (20, 30), (24, 16), (33, 9), (20, 30))
@@ -233,12 +234,42 @@ def contents(folder):
 )
 def test_processes_write_the_bytes_that_threads_write(tmp_path, with_geotiff, kinds):
     assert stream(tmp_path, kinds, out="threads").run(with_geotiff).num_written == 7
-    with WriterProcesses(2) as processes:
+    with StreamProcesses(2) as processes:
         predicting = stream(tmp_path, kinds, out="processes", processes=processes)
         assert predicting.run(with_geotiff).num_written == 7
     assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
     assert {"0.png", "sub/1.png", "4.png", "4.tif"} <= set(files_in(tmp_path / "threads"))
-    assert not any(worker.is_alive() for worker in processes.workers.processes)
+    assert not any(worker.is_alive() for worker in processes.writers.workers.processes)
+
+
+@needs_fork
+def test_processes_read_what_threads_read_in_memory_that_is_used_again(tmp_path, with_geotiff, monkeypatch):
+    monkeypatch.setattr(stream_processes, "NUM_READ_SLOTS", 8)
+    many = [Input(path, f"{turn}/{name}") for turn in range(20) for path, name in with_geotiff]
+    many.insert(50, Input(tmp_path / "images/broken.png", "broken"))
+    many[50].path.write_bytes(many[0].path.read_bytes()[:60])
+    spec = make_spec(fit="resize", image_size=(32, 32), source_sides=(2.0, 3.0))
+    outcomes = {}
+    with StreamProcesses(2) as processes:
+        for out, used in (("threads", None), ("processes", processes)):
+            monkeypatch.setattr(prediction_stream, "read_ahead", None if used else read_ahead)
+            predicting = stream(tmp_path, spec=spec, out=out, processes=used).run(many)
+            outcomes[out] = predicting.num_written, predicting.failed, sorted(predicting.predictor.far_sizes)
+        assert sorted(processes.readers.free) == list(range(8))
+    assert outcomes["threads"] == outcomes["processes"]
+    assert outcomes["threads"][0] == 140
+    assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
+
+
+@needs_fork
+def test_a_process_that_dies_while_it_reads_is_named_with_its_images(tmp_path, images, monkeypatch):
+    monkeypatch.setattr(stream_processes, "read_small", lambda *given: os.kill(os.getpid(), signal.SIGKILL))
+    with (
+        StreamProcesses(2) as processes,
+        pytest.raises(WorkerError, match=r"a process that reads images died.* while it had .*/0.png to .*/6.png"),
+    ):
+        stream(tmp_path, spec=make_spec(fit="resize"), processes=processes).run(inputs_of(tmp_path, images))
+    assert files_in(tmp_path / "out") == []
 
 
 @needs_fork
@@ -254,15 +285,15 @@ def test_a_process_that_dies_while_it_writes_ends_it_and_leaves_whole_files_only
 
     monkeypatch.setattr(ImageFiles, "finish", finish_or_die)
     with (
-        WriterProcesses(2) as processes,
-        pytest.raises(WorkerError, match=r"a process that writes results died.* while those of .*/\d.png to .*/\d.png were written"),
+        StreamProcesses(2) as processes,
+        pytest.raises(WorkerError, match=r"a process that writes results died.* while it had .*/\d.png to .*/\d.png"),
     ):
         stream(tmp_path, Kinds(values=True), processes=processes, batch_size=7).run(with_geotiff)
     left = files_in(tmp_path / "out")
     assert "sub/3.png" not in left
     for name in left:
         Image.open(tmp_path / "out" / name).load()
-    assert not any(worker.is_alive() for worker in processes.workers.processes)
+    assert not any(worker.is_alive() for worker in processes.writers.workers.processes)
 
 
 @needs_fork
@@ -274,7 +305,7 @@ def test_in_processes_an_image_that_is_gone_counts_as_bad_and_a_full_disk_leaves
             given[0].path.unlink(missing_ok=True)
             return super().logits(images)
 
-    with WriterProcesses(2) as processes:
+    with StreamProcesses(2) as processes:
         engine = Vandal(make_spec(fit="crop"))
         outcome = stream(tmp_path, Kinds(overlay=True), engine=engine, processes=processes).run(given)
     assert [(path.name, reason) for path, reason in outcome.failed] == [("0.png", "No such file or directory")]
@@ -285,7 +316,7 @@ def test_in_processes_an_image_that_is_gone_counts_as_bad_and_a_full_disk_leaves
         raise OSError(28, "No space left on device", "out/1.png")
 
     monkeypatch.setattr(Draft, "keep", fail)
-    with WriterProcesses(2) as processes, pytest.raises(OSError, match="No space left") as caught:
+    with StreamProcesses(2) as processes, pytest.raises(OSError, match="No space left") as caught:
         stream(tmp_path, processes=processes, out="full").run(given[1:])
     assert caught.value.filename == "out/1.png"
     assert files_in(tmp_path / "full") == []
@@ -296,7 +327,7 @@ def test_in_processes_an_image_that_is_gone_counts_as_bad_and_a_full_disk_leaves
 def test_a_gpu_gives_what_a_cpu_gives_and_the_same_bytes_with_processes_and_threads(tmp_path, with_geotiff, fit):
     path = write_model(tmp_path / "run/best.pt", fit=fit, num_classes=3)
     many = [Input(path, f"{turn}/{name}") for turn in range(30) for path, name in with_geotiff]
-    with WriterProcesses(4) as processes:
+    with StreamProcesses(4) as processes:
         for out, device, used in (("cpu", "cpu", None), ("threads", "cuda", None), ("processes", "cuda", processes)):
             engine = load(path, device=device).engine
             stream(tmp_path, Kinds(probabilities="npy"), engine=engine, out=out, batch_size=8, processes=used).run(many)

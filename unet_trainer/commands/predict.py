@@ -19,7 +19,8 @@ from unet_trainer.system.os_errors import cannot, sentence
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.inputs import Input
     from unet_trainer.inference.prediction_files import PredictionFolder
-    from unet_trainer.inference.prediction_stream import PredictionStream, Rates, WriterProcesses
+    from unet_trainer.inference.prediction_stream import PredictionStream, Rates
+    from unet_trainer.inference.stream_processes import StreamProcesses
     from unet_trainer.model.segmenter import SegmenterSpec
 
 NUM_NAMED = 100  # files that could not be read
@@ -40,15 +41,15 @@ def main(arguments: Sequence[str], script: Script) -> int:
         refuse_among_images(inputs, given.out)
 
     from unet_trainer.inference.engine import find_model
-    from unet_trainer.inference.prediction_stream import start_writers
+    from unet_trainer.inference.stream_processes import start_processes
 
     path = find_model(given.model, raw=given.raw)
     processes = None
     try:
         if not given.polygons:
-            processes = start_writers(len(inputs), given.device)  # before the engine starts up the GPU
+            processes = start_processes(len(inputs), given.device)  # before the engine starts up the GPU
     except OSError as error:
-        console.note(f"results are written by threads, which is slower: {sentence(error)}")
+        console.note(f"images are read and written by threads, which is slower: {sentence(error)}")
     with processes or contextlib.nullcontext():
         return predict(given, path, inputs, processes, console)
 
@@ -78,7 +79,7 @@ def _parser() -> CommandParser:
 
 
 def predict(
-    given: argparse.Namespace, path: Path, inputs: Sequence[Input], processes: WriterProcesses | None, console: Console
+    given: argparse.Namespace, path: Path, inputs: Sequence[Input], processes: StreamProcesses | None, console: Console
 ) -> int:
     from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
     from unet_trainer.inference.prediction_stream import PredictionStream, measure_rates

@@ -1,7 +1,8 @@
 """Predicts many images into files: threads read, the main thread runs the engine on batches of one shape, threads write.
 
     files → read_ahead → batches of one shape → device → HostCopy → WriteBehind → files
-                                                                 → WriterProcesses → files     many small images on a fast GPU
+
+Many small images on a fast GPU are read and written by StreamProcesses.
 
 Images keep their order, so that batches, and with them results, are the same in every run. The device is given the next batch
 before the one before it is done, and nothing in between waits for it. What is read ahead and what waits to be written is bounded
@@ -11,19 +12,15 @@ in bytes. An image that is too large for that is read, computed and written in b
 from __future__ import annotations
 
 import contextlib
-import gc
-import mmap
-import multiprocessing
-import pickle
-import struct
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cv2
 import numpy as np
@@ -48,9 +45,9 @@ from unet_trainer.inference.prediction_files import (
     write_geojson,
 )
 from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
-from unet_trainer.loading.worker_pool import WorkerError
+from unet_trainer.inference.stream_processes import WRITE_BYTES, StreamProcesses, write_images
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
-from unet_trainer.system.concurrency import CAN_FORK, ForkedWorkers, WriteBehind, read_ahead
+from unet_trainer.system.concurrency import WriteBehind, read_ahead
 from unet_trainer.system.console import Bar, Console
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
@@ -66,139 +63,13 @@ MAX_BYTES = 2**28  # of images that are read ahead, and again of results that wa
 IMAGES_PER_TASK = 16  # of a thread or process that writes: waking it costs about as much as an image
 MAX_BATCHES_AHEAD = 3  # that the device may have before it
 MAX_OPEN_BATCHES = 4  # images of different shapes that wait for others like them, in batches
-MIN_IMAGES = 256  # for fewer, starting processes takes longer than they save
-MAX_PROCESSES = 8
-SLOT_BYTES = 2**24  # of results that a task shares with its process: 16 masks of 512 × 512 take 4 MiB
-HEAD_BYTES = 2**20  # of a slot, for names of files and all else
-SLOT = struct.Struct("q")  # a task, and that it is done: the number of its slot
-SIZES = struct.Struct("8q")  # at the start of a slot: how many parts it holds, and the bytes of each
 
 Found = ModelInput | ImageReader | DataError | None  # None: large, and not read yet
-OnDone = Callable[[Sequence[Input], list[str]], object]  # images, and for each what write_images says
-
-
-class WriterProcesses(contextlib.AbstractContextManager["WriterProcesses"]):
-    """Processes that encode and write the files of small images: in threads, that would take the GIL from the thread that keeps a
-    fast GPU busy. Forked before the GPU is started up; they never use CUDA. Use it in `with`, from one thread at a time.
-
-    A task lies in a slot of memory that the processes inherit: pixels that go through a pipe are copied under the GIL.
-    """
-
-    def __init__(self, num_processes: int) -> None:
-        """Raises OSError."""
-        # Two for each process: its next task waits for it.
-        self.slots = [np.frombuffer(mmap.mmap(-1, HEAD_BYTES + SLOT_BYTES), np.uint8) for _ in range(2 * num_processes)]
-        self.under_way: dict[int, tuple[PredictionFolder, Sequence[Input], OnDone]] = {}  # by slot
-        self.errors: list[Exception] = []
-        self.workers = ForkedWorkers(num_processes, partial(_writer_main, self.slots), SLOT.size, SLOT.size)
-
-    def __exit__(self, *_: object) -> None:
-        self.workers.close()
-
-    def write(self, folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels], on_done: OnDone) -> None:
-        """As write_images, by one of the processes; `on_done` gets the images and what that returns, in a later call. Waits only
-        for a slot. Raises what a process raised, and WorkerError if one has died."""
-        self._collect(seconds=0.0)
-        while len(self.under_way) == len(self.slots) and not self.errors:
-            self._collect(seconds=1.0)
-        if self.errors:
-            raise self.errors[0]
-        slot = next(slot for slot in range(len(self.slots)) if slot not in self.under_way)
-        _store(self.slots[slot], (folder, images, results))
-        self.under_way[slot] = folder, images, on_done
-        self.workers.send(SLOT.pack(slot))
-
-    def finish(self) -> None:
-        """Waits for all images. Raises as `write` does."""
-        while self.under_way:
-            self._collect(seconds=1.0)
-        if self.errors:
-            raise self.errors[0]
-
-    def _collect(self, seconds: float) -> None:
-        """Takes what is done; waits for so long if nothing is."""
-        for (slot,) in SLOT.iter_unpack(self.workers.receive(seconds)):
-            _, images, on_done = self.under_way.pop(slot)
-            found = _load(self.slots[slot])
-            if isinstance(found, Exception):
-                self.errors.append(found)
-            else:
-                on_done(images, found)
-        if self.under_way and self.workers.dead_worker() is not None:
-            pids = [process.pid or 0 for process in self.workers.processes]
-            self.workers.close()
-            lost = [(folder, given) for folder, images, _ in self.under_way.values() for given in images]
-            self.under_way.clear()
-            for folder, given in lost:
-                folder.discard_drafts(given.name, pids)
-            names = " to ".join(dict.fromkeys(str(given.path) for _, given in (lost[0], lost[-1])))
-            what = "a process that writes results died, perhaps for want of memory"
-            self.errors.insert(0, WorkerError(f"{what}, while those of {names} were written"))
-
-
-def _store(slot: Pixels, content: object) -> None:
-    """A pickle, and behind it the memory of the arrays in it."""
-    buffers: list[pickle.PickleBuffer] = []
-    parts: list[Any] = [pickle.dumps(content, protocol=5, buffer_callback=buffers.append), *(buffer.raw() for buffer in buffers)]
-    sizes, place = [len(part) for part in parts], SIZES.size
-    SIZES.pack_into(slot.data, 0, len(sizes), *sizes, *[0] * (7 - len(sizes)))
-    for part, size in zip(parts, sizes, strict=True):
-        if size:
-            slot[place : place + size] = np.frombuffer(part, np.uint8)  # without the GIL
-        place += -(-size // 8) * 8
-
-
-def _load(slot: Pixels) -> Any:
-    """What _store stored; its arrays lie in the slot."""
-    parts, place = [], SIZES.size
-    num_parts, *sizes = SIZES.unpack_from(slot.data)
-    for size in sizes[:num_parts]:
-        parts.append(slot.data[place : place + size])
-        place += -(-size // 8) * 8
-    return pickle.loads(parts[0], buffers=parts[1:])  # of this process, or of one that it forked
-
-
-def _writer_main(slots: list[Pixels], receive: Callable[[], bytes], send: Callable[[bytes], object], number: int) -> None:
-    gc.freeze()  # a collection would walk, and so copy, all that this process shares with its parent
-    while message := receive():
-        slot = slots[SLOT.unpack(message)[0]]
-        try:
-            found: object = write_images(*_load(slot))
-        except Exception as error:  # of any kind: raised in the parent
-            found = error
-        _store(slot, found)
-        send(message)
-
-
-def start_writers(num_images: int, device: str) -> WriterProcesses | None:
-    """For many images on what may become a CUDA device; None elsewhere. To be called before the device is started up: `device` is
-    the user's word for it. Raises OSError."""
-    # device_count asks the driver's monitoring library: the GPU is not started up by it.
-    is_gpu = device.startswith(("auto", "cuda")) and torch.cuda.device_count() > 0
-    # A daemonic process (a worker of somebody else's pool) may not have children.
-    if not CAN_FORK or multiprocessing.current_process().daemon or not is_gpu or num_images < MIN_IMAGES:
-        return None
-    return WriterProcesses(max(2, min(MAX_PROCESSES, count_cores() // 2)))
-
-
-def write_images(folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels]) -> list[str]:
-    """All files of images of one size; for each an empty text, or why it can no longer be read. `results`: N,H,W ids and, if they
-    are wanted, N,M,H,W probabilities. Raises OSError."""
-    reasons = []
-    for given, *rows in zip(images, *results, strict=True):
-        try:
-            with ImageFiles(folder, given, rows[0].shape) as files:
-                files.write(Rows(*rows))
-                files.finish()
-            reasons.append("")
-        except ReadError as error:
-            reasons.append(str(error))
-    return reasons
 
 
 class PredictionStream:
-    """Runs once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids. `processes` write the images that are
-    computed in batches, in place of threads."""
+    """Runs once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids. `processes` read and write the images
+    that are computed in batches, in place of threads."""
 
     def __init__(
         self,
@@ -207,7 +78,7 @@ class PredictionStream:
         console: Console,
         threshold: float | None = None,
         batch_size: int | None = None,
-        processes: WriterProcesses | None = None,
+        processes: StreamProcesses | None = None,
     ) -> None:
         self.predictor, self.folder, self.console, self.threshold = predictor, folder, console, threshold
         self.batch_size = batch_size
@@ -223,7 +94,7 @@ class PredictionStream:
         self.num_writers = max(2, count_cores() // 4) if device.type == "cuda" else 2
         self.num_at_once = self.num_writers  # images that are written at one time
         if self.processes is not None:
-            self.num_at_once = len(self.processes.slots) // 2
+            self.num_at_once = self.processes.writers.num_processes
             self.num_writers = 1  # hands the results over: more threads would take the GIL from the one that computes
         self.forward = ForwardGraphs(predictor.engine)
         self.num_written, self.num_with_missing = 0, 0  # the second: images of which some values are no data
@@ -284,7 +155,22 @@ class PredictionStream:
         return self
 
     def read_ahead(self, images: Sequence[Input]) -> Generator[tuple[Input, Found], None, None]:
-        return read_ahead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
+        spec = self.predictor.spec
+        shape = (*spec.image_size, spec.image.channels)
+        num_bytes = math.prod(shape) * (1 if spec.image.is_8bit else 4)
+        if self.processes is None or spec.fit == "crop" or not self.processes.can_read(num_bytes, self.batch_size_of(shape)):
+            return read_ahead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
+        return self._read_in_processes(images, self.processes)
+
+    def _read_in_processes(self, images: Sequence[Input], processes: StreamProcesses) -> Generator[tuple[Input, Found], None, None]:
+        spec = self.predictor.spec
+        ahead = processes.read_ahead(images, spec.image, self.predictor.min_side, spec.image_size)
+        for given, found, has_missing in ahead:
+            self._count_missing(has_missing)
+            if isinstance(found, ModelInput):
+                self.predictor.note_size(found.size)
+            yield given, found
+            del found  # its memory is used again
 
     def _read(self, given: Input) -> Found:
         try:
@@ -355,7 +241,7 @@ class PredictionStream:
                 results = self._at_native_size(select_images(logits, some), size)
                 copy = self._copy_to_host(results)
                 num_bytes = sum(result.nbytes for result in results) // len(some)
-                step = max(1, min(IMAGES_PER_TASK, per_task, SLOT_BYTES // num_bytes))
+                step = max(1, min(IMAGES_PER_TASK, per_task, WRITE_BYTES // num_bytes))
                 for first in range(0, len(some), step):
                     inputs = [images[place][0] for place in some[first : first + step]]
                     self.writers.submit(partial(self._write_images, inputs, copy, first), num_bytes * len(inputs))
@@ -392,7 +278,7 @@ class PredictionStream:
     def _write_images(self, images: Sequence[Input], copy: HostCopy, first: int) -> None:
         """In a writer's thread: all files of some images, which lie at `first` and behind it in a batch."""
         results = [array[first : first + len(images)] for array in _arrays(copy)]
-        if self.processes is None or sum(array.nbytes for array in results) > SLOT_BYTES:
+        if self.processes is None or sum(array.nbytes for array in results) > WRITE_BYTES:
             self._count_results(images, write_images(self.folder, images, results), results[0])
             return
         self.processes.write(self.folder, images, results, self._count_results)

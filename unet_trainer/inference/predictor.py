@@ -219,6 +219,7 @@ class ModelInput(NamedTuple):
 
     pixels: Pixels  # h,w,C uint8 or float32
     size: Size  # fit: crop: of the upper left part that is the image
+    held: object = None  # keeps the pixels, where others than Python do
 
 
 class Predictor:
@@ -253,10 +254,14 @@ class Predictor:
     def as_input(self, pixels: Pixels, size: Size) -> ModelInput:
         """Of H,W,C pixels as a batch has them."""
         fit = fit_image if self.spec.fit == "resize" else mirrored_to
+        self.note_size(size)
+        return ModelInput(fit(pixels, self.spec.image_size), size)
+
+    def note_size(self, size: Size) -> None:
+        """Of an image that is to be predicted, for take_scale_warning."""
         least, most = self.spec.source_sides or (0.0, math.inf)
         if not least / FAR <= math.sqrt(size[0] * size[1]) <= most * FAR:
             self.far_sizes.append(size)
-        return ModelInput(fit(pixels, self.spec.image_size), size)
 
     def take_scale_warning(self) -> str | None:
         """Of the images since the last call that were seen at another scale than any of training."""
