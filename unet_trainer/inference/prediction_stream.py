@@ -130,6 +130,8 @@ class PredictionStream:
         done = {given for given, is_there in zip(inputs, is_done or (), strict=False) if is_there}
         todo = [given for given in inputs if given not in done]
         self.num_images = self.num_to_come = len(todo)
+        self.num_with_missing = 0  # measure_rates has read them too
+        self.predictor.far_sizes.clear()
         try:
             with contextlib.ExitStack() as stack:
                 self.bar: Bar = stack.enter_context(self.console.bar("Predicting:", len(todo)))

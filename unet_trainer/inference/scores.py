@@ -131,11 +131,15 @@ def _ratio(part: Floats, whole: Floats) -> Floats:
     return np.divide(part, whole, out=np.full_like(part, np.nan), where=whole > 0)
 
 
+def num_draws_of(num_images: int) -> int:
+    return min(NUM_DRAWS, max(MIN_DRAWS, MAX_DRAWN // max(1, num_images)))
+
+
 def resampled_sums(counts: Sequence[NDArray[Any]]) -> list[Floats]:
     """N,K,columns counts of the same N images, of one model or of several → draws,K,columns sums over N images drawn with
     replacement."""
     num_images = len(counts[0])
-    num_draws = min(NUM_DRAWS, max(MIN_DRAWS, MAX_DRAWN // num_images))
+    num_draws = num_draws_of(num_images)
     # An order that only the counts decide. The truth, which is that of all models, is in the seed: one seed would err alike in all.
     truth = counts[0][..., Count.TRUTH].astype(np.float64)
     others = sum(one[..., [Count.HITS, Count.PREDICTION]].reshape(num_images, -1).astype(np.float64) for one in counts)
@@ -201,7 +205,7 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
     return {
         "num_images": len(counts),
         "boundary_width": f"{BOUNDARY_RATIO:g} of the diagonal",
-        "bootstrap": {"over": "images", "level": LEVEL, "draws": NUM_DRAWS, "seed": SEED},
+        "bootstrap": {"over": "images", "level": LEVEL, "draws": num_draws_of(len(counts)), "seed": SEED},
         "classes": classes,
         "mean": mean,
         "confusion": {"ids": list(id_names), "rows_are_truth": evaluated.confusion.tolist()},
