@@ -117,8 +117,8 @@ def test_a_difference_that_images_may_show_by_chance_forbids_nothing(share, chan
 
 
 def plan(num_samples, batch_size=16, cost=None, num_val=0, budget=None, **others):
-    num_epochs, repeats, reason = plan_steps(num_samples, batch_size, 1, cost, num_val, budget, **others)
-    return SimpleNamespace(num_epochs=num_epochs, repeats=repeats, reason=reason)
+    num_epochs, repeats, reason, share = plan_steps(num_samples, batch_size, 1, cost, num_val, budget, **others)
+    return SimpleNamespace(num_epochs=num_epochs, repeats=repeats, reason=reason, share=share)
 
 
 @pytest.mark.parametrize("num_samples", [5, 20, 367, 2000])
@@ -169,7 +169,9 @@ def test_where_one_epoch_is_all_that_there_is_time_for_it_is_as_long_as_that(num
     assert plan(num_samples, cost=cost, num_val=200, budget=78.0, repeats=0.5).repeats == 0.5
     assert plan(num_samples, cost=cost, num_val=200, budget=500.0).num_epochs == 1  # two would be a tenth of the time
     assert plan(num_samples, cost=cost, num_val=200, budget=800.0).num_epochs > 2
-    assert plan(num_samples, cost=cost, num_val=200, budget=78.0, may_end_early=True).repeats >= min(1, 1.4 * repeats)
+    longer = plan(num_samples, cost=cost, num_val=200, budget=78.0, may_end_early=True)
+    assert longer.repeats >= min(1, 1.4 * repeats)
+    assert (found.share, longer.share) == (1.0, pytest.approx(2 / 3))
 
 
 def test_the_learning_rate_grows_with_the_root_of_the_batch():

@@ -286,10 +286,10 @@ def plan_steps(
     budget: float | None,
     repeats: float | None = None,
     may_end_early: bool = False,
-) -> tuple[int, float, str]:
+) -> tuple[int, float, str, float]:
     """Enough views (augmented images) to learn from, in about NUM_EPOCHS epochs, within a budget of seconds: the number of epochs,
-    how often an epoch has each image (below 1: the share of the images that it has), and why. `may_end_early`: an epoch that there
-    is no time for ends before its last batch."""
+    how often an epoch has each image (below 1: the share of the images that it has), why, and the share of all that which there
+    will be time for. `may_end_early`: an epoch that there is no time for ends before its last batch."""
     if cost is not None and not cost.is_possible:  # a batch that memory does not hold: training says so
         cost = None
     views = wanted_views(num_samples)
@@ -320,10 +320,11 @@ def plan_steps(
     num_epochs = max(1, steps // steps_per_epoch if is_limited else round(steps / steps_per_epoch))
     if is_open and is_limited and num_epochs < MIN_VALIDATIONS and cost is not None and budget is not None:
         in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
-        in_time *= SPARE_STEPS if may_end_early else 1
+        spare = SPARE_STEPS if may_end_early else 1
+        in_time *= spare
         repeats = math.ceil(in_time / num_samples) if in_time > num_samples else 1 / (num_samples // in_time)
-        return 1, repeats, f"{reason}: one epoch, as long as there is time"
-    return num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}"
+        return 1, repeats, f"{reason}: one epoch, as long as there is time", 1 / spare
+    return num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}", 1.0
 
 
 def wanted_views(num_samples: int) -> int:

@@ -439,18 +439,19 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     cost = cost if cost is not None and cost.is_possible else None
     if cost is not None:
         cost = dataclasses.replace(cost, eval_seconds=cost.eval_seconds / hardware.num_processes)
+    share = 1.0  # of the epochs, that there is time for
     if draft.is_open("num_epochs"):
         repeats = None if draft.is_open("repeats") else draft["repeats"]
         accumulation = draft["accumulation_steps"]
         ends_early = draft["time_budget"] is not None and draft.hardware.num_processes == 1
         plan = choices.plan_steps(num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats, ends_early)
-        num_epochs, repeats, reason = plan
+        num_epochs, repeats, reason, share = plan
         draft.decide("num_epochs", num_epochs, reason)
         num_batches = max(1, int(num_samples * repeats) // batch_size)
         draft.decide_if_open("repeats", repeats, f"{num_batches:,} batches between two validations")
     draft.decide_if_open("repeats", 1, "num_epochs is set")
     num_epochs = draft["num_epochs"]
-    passes = num_epochs * draft["repeats"]
+    passes = share * num_epochs * draft["repeats"]
     if draft["fit"] == "crop":  # each sees a part of an image of median area
         area = median(height * width for height, width in draft.dataset.train_sizes)
         passes *= draft["crops_per_image"] * math.prod(as_shape(draft["image_size"])) / area
@@ -459,7 +460,7 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
         draft.decide("augmentation", flips or "none", f"images come {passes:.1f} times, too seldom for more than flips; {found}")
     draft.decide_if_open("cutmix", *choices.choose_cutmix(passes, draft.config.augmentation == "auto", draft["normalize"]))
     batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
-    num_steps = num_epochs * math.ceil(batches / draft["accumulation_steps"])
+    num_steps = math.ceil(share * num_epochs * math.ceil(batches / draft["accumulation_steps"]))
     effective = batch_size * draft["accumulation_steps"] // (hardware.num_processes if draft["scale_lr"] else 1)
     num_crops = draft["crops_per_image"] if draft["fit"] == "crop" else 1
     num_bytes = decoded_bytes(draft["fit"], draft["image_size"], draft.dataset)
