@@ -167,7 +167,7 @@ def test_a_process_that_is_killed_is_one_message(here, capsys, monkeypatch):
     monkeypatch.setattr(PredictionStream, "run", kill_and_run)
     assert main(["predict", "binary", "images", "--out", "out"]) == 3
     said = capsys.readouterr().err
-    assert said.startswith("Error: a process that writes results died, perhaps for want of memory, while it had images/a.png")
+    assert said.startswith("Error: a process that writes results died, perhaps for want of memory, while they had images/a.png")
     assert said.endswith("; 0 images done, --skip-existing continues from there\n")
     assert files_in(here / "out") == []
 

@@ -262,11 +262,21 @@ def test_processes_read_what_threads_read_in_memory_that_is_used_again(tmp_path,
 
 
 @needs_fork
+def test_images_that_cannot_be_read_leave_memory_for_the_others(tmp_path, images):
+    """One of four can be read: each of a batch would hold the memory of four."""
+    (tmp_path / "images/broken.png").write_bytes((tmp_path / "images/0.png").read_bytes()[:60])
+    many = [Input(tmp_path / f"images/{'broken' if number % 4 else 0}.png", f"{number}") for number in range(400)]
+    with StreamProcesses(2) as processes:
+        outcome = stream(tmp_path, spec=make_spec(fit="resize"), processes=processes, batch_size=64).run(many)
+    assert (outcome.num_written, len(outcome.failed)) == (100, 300)
+
+
+@needs_fork
 def test_a_process_that_dies_while_it_reads_is_named_with_its_images(tmp_path, images, monkeypatch):
     monkeypatch.setattr(stream_processes, "read_small", lambda *given: os.kill(os.getpid(), signal.SIGKILL))
     with (
         StreamProcesses(2) as processes,
-        pytest.raises(WorkerError, match=r"a process that reads images died.* while it had .*/0.png to .*/6.png"),
+        pytest.raises(WorkerError, match=r"a process that reads images died.* while they had .*/0.png to .*/6.png"),
     ):
         stream(tmp_path, spec=make_spec(fit="resize"), processes=processes).run(inputs_of(tmp_path, images))
     assert files_in(tmp_path / "out") == []
@@ -286,7 +296,7 @@ def test_a_process_that_dies_while_it_writes_ends_it_and_leaves_whole_files_only
     monkeypatch.setattr(ImageFiles, "finish", finish_or_die)
     with (
         StreamProcesses(2) as processes,
-        pytest.raises(WorkerError, match=r"a process that writes results died.* while it had .*/\d.png to .*/\d.png"),
+        pytest.raises(WorkerError, match=r"a process that writes results died.* while they had .*/\d.png to .*/\d.png"),
     ):
         stream(tmp_path, Kinds(values=True), processes=processes, batch_size=7).run(with_geotiff)
     left = files_in(tmp_path / "out")

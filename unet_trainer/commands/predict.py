@@ -104,8 +104,11 @@ def predict(
     stream.warm_up(num_todo)
     rates = None
     if given.time:
-        with tempfile.TemporaryDirectory() as scratch:
-            rates = measure_rates(stream, inputs, Path(scratch))
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                rates = measure_rates(stream, inputs, Path(scratch))
+        except WorkerError as error:
+            raise TrainingFailed(str(error)) from None
     started = time.perf_counter()
     try:
         stream.run(inputs, is_done)

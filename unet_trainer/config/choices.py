@@ -318,7 +318,8 @@ def plan_steps(
     steps_per_epoch = max(1, int(num_samples * repeats) // batch_size)
     # Limited by time: no more epochs than there is time for.
     num_epochs = max(1, steps // steps_per_epoch if is_limited else round(steps / steps_per_epoch))
-    if is_open and is_limited and num_epochs < MIN_VALIDATIONS and cost is not None and budget is not None:
+    has_few = num_epochs < (MIN_VALIDATIONS if may_end_early else 2)
+    if is_open and is_limited and has_few and cost is not None and budget is not None:
         in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
         spare = SPARE_STEPS if may_end_early else 1
         in_time *= spare

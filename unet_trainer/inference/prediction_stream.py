@@ -123,8 +123,8 @@ class PredictionStream:
                 _ = [torch.empty(size, dtype=dtype, pin_memory=True) for size in sizes]
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> PredictionStream:
-        """Returns itself, with what came out. Raises OSError where results cannot be written, WorkerError where a process that
-        writes them died. Whatever ends it, there are whole files only. `is_done`: images whose files are there; they are left
+        """Returns itself, with what came out. Raises OSError where results cannot be written, WorkerError where a process
+        died. Whatever ends it, there are whole files only. `is_done`: images whose files are there; they are left
         alone, and their polygons made from their masks."""
         self.numbers = {given: number for number, given in enumerate(inputs)}
         done = {given for given, is_there in zip(inputs, is_done or (), strict=False) if is_there}
@@ -180,8 +180,9 @@ class PredictionStream:
             if found is None:
                 return None
             image, size, is_missing = found
+            prepared = ImageReader(image) if self.predictor.is_large(size) else self.predictor.prepare(image, size)
             self._count_missing(is_missing is not None)
-            return ImageReader(image) if self.predictor.is_large(size) else self.predictor.prepare(image, size)
+            return prepared
         except DataError as error:
             return error
 
@@ -203,6 +204,7 @@ class PredictionStream:
         for given, found in ahead:
             full: Sequence[tuple[Input, ModelInput]] = ()
             if isinstance(found, DataError):
+                self.num_to_come -= 1
                 self._failed(given, str(found))
             elif isinstance(found, ModelInput):
                 group = waiting.setdefault(found.pixels.shape, [])
@@ -211,6 +213,7 @@ class PredictionStream:
                 if len(group) == size or sum(map(len, waiting.values())) > MAX_OPEN_BATCHES * size:
                     full = waiting.pop(max(waiting, key=lambda shape: len(waiting[shape])))
             else:
+                self.num_to_come -= 1
                 self._run_large(given, found)
             yield full
         yield from waiting.values()

@@ -132,7 +132,7 @@ def _ratio(part: Floats, whole: Floats) -> Floats:
 
 
 def num_draws_of(num_images: int) -> int:
-    return min(NUM_DRAWS, max(MIN_DRAWS, MAX_DRAWN // max(1, num_images)))
+    return min(NUM_DRAWS, max(MIN_DRAWS, MAX_DRAWN // num_images))
 
 
 def resampled_sums(counts: Sequence[NDArray[Any]]) -> list[Floats]:

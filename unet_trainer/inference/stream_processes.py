@@ -8,6 +8,7 @@ under the GIL.
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import mmap
 import multiprocessing
@@ -80,7 +81,7 @@ class ForkedCalls:
 
     def death(self, images: Sequence[Input]) -> WorkerError:
         names = " to ".join(dict.fromkeys(str(images[place].path) for place in (0, -1)))
-        return WorkerError(f"a process that {self.doing} died, perhaps for want of memory, while it had {names}")
+        return WorkerError(f"a process that {self.doing} died, perhaps for want of memory, while they had {names}")
 
 
 def _store(slot: Pixels, content: object) -> None:
@@ -111,10 +112,9 @@ def _worker_main(slots: list[Pixels], receive: Callable[[], bytes], send: Callab
         slot = slots[SLOT.unpack(message)[0]]
         try:
             function, arguments = _load(slot)
-            found: object = function(*arguments)
+            _store(slot, function(*arguments))
         except Exception as error:  # of any kind: raised in the parent
-            found = error
-        _store(slot, found)
+            _store(slot, error)
         send(message)
 
 
@@ -137,7 +137,8 @@ class StreamProcesses(contextlib.AbstractContextManager["StreamProcesses"]):
         self.writers.close()
 
     def can_read(self, num_bytes: int, batch_size: int) -> bool:
-        """Inputs of so many bytes each: what is under way, and three batches that are made and computed, must have slots."""
+        """Inputs of so many bytes each: what is under way, and three batches that are made and computed, must have slots, else all
+        would wait for one for ever."""
         num_held = 3 * -(-batch_size // READ_AT_ONCE)
         return READ_AT_ONCE * num_bytes <= READ_BYTES and num_held + 2 * self.readers.num_processes <= NUM_READ_SLOTS
 
@@ -162,8 +163,10 @@ class StreamProcesses(contextlib.AbstractContextManager["StreamProcesses"]):
             outcome, slot = outcomes.pop(number)
             if isinstance(outcome, Exception):
                 raise outcome
-            held = _Held()
+            held: _Held | None = _Held()
             weakref.finalize(held, calls.free.append, slot)
+            if not all(isinstance(found, ModelInput) for found, _ in outcome):
+                outcome, held = copy.deepcopy(outcome), None  # a few images of a batch must not hold a slot each
             for given, (found, has_missing) in zip(task, outcome, strict=True):
                 yield given, found._replace(held=held) if isinstance(found, ModelInput) else found, has_missing
             del outcome, held, found
@@ -171,7 +174,8 @@ class StreamProcesses(contextlib.AbstractContextManager["StreamProcesses"]):
     def write(self, folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels], on_done: OnDone) -> None:
         """As write_images, by one of the processes; `on_done` gets the images and what that returns, in a later call. Waits only
         for a slot. Raises what a process raised, and WorkerError if one has died. From one thread at a time."""
-        self._collect(seconds=0.0)
+        if not self.errors:
+            self._collect(seconds=0.0)
         while not self.writers.free and not self.errors:
             self._collect(seconds=1.0)
         if self.errors:

@@ -1,7 +1,7 @@
 """What runs beside the main thread. There are four kinds:
 
 worker processes   forked from this one and killed with it: `forked_map`, and ForkedWorkers, which fill batches in shared memory
-                   (loading/worker_pool) and write predictions (inference/prediction_stream)
+                   (loading/worker_pool), and read images and write predictions (inference/stream_processes)
 threads            ahead of the caller (read_ahead), behind it (WriteBehind, BackgroundWriter, ThrottledTask), or because a call
                    may hang (call_with_timeout); for work that releases the GIL
 HTTP server        a thread for each request of `try` and `watch`: system/local_server
