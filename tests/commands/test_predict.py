@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
@@ -100,7 +101,15 @@ def test_every_kind_of_file_is_announced_and_a_geotiff_has_its_mask_and_polygons
 def test_a_second_start_skips_what_is_done(here, capsys):
     assert main(["predict", "binary", "images/a.png", "--out", "out"]) == 0
     before = (here / "out/a.png").stat().st_mtime_ns
+    for seconds, name in (
+        (10_000, ".b.png.123-456.tmp"),
+        (0, ".c.png.123-456.tmp"),
+    ):  # of one that was killed, and of one that runs
+        (here / "out" / name).write_bytes(b"half")
+        os.utime(here / "out" / name, (time.time() - seconds,) * 2)
     assert main(["predict", "binary", "images", "--out", "out", "--skip-existing"]) == 0
+    assert [path.name for path in (here / "out").glob("*.tmp")] == [".c.png.123-456.tmp"]
+    (here / "out/.c.png.123-456.tmp").unlink()
     assert (here / "out/a.png").stat().st_mtime_ns == before
     assert files_in(here / "out") == ["a.png", "sub/b.png"]
     said = capsys.readouterr().out

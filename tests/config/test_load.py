@@ -285,10 +285,15 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
         (b"- batch_size: 4", "got [{'batch_size': '4'}]; need lines of the form key: value"),
         (b"batch_size: 4\n---\nseed: 1", "line 2: a second document (---); need one"),
         (b"batch_size: [4", "line 1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+        (b"seed: 1\nclass_names: [a, b\nencoder: x", "line 2: not valid YAML: expected ',' or ']', but got ':'"),
+        (
+            b"seed: 1\nbatch_size:4\nencoder: x",
+            "line 2: not valid YAML: could not find expected ':'; is a space missing behind a colon?",
+        ),
         # Shorter than the limit in characters, longer in bytes.
         (b"# " + "é".encode() * (MAX_BYTES // 2) + b"\nseed: wrong\n", "more than 256 KiB; a config is far smaller"),
     ],
-    ids=range(8),
+    ids=range(10),
 )
 def test_a_file_that_is_not_a_config_is_refused(load_text, content, answer):
     with pytest.raises(ConfigError) as raised:

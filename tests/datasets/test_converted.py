@@ -42,6 +42,8 @@ def test_stacks_that_do_not_fit_are_refused_with_their_files(tmp_path):
         split(tmp_path, volume(4), volume(3))
     with pytest.raises(DataError, match=r"labels\.tif, page 0: float32 values from .* need whole numbers from 0 to 65535"):
         split(tmp_path, volume(2), volume(2).astype(np.float32) / 7)
+    with pytest.raises(DataError, match=r"a\.png has 1 page and .*labels\.tif has 2; need a page of the mask for each"):
+        split_into_pages(None, "train", [Pair("a", tmp_path / "a.png", tmp_path / "labels.tif")])
 
 
 def write_tiff(path, pixels, **options):

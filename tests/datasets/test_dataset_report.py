@@ -71,12 +71,12 @@ def test_palettes_in_another_order_are_a_problem(data):
     """The same picture, once with black first and once with red first."""
     for index in range(6):
         ids = (square() > 0).astype(np.uint8)
-        image = Image.frombytes("P", (WIDTH, HEIGHT), (1 - ids if index == 4 else ids).tobytes())
-        image.putpalette([255, 0, 0, 0, 0, 0] if index == 4 else [0, 0, 0, 255, 0, 0])
+        image = Image.frombytes("P", (WIDTH, HEIGHT), (1 - ids if index == 0 else ids).tobytes())
+        image.putpalette([255, 0, 0, 0, 0, 0] if index == 0 else [0, 0, 0, 255, 0, 0])
         image.save(data.folder / f"masks/{index}.png")
     problem = only_problem(data.report())
     masks = data.folder / "masks"
-    assert (problem.kind, problem.lines) == ("palettes", (f"{masks / '4.png'}: [255, 0, 0] is 0, in {masks / '0.png'} it is 1",))
+    assert (problem.kind, problem.lines) == ("palettes", (f"{masks / '0.png'}: [255, 0, 0] is 0, in {masks / '1.png'} it is 1",))
 
 
 def test_classes_that_the_files_of_masks_name_are_taken_with_them(data):

@@ -225,6 +225,13 @@ def ask(masks):
     return question
 
 
+def test_ids_that_are_numbered_through_all_masks_are_those_of_objects():
+    masks = [facts_of(np.where((mask := objects(index, 2)) > 0, mask + 2 * index, 0)) for index in range(12)]
+    assert ask(masks).choices[0].settings["mask_values"] == "nonzero"
+    classes = [facts_of(np.where((mask := objects(index, 2)) > 0, mask + index % 24, 0)) for index in range(48)]
+    assert not MaskEvidence(classes).are_objects  # each id is in several masks
+
+
 def check_that_it_trains(choice, masks):
     """The lines, pasted into a config, decide every value of the masks."""
     pasted = parse_yaml("\n".join(choice.lines()))

@@ -264,8 +264,19 @@ def pair(data, name, part=None, group=""):
         " Image , MASK ,Split,group\n images/a.png , masks/a.png , Train , p1 \nimages/b.png,masks/b.png, VAL ,p2\n\n , ,,\n",
         "group,split,mask,image\np1,training,masks/a.png,images/a.png\np2,validation,masks/b.png,images/b.png\n",
         "image,mask,split,group\n./images/a.png,masks/a.png,tr,p1\nimages/b.png,masks//b.png,valid,p2\n",
+        "image,mask,split,group\nimages\\a.png,masks\\a.png,train,p1\nimages/b.png,masks/b.png,val,p2\n",
     ],
-    ids=["comma", "semicolon", "tab", "BOM and Windows", "quoted", "spaces and empty lines", "another order", "other paths"],
+    ids=[
+        "comma",
+        "semicolon",
+        "tab",
+        "BOM and Windows",
+        "quoted",
+        "spaces and empty lines",
+        "another order",
+        "other paths",
+        "as on Windows",
+    ],
 )
 def test_a_split_file_may_be_written_in_many_ways(data, text):
     found = read(data, text)

@@ -65,6 +65,14 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(folder):
     assert found("a[1].png") == [("a[1].png", "a[1]")]
 
 
+def test_images_in_the_folder_of_results_are_no_results(folder):
+    (folder / "data/sub/a.png").write_bytes(b"\x89PNG unet-trainer predict and pixels")
+    inputs = find_inputs(["data"], Path("data/sub"))
+    assert [path.as_posix() for path, _ in inputs] == ["data/a.png", "data/sub/b.JPG", "data/sub/deep/c.tif"]
+    with pytest.raises(UserError, match=r"data/sub/a.png would lie among the images"):
+        refuse_among_images(inputs, Path("data/sub"))
+
+
 def test_results_of_other_predictions_in_the_folder_are_left_out_and_told(folder):
     """Beside the images, or in a folder of their own; an image whose result has its name is no clash."""
     (folder / "data/old").mkdir()
@@ -91,10 +99,12 @@ def test_results_among_the_images_are_refused(folder, words, out):
 
 def test_results_inside_of_the_folder_are_no_inputs(folder):
     (folder / "data/out").mkdir()
-    (folder / "data/out/a.png").write_bytes(b"x")
+    (folder / "data/out/a.png").write_bytes(b"\x89PNG unet-trainer predict and pixels")
+    (folder / "data/out/a.npy").write_bytes(b"of a prediction that was killed")
     assert [path for path, _ in found("data", out="data/out")] == ["data/a.png", "data/sub/b.JPG", "data/sub/deep/c.tif"]
     assert [path for path, _ in found("data/**/*.png", out=folder / "data/out")] == ["data/a.png"]
-    assert len(found("data", out="data")) == 4  # the folder itself: that no image is overwritten is seen to elsewhere
+    (folder / "data/out/a.npy").unlink()
+    assert len(found("data", out="data")) == 3  # the folder itself: that no image is overwritten is seen to elsewhere
 
 
 def test_a_csv_names_images_relative_to_itself(folder):

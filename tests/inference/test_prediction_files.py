@@ -159,10 +159,10 @@ def test_a_result_never_replaces_an_image(tmp_path, image):
 
 def test_images_whose_results_would_have_one_name_are_refused(tmp_path):
     folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
-    for one, two in (("a", "A"), ("b", "values/b")):  # where case is ignored; the values of one and the mask of the other
-        with pytest.raises(
-            UserError, match=rf"{one}\.jpg and .*{two}\.png: both would write .*\.png; name the folder above them, or"
-        ):
+    fix = "predict them in two commands"
+    # Where case is ignored; the values of one and the mask of the other.
+    for one, two, fixes in (("a", "A", fix), ("b", "values/b", f"name the folder above them, or {fix}")):
+        with pytest.raises(UserError, match=rf"{one}\.jpg and .*{two}\.png: both would write .*\.png; {fixes}"):
             folder.refuse_overwriting([Input(tmp_path / f"{one}.jpg", one), Input(tmp_path / f"{two}.png", two)])
 
 

@@ -16,6 +16,8 @@ def test_the_warm_up_rises_in_equal_steps_to_the_peak():
     rate = LearningRate(0.5, "cosine", num_epochs=5, steps_per_epoch=5, num_warmup_steps=5)
     assert [rate.at(step) for step in range(5)] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
     assert rate.at(5) == pytest.approx(0.5)
+    rate.end = 10  # the time ends sooner: the warm-up is as much shorter
+    assert [rate.at(step) for step in range(3)] == pytest.approx([0.25, 0.5, 0.5])
 
 
 def test_cosine_halves_in_the_middle_and_ends_at_0():

@@ -99,7 +99,7 @@ def test_a_resumed_run_does_not_try_again(recipe, monkeypatch):
 
 def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes_on(recipe, monkeypatch):
     KnownCosts(StepCost(seconds=0.1, eval_seconds=0.01, memory=0)).install(monkeypatch)
-    monkeypatch.setattr("unet_trainer.config.choices.plan_steps", lambda *_: (2, 1, "planned"))
+    monkeypatch.setattr("unet_trainer.config.choices.plan_steps", lambda *_: (2, 1, "planned", 1.0))
     monkeypatch.setattr(pilots, "has_time", lambda settings: settings.was_open("num_epochs"))
     recipe |= {"num_epochs": "auto", "ema_decay": "auto"}
     whole = train(recipe, run_name="whole")

@@ -24,7 +24,7 @@ SPLITS = ("val", "test", "train", "all")
 # Settings that say which images, and what their masks mean; all others are the model's own.
 DATA_KEYS = (
     "data_dir", "image_dir", "mask_dir", "mask_suffix", "split_file", "resize_masks", "mask_values", "ignore_value",
-    "checkpoint_dir",
+    "unpaired", "checkpoint_dir",
 )  # fmt: skip
 FEW_IMAGES = 20  # with fewer, an interval is rough
 FOLDER = "evaluation"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from unet_trainer.commands.command_line import CommandParser, Script
 from unet_trainer.commands.evaluate import check_options, load
 from unet_trainer.config.errors import TrainingFailed, UserError
+from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
 from unet_trainer.system.os_errors import cannot, sentence
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
 NUM_NAMED = 100  # files that could not be read
 MAX_CLASSES = 12  # that are listed
 GO_ON = "--skip-existing continues from there"
+MIN_AGE = 300.0  # seconds since a draft was written to, after which the prediction that wrote it was killed
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
@@ -92,6 +94,9 @@ def predict(
     num_todo = len(inputs) - sum(is_done)
     try:
         given.out.mkdir(parents=True, exist_ok=True)
+        for place in {path.parent for _, name in inputs for path in folder.files(name)}:
+            if place.is_dir():
+                delete_drafts(place, ["*"], MIN_AGE)
     except OSError as error:
         raise cannot(f"--out: {given.out}", "be made", error, given.out) from None
     spec, num_done = predictor.spec, sum(is_done)

@@ -50,9 +50,13 @@ def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
         if isinstance(event := next(events), yaml.DocumentStartEvent):
             raise YamlError(f"{_place(event)}: a second document (---); need one")
     except yaml.MarkedYAMLError as error:
-        where = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
+        # What is not closed, or lacks a space after its colon, is seen in a later line.
+        is_begun = error.context is not None and ("simple key" in error.context or "flow" in error.context)
+        mark = error.context_mark if is_begun else error.problem_mark
+        where = f"line {mark.line + 1}: " if mark else ""
         problem = error.problem or error.context or ""
         todo = "; use spaces in place of tabs" if r"'\t'" in problem else ""
+        todo = "; is a space missing behind a colon?" if "expected ':'" in problem else todo
         raise YamlError(f"{where}not valid YAML: {_cut(problem, 200)}{todo}") from None
     except yaml.YAMLError as error:
         raise YamlError(f"not valid YAML: {str(error).splitlines()[0]}") from None

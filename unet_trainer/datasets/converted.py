@@ -39,7 +39,7 @@ from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
-from unet_trainer.system.console import Console
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
 from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import count_cores
@@ -389,9 +389,10 @@ def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -
     """A pair of files for each page of image stacks and their mask stacks; raises DataError, which names the user's files."""
     wanted = []
     for stack in stacks:
-        images, masks = page_types(stack.image), page_types(stack.mask)
+        is_stack = _is_volume(stack.image) or stack.image.suffix.lower() in (".tif", ".tiff")
+        images, masks = page_types(stack.image) if is_stack else [None], page_types(stack.mask)
         if len(images) != len(masks):
-            there = f"{stack.image} has {len(images)} pages and {stack.mask} has {len(masks)}"
+            there = f"{stack.image} has {counted(len(images), 'page')} and {stack.mask} has {len(masks)}"
             raise DataError(f"{there}; need a page of the mask for each of the image")
         extension = ".npy" if _is_volume(stack.image) else ".png" if images[0] in (np.uint8, np.uint16) else ".tiff"
         for index in range(len(images)):

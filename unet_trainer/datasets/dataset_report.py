@@ -405,16 +405,19 @@ def _nothing_to_learn(report: DatasetReport, every: str) -> Question:
 
 def _refuse_swapped_palettes(report: DatasetReport) -> None:
     """The values of masks with a palette are places in it: a colour that has another place in some masks has two meanings."""
-    first: dict[int, tuple[int, str]] = {}  # colour → its place in the first mask with it, and that mask
-    lines: dict[str, str] = {}
+    places: dict[int, dict[int, list[str]]] = {}  # colour → its places in palettes → masks
     for pair, mask in zip(report.pairs, report.masks, strict=True):
         palette = mask.palette or {}
         if len(set(palette.values())) == len(palette):  # else a colour does not tell two values apart
             for value, colour in palette.items():
-                known, where = first.setdefault(colour, (value, pair.shown_mask))
-                if known != value:
-                    what = f"{show_value(COLOUR + colour)} is {value}, in {where} it is {known}"
-                    lines.setdefault(pair.shown_mask, f"{pair.shown_mask}: {what}")
+                places.setdefault(colour, {}).setdefault(value, []).append(pair.shown_mask)
+    lines: dict[str, str] = {}
+    for colour, masks_of in places.items():
+        usual = max(masks_of, key=lambda value: len(masks_of[value]))
+        for value in masks_of.keys() - {usual}:
+            what = f"{show_value(COLOUR + colour)} is {value}, in {masks_of[usual][0]} it is {usual}"
+            for shown in masks_of[value]:
+                lines.setdefault(shown, f"{shown}: {what}")
     if lines:
         fix = "save the masks in colour, or all with the same palette: their values are places in it"
         report.problems.append(Problem("palettes", "mask", "with a palette in another order", tuple(lines.values()), fix))
@@ -468,7 +471,11 @@ def _add_notices(report: DatasetReport) -> None:
     same_images = [" = ".join(pairs[index].shown_image for index in same[:3]) for same in differing]
     notices = [
         (in_alpha, f"the alpha channel of {some(in_alpha, masks, 'mask')} is the mask; their colour is the same everywhere"),
-        (turned, f"{some(turned, images, 'image')} {'is' if turned == 1 else 'are'} rotated by the EXIF orientation"),
+        (
+            turned,
+            f"{some(turned, images, 'image')} {'is' if turned == 1 else 'are'} rotated by the EXIF orientation, a mask only by one "
+            "of its own: if masks lie wrong, rotate them too, or save the images without it",
+        ),
         (grey, f"{some(grey, images, 'image')} {'is' if grey == 1 else 'are'} grey, whose channel is repeated"),
         (is_scaled, "image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1"),
         (

@@ -136,7 +136,8 @@ class MaskEvidence:
         sets = [held for mask in self.masks if (held := set(mask.counts) - self.left_out - {0})]
         sizes = {len(held) for held in sets}
         num_values = sum(structure.num_values for _, structure in self.structures)
-        if 0 not in self.counts or max(sizes, default=0) < 3 or not num_values:
+        are_numbered_through = sum(map(len, sets)) == len(set().union(*sets))  # none occurs in two masks
+        if 0 not in self.counts or not num_values or (max(sizes, default=0) < 3 and not are_numbered_through):
             return False
         # Nested: the n values of a mask are the n values that most masks hold, but for a tenth of them.
         order = sorted(set().union(*sets), key=lambda value: (-self.holders[value], value))

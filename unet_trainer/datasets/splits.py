@@ -476,8 +476,9 @@ def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), c
 
 
 def _find_file(data_dir: Path, cell: str) -> Path:
-    """The file that a cell names: as it stands there, without the spaces around it, or in another form of Unicode."""
-    spellings = (cell, cell.strip(), *(unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")))
+    """The file that a cell names: as it stands there, without spaces around it, in another form of Unicode, or as on Windows."""
+    forms = [unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")]
+    spellings = (cell, cell.strip(), *forms, *(text.replace("\\", "/") for text in forms))
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 

@@ -98,6 +98,8 @@ def whole_numbers(mask: Pixels) -> Pixels:
     if mask.dtype == np.uint8 or has_colours:
         return np.ascontiguousarray(mask)
     low, high = mask.min().item(), mask.max().item()
+    if np.isnan(low):
+        raise ReadError(f"{np.isnan(mask).sum():,} values are NaN; need whole numbers from 0 to 65535")
     if not (low >= 0 and high <= 65535 and (np.issubdtype(mask.dtype, np.integer) or (mask == np.floor(mask)).all())):
         raise ReadError(f"{mask.dtype} values from {low} to {high}; need whole numbers from 0 to 65535")
     return np.ascontiguousarray(mask.astype(np.uint8 if high <= 255 else np.uint16))

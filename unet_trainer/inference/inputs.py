@@ -52,8 +52,8 @@ class Input(NamedTuple):
 
 
 def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] = lambda text: None) -> list[Input]:
-    """The files in the order of the words, each once. Of a folder or pattern, files in `out` inside of it are left out, and results
-    of other predictions too, which is told by `note`. Raises UserError.
+    """The files in the order of the words, each once. Of a folder or pattern, results of predictions are left out, which is told by
+    `note` of those that do not lie in `out`. Raises UserError.
     """
     if not all(word.strip() for word in words):  # Path("") would be the current folder
         raise UserError("got an empty name; need images, folders, patterns or CSV files (is a variable of the shell not set?)")
@@ -102,10 +102,17 @@ def _name(relative: Path | PurePosixPath) -> str:
 def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str, note: Callable[[str], object]) -> list[Input]:
     inside, parent = _absolute(out), _absolute(folder)
     may_hold_results = inside != parent and inside.is_relative_to(parent)
-    images = [path for path in files if not (may_hold_results and _absolute(path).is_relative_to(inside))]
-    results = [path for path in images if is_result(path)]
-    left_out = set(results)
-    found = [Input(path, _name(path.relative_to(folder))) for path in images if path not in left_out]
+    images: list[Path] = []
+    results: list[Path] = []
+    for path in files:
+        is_inside = may_hold_results and _absolute(path).is_relative_to(inside)
+        if is_inside and path.suffix == ".npy":  # of a prediction that was killed, the mask that would tell may be missing
+            continue
+        if not is_result(path):
+            images.append(path)
+        elif not is_inside:
+            results.append(path)
+    found = [Input(path, _name(path.relative_to(folder))) for path in images]
     if not found:
         but = f" but {counted(len(results), 'result')} of predict" if results else ""
         raise UserError(f"{complaint}{but}; known are {', '.join(sorted(IMAGE_EXTENSIONS))}")

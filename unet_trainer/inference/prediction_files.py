@@ -147,7 +147,8 @@ class PredictionFolder:
                     _refuse_foreign(written)
                 other = owners.setdefault(str(path).casefold(), given.path)  # some file systems ignore case
                 if other != given.path:
-                    fix = "name the folder above them, or predict them in two commands with different --out"
+                    fix = "predict them in two commands with different --out"
+                    fix = fix if other.parent == given.path.parent else f"name the folder above them, or {fix}"
                     raise UserError(f"{other} and {given.path}: both would write {path}; {fix}")
             if may_be_geotiff and self.kinds.polygons:
                 _refuse_foreign(self.mask(given.name).with_suffix(".geojson"))

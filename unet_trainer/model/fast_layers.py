@@ -248,7 +248,7 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
 
 # Gradients of convolutions on ARM processors under Linux, where oneDNN computes them at a half to a fiftieth of the speed of its
 # forward pass. That of the input is computed as a forward pass, with the kernel turned by 180° and its channels swapped; that of
-# the weight as a matrix product for each place of the kernel or, where each channel is by itself, as a sum.
+# the weight as a matrix product for each row of the kernel or, where each channel is by itself, as a sum for each place of it.
 
 
 class Convolution(torch.autograd.Function):
@@ -299,12 +299,12 @@ def _of_weight(
         return (given.reshape(-1, outputs).t() @ columns).view(outputs, side, side, channels).permute(0, 3, 1, 2)
     found = weight.new_empty(outputs, side, side, channels)
     for row in range(side):
+        if groups == 1:
+            columns = seen[..., row, :].transpose(3, 4).reshape(-1, side * channels)
+            torch.mm(given.reshape(-1, outputs).t(), columns, out=found[:, row].view(outputs, -1))
+            continue
         for column in range(side):
-            if groups > 1:
-                found[:, row, column, 0] = (seen[..., row, column] * given).sum((0, 1, 2))
-            else:
-                places = seen[..., row, column].reshape(-1, channels)
-                torch.mm(given.reshape(-1, outputs).t(), places, out=found[:, row, column])
+            found[:, row, column, 0] = (seen[..., row, column] * given).sum((0, 1, 2))
     return found.permute(0, 3, 1, 2)
 
 

@@ -75,9 +75,12 @@ class LearningRate:
 
     def planned(self, step: int) -> float:
         """The rate of a step without the reduction after non-finite numbers."""
-        if step < self.num_warmup_steps:
-            return self.peak * (step + 1) / self.num_warmup_steps
-        done = (step - self.num_warmup_steps) / max(1, self.num_steps - self.num_warmup_steps)
+        # Of a run that ends sooner the warm-up is as much shorter.
+        share = min(1.0, self.num_steps / max(1, self.num_epochs * self.steps_per_epoch))
+        num_warmup_steps = math.ceil(share * self.num_warmup_steps)
+        if step < num_warmup_steps:
+            return self.peak * (step + 1) / num_warmup_steps
+        done = (step - num_warmup_steps) / max(1, self.num_steps - num_warmup_steps)
         if self.scheduler == "cosine":
             return self.peak * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
         if self.scheduler == "poly":

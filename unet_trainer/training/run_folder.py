@@ -54,7 +54,7 @@ def find_run(name: str, checkpoint_dir: Path) -> Path:
             return candidate
     for candidate in candidates:
         if candidate.is_dir():
-            raise CheckpointError(f"{candidate} has no {LAST}; there is nothing to go on from")
+            raise CheckpointError(f"{candidate} has no {LAST}; there is nothing to go on from: give its own command again")
     runs = [folder.name for folder in _by_age(checkpoint_dir)]
     there = f"; {checkpoint_dir} holds {', '.join(runs[:5])}" if runs else f"; {checkpoint_dir} holds no runs"
     raise CheckpointError(f"no run {name}{there}")
