@@ -177,6 +177,14 @@ def test_resume_of_what_is_not_there_is_one_message(capsys, tmp_path, monkeypatc
     assert "mine has no last.pt" in answer(capsys, "--resume", "mine")
 
 
+def test_resume_names_a_run_that_was_begun_later_and_has_saved_nothing(trained, runs, capsys):
+    (runs / "later").mkdir()
+    (runs / "later/config.yaml").write_text("")
+    assert main(["--resume", f"checkpoint_dir={runs}"]) == 0
+    assert f"{runs / 'later'} was begun later, but has saved nothing" in capsys.readouterr().out
+    assert trained[0].run_name == "b"
+
+
 def test_resume_goes_on_with_the_newest_run_by_its_own_config(trained, runs):
     for words in (["--resume"], ["--resume", "num_epochs=99"]):
         assert main([*words, f"checkpoint_dir={runs}"]) == 0

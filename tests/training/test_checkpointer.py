@@ -77,7 +77,8 @@ def full_disk(monkeypatch):
 def test_a_file_that_cannot_be_written_ends_the_run_or_is_reported(checkpointer, settings, full_disk):
     checkpointer.save_state()
     with pytest.raises(
-        TrainingFailed, match=r"last\.pt could not be written \(No space left on device\): .* MB are needed, .*; nothing is saved"
+        TrainingFailed,
+        match=r"last\.pt could not be written \(No space left on device\): .* MB are needed, .*; there is no state to go on from",
     ):
         checkpointer.finish()
     settings.change("a test", on_save_error="continue")

@@ -27,7 +27,7 @@ from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Conso
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, end_with_parent, open_closed_streams
-from unet_trainer.training.run_folder import CONFIG_YAML, find_run, folder_of, newest_run
+from unet_trainer.training.run_folder import CONFIG_YAML, begun_later, find_run, folder_of, newest_run
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides
@@ -190,6 +190,8 @@ def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], scr
     named = load_config(Path(files[0])) if files else script_config(())
     checkpoint_dir = Path(own.get("checkpoint_dir") or named.checkpoint_dir)
     found = newest_run(checkpoint_dir) if run == NEWEST else find_run(run, checkpoint_dir)
+    if run == NEWEST and (later := begun_later(found, checkpoint_dir)) is not None:
+        Console().note(f"{later} was begun later, but has saved nothing to go on from; its own command begins it again")
     folder = folder_of(found)
     own_file = (found.parent if folder is None else folder) / CONFIG_YAML
     if not files and (folder is None or not (own_file.is_file() and own_file.stat().st_size)):

@@ -93,7 +93,7 @@ class Checkpointer:
         if not self.folder.is_dir():
             return f"{self.folder} is no longer there"
         state = next((file for file in (self.folder / LAST, self.folder / PREVIOUS) if file.is_file()), None)
-        return "nothing is saved" if state is None else f"{state} is whole; to go on: {resume_command(self.folder)}"
+        return "there is no state to go on from" if state is None else f"{state} is whole; to go on: {resume_command(self.folder)}"
 
     def write_config(self) -> None:
         """What the run is trained with, to repeat it or to go on with it."""

@@ -89,6 +89,13 @@ def newest_run(checkpoint_dir: Path) -> Path:
     return found[0]
 
 
+def begun_later(found: Path, checkpoint_dir: Path) -> Path | None:
+    """A run that began after the last save of this one, and has saved nothing."""
+    saved = max(path.stat().st_mtime for path in found.iterdir() if path.name in (LAST, PREVIOUS))
+    configs = sorted(checkpoint_dir.glob(f"*/{CONFIG_YAML}"))
+    return next((path.parent for path in configs if path.stat().st_mtime > saved and not has_checkpoint(path.parent)), None)
+
+
 def has_checkpoint(folder: Path) -> bool:
     """Whether there is a state to resume from. A crash on a file system without hard links may leave previous.pt alone. Raises
     CheckpointError where that cannot be told."""
