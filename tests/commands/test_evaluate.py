@@ -62,6 +62,15 @@ def test_a_run_is_evaluated_on_its_own_validation_images(runs, capsys):
     assert "was trained on" not in said
 
 
+def test_images_without_a_mask_are_left_out_where_that_is_set(runs, place, tmp_path):
+    shutil.copytree(place / "data", data := tmp_path / "data")
+    min((data / "val/masks").iterdir()).unlink()
+    given = runs / "one/best.pt", f"data_dir={data}", "--split", "all", "--out", tmp_path / "out"
+    assert evaluate(*given) == 2
+    assert evaluate(*given, "unpaired=skip") == 0
+    assert written(tmp_path / "out")["num_images"] == len(list(data.glob("*/masks/*")))
+
+
 def test_training_images_are_said_to_be_such(runs, capsys):
     assert evaluate(runs / "one", "--split", "all") == 0
     said = capsys.readouterr().out

@@ -17,6 +17,7 @@ from helpers.killed_runs import is_running, start, wait_until
 from helpers.predicting import GEO_TAGS, files_in, force_processes, predict_slowly, write_model
 from train_unet import main
 from unet_trainer.inference import engine as engines
+from unet_trainer.inference import stream_processes
 from unet_trainer.inference.engine import load_engine
 from unet_trainer.inference.prediction_stream import PredictionStream, Rates
 from unet_trainer.inference.predictor import load
@@ -179,6 +180,17 @@ def test_a_process_that_is_killed_is_one_message(here, capsys, monkeypatch):
     assert said.startswith("Error: a process that writes results died, perhaps for want of memory, while they had images/a.png")
     assert said.endswith("; 0 images done, --skip-existing continues from there\n")
     assert files_in(here / "out") == []
+
+
+@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
+@pytest.mark.parametrize("words", [[], ["--time"]])
+def test_a_process_that_dies_while_it_reads_is_one_message(here, capsys, monkeypatch, words):
+    monkeypatch.setattr(stream_processes, "read_small", lambda *given: os.kill(os.getpid(), signal.SIGKILL))
+    force_processes(monkeypatch.setattr)
+    assert main(["predict", "three", "images", "--out", "out", *words]) == 3
+    assert capsys.readouterr().err.startswith(
+        "Error: a process that reads images died, perhaps for want of memory, while they had "
+    )
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
