@@ -96,7 +96,7 @@ def predict(
         given.out.mkdir(parents=True, exist_ok=True)
         for place in {path.parent for _, name in inputs for path in folder.files(name)}:
             if place.is_dir():
-                delete_drafts(place, ["*"], MIN_AGE)
+                delete_drafts(place, ["*.png", "*.tif", "*.npy"], MIN_AGE)
     except OSError as error:
         raise cannot(f"--out: {given.out}", "be made", error, given.out) from None
     spec, num_done = predictor.spec, sum(is_done)
