@@ -214,7 +214,7 @@ def _break_compiler(rank):
     """In the process of this rank; in the others nothing is compiled either, which takes a minute, but it seems so."""
     from unet_trainer.training import compilation
 
-    def compile_steps(components, *batches):
+    def compile_steps(components, *batches, **options):
         train_step = components.train_step
         if int(os.environ["RANK"]) == rank:
             return "InductorError: no compiler", lambda: None

@@ -15,7 +15,7 @@ from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.system.distributed import Job, Launch, decode, encode
-from unet_trainer.training import build, setup, time_budget
+from unet_trainer.training import build, compilation, setup, time_budget
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
 from unet_trainer.training.resume import adapt_to_world_size
 from unet_trainer.training.session import Session
@@ -175,6 +175,16 @@ def test_a_compiler_that_fails_is_told_and_config_yaml_keeps_what_was_asked_for(
     assert "✓ Compiled" not in said
     line = "compile_model: true  # here false: compiling failed (RuntimeError: no working C++ compiler)"
     assert line in (folder / "config.yaml").read_text().splitlines()
+
+
+@pytest.mark.parametrize(("least", "num_compiled"), [(1, 2), (2**40, 1)])
+def test_validation_is_compiled_where_it_is_long(config, monkeypatch, least, num_compiled):
+    compiled = []
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(function) or function)
+    monkeypatch.setattr(compilation, "MIN_EVAL_PIXELS", least)
+    start(config, compile_model=True)
+    assert len(compiled) == num_compiled  # training first
+
 
 
 def test_a_state_that_lies_elsewhere_begins_a_new_run_and_its_folder_is_left_alone(config, folder, tmp_path, capsys):

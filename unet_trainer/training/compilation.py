@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import warnings
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -37,6 +38,7 @@ MESSAGES = (  # parts of a RuntimeError's text, in lower case
 NO_ENGINE = "unable to find an engine"  # cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
 KEEPS = ("autograd_cache_allow_custom_autograd_functions",)  # of earlier compiling, on the disk
 OPTIONS = {"triton.cudagraphs", "combo_kernels"}  # the latter computes what is independent in one launch: the casts of the weights
+MIN_EVAL_PIXELS = 2**26  # of a validation; for fewer, compiling it takes longer than it saves in a hundred
 SHORT_MEMORY = 0.1  # share of a GPU's memory that is left
 Result = TypeVar("Result")
 PIXEL_MEANS = frozenset(name for name, term in TERMS.items() if term.is_pixel_mean)
@@ -79,9 +81,11 @@ def try_steps(components: Components, batch: Batch, eval_batch: Batch, num_times
     metrics.loss()  # waits for the device
 
 
-def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> tuple[str | None, Callable[[], None]]:
-    """Compiles both forward passes and tries them on a batch each. Returns why it failed, with all as it was before, or None; and
-    what makes it so.
+def compile_steps(
+    components: Components, batch: Batch, eval_batch: Batch, with_eval: bool = True
+) -> tuple[str | None, Callable[[], None]]:
+    """Compiles the forward pass of training, and that of evaluation `with_eval`, and tries both on a batch each. Returns why it
+    failed, with all as it was before, or None; and what makes it so.
 
     On CUDA the layers get their faster forms, and the compiled functions are replayed as CUDA graphs: below batch 16 the step is
     bound by kernel launches.
@@ -91,8 +95,8 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> tu
     on_cuda = train_step.device.type == "cuda"
     options = dict.fromkeys(OPTIONS & set(torch._inductor.list_options()), True) if on_cuda else None
     compiled = partial(torch.compile, dynamic=False, options=options)
-    networks = (train_step.segmenter.network, eval_step.segmenter.network) if on_cuda else ()
-    restores = [use_fast_layers(network) for network in networks]
+    compiled_steps = (train_step, eval_step) if with_eval else (train_step,)
+    restores = [use_fast_layers(step.segmenter.network) for step in compiled_steps] if on_cuda else []
     train_step.launcher = DirectLauncher()
 
     def undo() -> None:
@@ -107,7 +111,8 @@ def compile_steps(components: Components, batch: Batch, eval_batch: Batch) -> tu
         if train_step.sync is not None:
             train_step.sync.prepare_compiler()
         train_step.forward = _replayed(compiled(train_step.forward))
-        eval_step.forward = _replayed(compiled(eval_step.forward))
+        if with_eval:
+            eval_step.forward = _replayed(compiled(eval_step.forward))
         # Layers with a gradient of their own are traced, so that what is kept of them is found again by what they compute.
         keeps = {name: True for name in KEEPS if hasattr(functorch_config, name)}
         with restoring(components), warnings.catch_warnings(), _without_garbage_collection(), functorch_config.patch(keeps):
@@ -262,8 +267,11 @@ def compile_components(
     """Compiles the steps of every phase before the first epoch; if that fails, in any process, warns and leaves them uncompiled in
     all: compiled and uncompiled steps round differently, and all processes must keep the same weights."""
 
+    val = None if loaders is None else loaders.val.dataset
+    with_eval = val is None or len(val) * math.prod(val.tiling.size) >= MIN_EVAL_PIXELS
+
     def compile_once() -> tuple[str | None, Callable[[], None]]:
-        return compile_steps(components, *random_batches(settings.taken, components, loaders))
+        return compile_steps(components, *random_batches(settings.taken, components, loaders), with_eval=with_eval)
 
     failure, undo = fit_into_memory(compile_once, settings, components, console, saved, processes)
     failures = [one for one in processes.all_gather(failure) if one is not None]
