@@ -186,7 +186,6 @@ def test_validation_is_compiled_where_it_is_long(config, monkeypatch, least, num
     assert len(compiled) == num_compiled  # training first
 
 
-
 def test_a_state_that_lies_elsewhere_begins_a_new_run_and_its_folder_is_left_alone(config, folder, tmp_path, capsys):
     train_and_save(config, epochs=1)
     foreign = tmp_path / "foreign"
