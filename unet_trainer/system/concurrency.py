@@ -538,8 +538,8 @@ class ThrottledTask:
     """Repeats a piece of work in a thread when it is requested, but for a small share of the time only. A request that comes while
     the work is under way, or too soon after it, is done with a later one."""
 
-    def __init__(self, name: str, work: Callable[[], object], share: float = THREAD_SHARE) -> None:
-        self.name, self.work, self.share = name, work, share
+    def __init__(self, name: str, work: Callable[[], object]) -> None:
+        self.name, self.work = name, work
         self._future: Future[None] | None = None
         self._is_requested = False
         self._not_before = 0.0
@@ -573,4 +573,4 @@ class ThrottledTask:
             self.work()
         except Exception as error:  # of any kind: this work must not end a run
             self.error = self.error or error
-        self._not_before = started + (time.thread_time() - used) / self.share
+        self._not_before = started + (time.thread_time() - used) / THREAD_SHARE
