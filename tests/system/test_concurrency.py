@@ -315,7 +315,7 @@ def test_work_takes_no_more_than_its_share_of_the_time(monkeypatch):
     now, calls = [1000.0], []
     monkeypatch.setattr(concurrency.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(concurrency.time, "thread_time", lambda: 5.0 * len(calls))
-    task = ThrottledTask("work", lambda: calls.append(now[0]), share=0.01)
+    task = ThrottledTask("work", lambda: calls.append(now[0]))
     task.request()
     task._future.result(LIMIT)
     for now[0], expected in ((1499.0, [1000.0]), (1501.0, [1000.0, 1501.0])):

@@ -191,32 +191,30 @@ def describe_symmetry(measured: Measurements, fit: Fit) -> str:
     return f"{up}; {sides}; {spread}"
 
 
-def named_augmentation(name: str, channels: int, is_upright: bool) -> tuple[list[Any], list[Any]]:
-    """`default` and `strong`: transforms of geometry, and of light and colour. Images with an up are not turned upside down."""
-    flips = [{"HorizontalFlip": {"p": 0.5}}, *([] if is_upright else [{"VerticalFlip": {"p": 0.5}}])]
+def named_augmentation(name: str, channels: int, is_8bit: bool, is_upright: bool) -> tuple[Any, ...]:
+    """`default` and `strong`: transforms of geometry, then of light and colour. Images with an up are not turned upside down."""
     reflect = {"border_mode": BORDER_REFLECT_101}
+    affine: dict[str, Any]
     if name == "default":
         turn = UPRIGHT_TURN if is_upright else 30
         affine = {"scale": [0.8, 1.25], "translate_percent": [-0.1, 0.1], "rotate": [-turn, turn], "p": 0.7, **reflect}
-        light = {"brightness_limit": 0.2, "contrast_limit": 0.2, "p": 0.5}
-        return [*flips, {"Affine": affine}], [{"RandomBrightnessContrast": light}]
-    turn = 2 * UPRIGHT_TURN if is_upright else 90
-    affine = {
-        "scale": [0.6, 1.6],
-        "translate_percent": [-0.15, 0.15],
-        "rotate": [-turn, turn],
-        "shear": [-8, 8],
-        "p": 0.8,
-        **reflect,
-    }
-    hue = {"HueSaturationValue": {"hue_shift_limit": 12, "sat_shift_limit": 25, "val_shift_limit": 15, "p": 0.4}}
-    return [*flips, {"Affine": affine}, {"ElasticTransform": {"alpha": 40, "sigma": 6, "p": 0.2, **reflect}}], [
-        {"RandomBrightnessContrast": {"brightness_limit": 0.3, "contrast_limit": 0.3, "p": 0.6}},
-        *([hue] if channels == 3 else []),
-        {"RandomGamma": {"gamma_limit": [70, 140], "p": 0.3}},
-        {"GaussNoise": {"std_range": [0.01, 0.06], "p": 0.25}},
-        {"GaussianBlur": {"blur_limit": [3, 5], "p": 0.15}},
-    ]
+        elastic: list[Any] = []
+        colour: list[Any] = [{"RandomBrightnessContrast": {"brightness_limit": 0.2, "contrast_limit": 0.2, "p": 0.5}}]
+    else:
+        turn = 2 * UPRIGHT_TURN if is_upright else 90
+        affine = {"scale": [0.6, 1.6], "translate_percent": [-0.15, 0.15], "rotate": [-turn, turn], "shear": [-8, 8]}
+        affine |= {"p": 0.8, **reflect}
+        elastic = [{"ElasticTransform": {"alpha": 40, "sigma": 6, "p": 0.2, **reflect}}]
+        hue = {"HueSaturationValue": {"hue_shift_limit": 12, "sat_shift_limit": 25, "val_shift_limit": 15, "p": 0.4}}
+        colour = [
+            {"RandomBrightnessContrast": {"brightness_limit": 0.3, "contrast_limit": 0.3, "p": 0.6}},
+            *([hue] if channels == 3 else []),
+            {"RandomGamma": {"gamma_limit": [70, 140], "p": 0.3}},
+            {"GaussNoise": {"std_range": [0.01, 0.06], "p": 0.25}},
+            {"GaussianBlur": {"blur_limit": [3, 5], "p": 0.15}},
+        ]
+    flips = [{"HorizontalFlip": {"p": 0.5}}, *([] if is_upright else [{"VerticalFlip": {"p": 0.5}}])]
+    return (*flips, {"Affine": affine}, *elastic, *(colour if is_8bit else [INTENSITY_JITTER[name]]))
 
 
 def choose_number_format(amp_dtype: Literal["bfloat16", "float16"], hardware: HardwareFacts) -> tuple[NumberFormat, str]:
@@ -289,9 +287,8 @@ def plan_steps(
 ) -> tuple[int, float, str, float]:
     """Enough views (augmented images) to learn from, in about NUM_EPOCHS epochs, within a budget of seconds: the number of epochs,
     how often an epoch has each image (below 1: the share of the images that it has), why, and the share of all that which there
-    will be time for. `may_end_early`: an epoch that there is no time for ends before its last batch."""
-    if cost is not None and not cost.is_possible:  # a batch that memory does not hold: training says so
-        cost = None
+    will be time for. `cost`: of a step that memory holds. `may_end_early`: an epoch that there is no time for ends before its last
+    batch."""
     views = wanted_views(num_samples)
     reason = f"{views:,} augmented images, {views / num_samples:.0f} passes"
     if cost is not None and budget is not None:

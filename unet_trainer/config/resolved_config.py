@@ -323,8 +323,7 @@ def _resolve_augmentation(draft: _Draft) -> None:
     draft.decide_if_open("augmentation", *choices.choose_augmentation(measured, draft["fit"], dataset.channels, is_8bit))
     name = draft["augmentation"]
     if name in ("default", "strong") and not measured.keeps_labels("vertical_flip", in_views=draft["fit"] == "crop"):
-        geometry, colour = choices.named_augmentation(name, dataset.channels, is_upright=True)
-        transforms = (*geometry, *(colour if is_8bit else [choices.INTENSITY_JITTER[name]]))
+        transforms = choices.named_augmentation(name, dataset.channels, is_8bit, is_upright=True)
         found = choices.describe_symmetry(measured, draft["fit"])
         draft.decide("augmentation", transforms, f"{name} without vertical flips and large turns: {found}")
 
@@ -436,7 +435,7 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     hardware, num_samples = draft.hardware, draft.num_samples
     batch_size = draft["batch_size"] * hardware.num_processes  # of all processes
     cost = costs.get(draft["batch_size"])
-    cost = cost if cost is not None and cost.is_possible else None
+    cost = cost if cost is not None and cost.is_possible else None  # a batch that memory does not hold: training says so
     if cost is not None:
         cost = dataclasses.replace(cost, eval_seconds=cost.eval_seconds / hardware.num_processes)
     share = 1.0  # of the epochs, that there is time for

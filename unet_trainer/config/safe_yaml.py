@@ -130,13 +130,13 @@ def parse_number(text: str) -> int | float | None:
     return float(SPECIAL_FLOATS[text.lower()]) if text.lower() in SPECIAL_FLOATS else None
 
 
-def shorten(value: object, limit: int = 60) -> str:
-    """The repr of a value for a message, cut to `limit` characters, on one line."""
+def shorten(value: object) -> str:
+    """The repr of a value for a message, cut to 60 characters, on one line."""
     try:
         text = repr(str(value) if isinstance(value, Plain) else value)
     except ValueError:  # Python does not print integers of several thousand digits
         text = "a number of thousands of digits"
-    return _cut(text.replace("\n", " "), limit)
+    return _cut(text.replace("\n", " "), 60)
 
 
 def _cut(text: str, limit: int) -> str:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from unet_trainer.config.choices import FLIPS, INTENSITY_JITTER, named_augmentation
+from unet_trainer.config.choices import FLIPS, named_augmentation
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.images.image_decoding import Pixels
@@ -75,11 +75,9 @@ def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_s
     if spec == "none" or len(spec) == 0:
         return None
     problems: list[str] = []
+    entries: Sequence[Any] = spec
     if isinstance(spec, str):
-        geometry, colour = named_augmentation(spec, image_spec.channels, is_upright=False)
-        entries: list[Any] = [*geometry, *(colour if image_spec.is_8bit else [INTENSITY_JITTER[spec]])]
-    else:
-        entries = list(spec)
+        entries = named_augmentation(spec, image_spec.channels, image_spec.is_8bit, is_upright=False)
     transforms, jitter = [], None
     for item in entries:
         if isinstance(item, dict) and JITTER_NAME in item:

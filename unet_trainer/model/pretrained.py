@@ -80,7 +80,7 @@ def is_here(encoder: str, weights: str) -> bool:
 
 def why_offline() -> str | None:
     """Why nothing can be fetched; None if it can."""
-    return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _check_connection(constants.ENDPOINT)
+    return "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else _check_connection()
 
 
 def weight_files(encoder: str, weights: str) -> list[HubFile]:
@@ -111,7 +111,7 @@ def _timm_files(name: str) -> list[HubFile]:
 
 def fetch(files: list[HubFile], time_limit: float) -> str | None:
     """Downloads the files into their caches; returns None, or why it failed."""
-    if failure := _check_connection(constants.ENDPOINT):
+    if failure := _check_connection():
         return failure
     command = [sys.executable, "-P", __file__, json.dumps([asdict(file) for file in files])]
     variables = {**os.environ, "HF_ENDPOINT": constants.ENDPOINT, "HF_HUB_CACHE": str(constants.HF_HUB_CACHE)}
@@ -135,11 +135,11 @@ def fetch(files: list[HubFile], time_limit: float) -> str | None:
     return None if process.returncode == 0 else output.strip() or f"the download failed (exit status {process.returncode})"
 
 
-def _check_connection(url: str) -> str | None:
-    """Why the host cannot be connected to within CONNECT_LIMIT; None if it can. A proxy may reach what we cannot."""
+def _check_connection() -> str | None:
+    """Why the host of the hub cannot be connected to within CONNECT_LIMIT; None if it can. A proxy may reach what we cannot."""
     from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 
-    target, proxies = urlsplit(url), urllib.request.getproxies()
+    target, proxies = urlsplit(constants.ENDPOINT), urllib.request.getproxies()
     if target.scheme in proxies or "all" in proxies:
         return None
     host, port = target.hostname or "", target.port or (80 if target.scheme == "http" else 443)

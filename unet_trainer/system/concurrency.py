@@ -203,20 +203,14 @@ def forked_map(
         with ThreadPoolExecutor(max(1, num_children)) as threads:
             yield from enumerate(threads.map(lambda item: function(item, lambda: ""), items))
         return
-    waiting = iter(range(len(items)))
+    waiting = deque(range(len(items)))
     children: dict[Connection, _Child] = {}
-
-    def give_next(child: _Child | None = None) -> None:
-        index = next(waiting, None)
-        if index is not None:
-            child = child or _Child(function, items, list(children))
-            children[child.connection] = child
-            child.send(index)
-
     try:
-        for _ in range(max(1, num_children)):
-            give_next()
-        while children:
+        while waiting or children:
+            while waiting and len(children) < max(1, num_children):
+                child = _Child(function, items, list(children))
+                children[child.connection] = child
+                child.send(waiting.popleft())
             ready = multiprocessing.connection.wait(list(children), min(POLL_SECONDS, timeout or POLL_SECONDS))
             for connection, child in list(children.items()):
                 if connection in ready:
@@ -226,14 +220,11 @@ def forked_map(
                 else:
                     continue
                 yield child.index, outcome  # before it gets another item: the caller may end it here
-                del children[connection]
-                if isinstance(outcome, Crash):
-                    child.close()
-                    give_next()
+                if waiting and not isinstance(outcome, Crash):
+                    child.send(waiting.popleft())
                 else:
-                    give_next(child)
-                    if connection not in children:  # there is no more to do
-                        child.close()
+                    del children[connection]
+                    child.close()
     finally:
         for child in children.values():
             child.close()
@@ -348,10 +339,8 @@ def call_with_timeout(
     on a dead network disk never answers. The thread that hangs is left behind."""
     future = start_thread(function, "reading")
     deadline = math.inf if timeout is None else time.monotonic() + timeout
-    has_stopped = False
     while not wait([future], STOP_POLL_SECONDS).done:
-        if not has_stopped and is_stopping():
-            has_stopped = True
+        if is_stopping():
             deadline = min(deadline, time.monotonic() + stop_seconds)
         if time.monotonic() > deadline:
             raise ReadTimeout
@@ -549,8 +538,8 @@ class ThrottledTask:
     """Repeats a piece of work in a thread when it is requested, but for a small share of the time only. A request that comes while
     the work is under way, or too soon after it, is done with a later one."""
 
-    def __init__(self, name: str, work: Callable[[], object], share: float = THREAD_SHARE) -> None:
-        self.name, self.work, self.share = name, work, share
+    def __init__(self, name: str, work: Callable[[], object]) -> None:
+        self.name, self.work = name, work
         self._future: Future[None] | None = None
         self._is_requested = False
         self._not_before = 0.0
@@ -584,4 +573,4 @@ class ThrottledTask:
             self.work()
         except Exception as error:  # of any kind: this work must not end a run
             self.error = self.error or error
-        self._not_before = started + (time.thread_time() - used) / self.share
+        self._not_before = started + (time.thread_time() - used) / THREAD_SHARE

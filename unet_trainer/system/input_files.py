@@ -1,7 +1,7 @@
 """Every file that is read is opened here: a regular file, opened without waiting, and read up to a limit.
 
 Opening a pipe that nobody writes to waits for ever, and a device may never end. Imports nothing of this project, so that every
-package may use it. The other direction is in atomic_files and output_files.
+package may use it. The other direction is in atomic_files.
 """
 
 from __future__ import annotations
