@@ -294,7 +294,8 @@ class ImageIndex:
             place = path.is_relative_to(near), path.parent == near
             return _plain(path.name) == plain[-1], *place, self.part_of(path) == part, path.name == pieces[-1]
 
-        best = [path for path in found if rank(path) == max(map(rank, found))]
+        highest = max(map(rank, found), default=())
+        best = [path for path in found if rank(path) == highest]
         if len(best) > 1:
             paths = first_few(path_in(self.root, path) for path in best)
             raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
