@@ -36,7 +36,7 @@ from unet_trainer.system.input_files import NO_FOLLOW, open_handle
 from unet_trainer.system.os_errors import NO_ROOM, cannot
 from unet_trainer.system.resources import free_disk
 
-URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
+URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further try; together less than worker_timeout
 CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0  # without an answer, or without a further byte of it
 BLOCK_BYTES = 2**23  # that are read at a time from a file that is read from its beginning
@@ -54,7 +54,7 @@ Found = TypeVar("Found")
 
 
 def is_url(text: str) -> bool:
-    return URL.match(text) is not None
+    return URL_START.match(text) is not None
 
 
 class MissingFile(ShardError):
