@@ -7,7 +7,8 @@ from pathlib import Path
 
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.shard_index import Sample, Shard, ShardIndex, add_member
-from unet_trainer.datasets.shard_store import Files, ShardStore, open_store
+from unet_trainer.datasets.shard_store import Files, ShardStore
+from unet_trainer.images.file_bytes import open_stores
 
 
 def write_tar(path, files):
@@ -50,7 +51,8 @@ def pairs_on_a_dead_remote(folder, names):
     index = write_index_of(folder, dead=dict.fromkeys(names, (b"image", b"mask")))
     log = folder / "asked"
     log.touch()
-    store = open_store(ShardStore(Files("http://dead/x", (0.0,), connect=lambda protocol: DeadRemote(log)), index))
+    store = ShardStore(Files("http://dead/x", (0.0,), connect=lambda protocol: DeadRemote(log)), index)
+    open_stores["dead"] = store
     pairs = []
     for name in names:
         members = f"{name}.png", f"{name}.mask.png"

@@ -9,15 +9,23 @@ from pathlib import Path
 import pytest
 
 from helpers.shards import write_index_of
-from unet_trainer.datasets import shard_store
-from unet_trainer.datasets.shard_store import Files
-from unet_trainer.images.file_bytes import ReadError, file_stamp, is_file, open_file, read_bytes, read_with_stamp, shown_path
+from unet_trainer.datasets.shard_store import Files, ShardStore
+from unet_trainer.images.file_bytes import (
+    ReadError,
+    file_stamp,
+    is_file,
+    open_file,
+    open_stores,
+    read_bytes,
+    read_with_stamp,
+    shown_path,
+)
 
 
 @pytest.fixture
 def shard(tmp_path):
     """A path below that of a shard, whose sample k has an image and an empty mask."""
-    shard_store.open_store(shard_store.ShardStore(Files(str(tmp_path)), write_index_of(tmp_path, a={"k": (b"an image", b"")})))
+    open_stores["disk"] = ShardStore(Files(str(tmp_path)), write_index_of(tmp_path, a={"k": (b"an image", b"")}))
     return tmp_path / "a.tar"
 
 
@@ -33,7 +41,7 @@ def test_a_file_on_a_disk_and_one_in_a_shard_are_read_alike(tmp_path, shard):
 
 def test_messages_name_files_in_remote_shards_by_their_url(tmp_path):
     index = write_index_of(tmp_path, a={"k": (b"an image", b"")})
-    store = shard_store.open_store(shard_store.ShardStore(Files("http://host/x"), index))
+    store = open_stores["remote"] = ShardStore(Files("http://host/x"), index)
     assert shown_path(Path(f"{store.path_prefix}a.tar/k.png")) == "http://host/x/a.tar/k.png"
     assert shown_path(tmp_path / "b.png") == str(tmp_path / "b.png")
 

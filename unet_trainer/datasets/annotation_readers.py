@@ -45,11 +45,10 @@ NO_MASK = "a box without an outline, and a box is no mask; export polygons or ma
 MALFORMED: tuple[type[Exception], ...] = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 MALFORMED += (zlib.error, cv2.error, csv.Error, ElementTree.ParseError)
 
-# What is said of a shape; only the first is not drawn.
-LEFT_OUT, LINE, RECTANGLE, IN_CROWD = "left_out", "line", "rectangle", "crowd"
+LINE, RECTANGLE, IN_CROWD = "line", "rectangle", "crowd"  # what is said of a shape
 
-Shape = tuple[Patch | None, str]  # the pixels of an object, None if it has none, and one of the above or ""
-NO_SHAPE: Shape = None, LEFT_OUT
+Shape = tuple[Patch, str]  # the pixels of an object, and one of the above or ""
+NO_SHAPE: Shape = EMPTY, ""
 
 
 class Entry(NamedTuple):
@@ -177,10 +176,6 @@ def _entries(items: Iterable[Any], noun: str, key: str, has_area: Callable[[Any]
     return entries
 
 
-def _outline(points: Pixels, height: int, width: int, note: str = "") -> Shape:
-    return (fill_polygon(points, height, width), note) if len(points) > 2 else NO_SHAPE
-
-
 # COCO JSON, also of CVAT, Roboflow, Label Studio and others. An object is polygons, which are joined, or run lengths.
 
 
@@ -227,9 +222,7 @@ def coco_shape(annotation: Mapping[str, Any], height: int, width: int) -> Shape:
         runs = raster.decompress_runs(counts) if isinstance(counts, str) else counts
         return raster.crop(raster.unroll(runs, width, height).T), note  # down the columns
     polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]  # or one without the list around it
-    outlines = [as_points(polygon) for polygon in polygons]
-    patches = [fill_polygon(outline, height, width) for outline in outlines if len(outline) > 2]
-    return (raster.join(patches), note) if patches else NO_SHAPE
+    return raster.join([fill_polygon(as_points(polygon), height, width) for polygon in polygons]), note
 
 
 # LabelMe JSON: one file for each image. Lines are ten pixels wide, as LabelMe's own converters draw them.
@@ -248,17 +241,17 @@ def labelme_shape(shape: Mapping[str, Any], height: int, width: int) -> Shape:
     if kind in ("point", "points"):
         return NO_SHAPE
     if kind in ("line", "linestrip"):
-        return (raster.draw_line(points, LINE_WIDTH, height, width), LINE) if len(points) > 1 else NO_SHAPE
+        return raster.draw_line(points, LINE_WIDTH, height, width), LINE
     if kind in ("polygon", "rotation") or (kind == "rectangle" and len(points) == 4):  # some tools write all four corners
-        return _outline(points, height, width)
+        return fill_polygon(points, height, width), ""
     if kind not in ("rectangle", "circle", "mask"):
         raise ReadError(f"shape_type {kind!r:.60} is not known; need polygon, rectangle, circle, line, linestrip, mask or point")
     (x0, y0), (x1, y1) = as_points(shape["points"], 2).tolist()
     if kind == "rectangle":
-        return _outline(box_outline(x0, y0, x1, y1), height, width, RECTANGLE)
+        return fill_polygon(box_outline(x0, y0, x1, y1), height, width), RECTANGLE
     if kind == "circle":
         radius = math.hypot(x1 - x0, y1 - y0)
-        return _outline(ellipse_outline(x0, y0, radius, radius), height, width)
+        return fill_polygon(ellipse_outline(x0, y0, radius, radius), height, width), ""
     return paste_picture(base64.b64decode(shape["mask"], validate=True), x0, y0, height, width)
 
 
@@ -348,9 +341,9 @@ def cvat_shape(shape: ElementTree.Element, height: int, width: int) -> Shape:
         return as_numbers([*(shape.attrib[name] for name in names), shape.get("rotation", "0")]).tolist()
 
     if shape.tag == "box":
-        return _outline(box_outline(*numbers("xtl", "ytl", "xbr", "ybr")), height, width, RECTANGLE)
+        return fill_polygon(box_outline(*numbers("xtl", "ytl", "xbr", "ybr")), height, width), RECTANGLE
     if shape.tag == "ellipse":
-        return _outline(ellipse_outline(*numbers("cx", "cy", "rx", "ry")), height, width)
+        return fill_polygon(ellipse_outline(*numbers("cx", "cy", "rx", "ry")), height, width), ""
     if shape.tag == "mask":
         left, top, rows, columns = map(int, numbers("left", "top", "height", "width")[:4])
         if not (0 < rows <= height and 0 < columns <= width):
@@ -359,7 +352,7 @@ def cvat_shape(shape: ElementTree.Element, height: int, width: int) -> Shape:
         return raster.paste(raster.unroll(runs, rows, columns), left, top, height, width), ""
     if shape.tag == "polygon":
         text = shape.attrib["points"]
-        return _outline(as_points(re.split("[,;]", text) if text.strip() else []), height, width)
+        return fill_polygon(as_points(re.split("[,;]", text) if text.strip() else []), height, width), ""
     return NO_SHAPE
 
 
@@ -425,7 +418,7 @@ def yolo_shape(line: str, height: int, width: int) -> Shape:
     points = as_points(words)
     if points.size and abs(points).max() > FURTHEST:
         raise ReadError(f"{abs(points).max():g} is no share of the image; need numbers from 0 to 1, not pixels")
-    return _outline((points * (width, height)).round(6), height, width)  # 0.7 × 10 is 7, not 6.999…
+    return fill_polygon((points * (width, height)).round(6), height, width), ""  # 0.7 × 10 is 7, not 6.999…
 
 
 def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
@@ -510,14 +503,14 @@ def label_studio_shape(item: Mapping[str, Any], height: int, width: int) -> Shap
         return raster.crop(raster.unpack_brush(value["rle"], height, width)), ""
     scale = np.array([width, height]) / 100
     if kind == "polygon":
-        return _outline((as_points(value["points"]) * scale).round(6), height, width)
+        return fill_polygon((as_points(value["points"]) * scale).round(6), height, width), ""
     sides = ("width", "height") if kind == "rectangle" else ("radiusX", "radiusY")
     (x, y), (across, down) = (as_numbers([value[key] for key in keys]) * scale for keys in (("x", "y"), sides))
     (turn,) = as_numbers([value.get("rotation", 0)]).tolist()
     if kind == "ellipse":
-        return _outline(ellipse_outline(x, y, across, down, turn), height, width)
+        return fill_polygon(ellipse_outline(x, y, across, down, turn), height, width), ""
     corners = raster.turned(box_outline(x, y, x + across, y + down), [x, y], turn)  # around its first corner
-    return _outline(corners.round(6), height, width, RECTANGLE)
+    return fill_polygon(corners.round(6), height, width), RECTANGLE
 
 
 # Tables of run lengths, as of Kaggle: a row for each object, or for each class of an image, with the name of the image and

@@ -37,10 +37,11 @@ NUM_LOOKED_AT = 20  # files without an extension, texts that may be labels, and 
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
 
+LEFT_OUT = "left_out"  # shapes without a pixel
 OVERLAP = "overlap"  # pixels that shapes of different classes claim
 # What is said of shapes that are not drawn as their outline, and what is done with them.
 NOTES: Mapping[str, tuple[str, str]] = {
-    readers.LEFT_OUT: ("object", "left out, without an area (a point, a line) or outside of the image"),
+    LEFT_OUT: ("object", "left out, without an area (a point, a line) or outside of the image"),
     readers.LINE: ("line", "drawn 10 pixels wide, as the tool does"),
     readers.RECTANGLE: ("rectangle", "filled, as the tool does: the mask has its corners, not the object's outline"),
     readers.IN_CROWD: ("crowd region", "(iscrowd) drawn as part of its class, below all objects"),
@@ -50,26 +51,23 @@ EXPORT = "export COCO, with polygons or masks"
 META = "meta"  # of Supervisely: the file with the classes
 # Keys of a JSON document, or of the first one in a list or dict of them → its format, or what it is and what to do if it is not
 # read. The first that fits counts.
-KINDS_OF_JSON: tuple[tuple[frozenset[str], str], ...] = tuple(
-    (frozenset(keys.split()), what)
-    for keys, what in (
-        ("segments_info", "COCO panoptic, whose masks are in its PNG files; use COCO's instances, or convert these to class ids"),
-        ("images annotations categories", "COCO"),
-        ("shapes imagePath", "LabelMe"),
-        ("objects size", "Supervisely"),
-        ("title shape", META),
-        ("_via_img_metadata", f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"),
-        ("filename regions", f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"),
-        ("annotations images", "COCO without categories (captions?), so that its classes are not known; use the instances file"),
-        ("image_id category_id", "COCO results (predictions), without the images; use the annotation file"),
-        ("data annotations", "Label Studio"),
-        ("annotator annotation_id", "Label Studio's JSON-MIN, which is not read; export JSON"),
-        ("data_row projects", f"Labelbox's own JSON, which is not read; {EXPORT}"),
-        ("items categories", f"Datumaro's own JSON, which is not read; {EXPORT} (datum convert -f coco_instances)"),
-        ("type features", "GeoJSON, in coordinates of a map; burn it into masks first (gdal_rasterize)"),
-        ("imgHeight imgWidth objects", "Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them"),
-    )
-)  # fmt: skip
+KINDS_OF_JSON = {
+    "segments_info": "COCO panoptic, whose masks are in its PNG files; use COCO's instances, or convert these to class ids",
+    "images annotations categories": "COCO",
+    "shapes imagePath": "LabelMe",
+    "objects size": "Supervisely",
+    "title shape": META,
+    "_via_img_metadata": f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)",
+    "filename regions": f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)",
+    "annotations images": "COCO without categories (captions?), so that its classes are not known; use the instances file",
+    "image_id category_id": "COCO results (predictions), without the images; use the annotation file",
+    "data annotations": "Label Studio",
+    "annotator annotation_id": "Label Studio's JSON-MIN, which is not read; export JSON",
+    "data_row projects": f"Labelbox's own JSON, which is not read; {EXPORT}",
+    "items categories": f"Datumaro's own JSON, which is not read; {EXPORT} (datum convert -f coco_instances)",
+    "type features": "GeoJSON, in coordinates of a map; burn it into masks first (gdal_rasterize)",
+    "imgHeight imgWidth objects": "Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them",
+}
 
 
 class UnknownAnnotations(DataError):
@@ -179,7 +177,7 @@ def kind_of_json(content: Any) -> str:
     inside = content.values() if isinstance(content, dict) else content if isinstance(content, list) else []
     firsts = [item[0] if isinstance(item, list) and item else item for item in islice(inside, NUM_LOOKED_AT)]
     keys = [set(document) for document in (content, *firsts) if isinstance(document, dict)]
-    return next((what for wanted, what in KINDS_OF_JSON if any(wanted <= found for found in keys)), "")
+    return next((what for wanted, what in KINDS_OF_JSON.items() if any(found.issuperset(wanted.split()) for found in keys)), "")
 
 
 def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex, data_dir: Path) -> Annotations:
@@ -296,7 +294,8 @@ class ImageIndex:
             place = path.is_relative_to(near), path.parent == near
             return _plain(path.name) == plain[-1], *place, self.part_of(path) == part, path.name == pieces[-1]
 
-        best = [path for path in found if rank(path) == max(map(rank, found))]
+        highest = max(map(rank, found), default=())
+        best = [path for path in found if rank(path) == highest]
         if len(best) > 1:
             paths = first_few(path_in(self.root, path) for path in best)
             raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
@@ -405,8 +404,8 @@ def draw_mask(
         with readers.inside(entry.name):
             patch, note = read_shape(entry.content, height, width)
             class_id = 0 if is_background(entry.label) else IGNORED if entry.label == IGNORE_NAME else ids.get(entry.label, 0)
-            is_drawn = patch is not None and canvas.draw(patch, class_id, is_crowd=note == readers.IN_CROWD)
-            notes[note if is_drawn else readers.LEFT_OUT] += 1
+            num_pixels = canvas.draw(patch, class_id, is_crowd=note == readers.IN_CROWD)
+            notes[note if num_pixels else LEFT_OUT] += 1
     notes[OVERLAP] = int(np.count_nonzero(canvas.contested))
     return canvas.ids, {note: number for note, number in notes.items() if note and number}
 

@@ -24,7 +24,7 @@ from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.folder_pairs import find_in_folders, find_in_tables
 from unet_trainer.datasets.layouts import refuse_unreadable
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
-from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round, present_classes
+from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import (
     UNREADABLE,
@@ -365,7 +365,7 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     decided = report.decided(config)
     if problems := list(class_contradictions(decided)):
         raise ConfigError("\n".join(problems))
-    present = present_classes(chosen.coding, evidence) - {IGNORED, UNKNOWN}
+    present = mask_evidence.class_ids(evidence.counts, chosen.coding).keys() - {IGNORED, UNKNOWN}
     if len(present) < 2:
         every = id_names(decided)[present.pop()] if present else "ignored or of no class"
         report.questions.append(_nothing_to_learn(report, f"{every} (mask_values: {to_plain(chosen.coding.mask_values)})"))

@@ -17,7 +17,7 @@ from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.parsers import MaskValues, implied_num_classes
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, to_plain
-from unet_trainer.datasets.mask_evidence import VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup, is_background
+from unet_trainer.datasets.mask_evidence import VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup, class_ids, is_background
 from unet_trainer.datasets.pairs import Choice, Question, first_few
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import (
@@ -116,11 +116,6 @@ def choose_classes(config: Config, evidence: MaskEvidence, class_file: ClassFile
         reason = f"one for each of {'class_names' if config.class_names else 'class_weights'}"
     names = None if config.class_names else reading.names
     return ChosenClasses(coding, reading.num_classes, reason, names, reading.reason if names else "")
-
-
-def present_classes(coding: MaskCoding, evidence: MaskEvidence) -> set[int]:
-    """Ids of the classes that occur; IGNORED and UNKNOWN among them."""
-    return set(coding.encode(np.array(evidence.seen, np.int64)).tolist()) if evidence.seen else set()
 
 
 def other_way_round(coding: MaskCoding, evidence: MaskEvidence) -> dict[str, Any] | None:
@@ -316,8 +311,8 @@ def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
         chosen = choose_classes(answered, counted_values)
     except DataError:
         return False
-    present = set() if chosen is None else present_classes(chosen.coding, counted_values)
-    return UNKNOWN not in present and len(present - {IGNORED}) >= 2
+    present = {} if chosen is None else class_ids(counted_values.counts, chosen.coding)
+    return UNKNOWN not in present and len(present.keys() - {IGNORED}) >= 2
 
 
 def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:

@@ -41,7 +41,9 @@ EMPTY = Patch(0, 0, np.zeros((0, 0), np.bool_))
 
 
 def fill_polygon(points: Pixels, height: int, width: int) -> Patch:
-    """The pixels inside the closed outline through `points`, N,2 float64 x and y."""
+    """The pixels inside the closed outline through `points`, N,2 float64 x and y; none of fewer than three points."""
+    if len(points) < 3:
+        return EMPTY
     start, stop = points, np.roll(points, -1, axis=0)
     goes_up = start[:, 1] > stop[:, 1]  # each edge downwards: the edge that two polygons share is the same for both
     (x0, y0), (x1, y1) = np.where(goes_up[:, None], stop, start).T, np.where(goes_up[:, None], start, stop).T

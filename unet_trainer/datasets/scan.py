@@ -26,7 +26,7 @@ from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import (
     DataError,
     ReadError,
-    ShardReadError,
+    ShardError,
     Stamp,
     content_digest,
     file_stamp,
@@ -256,7 +256,8 @@ def _scan_pair(task: Task, read_stderr: ReadStderr) -> dict[str, Any] | str:
         try:
             found[kind] = _scan_image(pair.image) if kind == "image" else _scan_mask(pair)
         except ReadError as error:
-            if isinstance(error, ShardReadError) and error.is_remote:
+            stored = find_member(getattr(pair, kind))
+            if isinstance(error, ShardError) and stored is not None and stored.store.is_remote:
                 return str(error)
             found[kind] = str(error)
         except MemoryError:
@@ -276,7 +277,7 @@ def read_each(
     def attempt(item: tuple[int, Pair], _: ReadStderr) -> Any:
         try:
             return read(*item)
-        except ShardReadError as error:
+        except ShardError as error:
             return DataError(f"{item[1].shown_image}: {error}")
         except DataError:
             return None

@@ -20,7 +20,7 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -29,14 +29,14 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.datasets.shard_index import BLOCK, Member, Shard, ShardIndex
-from unet_trainer.images.file_bytes import ShardError, open_stores
+from unet_trainer.images.file_bytes import ShardError
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, make_own_folder, write_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FOLLOW, open_handle
 from unet_trainer.system.os_errors import NO_ROOM, cannot
 from unet_trainer.system.resources import free_disk
 
-URL = re.compile(r"(?P<protocol>[A-Za-z][A-Za-z0-9+.-]+)://(?P<rest>.*)", re.DOTALL)
+URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # seconds before each further try; together less than worker_timeout
 CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0  # without an answer, or without a further byte of it
 BLOCK_BYTES = 2**23  # that are read at a time from a file that is read from its beginning
@@ -54,7 +54,7 @@ Found = TypeVar("Found")
 
 
 def is_url(text: str) -> bool:
-    return URL.match(text) is not None
+    return URL_START.match(text) is not None
 
 
 class MissingFile(ShardError):
@@ -363,14 +363,6 @@ class ShardStore:
     def _kept(self, span: Span) -> bytes | None:
         kept = None if self.cache is None else self.cache.read(span.shard, span.start, span.stop)
         return kept if kept is not None and span.is_right(kept) else None
-
-
-def open_store(store: ShardStore, key: Hashable = None) -> ShardStore:
-    """From now on `find_member` finds its files. Replaces one that was opened with the same key, which is the root if none."""
-    key = store.files.root if key is None else key
-    open_stores.pop(key, None)
-    open_stores[key] = store
-    return store
 
 
 class RangeCache:

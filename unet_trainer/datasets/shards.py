@@ -39,7 +39,7 @@ from unet_trainer.datasets.shard_index import (
     index_shard,
     index_to_json,
 )
-from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, open_store, short_digest
+from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, open_stores, read_bytes
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
@@ -119,9 +119,12 @@ def open_shards(config: Config, console: Console | None = None) -> ShardStore | 
     if known is not None and known.is_remote and time.monotonic() - known.opened < REUSE_SECONDS:
         return known
     try:
-        return open_store(_open(place, config, console or Console(io.StringIO())), key)  # silent without one
+        store = _open(place, config, console or Console(io.StringIO()))  # silent without one
     except ShardError as error:
         raise DataError(f"data_dir: {error}") from None
+    open_stores.pop(key, None)
+    open_stores[key] = store  # the last: its files are found before those of others
+    return store
 
 
 def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:

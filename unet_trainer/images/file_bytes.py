@@ -25,10 +25,8 @@ class ReadError(DataError):
     """A file that cannot be read as an image. The message is the reason only; the caller adds the file's name."""
 
 
-class ShardReadError(ReadError):
-    """A file in a shard that cannot be read. If `is_remote`, every other file may take as long, with its own retries."""
-
-    is_remote = False
+class ShardError(ReadError):
+    """A shard that cannot be read or written: the message names it, the reason and the fix."""
 
 
 @contextlib.contextmanager
@@ -38,10 +36,6 @@ def naming(shown: object) -> Iterator[None]:
         yield
     except ReadError as error:
         raise DataError(f"{shown}: {error}") from None
-
-
-class ShardError(UserError):
-    """A shard that cannot be read or written: the message names it, the reason and the fix."""
 
 
 open_stores: dict[Hashable, Any] = {}  # ShardStores, by what names them; the one that was opened last at the end
@@ -68,10 +62,6 @@ def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
             with input_files.open_file(path) as file:
                 stamp = as_stamp(os.fstat(file.fileno()))
                 data = input_files.read_rest(file, MAX_BYTES)
-    except ShardError as error:
-        failure = ShardReadError(str(error))
-        failure.is_remote = stored.store.is_remote
-        raise failure from None
     except OSError as error:
         is_dangling = isinstance(error, FileNotFoundError) and path.is_symlink()
         raise ReadError(

@@ -127,7 +127,8 @@ def reduction(data: bytes, min_side: int | None) -> tuple[int, int]:
 
 
 def decode_with_opencv(data: bytes, flags: int) -> Pixels:
-    _refuse_cut_off(data)
+    if is_cut_off(data):
+        raise ReadError("the file is cut off")
     image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
     if image is None:
         raise ReadError(describe_content(data) or "not an image that can be decoded")
@@ -136,14 +137,10 @@ def decode_with_opencv(data: bytes, flags: int) -> Pixels:
 
 def decode_with_pil(data: bytes, mode: str | None = None) -> Pixels:
     """The pixels in one of PIL's modes; without a mode, of a palette the indices, which OpenCV does not give."""
-    _refuse_cut_off(data)
-    with Image.open(io.BytesIO(data)) as picture:
-        return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
-
-
-def _refuse_cut_off(data: bytes) -> None:
     if is_cut_off(data):
         raise ReadError("the file is cut off")
+    with Image.open(io.BytesIO(data)) as picture:
+        return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
 
 
 def decode_array(data: bytes) -> Pixels:

@@ -10,7 +10,7 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Protocol
 
@@ -63,7 +63,11 @@ class PngWriter:
         self.above = np.zeros((1, size[1] * channels * self.num_bits // 8), np.uint8)
         self.packer = PACKERS[content]()
         self.packed: list[bytes] = []
-        file.write(_png_header(size, self.num_bits, kind, None if palette is None else tuple(palette)))
+        file.write(PNG_START)
+        file.write(_png_chunk(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], self.num_bits, kind, 0, 0, 0)))
+        file.write(_png_chunk(b"tEXt", b"Software\0" + MARK.encode()))
+        if palette is not None:
+            file.write(_png_chunk(b"PLTE", bytes(value for colour in palette for value in colour)))
 
     def write(self, rows: Pixels) -> None:
         stored = rows.astype(f">u{self.num_bits // 8}", copy=False)
@@ -93,19 +97,6 @@ def _png_chunk(name: bytes, content: bytes) -> bytes:
 
 
 PNG_END = _png_chunk(b"IEND", b"")
-
-
-@lru_cache(maxsize=64)
-def _png_header(size: Size, num_bits: int, kind: int, palette: tuple[tuple[int, int, int], ...] | None) -> bytes:
-    """All that stands before the pixels."""
-    chunks = [
-        PNG_START,
-        _png_chunk(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], num_bits, kind, 0, 0, 0)),
-        _png_chunk(b"tEXt", b"Software\0" + MARK.encode()),
-    ]
-    if palette is not None:
-        chunks.append(_png_chunk(b"PLTE", bytes(value for colour in palette for value in colour)))
-    return b"".join(chunks)
 
 
 def was_written_here(path: Path) -> bool:
