@@ -153,8 +153,10 @@ def test_what_cannot_be_is_a_read_error_whole_and_by_blocks(change, tmp_path):
 def test_blocks_at_negative_places_or_of_negative_sizes_are_refused(tmp_path, tag):
     path = tmp_path / "a.tif"
     path.write_bytes(change_tag(tiff_bytes(np.zeros((20, 24), np.uint8), compression="zlib"), tag, kind=9, long_value=2**32 - 5))
-    with pytest.raises(ReadError), opened(path) as image:
+    with pytest.raises(ReadError, match="a block of "), opened(path) as image:
         image[0:20, 0:24]
+    with pytest.raises(ReadError, match="a block of "):
+        decode_image(path.read_bytes())
 
 
 def test_a_bomb_in_one_block_is_refused_and_many_ordinary_blocks_are_none(tmp_path, monkeypatch):

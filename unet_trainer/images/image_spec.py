@@ -16,7 +16,7 @@ import numpy as np
 from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
 from unet_trainer.images.image_decoding import NPY_START, Pixels, decode_image, map_npy, nodata_of, reduction
-from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage
+from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage, read_errors
 from unet_trainer.images.tiling import Size, fit_image, resize_image
 
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
@@ -197,8 +197,9 @@ def read_small(path: Path, spec: ImageSpec, min_side: int | None = None) -> Deco
             raise ReadError("the file is empty")
         if _num_pixels(path, file, data) > LARGE_PIXELS:
             return None
-        file.seek(len(data))
-        data += file.read()
+        with read_errors():  # a file may claim to be larger than all memory
+            file.seek(len(data))
+            data += file.read()
     return spec.decode(data, min_side)
 
 

@@ -101,9 +101,9 @@ class TiffImage:
     def read_all(self) -> Pixels:
         """H,W,C of the whole image."""
         with read_errors():
-            blocks = (zip(page.dataoffsets, page.databytecounts, strict=True) for page in self.pages if page is not None)
-            if max((offset + length for page in blocks for offset, length in page), default=0) > self.num_bytes:
-                raise ReadError("the file is cut off")
+            for page in filter(None, self.pages):
+                for offset, num_bytes in zip(page.dataoffsets, page.databytecounts, strict=True):
+                    self._check_place(offset, num_bytes)
             array = self.series.asarray(maxworkers=1)
             if array.size == 0 or array.dtype.kind not in "buif":
                 raise ReadError("not an image that can be decoded")
@@ -207,11 +207,14 @@ class TiffImage:
         decoded: Pixels = self.first.decode(data, index, jpegtables=page.jpegtables)[0]
         return decoded[0, :height, :width].astype(self.first.dtype, copy=False)  # of one bit: to bool
 
-    def _bytes(self, offset: int, num_bytes: int) -> bytes:
+    def _check_place(self, offset: int, num_bytes: int) -> None:
         if min(offset, num_bytes) < 0:  # the tag may have a type with a sign
             raise ReadError(f"a block of {num_bytes} bytes at {offset}")
         if offset + num_bytes > self.num_bytes:
             raise ReadError("the file is cut off")
+
+    def _bytes(self, offset: int, num_bytes: int) -> bytes:
+        self._check_place(offset, num_bytes)
         with self.file_lock:
             self.file.seek(offset)
             return self.file.read(num_bytes)

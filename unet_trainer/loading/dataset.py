@@ -165,7 +165,7 @@ class SegmentationDataset:
             refuse_bomb(data, known.mask)
             mask = self.coding.encode(decode_mask(data))
         if mask.shape != known.mask or (mask == UNKNOWN).any():
-            raise DataError(f"{pair.mask}: changed since the run began")
+            raise DataError(f"{shown_path(pair.mask)}: changed since the run began")
         has_kind = image.shape[2] in (1, self.image_spec.channels) and (image.dtype == np.uint8) == self.image_spec.is_8bit
         if size != known.image or not has_kind:
             raise DataError(f"{shown_path(pair.image)}: changed since the run began")
