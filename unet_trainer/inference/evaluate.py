@@ -13,8 +13,9 @@ import contextlib
 import math
 import re
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
 from unet_trainer.images.tiling import fit_image, mirrored_to, resize_mask, tile_images
 from unet_trainer.inference.inputs import EvaluationData
-from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, band_ids, batch_pixels
+from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels, predicted_ids
 from unet_trainer.inference.scores import (
     Count,
     EvaluatedSet,
@@ -135,29 +136,22 @@ def badness(counts: NDArray[np.int64], num_wrong: int, num_counted: int, name: s
 
 def predict_samples(
     predictor: Predictor, samples: Iterable[Sample], threshold: float | None, as_trained: bool
-) -> Generator[Predicted, None, None]:
+) -> Iterator[Predicted]:
     """In the order of the samples; those of one shape that follow each other go through the network together."""
-    batch: list[Sample] = []
+    has_trained_tiles = as_trained and predictor.spec.fit == "crop"
 
-    def predict_batch() -> Iterator[Predicted]:
-        logits = predictor.predict([sample.given for sample in batch]) if batch else []
-        for sample, its_logits in zip(batch, logits, strict=True):
-            yield sample.number, sample.truth, all_ids(its_logits, threshold)
-        batch.clear()
+    def kind(sample: Sample) -> tuple[tuple[int, ...], bool]:
+        return sample.given.pixels.shape, predictor.is_large(sample.given.size)
 
-    for sample in samples:
-        is_alone = predictor.spec.fit == "crop" and (as_trained or predictor.is_large(sample.given.size))
-        shape = sample.given.pixels.shape
-        most = max(1, batch_pixels(predictor.engine.device) // (shape[0] * shape[1]))
-        if is_alone or len(batch) >= most or (batch and batch[0].given.pixels.shape != shape):
-            yield from predict_batch()
-        if not is_alone:
-            batch.append(sample)
-        elif as_trained:
-            yield sample.number, sample.truth, tiled_ids_as_trained(predictor, sample, threshold)
-        else:
-            yield sample.number, sample.truth, all_ids(predictor.predict_input(sample.given), threshold)
-    yield from predict_batch()
+    for ((height, width, *_), _), alike in groupby(samples, kind):
+        num_at_once = max(1, batch_pixels(predictor.engine.device) // (height * width))
+        while batch := list(islice(alike, num_at_once)):
+            if has_trained_tiles:
+                found = (tiled_ids_as_trained(predictor, sample, threshold) for sample in batch)
+            else:
+                found = (all_ids(logits, threshold) for logits in predictor.predict([sample.given for sample in batch]))
+            for sample, ids in zip(batch, found, strict=True):
+                yield sample.number, sample.truth, ids
 
 
 def tiled_ids_as_trained(predictor: Predictor, sample: Sample, threshold: float | None) -> Pixels:
@@ -173,7 +167,7 @@ def tiled_ids_as_trained(predictor: Predictor, sample: Sample, threshold: float 
         for tile, logits in zip(some, predictor.engine.logits(torch.from_numpy(np.stack(crops))), strict=True):
             (top, bottom), (left, right) = tile.rows, tile.columns
             inside = slice(top - tile.top, bottom - tile.top), slice(left - tile.left, right - tile.left)
-            ids[top:bottom, left:right] = band_ids(logits, threshold)[inside]
+            ids[top:bottom, left:right] = predicted_ids(logits, threshold)[inside].cpu().numpy()
     return ids
 
 
