@@ -247,9 +247,7 @@ def comparison_images(image: ImageSpec, count: int, height: int, width: int) -> 
     return pixels.round().clamp(0, 255).to(torch.uint8) if image.is_8bit else pixels.contiguous()
 
 
-def compare(
-    segmenter: Segmenter, run: Callable[[torch.Tensor], torch.Tensor], least_side: int = STRIDE, pads: bool = False
-) -> str:
+def compare(segmenter: Segmenter, run: Callable[[torch.Tensor], torch.Tensor], least_side: int = STRIDE, pads: bool = False) -> str:
     """Runs several batches of N,H,W,C images of several sizes through both, and says what came out. `pads`: sizes that are no
     multiples of STRIDE too.
 
@@ -259,8 +257,8 @@ def compare(
     height, width = _trained_size(spec)
     batches = [(1, height, width), (2, height, width + STRIDE), (3, 3 * STRIDE, 5 * STRIDE), (1, least_side, least_side)]
     batches += [(2, 45, 83), (1, height - 1, width + 7)] if pads else [(1, height + STRIDE, 2 * STRIDE)]
-    if _run_or_none(segmenter, comparison_images(spec.image, 1, height, width + STRIDE)) is None:  # it takes the size of training alone
-        batches = [(1, *spec.image_size), (2, *spec.image_size)]
+    if _run_or_none(segmenter, comparison_images(spec.image, 1, height, width + STRIDE)) is None:
+        batches = [(1, *spec.image_size), (2, *spec.image_size)]  # it takes the size of training alone
     compared, difference, largest, num_pixels, num_changed = [], 0.0, 0.0, 0, 0
     for count, rows, columns in batches:
         images = comparison_images(spec.image, count, rows, columns)

@@ -12,8 +12,8 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +34,7 @@ from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.given import OwnModel, given
 from unet_trainer.model.metrics import upsampled_rows
 from unet_trainer.model.segmenter import SegmenterSpec
+from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.console import counted
 
 SIGMA = 1 / 8  # of the Gaussian, in tiles
@@ -154,18 +155,15 @@ class TiledLogits:
     def _strips(self) -> Generator[Pixels, None, None]:
         """The pixels of each row of tiles. Rows that two of them share are read once, and the next is read meanwhile."""
         (height, width), tops, rows = self.size, self.grid.tops, self.grid.tile[0]
+        new_rows = [slice(0, min(rows, height)), *(slice(before + rows, top + rows) for before, top in pairwise(tops))]
 
-        def read(top: int, bottom: int) -> Pixels:
-            return self.prepare(self.reader.read(slice(top, bottom), slice(0, width)))
+        def read(some: slice) -> Pixels:
+            return self.prepare(self.reader.read(some, slice(0, width)))
 
         strip: Pixels | None = None
-        with ThreadPoolExecutor(1, "next tiles") as thread:
-            coming = thread.submit(read, 0, min(rows, height))
-            for index, top in enumerate(tops):
-                pixels = coming.result()
-                strip = pixels if strip is None else np.concatenate([strip[top - tops[index - 1] :], pixels])
-                if index + 1 < len(tops):
-                    coming = thread.submit(read, top + rows, tops[index + 1] + rows)
+        with contextlib.closing(read_ahead(read, new_rows, num_threads=1, max_items=1)) as parts:
+            for _, pixels in parts:
+                strip = pixels if strip is None else np.concatenate([strip[len(pixels) :], pixels])
                 yield mirrored_to(strip, self.grid.tile)
 
 
