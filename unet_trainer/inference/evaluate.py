@@ -46,6 +46,7 @@ from unet_trainer.system.console import csv_line, json_text
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.resources import count_cores
+from unet_trainer.training.val_scores import badness
 
 NUM_WORST = 10
 MAX_THREADS = 4  # that read, and as many that score
@@ -111,7 +112,8 @@ def evaluate(
         found, counts[index] = count_image(truth, ids, spec.num_ids, first_id, with_lines)
         num_counted[index] = found.sum()
         num_wrong[index] = num_counted[index] - found.trace()
-        rank = badness(counts[index], num_wrong[index], num_counted[index], data.pairs[index].name)
+        iou = number(mean_over(scores_from_counts(counts[index])["iou"], axis=-1))
+        rank = badness(iou, num_wrong[index], num_counted[index], data.pairs[index].name)
         with lock:
             confusion += found
             worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
@@ -123,15 +125,6 @@ def evaluate(
         for predicted in predict_samples(predictor, (sample for _, sample in samples), threshold, as_trained):
             counting.submit(partial(count, *predicted), 2 * predicted[1].nbytes)
     return EvaluatedSet(np.stack(counts), confusion, num_wrong, num_counted, [(index, ids) for _, index, ids in worst])
-
-
-def badness(counts: NDArray[np.int64], num_wrong: int, num_counted: int, name: str) -> tuple[float, float, str]:
-    """Sorts images from the worst on: by the mean IoU of their classes, then by the share of their pixels that is wrong.
-
-    Images without an IoU, where no class is in truth or prediction, come last.
-    """
-    iou = float(mean_over(scores_from_counts(counts)["iou"], axis=-1))
-    return (2.0 if math.isnan(iou) else iou, -num_wrong / max(1, num_counted), name)
 
 
 def predict_samples(
@@ -199,7 +192,8 @@ def csv_text(evaluated: EvaluatedSet, pairs: Sequence[Pair], data_dir: Path, cla
             columns[f"{title}{suffix}"] = evaluated.counts[:, class_index, count].tolist()
     columns |= {"wrong_pixels": evaluated.num_wrong.tolist(), "counted_pixels": evaluated.num_counted.tolist()}
     lines = [csv_line(["image", "mask", *columns])]
-    ranks = zip(evaluated.counts, evaluated.num_wrong, evaluated.num_counted, (pair.name for pair in pairs), strict=True)
+    ious = map(number, mean_over(scores["iou"], axis=-1))
+    ranks = zip(ious, evaluated.num_wrong, evaluated.num_counted, (pair.name for pair in pairs), strict=True)
     for _, index in sorted((badness(*rank), index) for index, rank in enumerate(ranks)):
         lines.append(csv_line([*pairs[index].files_in(data_dir), *(values[index] for values in columns.values())]))
     return "".join(lines)
