@@ -108,7 +108,7 @@ def test_tiles_as_trained_see_the_pixels_that_validation_sees(monkeypatch):
     for number, size in enumerate(sizes):
         image = np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)
         seen.clear()
-        sample = Sample(0, predictor.as_input(image, size), np.zeros(size, np.uint8))
+        sample = Sample(0, predictor.prepare(image), np.zeros(size, np.uint8))
         assert tiled_ids_as_trained(predictor, sample, None).shape == size
         tiles = tile_images([size], tile)
         wanted = [tiles.extract(image, np.zeros(size, np.uint8), 0, index)[0] for index in range(len(tiles))]

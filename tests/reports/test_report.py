@@ -21,6 +21,7 @@ from unet_trainer.reports.gallery import Gallery
 from unet_trainer.reports.page import TEMPLATES, page_policy
 from unet_trainer.reports.run_report import MAX_EVENTS, MAX_MATRIX, WatchServer, render_report, write_report
 from unet_trainer.system.local_server import digest
+from unet_trainer.system.locks import FolderLock
 from unet_trainer.training.history import EventLog
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
@@ -263,8 +264,8 @@ TWO_IDS = ["background", "foreground"]
 
 
 @contextlib.contextmanager
-def watching(*folders, **options):
-    with running(WatchServer(("127.0.0.1", 0), folders, **options)) as server:
+def watching(*folders):
+    with running(WatchServer(("127.0.0.1", 0), folders)) as server:
         yield server
     server.worker.shutdown()
 
@@ -277,7 +278,8 @@ def get(server, path):
 
 def test_the_page_follows_the_run(tmp_path):
     folder = write_run(tmp_path / "run", end=None)
-    with watching(folder, with_pictures=False) as server:
+    with FolderLock() as lock, watching(folder) as server:
+        lock.acquire(folder, pytest.fail)
         first, version = get(server, ""), get(server, "version")
         assert f'data-live="{version}"' in first
         assert ">0.600</p>" in first
@@ -291,14 +293,14 @@ def test_the_page_follows_the_run(tmp_path):
 
 def test_several_runs_are_compared_and_each_has_its_report(tmp_path):
     folders = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    with watching(*folders, with_pictures=False) as server:
+    with watching(*folders) as server:
         assert "2 runs compared" in get(server, "")
         assert "<title>b – training report</title>" in get(server, "run/1/")
         assert get(server, "run/1/version") != get(server, "version")
 
 
 def test_other_paths_lead_nowhere(tmp_path):
-    with watching(write_run(tmp_path / "run"), with_pictures=False) as server:
+    with watching(write_run(tmp_path / "run")) as server:
         for path in ("run/0/", "run/7/", "events.jsonl", "../run", "run/0/../../settings.json", "version/x"):
             assert refusal(ask(server, "GET", path)) == (404, "nothing here")
         assert ask(server, "GET", "/wrong-key/")[0] == 403

@@ -9,6 +9,7 @@ from helpers.ports import running
 from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
 from unet_trainer.reports.comparison import render_comparison
 from unet_trainer.reports.run_report import WatchServer, render_report
+from unet_trainer.system.locks import FolderLock
 from unet_trainer.training.history import EventLog
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
@@ -170,7 +171,8 @@ def test_runs_are_compared_by_epoch_and_by_time(driver, tmp_path):
 
 def test_a_live_page_follows_the_run_and_keeps_what_was_chosen(driver, tmp_path):
     folder = write_run(tmp_path / "run", end=None)
-    with running(WatchServer(("127.0.0.1", 0), [folder], with_pictures=False)) as server:
+    with FolderLock() as lock, running(WatchServer(("127.0.0.1", 0), [folder])) as server:
+        lock.acquire(folder, pytest.fail)
         page = ReportPage(driver, server.url).open()
         page.run("arguments[0].click()", page.find('[data-key="iou"] [data-name="switch train"]'))
         page.run("document.querySelector('[data-key=\"loss-numbers\"]').open = true")

@@ -19,21 +19,14 @@ from unet_trainer.system.console import EXIT_DONE, Console, counted
 from unet_trainer.system.input_files import read_text
 from unet_trainer.system.os_errors import cannot
 
-# Of each format: the suffix of its file (a folder has none), its name unless given, what it is, and what to try where it fails.
+# What each format is, and what to try where it fails.
 FORMATS = {
     "onnx": (
-        ".onnx",
-        "model.onnx",
         "ONNX, one file with weights, normalisation and classes; runs with onnxruntime",
         "; try --format pt2, or smp, which keeps the network as it is",
     ),
-    "pt2": (
-        ".pt2",
-        "model.pt2",
-        "a program of torch.export; runs with torch alone",
-        "; --format smp keeps the network as it is",
-    ),
-    "smp": ("", "model_smp", "a folder for smp.from_pretrained", ""),
+    "pt2": ("a program of torch.export; runs with torch alone", "; --format smp keeps the network as it is"),
+    "smp": ("a folder for smp.from_pretrained", ""),
 }
 
 
@@ -41,7 +34,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     parser = CommandParser(
         "train_unet.py export",
         description="Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
-        epilog="\n".join(f"  {name:<12} {title}" for name, (_, _, title, _) in FORMATS.items()),
+        epilog="\n".join(f"  {name:<12} {title}" for name, (title, _) in FORMATS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="RUN | FILE", help="a run's name or folder (its best.pt), or a .pt file")
@@ -63,7 +56,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     exporter = {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp}[name]
     card, segmenter = build_segmenter(path, raw)
     spec = card.spec
-    _, _, title, advice = FORMATS[name]
+    title, advice = FORMATS[name]
     console.say(f"Exporting {path} as {title} ...")
     console.fact("Model", f"{spec.architecture}, {spec.encoder}{', raw weights' if raw else ''}{card.describe()}")
     console.fact("Classes", ", ".join(spec.id_names))
@@ -88,7 +81,7 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
     from unet_trainer.inference.engine import SMP_CARD
     from unet_trainer.inference.export import SMP_FILES
 
-    suffix, default_name, _, _ = FORMATS[name]
+    suffix, default_name = ("", "model_smp") if name == "smp" else (f".{name}", f"model.{name}")  # that of smp is a folder
     try:
         # A link that the user names is written through, not replaced; one in a run's folder could lead anywhere.
         target = checkpoint.parent / default_name if out is None else final_path(out) if out.is_symlink() else out

@@ -13,8 +13,9 @@ import contextlib
 import math
 import re
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
 from unet_trainer.images.tiling import fit_image, mirrored_to, resize_mask, tile_images
 from unet_trainer.inference.inputs import EvaluationData
-from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, band_ids, batch_pixels
+from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels, predicted_ids
 from unet_trainer.inference.scores import (
     Count,
     EvaluatedSet,
@@ -45,6 +46,7 @@ from unet_trainer.system.console import csv_line, json_text
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.resources import count_cores
+from unet_trainer.training.val_scores import badness
 
 NUM_WORST = 10
 MAX_THREADS = 4  # that read, and as many that score
@@ -110,7 +112,8 @@ def evaluate(
         found, counts[index] = count_image(truth, ids, spec.num_ids, first_id, with_lines)
         num_counted[index] = found.sum()
         num_wrong[index] = num_counted[index] - found.trace()
-        rank = badness(counts[index], num_wrong[index], num_counted[index], data.pairs[index].name)
+        iou = number(mean_over(scores_from_counts(counts[index])["iou"], axis=-1))
+        rank = badness(iou, num_wrong[index], num_counted[index], data.pairs[index].name)
         with lock:
             confusion += found
             worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
@@ -124,40 +127,24 @@ def evaluate(
     return EvaluatedSet(np.stack(counts), confusion, num_wrong, num_counted, [(index, ids) for _, index, ids in worst])
 
 
-def badness(counts: NDArray[np.int64], num_wrong: int, num_counted: int, name: str) -> tuple[float, float, str]:
-    """Sorts images from the worst on: by the mean IoU of their classes, then by the share of their pixels that is wrong.
-
-    Images without an IoU, where no class is in truth or prediction, come last.
-    """
-    iou = float(mean_over(scores_from_counts(counts)["iou"], axis=-1))
-    return (2.0 if math.isnan(iou) else iou, -num_wrong / max(1, num_counted), name)
-
-
 def predict_samples(
     predictor: Predictor, samples: Iterable[Sample], threshold: float | None, as_trained: bool
-) -> Generator[Predicted, None, None]:
+) -> Iterator[Predicted]:
     """In the order of the samples; those of one shape that follow each other go through the network together."""
-    batch: list[Sample] = []
+    has_trained_tiles = as_trained and predictor.spec.fit == "crop"
 
-    def predict_batch() -> Iterator[Predicted]:
-        logits = predictor.predict([sample.given for sample in batch]) if batch else []
-        for sample, its_logits in zip(batch, logits, strict=True):
-            yield sample.number, sample.truth, all_ids(its_logits, threshold)
-        batch.clear()
+    def kind(sample: Sample) -> tuple[tuple[int, ...], bool]:
+        return sample.given.pixels.shape, predictor.is_large(sample.given.size)
 
-    for sample in samples:
-        is_alone = predictor.spec.fit == "crop" and (as_trained or predictor.is_large(sample.given.size))
-        shape = sample.given.pixels.shape
-        most = max(1, batch_pixels(predictor.engine.device) // (shape[0] * shape[1]))
-        if is_alone or len(batch) >= most or (batch and batch[0].given.pixels.shape != shape):
-            yield from predict_batch()
-        if not is_alone:
-            batch.append(sample)
-        elif as_trained:
-            yield sample.number, sample.truth, tiled_ids_as_trained(predictor, sample, threshold)
-        else:
-            yield sample.number, sample.truth, all_ids(predictor.predict_input(sample.given), threshold)
-    yield from predict_batch()
+    for ((height, width, *_), _), alike in groupby(samples, kind):
+        num_at_once = max(1, batch_pixels(predictor.engine.device) // (height * width))
+        while batch := list(islice(alike, num_at_once)):
+            if has_trained_tiles:
+                found = (tiled_ids_as_trained(predictor, sample, threshold) for sample in batch)
+            else:
+                found = (all_ids(logits, threshold) for logits in predictor.predict([sample.given for sample in batch]))
+            for sample, ids in zip(batch, found, strict=True):
+                yield sample.number, sample.truth, ids
 
 
 def tiled_ids_as_trained(predictor: Predictor, sample: Sample, threshold: float | None) -> Pixels:
@@ -173,7 +160,7 @@ def tiled_ids_as_trained(predictor: Predictor, sample: Sample, threshold: float 
         for tile, logits in zip(some, predictor.engine.logits(torch.from_numpy(np.stack(crops))), strict=True):
             (top, bottom), (left, right) = tile.rows, tile.columns
             inside = slice(top - tile.top, bottom - tile.top), slice(left - tile.left, right - tile.left)
-            ids[top:bottom, left:right] = band_ids(logits, threshold)[inside]
+            ids[top:bottom, left:right] = predicted_ids(logits, threshold)[inside].cpu().numpy()
     return ids
 
 
@@ -205,7 +192,8 @@ def csv_text(evaluated: EvaluatedSet, pairs: Sequence[Pair], data_dir: Path, cla
             columns[f"{title}{suffix}"] = evaluated.counts[:, class_index, count].tolist()
     columns |= {"wrong_pixels": evaluated.num_wrong.tolist(), "counted_pixels": evaluated.num_counted.tolist()}
     lines = [csv_line(["image", "mask", *columns])]
-    ranks = zip(evaluated.counts, evaluated.num_wrong, evaluated.num_counted, (pair.name for pair in pairs), strict=True)
+    ious = map(number, mean_over(scores["iou"], axis=-1))
+    ranks = zip(ious, evaluated.num_wrong, evaluated.num_counted, (pair.name for pair in pairs), strict=True)
     for _, index in sorted((badness(*rank), index) for index, rank in enumerate(ranks)):
         lines.append(csv_line([*pairs[index].files_in(data_dir), *(values[index] for values in columns.values())]))
     return "".join(lines)

@@ -26,6 +26,7 @@ from torch.export import Dim
 
 from unet_trainer import __version__
 from unet_trainer.config.errors import UserError
+from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.inference.engine import (
     CARD_KEY,
     INPUT,
@@ -38,7 +39,7 @@ from unet_trainer.inference.engine import (
     add_digest,
     import_optional,
 )
-from unet_trainer.model.segmenter import FLAT, STRIDE, Segmenter, class_logits
+from unet_trainer.model.segmenter import FLAT, STRIDE, Segmenter, SegmenterSpec, class_logits
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import counted, first_line
 from unet_trainer.system.input_files import read_bytes, read_text
@@ -78,7 +79,7 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     with _exporting():
         program = torch.onnx.export(
             ExportNetwork(segmenter).eval(),
-            (example_batch(card),),
+            (example_batch(card.spec),),
             dynamo=True,
             external_data=False,
             dynamic_shapes=DYNAMIC_SHAPES,
@@ -100,7 +101,7 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     if model.ByteSize() > MAX_FILE_BYTES - 1024:
         raise ExportError(f"the model has {model.ByteSize() / 1e9:.1f} GB; an ONNX file in one piece holds 2 at most")
     content = add_digest(model.SerializeToString())
-    return _write(path, content, lambda draft: compare(segmenter, card, OnnxEngine(draft, device="cpu").logits, pads=True))
+    return _write(path, content, lambda draft: compare(segmenter, OnnxEngine(draft, device="cpu").logits, pads=True))
 
 
 def _pad_inside(graph: Any) -> None:
@@ -165,14 +166,14 @@ def export_pt2(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     """One file with the input and output of the .onnx file, and the card as `card.json`. Raises as export_onnx."""
     content = io.BytesIO()
     with _exporting():
-        program = torch.export.export(ExportNetwork(segmenter).eval(), (example_batch(card),), dynamic_shapes=DYNAMIC_SHAPES)
+        program = torch.export.export(ExportNetwork(segmenter).eval(), (example_batch(card.spec),), dynamic_shapes=DYNAMIC_SHAPES)
         torch.export.save(program, content, extra_files={CARD_FILE: card.to_json()})
 
     @torch.inference_mode()
     def verify(draft: Path) -> str:
         with _quiet():
             network = torch.export.load(io.BytesIO(read_bytes(draft, content.getbuffer().nbytes))).module()
-            return compare(segmenter, card, lambda images: network(_to_nchw(images)), LEAST_PT2_SIDE)
+            return compare(segmenter, lambda images: network(_to_nchw(images)), LEAST_PT2_SIDE)
 
     return _write(path, content.getvalue(), verify)
 
@@ -200,7 +201,7 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
             file.chmod(0o644)  # safetensors writes for the owner alone
         with torch.inference_mode(), _quiet(), contextlib.redirect_stdout(io.StringIO()):  # smp prints where it loads from
             loaded = smp.from_pretrained(str(draft)).eval()
-            compared = compare(segmenter, card, Segmenter(card.spec, loaded, channels_last=False), pads=True)
+            compared = compare(segmenter, Segmenter(card.spec, loaded, channels_last=False), pads=True)
         if folder.exists():
             folder.rename(old)
         try:
@@ -220,25 +221,24 @@ def smp_readme(card: ModelCard) -> str:
     return environment.from_string(read_text(README_TEMPLATE)).render(values)
 
 
-def example_batch(card: ModelCard) -> torch.Tensor:
+def example_batch(spec: SegmenterSpec) -> torch.Tensor:
     """N,C,H,W of the size that the model knows. Two images, and sides that differ: a tracer takes one, or equal ones, for fixed."""
-    height, width = _trained_size(card)
-    return _to_nchw(comparison_images(card, 2, height, width + STRIDE))
+    height, width = _trained_size(spec)
+    return _to_nchw(comparison_images(spec.image, 2, height, width + STRIDE))
 
 
 def _to_nchw(images: torch.Tensor) -> torch.Tensor:
     return images.permute(0, 3, 1, 2).float().contiguous()
 
 
-def _trained_size(card: ModelCard) -> tuple[int, int]:
+def _trained_size(spec: SegmenterSpec) -> tuple[int, int]:
     """Rounded to multiples of STRIDE."""
-    height, width = (min(MAX_SIDE, max(2 * STRIDE, -(-side // STRIDE) * STRIDE)) for side in card.spec.image_size)
+    height, width = (min(MAX_SIDE, max(2 * STRIDE, -(-side // STRIDE) * STRIDE)) for side in spec.image_size)
     return height, width
 
 
-def comparison_images(card: ModelCard, count: int, height: int, width: int) -> torch.Tensor:
+def comparison_images(image: ImageSpec, count: int, height: int, width: int) -> torch.Tensor:
     """N,H,W,C with coarse shapes and fine noise, spread as the model's training images, in the files' own units."""
-    image = card.spec.image
     generator = torch.Generator().manual_seed(height * 10_000 + width * 10 + count)
     coarse = torch.randn(count, image.channels, max(1, height // 16), max(1, width // 16), generator=generator)
     noise = torch.randn(count, image.channels, height, width, generator=generator)
@@ -247,26 +247,21 @@ def comparison_images(card: ModelCard, count: int, height: int, width: int) -> t
     return pixels.round().clamp(0, 255).to(torch.uint8) if image.is_8bit else pixels.contiguous()
 
 
-def compare(
-    segmenter: Segmenter,
-    card: ModelCard,
-    run: Callable[[torch.Tensor], torch.Tensor],
-    least_side: int = STRIDE,
-    pads: bool = False,
-) -> str:
+def compare(segmenter: Segmenter, run: Callable[[torch.Tensor], torch.Tensor], least_side: int = STRIDE, pads: bool = False) -> str:
     """Runs several batches of N,H,W,C images of several sizes through both, and says what came out. `pads`: sizes that are no
     multiples of STRIDE too.
 
     Raises ExportError where they differ by more than TOLERANCE. Sizes that the network itself cannot take are left out.
     """
-    height, width = _trained_size(card)
+    spec = segmenter.spec
+    height, width = _trained_size(spec)
     batches = [(1, height, width), (2, height, width + STRIDE), (3, 3 * STRIDE, 5 * STRIDE), (1, least_side, least_side)]
     batches += [(2, 45, 83), (1, height - 1, width + 7)] if pads else [(1, height + STRIDE, 2 * STRIDE)]
-    if _run_or_none(segmenter, comparison_images(card, 1, height, width + STRIDE)) is None:  # it takes the size of training alone
-        batches = [(1, *card.spec.image_size), (2, *card.spec.image_size)]
+    if _run_or_none(segmenter, comparison_images(spec.image, 1, height, width + STRIDE)) is None:
+        batches = [(1, *spec.image_size), (2, *spec.image_size)]  # it takes the size of training alone
     compared, difference, largest, num_pixels, num_changed = [], 0.0, 0.0, 0, 0
     for count, rows, columns in batches:
-        images = comparison_images(card, count, rows, columns)
+        images = comparison_images(spec.image, count, rows, columns)
         expected = _run_or_none(segmenter, images)
         if expected is None:
             continue

@@ -14,7 +14,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
@@ -67,7 +67,7 @@ def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] =
         elif path.suffix.lower() == CSV_SUFFIX and path.exists():
             found += _from_csv(path)
         elif path.exists():
-            found.append(Input(path, _name(_absolute(path).relative_to(base))))
+            found.append(Input(path, _absolute(path).relative_to(base).with_suffix("").as_posix()))
         elif glob.has_magic(word):
             matches = map(Path, sorted(glob.glob(word, recursive=True)))  # noqa: PTH207 # Path.glob takes no absolute one
             images = [match for match in matches if match.suffix.lower() in IMAGE_EXTENSIONS and match.is_file()]
@@ -95,10 +95,6 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 # Path.absolute() keeps ..
 
 
-def _name(relative: Path | PurePosixPath) -> str:
-    return PurePosixPath(*relative.parts).with_suffix("").as_posix()
-
-
 def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str, note: Callable[[str], object]) -> list[Input]:
     inside, parent = _absolute(out), _absolute(folder)
     may_hold_results = inside != parent and inside.is_relative_to(parent)
@@ -112,7 +108,7 @@ def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str,
             images.append(path)
         elif not is_inside:
             results.append(path)
-    found = [Input(path, _name(path.relative_to(folder))) for path in images]
+    found = [Input(path, path.relative_to(folder).with_suffix("").as_posix()) for path in images]
     if not found:
         but = f" but {counted(len(results), 'result')} of predict" if results else ""
         raise UserError(f"{complaint}{but}; known are {', '.join(sorted(IMAGE_EXTENSIONS))}")
@@ -134,10 +130,10 @@ def _from_csv(path: Path) -> list[Input]:
     bases = [*([_data_dir(path)] if path.name == SPLIT_CSV else []), path.parent, Path()]
     base = next((base for base in bases if base is not None and is_file(base / written[0])), path.parent)
     found = []
-    for line in written:
-        inside = PurePosixPath(Path(line).as_posix())
-        is_inside = not Path(line).is_absolute() and ".." not in inside.parts
-        found.append(Input(base / line, _name(inside if is_inside else PurePosixPath(inside.name))))
+    for path_in_row in map(Path, written):
+        is_inside = not path_in_row.is_absolute() and ".." not in path_in_row.parts
+        name = path_in_row if is_inside else Path(path_in_row.name)
+        found.append(Input(base / path_in_row, name.with_suffix("").as_posix()))
     missing = [str(image) for image, _ in found if not is_file(image)]
     if missing:
         raise UserError(f"{path}: {len(missing)} of its {len(found)} images are not there: {first_few(missing, NUM_NAMED)}")

@@ -12,8 +12,8 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -34,6 +34,7 @@ from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.given import OwnModel, given
 from unet_trainer.model.metrics import upsampled_rows
 from unet_trainer.model.segmenter import SegmenterSpec
+from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.console import counted
 
 SIGMA = 1 / 8  # of the Gaussian, in tiles
@@ -131,20 +132,17 @@ class TiledLogits:
     """Logits of a large image, computed band by band while they are asked for."""
 
     def __init__(self, engine: Engine, reader: ImageReader, tile: Size, prepare: Callable[[Pixels], Pixels]) -> None:
-        self.engine, self.reader, self.tile, self.prepare = engine, reader, tile, prepare
+        self.engine, self.reader, self.prepare = engine, reader, prepare
         self.size = reader.size
+        self.grid = TileGrid(self.size, tile, engine.device)
+        self.num_tiles = len(self.grid.tops) * len(self.grid.lefts)
         self.on_tiles: Callable[[int], object] = lambda num_tiles: None  # called as tiles are done, for a progress bar
 
-    @property
-    def num_tiles(self) -> int:
-        (height, width), (rows, columns) = self.size, self.tile
-        return len(tile_starts(height, rows)) * len(tile_starts(width, columns))
-
     def bands(self) -> Iterator[torch.Tensor]:
-        (height, width), rows, device = self.size, self.tile[0], self.engine.device
-        grid = TileGrid(self.size, self.tile, device)
-        total = torch.zeros(1, self.engine.card.spec.num_ids, rows, max(width, self.tile[1]), device=device)
-        with contextlib.closing(self._strips(grid.tops)) as strips:
+        (height, width), grid, device = self.size, self.grid, self.engine.device
+        rows, columns = grid.tile
+        total = torch.zeros(1, self.engine.card.spec.num_ids, rows, max(width, columns), device=device)
+        with contextlib.closing(self._strips()) as strips:
             for index, (top, strip) in enumerate(zip(grid.tops, strips, strict=True)):
                 (images,) = to_device((host_batch([strip], device),), device)
                 grid.add(total, images, [0], self.engine.logits, self.on_tiles)
@@ -154,22 +152,19 @@ class TiledLogits:
                 total[:, :, : rows - num_done] = total[:, :, num_done:].clone()
                 total[:, :, rows - num_done :] = 0
 
-    def _strips(self, tops: Sequence[int]) -> Generator[Pixels, None, None]:
+    def _strips(self) -> Generator[Pixels, None, None]:
         """The pixels of each row of tiles. Rows that two of them share are read once, and the next is read meanwhile."""
-        (height, width), rows = self.size, self.tile[0]
+        (height, width), tops, rows = self.size, self.grid.tops, self.grid.tile[0]
+        new_rows = [slice(0, min(rows, height)), *(slice(before + rows, top + rows) for before, top in pairwise(tops))]
 
-        def read(top: int, bottom: int) -> Pixels:
-            return self.prepare(self.reader.read(slice(top, bottom), slice(0, width)))
+        def read(some: slice) -> Pixels:
+            return self.prepare(self.reader.read(some, slice(0, width)))
 
         strip: Pixels | None = None
-        with ThreadPoolExecutor(1, "next tiles") as thread:
-            coming = thread.submit(read, 0, min(rows, height))
-            for index, top in enumerate(tops):
-                pixels = coming.result()
-                strip = pixels if strip is None else np.concatenate([strip[top - tops[index - 1] :], pixels])
-                if index + 1 < len(tops):
-                    coming = thread.submit(read, top + rows, tops[index + 1] + rows)
-                yield mirrored_to(strip, self.tile)
+        with contextlib.closing(read_ahead(read, new_rows, num_threads=1, max_items=1)) as parts:
+            for _, pixels in parts:
+                strip = pixels if strip is None else np.concatenate([strip[len(pixels) :], pixels])
+                yield mirrored_to(strip, self.grid.tile)
 
 
 Logits = WholeLogits | TiledLogits  # bands() may be called once only
@@ -183,14 +178,9 @@ def predicted_ids(logits: torch.Tensor, threshold: float | None = None) -> torch
     return logits.max(-3).indices.to(torch.uint8)
 
 
-def band_ids(logits: torch.Tensor, threshold: float | None = None) -> Pixels:
-    """K,rows,W logits → rows,W uint8 ids. `threshold` as in predicted_ids."""
-    return predicted_ids(logits, threshold).cpu().numpy()
-
-
 def all_ids(logits: Logits, threshold: float | None = None) -> Pixels:
     """H,W uint8 ids of the whole image."""
-    return np.concatenate([band_ids(band, threshold) for band in logits.bands()])
+    return np.concatenate([predicted_ids(band, threshold).cpu().numpy() for band in logits.bands()])
 
 
 def all_probabilities(logits: Logits) -> Pixels:
@@ -249,10 +239,7 @@ class Predictor:
         """H,W,C or H,W pixels in the files' own units, checked against the spec. `size`: of the result, if the image was read at
         less than its own. Raises DataError."""
         pixels = check_image(image, self.spec.image)
-        return self.as_input(pixels, size or (pixels.shape[0], pixels.shape[1]))
-
-    def as_input(self, pixels: Pixels, size: Size) -> ModelInput:
-        """Of H,W,C pixels as a batch has them."""
+        size = size or (pixels.shape[0], pixels.shape[1])
         fit = fit_image if self.spec.fit == "resize" else mirrored_to
         self.note_size(size)
         return ModelInput(fit(pixels, self.spec.image_size), size)
@@ -297,26 +284,22 @@ class Predictor:
         return logits[..., : size[0], : size[1]] if self.spec.fit == "crop" else logits
 
     def predict(self, inputs: Sequence[ModelInput]) -> list[Logits]:
-        """Of inputs of one shape that are not large."""
+        """Of inputs of one shape, which are all large, and their logits in bands, or none is."""
+        if self.is_large(inputs[0].size):
+            images = [given.pixels[: given.size[0], : given.size[1]] for given in inputs]
+            return [self._tiled(ImageReader(image), lambda pixels: pixels) for image in images]
         logits = self.logits(host_batch([given.pixels for given in inputs], self.engine.device))
         return [WholeLogits(self.at_size(one, given.size), given.size) for one, given in zip(logits, inputs, strict=True)]
 
     def predict_image(self, image: Pixels) -> Logits:
         """Of one image, in bands if it is large."""
-        return self.predict_input(self.prepare(image))
-
-    def predict_input(self, given: ModelInput) -> Logits:
-        """Of one input, in bands if it is large."""
-        if not self.is_large(given.size):
-            return self.predict([given])[0]
-        return self._tiled(ImageReader(given.pixels[: given.size[0], : given.size[1]]), lambda pixels: pixels)
+        return self.predict([self.prepare(image)])[0]
 
     def predict_large(self, reader: ImageReader) -> Logits:
         """Of an image that is read block by block."""
         if self.spec.fit == "crop":
             return self._tiled(reader, lambda pixels: check_image(pixels, self.spec.image))
-        pixels = check_image(reader.read_resized(self.spec.image_size), self.spec.image)
-        return self.predict([self.as_input(pixels, reader.size)])[0]
+        return self.predict([self.prepare(reader.read_resized(self.spec.image_size), reader.size)])[0]
 
     def _tiled(self, reader: ImageReader, prepare: Callable[[Pixels], Pixels]) -> Logits:
         return TiledLogits(self.engine, reader, self._tile_of(reader.size), prepare)

@@ -66,7 +66,7 @@ def count_image(truth: Pixels, predicted: Pixels, num_ids: int, first_id: int = 
     counts[:, Count.HITS] = confusion.diagonal()[first_id:]
     counts[:, Count.TRUTH] = confusion.sum(1)[first_id:]
     counts[:, Count.PREDICTION] = confusion.sum(0)[first_id:]
-    width = boundary_width(truth.shape)
+    width = max(1, round(BOUNDARY_RATIO * math.hypot(*truth.shape)))  # of boundary regions, in pixels
     is_counted = (truth != IGNORED).view(np.uint8)
     for class_id, row in enumerate(counts, first_id):
         if not row[Count.TRUTH] and not row[Count.PREDICTION]:
@@ -91,11 +91,6 @@ def confusion_matrix(truth: Pixels, predicted: Pixels, num_ids: int) -> NDArray[
     known = truth < num_ids
     cells = truth[known].astype(np.int32) * num_ids + predicted[known]
     return np.bincount(cells, minlength=num_ids**2).reshape(num_ids, num_ids).astype(np.int64, copy=False)
-
-
-def boundary_width(size: Sequence[int]) -> int:
-    """In pixels, for an image of this height and width."""
-    return max(1, round(BOUNDARY_RATIO * math.hypot(*size)))
 
 
 def boundary_region(mask: Pixels, width: int) -> Pixels:

@@ -41,7 +41,7 @@ from unet_trainer.images.image_decoding import Pixels, decode_image, encode_imag
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, read_mask
 from unet_trainer.images.tiling import Size, fit_image, resize_mask
-from unet_trainer.inference.predictor import Predictor, TiledLogits, band_ids, check_image
+from unet_trainer.inference.predictor import Predictor, TiledLogits, check_image, predicted_ids
 from unet_trainer.inference.scores import confusion_matrix
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.console import counted
@@ -243,7 +243,7 @@ def predict_for_page(
     top = 0
     for band in logits.bands():
         bottom = top + band.shape[1]
-        ids[top:bottom] = band_ids(band)
+        ids[top:bottom] = predicted_ids(band).cpu().numpy()
         first, last = np.searchsorted(grid_rows, (top, bottom))
         rows, its_columns = (torch.from_numpy(places).to(band.device) for places in (grid_rows[first:last] - top, columns))
         picked = band.index_select(1, rows).index_select(2, its_columns)

@@ -210,10 +210,9 @@ WATCHED = (*(name for name in RUN_FILES if not name.endswith(".pt")), BEST, SETT
 class WatchServer(LocalServer):
     """Pictures of the worst and best images are predicted once a run has ended: while it trains it needs the machine itself."""
 
-    def __init__(self, address: tuple[str, int], folders: Sequence[Path], with_pictures: bool = True) -> None:
+    def __init__(self, address: tuple[str, int], folders: Sequence[Path]) -> None:
         """Raises OSError if the address cannot be used."""
         self.folders = list(folders)
-        self.with_pictures = with_pictures
         self.galleries: dict[Path, tuple[Any, Future[Gallery]]] = {}  # with the version of the files that they are made of
         self.worker = ThreadPoolExecutor(1, "pictures")
         super().__init__(address, WatchHandler)
@@ -249,8 +248,6 @@ class WatchServer(LocalServer):
         if summary.state == "running":
             note = "Pictures of the worst and the best images follow when the run has ended."
             return Gallery(note=note) if summary.best else NO_PICTURES
-        if not self.with_pictures:
-            return NO_PICTURES
         made_of = _file_facts(summary.folder)
         if summary.folder not in self.galleries or self.galleries[summary.folder][0] != made_of:
             # On the CPU: a run that trains beside needs the GPU's memory.

@@ -66,13 +66,12 @@ def image_score(image: str, mask: str, counts: Sequence[Sequence[int]], class_na
 
 
 def worst_first(scores: Sequence[ImageScore]) -> list[ImageScore]:
-    """By IoU, then by the share of wrong pixels; images without an IoU come last."""
+    return sorted(scores, key=lambda score: badness(score.iou, score.wrong_pixels, score.counted_pixels, score.image))
 
-    def badness(score: ImageScore) -> tuple[float, float, str]:
-        iou = score.iou
-        return (NO_IOU if iou is None else iou, -score.wrong_pixels / max(1, score.counted_pixels), score.image)
 
-    return sorted(scores, key=badness)
+def badness(iou: float | None, wrong_pixels: int, counted_pixels: int, name: str) -> tuple[float, float, str]:
+    """Sorts images from the worst on: by IoU, then by the share of wrong pixels; images without an IoU come last."""
+    return (NO_IOU if iou is None else iou, -wrong_pixels / max(1, counted_pixels), name)
 
 
 def val_scores_text(scores: Sequence[ImageScore]) -> str:
