@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import train_unet
@@ -18,6 +19,7 @@ from train_unet import CONFIG, TrainingFailed, main, script_config
 from unet_trainer.commands import COMMANDS
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
+from unet_trainer.images.image_decoding import write_image
 from unet_trainer.system.distributed import Job, Launch, PeerFailed
 
 DEMO_FILE = ROOT / "configs" / "demo.yaml"
@@ -286,3 +288,17 @@ def test_a_command_begins_before_its_config_is_read(monkeypatch):
     with pytest.raises(pytest.fail.Exception):
         main(["seed=7"])
     assert seen[1] <= seen[0]
+
+
+@pytest.mark.parametrize("command", ["predict", "evaluate", "export", "report", "watch", "try", "compare"])
+def test_runs_are_found_by_name_where_the_config_keeps_them(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(CONFIG, "checkpoint_dir", str(tmp_path / "elsewhere"))
+    write_image(tmp_path / "a.png", np.zeros((8, 8), np.uint8))
+    further = {"predict": [tmp_path / "a.png", "--out", tmp_path / "out"], "compare": ["other"]}
+    assert answer(capsys, command, "nosuch", *further.get(command, [])) == f"no run nosuch; {tmp_path / 'elsewhere'} holds no runs"
+
+
+def test_the_list_of_runs_is_of_those_where_the_config_keeps_them(runs, monkeypatch, capsys):
+    monkeypatch.setitem(CONFIG, "checkpoint_dir", str(runs))
+    assert main(["runs"]) == 0
+    assert f"2 runs under {runs}" in capsys.readouterr().out

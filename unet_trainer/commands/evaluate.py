@@ -12,7 +12,6 @@ from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.parsers import tile_side
-from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, Console, aligned, counted, cut
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     from unet_trainer.inference.engine import find_model
 
     console = Console()
-    runs = Path(overrides.get("checkpoint_dir", Config().checkpoint_dir))
+    runs = Path(overrides.get("checkpoint_dir") or script.config(()).checkpoint_dir)
     file = find_model(names[0], runs, given.raw)
     other = None if given.compare is None else find_model(given.compare, runs, given.raw)
     run(given, overrides, file, other, console)

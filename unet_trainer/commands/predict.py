@@ -45,7 +45,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     from unet_trainer.inference.engine import find_model
     from unet_trainer.inference.stream_processes import start_processes
 
-    path = find_model(given.model, raw=given.raw)
+    path = find_model(given.model, Path(script.config(()).checkpoint_dir), given.raw)
     processes = None
     try:
         if not given.polygons:

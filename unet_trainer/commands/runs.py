@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from unet_trainer.commands.command_line import CommandParser, Script, split_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import EXIT_DONE, Colour, Console, aligned, counted, cut, painted
 from unet_trainer.system.local_server import add_page_options, bind, serve
@@ -43,7 +42,7 @@ def list_runs(arguments: Sequence[str], script: Script) -> int:
     places = [*names, *settings.values()]
     if len(places) > 1:
         raise UserError(f"runs takes one folder, got {' '.join(given.words)}: python train_unet.py runs [checkpoint_dir=FOLDER]")
-    folder = Path(places[0] if places else Config().checkpoint_dir)
+    folder = Path(places[0] if places else script.config(()).checkpoint_dir)
     if places and not folder.is_dir():
         raise UserError(f"checkpoint_dir: {folder} is no folder")
     summaries = [read_run_summary(run) for run in find_runs(folder)]
