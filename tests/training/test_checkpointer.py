@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from helpers.runs import SPLIT
-from helpers.small_runs import ROW, SCORES, make_run, said
+from helpers.small_runs import ROW, SCORES, finish_epochs, make_run, said
 from helpers.steps import make_batch, make_settings, same, small_components, take_step
 from unet_trainer.config.errors import TrainingFailed
 from unet_trainer.system.console import Console
@@ -206,22 +206,14 @@ def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gon
         assert (tmp_path / "run" / "last.pt").read_text() == "another's"
 
 
-def after(run, values):
-    """After epochs with these val_iou, best.pt as the run writes it."""
-    for index, value in enumerate(values):
-        row = {**ROW, "epoch": index + 1, "val_iou": value}
-        if run.judge(row, SCORES):
-            run.checkpointer._write_best(run.checkpointer._copy_best(row, run.state.eval_segmenter))
-    return run
-
-
 @pytest.fixture
 def run(tiny_data, tmp_path):
     return make_run(tiny_data, tmp_path / "run", num_epochs=3)
 
 
-def look(run):
-    return run.checkpointer.check_best()
+@pytest.fixture
+def best(run):
+    return run.checkpointer.folder / "best.pt"
 
 
 def damage(path):
@@ -230,35 +222,35 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_a_state_that_is_the_best_one_gives_its_weights_again(run):
-    path = after(run, [0.25, 0.5]).checkpointer.folder / "best.pt"
-    path.unlink()
-    assert look(run) is None
-    assert read_checkpoint(path)["epoch"] == 2
-    assert f"Warning: {path} is missing; it is written anew from this state" in said(run)
+def test_a_state_that_is_the_best_one_gives_its_weights_again(run, best):
+    finish_epochs(run, [0.25, 0.5])
+    best.unlink()
+    assert run.checkpointer.check_best() is None
+    assert read_checkpoint(best)["epoch"] == 2
+    assert f"Warning: {best} is missing; it is written anew from this state" in said(run)
 
 
 SPOILED = {"is missing": lambda path: path.unlink(), "is damaged: its bytes do not match its digest": damage}
 
 
 @pytest.mark.parametrize("what", SPOILED)
-def test_weights_of_an_earlier_epoch_are_told_as_lost_and_the_next_epoch_is_the_best(what, run):
-    path = after(run, [0.5, 0.25]).checkpointer.folder / "best.pt"
-    SPOILED[what](path)
-    assert look(run) == f"{path} {what}: the weights of epoch 1, the best so far, are lost"
+def test_weights_of_an_earlier_epoch_are_told_as_lost_and_the_next_epoch_is_the_best(what, run, best):
+    finish_epochs(run, [0.5, 0.25])
+    SPOILED[what](best)
+    assert run.checkpointer.check_best() == f"{best} {what}: the weights of epoch 1, the best so far, are lost"
     state = run.state
     assert (state.early_stopping.best_epoch, state.per_class_iou, state.confusion) == (0, [], [])
     assert run.judge({**ROW, "epoch": 3, "val_iou": 0.125}, SCORES)
 
 
-def test_a_run_that_ends_without_its_best_weights_says_so_and_names_the_last_ones(run):
-    path = after(run, [0.5, 0.25, 0.25]).checkpointer.folder / "best.pt"
-    path.unlink()
+def test_a_run_that_ends_without_its_best_weights_says_so_and_names_the_last_ones(run, best):
+    finish_epochs(run, [0.5, 0.25, 0.25])
+    best.unlink()
     result = report(run)
     assert result.missing == ["best.pt"]
     assert (
-        f"Warning: {path} is missing: the weights of epoch 1, the best so far, are lost; last.pt holds those of the last epoch"
+        f"Warning: {best} is missing: the weights of epoch 1, the best so far, are lost; last.pt holds those of the last epoch"
         in said(run)
     )
-    assert f"Weights: {path.parent / 'last.pt'} | " in said(run)
-    assert str(path) not in said(run).split("Weights: ")[1]
+    assert f"Weights: {best.with_name('last.pt')} | " in said(run)
+    assert str(best) not in said(run).split("Weights: ")[1]

@@ -14,6 +14,7 @@ from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
+from unet_trainer.system.console import counted
 from unet_trainer.system.distributed import Job, Launch, decode, encode
 from unet_trainer.training import build, compilation, setup, time_budget
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
@@ -292,28 +293,16 @@ def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all():
     assert second.per_class_iou == []
 
 
-@pytest.mark.parametrize(
-    ("before", "batch", "expected"),
-    [(2, 3, 6), (2, 0, 0), (3, 1, 3)],
-)
-def test_another_number_of_processes_goes_on_at_the_same_sample(before, batch, expected, console):
-    """Batches of 2 images: 3 batches of 2 processes are 12 samples, and 6 batches of one."""
-    components = small_components()
-    components.state.batch = batch
-    config = dataclasses.replace(make_settings().taken, batch_size=2)
-    adapt_to_world_size(config, before, Launch(), components.state, console)
-    assert components.state.batch == expected
-    assert (
-        f"{before} processes → 1. The effective batch is 2 instead of {2 * before}; learning_rate stays"
-        in console.stream.getvalue()
-    )
-    assert "The order of the samples stays that of the seed" in console.stream.getvalue()
-
-
-def test_an_epoch_begins_anew_where_its_samples_end_within_a_step(console):
-    components = small_components()
-    components.state.batch = 3
-    config = dataclasses.replace(make_settings().taken, batch_size=2)
-    adapt_to_world_size(config, 1, Launch(world_size=2, is_torchrun=True), components.state, console)
-    assert components.state.batch == 0
-    assert "epoch 1 begins anew: its 6 samples so far end within a step of today's size" in console.stream.getvalue()
+@pytest.mark.parametrize(("before", "now", "batch", "expected"), [(2, 1, 3, 6), (2, 1, 0, 0), (3, 1, 1, 3), (1, 2, 3, 0)])
+def test_another_number_of_processes_goes_on_at_the_same_sample_or_begins_the_epoch_anew(before, now, batch, expected, console):
+    """Batches of 2 images: 3 batches of 2 processes are 12 samples, and 6 batches of one; 3 of one end within a step of two."""
+    state, config = small_components().state, dataclasses.replace(make_settings().taken, batch_size=2)
+    state.batch = batch
+    adapt_to_world_size(config, before, Launch(world_size=now, is_torchrun=now > 1), state, console)
+    assert state.batch == expected
+    said = console.stream.getvalue()
+    assert f" → {now}. The effective batch is {2 * now} instead of {2 * before}; learning_rate stays" in said
+    assert f"changed since then: {counted(before, 'process', 'processes')} → " in said
+    assert "The order of the samples stays that of the seed" in said
+    begins_anew = "epoch 1 begins anew: its 6 samples so far end within a step of today's size"
+    assert (begins_anew in said) is (now == 2)
