@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.fake_job import FakeJob
 from helpers.samples import make_dataset
 from helpers.steps import CPU, FLOAT32, make_spec, plain_segmenter
 from unet_trainer.datasets.pairs import Pair
@@ -21,7 +22,6 @@ from unet_trainer.loading.loader import Loader
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.training.evaluation import EvalStep, build_eval_forward, evaluate, predict, sum_over_ranks
 
 
@@ -164,28 +164,15 @@ def test_scores_are_counted_at_the_masks_own_size(num_classes, image_spec, dtype
     assert 0 < found.scores.iou < 1
 
 
-class Gathered(Job):
-    """Rank 0, which has the parts of all."""
-
-    def __init__(self, parts):
-        super().__init__(Launch(world_size=2, is_torchrun=True))
-        self.parts = parts
-
-    def gather(self, own):
-        return self.parts
-
-    def broadcast(self, value):
-        return value
-
-
 def test_parts_of_processes_add_up_to_the_set_in_its_order():
     def part(samples, counts, is_finite=True):
         per_sample = torch.tensor(counts).reshape(-1, 1, 1).expand(-1, 2, 3)
         return torch.tensor([float(sum(counts))]), torch.full((2, 2), sum(counts)), is_finite, per_sample, torch.tensor(samples)
 
+    job = FakeJob(gather=lambda own: parts, broadcast=lambda value: value)
     parts = [part([0, 2, 4], [1, 3, 5]), part([1, 3], [2, 4])]
-    loss_sums, matrix, is_finite, counts = sum_over_ranks(parts[0], Gathered(parts))
+    loss_sums, matrix, is_finite, counts = sum_over_ranks(parts[0], job)
     assert counts[:, 0, 0].tolist() == [1, 2, 3, 4, 5]
     assert (loss_sums.tolist(), matrix.tolist(), is_finite) == ([15.0], [[15, 15], [15, 15]], True)
     parts = [part([0], [1]), part([1], [2], is_finite=False)]
-    assert not sum_over_ranks(parts[0], Gathered(parts))[2]
+    assert not sum_over_ranks(parts[0], job)[2]

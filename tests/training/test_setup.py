@@ -8,6 +8,7 @@ import shutil
 import pytest
 import torch
 
+from helpers.fake_job import FakeJob
 from helpers.small_runs import ROW, SCORES, judge_epochs, stopped_budget
 from helpers.steps import KnownCosts, SmallNetwork, everything, make_settings, same, small_components, take_step
 from unet_trainer.config.errors import CheckpointError, UserError
@@ -15,7 +16,7 @@ from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import counted
-from unet_trainer.system.distributed import Job, Launch, decode, encode
+from unet_trainer.system.distributed import Launch, decode, encode
 from unet_trainer.training import build, compilation, setup, time_budget
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
 from unet_trainer.training.resume import adapt_to_world_size
@@ -187,7 +188,6 @@ def test_validation_is_compiled_where_it_is_long(config, monkeypatch, least, num
     assert len(compiled) == num_compiled  # training first
 
 
-
 def test_a_state_that_lies_elsewhere_begins_a_new_run_and_its_folder_is_left_alone(config, folder, tmp_path, capsys):
     train_and_save(config, epochs=1)
     foreign = tmp_path / "foreign"
@@ -241,31 +241,9 @@ def test_a_state_whose_model_is_not_described_is_refused_in_a_sentence(config, f
 # How processes begin together; whole jobs are in tests/test_torchrun.py
 
 
-class Told(Job):
-    """Rank 1 of two; this is what rank 0 has sent."""
-
-    def __init__(self, sent):
-        super().__init__(Launch(rank=1, world_size=2, local_rank=1, local_world_size=2, is_torchrun=True))
-        self.sent = sent
-
-    def broadcast(self, value):
-        return self.sent
-
-
-class First(Job):
-    """Rank 0 of two, which notes what it sends."""
-
-    def __init__(self):
-        super().__init__(Launch(world_size=2, local_world_size=2, is_torchrun=True))
-
-    def broadcast(self, value):
-        self.sent = decode(encode(value))
-        return value
-
-
 def test_other_facts_on_another_machine_are_refused_by_name():
     """All would take rank 0's, in silence."""
-    told = Told({"batch_size": "2", "seed": "42"})
+    told = FakeJob(1, broadcast=lambda value: {"batch_size": "2", "seed": "42"})
     check_same(told, {"batch_size": "2", "seed": "42"}, "", "the same config")
     with pytest.raises(UserError, match=r"^batch_size: 4 on .*, 2 for rank 0; seed: 7 on .*, 42 for rank 0; all machines need the"):
         check_same(told, {"batch_size": "4", "seed": "7"}, "", "the same config")
@@ -286,9 +264,9 @@ def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all():
         state.per_class_iou = [0.8]
     first.early_stopping.forget_best()
     first.per_class_iou = []
-    sender = First()
-    first.broadcast_best(sender)
-    second.broadcast_best(Told(sender.sent))
+    sent = []
+    first.broadcast_best(FakeJob(0, broadcast=lambda value: sent.append(encode(value)) or value))
+    second.broadcast_best(FakeJob(1, broadcast=lambda value: decode(sent[0])))
     assert repr(second.early_stopping) == repr(first.early_stopping)  # NaN equals nothing
     assert second.per_class_iou == []
 
