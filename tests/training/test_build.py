@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest import mock
 
 import pytest
 import torch
@@ -98,12 +99,8 @@ def test_an_attempt_that_never_fits_ends_with_what_to_try(console):
     settings = make_settings(batch_size=2, on_oom="shrink")
     components = small_components()
     with pytest.raises(TrainingFailed, match=r"a smaller encoder, .*; nothing was begun$"):
-        fit_into_memory(lambda: fail(MemoryError()), settings, components, console, "nothing was begun")
+        fit_into_memory(mock.Mock(side_effect=MemoryError), settings, components, console, "nothing was begun")
     assert settings.taken.batch_parts == 2
-
-
-def fail(error):
-    raise error
 
 
 def test_synchronised_batch_norm_is_for_gpus_and_for_several_processes(console, small_network):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -62,19 +63,8 @@ def saved_epoch(folder):
     return read_run(folder, pytest.fail)["epoch"]
 
 
-@pytest.fixture
-def full_disk(monkeypatch):
-    """No checkpoint can be written until the test calls this."""
-
-    def refuse(path, write, **options):
-        raise FULL
-
-    write_atomically = checkpoint_file.write_atomically
-    monkeypatch.setattr(checkpoint_file, "write_atomically", refuse)
-    return lambda: monkeypatch.setattr(checkpoint_file, "write_atomically", write_atomically)
-
-
-def test_a_file_that_cannot_be_written_ends_the_run_or_is_reported(checkpointer, settings, full_disk):
+def test_a_file_that_cannot_be_written_ends_the_run_or_is_reported(checkpointer, settings, monkeypatch):
+    monkeypatch.setattr(checkpoint_file, "write_atomically", mock.Mock(side_effect=FULL))
     checkpointer.save_state()
     with pytest.raises(
         TrainingFailed,
@@ -172,29 +162,22 @@ def test_a_state_is_not_written_without_the_best_weights_that_it_refers_to(
     assert read_checkpoint(tmp_path / "best.pt")["epoch"] == 1
 
 
-def lose_folder(components, settings, tmp_path, gone):
-    """A checkpointer whose folder has become another one, or is gone."""
-    folder = tmp_path / "run"
+@pytest.mark.parametrize("gone", [False, True], ids=["another folder", "gone"])
+def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gone, components, settings, tmp_path):
+    folder, is_ours = tmp_path / "run", mock.Mock(return_value=True)
     folder.mkdir()
-    ours = [True]
-    made = Checkpointer(folder, settings, components.state, SPLIT, Console(io.StringIO()), lambda: ours[0])
-    ours[0] = False
+    made = Checkpointer(folder, settings, components.state, SPLIT, Console(io.StringIO()), is_ours)
+    is_ours.return_value = False
     if gone:
         folder.rmdir()
     else:
         (folder / "last.pt").write_text("another's")
-    return made
-
-
-@pytest.mark.parametrize("gone", [False, True], ids=["another folder", "gone"])
-def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gone, components, settings, tmp_path):
-    made = lose_folder(components, settings, tmp_path, gone)
     elsewhere = tmp_path / "run-2"  # never the same name: another process may begin there
     what = "is gone" if gone else "is another folder now"
     with pytest.raises(TrainingFailed) as caught:
         made.save_epoch(dict(ROW), components.state.eval_segmenter, lambda: draw, lambda: scores)
     assert str(caught.value) == (
-        f"{tmp_path / 'run'} {what}, deleted, moved or taken by another process; the state is saved as {elsewhere / 'last.pt'}; "
+        f"{folder} {what}, deleted, moved or taken by another process; the state is saved as {elsewhere / 'last.pt'}; "
         f"to go on: python train_unet.py --resume {elsewhere}"
     )
     assert names(elsewhere) == [
@@ -202,8 +185,8 @@ def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gon
     ]  # fmt: skip
     read_last(elsewhere / "last.pt")
     if not gone:
-        assert names(tmp_path / "run") == ["last.pt"]
-        assert (tmp_path / "run" / "last.pt").read_text() == "another's"
+        assert names(folder) == ["last.pt"]
+        assert (folder / "last.pt").read_text() == "another's"
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from unittest import mock
 
 import pytest
 import torch
@@ -16,16 +17,6 @@ BATCH = make_batch(2, side=32)
 
 def compile_components(components):
     return compile_steps(components, BATCH, BATCH)[0]
-
-
-def failing_compiler(error):
-    def compile_function(function, **options):
-        def call(*tensors):
-            raise error
-
-        return call
-
-    return compile_function
 
 
 def complete_state(components):
@@ -76,7 +67,8 @@ def test_the_trial_before_a_run_leaves_everything_bit_for_bit_as_it_was(optimize
 
 
 def test_a_compiler_that_fails_leaves_the_steps_as_they_were(monkeypatch):
-    monkeypatch.setattr(torch, "compile", failing_compiler(RuntimeError("\nno working C++ compiler\nand much more")))
+    fail = mock.Mock(side_effect=RuntimeError("\nno working C++ compiler\nand much more"))
+    monkeypatch.setattr(torch, "compile", lambda function, **options: fail)
     components = small_components()
     eager = components.train_step.forward, components.eval_step.forward
     before = complete_state(components)

@@ -23,11 +23,7 @@ from unet_trainer.training.resume import adapt_to_world_size
 from unet_trainer.training.session import Session
 from unet_trainer.training.setup import check_same, config_facts, set_up
 
-
-@pytest.fixture(autouse=True)
-def small_network(monkeypatch):
-    """In place of a U-Net."""
-    monkeypatch.setattr(build, "build_network", lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes))
+pytestmark = pytest.mark.usefixtures("small_network")
 
 
 @pytest.fixture
