@@ -16,9 +16,10 @@ from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import counted
-from unet_trainer.system.distributed import Launch, decode, encode
+from unet_trainer.system.distributed import Launch
 from unet_trainer.training import build, compilation, setup, time_budget
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
+from unet_trainer.training.checkpointer import FollowingCheckpointer
 from unet_trainer.training.resume import adapt_to_world_size
 from unet_trainer.training.session import Session
 from unet_trainer.training.setup import check_same, config_facts, set_up
@@ -252,19 +253,14 @@ def test_what_may_differ_between_machines_is_left_out_and_packages_are_not():
     assert {"torch", "timm"} <= set(one)
 
 
-def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all():
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all(is_lost, config, folder):
     """Or they would disagree on which epoch is the best, and when patience runs out."""
-    first, second = small_components().state, small_components().state
-    for state in (first, second):
-        state.early_stopping.update(0.8, 1)
-        state.per_class_iou = [0.8]
-    first.early_stopping.forget_best()
-    first.per_class_iou = []
-    sent = []
-    first.broadcast_best(FakeJob(0, broadcast=lambda value: sent.append(encode(value)) or value))
-    second.broadcast_best(FakeJob(1, broadcast=lambda value: decode(sent[0])))
-    assert repr(second.early_stopping) == repr(first.early_stopping)  # NaN equals nothing
-    assert second.per_class_iou == []
+    run = train_and_save(config, epochs=1)
+    run.processes, run.checkpointer = FakeJob(1, broadcast=lambda value: is_lost), FollowingCheckpointer(folder)
+    setup._resume(run, {"world_size": 2, "config": run.settings.repeatable_dict()}, folder, [])
+    found = run.state.early_stopping.best_epoch, run.state.per_class_iou, run.state.confusion
+    assert found == ((0, [], []) if is_lost else (1, [0.5], [[5, 1], [1, 2]]))
 
 
 @pytest.mark.parametrize(("before", "now", "batch", "expected"), [(2, 1, 3, 6), (2, 1, 0, 0), (3, 1, 1, 3), (1, 2, 3, 0)])
