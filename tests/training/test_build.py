@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from unittest import mock
 
 import pytest
 import torch
 
 from helpers import hub
 from helpers.project import FIXED_RECIPE
-from helpers.steps import CPU, CPU_FACTS, everything, make_settings, make_spec, same
+from helpers.steps import CPU, CPU_FACTS, everything, make_settings, make_spec, same, small_components, tiny_components
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import RGB_8BIT
@@ -67,12 +68,6 @@ def test_processes_of_a_machine_go_without_a_cache_where_the_file_that_they_woul
         build_loaders(dataclasses.replace(taken, cache="disk"), dataset, CPU, console, job)
 
 
-def make_components(console, image=RGB_8BIT, resumes=False, **changes):
-    config = make_settings(image, **changes).taken
-    spec = build_spec(config, image, MaskCoding(tuple(range(max(2, config.num_classes)))))
-    return build_components(config, spec, CPU, 4, console, resumes)
-
-
 def found_weights(**changes):
     """Settings in which auto found imagenet weights."""
     return make_settings(find_weights=lambda encoder: ("imagenet", "on this machine"), **changes)
@@ -95,30 +90,21 @@ def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, 
         "imagenet weights cannot be loaded (encoder_weights: the file of"
     )
     assert console.stream.getvalue().splitlines()[-1].startswith("Note: encoder_weights: imagenet weights cannot be loaded (")
-    assert same(everything(components), everything(make_components(console)))
+    assert same(everything(components), everything(tiny_components()))
     with pytest.raises(UserError, match="in the download cache is damaged"):
         build_with_weights(found_weights(encoder_weights="imagenet"), console)
 
 
-@pytest.mark.usefixtures("small_network")
 def test_an_attempt_that_never_fits_ends_with_what_to_try(console):
     settings = make_settings(batch_size=2, on_oom="shrink")
-    components = make_components(console)
+    components = small_components()
     with pytest.raises(TrainingFailed, match=r"a smaller encoder, .*; nothing was begun$"):
-        fit_into_memory(lambda: fail(MemoryError()), settings, components, console, "nothing was begun")
+        fit_into_memory(mock.Mock(side_effect=MemoryError), settings, components, console, "nothing was begun")
     assert settings.taken.batch_parts == 2
 
 
-def fail(error):
-    raise error
-
-
-def build_in_job(console, launch, **changes):
-    settings = make_settings(**changes)
-    return build_components(settings.taken, make_spec(), CPU, 4, console, launch=launch)
-
-
 def test_synchronised_batch_norm_is_for_gpus_and_for_several_processes(console, small_network):
-    assert build_in_job(console, Launch(is_torchrun=True), sync_batchnorm=True)
+    parts = make_settings(sync_batchnorm=True).taken, make_spec(), CPU, 4, console
+    assert build_components(*parts, launch=Launch(is_torchrun=True))
     with pytest.raises(UserError, match="sync_batchnorm: torch has it for GPUs only, and the device is cpu"):
-        build_in_job(console, Launch(world_size=2, is_torchrun=True), sync_batchnorm=True)
+        build_components(*parts, launch=Launch(world_size=2, is_torchrun=True))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import threading
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from helpers.runs import SPLIT
-from helpers.small_runs import ROW, SCORES, make_run, said
+from helpers.small_runs import ROW, SCORES, finish_epochs, make_run, said
 from helpers.steps import make_batch, make_settings, same, small_components, take_step
 from unet_trainer.config.errors import TrainingFailed
 from unet_trainer.system.console import Console
@@ -62,19 +63,8 @@ def saved_epoch(folder):
     return read_run(folder, pytest.fail)["epoch"]
 
 
-@pytest.fixture
-def full_disk(monkeypatch):
-    """No checkpoint can be written until the test calls this."""
-
-    def refuse(path, write, **options):
-        raise FULL
-
-    write_atomically = checkpoint_file.write_atomically
-    monkeypatch.setattr(checkpoint_file, "write_atomically", refuse)
-    return lambda: monkeypatch.setattr(checkpoint_file, "write_atomically", write_atomically)
-
-
-def test_a_file_that_cannot_be_written_ends_the_run_or_is_reported(checkpointer, settings, full_disk):
+def test_a_file_that_cannot_be_written_ends_the_run_or_is_reported(checkpointer, settings, monkeypatch):
+    monkeypatch.setattr(checkpoint_file, "write_atomically", mock.Mock(side_effect=FULL))
     checkpointer.save_state()
     with pytest.raises(
         TrainingFailed,
@@ -172,29 +162,22 @@ def test_a_state_is_not_written_without_the_best_weights_that_it_refers_to(
     assert read_checkpoint(tmp_path / "best.pt")["epoch"] == 1
 
 
-def lose_folder(components, settings, tmp_path, gone):
-    """A checkpointer whose folder has become another one, or is gone."""
-    folder = tmp_path / "run"
+@pytest.mark.parametrize("gone", [False, True], ids=["another folder", "gone"])
+def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gone, components, settings, tmp_path):
+    folder, is_ours = tmp_path / "run", mock.Mock(return_value=True)
     folder.mkdir()
-    ours = [True]
-    made = Checkpointer(folder, settings, components.state, SPLIT, Console(io.StringIO()), lambda: ours[0])
-    ours[0] = False
+    made = Checkpointer(folder, settings, components.state, SPLIT, Console(io.StringIO()), is_ours)
+    is_ours.return_value = False
     if gone:
         folder.rmdir()
     else:
         (folder / "last.pt").write_text("another's")
-    return made
-
-
-@pytest.mark.parametrize("gone", [False, True], ids=["another folder", "gone"])
-def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gone, components, settings, tmp_path):
-    made = lose_folder(components, settings, tmp_path, gone)
     elsewhere = tmp_path / "run-2"  # never the same name: another process may begin there
     what = "is gone" if gone else "is another folder now"
     with pytest.raises(TrainingFailed) as caught:
         made.save_epoch(dict(ROW), components.state.eval_segmenter, lambda: draw, lambda: scores)
     assert str(caught.value) == (
-        f"{tmp_path / 'run'} {what}, deleted, moved or taken by another process; the state is saved as {elsewhere / 'last.pt'}; "
+        f"{folder} {what}, deleted, moved or taken by another process; the state is saved as {elsewhere / 'last.pt'}; "
         f"to go on: python train_unet.py --resume {elsewhere}"
     )
     assert names(elsewhere) == [
@@ -202,17 +185,8 @@ def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gon
     ]  # fmt: skip
     read_last(elsewhere / "last.pt")
     if not gone:
-        assert names(tmp_path / "run") == ["last.pt"]
-        assert (tmp_path / "run" / "last.pt").read_text() == "another's"
-
-
-def after(run, values):
-    """After epochs with these val_iou, best.pt as the run writes it."""
-    for index, value in enumerate(values):
-        row = {**ROW, "epoch": index + 1, "val_iou": value}
-        if run.judge(row, SCORES):
-            run.checkpointer._write_best(run.checkpointer._copy_best(row, run.state.eval_segmenter))
-    return run
+        assert names(folder) == ["last.pt"]
+        assert (folder / "last.pt").read_text() == "another's"
 
 
 @pytest.fixture
@@ -220,8 +194,9 @@ def run(tiny_data, tmp_path):
     return make_run(tiny_data, tmp_path / "run", num_epochs=3)
 
 
-def look(run):
-    return run.checkpointer.check_best()
+@pytest.fixture
+def best(run):
+    return run.checkpointer.folder / "best.pt"
 
 
 def damage(path):
@@ -230,35 +205,35 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_a_state_that_is_the_best_one_gives_its_weights_again(run):
-    path = after(run, [0.25, 0.5]).checkpointer.folder / "best.pt"
-    path.unlink()
-    assert look(run) is None
-    assert read_checkpoint(path)["epoch"] == 2
-    assert f"Warning: {path} is missing; it is written anew from this state" in said(run)
+def test_a_state_that_is_the_best_one_gives_its_weights_again(run, best):
+    finish_epochs(run, [0.25, 0.5])
+    best.unlink()
+    assert run.checkpointer.check_best() is None
+    assert read_checkpoint(best)["epoch"] == 2
+    assert f"Warning: {best} is missing; it is written anew from this state" in said(run)
 
 
 SPOILED = {"is missing": lambda path: path.unlink(), "is damaged: its bytes do not match its digest": damage}
 
 
 @pytest.mark.parametrize("what", SPOILED)
-def test_weights_of_an_earlier_epoch_are_told_as_lost_and_the_next_epoch_is_the_best(what, run):
-    path = after(run, [0.5, 0.25]).checkpointer.folder / "best.pt"
-    SPOILED[what](path)
-    assert look(run) == f"{path} {what}: the weights of epoch 1, the best so far, are lost"
+def test_weights_of_an_earlier_epoch_are_told_as_lost_and_the_next_epoch_is_the_best(what, run, best):
+    finish_epochs(run, [0.5, 0.25])
+    SPOILED[what](best)
+    assert run.checkpointer.check_best() == f"{best} {what}: the weights of epoch 1, the best so far, are lost"
     state = run.state
     assert (state.early_stopping.best_epoch, state.per_class_iou, state.confusion) == (0, [], [])
     assert run.judge({**ROW, "epoch": 3, "val_iou": 0.125}, SCORES)
 
 
-def test_a_run_that_ends_without_its_best_weights_says_so_and_names_the_last_ones(run):
-    path = after(run, [0.5, 0.25, 0.25]).checkpointer.folder / "best.pt"
-    path.unlink()
+def test_a_run_that_ends_without_its_best_weights_says_so_and_names_the_last_ones(run, best):
+    finish_epochs(run, [0.5, 0.25, 0.25])
+    best.unlink()
     result = report(run)
     assert result.missing == ["best.pt"]
     assert (
-        f"Warning: {path} is missing: the weights of epoch 1, the best so far, are lost; last.pt holds those of the last epoch"
+        f"Warning: {best} is missing: the weights of epoch 1, the best so far, are lost; last.pt holds those of the last epoch"
         in said(run)
     )
-    assert f"Weights: {path.parent / 'last.pt'} | " in said(run)
-    assert str(path) not in said(run).split("Weights: ")[1]
+    assert f"Weights: {best.with_name('last.pt')} | " in said(run)
+    assert str(best) not in said(run).split("Weights: ")[1]

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.fake_job import FakeJob
 from helpers.samples import make_dataset
 from helpers.steps import CPU, FLOAT32, make_spec, plain_segmenter
 from unet_trainer.datasets.pairs import Pair
@@ -21,7 +22,6 @@ from unet_trainer.loading.loader import Loader
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.training.evaluation import EvalStep, build_eval_forward, evaluate, predict, sum_over_ranks
 
 
@@ -43,7 +43,7 @@ def dataset(tmp_path_factory):
 
 
 def make_eval_step(segmenter, loss="bce", **options):
-    weighted = WeightedLoss({loss: 1.0} if isinstance(loss, str) else loss, segmenter.spec.num_classes, None)
+    weighted = WeightedLoss({loss: 1.0}, segmenter.spec.num_classes, None)
     return EvalStep(build_eval_forward(segmenter, weighted, FLOAT32), segmenter, weighted, CPU, **options)
 
 
@@ -51,15 +51,10 @@ def loader_of(dataset, batch_size):
     return Loader(dataset, batch_size, shuffle=False)
 
 
-def read_all(dataset):
-    """Images and masks of the whole set as one batch."""
-    return loader_of(dataset, len(dataset)).read(0, 0)
-
-
 def test_numbers_are_those_computed_by_hand_from_the_predictions(dataset):
     segmenter = plain_segmenter()
     found = evaluate(make_eval_step(segmenter), loader_of(dataset, 2))
-    batch = read_all(dataset)
+    batch = loader_of(dataset, len(dataset)).read(0, 0)  # the whole set
     truth = batch.masks.long()
     counts = truth != 255
     ids = predict(segmenter, batch.images, FLOAT32)
@@ -97,7 +92,7 @@ def test_a_loss_that_is_not_finite_is_nan_and_names_the_first_bad_batch(batch_si
 MIXED_SIZES = [(50, 70), (32, 32), (20, 90), (50, 70), (16, 8), (33, 31)]
 
 
-def write_mixed_pairs(folder, num_classes=1, channels=3, dtype=np.uint8):
+def mixed_dataset(folder, num_classes, image_spec, dtype):
     """Blobs brighter than their surroundings, in images larger and smaller than 32×32 and of other shapes; 9 is ignored."""
     random, pairs = np.random.default_rng(0), []
     for number, (height, width) in enumerate(MIXED_SIZES):
@@ -106,21 +101,16 @@ def write_mixed_pairs(folder, num_classes=1, channels=3, dtype=np.uint8):
         mask = np.clip(smooth * max(2, num_classes), 0, max(2, num_classes) - 1).astype(np.uint8)
         if number == 3:
             mask[:20] = 9
-        image = np.repeat((smooth * 255).clip(0, 255)[:, :, None], channels, 2).astype(dtype)
+        image = np.repeat((smooth * 255).clip(0, 255)[:, :, None], image_spec.channels, 2).astype(dtype)
         pair = Pair(str(number), folder / f"image{number}.npy", folder / f"mask{number}.png")
         np.save(pair.image, image)
         write_image(pair.mask, mask)
         pairs.append(pair)
-    return pairs
-
-
-def mixed_dataset(folder, native_masks, num_classes=1, image_spec=RGB_8BIT, dtype=np.uint8):
-    pairs = write_mixed_pairs(folder, num_classes, image_spec.channels, dtype)
     coding = MaskCoding(tuple(range(max(2, num_classes))), ignore_value=9)
-    return make_dataset(pairs, coding, WholeImages((32, 32), len(pairs), native_masks=native_masks), image_spec)
+    return make_dataset(pairs, coding, WholeImages((32, 32), len(pairs), native_masks=True), image_spec)
 
 
-def random_segmenter(num_classes=1, image_spec=RGB_8BIT):
+def random_segmenter(num_classes, image_spec):
     torch.manual_seed(1)
     network = torch.nn.Sequential(torch.nn.Conv2d(image_spec.channels, 4, 3, padding=1), torch.nn.ReLU())
     network.append(torch.nn.Conv2d(4, num_classes, 1, bias=False))
@@ -149,7 +139,7 @@ FLOAT_SPEC = ImageSpec(1, "float32", (100.0,), (60.0,), 0.0, 255.0)
     ids=["binary, in parts", "four classes, float"],
 )
 def test_scores_are_counted_at_the_masks_own_size(num_classes, image_spec, dtype, batch_size, num_parts, tmp_path):
-    dataset = mixed_dataset(tmp_path, True, num_classes, image_spec, dtype)
+    dataset = mixed_dataset(tmp_path, num_classes, image_spec, dtype)
     segmenter = random_segmenter(num_classes, image_spec)
     step = make_eval_step(segmenter, num_parts=num_parts, loss="cross_entropy")
     metrics = step.new_metrics()
@@ -164,28 +154,15 @@ def test_scores_are_counted_at_the_masks_own_size(num_classes, image_spec, dtype
     assert 0 < found.scores.iou < 1
 
 
-class Gathered(Job):
-    """Rank 0, which has the parts of all."""
-
-    def __init__(self, parts):
-        super().__init__(Launch(world_size=2, is_torchrun=True))
-        self.parts = parts
-
-    def gather(self, own):
-        return self.parts
-
-    def broadcast(self, value):
-        return value
-
-
 def test_parts_of_processes_add_up_to_the_set_in_its_order():
     def part(samples, counts, is_finite=True):
         per_sample = torch.tensor(counts).reshape(-1, 1, 1).expand(-1, 2, 3)
         return torch.tensor([float(sum(counts))]), torch.full((2, 2), sum(counts)), is_finite, per_sample, torch.tensor(samples)
 
+    job = FakeJob(gather=lambda own: parts, broadcast=lambda value: value)
     parts = [part([0, 2, 4], [1, 3, 5]), part([1, 3], [2, 4])]
-    loss_sums, matrix, is_finite, counts = sum_over_ranks(parts[0], Gathered(parts))
+    loss_sums, matrix, is_finite, counts = sum_over_ranks(parts[0], job)
     assert counts[:, 0, 0].tolist() == [1, 2, 3, 4, 5]
     assert (loss_sums.tolist(), matrix.tolist(), is_finite) == ([15.0], [[15, 15], [15, 15]], True)
     parts = [part([0], [1]), part([1], [2], is_finite=False)]
-    assert not sum_over_ranks(parts[0], Gathered(parts))[2]
+    assert not sum_over_ranks(parts[0], job)[2]

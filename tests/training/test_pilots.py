@@ -87,14 +87,19 @@ def test_rates_are_not_tried_on_where_the_time_budget_is_too_short(recipe, monke
     assert weights_digest(result.run_dir) == weights_digest(train(recipe, run_name="fresh", learning_rate=0.03).run_dir)
 
 
-def test_a_resumed_run_does_not_try_again(recipe, monkeypatch):
-    whole = train(recipe, run_name="whole")
+def whole_and_cut(config, epoch):
+    """The folders of a run and of one that was interrupted after this epoch."""
+    whole = train(config, run_name="whole").run_dir
     with pytest.raises(KeyboardInterrupt):
-        train(recipe, on_epoch=stop_after(1), run_name="cut")
-    cut = whole.run_dir.with_name("cut")
+        train(config, on_epoch=stop_after(epoch), run_name="cut")
+    return whole, whole.with_name("cut")
+
+
+def test_a_resumed_run_does_not_try_again(recipe, monkeypatch):
+    whole, cut = whole_and_cut(recipe, epoch=1)
     monkeypatch.setattr(pilots, "_train", None)
-    resumed = train(recipe, run_name="cut", resume=str(cut))
-    assert weights_digest(resumed.run_dir) == weights_digest(whole.run_dir)
+    train(recipe, run_name="cut", resume=str(cut))
+    assert weights_digest(cut) == weights_digest(whole)
 
 
 def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes_on(recipe, monkeypatch):
@@ -199,14 +204,11 @@ def test_the_second_attempt_is_a_run_that_began_with_the_gentler_recipe(open_rec
 
 
 def test_a_run_that_was_interrupted_after_it_began_again_resumes_to_the_same_bits(open_recipe, first_fails, monkeypatch):
-    whole = train(open_recipe, run_name="whole")
-    with pytest.raises(KeyboardInterrupt):
-        train(open_recipe, on_epoch=stop_after(2), run_name="cut")
-    cut = whole.run_dir.with_name("cut")
+    whole, cut = whole_and_cut(open_recipe, epoch=2)
     assert read_run(cut, print)["num_restarts"] == 1
     monkeypatch.setattr(pilots, "begin_again", None)  # not a second time
-    resumed = train(open_recipe, run_name="cut", resume=str(cut))
-    assert weights_digest(resumed.run_dir) == weights_digest(whole.run_dir)
+    train(open_recipe, run_name="cut", resume=str(cut))
+    assert weights_digest(cut) == weights_digest(whole)
 
 
 def test_a_run_that_never_learns_ends_early_and_says_why(open_recipe, monkeypatch, capsys):

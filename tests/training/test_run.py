@@ -37,12 +37,12 @@ def test_after_an_epoch_the_state_is_complete(run):
 # A budget of time
 
 
-def budgeted_run(data_dir, folder, monkeypatch, budget="100s", **settings):
-    """20 epochs of 5 steps, a second each, were planned; the report takes no time."""
+def budgeted_run(data_dir, folder, monkeypatch, repeats=1, planned=20, **settings):
+    """A run of 100 s in steps of a second, 5 an epoch for each repeat; the report takes no time."""
     monkeypatch.setattr(time_budget, "END_SHARE", 0.0)
     KnownCosts(StepCost(seconds=1.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
-    run = make_run(data_dir, folder, num_epochs="auto", time_budget=budget, repeats=1, **settings)
-    assert run.config.num_epochs == 20
+    run = make_run(data_dir, folder, num_epochs="auto", time_budget="100s", repeats=repeats, **settings)
+    assert (run.config.num_epochs, len(run.loaders.train)) == (planned, 5 * repeats)
     return run
 
 
@@ -83,18 +83,12 @@ def train_batches(run, num_batches, seconds=1.0):
 @pytest.fixture
 def long_epoch(tiny_data, tmp_path, monkeypatch):
     """A run of 100 s whose epochs of 200 batches would take longer, and whose validation took 20 s."""
-    KnownCosts(StepCost(seconds=1.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
-    monkeypatch.setattr(time_budget, "END_SHARE", 0.0)
-    run = make_run(
-        tiny_data, tmp_path / "run", num_epochs="auto", time_budget="100s", repeats=40, learning_rate=0.5, warmup_epochs=0
-    )
-    assert len(run.loaders.train) == 200
+    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, repeats=40, planned=1, learning_rate=0.5, warmup_epochs=0)
     run.budget.val_seconds = 20.0
     return run
 
 
 def test_an_epoch_that_is_faster_than_planned_leaves_the_learning_rate_high_for_those_that_follow(long_epoch):
-    assert long_epoch.config.num_epochs == 1
     assert train_batches(long_epoch, 200, seconds=0.1) == 200  # 20 s, and there are 60 s for another one and its validation
     assert long_epoch.state.learning_rate.at(200) == pytest.approx(0.25)  # half of the cosine
     epochs_of(long_epoch, 20.0)

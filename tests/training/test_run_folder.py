@@ -77,19 +77,14 @@ def test_a_checkpoint_dir_that_cannot_be_written_to_is_the_users_to_mend(resume,
         start_folder(resume, "run", tmp_path / "file")
 
 
-def make_run_folder(folder):
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("# Settings of this run. To run them again: ...\nseed: 1\n")
-    (folder / "split.csv").touch()
-    (folder / "last.pt").touch()
-    return folder
-
-
 def test_a_file_belongs_to_a_run_only_if_its_folder_looks_like_one(tmp_path):
-    run = make_run_folder(tmp_path / "run")
-    assert folder_of(run) == folder_of(run / "last.pt") == folder_of(run / "copy.pt") == run
-    foreign = tmp_path / "foreign"
+    run, foreign = tmp_path / "run", tmp_path / "foreign"
+    run.mkdir()
     foreign.mkdir()
+    (run / "config.yaml").write_text("# Settings of this run. To run them again: ...\nseed: 1\n")
+    for name in ("split.csv", "last.pt"):
+        (run / name).touch()
+    assert folder_of(run) == folder_of(run / "last.pt") == folder_of(run / "copy.pt") == run
     assert folder_of(foreign / "last.pt") is None
     (foreign / "config.yaml").write_text("seed: 1\n")
     (foreign / "split.csv").touch()

@@ -8,24 +8,23 @@ import shutil
 import pytest
 import torch
 
+from helpers.fake_job import FakeJob
 from helpers.small_runs import ROW, SCORES, judge_epochs, stopped_budget
 from helpers.steps import KnownCosts, SmallNetwork, everything, make_settings, same, small_components, take_step
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
-from unet_trainer.system.distributed import Job, Launch, decode, encode
+from unet_trainer.system.console import counted
+from unet_trainer.system.distributed import Launch
 from unet_trainer.training import build, compilation, setup, time_budget
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
+from unet_trainer.training.checkpointer import FollowingCheckpointer
 from unet_trainer.training.resume import adapt_to_world_size
 from unet_trainer.training.session import Session
 from unet_trainer.training.setup import check_same, config_facts, set_up
 
-
-@pytest.fixture(autouse=True)
-def small_network(monkeypatch):
-    """In place of a U-Net."""
-    monkeypatch.setattr(build, "build_network", lambda spec, weights: SmallNetwork(spec.image.channels, spec.num_classes))
+pytestmark = pytest.mark.usefixtures("small_network")
 
 
 @pytest.fixture
@@ -239,31 +238,9 @@ def test_a_state_whose_model_is_not_described_is_refused_in_a_sentence(config, f
 # How processes begin together; whole jobs are in tests/test_torchrun.py
 
 
-class Told(Job):
-    """Rank 1 of two; this is what rank 0 has sent."""
-
-    def __init__(self, sent):
-        super().__init__(Launch(rank=1, world_size=2, local_rank=1, local_world_size=2, is_torchrun=True))
-        self.sent = sent
-
-    def broadcast(self, value):
-        return self.sent
-
-
-class First(Job):
-    """Rank 0 of two, which notes what it sends."""
-
-    def __init__(self):
-        super().__init__(Launch(world_size=2, local_world_size=2, is_torchrun=True))
-
-    def broadcast(self, value):
-        self.sent = decode(encode(value))
-        return value
-
-
 def test_other_facts_on_another_machine_are_refused_by_name():
     """All would take rank 0's, in silence."""
-    told = Told({"batch_size": "2", "seed": "42"})
+    told = FakeJob(1, broadcast=lambda value: {"batch_size": "2", "seed": "42"})
     check_same(told, {"batch_size": "2", "seed": "42"}, "", "the same config")
     with pytest.raises(UserError, match=r"^batch_size: 4 on .*, 2 for rank 0; seed: 7 on .*, 42 for rank 0; all machines need the"):
         check_same(told, {"batch_size": "4", "seed": "7"}, "", "the same config")
@@ -276,43 +253,26 @@ def test_what_may_differ_between_machines_is_left_out_and_packages_are_not():
     assert {"torch", "timm"} <= set(one)
 
 
-def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all():
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all(is_lost, config, folder):
     """Or they would disagree on which epoch is the best, and when patience runs out."""
-    first, second = small_components().state, small_components().state
-    for state in (first, second):
-        state.early_stopping.update(0.8, 1)
-        state.per_class_iou = [0.8]
-    first.early_stopping.forget_best()
-    first.per_class_iou = []
-    sender = First()
-    first.broadcast_best(sender)
-    second.broadcast_best(Told(sender.sent))
-    assert repr(second.early_stopping) == repr(first.early_stopping)  # NaN equals nothing
-    assert second.per_class_iou == []
+    run = train_and_save(config, epochs=1)
+    run.processes, run.checkpointer = FakeJob(1, broadcast=lambda value: is_lost), FollowingCheckpointer(folder)
+    setup._resume(run, {"world_size": 2, "config": run.settings.repeatable_dict()}, folder, [])
+    found = run.state.early_stopping.best_epoch, run.state.per_class_iou, run.state.confusion
+    assert found == ((0, [], []) if is_lost else (1, [0.5], [[5, 1], [1, 2]]))
 
 
-@pytest.mark.parametrize(
-    ("before", "batch", "expected"),
-    [(2, 3, 6), (2, 0, 0), (3, 1, 3)],
-)
-def test_another_number_of_processes_goes_on_at_the_same_sample(before, batch, expected, console):
-    """Batches of 2 images: 3 batches of 2 processes are 12 samples, and 6 batches of one."""
-    components = small_components()
-    components.state.batch = batch
-    config = dataclasses.replace(make_settings().taken, batch_size=2)
-    adapt_to_world_size(config, before, Launch(), components.state, console)
-    assert components.state.batch == expected
-    assert (
-        f"{before} processes → 1. The effective batch is 2 instead of {2 * before}; learning_rate stays"
-        in console.stream.getvalue()
-    )
-    assert "The order of the samples stays that of the seed" in console.stream.getvalue()
-
-
-def test_an_epoch_begins_anew_where_its_samples_end_within_a_step(console):
-    components = small_components()
-    components.state.batch = 3
-    config = dataclasses.replace(make_settings().taken, batch_size=2)
-    adapt_to_world_size(config, 1, Launch(world_size=2, is_torchrun=True), components.state, console)
-    assert components.state.batch == 0
-    assert "epoch 1 begins anew: its 6 samples so far end within a step of today's size" in console.stream.getvalue()
+@pytest.mark.parametrize(("before", "now", "batch", "expected"), [(2, 1, 3, 6), (2, 1, 0, 0), (3, 1, 1, 3), (1, 2, 3, 0)])
+def test_another_number_of_processes_goes_on_at_the_same_sample_or_begins_the_epoch_anew(before, now, batch, expected, console):
+    """Batches of 2 images: 3 batches of 2 processes are 12 samples, and 6 batches of one; 3 of one end within a step of two."""
+    state, config = small_components().state, dataclasses.replace(make_settings().taken, batch_size=2)
+    state.batch = batch
+    adapt_to_world_size(config, before, Launch(world_size=now, is_torchrun=now > 1), state, console)
+    assert state.batch == expected
+    said = console.stream.getvalue()
+    assert f" → {now}. The effective batch is {2 * now} instead of {2 * before}; learning_rate stays" in said
+    assert f"changed since then: {counted(before, 'process', 'processes')} → " in said
+    assert "The order of the samples stays that of the seed" in said
+    begins_anew = "epoch 1 begins anew: its 6 samples so far end within a step of today's size"
+    assert (begins_anew in said) is (now == 2)

@@ -10,10 +10,11 @@ import operator
 import pytest
 import torch
 
+from helpers.fake_job import FakeJob
 from helpers.small_runs import ROW
 from helpers.steps import CPU, everything, make_batch, same, small_components, take_step
 from unet_trainer.model.optimizer_and_schedule import LearningRate
-from unet_trainer.system.distributed import Job, Launch
+from unet_trainer.system.distributed import Launch
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_last, write_checkpoint
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, counts_against_patience
 
@@ -173,15 +174,6 @@ def test_what_does_not_fit_is_named(path, value, message, content):
 # Several ranks
 
 
-class Pair(Job):
-    def __init__(self, other):
-        super().__init__(Launch(is_torchrun=True))
-        self.other = other
-
-    def all_reduce_mean(self, tensor):
-        tensor.copy_((tensor + self.other) / 2)
-
-
 def components_of(rank, world_size, seed=0):
     """After one step on a batch of its own."""
     made = small_components(ema_decay=0.9)
@@ -202,7 +194,7 @@ def two():
 def test_statistics_are_averaged_over_the_processes():
     state = components_of(0, 2).state
     before = [tensor.clone() for tensor in state.statistics()]
-    state.average_statistics(Pair(1.0))
+    state.average_statistics(FakeJob(all_reduce_mean=lambda tensor: tensor.add_(1).div_(2)))
     for tensor, start in zip(state.statistics(), before, strict=True):
         torch.testing.assert_close(tensor, (start + 1) / 2)
 

@@ -157,8 +157,7 @@ class Checkpointer:
             self.attempt(lambda: self._write_best(copy))
             self.console.warn(f"{damage}; it is written anew from this state, which is that of the best epoch")
             return None
-        state.early_stopping.forget_best()
-        state.per_class_iou, state.confusion = [], []
+        state.forget_best()
         return f"{damage}: the weights of epoch {best_epoch}, the best so far, are lost"
 
     def _copy_best(self, row: Row, best: Segmenter) -> HostCopy:

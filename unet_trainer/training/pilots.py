@@ -9,10 +9,12 @@ such a rate a run needs more steps. It begins with the weights that it would hav
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,11 +44,7 @@ LONGER = 2  # times the epochs, at a lower rate
 
 
 class TooSlow(Exception):
-    """The time budget is too short for pilots."""
-
-    def __init__(self, text: str, batch_seconds: float) -> None:
-        super().__init__(text)
-        self.batch_seconds = batch_seconds
+    """The time budget is too short for pilots; with the seconds that a batch takes."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +77,12 @@ def try_learning_rates(run: Run) -> None:
                 pilots.append(Pilot(rate, iou))
                 one_has_learned |= has_learned
             except TooSlow as slow:
-                run.console.note(f"learning rates are not tried on: {slow}")
+                (batch_seconds,) = slow.args
+                took = describe_seconds(batch_seconds * MAX_PILOTS * num_steps * config.accumulation_steps)
+                budget = f"time_budget: {run.settings.asked.time_budget}"
+                run.console.note(f"learning rates are not tried on: they would take up to {took} of {budget}")
                 if run.settings.replans():
-                    fit_into_budget(run, run.processes.broadcast(slow.batch_seconds))
+                    fit_into_budget(run, run.processes.broadcast(batch_seconds))
                 break
             if chosen is None or is_better(pilots[-1], chosen):
                 chosen = pilots[-1]
@@ -119,31 +120,28 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool
     """The training IoU that the rate comes to, and whether that is more than one class everywhere gives. Changes nothing."""
     step, metrics, size = run.components.train_step, run.state.metrics, run.config.accumulation_steps
     num_warmup, first_judged = max(1, int(WARMUP_SHARE * num_steps)), int((1 - JUDGED_SHARE) * num_steps)
-    with restoring(run.components):
+    with restoring(run.components), contextlib.closing(_batches(run)) as batches:
         run.components.set_training_mode(0)
-        started = time.perf_counter()
-        for number, batch in enumerate(_batches(run, num_steps * size)):
-            if number == first_judged * size:
+        for number in range(num_steps):
+            if number == first_judged:
                 metrics.reset()
-            if number % size == 0:
-                if run.processes.is_alone:
-                    run.raise_if_ending()
-                if number == NUM_WARM_UP * size:
-                    started = time.perf_counter()
-                num_timed = number - NUM_WARM_UP * size
-                batch_seconds = (time.perf_counter() - started) / max(1, num_timed)
-                seconds = batch_seconds * MAX_PILOTS * num_steps * size
-                is_slow = num_timed >= NUM_TIMED * size and seconds > MOST_SHARE * run.budget.seconds
-                if run.processes.any_rank(is_slow):
-                    took = f"{describe_seconds(seconds)} of time_budget: {run.settings.asked.time_budget}"
-                    raise TooSlow(f"they would take up to {took}", batch_seconds)
-                if step.sync is not None:
-                    step.sync.begin_step()
-                step.begin_group(size, 0)
-            step(batch, metrics)
-            if number % size == size - 1:
-                step.optimizer_step(metrics, _peak(run, rate) * min(1.0, (number // size + 1) / num_warmup))
-            bar.tick()
+            for index, batch in enumerate(itertools.islice(batches, size)):
+                if index == 0:
+                    if run.processes.is_alone:
+                        run.raise_if_ending()
+                    if number <= NUM_WARM_UP:
+                        started = time.perf_counter()
+                    num_timed = number - NUM_WARM_UP
+                    batch_seconds = (time.perf_counter() - started) / max(1, num_timed * size)
+                    is_slow = MAX_PILOTS * num_steps * size * batch_seconds > MOST_SHARE * run.budget.seconds
+                    if run.processes.any_rank(is_slow and num_timed >= NUM_TIMED):
+                        raise TooSlow(batch_seconds)
+                    if step.sync is not None:
+                        step.sync.begin_step()
+                    step.begin_group(size, 0)
+                step(batch, metrics)
+                bar.tick()
+            step.optimizer_step(metrics, _peak(run, rate) * min(1.0, (number + 1) / num_warmup))
         seen = metrics.summed(run.processes)
         iou = seen.scores().iou
         if math.isnan(iou):  # no step was finite
@@ -156,17 +154,11 @@ def _peak(run: Run, rate: float) -> float:
     return rate * (run.processes.launch.world_size if run.config.scale_lr else 1)
 
 
-def _batches(run: Run, num_batches: int) -> Iterator[Batch]:
+def _batches(run: Run) -> Generator[Batch, None, None]:
     """The same for each rate."""
-    epoch = PILOT_EPOCH
-    while num_batches > 0:
-        for batch in run.loaders.train.epoch(epoch, 0, run.signals.is_stopping):
-            yield batch
-            num_batches -= 1
-            if num_batches == 0:
-                return
+    for epoch in itertools.count(PILOT_EPOCH):
+        yield from run.loaders.train.epoch(epoch, 0, run.signals.is_stopping)
         run.raise_if_ending()
-        epoch += 1
 
 
 # A run that does not learn begins again, once, with a gentler recipe; if that does not learn either, it ends.

@@ -332,7 +332,8 @@ def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: 
         raise CheckpointError(f"{source} cannot be resumed: batch is {state.batch} of {len(run.loaders.train)}")
     resume.say_resumed(config, earlier["config"], state, changes, console)
     run.lost_best = run.checkpointer.check_best()
-    state.broadcast_best(run.processes)
+    if run.processes.broadcast(run.lost_best is not None):  # rank 0 alone checks whether the weights are still there
+        state.forget_best()
     if run.lost_best is not None and not run.is_finished():
         console.warn(f"{run.lost_best}; the best of the epochs to come takes their place")
     if run.settings.replans() and state.history and earlier["config"].get("time_budget") != config.time_budget:

@@ -148,10 +148,6 @@ class EarlyStopping:
             self.patience_used += counts
         return improved
 
-    def forget_best(self) -> None:
-        """The weights of the best epoch are lost: the next epoch is the best one. The patience goes on."""
-        self.best_value, self.best_epoch = math.nan, 0
-
     def _beats(self, value: float, other: float, margin: float) -> bool:
         if math.isnan(value) or math.isnan(other):
             return not math.isnan(value)
@@ -220,6 +216,11 @@ class TrainState:
     @property
     def device(self) -> torch.device:
         return next(self.segmenter.parameters()).device
+
+    def forget_best(self) -> None:
+        """The weights of the best epoch are lost: the next epoch is the best one. The patience goes on."""
+        self.early_stopping.best_value, self.early_stopping.best_epoch = math.nan, 0
+        self.per_class_iou, self.confusion = [], []
 
     def restart_epoch(self) -> None:
         self.batch = 0
@@ -341,13 +342,6 @@ class TrainState:
         content = processes.broadcast(self.state_dict() if processes.is_main else {})
         if not processes.is_main:
             self.load_state_dict(content)
-
-    def broadcast_best(self, processes: Job) -> None:
-        """Which epoch is the best so far: rank 0 alone checks whether its weights are still there."""
-        best = processes.broadcast((self.early_stopping.state_dict(), self.per_class_iou, self.confusion))
-        if not processes.is_main:
-            saved, self.per_class_iou, self.confusion = best
-            self.early_stopping.load_state_dict(saved)
 
     def gather_ranks(self, processes: Job) -> None:
         """Before a save. Waits for the device."""
