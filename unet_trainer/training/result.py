@@ -67,7 +67,8 @@ def build_result(run: Run) -> TrainResult:
     per_class = state.per_class_iou if has_best else [None] * len(class_names(config))
     warnings = [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
     if has_best:
-        num_steps = state.epoch * state.learning_rate.steps_per_epoch - run.budget.num_cut // config.accumulation_steps
+        num_cut = run.budget.num_cut // config.accumulation_steps
+        num_steps = max(1, state.epoch * state.learning_rate.steps_per_epoch - num_cut)  # of epochs rolled back, it may be too many
         findings = judge_model(run.settings, state.confusion, state.history, num_steps)
         warnings = ["\n  - ".join([problem, *advice]) for problem, advice in findings]
     elif run.lost_best is not None:
