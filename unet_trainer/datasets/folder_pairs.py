@@ -97,7 +97,7 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
     except DataError as error:
         found, is_complete = error, False
     if not is_complete and (results := _find_results(layout, config.mask_suffix)):
-        layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, results)
+        layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, {*results})
         return _pair_parts(Search(config, search.converter, [layouts.describe_results(results)]), layout)[0]
     if isinstance(found, DataError):
         raise found
@@ -112,7 +112,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
     such a table. Raises DataError."""
     if config.image_dir is not None or config.mask_dir is not None:
         return None
-    files = [here / name for here, names in layouts.walk(data_dir) for name in names]
+    files = [*layouts.walk(data_dir)]
     pairs: list[Pair] = []
     missing: list[str] = []
     used: dict[str, None] = {}
