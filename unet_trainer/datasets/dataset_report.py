@@ -37,7 +37,7 @@ from unet_trainer.datasets.pairs import (
     first_few,
     setting_lines,
 )
-from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, PairFacts, ScanCache
+from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.splits import OF_ONE_IMAGE, Split, add_groups, choose_image_blocks, read_split_csv, split_pairs
 from unet_trainer.images.file_bytes import DataError
@@ -196,24 +196,19 @@ def build_dataset_report(
 def read_every_pair(
     found: FoundPairs, resize_masks: bool, cache: ScanCache | None, console: Console, timeout: float | None = None
 ) -> DatasetReport:
-    """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet."""
-    report = DatasetReport(found)
+    """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet.
+
+    Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were. The pairs get the
+    digests of their files as they are now.
+    """
+    report = DatasetReport(found, problems=[*found.problems], notices=[*found.notices])
     with console.bar("Reading every pair once:", len(found.pairs), keep=False) as bar:
         facts = scan.scan_pairs(found.pairs, count_cores(), bar.tick, cache, timeout)
-    report.problems += found.problems
-    report.notices += found.notices
-    _keep_readable(report, facts, resize_masks)
-    return report
-
-
-def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_masks: bool) -> None:
-    """Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were. The pairs get
-    the digests of their files as they are now."""
     unreadable: list[str] = []
     resizable: list[str] = []
     others: list[str] = []
     changed: list[str] = []  # since the run began
-    for pair, (image, mask) in zip(report.found.pairs, facts, strict=True):
+    for pair, (image, mask) in zip(found.pairs, facts, strict=True):
         unreadable += [f"{pair.shown_image}: {image}"] if isinstance(image, str) else []
         unreadable += [f"{pair.shown_mask}: {mask}"] if isinstance(mask, str) else []
         if isinstance(image, str) or isinstance(mask, str):
@@ -251,6 +246,7 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
         Problem("sizes", *size, tuple(others), same),
     ]
     report.problems += [problem for problem in problems if problem.lines]
+    return report
 
 
 def _choose_kind(report: DatasetReport, config: Config) -> None:
@@ -330,9 +326,7 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
             report.notices.append(f"classes in no {where}: {shown}; {fix}")
     if report.kind is not None:
         images, _ = report.facts_of(report.split.train)
-        report.image_spec, report.statistics_reason = scan.build_image_spec(
-            report.kind, images, config.image_mean, config.image_std, report.nodata, config.nodata == "ignore"
-        )
+        report.image_spec, report.statistics_reason = scan.build_image_spec(config, report.kind, images, report.nodata)
 
 
 # Classes

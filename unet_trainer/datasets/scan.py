@@ -21,6 +21,7 @@ import cv2
 import numpy as np
 
 from unet_trainer.config.errors import ConfigError
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import (
@@ -472,15 +473,10 @@ def mismatch(image: ImageFacts, kind: ImageKind) -> str | None:
 
 
 def build_image_spec(
-    kind: ImageKind,
-    images: Sequence[ImageFacts],
-    image_mean: Sequence[float] | str,
-    image_std: Sequence[float] | str,
-    nodata: tuple[float, ...] = (),
-    ignores_nodata: bool = False,
+    config: Config, kind: ImageKind, images: Sequence[ImageFacts], nodata: tuple[float, ...]
 ) -> tuple[ImageSpec, str]:
     """The spec, and the source of its statistics: as given, ImageNet's for 8-bit RGB, else those of the training images."""
-    given = {"image_mean": image_mean, "image_std": image_std}
+    given = {"image_mean": config.image_mean, "image_std": config.image_std}
     wrong = [
         f"{name}: got {len(value)} values; the images have {kind.channels} channels"
         for name, value in given.items()
@@ -491,14 +487,14 @@ def build_image_spec(
     is_8bit = kind.depth == "uint8"
     is_photo = is_8bit and kind.channels == 3
     mean, std = (IMAGENET_MEAN, IMAGENET_STD) if is_photo else pooled_statistics(images, kind.channels)
-    mean = mean if isinstance(image_mean, str) else tuple(image_mean)
-    std = std if isinstance(image_std, str) else tuple(image_std)
+    mean = mean if isinstance(config.image_mean, str) else tuple(config.image_mean)
+    std = std if isinstance(config.image_std, str) else tuple(config.image_std)
     is_given = not any(isinstance(value, str) for value in given.values())
     reason = "as given" if is_given else IMAGENET_REASON if is_photo else "of the training images"
     held = [image for image in images if sum(image.missing) < image.height * image.width * image.channels] or images
     low, high = (0.0, 255.0) if is_8bit else (min(image.low for image in held), max(image.high for image in held))
     high = high if high > low else low + 1.0
-    return ImageSpec(kind.channels, kind.depth, mean, std, low, high, nodata, ignores_nodata), reason
+    return ImageSpec(kind.channels, kind.depth, mean, std, low, high, nodata, config.nodata == "ignore"), reason
 
 
 def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
