@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from unet_trainer.datasets.pairs import Box, FoundPairs, Pair
-from unet_trainer.datasets.splits import add_groups, choose_image_blocks, listed_files, read_split_csv, split_csv_text, split_pairs
+from unet_trainer.datasets.splits import (
+    Split,
+    add_groups,
+    choose_image_blocks,
+    listed_files,
+    read_split_csv,
+    split_csv_text,
+    split_pairs,
+)
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.system.atomic_files import write_text_atomically
@@ -330,14 +338,10 @@ def test_paths_of_another_machine_are_answered_with_what_is_needed(data):
 
 
 def test_test_pairs_and_unused_ones_are_written_and_read_back(data):
-    train, val, test, unused = (
-        (pair(data, "a", "train"),),
-        (pair(data, "b", "val"),),
-        (pair(data, "c", "test"),),
-        (pair(data, "d"),),
-    )
-    found = read(data, split_csv_text(train, val, data, test, unused))
-    assert (found.pairs, found.test, found.unused, found.notices) == (train + val, test, unused, ())
+    train, val, test = ((pair(data, name, part),) for name, part in (("a", "train"), ("b", "val"), ("c", "test")))
+    split = Split(train, val, "", test=test, unused=(pair(data, "d"),))
+    found = read(data, split_csv_text(split, data))
+    assert (found.pairs, found.test, found.unused, found.notices) == (train + val, test, split.unused, ())
 
 
 @pytest.mark.parametrize(
@@ -348,7 +352,7 @@ def test_any_name_survives_being_written_and_read(data, name):
     for folder in ("images", "masks"):
         (data / folder / f"{name}.png").touch()
     pairs = (pair(data, name, "train", group=name), pair(data, "b", "val"))
-    write_text_atomically(data / "mine.csv", split_csv_text(pairs[:1], pairs[1:], data))
+    write_text_atomically(data / "mine.csv", split_csv_text(Split(pairs[:1], pairs[1:], ""), data))
     assert read_split_csv(data / "mine.csv", data).pairs == pairs
 
 
@@ -357,7 +361,7 @@ def test_blocks_are_written_with_the_users_files_and_their_boxes(data):
     boxes = Box(image, mask, 0, 0, 20, 30), Box(image, mask, 25, 0, 40, 30)
     train, val = (box.pair(box.name_in("a"), part) for box, part in zip(boxes, ("train", "val"), strict=True))
     cut = replace(train, image=data / "checkpoints/0.tiff", mask=data / "checkpoints/0.png")
-    text = split_csv_text([cut], [val], data)
+    text = split_csv_text(Split((cut,), (val,), ""), data)
     assert text.splitlines()[0] == "image,mask,split,group,name,content,box"
     assert text.splitlines()[1].startswith("images/a.png,masks/a.png,train,")
     assert read(data, text).pairs == (train, val)

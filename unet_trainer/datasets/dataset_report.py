@@ -505,7 +505,7 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
         if table is None:
             raise DataError(f"split_file: no file {' or '.join(str(place) for place in places)}")
         converter = Converter(data_dir, Path(config.checkpoint_dir), console)
-        found = read_split_csv(table, data_dir, [*stored.pairs, *stored.test] if stored else (), converter)
+        found = read_split_csv(table, data_dir, stored, converter)
         if config.group_pattern and any(pair.group for pair in found.pairs):
             raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
     return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found

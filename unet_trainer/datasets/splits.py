@@ -98,11 +98,11 @@ def split_pairs(
         raise DataError(f"need at least {needed} pairs{room if num_pairs == 1 else ''}; got {counted(num_pairs, 'pair')}{grouped}")
     if num_folds is None:
         num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 1)
-        fold, sides = 1, assign(units, labels, [num_pairs - num_val, num_val], seed)
+        fold, sizes = 1, [num_pairs - num_val, num_val]
     else:
         how += f", seed {seed}"
         sizes = [num_pairs // num_folds + (index < num_pairs % num_folds) for index in range(num_folds)]
-        sides = assign(units, labels, sizes, seed)
+    sides = assign(units, labels, sizes, seed)
     held_out = {index for unit, side in zip(units, sides, strict=True) if side == fold for index in unit}
     train, val = ([pair for index, pair in enumerate(found.pairs) if (index in held_out) == is_val] for is_val in (False, True))
     num_groups = len({pair.group for pair in found.pairs} - {""})
@@ -409,14 +409,14 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
 # The split as a CSV file
 
 
-def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), converter: Converter | None = None) -> FoundPairs:
+def read_split_csv(path: Path, data_dir: Path, now: FoundPairs | None = None, converter: Converter | None = None) -> FoundPairs:
     """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
 
-    `converted`: pairs whose files were made from others. Rows of the same name stand for them, wherever the files lie now. The
+    `now`: pairs that are there. Rows of the same name stand for those whose files were made from others, wherever they lie now. The
     `converter` cuts the blocks out of their images.
     """
     rows = _read_rows(path)
-    made = {pair.name: pair for pair in converted if pair.image_origin or pair.mask_origin}
+    made = {pair.name: pair for pair in (*now.pairs, *now.test) if pair.image_origin or pair.mask_origin} if now else {}
     problems: list[str] = []
     pairs: list[Pair] = []
     test: list[Pair] = []
@@ -516,13 +516,11 @@ def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, dict[s
         raise DataError(f"{name} is not a CSV file ({error})") from None
 
 
-def split_csv_text(
-    train: Sequence[Pair], val: Sequence[Pair], data_dir: Path, test: Sequence[Pair] = (), unused: Sequence[Pair] = ()
-) -> str:
+def split_csv_text(split: Split, data_dir: Path) -> str:
     """The text of a CSV file that read_split_csv reads back as the same pairs."""
-    has_boxes = any(pair.box for pair in (*train, *val, *test))
+    has_boxes = any(pair.box for pair in (*split.train, *split.val, *split.test))
     rows: list[tuple[str, ...]] = [(*COLUMNS, BOX) if has_boxes else COLUMNS]
-    for part, pairs in (("train", train), ("val", val), ("test", test), (UNUSED, unused)):
+    for part, pairs in (("train", split.train), ("val", split.val), ("test", split.test), (UNUSED, split.unused)):
         for pair in pairs:
             files = (path_in(data_dir, file) for file in pair.user_files)
             boxes = [" ".join(map(str, pair.box[2:])) if pair.box else ""] if has_boxes else []

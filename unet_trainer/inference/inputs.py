@@ -211,7 +211,7 @@ def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pa
 def _read_split(run_folder: Path, config: Config, now: FoundPairs | None) -> FoundPairs:
     """The table that the run wrote. `now`: pairs that are there; masks that are made from other files are found among those."""
     converter = Converter(Path(config.data_dir), Path(config.checkpoint_dir))
-    return read_split_csv(run_folder / SPLIT_CSV, Path(config.data_dir), [*now.pairs, *now.test] if now else (), converter)
+    return read_split_csv(run_folder / SPLIT_CSV, Path(config.data_dir), now, converter)
 
 
 def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int) -> DataSource:
