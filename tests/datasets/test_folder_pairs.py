@@ -11,7 +11,7 @@ from helpers.samples import find_pairs
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.splits import split_pairs
+from unet_trainer.datasets.splits import build_split
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
@@ -49,7 +49,7 @@ def split_of(data_dir, **settings):
     if found.blocking_message:
         raise DataError(found.blocking_message)
     nothing = [""] * len(found.pairs)
-    return split_pairs(found, nothing, nothing, val_fraction=settings.get("val_fraction", 0.2), seed=42)
+    return build_split(load_config(settings), found, nothing, nothing)
 
 
 def error_message(call, *arguments, **options):

@@ -10,15 +10,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from unet_trainer.config.load import load_config
 from unet_trainer.datasets.pairs import Box, FoundPairs, Pair
 from unet_trainer.datasets.splits import (
     Split,
     add_groups,
+    build_split,
     choose_image_blocks,
     listed_files,
     read_split_csv,
     split_csv_text,
-    split_pairs,
 )
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import IGNORED
@@ -42,9 +43,9 @@ def made_up(count, groups=None, parts=None):
     )
 
 
-def split_of(found, labels=None, digests=None, val_fraction=0.2, seed=42, **folds):
+def split_of(found, labels=None, digests=None, **settings):
     nothing = [""] * len(found.pairs)
-    return split_pairs(found, labels or nothing, digests or nothing, val_fraction=val_fraction, seed=seed, **folds)
+    return build_split(load_config(settings), found, labels or nothing, digests or nothing)
 
 
 def names(pairs):
@@ -130,7 +131,7 @@ def runs(numbers):
 
 @pytest.mark.parametrize(("count", "num_blocks", "seed"), [(20, 1, 0), (100, 2, 1), (400, 5, 42)])
 def test_blocks_are_contiguous_with_a_gap_on_both_sides(count, num_blocks, seed):
-    split = split_of(made_up(count), in_blocks=True, seed=seed)
+    split = split_of(made_up(count), split="blocks", seed=seed)
     train, val, unused = ([int(pair.name) for pair in pairs] for pairs in (split.train, split.val, split.unused))
     assert sorted(train + val + unused) == list(range(count))
     assert len(val) == count // 5
@@ -142,14 +143,14 @@ def test_blocks_are_contiguous_with_a_gap_on_both_sides(count, num_blocks, seed)
 
 
 def test_blocks_of_pairs_with_groups_or_of_too_few_pairs_are_refused():
-    assert error_message(made_up(4, groups=["a", "a", "b", "b"]), in_blocks=True) == (
+    assert error_message(made_up(4, groups=["a", "a", "b", "b"]), split="blocks") == (
         "split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out"
     )
-    assert error_message(made_up(2), in_blocks=True) == (
+    assert error_message(made_up(2), split="blocks") == (
         "split: blocks: 2 pairs are too few to train on, to validate on and to leave a gap between; set:\n  split: random"
     )
-    assert error_message(made_up(6), in_blocks=True, num_folds=7).endswith("set:\n  split: random")
-    assert len(split_of(made_up(5), in_blocks=True).val) == 1
+    assert error_message(made_up(6), split="blocks", num_folds=7).endswith("set:\n  split: random")
+    assert len(split_of(made_up(5), split="blocks").val) == 1
 
 
 def grouped(pattern, *names, seconds=20.0):

@@ -40,8 +40,9 @@ from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
-from unet_trainer.system.console import counted
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
+from unet_trainer.system.resources import count_cores
 
 CACHE_FORMAT = 3
 PART_VALUES = 2**22  # that are measured at a time
@@ -268,9 +269,7 @@ def _scan_pair(task: Task, read_stderr: ReadStderr) -> dict[str, Any] | str:
     return found
 
 
-def read_each(
-    read: Callable[[int, Pair], Any], pairs: Sequence[Pair], num_workers: int, tick: Callable[[], object] = lambda: None
-) -> list[Any]:
+def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: Console, label: str) -> list[Any]:
     """What `read` makes of each pair and its number, in child processes; None of a pair that has changed since the scan, which
     training tells. Raises DataError where a shard cannot be read: the others would take as long."""
 
@@ -283,12 +282,13 @@ def read_each(
             return None
 
     found: list[Any] = [None] * len(pairs)
-    with contextlib.closing(forked_map(attempt, list(enumerate(pairs)), num_workers)) as outcomes:
+    outcomes = forked_map(attempt, list(enumerate(pairs)), count_cores())
+    with console.bar(label, len(pairs), keep=False) as bar, contextlib.closing(outcomes):
         for index, outcome in outcomes:
             if isinstance(outcome, DataError):
                 raise outcome
             found[index] = None if isinstance(outcome, Crash) else outcome
-            tick()
+            bar.tick()
     return found
 
 

@@ -241,7 +241,7 @@ def load_evaluation_data(
     found, chosen = find_split(source, split)
     runs = Path(config.checkpoint_dir) if source.run_folder is None else source.run_folder.parent
     cache = open_scan_cache(source.data_dir, runs) if runs.is_dir() else None  # nothing is kept where there are no runs
-    report = read_every_pair(found, config.resize_masks, cache, console, config.worker_timeout)
+    report = read_every_pair(config, found, cache, console)
     _refuse_other_kinds(report, spec.image)
     coding = _choose_coding(spec, config, overrides)
     _refuse_other_masks(report, coding, spec)
