@@ -262,31 +262,20 @@ def pair(data, name, part=None, group=""):
     return Pair(f"images/{name}", data / f"images/{name}.png", data / f"masks/{name}.png", part, group)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "image,mask,split,group\nimages/a.png,masks/a.png,train,p1\nimages/b.png,masks/b.png,val,p2\n",
-        "image;mask;split;group\nimages/a.png;masks/a.png;train;p1\nimages/b.png;masks/b.png;val;p2\n",
-        "image\tmask\tsplit\tgroup\nimages/a.png\tmasks/a.png\ttrain\tp1\nimages/b.png\tmasks/b.png\tval\tp2\n",
-        "\ufeffimage,mask,split,group\r\nimages/a.png,masks/a.png,train,p1\r\nimages/b.png,masks/b.png,val,p2\r\n",
-        '"image","mask","split","group"\n"images/a.png","masks/a.png","train","p1"\n"images/b.png","masks/b.png","val","p2"',
-        " Image , MASK ,Split,group\n images/a.png , masks/a.png , Train , p1 \nimages/b.png,masks/b.png, VAL ,p2\n\n , ,,\n",
-        "group,split,mask,image\np1,training,masks/a.png,images/a.png\np2,validation,masks/b.png,images/b.png\n",
-        "image,mask,split,group\n./images/a.png,masks/a.png,tr,p1\nimages/b.png,masks//b.png,valid,p2\n",
-        "image,mask,split,group\nimages\\a.png,masks\\a.png,train,p1\nimages/b.png,masks/b.png,val,p2\n",
-    ],
-    ids=[
-        "comma",
-        "semicolon",
-        "tab",
-        "BOM and Windows",
-        "quoted",
-        "spaces and empty lines",
-        "another order",
-        "other paths",
-        "as on Windows",
-    ],
-)
+WAYS = {
+    "comma": "image,mask,split,group\nimages/a.png,masks/a.png,train,p1\nimages/b.png,masks/b.png,val,p2\n",
+    "semicolon": "image;mask;split;group\nimages/a.png;masks/a.png;train;p1\nimages/b.png;masks/b.png;val;p2\n",
+    "tab": "image\tmask\tsplit\tgroup\nimages/a.png\tmasks/a.png\ttrain\tp1\nimages/b.png\tmasks/b.png\tval\tp2\n",
+    "BOM and Windows": "\ufeffimage,mask,split,group\r\nimages/a.png,masks/a.png,train,p1\r\nimages/b.png,masks/b.png,val,p2\r\n",
+    "quoted": '"image","mask","split","group"\n"images/a.png","masks/a.png","train","p1"\n"images/b.png","masks/b.png","val","p2"',
+    "spaces and empty lines": " Image , MASK ,Split,group\n images/a.png , masks/a.png , Train , p1 \nimages/b.png,masks/b.png, VAL ,p2\n\n , ,,\n",
+    "another order": "group,split,mask,image\np1,training,masks/a.png,images/a.png\np2,validation,masks/b.png,images/b.png\n",
+    "other paths": "image,mask,split,group\n./images/a.png,masks/a.png,tr,p1\nimages/b.png,masks//b.png,valid,p2\n",
+    "as on Windows": "image,mask,split,group\nimages\\a.png,masks\\a.png,train,p1\nimages/b.png,masks/b.png,val,p2\n",
+}
+
+
+@pytest.mark.parametrize("text", WAYS.values(), ids=WAYS)
 def test_a_split_file_may_be_written_in_many_ways(data, text):
     found = read(data, text)
     assert found.pairs == (pair(data, "a", "train", "p1"), pair(data, "b", "val", "p2"))
