@@ -45,7 +45,6 @@ from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask, show_value
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.resources import count_cores
 
 LARGE_FOREGROUND = 0.75  # share of the pixels from which it may be the background
 NUM_DIGITS = 16  # of a file's digest in split.csv
@@ -200,8 +199,7 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
     digests of their files as they are now.
     """
     report = DatasetReport(found, problems=[*found.problems], notices=[*found.notices])
-    with console.bar("Reading every pair once:", len(found.pairs), keep=False) as bar:
-        facts = scan.scan_pairs(found.pairs, count_cores(), bar.tick, cache, config.worker_timeout)
+    facts = scan.scan_pairs(found.pairs, console, cache, config.worker_timeout)
     unreadable: list[str] = []
     resizable: list[str] = []
     others: list[str] = []

@@ -203,48 +203,44 @@ Task = tuple[Pair, Sequence[str]]  # a pair, and which of its files are to be re
 
 
 def scan_pairs(
-    pairs: Sequence[Pair],
-    num_workers: int,
-    tick: Callable[[], object] = lambda: None,
-    cache: ScanCache | None = None,
-    timeout: float | None = None,
+    pairs: Sequence[Pair], console: Console, cache: ScanCache | None = None, timeout: float | None = None
 ) -> list[PairFacts]:
-    """The facts of all pairs, in their order; `tick` is called after each. Decodes the files that the cache does not know.
+    """The facts of all pairs, in their order. Decodes the files that the cache does not know.
 
     `timeout`: seconds after which the files of a pair count as never read. Raises DataError then: a disk that does not answer would
     take as long for every other pair.
     """
     cache = cache or ScanCache(None)
-    stamps = {path: file_stamp(path) for pair in pairs for path in (pair.image, pair.mask)}
     facts: dict[tuple[str, Path], Any] = {}
     tasks: list[Task] = []
-    for pair in pairs:
-        files = {"image": pair.image, "mask": pair.mask}
-        facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in files.items()}
-        if missing := [kind for kind, path in files.items() if facts[kind, path] is None]:
-            tasks.append((pair, missing))
-        else:
-            tick()
-    outcomes = forked_map(_scan_pair, tasks, num_workers, timeout=timeout)
-    with warnings.catch_warnings(), contextlib.closing(outcomes):
+    with console.bar("Reading every pair once:", len(pairs), keep=False) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's about broken headers, which name no file
-        for position, outcome in outcomes:
-            pair, kinds = tasks[position]
-            if isinstance(outcome, Crash) and outcome.is_timeout:
-                reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
-                raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
-            if isinstance(outcome, str):  # the next ones would take as long
-                raise DataError(f"{pair.shown_image}: {outcome}")
-            if isinstance(outcome, Crash):  # a child process for each file finds the one that crashes the decoder
-                outcome = {}
-                for kind in kinds:
-                    ((_, alone),) = forked_map(_scan_pair, [(pair, [kind])], 1)
-                    crashed = f"decoding it crashed ({alone.reason})" if isinstance(alone, Crash) else alone
-                    outcome[kind] = alone[kind] if isinstance(alone, dict) else crashed
-            for kind, found in outcome.items():
-                path = getattr(pair, kind)
-                facts[kind, path] = cache.add(kind, path, found, stamps[path])
-            tick()
+        stamps = {path: file_stamp(path) for pair in pairs for path in (pair.image, pair.mask)}
+        for pair in pairs:
+            files = {"image": pair.image, "mask": pair.mask}
+            facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in files.items()}
+            if missing := [kind for kind, path in files.items() if facts[kind, path] is None]:
+                tasks.append((pair, missing))
+            else:
+                bar.tick()
+        with contextlib.closing(forked_map(_scan_pair, tasks, count_cores(), timeout=timeout)) as outcomes:
+            for position, outcome in outcomes:
+                pair, kinds = tasks[position]
+                if isinstance(outcome, Crash) and outcome.is_timeout:
+                    reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
+                    raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
+                if isinstance(outcome, str):  # the next ones would take as long
+                    raise DataError(f"{pair.shown_image}: {outcome}")
+                if isinstance(outcome, Crash):  # a child process for each file finds the one that crashes the decoder
+                    outcome = {}
+                    for kind in kinds:
+                        ((_, alone),) = forked_map(_scan_pair, [(pair, [kind])], 1)
+                        crashed = f"decoding it crashed ({alone.reason})" if isinstance(alone, Crash) else alone
+                        outcome[kind] = alone[kind] if isinstance(alone, dict) else crashed
+                for kind, found in outcome.items():
+                    path = getattr(pair, kind)
+                    facts[kind, path] = cache.add(kind, path, found, stamps[path])
+                bar.tick()
     if tasks:
         cache.save()
     return [PairFacts(facts["image", pair.image], facts["mask", pair.mask]) for pair in pairs]
