@@ -217,25 +217,25 @@ def _split_into_blocks(
         num_val = min(max(1, round(num_pairs * config.val_fraction)), num_pairs - 2)
         blocks = _choose_blocks([set(labels[index]) for index in order], num_val, config.seed)
     gap = max(1, min(MAX_GAP, round(GAP_SHARE * max(end - start for start, end in blocks))))
-    val = {position for start, end in blocks for position in range(start, end)}
+    val = {order[position] for start, end in blocks for position in range(start, end)}
     around = {
-        near
+        order[near]
         for start, end in blocks
         for position, step in ((start, -1), (end - 1, 1))
         for near in range(position + step, position + step * (gap + 1), step)
-        if 0 <= near < num_pairs and near not in val and places[order[near]].sequence == places[order[position]].sequence
+        if 0 <= near < num_pairs and order[near] not in val and places[order[near]].sequence == places[order[position]].sequence
     }
-    validating = {digests[order[position]] for position in val} - {""}
-    rest = [order[position] for position in range(num_pairs) if position not in val and position not in around]
+    validating = {digests[index] for index in val} - {""}
+    rest = [index for index in order if index not in val and index not in around]
     train = sorted(index for index in rest if digests[index] not in validating)
     if not train:
         raise too_few
     left_out = [found.pairs[index] for index in rest if digests[index] in validating]
-    unused = tuple(found.pairs[order[position]] for position in sorted(around))
+    unused = tuple(found.pairs[index] for index in order if index in around)
     gaps = (f"{counted(len(unused), 'pair')} between the blocks of train and val left out, as a gap",) if unused else ()
     return Split(
         tuple(found.pairs[index] for index in train),
-        tuple(found.pairs[index] for index in sorted(order[position] for position in val)),
+        tuple(found.pairs[index] for index in sorted(val)),
         f"{found.rule}; split: blocks, {how}: {counted(len(blocks), 'block')} of val",
         (*_describe_left_out(left_out), *gaps),
         found.test,
