@@ -11,7 +11,7 @@ from helpers.samples import find_pairs
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.splits import split_pairs
+from unet_trainer.datasets.splits import build_split
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
@@ -49,17 +49,13 @@ def split_of(data_dir, **settings):
     if found.blocking_message:
         raise DataError(found.blocking_message)
     nothing = [""] * len(found.pairs)
-    return split_pairs(found, nothing, nothing, val_fraction=settings.get("val_fraction", 0.2), seed=42)
+    return build_split(load_config(settings), found, nothing, nothing)
 
 
 def error_message(call, *arguments, **options):
     with pytest.raises(DataError) as raised:
         call(*arguments, **options)
     return str(raised.value)
-
-
-def numbered(count):
-    return [f"{i:03d}.png" for i in range(count)]
 
 
 def test_images_without_masks_and_masks_without_images_are_named_together(tmp_path):
@@ -288,7 +284,7 @@ def test_the_lists_of_voc_are_the_split(tmp_path, place):
 
 def test_lists_that_are_not_read_are_named(tmp_path):
     for kind in ("images", "masks"):
-        touch(tmp_path / kind, *numbered(4))
+        touch(tmp_path / kind, "0.png", "1.png")
     touch(tmp_path, "train.txt", "val.txt")
     (notice,) = found_in(tmp_path).notices
     assert notice.startswith(f"{tmp_path / 'train.txt'} and val.txt are not read; to divide the images as they do, set split_file")

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+import io
+
 import cv2
 import numpy as np
 import pytest
 
 from helpers.evaluated_models import write_pairs
+from unet_trainer.datasets import measurements
 from unet_trainer.datasets.measurements import measure_dataset
-from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.mask_decoding import MaskCoding
+from unet_trainer.system.console import Console
 
-BINARY = MaskCoding((0, 1))
 
-
-def measure(folder, drawings, num_ids=2, **others):
+def measure(folder, drawings, num_ids=2):
     coding = MaskCoding(tuple(range(num_ids)))
-    return measure_dataset(write_pairs(folder, drawings), coding, num_ids, common_id=0, num_workers=1, **others)
+    return measure_dataset(write_pairs(folder, drawings), coding, num_ids, 0, Console(io.StringIO()))
 
 
 def noise(rng, size=(128, 128)):
@@ -93,14 +94,16 @@ def test_left_and_right_are_different_classes(tmp_path, rng):
     assert measure(tmp_path, [lungs(rng) for _ in range(8)], num_ids=3).has_sides
 
 
-def test_what_was_measured_is_found_again_until_a_file_changes(tmp_path, rng):
-    data, cache = tmp_path / "data", tmp_path / "cache"
-    ticks = []
-    first = measure(data, [street(rng) for _ in range(6)], cache_folder=cache, tick=lambda: ticks.append(1))
-    pairs = [Pair(str(index), data / f"images/{index}.png", data / f"masks/{index}.png") for index in range(6)]
-    again = measure_dataset(pairs, BINARY, 2, 0, 1, lambda: ticks.append(1), cache)
-    assert again == first
-    assert len(ticks) == 6
+def test_what_was_measured_is_found_again_until_a_file_changes(tmp_path, rng, monkeypatch):
+    pairs, read, read_each = write_pairs(tmp_path / "data", [street(rng) for _ in range(6)]), [], measurements.read_each
+    monkeypatch.setattr(measurements, "read_each", lambda *arguments: read.extend(arguments[1]) or read_each(*arguments))
+
+    def measured():
+        return measure_dataset(pairs, MaskCoding((0, 1)), 2, 0, Console(io.StringIO()), tmp_path / "cache")
+
+    first = measured()
+    assert measured() == first
+    assert len(read) == 6
     cv2.imwrite(str(pairs[0].mask), np.ones((128, 128), np.uint8))
-    assert measure_dataset(pairs, BINARY, 2, 0, 1, lambda: ticks.append(1), cache) != first
-    assert len(ticks) == 12
+    assert measured() != first
+    assert len(read) == 12

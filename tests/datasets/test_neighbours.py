@@ -13,7 +13,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair
-from unet_trainer.datasets.splits import add_groups, split_pairs
+from unet_trainer.datasets.splits import add_groups, build_split
 from unet_trainer.system.console import Console
 
 SIZE = 32
@@ -53,12 +53,16 @@ def unrelated(names, seed=0):
     return [(name, smooth_noise(rng)) for name in names]
 
 
+def config_of(tmp_path):
+    return load_config({"data_dir": str(tmp_path), "checkpoint_dir": str(tmp_path / "checkpoints")})
+
+
 def found(pairs, tmp_path):
-    return find_neighbours(pairs, tmp_path, 0.2, None, Console(io.StringIO()), tmp_path / "cache")
+    return find_neighbours(config_of(tmp_path), pairs, Console(io.StringIO()))
 
 
 def found_across(train, val, tmp_path):
-    return find_neighbours_across(train, val, Console(io.StringIO()), tmp_path / "cache")
+    return find_neighbours_across(config_of(tmp_path), train, val, Console(io.StringIO()))
 
 
 def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path, monkeypatch):
@@ -81,7 +85,7 @@ def test_several_videos_are_groups_by_a_pattern_that_splits_the_data_when_it_is_
     given = parse_yaml("\n".join(line.strip() for line in note.splitlines()[1:]))
     assert given == settings
     grouped = add_groups(pairs, load_config(given).group_pattern, tmp_path)
-    split = split_pairs(FoundPairs(grouped, ""), [()] * len(pairs), [""] * len(pairs), val_fraction=0.2, seed=42)
+    split = build_split(config_of(tmp_path), FoundPairs(grouped, ""), [()] * len(pairs), [""] * len(pairs))
     assert (len(split.val), len({pair.group for pair in split.val})) == (10, 1)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import io
 
-import cv2
 import numpy as np
 import pytest
 
+from helpers.layouts import write
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.pairs import Question
@@ -21,11 +21,6 @@ SIDE = 12
 def disc(row, column, radius=3):
     rows, columns = np.mgrid[:SIDE, :SIDE]
     return (np.hypot(rows - row, columns - column) <= radius).astype(np.uint8) * 255
-
-
-def write(path, pixels):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    assert cv2.imwrite(str(path), pixels)
 
 
 def noise(seed):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import signal
@@ -19,6 +20,9 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, scan_pairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import write_image
+from unet_trainer.system.console import Console
+
+QUIET = Console(io.StringIO())
 
 
 def make_pair(folder, name, mask, image_size=None):
@@ -72,7 +76,7 @@ def log_reads(monkeypatch, log):
 def test_the_facts_of_an_image_are_those_that_numpy_computes(tmp_path, dtype, channels):
     image = (np.random.default_rng(0).normal(90, 30, (20, 30, channels)).clip(1, 250)).astype(dtype)
     pair = save_array(tmp_path, image)
-    facts = scan_pairs([pair], 1)[0].image
+    facts = scan_pairs([pair], QUIET)[0].image
     assert (facts.height, facts.width, facts.channels, facts.dtype) == (20, 30, channels, np.dtype(dtype).name)
     assert facts.size == (20, 30)
     assert facts.mean == pytest.approx(image.astype(np.float64).mean((0, 1)))
@@ -88,12 +92,12 @@ def test_images_that_differ_much_from_each_other_are_normalised_one_by_one(tmp_p
     grain = np.random.default_rng(0).normal(60, 30, (3, 20, 30, 3)).clip(0, 120)
     images = (grain + light * np.arange(3)[:, None, None, None]).clip(0, 255).astype(np.uint8)
     pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(images)]
-    share = scan.brightness_share([found.image for found in scan_pairs(pairs, 1)], 3)
+    share = scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3)
     pixels = images.astype(np.float64)
     assert share == pytest.approx((pixels.mean((1, 2)).var(0) / pixels.var((0, 1, 2))).mean())
     one_channel = np.concatenate([images[..., :1], np.zeros((3, 20, 30, 2), np.uint8)], axis=3)  # as fluorescence in an RGB file
     pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(one_channel)]
-    assert scan.brightness_share([found.image for found in scan_pairs(pairs, 1)], 3) == pytest.approx(share, rel=0.1)
+    assert scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3) == pytest.approx(share, rel=0.1)
     assert choose_normalize(share) == (normalize, f"{share:.0%} of the variance of pixels lies between images")
 
 
@@ -112,14 +116,14 @@ def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):
     palette.mask.write_bytes(pil_bytes("PNG", image))
     pairs = [grey, jpeg, alpha, palette]
     cache = tmp_path / "cache.json"
-    masks = [facts.mask for facts in scan_pairs(pairs, 1, cache=ScanCache(cache))]
+    masks = [facts.mask for facts in scan_pairs(pairs, QUIET, ScanCache(cache))]
     assert (masks[0].structure.num_values, masks[0].structure.num_pieces) == (2, 2)
     assert [mask.is_lossy for mask in masks] == [False, True, False, False]
     assert [mask.is_alpha for mask in masks] == [False, False, True, False]
     assert masks[2].counts == {0: 56, 100: 4, 200: 4}
     assert [mask.palette for mask in masks] == [None, None, None, {0: 0x090807, 1: 0xFF0000}]
     assert masks[3].structure is None
-    assert [facts.mask for facts in scan_pairs(pairs, 1, cache=ScanCache(cache))] == masks
+    assert [facts.mask for facts in scan_pairs(pairs, QUIET, ScanCache(cache))] == masks
 
 
 def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
@@ -130,7 +134,7 @@ def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, m
     bomb = make_pair(tmp_path, "bomb", nothing)
     large = make_pair(tmp_path, "large", nothing)
     write_image(large.image, np.random.default_rng(0).integers(0, 256, (150, 200, 3), np.uint8))
-    found = scan_pairs([bomb, large], 1)
+    found = scan_pairs([bomb, large], QUIET)
     assert found[0].image.endswith("MB that decompress to 200×150 pixels: a decompression bomb")
     assert found[0].mask.endswith("MB that decompress to 200×150 pixels: a decompression bomb")
     assert isinstance(found[1].image, ImageFacts)
@@ -142,7 +146,7 @@ def test_damage_is_attributed_to_the_image_or_to_the_mask_while_each_file_is_rea
     pairs = [Pair(f"{index}", jpegs[index], jpegs[index + 1]) for index in (0, 2, 4)]
     pairs[1].mask.write_bytes(damaged_jpeg(pairs[1].mask.read_bytes()))
     log_reads(monkeypatch, tmp_path / "log")
-    found = scan_pairs(pairs, 2)
+    found = scan_pairs(pairs, QUIET)
     reasons = [
         (pair.name, kind)
         for pair, facts in zip(pairs, found, strict=True)
@@ -166,11 +170,11 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
         return decode(data)
 
     monkeypatch.setattr(scan, "decode_image", crash)
-    found = scan_pairs(pairs, 2, cache=ScanCache(tmp_path / "cache.json"))
+    found = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
     assert found[1].image == "decoding it crashed (SIGKILL: double free detected)"
     assert [isinstance(facts.image, ImageFacts) and isinstance(facts.mask, MaskFacts) for facts in found] == [True, False, True]
     monkeypatch.undo()
-    again = scan_pairs(pairs, 2, cache=ScanCache(tmp_path / "cache.json"))
+    again = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
     assert isinstance(again[1].image, ImageFacts)  # it is read again, not cached
 
 
@@ -178,7 +182,7 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
 def test_a_file_that_changed_is_read_again_and_no_other(tmp_path, monkeypatch, which, change):
     pairs = [make_pair(tmp_path, name, mask_of(0, 1)) for name in "ab"]
     path = getattr(pairs[1], which)
-    scan_pairs(pairs, 1, cache=ScanCache(tmp_path / "cache.json"))
+    scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
     status = path.stat()
     if change == "size":
         path.write_bytes(path.read_bytes() + b"\0")
@@ -187,7 +191,7 @@ def test_a_file_that_changed_is_read_again_and_no_other(tmp_path, monkeypatch, w
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
     log_reads(monkeypatch, tmp_path / "log")
     for _ in range(2):
-        scan_pairs(pairs, 1, cache=ScanCache(tmp_path / "cache.json"))
+        scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
         assert (tmp_path / "log").read_text() == f"{path}\n"
 
 
@@ -196,11 +200,11 @@ def test_a_broken_or_foreign_cache_is_written_anew(tmp_path, monkeypatch, conten
     pair = make_pair(tmp_path, "a", mask_of(0, 1))
     cache_file = tmp_path / "cache.json"
     cache_file.write_bytes(content)
-    first = scan_pairs([pair], 1, cache=ScanCache(cache_file))
+    first = scan_pairs([pair], QUIET, ScanCache(cache_file))
     assert isinstance(first[0].image, ImageFacts)
     assert len(json.loads(cache_file.read_text())["files"]) == 2
     forbid_decoding(monkeypatch)
-    assert scan_pairs([pair], 1, cache=ScanCache(cache_file)) == first
+    assert scan_pairs([pair], QUIET, ScanCache(cache_file)) == first
 
 
 @pytest.mark.parametrize("role", ["image", "mask"])
@@ -208,7 +212,7 @@ def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
     """Each field in turn, missing or of another type, and the entry itself: never other facts than those of the file."""
     pair = make_pair(tmp_path, "a", mask_of(0, 1, 2))
     cache_file = tmp_path / "cache.json"
-    expected = scan_pairs([pair], 1, cache=ScanCache(cache_file))
+    expected = scan_pairs([pair], QUIET, ScanCache(cache_file))
     content = json.loads(cache_file.read_text())
     (key,) = (key for key in content["files"] if key.startswith(role))
     stamp, facts = content["files"][key]
@@ -217,14 +221,15 @@ def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
         entries += [[stamp, {name: value for name, value in facts.items() if name != field}], [stamp, {**facts, field: [{}]}]]
     for entry in entries:
         cache_file.write_text(json.dumps({**content, "files": {**content["files"], key: entry}}))
-        assert scan_pairs([pair], 1, cache=ScanCache(cache_file)) == expected
+        assert scan_pairs([pair], QUIET, ScanCache(cache_file)) == expected
 
 
-def test_the_first_error_of_a_remote_shard_ends_it(tmp_path):
+def test_the_first_error_of_a_remote_shard_ends_it(tmp_path, monkeypatch):
     """Each of them is tried again for half a minute: all together would take hours."""
+    monkeypatch.setattr(scan, "count_cores", lambda: 1)
     pairs, num_asked = pairs_on_a_dead_remote(tmp_path, [f"frame_{number:03d}" for number in range(40)])
     with pytest.raises(
         DataError, match=r"http://dead/x/dead.tar/.*: http://dead/x/dead.tar cannot be read \(connection refused; 2 tries\)"
     ):
-        scan_pairs(pairs, 1)
+        scan_pairs(pairs, QUIET)
     assert num_asked() == 2

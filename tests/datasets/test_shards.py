@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
 import shutil
@@ -418,7 +419,7 @@ def pairs(tiny_data):
 
 
 def scanned(pairs):
-    return [(pair, *facts) for pair, facts in zip(pairs, scan_pairs(pairs, 1), strict=True)]
+    return [(pair, *facts) for pair, facts in zip(pairs, scan_pairs(pairs, Console(io.StringIO())), strict=True)]
 
 
 def tar_contents(folder):

@@ -10,8 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from unet_trainer.config.load import load_config
 from unet_trainer.datasets.pairs import Box, FoundPairs, Pair
-from unet_trainer.datasets.splits import add_groups, choose_image_blocks, listed_files, read_split_csv, split_csv_text, split_pairs
+from unet_trainer.datasets.splits import (
+    Split,
+    add_groups,
+    build_split,
+    choose_image_blocks,
+    listed_files,
+    read_split_csv,
+    split_csv_text,
+)
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.system.atomic_files import write_text_atomically
@@ -34,9 +43,9 @@ def made_up(count, groups=None, parts=None):
     )
 
 
-def split_of(found, labels=None, digests=None, val_fraction=0.2, seed=42, **folds):
+def split_of(found, labels=None, digests=None, **settings):
     nothing = [""] * len(found.pairs)
-    return split_pairs(found, labels or nothing, digests or nothing, val_fraction=val_fraction, seed=seed, **folds)
+    return build_split(load_config(settings), found, labels or nothing, digests or nothing)
 
 
 def names(pairs):
@@ -122,7 +131,7 @@ def runs(numbers):
 
 @pytest.mark.parametrize(("count", "num_blocks", "seed"), [(20, 1, 0), (100, 2, 1), (400, 5, 42)])
 def test_blocks_are_contiguous_with_a_gap_on_both_sides(count, num_blocks, seed):
-    split = split_of(made_up(count), in_blocks=True, seed=seed)
+    split = split_of(made_up(count), split="blocks", seed=seed)
     train, val, unused = ([int(pair.name) for pair in pairs] for pairs in (split.train, split.val, split.unused))
     assert sorted(train + val + unused) == list(range(count))
     assert len(val) == count // 5
@@ -134,14 +143,14 @@ def test_blocks_are_contiguous_with_a_gap_on_both_sides(count, num_blocks, seed)
 
 
 def test_blocks_of_pairs_with_groups_or_of_too_few_pairs_are_refused():
-    assert error_message(made_up(4, groups=["a", "a", "b", "b"]), in_blocks=True) == (
+    assert error_message(made_up(4, groups=["a", "a", "b", "b"]), split="blocks") == (
         "split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out"
     )
-    assert error_message(made_up(2), in_blocks=True) == (
+    assert error_message(made_up(2), split="blocks") == (
         "split: blocks: 2 pairs are too few to train on, to validate on and to leave a gap between; set:\n  split: random"
     )
-    assert error_message(made_up(6), in_blocks=True, num_folds=7).endswith("set:\n  split: random")
-    assert len(split_of(made_up(5), in_blocks=True).val) == 1
+    assert error_message(made_up(6), split="blocks", num_folds=7).endswith("set:\n  split: random")
+    assert len(split_of(made_up(5), split="blocks").val) == 1
 
 
 def grouped(pattern, *names, seconds=20.0):
@@ -253,31 +262,20 @@ def pair(data, name, part=None, group=""):
     return Pair(f"images/{name}", data / f"images/{name}.png", data / f"masks/{name}.png", part, group)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "image,mask,split,group\nimages/a.png,masks/a.png,train,p1\nimages/b.png,masks/b.png,val,p2\n",
-        "image;mask;split;group\nimages/a.png;masks/a.png;train;p1\nimages/b.png;masks/b.png;val;p2\n",
-        "image\tmask\tsplit\tgroup\nimages/a.png\tmasks/a.png\ttrain\tp1\nimages/b.png\tmasks/b.png\tval\tp2\n",
-        "\ufeffimage,mask,split,group\r\nimages/a.png,masks/a.png,train,p1\r\nimages/b.png,masks/b.png,val,p2\r\n",
-        '"image","mask","split","group"\n"images/a.png","masks/a.png","train","p1"\n"images/b.png","masks/b.png","val","p2"',
-        " Image , MASK ,Split,group\n images/a.png , masks/a.png , Train , p1 \nimages/b.png,masks/b.png, VAL ,p2\n\n , ,,\n",
-        "group,split,mask,image\np1,training,masks/a.png,images/a.png\np2,validation,masks/b.png,images/b.png\n",
-        "image,mask,split,group\n./images/a.png,masks/a.png,tr,p1\nimages/b.png,masks//b.png,valid,p2\n",
-        "image,mask,split,group\nimages\\a.png,masks\\a.png,train,p1\nimages/b.png,masks/b.png,val,p2\n",
-    ],
-    ids=[
-        "comma",
-        "semicolon",
-        "tab",
-        "BOM and Windows",
-        "quoted",
-        "spaces and empty lines",
-        "another order",
-        "other paths",
-        "as on Windows",
-    ],
-)
+WAYS = {
+    "comma": "image,mask,split,group\nimages/a.png,masks/a.png,train,p1\nimages/b.png,masks/b.png,val,p2\n",
+    "semicolon": "image;mask;split;group\nimages/a.png;masks/a.png;train;p1\nimages/b.png;masks/b.png;val;p2\n",
+    "tab": "image\tmask\tsplit\tgroup\nimages/a.png\tmasks/a.png\ttrain\tp1\nimages/b.png\tmasks/b.png\tval\tp2\n",
+    "BOM and Windows": "\ufeffimage,mask,split,group\r\nimages/a.png,masks/a.png,train,p1\r\nimages/b.png,masks/b.png,val,p2\r\n",
+    "quoted": '"image","mask","split","group"\n"images/a.png","masks/a.png","train","p1"\n"images/b.png","masks/b.png","val","p2"',
+    "spaces and empty lines": " Image , MASK ,Split,group\n images/a.png , masks/a.png , Train , p1 \nimages/b.png,masks/b.png, VAL ,p2\n\n , ,,\n",
+    "another order": "group,split,mask,image\np1,training,masks/a.png,images/a.png\np2,validation,masks/b.png,images/b.png\n",
+    "other paths": "image,mask,split,group\n./images/a.png,masks/a.png,tr,p1\nimages/b.png,masks//b.png,valid,p2\n",
+    "as on Windows": "image,mask,split,group\nimages\\a.png,masks\\a.png,train,p1\nimages/b.png,masks/b.png,val,p2\n",
+}
+
+
+@pytest.mark.parametrize("text", WAYS.values(), ids=WAYS)
 def test_a_split_file_may_be_written_in_many_ways(data, text):
     found = read(data, text)
     assert found.pairs == (pair(data, "a", "train", "p1"), pair(data, "b", "val", "p2"))
@@ -330,14 +328,10 @@ def test_paths_of_another_machine_are_answered_with_what_is_needed(data):
 
 
 def test_test_pairs_and_unused_ones_are_written_and_read_back(data):
-    train, val, test, unused = (
-        (pair(data, "a", "train"),),
-        (pair(data, "b", "val"),),
-        (pair(data, "c", "test"),),
-        (pair(data, "d"),),
-    )
-    found = read(data, split_csv_text(train, val, data, test, unused))
-    assert (found.pairs, found.test, found.unused, found.notices) == (train + val, test, unused, ())
+    train, val, test = ((pair(data, name, part),) for name, part in (("a", "train"), ("b", "val"), ("c", "test")))
+    split = Split(train, val, "", test=test, unused=(pair(data, "d"),))
+    found = read(data, split_csv_text(split, data))
+    assert (found.pairs, found.test, found.unused, found.notices) == (train + val, test, split.unused, ())
 
 
 @pytest.mark.parametrize(
@@ -348,7 +342,7 @@ def test_any_name_survives_being_written_and_read(data, name):
     for folder in ("images", "masks"):
         (data / folder / f"{name}.png").touch()
     pairs = (pair(data, name, "train", group=name), pair(data, "b", "val"))
-    write_text_atomically(data / "mine.csv", split_csv_text(pairs[:1], pairs[1:], data))
+    write_text_atomically(data / "mine.csv", split_csv_text(Split(pairs[:1], pairs[1:], ""), data))
     assert read_split_csv(data / "mine.csv", data).pairs == pairs
 
 
@@ -357,7 +351,7 @@ def test_blocks_are_written_with_the_users_files_and_their_boxes(data):
     boxes = Box(image, mask, 0, 0, 20, 30), Box(image, mask, 25, 0, 40, 30)
     train, val = (box.pair(box.name_in("a"), part) for box, part in zip(boxes, ("train", "val"), strict=True))
     cut = replace(train, image=data / "checkpoints/0.tiff", mask=data / "checkpoints/0.png")
-    text = split_csv_text([cut], [val], data)
+    text = split_csv_text(Split((cut,), (val,), ""), data)
     assert text.splitlines()[0] == "image,mask,split,group,name,content,box"
     assert text.splitlines()[1].startswith("images/a.png,masks/a.png,train,")
     assert read(data, text).pairs == (train, val)

@@ -15,7 +15,7 @@ from helpers.evaluated_models import bright, write_pairs
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.splits import split_csv_text
+from unet_trainer.datasets.splits import Split, split_csv_text
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.images.mask_decoding import COLOUR, MaskCoding
 from unet_trainer.inference.inputs import (
@@ -177,7 +177,7 @@ def make_run(folder, data_dir, train, val, **settings):
     folder.mkdir(parents=True)
     lines = [f"data_dir: {data_dir}", "mask_values: [0, 255]", *(f"{name}: {value}" for name, value in settings.items())]
     (folder / "config.yaml").write_text("\n".join(lines) + "\n")
-    (folder / "split.csv").write_text(split_csv_text(train, val, data_dir))
+    (folder / "split.csv").write_text(split_csv_text(Split(train, val, ""), data_dir))
     return folder
 
 

@@ -91,7 +91,7 @@ def find_annotations(config: Config, data_dir: Path, console: Console | None = N
     mask_dir may be the folder of the annotations, or one file.
     """
     place, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
-    texts = [here / name for here, names in walk(place) for name in names if Path(name).suffix.lower() in EXTENSIONS]
+    texts = [path for path in walk(place) if path.suffix.lower() in EXTENSIONS]
     texts = [place] if place.is_file() else sorted(texts)
     if not texts or not image_root.is_dir():
         return None
@@ -246,7 +246,7 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
 def describe_other_files(folder: Path) -> list[str]:
     """What the files are that could hold images and are not read, a line for each of the most frequent kinds."""
     by_extension: dict[str, list[Path]] = defaultdict(list)
-    for path in (here / name for here, names in walk(folder) for name in names):
+    for path in walk(folder):
         if path.suffix.lower() not in IMAGE_EXTENSIONS | EXTENSIONS:
             by_extension[path.suffix.lower()].append(path)
     kinds = [(paths, [what for path in paths[:NUM_LOOKED_AT] if (what := describe_file(path))]) for paths in by_extension.values()]

@@ -37,15 +37,14 @@ from unet_trainer.datasets.pairs import (
     first_few,
     setting_lines,
 )
-from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, PairFacts, ScanCache
+from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.splits import OF_ONE_IMAGE, Split, add_groups, choose_image_blocks, read_split_csv, split_pairs
+from unet_trainer.datasets.splits import OF_ONE_IMAGE, Split, add_groups, build_split, choose_image_blocks, read_split_csv
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask, show_value
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.resources import count_cores
 
 LARGE_FOREGROUND = 0.75  # share of the pixels from which it may be the background
 NUM_DIGITS = 16  # of a file's digest in split.csv
@@ -175,7 +174,7 @@ def build_dataset_report(
     and is not told again that it is too easy. Raises DataError if no pairs can be found."""
     found = found or find_dataset(config, console)
     cache = scan.open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
-    report = read_every_pair(found, config.resize_masks, cache, console, config.worker_timeout)
+    report = read_every_pair(config, found, cache, console)
     if not report.pairs:
         return report
     _choose_kind(report, config)
@@ -193,27 +192,19 @@ def build_dataset_report(
     return report
 
 
-def read_every_pair(
-    found: FoundPairs, resize_masks: bool, cache: ScanCache | None, console: Console, timeout: float | None = None
-) -> DatasetReport:
-    """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet."""
-    report = DatasetReport(found)
-    with console.bar("Reading every pair once:", len(found.pairs), keep=False) as bar:
-        facts = scan.scan_pairs(found.pairs, count_cores(), bar.tick, cache, timeout)
-    report.problems += found.problems
-    report.notices += found.notices
-    _keep_readable(report, facts, resize_masks)
-    return report
+def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, console: Console) -> DatasetReport:
+    """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet.
 
-
-def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_masks: bool) -> None:
-    """Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were. The pairs get
-    the digests of their files as they are now."""
+    Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were. The pairs get the
+    digests of their files as they are now.
+    """
+    report = DatasetReport(found, problems=[*found.problems], notices=[*found.notices])
+    facts = scan.scan_pairs(found.pairs, console, cache, config.worker_timeout)
     unreadable: list[str] = []
     resizable: list[str] = []
     others: list[str] = []
     changed: list[str] = []  # since the run began
-    for pair, (image, mask) in zip(report.found.pairs, facts, strict=True):
+    for pair, (image, mask) in zip(found.pairs, facts, strict=True):
         unreadable += [f"{pair.shown_image}: {image}"] if isinstance(image, str) else []
         unreadable += [f"{pair.shown_mask}: {mask}"] if isinstance(mask, str) else []
         if isinstance(image, str) or isinstance(mask, str):
@@ -237,7 +228,7 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
     if changed:
         what = f"{counted(len(changed), 'file')} changed since the run began: {first_few(changed)}"
         report.notices.append(f"{what}; scores from before and after are not of the same data")
-    if resizable and resize_masks:
+    if resizable and config.resize_masks:
         report.notices.append(f"{counted(len(resizable), 'mask')} resized to the size of the image (resize_masks)")
         resizable = []
     resize = "resize_masks: true resizes masks with the aspect ratio of their images"
@@ -251,6 +242,7 @@ def _keep_readable(report: DatasetReport, facts: Sequence[PairFacts], resize_mas
         Problem("sizes", *size, tuple(others), same),
     ]
     report.problems += [problem for problem in problems if problem.lines]
+    return report
 
 
 def _choose_kind(report: DatasetReport, config: Config) -> None:
@@ -290,7 +282,7 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
         return
     rule = f"{report.found.rule}; blocks of about {width}×{height} of one image, {gap} pixels between train and val"
     found = replace(report.found, pairs=tuple(cut), rule=rule, notices=(OF_ONE_IMAGE,))
-    scanned = read_every_pair(found, False, cache, console, config.worker_timeout)
+    scanned = read_every_pair(config, found, cache, console)
     report.found, report.pairs, report.masks = found, scanned.pairs, scanned.masks
     report.images = [each.as_read(kind.channels, report.nodata) for each in scanned.images]
     report.problems += scanned.problems
@@ -298,24 +290,20 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
 
 
 def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
-    coding, are_blocks = report.coding, any(pair.box for pair in report.pairs)
+    coding = report.coding
+    digests = [  # volumes share their empty slices, which are no reason to keep them together
+        "" if pair.group and image.low == image.high else image.digest
+        for pair, image in zip(report.pairs, report.images, strict=True)
+    ]
     labels: list[set[int]] = [
         set() if coding is None else set(mask_evidence.class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
     ]
+    if is_resumed:
+        config = replace(config, num_folds=None)
+    if is_resumed or any(pair.box for pair in report.pairs):
+        config = replace(config, split="random")
     try:
-        report.split = split_pairs(
-            replace(report.found, pairs=tuple(report.pairs)),
-            labels,
-            [  # volumes share their empty slices, which are no reason to keep them together
-                "" if pair.group and image.low == image.high else image.digest
-                for pair, image in zip(report.pairs, report.images, strict=True)
-            ],
-            val_fraction=config.val_fraction,
-            seed=config.seed,
-            num_folds=None if is_resumed else config.num_folds,
-            fold=config.fold,
-            in_blocks=config.split == "blocks" and not is_resumed and not are_blocks,
-        )
+        report.split = build_split(config, replace(report.found, pairs=tuple(report.pairs)), labels, digests)
     except DataError as error:
         report.ask(error)
         return
@@ -330,9 +318,7 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
             report.notices.append(f"classes in no {where}: {shown}; {fix}")
     if report.kind is not None:
         images, _ = report.facts_of(report.split.train)
-        report.image_spec, report.statistics_reason = scan.build_image_spec(
-            report.kind, images, config.image_mean, config.image_std, report.nodata, config.nodata == "ignore"
-        )
+        report.image_spec, report.statistics_reason = scan.build_image_spec(config, report.kind, images, report.nodata)
 
 
 # Classes
@@ -446,11 +432,10 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
     if split is None or config.split == "blocks" or any(pair.group or pair.box for pair in report.pairs):
         return
 
-    how = console, Path(config.checkpoint_dir) / ".cache"
     if report.found.is_divided:
-        text, report.advised = find_neighbours_across(split.train, split.val, *how)
+        text, report.advised = find_neighbours_across(config, split.train, split.val, console)
     else:
-        text, report.advised = find_neighbours(report.pairs, Path(config.data_dir), config.val_fraction, config.num_folds, *how)
+        text, report.advised = find_neighbours(config, report.pairs, console)
     report.notices += [text] if text else []
 
 
@@ -511,7 +496,7 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
         if table is None:
             raise DataError(f"split_file: no file {' or '.join(str(place) for place in places)}")
         converter = Converter(data_dir, Path(config.checkpoint_dir), console)
-        found = read_split_csv(table, data_dir, [*stored.pairs, *stored.test] if stored else (), converter)
+        found = read_split_csv(table, data_dir, stored, converter)
         if config.group_pattern and any(pair.group for pair in found.pairs):
             raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
     return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found

@@ -89,19 +89,17 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
 
     Where files do not pair up, results of predict among them are left out: looking for those opens every file.
     """
-    search = Search(config, converted.Converter(data_dir, Path(config.checkpoint_dir), console))
+    converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
     layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
-    found: FoundPairs | DataError
     try:
-        found, is_complete = _pair_parts(search, layout)
-    except DataError as error:
-        found, is_complete = error, False
-    if not is_complete and (results := _find_results(layout, config.mask_suffix)):
-        layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, results)
-        return _pair_parts(Search(config, search.converter, [layouts.describe_results(results)]), layout)[0]
-    if isinstance(found, DataError):
-        raise found
-    return found
+        found, is_complete = _pair_parts(Search(config, converter), layout)
+        if is_complete or not (results := _find_results(layout, config.mask_suffix)):
+            return found
+    except DataError:
+        if not (results := _find_results(layout, config.mask_suffix)):
+            raise
+    layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, {*results})
+    return _pair_parts(Search(config, converter, [layouts.describe_results(results)]), layout)[0]
 
 
 # Tables of Hugging Face
@@ -112,7 +110,7 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
     such a table. Raises DataError."""
     if config.image_dir is not None or config.mask_dir is not None:
         return None
-    files = [here / name for here, names in layouts.walk(data_dir) for name in names]
+    files = [*layouts.walk(data_dir)]
     pairs: list[Pair] = []
     missing: list[str] = []
     used: dict[str, None] = {}
@@ -187,22 +185,22 @@ def _listed_file(path: Path, value: object, data_dir: Path) -> Path | None:
 
 def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
     """The pairs of all parts, and whether every file has its partner."""
-    lists, names = (None, "") if "val" in layout.parts else _read_split_lists(layout.parts["train"][0])
+    is_divided = "val" in layout.parts
+    lists, division = (None, layout.divided) if is_divided else _read_split_lists(layout.parts["train"][0])
     train = _pair_part(search, layout, "train", lists=lists)
-    parts, rule, pairs = [train], f"{layout.phrase}, {train.rule}", train.pairs
+    parts, pairs = [train], train.pairs
+    elsewhere = train.images.place.parent
     if lists is not None:
-        rule, pairs = f"{rule}; {names}", [replace(pair, part=lists[pair.name]) for pair in pairs]
-    elif "val" in layout.parts:
+        pairs = [replace(pair, part=lists[pair.name]) for pair in pairs]
+    elif is_divided:
         val = _pair_part(search, layout, "val", train.match.rule)
-        rule += f"; {layout.divided}"
         pairs = [*(replace(pair, part="train") for pair in pairs), *(replace(pair, part="val") for pair in val.pairs)]
         parts.append(val)
-    if "val" in layout.parts or lists is not None or search.config.split == "blocks" or len({pair.group for pair in pairs}) < 2:
-        pairs = [replace(pair, group="") for pair in pairs]  # else the slices of a volume stay on one side
-    elsewhere = train.images.place.parent
-    if lists is None and "val" not in layout.parts and all((elsewhere / f"{name}.txt").is_file() for name in ("train", "val")):
+    elif all((elsewhere / f"{name}.txt").is_file() for name in ("train", "val")):
         fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
         search.notices.append(f"{elsewhere / 'train.txt'} and val.txt are not read; {fix}")
+    if division or search.config.split == "blocks" or len({pair.group for pair in pairs}) < 2:
+        pairs = [replace(pair, group="") for pair in pairs]  # else the slices of a volume stay on one side
     test, is_test_complete = [pair for pair in pairs if pair.part == "test"], True
     if lists is None and "test" in layout.parts:
         test, is_test_complete = _find_test(search, layout, train.match.rule)
@@ -216,6 +214,7 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
     elif incomplete:
         problems += _describe_unpaired(incomplete, len(pairs))
     classes = (*(["background"] if search.has_background else []), *search.classes) if search.classes else None
+    rule = f"{layout.phrase}, {train.rule}" + (f"; {division}" if division else "")
     found = FoundPairs(tuple(pairs), rule, tuple(problems), tuple(test), (), tuple(search.notices), classes)
     return found, is_test_complete and not incomplete
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import groupby, product, takewhile
 from pathlib import Path
 from typing import Literal
 
-from unet_trainer.datasets.name_matching import File, best_match, mask_marks, masks_by_ending, name_files, split_by_endings, stem_of
-from unet_trainer.datasets.pairs import Part, Question, composed, first_few, path_in
+from unet_trainer.datasets.name_matching import File, best_match, mask_marks, masks_by_ending, name_files, split_by_endings
+from unet_trainer.datasets.pairs import Part, Question, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, VOLUME_EXTENSIONS
 from unet_trainer.system.console import counted
@@ -26,29 +26,23 @@ CHECKPOINT_DIR_HOLDS = (".scan", ".converted")  # one of them
 RUN_FOLDER_HOLDS = ("config.yaml", "split.csv")  # both
 SHEETS = "check"  # in a checkpoint_dir, beside .scan or runs
 
-Follows = Callable[[Path], bool]  # of a link to a folder
 
-
-def walk(folder: Path, without: Collection[Path] = (), follows: Follows | None = None) -> Iterator[tuple[Path, list[str]]]:
-    """A folder and those below it, each with the names of its files, sorted; without hidden ones, those of this program and
-    `without`, and links to folders unless `follows` says so: they may lead in a circle."""
-    for place, folders, files in os.walk(folder, followlinks=follows is not None):
-        here = Path(place)
-        inner = [here / name for name in _searched(here, folders)]
-        inner = [path for path in inner if not path.is_symlink() or (follows is not None and follows(path))]
-        folders[:] = [path.name for path in inner if path not in without]
-        yield here, sorted(name for name in files if not name.startswith("."))
+def walk(folder: Path, follows: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+    """The files of a folder and of those below it, sorted in each; without hidden ones, those of this program, and links to folders
+    unless `follows` says so: they may lead in a circle."""
+    for place, folders, names in os.walk(folder, followlinks=follows is not None):
+        inner = [Path(place, name) for name in _searched(Path(place), folders)]
+        folders[:] = [path.name for path in inner if not path.is_symlink() or (follows is not None and follows(path))]
+        yield from (Path(place, name) for name in sorted(names) if not name.startswith("."))
 
 
 def list_files(
-    folder: Path, without: Collection[Path] = (), follows: Follows | None = None, with_volumes: bool = False
+    folder: Path, without: Set[Path] = frozenset(), follows: Callable[[Path], bool] | None = None, with_volumes: bool = False
 ) -> list[Path]:
-    """The image files of a folder and its subfolders, sorted, without hidden files and the files and folders `without`. With
-    volumes: those too that lie in folders without an image file. Broken links count as files, so that they are reported as missing.
-    """
-    left_out = set(without)
-    paths = [here / name for here, names in walk(folder, left_out, follows) for name in names]
-    images = [path for path in paths if path.name.lower().endswith((*IMAGE_EXTENSIONS,)) and path not in left_out]
+    """The image files of a folder and its subfolders, sorted, without hidden files and the files `without`. With volumes: those too
+    that lie in folders without an image file. Broken links count as files, so that they are reported as missing."""
+    paths = [*walk(folder, follows)]
+    images = [path for path in paths if path.name.lower().endswith((*IMAGE_EXTENSIONS,)) and path not in without]
     if with_volumes:
         places = {path.parent for path in images}
         images += [path for path in paths if path.name.lower().endswith(VOLUME_EXTENSIONS) and path.parent not in places]
@@ -178,7 +172,7 @@ Words = Mapping[Kind, tuple[tuple[str, ...], bool]]  # names in image_dir and ma
 
 
 def find_layout(
-    data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str = "", without: Collection[Path] = ()
+    data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str = "", without: Set[Path] = frozenset()
 ) -> Layout:
     """The images and masks in data_dir; what image_dir or mask_dir names is not searched for. Raises DataError."""
     given: dict[Kind, str] = {kind: value for kind, value in zip(KEYS, (image_dir, mask_dir), strict=True) if value is not None}
@@ -292,7 +286,7 @@ def _role(names: tuple[str, ...], given: Words) -> tuple[Kind | None, str, str, 
     return None, part, part_name, part_name or ".", "", 1 if part else 0
 
 
-def _group_files(root: Path, files: Sequence[Path], given: Mapping[Kind, str], without: Collection[Path]) -> Groups:
+def _group_files(root: Path, files: Sequence[Path], given: Mapping[Kind, str], without: Set[Path]) -> Groups:
     inside = {kind: Path(os.path.relpath(root / value, root)).parts for kind, value in given.items()}
     outside = {kind: root / given[kind] for kind, names in inside.items() if names[:1] == ("..",)}
     by_length = sorted(inside.items(), key=lambda item: -len(item[1]))  # of images/ and images/masks/, the latter decides
@@ -306,8 +300,7 @@ def _group_files(root: Path, files: Sequence[Path], given: Mapping[Kind, str], w
         place = base.parent.parent / "*" / base.name if sequence else base
         group = groups.setdefault((kind, part, place), Group(place, part, part_name, value or selected))
         group.folders[sequence] = base
-        key = composed(f"{sequence}{''.join(f'{name}/' for name in names[depth:])}")
-        group.by_sequence.setdefault(sequence, []).extend(File(path, key, stem_of(path)) for path in paths)
+        group.by_sequence.setdefault(sequence, []).extend(name_files(paths, base, sequence))
 
     for folder, paths in groupby(files, lambda path: path.parent):
         add(folder, paths, root, words)

@@ -27,6 +27,7 @@ from unet_trainer.images.file_bytes import file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import resize_mask
+from unet_trainer.system.console import Console
 from unet_trainer.system.json_cache import read_known, write_known
 
 Floats = NDArray[np.floating[Any]]
@@ -50,13 +51,7 @@ TRANSFORMS: dict[str, Callable[[Floats], Floats]] = {
 
 
 def measure_dataset(
-    pairs: Sequence[Pair],
-    coding: MaskCoding,
-    num_ids: int,
-    common_id: int,
-    num_workers: int,
-    tick: Callable[[], object] = lambda: None,
-    cache_folder: Path | None = None,
+    pairs: Sequence[Pair], coding: MaskCoding, num_ids: int, common_id: int, console: Console, cache_folder: Path | None = None
 ) -> Measurements:
     """Measures up to MAX_PAIRS pairs, spread over all. `common_id` is the class that is taken for background."""
     chosen = [pairs[index] for index in np.unique(np.linspace(0, len(pairs) - 1, MAX_PAIRS).round().astype(int))]
@@ -66,7 +61,7 @@ def measure_dataset(
     if (known := read_known(Measurements, cache, CACHE_FORMAT)) is not None:
         return known
     measure = partial(_measure_pair, coding=coding, num_ids=num_ids, common_id=common_id)
-    found = read_each(measure, chosen, num_workers, tick)
+    found = read_each(measure, chosen, console, "Measuring structures and symmetry:")
     measurements = _summarise([one for one in found if one is not None])
     write_known(measurements, cache, CACHE_FORMAT)
     return measurements

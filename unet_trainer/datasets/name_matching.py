@@ -81,15 +81,14 @@ class Match(NamedTuple):
         return not self.images and not self.masks
 
 
-def name_files(paths: Iterable[Path], root: Path) -> list[File]:
-    """The files with their names inside `root`."""
-    folders = ((path, path.parent.relative_to(root).as_posix()) for path in paths)
-    return [File(path, composed("" if folder == "." else f"{folder}/"), stem_of(path)) for path, folder in folders]
-
-
-def stem_of(path: Path) -> str:
-    """v0 for v0.png and for v0.nii.gz."""
-    return composed(path.stem.removesuffix(".nii") if path.suffix == ".gz" else path.stem)
+def name_files(paths: Iterable[Path], root: Path, sequence: str = "") -> list[File]:
+    """The files with their names inside `root`: v0 for v0.png and for v0.nii.gz. `sequence`: what stands before their folders."""
+    files = []
+    for path in paths:
+        folder = path.relative_to(root).as_posix().removesuffix(path.name)
+        stem = path.stem.removesuffix(".nii") if path.suffix == ".gz" else path.stem
+        files.append(File(path, composed(f"{sequence}{folder}"), composed(stem)))
+    return files
 
 
 def with_ending(files: Iterable[File], mask_suffix: str) -> list[File]:

@@ -21,15 +21,15 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import FoundPairs, Pair, setting_lines
 from unet_trainer.datasets.scan import read_each
-from unet_trainer.datasets.splits import MIN_RUN, add_groups, places_of, split_pairs
+from unet_trainer.datasets.splits import MIN_RUN, add_groups, build_split, places_of
 from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.system.console import Console
 from unet_trainer.system.json_cache import read_cache, write_cache
-from unet_trainer.system.resources import count_cores
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
 MIN_IN_RUNS = 0.5  # share of the names that form sequences
@@ -83,14 +83,12 @@ Note = tuple[str, dict[str, Any]]  # what the user should know, and settings tha
 NOTHING: Note = "", {}
 
 
-def find_neighbours(
-    pairs: Sequence[Pair], data_dir: Path, val_fraction: float, num_folds: int | None, console: Console, cache_folder: Path
-) -> Note:
+def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> Note:
     """The note on images that are like their neighbours, if some are and a setting keeps them apart: the pattern with most groups
-    that can be split, or split: blocks for a sequence. What was measured is kept in the cache_folder."""
+    that can be split, or split: blocks for a sequence. What was measured is kept under checkpoint_dir."""
     if len(pairs) < MIN_PAIRS:
         return NOTHING
-    paths = [pair.path_in(data_dir) for pair in pairs]
+    paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
     places = places_of(paths)
     order = sorted(range(len(places)), key=places.__getitem__)
     groupings, is_sequence, by_number = find_left_and_right(paths), False, Likeness(0, 0, 0)
@@ -116,7 +114,7 @@ def find_neighbours(
             starts = np.linspace(0, len(order) - STRETCH, NUM_STRETCHES).round().astype(int)
             sampled = np.unique(starts[:, None] + np.arange(STRETCH))
         chosen = [order[position] for position in sampled]
-        nearest = _most_similar([pairs[index] for index in chosen], [], console, cache_folder)
+        nearest = _most_similar(config, [pairs[index] for index in chosen], [], console)
         if nearest is None:
             return NOTHING
         is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
@@ -125,7 +123,7 @@ def find_neighbours(
         found = {pattern: _likeness(_are_same([its[index] for index in chosen]), nearest) for pattern, its in groupings.items()}
         groupings = _choose_groupings(groupings, found, is_sequence)
     for pattern, groups in sorted(groupings.items(), key=lambda item: -len(set(item[1]))):
-        if _can_be_split(pairs, pattern, data_dir, val_fraction, num_folds):
+        if _can_be_split(config, pairs, pattern):
             counts = Counter(groups)
             smallest, largest = min(counts.values()), max(counts.values())
             sizes = f"of {smallest} images" if smallest == largest else f"of {smallest} to {largest} images"
@@ -149,19 +147,19 @@ def _choose_groupings(groupings: Groupings, found: dict[str, Likeness], is_seque
     return {pattern: groups for pattern, groups in alike.items() if found[pattern].share >= FINE_SHARE * most}
 
 
-def _can_be_split(pairs: Sequence[Pair], pattern: str, data_dir: Path, val_fraction: float, num_folds: int | None) -> bool:
+def _can_be_split(config: Config, pairs: Sequence[Pair], pattern: str) -> bool:
     """Whether the pattern, set in the config, gives a split with about as many validation images as asked for."""
     no_labels: list[list[int]] = [[] for _ in pairs]
     try:
-        found = FoundPairs(add_groups([replace(pair, group="") for pair in pairs], pattern, data_dir), "")
-        split = split_pairs(found, no_labels, [""] * len(pairs), val_fraction=val_fraction, seed=0, num_folds=num_folds)
+        found = FoundPairs(add_groups([replace(pair, group="") for pair in pairs], pattern, Path(config.data_dir)), "")
+        split = build_split(replace(config, seed=0, fold=0), found, no_labels, [""] * len(pairs))
     except DataError:
         return False
-    wanted = 1 / num_folds if num_folds else val_fraction
+    wanted = 1 / config.num_folds if config.num_folds else config.val_fraction
     return VAL_SHARES[0] * wanted <= len(split.val) / len(pairs) <= VAL_SHARES[1] * wanted
 
 
-def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], console: Console, cache_folder: Path) -> Note:
+def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[Pair], console: Console) -> Note:
     """The note on a split that is given, if the training image that is most like a validation image is its neighbour in the
     numbering more often than by chance. No setting mends it."""
     pairs = [*train, *val]
@@ -182,7 +180,7 @@ def find_neighbours_across(train: Sequence[Pair], val: Sequence[Pair], console: 
     chosen = _spread([index for index in order if index in nearest])
     training = {*_spread([index for index in order if index < len(train)])}.union(*(nearest[index] for index in chosen))
     others = [index for index in order if index in training]
-    similar = _most_similar([pairs[index] for index in chosen], [pairs[index] for index in others], console, cache_folder)
+    similar = _most_similar(config, [pairs[index] for index in chosen], [pairs[index] for index in others], console)
     if similar is None:
         return NOTHING
     share = np.mean([others[found] in nearest[index] for index, found in zip(chosen, similar, strict=True)])
@@ -213,13 +211,13 @@ def _likeness(is_related: Pixels, most_similar: Sequence[int]) -> Likeness:
     return Likeness(float(others[np.arange(count), most_similar].mean()), float(others.sum() / (count * (count - 1))), count)
 
 
-def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair], console: Console, cache_folder: Path) -> list[int] | None:
+def _most_similar(config: Config, pairs: Sequence[Pair], others: Sequence[Pair], console: Console) -> list[int] | None:
     """Of each image, the place of the one among the others that is most like it (without others: among the same, but for itself),
     by their thumbnails or the cache; None if one of them cannot be read."""
     every = [*pairs, *others]
     files = [(str(pair.image.absolute()), file_stamp(pair.image)) for pair in every]
     content = json.dumps([CACHE_FORMAT, len(pairs), files])
-    cache = cache_folder / f"neighbours-{hashlib.sha256(content.encode()).hexdigest()[:24]}.json"
+    cache = Path(config.checkpoint_dir) / f".cache/neighbours-{hashlib.sha256(content.encode()).hexdigest()[:24]}.json"
     known = read_cache(cache).get("places")
     places = range(len(others or pairs))
     if isinstance(known, list) and len(known) == len(pairs) and all(type(place) is int and place in places for place in known):
@@ -229,8 +227,7 @@ def _most_similar(pairs: Sequence[Pair], others: Sequence[Pair], console: Consol
         image = to_display(read_image(pair.image, min_side=4 * SIDE))
         return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA).astype(np.float64).ravel()
 
-    with console.bar("Comparing neighbours by name:", len(every), keep=False) as bar:
-        views = read_each(view, every, count_cores(), bar.tick)
+    views = read_each(view, every, console, "Comparing neighbours by name:")
     if any(one is None for one in views):
         return None
     images = np.stack(views)

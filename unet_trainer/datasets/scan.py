@@ -21,6 +21,7 @@ import cv2
 import numpy as np
 
 from unet_trainer.config.errors import ConfigError
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import (
@@ -39,8 +40,9 @@ from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
-from unet_trainer.system.console import counted
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
+from unet_trainer.system.resources import count_cores
 
 CACHE_FORMAT = 3
 PART_VALUES = 2**22  # that are measured at a time
@@ -201,48 +203,44 @@ Task = tuple[Pair, Sequence[str]]  # a pair, and which of its files are to be re
 
 
 def scan_pairs(
-    pairs: Sequence[Pair],
-    num_workers: int,
-    tick: Callable[[], object] = lambda: None,
-    cache: ScanCache | None = None,
-    timeout: float | None = None,
+    pairs: Sequence[Pair], console: Console, cache: ScanCache | None = None, timeout: float | None = None
 ) -> list[PairFacts]:
-    """The facts of all pairs, in their order; `tick` is called after each. Decodes the files that the cache does not know.
+    """The facts of all pairs, in their order. Decodes the files that the cache does not know.
 
     `timeout`: seconds after which the files of a pair count as never read. Raises DataError then: a disk that does not answer would
     take as long for every other pair.
     """
     cache = cache or ScanCache(None)
-    stamps = {path: file_stamp(path) for pair in pairs for path in (pair.image, pair.mask)}
     facts: dict[tuple[str, Path], Any] = {}
     tasks: list[Task] = []
-    for pair in pairs:
-        files = {"image": pair.image, "mask": pair.mask}
-        facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in files.items()}
-        if missing := [kind for kind, path in files.items() if facts[kind, path] is None]:
-            tasks.append((pair, missing))
-        else:
-            tick()
-    outcomes = forked_map(_scan_pair, tasks, num_workers, timeout=timeout)
-    with warnings.catch_warnings(), contextlib.closing(outcomes):
+    with console.bar("Reading every pair once:", len(pairs), keep=False) as bar, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PIL's about broken headers, which name no file
-        for position, outcome in outcomes:
-            pair, kinds = tasks[position]
-            if isinstance(outcome, Crash) and outcome.is_timeout:
-                reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
-                raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
-            if isinstance(outcome, str):  # the next ones would take as long
-                raise DataError(f"{pair.shown_image}: {outcome}")
-            if isinstance(outcome, Crash):  # a child process for each file finds the one that crashes the decoder
-                outcome = {}
-                for kind in kinds:
-                    ((_, alone),) = forked_map(_scan_pair, [(pair, [kind])], 1)
-                    crashed = f"decoding it crashed ({alone.reason})" if isinstance(alone, Crash) else alone
-                    outcome[kind] = alone[kind] if isinstance(alone, dict) else crashed
-            for kind, found in outcome.items():
-                path = getattr(pair, kind)
-                facts[kind, path] = cache.add(kind, path, found, stamps[path])
-            tick()
+        stamps = {path: file_stamp(path) for pair in pairs for path in (pair.image, pair.mask)}
+        for pair in pairs:
+            files = {"image": pair.image, "mask": pair.mask}
+            facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in files.items()}
+            if missing := [kind for kind, path in files.items() if facts[kind, path] is None]:
+                tasks.append((pair, missing))
+            else:
+                bar.tick()
+        with contextlib.closing(forked_map(_scan_pair, tasks, count_cores(), timeout=timeout)) as outcomes:
+            for position, outcome in outcomes:
+                pair, kinds = tasks[position]
+                if isinstance(outcome, Crash) and outcome.is_timeout:
+                    reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
+                    raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
+                if isinstance(outcome, str):  # the next ones would take as long
+                    raise DataError(f"{pair.shown_image}: {outcome}")
+                if isinstance(outcome, Crash):  # a child process for each file finds the one that crashes the decoder
+                    outcome = {}
+                    for kind in kinds:
+                        ((_, alone),) = forked_map(_scan_pair, [(pair, [kind])], 1)
+                        crashed = f"decoding it crashed ({alone.reason})" if isinstance(alone, Crash) else alone
+                        outcome[kind] = alone[kind] if isinstance(alone, dict) else crashed
+                for kind, found in outcome.items():
+                    path = getattr(pair, kind)
+                    facts[kind, path] = cache.add(kind, path, found, stamps[path])
+                bar.tick()
     if tasks:
         cache.save()
     return [PairFacts(facts["image", pair.image], facts["mask", pair.mask]) for pair in pairs]
@@ -268,9 +266,7 @@ def _scan_pair(task: Task, read_stderr: ReadStderr) -> dict[str, Any] | str:
     return found
 
 
-def read_each(
-    read: Callable[[int, Pair], Any], pairs: Sequence[Pair], num_workers: int, tick: Callable[[], object] = lambda: None
-) -> list[Any]:
+def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: Console, label: str) -> list[Any]:
     """What `read` makes of each pair and its number, in child processes; None of a pair that has changed since the scan, which
     training tells. Raises DataError where a shard cannot be read: the others would take as long."""
 
@@ -283,12 +279,13 @@ def read_each(
             return None
 
     found: list[Any] = [None] * len(pairs)
-    with contextlib.closing(forked_map(attempt, list(enumerate(pairs)), num_workers)) as outcomes:
+    outcomes = forked_map(attempt, list(enumerate(pairs)), count_cores())
+    with console.bar(label, len(pairs), keep=False) as bar, contextlib.closing(outcomes):
         for index, outcome in outcomes:
             if isinstance(outcome, DataError):
                 raise outcome
             found[index] = None if isinstance(outcome, Crash) else outcome
-            tick()
+            bar.tick()
     return found
 
 
@@ -473,15 +470,10 @@ def mismatch(image: ImageFacts, kind: ImageKind) -> str | None:
 
 
 def build_image_spec(
-    kind: ImageKind,
-    images: Sequence[ImageFacts],
-    image_mean: Sequence[float] | str,
-    image_std: Sequence[float] | str,
-    nodata: tuple[float, ...] = (),
-    ignores_nodata: bool = False,
+    config: Config, kind: ImageKind, images: Sequence[ImageFacts], nodata: tuple[float, ...]
 ) -> tuple[ImageSpec, str]:
     """The spec, and the source of its statistics: as given, ImageNet's for 8-bit RGB, else those of the training images."""
-    given = {"image_mean": image_mean, "image_std": image_std}
+    given = {"image_mean": config.image_mean, "image_std": config.image_std}
     wrong = [
         f"{name}: got {len(value)} values; the images have {kind.channels} channels"
         for name, value in given.items()
@@ -492,14 +484,14 @@ def build_image_spec(
     is_8bit = kind.depth == "uint8"
     is_photo = is_8bit and kind.channels == 3
     mean, std = (IMAGENET_MEAN, IMAGENET_STD) if is_photo else pooled_statistics(images, kind.channels)
-    mean = mean if isinstance(image_mean, str) else tuple(image_mean)
-    std = std if isinstance(image_std, str) else tuple(image_std)
+    mean = mean if isinstance(config.image_mean, str) else tuple(config.image_mean)
+    std = std if isinstance(config.image_std, str) else tuple(config.image_std)
     is_given = not any(isinstance(value, str) for value in given.values())
     reason = "as given" if is_given else IMAGENET_REASON if is_photo else "of the training images"
     held = [image for image in images if sum(image.missing) < image.height * image.width * image.channels] or images
     low, high = (0.0, 255.0) if is_8bit else (min(image.low for image in held), max(image.high for image in held))
     high = high if high > low else low + 1.0
-    return ImageSpec(kind.channels, kind.depth, mean, std, low, high, nodata, ignores_nodata), reason
+    return ImageSpec(kind.channels, kind.depth, mean, std, low, high, nodata, config.nodata == "ignore"), reason
 
 
 def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

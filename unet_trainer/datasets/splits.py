@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.layouts import PARTS, resolved
 from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, Question, composed, first_few, path_in
@@ -68,20 +69,10 @@ def describe_split(split: Split) -> str:
     return f"{len(split.train)} train, {len(split.val)} val{kept}"
 
 
-def split_pairs(
-    found: FoundPairs,
-    labels: Sequence[Iterable[int]],
-    digests: Sequence[str],
-    *,
-    val_fraction: float,
-    seed: int,
-    num_folds: int | None = None,
-    fold: int = 0,
-    in_blocks: bool = False,
-) -> Split:
+def build_split(config: Config, found: FoundPairs, labels: Sequence[Iterable[int]], digests: Sequence[str]) -> Split:
     """Splits the pairs. `labels` are the classes in each mask; images with the same digest are identical. Raises DataError."""
-    num_pairs = len(found.pairs)
-    how = f"val_fraction {val_fraction:g}, seed {seed}" if num_folds is None else f"fold {fold} of {num_folds}"
+    num_pairs, num_folds, fold, in_blocks = len(found.pairs), config.num_folds, config.fold, config.split == "blocks"
+    how = f"val_fraction {config.val_fraction:g}, seed {config.seed}" if num_folds is None else f"fold {fold} of {num_folds}"
     if found.is_divided:
         for key, is_set in (("num_folds", num_folds is not None), ("split: blocks", in_blocks)):
             if is_set:
@@ -90,19 +81,19 @@ def split_pairs(
     if in_blocks:
         if any(pair.group for pair in found.pairs):
             raise DataError("split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out")
-        return _split_into_blocks(found, labels, digests, val_fraction, seed, num_folds, fold, how)
+        return _split_into_blocks(config, found, labels, digests, how)
     units = _group_pairs(found.pairs, digests)
     if len(units) < (needed := max(2, num_folds or 0)):
         grouped = f" in {counted(len(units), 'group')} (or with identical images); {BY_HAND}" if len(units) < num_pairs else ""
         room = f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
         raise DataError(f"need at least {needed} pairs{room if num_pairs == 1 else ''}; got {counted(num_pairs, 'pair')}{grouped}")
     if num_folds is None:
-        num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 1)
-        fold, sides = 1, assign(units, labels, [num_pairs - num_val, num_val], seed)
+        num_val = min(max(1, round(num_pairs * config.val_fraction)), num_pairs - 1)
+        fold, sizes = 1, [num_pairs - num_val, num_val]
     else:
-        how += f", seed {seed}"
+        how += f", seed {config.seed}"
         sizes = [num_pairs // num_folds + (index < num_pairs % num_folds) for index in range(num_folds)]
-        sides = assign(units, labels, sizes, seed)
+    sides = assign(units, labels, sizes, config.seed)
     held_out = {index for unit, side in zip(units, sides, strict=True) if side == fold for index in unit}
     train, val = ([pair for index, pair in enumerate(found.pairs) if (index in held_out) == is_val] for is_val in (False, True))
     num_groups = len({pair.group for pair in found.pairs} - {""})
@@ -211,17 +202,10 @@ def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[
 
 
 def _split_into_blocks(
-    found: FoundPairs,
-    labels: Sequence[Iterable[int]],
-    digests: Sequence[str],
-    val_fraction: float,
-    seed: int,
-    num_folds: int | None,
-    fold: int,
-    how: str,
+    config: Config, found: FoundPairs, labels: Sequence[Iterable[int]], digests: Sequence[str], how: str
 ) -> Split:
     """Contiguous blocks in the order of the names validate; their neighbours on both sides neither train nor validate."""
-    num_pairs = len(found.pairs)
+    num_pairs, num_folds, fold = len(found.pairs), config.num_folds, config.fold
     text = f"split: blocks: {counted(num_pairs, 'pair')} are too few to train on, to validate on and to leave a gap between"
     too_few = Question(text, {"split": "random"})
     if num_pairs < max(3, num_folds or 0):  # one to train on, one to validate on and one between them
@@ -230,28 +214,28 @@ def _split_into_blocks(
     order = sorted(range(num_pairs), key=places.__getitem__)
     blocks = [(num_pairs * fold // (num_folds or 1), num_pairs * (fold + 1) // (num_folds or 1))]
     if num_folds is None:
-        num_val = min(max(1, round(num_pairs * val_fraction)), num_pairs - 2)
-        blocks = _choose_blocks([set(labels[index]) for index in order], num_val, seed)
+        num_val = min(max(1, round(num_pairs * config.val_fraction)), num_pairs - 2)
+        blocks = _choose_blocks([set(labels[index]) for index in order], num_val, config.seed)
     gap = max(1, min(MAX_GAP, round(GAP_SHARE * max(end - start for start, end in blocks))))
-    val = {position for start, end in blocks for position in range(start, end)}
+    val = {order[position] for start, end in blocks for position in range(start, end)}
     around = {
-        near
+        order[near]
         for start, end in blocks
         for position, step in ((start, -1), (end - 1, 1))
         for near in range(position + step, position + step * (gap + 1), step)
-        if 0 <= near < num_pairs and near not in val and places[order[near]].sequence == places[order[position]].sequence
+        if 0 <= near < num_pairs and order[near] not in val and places[order[near]].sequence == places[order[position]].sequence
     }
-    validating = {digests[order[position]] for position in val} - {""}
-    rest = [order[position] for position in range(num_pairs) if position not in val and position not in around]
+    validating = {digests[index] for index in val} - {""}
+    rest = [index for index in order if index not in val and index not in around]
     train = sorted(index for index in rest if digests[index] not in validating)
     if not train:
         raise too_few
     left_out = [found.pairs[index] for index in rest if digests[index] in validating]
-    unused = tuple(found.pairs[order[position]] for position in sorted(around))
+    unused = tuple(found.pairs[index] for index in order if index in around)
     gaps = (f"{counted(len(unused), 'pair')} between the blocks of train and val left out, as a gap",) if unused else ()
     return Split(
         tuple(found.pairs[index] for index in train),
-        tuple(found.pairs[index] for index in sorted(order[position] for position in val)),
+        tuple(found.pairs[index] for index in sorted(val)),
         f"{found.rule}; split: blocks, {how}: {counted(len(blocks), 'block')} of val",
         (*_describe_left_out(left_out), *gaps),
         found.test,
@@ -409,14 +393,14 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
 # The split as a CSV file
 
 
-def read_split_csv(path: Path, data_dir: Path, converted: Sequence[Pair] = (), converter: Converter | None = None) -> FoundPairs:
+def read_split_csv(path: Path, data_dir: Path, now: FoundPairs | None = None, converter: Converter | None = None) -> FoundPairs:
     """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
 
-    `converted`: pairs whose files were made from others. Rows of the same name stand for them, wherever the files lie now. The
+    `now`: pairs that are there. Rows of the same name stand for those whose files were made from others, wherever they lie now. The
     `converter` cuts the blocks out of their images.
     """
     rows = _read_rows(path)
-    made = {pair.name: pair for pair in converted if pair.image_origin or pair.mask_origin}
+    made = {pair.name: pair for pair in (*now.pairs, *now.test) if pair.image_origin or pair.mask_origin} if now else {}
     problems: list[str] = []
     pairs: list[Pair] = []
     test: list[Pair] = []
@@ -516,13 +500,11 @@ def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, dict[s
         raise DataError(f"{name} is not a CSV file ({error})") from None
 
 
-def split_csv_text(
-    train: Sequence[Pair], val: Sequence[Pair], data_dir: Path, test: Sequence[Pair] = (), unused: Sequence[Pair] = ()
-) -> str:
+def split_csv_text(split: Split, data_dir: Path) -> str:
     """The text of a CSV file that read_split_csv reads back as the same pairs."""
-    has_boxes = any(pair.box for pair in (*train, *val, *test))
+    has_boxes = any(pair.box for pair in (*split.train, *split.val, *split.test))
     rows: list[tuple[str, ...]] = [(*COLUMNS, BOX) if has_boxes else COLUMNS]
-    for part, pairs in (("train", train), ("val", val), ("test", test), (UNUSED, unused)):
+    for part, pairs in (("train", split.train), ("val", split.val), ("test", split.test), (UNUSED, split.unused)):
         for pair in pairs:
             files = (path_in(data_dir, file) for file in pair.user_files)
             boxes = [" ".join(map(str, pair.box[2:])) if pair.box else ""] if has_boxes else []

@@ -207,7 +207,7 @@ def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pa
 def _read_split(run_folder: Path, config: Config, now: FoundPairs | None) -> FoundPairs:
     """The table that the run wrote. `now`: pairs that are there; masks that are made from other files are found among those."""
     converter = Converter(Path(config.data_dir), Path(config.checkpoint_dir))
-    return read_split_csv(run_folder / SPLIT_CSV, Path(config.data_dir), [*now.pairs, *now.test] if now else (), converter)
+    return read_split_csv(run_folder / SPLIT_CSV, Path(config.data_dir), now, converter)
 
 
 def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int) -> DataSource:
@@ -237,7 +237,7 @@ def load_evaluation_data(
     found, chosen = find_split(source, split)
     runs = Path(config.checkpoint_dir) if source.run_folder is None else source.run_folder.parent
     cache = open_scan_cache(source.data_dir, runs) if runs.is_dir() else None  # nothing is kept where there are no runs
-    report = read_every_pair(found, config.resize_masks, cache, console, config.worker_timeout)
+    report = read_every_pair(config, found, cache, console)
     _refuse_other_kinds(report, spec.image)
     coding = _choose_coding(spec, config, overrides)
     _refuse_other_masks(report, coding, spec)

@@ -155,7 +155,7 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
         now = find_dataset(config, console)
     try:
         converter = Converter(Path(config.data_dir), Path(config.checkpoint_dir), console)
-        earlier = read_split_csv(table, Path(config.data_dir), [*now.pairs, *now.test] if now else (), converter)
+        earlier = read_split_csv(table, Path(config.data_dir), now, converter)
     except DataError as error:
         todo = "put them back, say where they are now (data_dir=FOLDER), or start a new run"
         raise DataError(f"the run cannot go on with the images it began with; {todo}\n{error}") from None

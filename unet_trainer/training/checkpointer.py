@@ -105,7 +105,7 @@ class Checkpointer:
     def write_split(self) -> None:
         """Which pairs train and which validate, so that a resumed run keeps to it."""
         split = self.split
-        text = split_csv_text(split.train, split.val, Path(self.settings.taken.data_dir), split.test, split.unused)
+        text = split_csv_text(split, Path(self.settings.taken.data_dir))
         write_text_atomically(self.folder / SPLIT_CSV, text)
 
     def save_epoch(

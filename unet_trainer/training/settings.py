@@ -20,14 +20,14 @@ from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import FIELDS, Config, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.mask_evidence import absent_classes, class_shares, describe_classes
-from unet_trainer.datasets.measurements import MAX_PAIRS, measure_dataset
+from unet_trainer.datasets.measurements import measure_dataset
 from unet_trainer.datasets.scan import IMAGENET_REASON
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware, local_device
 from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here, why_offline
 from unet_trainer.system.console import Console, Finding, counted
 from unet_trainer.system.distributed import ALONE, Launch
-from unet_trainer.system.resources import count_cores, free_host_memory
+from unet_trainer.system.resources import free_host_memory
 from unet_trainer.training.step_probe import StepProbe
 from unet_trainer.training.time_budget import TimeBudget
 
@@ -138,8 +138,7 @@ def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measur
     _, masks = dataset.facts_of(dataset.split.train)
     common_id = int(np.argmax(class_shares(masks, dataset.coding, dataset.num_ids)))
     cache = Path(config.checkpoint_dir) / ".cache"
-    with console.bar("Measuring structures and symmetry:", min(len(masks), MAX_PAIRS), keep=False) as bar:
-        return measure_dataset(dataset.split.train, dataset.coding, dataset.num_ids, common_id, count_cores(), bar.tick, cache)
+    return measure_dataset(dataset.split.train, dataset.coding, dataset.num_ids, common_id, console, cache)
 
 
 def known_cost(probe: StepProbe, config: ResolvedConfig) -> StepCost | None:
