@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.config.load import load_config
+from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.pairs import Box, FoundPairs, Pair
 from unet_trainer.datasets.splits import (
     Split,
@@ -22,6 +23,7 @@ from unet_trainer.datasets.splits import (
     split_csv_text,
 )
 from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_decoding import decode_image, write_image
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.system.atomic_files import write_text_atomically
 
@@ -369,3 +371,15 @@ def test_a_nul_and_a_link_that_leads_to_itself_are_no_reason_for_a_traceback(dat
     (data / "loop.png").symlink_to("loop.png")
     (data / "split.csv").write_text("image,mask,split\nloop.png,loop.png,train\na\0b,a,train\n")
     assert listed_files(data / "split.csv", data, "train")[0] == [data.resolve() / "loop.png", data / "a\0b"]
+
+
+def test_boxes_of_a_split_file_are_cut_once_when_a_run_reads_its_table_again(data):
+    for folder in ("images", "masks"):
+        write_image(data / folder / "a.png", np.arange(40 * 30, dtype=np.uint8).reshape(40, 30))
+    rows = [f"images/a.png,masks/a.png,{part},{top} 0 {top + 20} 30" for part, top in (("train", 0), ("val", 20))]
+    (data / "mine.csv").write_text("\n".join(["image,mask,split,box", *rows]))
+    converter = Converter(data, data / "checkpoints")
+    found = read_split_csv(data / "mine.csv", data, converter=converter)
+    assert [decode_image(pair.image.read_bytes()).shape[:2] for pair in found.pairs] == [(20, 30)] * 2
+    (data / "run.csv").write_text(split_csv_text(Split(found.pairs[:1], found.pairs[1:], ""), data))
+    assert read_split_csv(data / "run.csv", data, found, converter).pairs == found.pairs

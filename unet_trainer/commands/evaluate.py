@@ -205,7 +205,7 @@ def say_doubts(
         console.note("clDice compares centre lines, for thin shapes; that of a compact object is a few pixels (docs/metrics.md)")
     if summary["num_images"] < FEW_IMAGES:
         console.note(f"{counted(summary['num_images'], 'image')}: intervals from so few are rough, and likely too narrow")
-    if any(pair.box for pair in data.pairs):
+    if data.source.config.split == "blocks" and any(pair.box for pair in data.pairs):
         console.note(OF_ONE_IMAGE)
     trained, spec, iou = predictor.engine.card.val_iou, predictor.spec, summary["mean"]["dataset"]["iou"]["value"]
     if trained is None or iou is None or not data.source.is_own or data.split != "val" or given.raw:

@@ -400,7 +400,8 @@ def read_split_csv(path: Path, data_dir: Path, now: FoundPairs | None = None, co
     `converter` cuts the blocks out of their images.
     """
     rows = _read_rows(path)
-    made = {pair.name: pair for pair in (*now.pairs, *now.test) if pair.image_origin or pair.mask_origin} if now else {}
+    there = (*now.pairs, *now.test) if now else ()
+    made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
     problems: list[str] = []
     pairs: list[Pair] = []
     test: list[Pair] = []
