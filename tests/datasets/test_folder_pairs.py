@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
+import tifffile
 
 from helpers import layouts
 from helpers.samples import find_pairs
@@ -280,6 +282,21 @@ def test_the_lists_of_voc_are_the_split(tmp_path, place):
     folders = f"JPEGImages/ + {place and f'{place}/'}SegmentationClass/"
     assert found.rule.endswith(f"{folders}, same names; ImageSets/Segmentation/train.txt and val.txt")
     assert (found.blocking_message, found.notices) == ("", ("3 images in no list of ImageSets/Segmentation left out",))
+
+
+def test_pages_belong_to_the_part_of_their_file(tmp_path):
+    layouts.voc(tmp_path)
+    for number in (0, 4):
+        for folder, suffix in (("JPEGImages", "jpg"), ("SegmentationClass", "png")):
+            (tmp_path / folder / f"2007_{number:06d}.{suffix}").unlink()
+            pages = np.arange(7 * 20 * 30, dtype=np.uint8).reshape(7, 20, 30) % 3
+            tifffile.imwrite(tmp_path / folder / f"2007_{number:06d}.tif", pages, photometric="minisblack")
+    parts = {pair.name: pair.part for pair in found_in(tmp_path).pairs}
+    assert [name for name, part in parts.items() if part == "train"][:8] == [
+        *(f"2007_000000/{page}" for page in range(7)),
+        "2007_000001",
+    ]
+    assert parts["2007_000004/6"] == "val"
 
 
 def test_lists_that_are_not_read_are_named(tmp_path):

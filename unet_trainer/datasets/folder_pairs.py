@@ -191,7 +191,7 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
     parts, pairs = [train], train.pairs
     elsewhere = train.images.place.parent
     if lists is not None:
-        pairs = [replace(pair, part=lists[pair.name]) for pair in pairs]
+        pairs = [replace(pair, part=_listed_part(pair.name, lists)) for pair in pairs]
     elif is_divided:
         val = _pair_part(search, layout, "val", train.match.rule)
         pairs = [*(replace(pair, part="train") for pair in pairs), *(replace(pair, part="val") for pair in val.pairs)]
@@ -301,6 +301,11 @@ def _read_split_lists(images: Group) -> tuple[SplitLists | None, str]:
     if "val" not in parts.values():
         parts = {name: None if part == "train" else part for name, part in parts.items()}
     return parts, f"{LISTS}/{' and '.join(names)}"
+
+
+def _listed_part(name: str, lists: SplitLists) -> Part | None:
+    """Of a pair whose image is in a list. The pages of a file are named below it."""
+    return lists[name] if name in lists else _listed_part(name.rpartition("/")[0], lists)
 
 
 def _keep_listed(search: Search, images: list[File], lists: SplitLists) -> tuple[list[File], list[Problem]]:
