@@ -93,6 +93,12 @@ def test_images_with_an_up_are_neither_turned_upside_down_nor_far():
     assert "have an up (98% are recognised" in reason
 
 
+def test_light_is_left_alone_where_each_image_is_normalised_by_itself():
+    for is_8bit, colours in ((True, ["HueSaturationValue"]), (False, [])):
+        transforms, _ = choose_augmentation(measured(), "resize", 3, is_8bit, "image")
+        assert names(transforms) == ["HorizontalFlip", "Affine", *colours]
+
+
 def test_crops_without_an_up_are_turned_every_way():
     transforms, reason = choose_augmentation(measured(), "crop", 3)
     assert names(transforms)[:3] == ["HorizontalFlip", "VerticalFlip", "RandomRotate90"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import albumentations as A
 import numpy as np
 import pytest
 
+from helpers.resolving import MEASURED
+from unet_trainer.config.choices import choose_augmentation
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
@@ -63,6 +67,17 @@ def test_the_same_key_gives_the_same_bytes_whatever_came_before(name):
         again = used(image, mask, (42, 3, 1, index))
         assert again[0].tobytes() == expected[index][0].tobytes()
         assert again[1].tobytes() == expected[index][1].tobytes()
+
+
+@pytest.mark.parametrize("name", ["default", "strong", "auto"])
+def test_dark_images_do_not_become_black(name):
+    measured = dataclasses.replace(MEASURED, brightness_spread=0.25, has_colour=True)
+    augment = build(choose_augmentation(measured, "crop", 3)[0] if name == "auto" else name)
+    mask = pair()[1].clip(0, 1)
+    image = np.dstack([4 + 10 * mask] * 3)
+    for index in range(100):
+        augmented, moved = augment(image, mask, (42, 0, 0, index))
+        assert augmented[moved == 1].mean() - augmented[moved == 0].mean() > 1
 
 
 @pytest.mark.parametrize("name", ["default", "strong"])

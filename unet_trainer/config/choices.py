@@ -146,7 +146,9 @@ def count_tiles(length: int, tile: int) -> int:
     return 1 if length <= tile else 1 + math.ceil((length - tile) / (tile * 0.75))
 
 
-def choose_augmentation(measured: Measurements, fit: Fit, channels: int, is_8bit: bool = True) -> tuple[tuple[Any, ...], str]:
+def choose_augmentation(
+    measured: Measurements, fit: Fit, channels: int, is_8bit: bool = True, normalize: str = "dataset"
+) -> tuple[tuple[Any, ...], str]:
     """A list of albumentations transforms, and what was found in the data."""
     in_views = fit == "crop"
     is_upright = not measured.keeps_labels("vertical_flip", in_views)
@@ -162,13 +164,17 @@ def choose_augmentation(measured: Measurements, fit: Fit, channels: int, is_8bit
     scale = [0.7, 1.6] if measured.size_spread >= WIDE_SPREAD else [0.8, 1.25]
     affine = {"scale": scale, "translate_percent": [-0.1, 0.1], "rotate": [-degrees, degrees], "p": 0.9}
     transforms.append({"Affine": {**affine, "border_mode": BORDER_REFLECT_101}})
-    if not is_8bit:
-        return (*transforms, INTENSITY_JITTER["default"]), describe_symmetry(measured, fit)
-    light = round(min(max(2 * measured.brightness_spread, 0.1), 0.3), 2)
-    transforms.append({"RandomBrightnessContrast": {"brightness_limit": light, "contrast_limit": light, "p": 0.6}})
-    if channels == 3 and measured.has_colour:
-        transforms.append({"HueSaturationValue": {"hue_shift_limit": 10, "sat_shift_limit": 30, "val_shift_limit": 10, "p": 0.5}})
+    if normalize == "dataset":  # else brightness and contrast are taken away again, and what was clipped stays lost
+        light = round(min(max(2 * measured.brightness_spread, 0.1), 0.3), 2)
+        transforms.append(_change_light(light, p=0.6) if is_8bit else INTENSITY_JITTER["default"])
+    if channels == 3 and measured.has_colour and is_8bit:
+        transforms.append({"HueSaturationValue": {"hue_shift_limit": 10, "sat_shift_limit": 30, "val_shift_limit": 0, "p": 0.5}})
     return tuple(transforms), describe_symmetry(measured, fit)
+
+
+def _change_light(limit: float, p: float) -> dict[str, Any]:
+    """Brightness by a share of the image's mean: by a share of 255 (as by val_shift_limit) a dark image would become black."""
+    return {"RandomBrightnessContrast": {"brightness_limit": limit, "contrast_limit": limit, "brightness_by_max": False, "p": p}}
 
 
 def flips_of(augmentation: str | Sequence[Any]) -> tuple[Any, ...]:
@@ -199,15 +205,15 @@ def named_augmentation(name: str, channels: int, is_8bit: bool, is_upright: bool
         turn = UPRIGHT_TURN if is_upright else 30
         affine = {"scale": [0.8, 1.25], "translate_percent": [-0.1, 0.1], "rotate": [-turn, turn], "p": 0.7, **reflect}
         elastic: list[Any] = []
-        colour: list[Any] = [{"RandomBrightnessContrast": {"brightness_limit": 0.2, "contrast_limit": 0.2, "p": 0.5}}]
+        colour: list[Any] = [_change_light(0.2, p=0.5)]
     else:
         turn = 2 * UPRIGHT_TURN if is_upright else 90
         affine = {"scale": [0.6, 1.6], "translate_percent": [-0.15, 0.15], "rotate": [-turn, turn], "shear": [-8, 8]}
         affine |= {"p": 0.8, **reflect}
         elastic = [{"ElasticTransform": {"alpha": 40, "sigma": 6, "p": 0.2, **reflect}}]
-        hue = {"HueSaturationValue": {"hue_shift_limit": 12, "sat_shift_limit": 25, "val_shift_limit": 15, "p": 0.4}}
+        hue = {"HueSaturationValue": {"hue_shift_limit": 12, "sat_shift_limit": 25, "val_shift_limit": 0, "p": 0.4}}
         colour = [
-            {"RandomBrightnessContrast": {"brightness_limit": 0.3, "contrast_limit": 0.3, "p": 0.6}},
+            _change_light(0.3, p=0.6),
             *([hue] if channels == 3 else []),
             {"RandomGamma": {"gamma_limit": [70, 140], "p": 0.3}},
             {"GaussNoise": {"std_range": [0.01, 0.06], "p": 0.25}},

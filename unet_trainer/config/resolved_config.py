@@ -320,7 +320,8 @@ def _resolve_augmentation(draft: _Draft) -> None:
         draft.decide_if_open("augmentation", "default", "nothing was measured")
         return
     is_8bit = dataset.bytes_per_value == 1
-    draft.decide_if_open("augmentation", *choices.choose_augmentation(measured, draft["fit"], dataset.channels, is_8bit))
+    chosen = choices.choose_augmentation(measured, draft["fit"], dataset.channels, is_8bit, draft["normalize"])
+    draft.decide_if_open("augmentation", *chosen)
     name = draft["augmentation"]
     if name in ("default", "strong") and not measured.keeps_labels("vertical_flip", in_views=draft["fit"] == "crop"):
         transforms = choices.named_augmentation(name, dataset.channels, is_8bit, is_upright=True)
