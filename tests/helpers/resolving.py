@@ -36,6 +36,7 @@ MEASURED = Measurements(
     relative_structure=0.1,
     thickness=20.0,
     size_spread=2.0,
+    brightness=0.5,
     brightness_spread=0.1,
     has_colour=True,
     told=UPRIGHT,

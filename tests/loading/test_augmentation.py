@@ -80,6 +80,16 @@ def test_dark_images_do_not_become_black(name):
         assert augmented[moved == 1].mean() - augmented[moved == 0].mean() > 1
 
 
+def test_bright_images_do_not_become_white():
+    measured = dataclasses.replace(MEASURED, brightness=0.9, brightness_spread=0.25)
+    augment = build(choose_augmentation(measured, "crop", 3)[0])
+    mask = pair()[1].clip(0, 1)
+    image = np.dstack([240 - 20 * mask] * 3)
+    for index in range(100):
+        augmented, moved = augment(image, mask, (42, 0, 0, index))
+        assert augmented[moved == 0].mean() - augmented[moved == 1].mean() > 10
+
+
 @pytest.mark.parametrize("name", ["default", "strong"])
 @pytest.mark.parametrize("shape", [(64, 64), (32, 96)])
 def test_image_and_mask_keep_their_kind_and_move_together(name, shape):

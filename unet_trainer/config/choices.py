@@ -165,7 +165,9 @@ def choose_augmentation(
     affine = {"scale": scale, "translate_percent": [-0.1, 0.1], "rotate": [-degrees, degrees], "p": 0.9}
     transforms.append({"Affine": {**affine, "border_mode": BORDER_REFLECT_101}})
     if normalize == "dataset":  # else brightness and contrast are taken away again, and what was clipped stays lost
-        light = round(min(max(2 * measured.brightness_spread, 0.1), 0.3), 2)
+        # At most so far that the mean stays below white, if brightness and contrast grow together.
+        room = (1 / max(measured.brightness, 0.1) - 1) / 2
+        light = round(min(max(2 * measured.brightness_spread, 0.1), 0.3, room), 2)
         transforms.append(_change_light(light, p=0.6) if is_8bit else INTENSITY_JITTER["default"])
     if channels == 3 and measured.has_colour and is_8bit:
         transforms.append({"HueSaturationValue": {"hue_shift_limit": 10, "sat_shift_limit": 30, "val_shift_limit": 0, "p": 0.5}})

@@ -41,7 +41,8 @@ class Measurements:
     relative_structure: float  # the same, relative to its image's side
     thickness: float  # of the thinnest class
     size_spread: float  # 90th / 10th percentile of object sizes
-    brightness_spread: float  # standard deviation of the images' mean brightness, as a share of the range of values
+    brightness: float  # mean of the images' mean brightness, as a share of the range of values
+    brightness_spread: float  # its standard deviation
     has_colour: bool  # the channels of an RGB image differ
     told: Mapping[str, float]  # transform → share of images in which the whole image can be told from its transform
     told_in_views: Mapping[str, float]  # the same of crops

@@ -39,7 +39,7 @@ VIEW = 256  # side of the crops for which symmetry is judged too, as a model tha
 NUM_VIEWS = 6  # of an image
 NUM_TURNS = 4  # after which each transform is back at the original
 NUM_SHUFFLES = 400
-CACHE_FORMAT = 3
+CACHE_FORMAT = 4
 
 
 # Each is applied to the last two axes of a map.
@@ -153,6 +153,7 @@ def _summarise(found: Sequence[tuple[Any, ...]]) -> Measurements:
         relative_structure=float(largest[1]),
         thickness=float(min((numbers[2] for numbers in medians), default=0.0)),
         size_spread=float(high / max(low, 1.0)),
+        brightness=float(np.mean(brightness)) if found else 0.5,
         brightness_spread=float(np.std(brightness)) if found else 0.0,
         has_colour=bool(sum(have_colour) > len(found) / 2),
         told=told,
