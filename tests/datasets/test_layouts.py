@@ -71,6 +71,12 @@ def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template):
     assert found_test(tmp_path) == folders("test")
 
 
+def test_a_part_may_have_a_year_as_in_coco(tmp_path):
+    train, val = (tuple(f"{kind}/{part}2017" for kind in ("images", "annotations")) for part in ("train", "val"))
+    fill(tmp_path, *train, *val)
+    assert found(tmp_path) == (train, val, "folders train2017 and val2017")
+
+
 @pytest.mark.parametrize(
     ("test", "expected"),
     [
