@@ -284,6 +284,18 @@ def test_the_lists_of_voc_are_the_split(tmp_path, place):
     assert (found.blocking_message, found.notices) == ("", ("3 images in no list of ImageSets/Segmentation left out",))
 
 
+def test_the_lists_of_cvat_are_the_split_and_a_line_is_a_name_with_its_spaces(tmp_path):
+    names = ("frame 1", "frame 2", "set a/frame 3", "4")
+    for folder, suffix in (("JPEGImages", "jpg"), ("SegmentationClass", "png")):
+        touch(tmp_path / folder, *(f"{name}.{suffix}" for name in names))
+    touch(tmp_path / "ImageSets/Segmentation", "Train.txt", "Validation.txt", "Test.txt")
+    for name, lines in (("Train", "frame 1\n4 -1\n"), ("Validation", "frame 2\n"), ("Test", "set a/frame 3\n")):
+        (tmp_path / f"ImageSets/Segmentation/{name}.txt").write_text(lines)
+    found = found_in(tmp_path)
+    parts = {pair.name: pair.part for pair in (*found.pairs, *found.test)}
+    assert (parts, found.blocking_message) == ({"frame 1": "train", "frame 2": "val", "set a/frame 3": "test", "4": "train"}, "")
+
+
 def test_pages_belong_to_the_part_of_their_file(tmp_path):
     layouts.voc(tmp_path)
     for number in (0, 4):

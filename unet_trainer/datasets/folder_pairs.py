@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
@@ -281,22 +281,24 @@ def _read_split_lists(images: Group) -> tuple[SplitLists | None, str]:
     None if one has none. Images in no list do not belong to the dataset."""
     parts: SplitLists = {}
     names: dict[str, None] = {}
+    known = {f"{image.folder}{image.stem}" for image in images.files}
     for sequence, folder in images.folders.items():
-        place = folder.parent / LISTS
-        first = "train" if (place / "train.txt").is_file() else "trainval"
-        if not (place / f"{first}.txt").is_file():
+        there = {file.stem.lower(): file for file in sorted((folder.parent / LISTS).glob("*.txt"))}
+        files = {PARTS[name]: file for name, file in there.items() if name in PARTS}  # train.txt; CVAT: Train.txt, Validation.txt
+        if "trainval" in there:
+            files.setdefault("train", there["trainval"])
+        if "train" not in files:
             return None, ""
-        lists: tuple[tuple[str, Part], ...] = ((first, "train"), ("val", "val"), ("test", "test"))
-        for name, part in lists:
-            file = place / f"{name}.txt"
-            if not file.is_file():
-                continue
+        for part, file in sorted(files.items(), key=lambda item: get_args(Part).index(item[0])):
             try:
-                lines = read_text(file, errors="surrogateescape").splitlines()
+                lines = [line.strip() for line in read_text(file, errors="surrogateescape").splitlines() if line.strip()]
             except OSError as error:
                 raise DataError(f"{file} cannot be read ({error.strerror})") from None
-            # The rest of a line, if any, says whether a class occurs. A name in two lists belongs to the later: it must not train.
-            parts |= {composed(f"{sequence}{line.split()[0]}"): part for line in lines if line.strip()}
+            # A line is a name, or its first word is: the rest then says whether a class occurs. A name in two lists belongs to the
+            # later: it must not train.
+            for line in lines:
+                name = composed(f"{sequence}{line}")
+                parts[name if name in known else composed(f"{sequence}{line.split()[0]}")] = part
             names[file.name] = None
     if "val" not in parts.values():
         parts = {name: None if part == "train" else part for name, part in parts.items()}
