@@ -313,6 +313,20 @@ def test_yolo_folders_names_and_images_without_labels(folder):
     assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
 
 
+def test_the_lists_that_data_yaml_names_are_the_split(folder):
+    for name in "abcde":
+        folder.image(f"images/{name}.jpg")
+        folder.write(f"labels/{name}.txt", LEFT)
+    folder.write("data.yaml", "path: ../datasets/mine\ntrain: train.txt\nval: ./val.txt\ntest: test.txt\nnames: [person]\n")
+    folder.write("train.txt", "./images/a.jpg\r\nimages/b.jpg\r\n\r\n/data/mine/images/c.jpg\r\n")
+    folder.write("val.txt", "datasets\\mine\\images\\c.jpg\nother/images/e.jpg/a.jpg\n")
+    folder.write("test.txt", "images/d.jpg\n")
+    found = folder.find()
+    parts = {pair.name: pair.part for pair in (*found.pairs, *found.test)}
+    assert parts == {"images/a": "train", "images/b": "train", "images/c": "val", "images/d": "test"}
+    assert "1 image in no list of data.yaml left out" in found.notices
+
+
 def test_run_lengths_with_the_size_of_their_image(folder):
     for name in ("a.png", "b.png"):
         folder.image(name)

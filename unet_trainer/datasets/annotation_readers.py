@@ -367,23 +367,28 @@ FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
 
 
 class YoloNames(NamedTuple):
-    """The names of the classes, the file that has them, and the folders of train, val and test in it; empty without one."""
+    """The names of the classes, the file that has them, and the folders of train, val and test in it, or the lines of the lists
+    that it names, by the name of the image; empty without one."""
 
     names: Sequence[str] = ()
     file: str = ""
     folders: Sequence[tuple[Part, str]] = ()
+    lists: Mapping[str, Sequence[tuple[Part, str]]] = {}
 
     def part_of(self, image: str) -> Part | None:
-        """The part of whose folders, such as ../train/images, one stands in this order above the image; None if none does, or those
+        """The part that lists the image, with more or fewer folders before it: val before test, and what either lists must not
+        train. Or the one of whose folders, such as ../train/images, one stands in this order above it; None if none does, or those
         of several."""
-        above = f"/{image.rpartition('/')[0]}/"
+        above, path = f"/{image.rpartition('/')[0]}/", f"/{image}"
+        lines = self.lists.get(PurePosixPath(image).name, ())
+        listed = {part for part, line in lines if path.endswith(f"/{line}") or f"/{line}".endswith(path)}
         found = {part for part, folder in self.folders if folder and f"/{folder}/" in above}
-        return found.pop() if len(found) == 1 else None
+        return max(listed, key=("train", "test", "val").index) if listed else found.pop() if len(found) == 1 else None
 
 
 def parse_yolo(path: Path, content: tuple[YoloNames, str]) -> Parsed:
     """`content`: the names, and the text of the file."""
-    (names, file, _), text = content
+    (names, file, *_), text = content
     entries, used = [], set()
     for number, line in enumerate(text.splitlines(), start=1):
         if not (words := line.split()):
@@ -437,7 +442,13 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
                 given = [(part, content.get(part)) for part in get_args(Part)]
                 every = [(part, item) for part, value in given for item in (value if isinstance(value, list) else [value])]
                 folders = [(part, "/".join(path_pieces(item))) for part, item in every if isinstance(item, str)]
-                return YoloNames([as_name(name) for name in names], path.name, folders)
+                lists: dict[str, list[tuple[Part, str]]] = defaultdict(list)
+                for part, name in folders:  # or a text file with the images of the part, a line each
+                    if name.endswith(".txt") and (list_file := data_dir / name).is_file():
+                        for line in input_files.read_text(list_file, MAX_LABEL_BYTES, "utf-8-sig").splitlines():
+                            pieces = path_pieces(line.strip())
+                            lists[pieces[-1] if pieces else ""].append((part, "/".join(pieces)))
+                return YoloNames([as_name(name) for name in names], path.name, folders, lists)
     for folder in dict.fromkeys([data_dir, *label_folders, *(folder.parent for folder in label_folders)]):
         for path in (folder / name for name in NAME_FILES if (folder / name).is_file()):
             with inside(path):

@@ -232,6 +232,10 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
             if path not in paths and part in parts:
                 empty.append(AnnotatedImage(path.name, [], None, part, path, None, shown_path))
         images += empty
+        if listed := [image for image in images if names.part_of(path_in(data_dir, image.image))] if names.lists else []:
+            if len(listed) < len(images):
+                notices.append(f"{counted(len(images) - len(listed), 'image')} in no list of {names.file} left out")
+            images = listed
         if not names.names:
             notices.append("no data.yaml or classes.txt with the names of the classes: they are numbers")
         if empty:
