@@ -336,16 +336,25 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
         images = [image for image in images if image.part != "test"] or images
     if len(images) < len(annotations.images):
         notices.append(f"{counted(len(annotations.images) - len(images), 'test image')} left out: none has any annotation")
+    read_shape, settings = form.read_shape, [classes, smaller_on_top]
+    if annotations.tool == "run lengths":
+        if is_turned := readers.are_runs_turned(images):
+            read_shape, settings = partial(readers.runs_shape, is_turned=True), [*settings, "turned"]
+        go_down = next(entry.content[1] for image in annotations.images for entry in image.entries) != is_turned
+        if is_turned or not go_down:
+            way = "down the columns" if go_down else "along the rows, not down the columns"
+            why = ", other than its columns say: so the objects end at edges in the images" if is_turned else ""
+            notices.append(f"the run lengths of {annotations.files} are read {way}{why}")
     conversions = [
         Conversion(
             path_in(index.root, image.image).lstrip("/"),
             [*([image.source] if image.source else []), image.image],
-            partial(draw_mask, image, form.read_shape, ids, smaller_on_top),
+            partial(draw_mask, image, read_shape, ids, smaller_on_top),
         )
         for image in images
     ]
     label = "Drawing masks from annotations:"
-    drawn = converter.write(annotations.tool.lower(), [classes, smaller_on_top], conversions, label)
+    drawn = converter.write(annotations.tool.lower(), settings, conversions, label)
     pairs: list[Pair] = []
     bad: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test, which stops no training
     for image, mask in zip(images, drawn, strict=True):
