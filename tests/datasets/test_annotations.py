@@ -327,6 +327,12 @@ def test_the_lists_that_data_yaml_names_are_the_split(folder):
     assert "1 image in no list of data.yaml left out" in found.notices
 
 
+def test_a_table_of_run_lengths_may_have_semicolons(folder):
+    folder.image("a.png")
+    folder.write("train.csv", "ImageId;Label;EncodedPixels\na.png;cat, dog;4 2 7 2\n")
+    assert folder.masks() == {"a": BOXED}
+
+
 def test_run_lengths_with_the_size_of_their_image(folder):
     for name in ("a.png", "b.png"):
         folder.image(name)
@@ -405,6 +411,17 @@ def test_other_formats_are_named_with_what_to_do(folder, content, what):
     with pytest.raises(DataError, match=rf"x\.geojson is .*{what}.*; "):
         folder.find()
     assert [kind_of_json(other) for other in ({"name": "x"}, [], ["a"], "text", 3, [[]])] == [""] * 6
+
+
+def test_json_of_another_tool_and_tables_of_vgg_are_named_with_what_to_do(folder):
+    folder.image("a.png")
+    folder.write("a.json", {"item": {"name": "a.png"}, "annotations": [{"polygon": {"paths": []}, "name": "cat"}]})
+    with pytest.raises(DataError, match=r"a\.json has the name of an image, and is JSON of no tool that is read; .* export COCO"):
+        folder.find()
+    (folder.path / "a.json").unlink()
+    folder.write("via.csv", "filename,file_size,region_id,region_shape_attributes,region_attributes\n")
+    with pytest.raises(DataError, match=r"via\.csv is a project of the VGG Image Annotator, which is not read; export COCO"):
+        folder.find()
 
 
 # What is wrong

@@ -540,11 +540,20 @@ NO_RUNS = frozenset(["", "-1", "nan", "none", "null"])
 ONE_CLASS = "object"
 
 
-def find_run_columns(path: Path) -> dict[str, str] | None:
+def read_header(path: Path) -> list[str]:
+    """The names of the columns of a CSV file."""
+    with io.TextIOWrapper(input_files.open_file(path), "utf-8-sig", errors="replace") as file:
+        line = file.readline(2**14)
+    return next(csv.reader([line], delimiter=_separator(line)), [])
+
+
+def _separator(header: str) -> str:
+    return ";" if ";" in header and "," not in header else ","  # as Excel writes it where the comma is in numbers
+
+
+def find_run_columns(header: Sequence[str]) -> dict[str, str] | None:
     """The columns for image, runs, label, joined (image and label), height and width of a CSV file, those that it has; None if it
     is not one of run lengths."""
-    with io.TextIOWrapper(input_files.open_file(path), "utf-8-sig", errors="replace") as file:
-        header = next(csv.reader([file.readline(2**14)]), [])
     names = {re.sub(r"[\W_]", "", cell.lower()): cell for cell in header}
     roles = {"image": IMAGE_COLUMNS, "runs": RUN_COLUMNS, "label": CLASS_COLUMNS, "joined": JOINED_COLUMNS}
     if "height" in names and "width" in names:
@@ -562,7 +571,7 @@ def parse_runs(path: Path, content: tuple[Mapping[str, str], str]) -> Parsed:
     labels: set[str] = set()
     before = csv.field_size_limit(MAX_FILE_BYTES)
     try:
-        rows = csv.reader(io.StringIO(text, newline=""))
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(text[: 2**14].splitlines()[0]))
         table = [(rows.line_num, cells) for cells in rows]  # with the line in which a row ends
     finally:
         csv.field_size_limit(before)
@@ -589,6 +598,10 @@ def runs_shape(content: tuple[str, bool], height: int, width: int, is_turned: bo
     text, down_columns = content[0], content[1] != is_turned
     if len(text.split()) % 2 or not all(word.isdecimal() for word in text.split()):
         raise ReadError(f"run lengths {text!r:.60}; need pairs of start and length")
+    numbers = [int(word) for word in text.split()]
+    num_back = sum(start < before for before, start in pairwise(numbers[::2]))  # one for each further object, if they were joined
+    if 4 * num_back > len(numbers[::2]) > 3 and sum(numbers) <= height * width:  # as of SIIM-ACR
+        raise ReadError(f"run lengths {text!r:.60}, with starts counted from the run before; need them from the first pixel")
     return raster.fill_runs(text, height, width, down_columns), ""
 
 

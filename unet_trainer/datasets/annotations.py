@@ -48,6 +48,7 @@ NOTES: Mapping[str, tuple[str, str]] = {
 }
 
 EXPORT = "export COCO, with polygons or masks"
+VGG = f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"
 META = "meta"  # of Supervisely: the file with the classes
 # Keys of a JSON document, or of the first one in a list or dict of them → its format, or what it is and what to do if it is not
 # read. The first that fits counts.
@@ -57,15 +58,15 @@ KINDS_OF_JSON = {
     "shapes imagePath": "LabelMe",
     "objects size": "Supervisely",
     "title shape": META,
-    "_via_img_metadata": f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)",
-    "filename regions": f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)",
+    "_via_img_metadata": VGG,
+    "filename regions": VGG,
     "annotations images": "COCO without categories (captions?), so that its classes are not known; use the instances file",
     "image_id category_id": "COCO results (predictions), without the images; use the annotation file",
     "data annotations": "Label Studio",
     "annotator annotation_id": "Label Studio's JSON-MIN, which is not read; export JSON",
     "data_row projects": f"Labelbox's own JSON, which is not read; {EXPORT}",
     "items categories": f"Datumaro's own JSON, which is not read; {EXPORT} (datum convert -f coco_instances)",
-    "type features": "GeoJSON, in coordinates of a map; burn it into masks first (gdal_rasterize)",
+    "type features": "GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks first (gdal_rasterize)",
     "imgHeight imgWidth objects": "Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them",
 }
 
@@ -121,6 +122,9 @@ def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotatio
         elif not path.name.startswith("sample_submission"):  # an example of an answer, of Kaggle
             try:
                 kind, content = _kind_of(path)
+                if not kind and path.suffix.lower() == ".json" and index.knows(path.stem):
+                    what = "has the name of an image, and is JSON of no tool that is read"
+                    unknown.append(f"{path} {what}; if it is the annotation, {EXPORT}; else add masks")
                 files[kind].append((path, content))
             except UnknownAnnotations as error:
                 unknown.append(str(error))
@@ -156,7 +160,10 @@ def _kind_of(path: Path) -> tuple[str, Any]:
         return "CVAT" if root.tag == "annotations" else "", root
     if path.suffix.lower() == ".csv":
         with readers.inside(path):
-            if (columns := readers.find_run_columns(path)) is None:
+            header = readers.read_header(path)
+            if "region_shape_attributes" in header:
+                raise UnknownAnnotations(f"{path} is {VGG}")
+            if (columns := readers.find_run_columns(header)) is None:
                 return "", None
             return "run lengths", (columns, input_files.read_text(path, readers.MAX_FILE_BYTES, "utf-8-sig"))
     if path.suffix.lower() not in (".json", ".geojson"):
