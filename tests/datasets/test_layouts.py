@@ -167,6 +167,16 @@ def test_an_ambiguous_layout_is_refused_with_the_key_to_set(tmp_path, there, mes
     assert error_message(tmp_path).startswith(message.replace("ROOT", str(tmp_path)))
 
 
+def test_a_val_folder_without_masks_beside_a_train_folder_with_both_is_named(tmp_path):
+    """DeepGlobe"""
+    fill(tmp_path, "train", "valid")
+    (tmp_path / "train/1_sat.jpg").touch()
+    (tmp_path / "train/1_mask.png").touch()
+    message = error_message(tmp_path)
+    assert message.startswith(f"no masks of {tmp_path / 'valid'}; ")
+    assert message.endswith("; set:\n  image_dir: train\n  mask_dir: train")
+
+
 def test_two_folders_of_unknown_names_whose_files_pair_up_are_proposed(tmp_path):
     """The larger files are the images."""
     for name, size in (("after", 10), ("before", 2000), ("notes", 1)):

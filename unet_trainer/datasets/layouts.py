@@ -219,7 +219,7 @@ def find_layout(
     phrase = f"{images}/ + {masks}/" + (f" in {len(image.folders)} folders" if image.is_in_sequences else "")
     phrase = phrase if image is not mask else "image and mask side by side" + ("" if images == "." else f" in {images}/")
     val_image, val_mask = (_only(data_dir, kind, groups, ("val",)) for kind in KEYS)
-    if val_image and not val_mask and image is not mask:
+    if val_image and (not val_mask if image is not mask else not holds_masks_too(val_image.files, mask_suffix)):
         text = f"no masks of {val_image.place}; {_contents(data_dir)}; add them, or to train and validate on one folder"
         raise Question(text, {"image_dir": images, "mask_dir": masks})
     if val_image:
