@@ -419,6 +419,10 @@ def test_json_of_another_tool_and_tables_of_vgg_are_named_with_what_to_do(folder
     with pytest.raises(DataError, match=r"a\.json has the name of an image, and is JSON of no tool that is read; .* export COCO"):
         folder.find()
     (folder.path / "a.json").unlink()
+    folder.write("annotations/a.xml", "<Annotations><Annotation Id='1'/></Annotations>")
+    with pytest.raises(DataError, match=r"a\.xml has the name of an image, and is XML of no tool that is read"):
+        folder.find()
+    (folder.path / "annotations/a.xml").unlink()
     folder.write("via.csv", "filename,file_size,region_id,region_shape_attributes,region_attributes\n")
     with pytest.raises(DataError, match=r"via\.csv is a project of the VGG Image Annotator, which is not read; export COCO"):
         folder.find()

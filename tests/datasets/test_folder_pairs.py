@@ -108,6 +108,14 @@ def test_a_folder_without_images_is_refused_with_the_known_extensions(tmp_path):
     assert len(others) == 2
 
 
+def test_files_that_are_not_read_are_named_where_their_masks_are_skipped_too(tmp_path):
+    touch(tmp_path / "images", "a.png", "b.png", "c.jfif")
+    touch(tmp_path / "masks", "a.png", "b.png", "c.png")
+    for unpaired in ("error", "skip"):
+        notices = found_in(tmp_path, unpaired=unpaired).notices
+        assert "1 file such as images/c.jfif: a JPEG under another name; rename it to .jpg" in notices
+
+
 REAL_FOLDERS = {  # image and mask of the same number
     "suffix": ("{:02d}.jpg", "{:02d}_mask.png"),
     "DRIVE": ("{:02d}_training.tif", "{:02d}_manual1.png"),

@@ -122,8 +122,8 @@ def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotatio
         elif not path.name.startswith("sample_submission"):  # an example of an answer, of Kaggle
             try:
                 kind, content = _kind_of(path)
-                if not kind and path.suffix.lower() == ".json" and index.knows(path.stem):
-                    what = "has the name of an image, and is JSON of no tool that is read"
+                if not kind and path.suffix.lower() in (".json", ".xml") and index.knows(path.stem):
+                    what = f"has the name of an image, and is {path.suffix[1:].upper()} of no tool that is read"
                     unknown.append(f"{path} {what}; if it is the annotation, {EXPORT}; else add masks")
                 files[kind].append((path, content))
             except UnknownAnnotations as error:

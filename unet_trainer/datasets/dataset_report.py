@@ -522,5 +522,5 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
         if not others or has_answers:
             raise
         raise DataError("\n  ".join([str(error), *others])) from None
-    others = describe_other_files(data_dir) if found.problems else []
+    others = describe_other_files(data_dir) if found.problems or config.unpaired == "skip" else []
     return replace(found, notices=(*found.notices, *others))
