@@ -327,10 +327,11 @@ def test_the_lists_that_data_yaml_names_are_the_split(folder):
     assert "1 image in no list of data.yaml left out" in found.notices
 
 
-def test_a_table_of_run_lengths_may_have_semicolons(folder):
+def test_a_table_of_run_lengths_may_have_semicolons_or_tabs(folder):
     folder.image("a.png")
-    folder.write("train.csv", "ImageId;Label;EncodedPixels\na.png;cat, dog;4 2 7 2\n")
-    assert folder.masks() == {"a": BOXED}
+    for separator in ";\t":
+        folder.write("train.csv", "ImageId;Label;EncodedPixels\na.png;cat, dog;4 2 7 2\n".replace(";", separator))
+        assert folder.masks() == {"a": BOXED}
 
 
 def test_run_lengths_with_the_size_of_their_image(folder):
@@ -411,6 +412,15 @@ def test_other_formats_are_named_with_what_to_do(folder, content, what):
     with pytest.raises(DataError, match=rf"x\.geojson is .*{what}.*; "):
         folder.find()
     assert [kind_of_json(other) for other in ({"name": "x"}, [], ["a"], "text", 3, [[]])] == [""] * 6
+
+
+@pytest.mark.parametrize("name", ["a.json", "train.csv"])
+def test_annotations_in_another_encoding_are_named_with_what_to_do(folder, name):
+    folder.image("a.png")
+    texts = {"a.json": json.dumps(labelme(shape("Öl", BOX)), ensure_ascii=False), "train.csv": "ImageId,Label,rle\na.png,Öl,1 2\n"}
+    (folder.path / name).write_bytes(texts[name].encode("cp1252"))
+    with pytest.raises(DataError, match=rf"{re.escape(name)}: it is not UTF-8 text, as some programs save it; save it as UTF-8$"):
+        folder.find()
 
 
 def test_json_of_another_tool_and_tables_of_vgg_are_named_with_what_to_do(folder):

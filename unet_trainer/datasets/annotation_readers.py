@@ -98,6 +98,8 @@ def inside(name: object) -> Iterator[None]:
         raise DataError(f"{name}: {error}") from None
     except OSError as error:
         raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{name}: it is not UTF-8 text, as some programs save it; save it as UTF-8") from None
     except MALFORMED as error:
         reason = first_line(error)[:MAX_SHOWN]
         if isinstance(error, KeyError):
@@ -548,7 +550,7 @@ def read_header(path: Path) -> list[str]:
 
 
 def _separator(header: str) -> str:
-    return ";" if ";" in header and "," not in header else ","  # as Excel writes it where the comma is in numbers
+    return max(",;\t", key=header.count)  # Excel writes semicolons where numbers have commas
 
 
 def find_run_columns(header: Sequence[str]) -> dict[str, str] | None:
