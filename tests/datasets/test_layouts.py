@@ -71,10 +71,13 @@ def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template):
     assert found_test(tmp_path) == folders("test")
 
 
-def test_a_part_may_have_a_year_as_in_coco(tmp_path):
-    train, val = (tuple(f"{kind}/{part}2017" for kind in ("images", "annotations")) for part in ("train", "val"))
-    fill(tmp_path, *train, *val)
-    assert found(tmp_path) == (train, val, "folders train2017 and val2017")
+@pytest.mark.parametrize("ending", ["2017", "_set", "-data", " split", "_v2"])
+def test_the_name_of_a_part_may_have_a_year_or_say_that_it_is_a_set(tmp_path, ending):
+    for template in ("{}/images", "{}/masks"), ("images/{}", "annotations/{}"):
+        train, val, test = (tuple(text.format(f"{part}{ending}") for text in template) for part in ("train", "val", "test"))
+        fill(tmp_path / template[0][:2], *train, *val, *test)
+        assert found(tmp_path / template[0][:2]) == (train, val, f"folders train{ending} and val{ending}")
+        assert found_test(tmp_path / template[0][:2]) == test
 
 
 @pytest.mark.parametrize(

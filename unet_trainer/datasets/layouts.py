@@ -131,7 +131,7 @@ PARTS: dict[str, Part] = {
     "test": "test", "testing": "test", "ts": "test", "stage1train": "train", "stage1test": "test",
 }  # fmt: skip
 
-PART_OF_YEAR = re.compile(rf"^({'|'.join(PARTS)})(?:19|20)\d\d$")  # COCO's train2017
+PART_NAME = re.compile(rf"^({'|'.join(PARTS)})(?:set|data|dataset|split|v\d|(?:19|20)\d\d)$")  # train_set, COCO's train2017
 
 MAX_DEPTH = 3  # of folders whose names say what they hold: P/*/K
 MAX_PROPOSED = 8  # folders among which two are looked for whose names pair up
@@ -250,7 +250,7 @@ def _inner_root(data_dir: Path, files: Sequence[Path]) -> Path:
 def _meaning(name: str) -> tuple[str, Kind | None]:
     """Part and kind of a folder by its name: train_masks → train, mask; imgs → "", image; val2017 → val, None; foo → "", None."""
     word = re.sub(r"[-_. ]", "", name.lower())
-    word = PART_OF_YEAR.sub(r"\1", word)
+    word = PART_NAME.sub(r"\1", word)
     if word in KINDS or word in PARTS:
         return PARTS.get(word, ""), KINDS.get(word)
     for part_word, part in PARTS.items():
