@@ -325,6 +325,13 @@ def test_lists_that_are_not_read_are_named(tmp_path):
     touch(tmp_path, "train.txt", "val.txt")
     (notice,) = found_in(tmp_path).notices
     assert notice.startswith(f"{tmp_path / 'train.txt'} and val.txt are not read; to divide the images as they do, set split_file")
+    for name in ("train.txt", "val.txt"):
+        (tmp_path / name).write_text("epoch 1\n")  # a log
+    assert found_in(tmp_path).notices == ()
+    touch(tmp_path / "splits", "test_files.txt")
+    (tmp_path / "splits/test_files.txt").write_text("images\\1.png masks\\1.png\n")
+    (notice,) = found_in(tmp_path).notices
+    assert notice.startswith(f"{tmp_path / 'splits/test_files.txt'} is not read; to divide the images")
 
 
 def test_listed_names_without_an_image_block_unless_they_are_to_be_skipped(tmp_path):

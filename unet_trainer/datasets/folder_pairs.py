@@ -6,6 +6,7 @@ several ways, is described with the settings that decide it. Masks that are not 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -189,16 +190,16 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
     lists, division = (None, layout.divided) if is_divided else _read_split_lists(layout.parts["train"][0])
     train = _pair_part(search, layout, "train", lists=lists)
     parts, pairs = [train], train.pairs
-    elsewhere = train.images.place.parent
     if lists is not None:
         pairs = [replace(pair, part=_listed_part(pair.name, lists)) for pair in pairs]
     elif is_divided:
         val = _pair_part(search, layout, "val", train.match.rule)
         pairs = [*(replace(pair, part="train") for pair in pairs), *(replace(pair, part="val") for pair in val.pairs)]
         parts.append(val)
-    elif all((elsewhere / f"{name}.txt").is_file() for name in ("train", "val")):
+    elif unread := _find_unread_lists(search.converter.data_dir, pairs):
         fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
-        search.notices.append(f"{elsewhere / 'train.txt'} and val.txt are not read; {fix}")
+        listing = " and ".join([str(unread[0]), *(file.name for file in unread[1:])])
+        search.notices.append(f"{listing} {'is' if len(unread) == 1 else 'are'} not read; {fix}")
     if division or search.config.split == "blocks" or len({pair.group for pair in pairs}) < 2:
         pairs = [replace(pair, group="") for pair in pairs]  # else the slices of a volume stay on one side
     test, is_test_complete = [pair for pair in pairs if pair.part == "test"], True
@@ -303,6 +304,20 @@ def _read_split_lists(images: Group) -> tuple[SplitLists | None, str]:
     if "val" not in parts.values():
         parts = {name: None if part == "train" else part for name, part in parts.items()}
     return parts, f"{LISTS}/{' and '.join(names)}"
+
+
+def _find_unread_lists(data_dir: Path, pairs: Sequence[Pair]) -> list[Path]:
+    """The first text file for each part that is named after it, and begins with the name of an image or is empty."""
+    names = {name for pair in pairs for name in (pair.image.name, pair.image.stem)}
+    found: dict[Part, Path] = {}
+    for file in layouts.walk(data_dir):
+        part = layouts.part_in([file.stem]) if file.suffix.lower() == ".txt" else None
+        if part is not None and part not in found:
+            with contextlib.suppress(OSError), input_files.open_file(file) as content:
+                words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
+                if not words or words[0].replace("\\", "/").rpartition("/")[2] in names:
+                    found[part] = file
+    return [found[part] for part in get_args(Part) if part in found]
 
 
 def _listed_part(name: str, lists: SplitLists) -> Part | None:
