@@ -324,6 +324,7 @@ def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
         "They look like those of photographs; is mask_dir the folder of the masks? Of cut-outs, save the alpha channel as the mask"
     )
     yield evidence.look_like_photographs, is_photo
+    yield evidence.is_lossy, "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can"
     is_alone = seen[-1] == VOID and len(seen) > 2 and not evidence.is_beside_classes(VOID)
     yield is_alone, "255 occurs only in masks that hold no class but 0: is it void, or another mark of the foreground?"
     yield len(seen) == 2, "Which of the two is the background?"
