@@ -458,6 +458,7 @@ def test_json_of_another_tool_and_tables_of_vgg_are_named_with_what_to_do(folder
      "image 1: height is 3 and width 4.5; need whole numbers"),
     ("coco.json", coco(), "holds no object of any class, so that there is nothing to learn"),
     ("coco.json", coco((1, [FLAT]), names=("b.png",)), "none of their images is in .*b.png.; set image_dir"),
+    ("coco.json", coco((1, [FLAT]), names=("x\\\\a.jpg",)), "none of their images .*a.jpg.; files of these names have another extension: rename"),
     ("coco.json", '{"images": [', r"Expecting value: line 1.*; was it cut off"),
     ("a.json", labelme(shape("cat", BOX, ["polygon"])), r"shape 1 \(cat\): shape_type \['polygon'\] is not known; need polygon"),
     ("a.json", labelme(shape("cat", BOX[:1], "circle")), r"shape 1 \(cat\): 1 point; need 2"),

@@ -227,8 +227,9 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
         kind = "text file" if names else "JSON file"
         shown = f"{counted(len(listing), kind)} such as {PurePosixPath(listing[0]).name}"
     if not images:
-        where = f"none of their images is in {index.root} ({first_few(missing)}); set image_dir to their folder"
-        raise DataError(f"{shown} ({tool}): {where}")
+        is_renamed = any(index.knows(PurePosixPath(name.replace("\\", "/")).stem) for name in missing)
+        fix = "files of these names have another extension: rename either" if is_renamed else "set image_dir to their folder"
+        raise DataError(f"{shown} ({tool}): none of their images is in {index.root} ({first_few(missing)}); {fix}")
     order = form.class_order if declared or tool == "COCO" else "in alphabetical order"
     if names is not None:
         order = f"in the order of {names.file}" if names.names else order
