@@ -313,6 +313,27 @@ def test_yolo_folders_names_and_images_without_labels(folder):
     assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
 
 
+def test_the_lists_that_data_yaml_names_are_the_split(folder):
+    for name in "abcde":
+        folder.image(f"images/{name}.jpg")
+        folder.write(f"labels/{name}.txt", LEFT)
+    folder.write("data.yaml", "path: ../datasets/mine\ntrain: train.txt\nval: ./val.txt\ntest: test.txt\nnames: [person]\n")
+    folder.write("train.txt", "./images/a.jpg\r\nimages/b.jpg\r\n\r\n/data/mine/images/c.jpg\r\n")
+    folder.write("val.txt", "datasets\\mine\\images\\c.jpg\nother/images/e.jpg/a.jpg\n")
+    folder.write("test.txt", "images/d.jpg\n")
+    found = folder.find()
+    parts = {pair.name: pair.part for pair in (*found.pairs, *found.test)}
+    assert parts == {"images/a": "train", "images/b": "train", "images/c": "val", "images/d": "test"}
+    assert "1 image in no list of data.yaml left out" in found.notices
+
+
+def test_a_table_of_run_lengths_may_have_semicolons_or_tabs(folder):
+    folder.image("a.png")
+    for separator in ";\t":
+        folder.write("train.csv", "ImageId;Label;EncodedPixels\na.png;cat, dog;4 2 7 2\n".replace(";", separator))
+        assert folder.masks() == {"a": BOXED}
+
+
 def test_run_lengths_with_the_size_of_their_image(folder):
     for name in ("a.png", "b.png"):
         folder.image(name)
@@ -393,6 +414,30 @@ def test_other_formats_are_named_with_what_to_do(folder, content, what):
     assert [kind_of_json(other) for other in ({"name": "x"}, [], ["a"], "text", 3, [[]])] == [""] * 6
 
 
+@pytest.mark.parametrize("name", ["a.json", "train.csv"])
+def test_annotations_in_another_encoding_are_named_with_what_to_do(folder, name):
+    folder.image("a.png")
+    texts = {"a.json": json.dumps(labelme(shape("Öl", BOX)), ensure_ascii=False), "train.csv": "ImageId,Label,rle\na.png,Öl,1 2\n"}
+    (folder.path / name).write_bytes(texts[name].encode("cp1252"))
+    with pytest.raises(DataError, match=rf"{re.escape(name)}: it is not UTF-8 text, as some programs save it; save it as UTF-8$"):
+        folder.find()
+
+
+def test_json_of_another_tool_and_tables_of_vgg_are_named_with_what_to_do(folder):
+    folder.image("a.png")
+    folder.write("a.json", {"item": {"name": "a.png"}, "annotations": [{"polygon": {"paths": []}, "name": "cat"}]})
+    with pytest.raises(DataError, match=r"a\.json has the name of an image, and is JSON of no tool that is read; .* export COCO"):
+        folder.find()
+    (folder.path / "a.json").unlink()
+    folder.write("annotations/a.xml", "<Annotations><Annotation Id='1'/></Annotations>")
+    with pytest.raises(DataError, match=r"a\.xml has the name of an image, and is XML of no tool that is read"):
+        folder.find()
+    (folder.path / "annotations/a.xml").unlink()
+    folder.write("via.csv", "filename,file_size,region_id,region_shape_attributes,region_attributes\n")
+    with pytest.raises(DataError, match=r"via\.csv is a project of the VGG Image Annotator, which is not read; export COCO"):
+        folder.find()
+
+
 # What is wrong
 
 
@@ -413,6 +458,7 @@ def test_other_formats_are_named_with_what_to_do(folder, content, what):
      "image 1: height is 3 and width 4.5; need whole numbers"),
     ("coco.json", coco(), "holds no object of any class, so that there is nothing to learn"),
     ("coco.json", coco((1, [FLAT]), names=("b.png",)), "none of their images is in .*b.png.; set image_dir"),
+    ("coco.json", coco((1, [FLAT]), names=("x\\\\a.jpg",)), "none of their images .*a.jpg.; files of these names have another extension: rename"),
     ("coco.json", '{"images": [', r"Expecting value: line 1.*; was it cut off"),
     ("a.json", labelme(shape("cat", BOX, ["polygon"])), r"shape 1 \(cat\): shape_type \['polygon'\] is not known; need polygon"),
     ("a.json", labelme(shape("cat", BOX[:1], "circle")), r"shape 1 \(cat\): 1 point; need 2"),

@@ -324,11 +324,34 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
     assert not groups or not make.__name__.startswith(("nifti", "tiff"))
 
 
-@pytest.mark.parametrize("cell", ["1 2 3", "0 2", "1 x", "9" * 30 + " 1", "480 2", "1 400 1 400", "9223372036854775807 5"])
+@pytest.mark.parametrize(
+    "cell", ["1 2 3", "0 2", "1 x", "9" * 30 + " 1", "480 2", "1 400 1 400", "100 3 20 3 19 4 18 4 19 3", "9223372036854775807 5"]
+)
 def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, tmp_path, report):
     photos(tmp_path / "data", "train")
     write_csv(tmp_path / "data/train.csv", ("ImageId", "EncodedPixels"), ("s00", "1 2"), ("s01", cell))
-    assert re.search(r"train\.csv, image 's01': line 3: run lengths (beyond|.*; need pairs)", report().blocking_message)
+    assert re.search(
+        r"train\.csv, image 's01': line 3: run lengths (beyond|.*; need pairs|.*; need them from)", report().blocking_message
+    )
+
+
+@pytest.mark.parametrize("width", [WIDTH, HEIGHT], ids=["wide", "square"])
+@pytest.mark.parametrize(
+    ("column", "way"), [("mask_rle", "along the rows, not down the columns"), ("annotation", "down the columns")]
+)
+def test_edges_in_the_images_tell_in_which_direction_runs_go(column, way, width, tmp_path, report):
+    rows = []
+    for index in range(COUNT):
+        write(tmp_path / f"data/train_img/s{index:02d}.png", photo(index)[:, :width])
+        mask = tail(index)[:, :width]
+        rows.append((f"s{index:02d}", f"./train_img/s{index:02d}.png", runs(mask.T if column == "mask_rle" else mask)))
+    write_csv(tmp_path / "data/train.csv", ("img_id", "img_path", column), *rows)
+    found = report()
+    assert all(np.array_equal(read_mask(pair.mask), tail(index)[:, :width]) for index, pair in enumerate(found.pairs))
+    assert f"the run lengths of train.csv are read {way}, other than its columns say" in "".join(found.notices)
+    for path in (tmp_path / "data/train_img").iterdir():
+        write(path, np.full((HEIGHT, width, 3), 9, np.uint8))  # no edge: the name of the column decides
+    assert "other than" not in "".join(report().notices)
 
 
 def test_brushes_that_do_not_name_their_images_are_asked_about(tmp_path, report):

@@ -148,6 +148,14 @@ def test_a_class_file_that_does_not_fit_the_masks_is_named(data):
     (question,) = data.report().questions
     unused = "class_dict.csv is not used: it names 2 classes, and the masks hold 3 values that do not fit them"
     assert f"{unused}; correct it, or set class_names" in str(question)
+    colours = "name,r,g,b\nred,255,0,0\nwhite,255,255,255\n{},0,0,0\n"
+    (data.folder / "class_dict.csv").write_text(colours.format("Void"))
+    (question,) = data.report().questions
+    assert re.search(
+        r"not used: Void would be ignored, which is \d\d% of the pixels; if it is the background, name it", str(question)
+    )
+    (data.folder / "class_dict.csv").write_text(colours.format("background"))
+    assert data.report().classes.class_names == ("red", "white", "background")
 
 
 @pytest.mark.parametrize(

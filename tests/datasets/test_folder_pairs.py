@@ -108,6 +108,14 @@ def test_a_folder_without_images_is_refused_with_the_known_extensions(tmp_path):
     assert len(others) == 2
 
 
+def test_files_that_are_not_read_are_named_where_their_masks_are_skipped_too(tmp_path):
+    touch(tmp_path / "images", "a.png", "b.png", "c.jfif")
+    touch(tmp_path / "masks", "a.png", "b.png", "c.png")
+    for unpaired in ("error", "skip"):
+        notices = found_in(tmp_path, unpaired=unpaired).notices
+        assert "1 file such as images/c.jfif: a JPEG under another name; rename it to .jpg" in notices
+
+
 REAL_FOLDERS = {  # image and mask of the same number
     "suffix": ("{:02d}.jpg", "{:02d}_mask.png"),
     "DRIVE": ("{:02d}_training.tif", "{:02d}_manual1.png"),
@@ -284,6 +292,18 @@ def test_the_lists_of_voc_are_the_split(tmp_path, place):
     assert (found.blocking_message, found.notices) == ("", ("3 images in no list of ImageSets/Segmentation left out",))
 
 
+def test_the_lists_of_cvat_are_the_split_and_a_line_is_a_name_with_its_spaces(tmp_path):
+    names = ("frame 1", "frame 2", "set a/frame 3", "4")
+    for folder, suffix in (("JPEGImages", "jpg"), ("SegmentationClass", "png")):
+        touch(tmp_path / folder, *(f"{name}.{suffix}" for name in names))
+    touch(tmp_path / "ImageSets/Segmentation", "Train.txt", "Validation.txt", "Test.txt")
+    for name, lines in (("Train", "frame 1\n4 -1\n"), ("Validation", "frame 2\n"), ("Test", "set a/frame 3\n")):
+        (tmp_path / f"ImageSets/Segmentation/{name}.txt").write_text(lines)
+    found = found_in(tmp_path)
+    parts = {pair.name: pair.part for pair in (*found.pairs, *found.test)}
+    assert (parts, found.blocking_message) == ({"frame 1": "train", "frame 2": "val", "set a/frame 3": "test", "4": "train"}, "")
+
+
 def test_pages_belong_to_the_part_of_their_file(tmp_path):
     layouts.voc(tmp_path)
     for number in (0, 4):
@@ -305,6 +325,13 @@ def test_lists_that_are_not_read_are_named(tmp_path):
     touch(tmp_path, "train.txt", "val.txt")
     (notice,) = found_in(tmp_path).notices
     assert notice.startswith(f"{tmp_path / 'train.txt'} and val.txt are not read; to divide the images as they do, set split_file")
+    for name in ("train.txt", "val.txt"):
+        (tmp_path / name).write_text("epoch 1\n")  # a log
+    assert found_in(tmp_path).notices == ()
+    touch(tmp_path / "splits", "test_files.txt")
+    (tmp_path / "splits/test_files.txt").write_text("images\\1.png masks\\1.png\n")
+    (notice,) = found_in(tmp_path).notices
+    assert notice.startswith(f"{tmp_path / 'splits/test_files.txt'} is not read; to divide the images")
 
 
 def test_listed_names_without_an_image_block_unless_they_are_to_be_skipped(tmp_path):

@@ -71,6 +71,15 @@ def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template):
     assert found_test(tmp_path) == folders("test")
 
 
+@pytest.mark.parametrize("ending", ["2017", "_set", "-data", " split", "_v2"])
+def test_the_name_of_a_part_may_have_a_year_or_say_that_it_is_a_set(tmp_path, ending):
+    for template in ("{}/images", "{}/masks"), ("images/{}", "annotations/{}"):
+        train, val, test = (tuple(text.format(f"{part}{ending}") for text in template) for part in ("train", "val", "test"))
+        fill(tmp_path / template[0][:2], *train, *val, *test)
+        assert found(tmp_path / template[0][:2]) == (train, val, f"folders train{ending} and val{ending}")
+        assert found_test(tmp_path / template[0][:2]) == test
+
+
 @pytest.mark.parametrize(
     ("test", "expected"),
     [
@@ -159,6 +168,16 @@ HOLD = "could hold the"
 def test_an_ambiguous_layout_is_refused_with_the_key_to_set(tmp_path, there, message):
     fill(tmp_path, *there)
     assert error_message(tmp_path).startswith(message.replace("ROOT", str(tmp_path)))
+
+
+def test_a_val_folder_without_masks_beside_a_train_folder_with_both_is_named(tmp_path):
+    """DeepGlobe"""
+    fill(tmp_path, "train", "valid")
+    (tmp_path / "train/1_sat.jpg").touch()
+    (tmp_path / "train/1_mask.png").touch()
+    message = error_message(tmp_path)
+    assert message.startswith(f"no masks of {tmp_path / 'valid'}; ")
+    assert message.endswith("; set:\n  image_dir: train\n  mask_dir: train")
 
 
 def test_two_folders_of_unknown_names_whose_files_pair_up_are_proposed(tmp_path):

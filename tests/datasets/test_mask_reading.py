@@ -357,6 +357,12 @@ def test_a_grey_ring_between_the_ends_of_masks_saved_as_jpeg_is_a_class():
     assert evidence_from(with_ring, is_lossy=True).edge_threshold() is None
 
 
+def test_a_question_about_masks_saved_as_jpeg_says_so():
+    evidence = evidence_from(lambda index: jpeg(np.stack([np.arange(3)] * 3, axis=1), large_discs(index) % 3), is_lossy=True)
+    question = ask_for_classes(load_config({}), evidence, [f"{index}.jpg" for index in range(len(evidence.masks))])
+    assert "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can" in question.text
+
+
 @pytest.mark.parametrize(
     ("names", "shares", "is_background"),
     [

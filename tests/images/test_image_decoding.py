@@ -369,6 +369,9 @@ def test_the_extension_tells_and_without_one_the_content(tmp_path):
         "data.zip": "archive",
         "data.tar.gz": "plain .tar",
         "a.b.mp4": "video",
+        "a.JFIF": "rename it to .jpg",
+        "im0001.ah.ppm": "convert it to PNG",
+        "case1.npz": "save each image",
     }
     for name, text in {**names, "a.png": None, "notes.txt": None}.items():
         (tmp_path / name).write_bytes(b"anything")

@@ -119,9 +119,12 @@ def test_messages_are_labelled_and_passed_on_with_their_kind(capsys):
     console = Console(stream)
     console.on_message = lambda kind, text: heard.append((kind, text))
     console.fact("Data", "10 pairs")
+    console.fact("", "of two kinds")
     console.note("bfloat16 on a CPU")
     console.warn("the GPU waits")
-    assert stream.getvalue() == "  Data:       10 pairs\nNote: bfloat16 on a CPU\nWarning: the GPU waits\n"
+    assert (
+        stream.getvalue() == "  Data:       10 pairs\n              of two kinds\nNote: bfloat16 on a CPU\nWarning: the GPU waits\n"
+    )
     assert heard == [("note", "bfloat16 on a CPU"), ("warning", "the GPU waits")]
     show_error("caf\udce9.png is empty")
     assert capsys.readouterr() == ("", "Error: caf\\xe9.png is empty\n")

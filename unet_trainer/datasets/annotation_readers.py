@@ -32,7 +32,7 @@ from unet_trainer.datasets.layouts import part_in
 from unet_trainer.datasets.pairs import Part, first_few
 from unet_trainer.datasets.rasterize import EMPTY, Patch, box_outline, ellipse_outline, fill_polygon
 from unet_trainer.images.file_bytes import DataError, ReadError
-from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, picture_size
+from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, picture_size, read_image
 from unet_trainer.system import input_files
 from unet_trainer.system.console import counted, first_line
 
@@ -98,6 +98,8 @@ def inside(name: object) -> Iterator[None]:
         raise DataError(f"{name}: {error}") from None
     except OSError as error:
         raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{name}: it is not UTF-8 text, as some programs save it; save it as UTF-8") from None
     except MALFORMED as error:
         reason = first_line(error)[:MAX_SHOWN]
         if isinstance(error, KeyError):
@@ -367,23 +369,28 @@ FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
 
 
 class YoloNames(NamedTuple):
-    """The names of the classes, the file that has them, and the folders of train, val and test in it; empty without one."""
+    """The names of the classes, the file that has them, and the folders of train, val and test in it, or the lines of the lists
+    that it names, by the name of the image; empty without one."""
 
     names: Sequence[str] = ()
     file: str = ""
     folders: Sequence[tuple[Part, str]] = ()
+    lists: Mapping[str, Sequence[tuple[Part, str]]] = {}
 
     def part_of(self, image: str) -> Part | None:
-        """The part of whose folders, such as ../train/images, one stands in this order above the image; None if none does, or those
+        """The part that lists the image, with more or fewer folders before it: val before test, and what either lists must not
+        train. Or the one of whose folders, such as ../train/images, one stands in this order above it; None if none does, or those
         of several."""
-        above = f"/{image.rpartition('/')[0]}/"
+        above, path = f"/{image.rpartition('/')[0]}/", f"/{image}"
+        lines = self.lists.get(PurePosixPath(image).name, ())
+        listed = {part for part, line in lines if path.endswith(f"/{line}") or f"/{line}".endswith(path)}
         found = {part for part, folder in self.folders if folder and f"/{folder}/" in above}
-        return found.pop() if len(found) == 1 else None
+        return max(listed, key=("train", "test", "val").index) if listed else found.pop() if len(found) == 1 else None
 
 
 def parse_yolo(path: Path, content: tuple[YoloNames, str]) -> Parsed:
     """`content`: the names, and the text of the file."""
-    (names, file, _), text = content
+    (names, file, *_), text = content
     entries, used = [], set()
     for number, line in enumerate(text.splitlines(), start=1):
         if not (words := line.split()):
@@ -437,7 +444,13 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
                 given = [(part, content.get(part)) for part in get_args(Part)]
                 every = [(part, item) for part, value in given for item in (value if isinstance(value, list) else [value])]
                 folders = [(part, "/".join(path_pieces(item))) for part, item in every if isinstance(item, str)]
-                return YoloNames([as_name(name) for name in names], path.name, folders)
+                lists: dict[str, list[tuple[Part, str]]] = defaultdict(list)
+                for part, name in folders:  # or a text file with the images of the part, a line each
+                    if name.endswith(".txt") and (list_file := data_dir / name).is_file():
+                        for line in input_files.read_text(list_file, MAX_LABEL_BYTES, "utf-8-sig").splitlines():
+                            pieces = path_pieces(line.strip())
+                            lists[pieces[-1] if pieces else ""].append((part, "/".join(pieces)))
+                return YoloNames([as_name(name) for name in names], path.name, folders, lists)
     for folder in dict.fromkeys([data_dir, *label_folders, *(folder.parent for folder in label_folders)]):
         for path in (folder / name for name in NAME_FILES if (folder / name).is_file()):
             with inside(path):
@@ -523,15 +536,26 @@ RUN_COLUMNS = {  # in lower case, without separators → whether its runs go dow
 IMAGE_COLUMNS = ("imageid", "image", "imagename", "filename", "imagefile", "file", "img", "imgid", "id")
 CLASS_COLUMNS = ("classid", "class", "classname", "categoryid", "category", "label", "defecttype")
 JOINED_COLUMNS = frozenset(image + label for image in IMAGE_COLUMNS for label in CLASS_COLUMNS)  # ImageId_ClassId: a.jpg_1
+MIN_COMPARED, MAX_COMPARED, MAX_COMPARED_BYTES = 5, 20, 2**23  # images whose edges tell in which direction runs go
+MIN_GAIN = 1.2  # by which steps between pixels are larger at the right borders; 1.3 to 6 in sets of cells, vessels and streets
 NO_RUNS = frozenset(["", "-1", "nan", "none", "null"])
 ONE_CLASS = "object"
 
 
-def find_run_columns(path: Path) -> dict[str, str] | None:
+def read_header(path: Path) -> list[str]:
+    """The names of the columns of a CSV file."""
+    with io.TextIOWrapper(input_files.open_file(path), "utf-8-sig", errors="replace") as file:
+        line = file.readline(2**14)
+    return next(csv.reader([line], delimiter=_separator(line)), [])
+
+
+def _separator(header: str) -> str:
+    return max(",;\t", key=header.count)  # Excel writes semicolons where numbers have commas
+
+
+def find_run_columns(header: Sequence[str]) -> dict[str, str] | None:
     """The columns for image, runs, label, joined (image and label), height and width of a CSV file, those that it has; None if it
     is not one of run lengths."""
-    with io.TextIOWrapper(input_files.open_file(path), "utf-8-sig", errors="replace") as file:
-        header = next(csv.reader([file.readline(2**14)]), [])
     names = {re.sub(r"[\W_]", "", cell.lower()): cell for cell in header}
     roles = {"image": IMAGE_COLUMNS, "runs": RUN_COLUMNS, "label": CLASS_COLUMNS, "joined": JOINED_COLUMNS}
     if "height" in names and "width" in names:
@@ -549,7 +573,7 @@ def parse_runs(path: Path, content: tuple[Mapping[str, str], str]) -> Parsed:
     labels: set[str] = set()
     before = csv.field_size_limit(MAX_FILE_BYTES)
     try:
-        rows = csv.reader(io.StringIO(text, newline=""))
+        rows = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(text[: 2**14].splitlines()[0]))
         table = [(rows.line_num, cells) for cells in rows]  # with the line in which a row ends
     finally:
         csv.field_size_limit(before)
@@ -568,15 +592,42 @@ def parse_runs(path: Path, content: tuple[Mapping[str, str], str]) -> Parsed:
                 labels.add(label)
         by_image[name] += [Entry(label or ONE_CLASS, f"line {line}", (row["runs"], down_columns))] if has_runs else []
     declared = sorted(labels, key=lambda name: [int(word) if word.isdecimal() else 0 for word in name.split()[-1:]] + [name])
-    notices = [] if down_columns else [f"the run lengths of {path.name} are read along the rows, not down the columns"]
-    return declared, [AnnotatedImage(name, entries, sizes.get(name)) for name, entries in by_image.items()], notices
+    return declared, [AnnotatedImage(name, entries, sizes.get(name)) for name, entries in by_image.items()], []
 
 
-def runs_shape(content: tuple[str, bool], height: int, width: int) -> Shape:
-    text, down_columns = content
+def runs_shape(content: tuple[str, bool], height: int, width: int, is_turned: bool = False) -> Shape:
+    """`is_turned`: the runs go in the other direction than the name of their column says."""
+    text, down_columns = content[0], content[1] != is_turned
     if len(text.split()) % 2 or not all(word.isdecimal() for word in text.split()):
         raise ReadError(f"run lengths {text!r:.60}; need pairs of start and length")
+    numbers = [int(word) for word in text.split()]
+    num_back = sum(start < before for before, start in pairwise(numbers[::2]))  # one for each further object, if they were joined
+    if 4 * num_back > len(numbers[::2]) > 3 and sum(numbers) <= height * width:  # as of SIIM-ACR
+        raise ReadError(f"run lengths {text!r:.60}, with starts counted from the run before; need them from the first pixel")
     return raster.fill_runs(text, height, width, down_columns), ""
+
+
+def are_runs_turned(images: Iterable[AnnotatedImage]) -> bool:
+    """Whether the runs go in the other direction than the name of their column says: then the objects end at edges in nearly all
+    images. Read wrong they are stripes, or in square images the objects turned over, which end anywhere."""
+    gains: list[float] = []
+    for image in images:
+        with contextlib.suppress(OSError, *MALFORMED):  # what cannot be read is told when it is drawn
+            if image.entries and len(gains) < MAX_COMPARED and image.image.stat().st_size < MAX_COMPARED_BYTES:
+                pixels = read_image(image.image).astype(np.float32)
+                as_named, turned = (_step_at_borders(pixels, image.entries, is_turned) for is_turned in (False, True))
+                gains.append(turned / max(as_named, 1e-12))
+    return len(gains) >= MIN_COMPARED and bool(np.quantile(gains, 0.1) > 1 and np.median(gains) > MIN_GAIN)
+
+
+def _step_at_borders(pixels: Pixels, entries: Sequence[Entry], is_turned: bool) -> float:
+    """The mean difference of neighbouring pixels of which one lies in an object."""
+    mask = np.zeros(pixels.shape[:2], np.int8)
+    for entry in entries:
+        patch, _ = runs_shape(entry.content, pixels.shape[0], pixels.shape[1], is_turned)
+        mask[patch.area] |= patch.pixels
+    steps = [np.abs(np.diff(pixels, axis=axis))[np.diff(mask, axis=axis) != 0].ravel() for axis in (0, 1)]
+    return float(np.concatenate([*steps, [0.0]]).mean())
 
 
 FORMATS = {

@@ -48,6 +48,7 @@ NOTES: Mapping[str, tuple[str, str]] = {
 }
 
 EXPORT = "export COCO, with polygons or masks"
+VGG = f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"
 META = "meta"  # of Supervisely: the file with the classes
 # Keys of a JSON document, or of the first one in a list or dict of them → its format, or what it is and what to do if it is not
 # read. The first that fits counts.
@@ -57,15 +58,15 @@ KINDS_OF_JSON = {
     "shapes imagePath": "LabelMe",
     "objects size": "Supervisely",
     "title shape": META,
-    "_via_img_metadata": f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)",
-    "filename regions": f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)",
+    "_via_img_metadata": VGG,
+    "filename regions": VGG,
     "annotations images": "COCO without categories (captions?), so that its classes are not known; use the instances file",
     "image_id category_id": "COCO results (predictions), without the images; use the annotation file",
     "data annotations": "Label Studio",
     "annotator annotation_id": "Label Studio's JSON-MIN, which is not read; export JSON",
     "data_row projects": f"Labelbox's own JSON, which is not read; {EXPORT}",
     "items categories": f"Datumaro's own JSON, which is not read; {EXPORT} (datum convert -f coco_instances)",
-    "type features": "GeoJSON, in coordinates of a map; burn it into masks first (gdal_rasterize)",
+    "type features": "GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks first (gdal_rasterize)",
     "imgHeight imgWidth objects": "Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them",
 }
 
@@ -121,6 +122,9 @@ def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotatio
         elif not path.name.startswith("sample_submission"):  # an example of an answer, of Kaggle
             try:
                 kind, content = _kind_of(path)
+                if not kind and path.suffix.lower() in (".json", ".xml") and index.knows(path.stem):
+                    what = f"has the name of an image, and is {path.suffix[1:].upper()} of no tool that is read"
+                    unknown.append(f"{path} {what}; if it is the annotation, {EXPORT}; else add masks")
                 files[kind].append((path, content))
             except UnknownAnnotations as error:
                 unknown.append(str(error))
@@ -156,7 +160,10 @@ def _kind_of(path: Path) -> tuple[str, Any]:
         return "CVAT" if root.tag == "annotations" else "", root
     if path.suffix.lower() == ".csv":
         with readers.inside(path):
-            if (columns := readers.find_run_columns(path)) is None:
+            header = readers.read_header(path)
+            if "region_shape_attributes" in header:
+                raise UnknownAnnotations(f"{path} is {VGG}")
+            if (columns := readers.find_run_columns(header)) is None:
                 return "", None
             return "run lengths", (columns, input_files.read_text(path, readers.MAX_FILE_BYTES, "utf-8-sig"))
     if path.suffix.lower() not in (".json", ".geojson"):
@@ -220,8 +227,9 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
         kind = "text file" if names else "JSON file"
         shown = f"{counted(len(listing), kind)} such as {PurePosixPath(listing[0]).name}"
     if not images:
-        where = f"none of their images is in {index.root} ({first_few(missing)}); set image_dir to their folder"
-        raise DataError(f"{shown} ({tool}): {where}")
+        is_renamed = any(index.knows(PurePosixPath(name.replace("\\", "/")).stem) for name in missing)
+        fix = "files of these names have another extension: rename either" if is_renamed else "set image_dir to their folder"
+        raise DataError(f"{shown} ({tool}): none of their images is in {index.root} ({first_few(missing)}); {fix}")
     order = form.class_order if declared or tool == "COCO" else "in alphabetical order"
     if names is not None:
         order = f"in the order of {names.file}" if names.names else order
@@ -232,6 +240,10 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex,
             if path not in paths and part in parts:
                 empty.append(AnnotatedImage(path.name, [], None, part, path, None, shown_path))
         images += empty
+        if listed := [image for image in images if names.part_of(path_in(data_dir, image.image))] if names.lists else []:
+            if len(listed) < len(images):
+                notices.append(f"{counted(len(images) - len(listed), 'image')} in no list of {names.file} left out")
+            images = listed
         if not names.names:
             notices.append("no data.yaml or classes.txt with the names of the classes: they are numbers")
         if empty:
@@ -332,16 +344,25 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
         images = [image for image in images if image.part != "test"] or images
     if len(images) < len(annotations.images):
         notices.append(f"{counted(len(annotations.images) - len(images), 'test image')} left out: none has any annotation")
+    read_shape, settings = form.read_shape, [classes, smaller_on_top]
+    if annotations.tool == "run lengths":
+        if is_turned := readers.are_runs_turned(images):
+            read_shape, settings = partial(readers.runs_shape, is_turned=True), [*settings, "turned"]
+        go_down = next(entry.content[1] for image in annotations.images for entry in image.entries) != is_turned
+        if is_turned or not go_down:
+            way = "down the columns" if go_down else "along the rows, not down the columns"
+            why = ", other than its columns say: so the objects end at edges in the images" if is_turned else ""
+            notices.append(f"the run lengths of {annotations.files} are read {way}{why}")
     conversions = [
         Conversion(
             path_in(index.root, image.image).lstrip("/"),
             [*([image.source] if image.source else []), image.image],
-            partial(draw_mask, image, form.read_shape, ids, smaller_on_top),
+            partial(draw_mask, image, read_shape, ids, smaller_on_top),
         )
         for image in images
     ]
     label = "Drawing masks from annotations:"
-    drawn = converter.write(annotations.tool.lower(), [classes, smaller_on_top], conversions, label)
+    drawn = converter.write(annotations.tool.lower(), settings, conversions, label)
     pairs: list[Pair] = []
     bad: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test, which stops no training
     for image, mask in zip(images, drawn, strict=True):

@@ -24,7 +24,7 @@ from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.folder_pairs import find_in_folders, find_in_tables
 from unet_trainer.datasets.layouts import refuse_unreadable
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
-from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, other_way_round
+from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, describe_misfit, other_way_round
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import (
     UNREADABLE,
@@ -341,8 +341,7 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         return
     unused = ""
     if class_file is not None and config.class_names is None and (chosen is None or chosen.class_names is None):
-        what = f"it names {len(class_file.classes)} classes, and the masks hold {len(evidence.seen)} values that do not fit them"
-        unused = f"{class_file.path.name} is not used: {what}; correct it, or set class_names"
+        unused = f"{class_file.path.name} is not used: {describe_misfit(class_file, evidence)}"
     if chosen is None:
         report.questions.append(ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs], unused))
         return
@@ -522,5 +521,5 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
         if not others or has_answers:
             raise
         raise DataError("\n  ".join([str(error), *others])) from None
-    others = describe_other_files(data_dir) if found.problems else []
+    others = describe_other_files(data_dir) if found.problems or config.unpaired == "skip" else []
     return replace(found, notices=(*found.notices, *others))

@@ -6,6 +6,7 @@ several ways, is described with the settings that decide it. Masks that are not 
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import os
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
@@ -189,16 +190,16 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
     lists, division = (None, layout.divided) if is_divided else _read_split_lists(layout.parts["train"][0])
     train = _pair_part(search, layout, "train", lists=lists)
     parts, pairs = [train], train.pairs
-    elsewhere = train.images.place.parent
     if lists is not None:
         pairs = [replace(pair, part=_listed_part(pair.name, lists)) for pair in pairs]
     elif is_divided:
         val = _pair_part(search, layout, "val", train.match.rule)
         pairs = [*(replace(pair, part="train") for pair in pairs), *(replace(pair, part="val") for pair in val.pairs)]
         parts.append(val)
-    elif all((elsewhere / f"{name}.txt").is_file() for name in ("train", "val")):
+    elif unread := _find_unread_lists(search.converter.data_dir, pairs):
         fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
-        search.notices.append(f"{elsewhere / 'train.txt'} and val.txt are not read; {fix}")
+        listing = " and ".join([str(unread[0]), *(file.name for file in unread[1:])])
+        search.notices.append(f"{listing} {'is' if len(unread) == 1 else 'are'} not read; {fix}")
     if division or search.config.split == "blocks" or len({pair.group for pair in pairs}) < 2:
         pairs = [replace(pair, group="") for pair in pairs]  # else the slices of a volume stay on one side
     test, is_test_complete = [pair for pair in pairs if pair.part == "test"], True
@@ -281,26 +282,42 @@ def _read_split_lists(images: Group) -> tuple[SplitLists | None, str]:
     None if one has none. Images in no list do not belong to the dataset."""
     parts: SplitLists = {}
     names: dict[str, None] = {}
+    known = {f"{image.folder}{image.stem}" for image in images.files}
     for sequence, folder in images.folders.items():
-        place = folder.parent / LISTS
-        first = "train" if (place / "train.txt").is_file() else "trainval"
-        if not (place / f"{first}.txt").is_file():
+        there = {file.stem.lower(): file for file in sorted((folder.parent / LISTS).glob("*.txt"))}
+        files = {PARTS[name]: file for name, file in there.items() if name in PARTS}  # train.txt; CVAT: Train.txt, Validation.txt
+        if "trainval" in there:
+            files.setdefault("train", there["trainval"])
+        if "train" not in files:
             return None, ""
-        lists: tuple[tuple[str, Part], ...] = ((first, "train"), ("val", "val"), ("test", "test"))
-        for name, part in lists:
-            file = place / f"{name}.txt"
-            if not file.is_file():
-                continue
+        for part, file in sorted(files.items(), key=lambda item: get_args(Part).index(item[0])):
             try:
-                lines = read_text(file, errors="surrogateescape").splitlines()
+                lines = [line.strip() for line in read_text(file, errors="surrogateescape").splitlines() if line.strip()]
             except OSError as error:
                 raise DataError(f"{file} cannot be read ({error.strerror})") from None
-            # The rest of a line, if any, says whether a class occurs. A name in two lists belongs to the later: it must not train.
-            parts |= {composed(f"{sequence}{line.split()[0]}"): part for line in lines if line.strip()}
+            # A line is a name, or its first word is: the rest then says whether a class occurs. A name in two lists belongs to the
+            # later: it must not train.
+            for line in lines:
+                name = composed(f"{sequence}{line}")
+                parts[name if name in known else composed(f"{sequence}{line.split()[0]}")] = part
             names[file.name] = None
     if "val" not in parts.values():
         parts = {name: None if part == "train" else part for name, part in parts.items()}
     return parts, f"{LISTS}/{' and '.join(names)}"
+
+
+def _find_unread_lists(data_dir: Path, pairs: Sequence[Pair]) -> list[Path]:
+    """The first text file for each part that is named after it, and begins with the name of an image or is empty."""
+    names = {name for pair in pairs for name in (pair.image.name, pair.image.stem)}
+    found: dict[Part, Path] = {}
+    for file in layouts.walk(data_dir):
+        part = layouts.part_in([file.stem]) if file.suffix.lower() == ".txt" else None
+        if part is not None and part not in found:
+            with contextlib.suppress(OSError), input_files.open_file(file) as content:
+                words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
+                if not words or words[0].replace("\\", "/").rpartition("/")[2] in names:
+                    found[part] = file
+    return [found[part] for part in get_args(Part) if part in found]
 
 
 def _listed_part(name: str, lists: SplitLists) -> Part | None:

@@ -131,6 +131,8 @@ PARTS: dict[str, Part] = {
     "test": "test", "testing": "test", "ts": "test", "stage1train": "train", "stage1test": "test",
 }  # fmt: skip
 
+PART_NAME = re.compile(rf"^({'|'.join(PARTS)})(?:set|data|dataset|split|v\d|(?:19|20)\d\d)$")  # train_set, COCO's train2017
+
 MAX_DEPTH = 3  # of folders whose names say what they hold: P/*/K
 MAX_PROPOSED = 8  # folders among which two are looked for whose names pair up
 
@@ -217,7 +219,7 @@ def find_layout(
     phrase = f"{images}/ + {masks}/" + (f" in {len(image.folders)} folders" if image.is_in_sequences else "")
     phrase = phrase if image is not mask else "image and mask side by side" + ("" if images == "." else f" in {images}/")
     val_image, val_mask = (_only(data_dir, kind, groups, ("val",)) for kind in KEYS)
-    if val_image and not val_mask and image is not mask:
+    if val_image and (not val_mask if image is not mask else not holds_masks_too(val_image.files, mask_suffix)):
         text = f"no masks of {val_image.place}; {_contents(data_dir)}; add them, or to train and validate on one folder"
         raise Question(text, {"image_dir": images, "mask_dir": masks})
     if val_image:
@@ -246,8 +248,9 @@ def _inner_root(data_dir: Path, files: Sequence[Path]) -> Path:
 
 
 def _meaning(name: str) -> tuple[str, Kind | None]:
-    """Part and kind of a folder by its name: train_masks → train, mask; imgs → "", image; foo → "", None."""
+    """Part and kind of a folder by its name: train_masks → train, mask; imgs → "", image; val2017 → val, None; foo → "", None."""
     word = re.sub(r"[-_. ]", "", name.lower())
+    word = PART_NAME.sub(r"\1", word)
     if word in KINDS or word in PARTS:
         return PARTS.get(word, ""), KINDS.get(word)
     for part_word, part in PARTS.items():

@@ -206,6 +206,17 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
     return _of_each(order, reason, num_classes, num_classes_reason=count, ignored=void, tolerance=tolerance, names=names)
 
 
+def describe_misfit(class_file: ClassFile, evidence: MaskEvidence) -> str:
+    """Why the classes of a file are not taken, and what to do."""
+    by_value = _values_of_file(class_file, evidence) or {}
+    void = {value: one.name for value, one in by_value.items() if one.is_void and value in evidence.counts}
+    if (share := evidence.share(*void)) > MAX_VOID:
+        names = " and ".join(void.values())
+        return f"{names} would be ignored, which is {share:.0%} of the pixels; if it is the background, name it background there"
+    what = f"it names {len(class_file.classes)} classes, and the masks hold {len(evidence.seen)} values that do not fit them"
+    return f"{what}; correct it, or set class_names"
+
+
 def _values_of_file(class_file: ClassFile, evidence: MaskEvidence) -> dict[int, NamedClass] | None:
     """The classes by the value that they have in the masks, in the order of the file."""
     classes, seen = class_file.classes, evidence.seen
@@ -324,6 +335,7 @@ def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
         "They look like those of photographs; is mask_dir the folder of the masks? Of cut-outs, save the alpha channel as the mask"
     )
     yield evidence.look_like_photographs, is_photo
+    yield evidence.is_lossy, "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can"
     is_alone = seen[-1] == VOID and len(seen) > 2 and not evidence.is_beside_classes(VOID)
     yield is_alone, "255 occurs only in masks that hold no class but 0: is it void, or another mark of the foreground?"
     yield len(seen) == 2, "Which of the two is the background?"

@@ -320,6 +320,9 @@ ARCHIVE = "an archive; unpack it, and set data_dir to the folder"
 FOREIGN_FORMATS = {  # by their extensions: what a file is, with what to do about it
     ".heic .heif": "a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)",
     ".avif": "an AVIF picture; convert it to PNG or JPEG",
+    ".jfif .jpe": "a JPEG under another name; rename it to .jpg",
+    ".ppm .pgm .pnm .jp2 .j2k .jxl .tga": "a picture of a form that is not read; convert it to PNG or TIFF (magick FILE out.png)",
+    ".npz": "arrays in one file; save each image and each mask in it as .npy (numpy.load reads them)",
     ".dcm .dicom .ima": "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them, dcm2niix makes volumes)",
     ".nii .nii.gz": "a NIfTI volume; save its slices as TIFF or .npy, a file each (nibabel reads them; training takes volumes)",
     ".czi .nd2 .lif .oib .oif .lsm .vsi .ims": "a file of a microscope; save it as TIFF, a page a slice (bfconvert FILE out.tif)",

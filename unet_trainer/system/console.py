@@ -248,7 +248,8 @@ class Console:
         self._append([text])
 
     def fact(self, label: str, text: str) -> None:
-        self.say(f"  {label + ':':<11} {text}")
+        """`label`: "" for a line that goes on."""
+        self.say(f"  {label and f'{label}:':<11} {text}")
 
     def warn(self, text: str) -> None:
         self._tell("warning", "yellow", text)
