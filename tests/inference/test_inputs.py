@@ -97,6 +97,15 @@ def test_results_among_the_images_are_refused(folder, words, out):
     assert str(told.value).endswith(f"e.g. --out {Path(out).parent / 'predictions'}, or add --among-images")
 
 
+def test_links_to_other_folders_are_followed_but_none_in_a_circle(folder):
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "d.png").touch()
+    for link, target in {"data/monday": elsewhere, "data/all": folder, "elsewhere/back": folder / "data"}.items():
+        (folder / link).symlink_to(target)
+    assert [path for path, _ in found("data")] == ["data/a.png", "data/monday/d.png", "data/sub/b.JPG", "data/sub/deep/c.tif"]
+
+
 def test_results_inside_of_the_folder_are_no_inputs(folder):
     (folder / "data/out").mkdir()
     (folder / "data/out/a.png").write_bytes(b"\x89PNG unet-trainer predict and pixels")

@@ -63,7 +63,7 @@ def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] =
     found: list[Input] = []
     for word, path in zip(words, paths, strict=True):
         if path.is_dir():
-            found += _from_folder(path, list_files(path), out, f"{word} holds no image", note)
+            found += _from_folder(path, list_files(path, follows=_leads_elsewhere(path)), out, f"{word} holds no image", note)
         elif path.suffix.lower() == CSV_SUFFIX and path.exists():
             found += _from_csv(path)
         elif path.exists():
@@ -88,6 +88,20 @@ def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
             f"--out: got {out}; {beside} would lie among the images, and may be taken for one when they are read again. Choose "
             f"another folder, e.g. --out {out.parent / 'predictions'}, or add --among-images"
         )
+
+
+def _leads_elsewhere(folder: Path) -> Callable[[Path], bool]:
+    """Links to folders beside this one, each folder once: links may lead in a circle."""
+    seen = {resolved(folder)}
+
+    def follows(link: Path) -> bool:
+        target = resolved(link)
+        if any(target.is_relative_to(other) or other.is_relative_to(target) for other in seen):
+            return False
+        seen.add(target)
+        return True
+
+    return follows
 
 
 def _absolute(path: Path) -> Path:
