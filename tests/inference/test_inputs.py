@@ -130,6 +130,13 @@ def test_a_csv_may_name_images_as_seen_from_here_or_with_whole_paths(folder):
     assert found("other/up.csv") == [("other/../data/a.png", "a")]
 
 
+def test_whole_paths_in_a_csv_keep_the_folders_in_which_they_differ(folder):
+    """One name in two folders was refused, with the advice to name the folder above them, which a list cannot."""
+    paths = [str(folder / name) for name in ("data/a.png", "other/e.png")]
+    (folder / "list.csv").write_text("\n".join(["image", *paths, "data/sub/b.JPG"]))
+    assert found("list.csv") == [(paths[0], "data/a"), (paths[1], "other/e"), ("data/sub/b.JPG", "data/sub/b")]
+
+
 def test_the_split_of_a_run_names_images_of_its_data(folder):
     run = folder / "checkpoints/run"
     run.mkdir(parents=True)
