@@ -97,6 +97,15 @@ def test_results_among_the_images_are_refused(folder, words, out):
     assert str(told.value).endswith(f"e.g. --out {Path(out).parent / 'predictions'}, or add --among-images")
 
 
+def test_links_to_other_folders_are_followed_but_none_in_a_circle(folder):
+    elsewhere = folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "d.png").touch()
+    for link, target in {"data/monday": elsewhere, "data/all": folder, "elsewhere/back": folder / "data"}.items():
+        (folder / link).symlink_to(target)
+    assert [path for path, _ in found("data")] == ["data/a.png", "data/monday/d.png", "data/sub/b.JPG", "data/sub/deep/c.tif"]
+
+
 def test_results_inside_of_the_folder_are_no_inputs(folder):
     (folder / "data/out").mkdir()
     (folder / "data/out/a.png").write_bytes(b"\x89PNG unet-trainer predict and pixels")
@@ -119,6 +128,13 @@ def test_a_csv_may_name_images_as_seen_from_here_or_with_whole_paths(folder):
     assert found("other/list.csv") == [("data/a.png", "data/a")]
     (folder / "other/up.csv").write_text("image\n../data/a.png\n")
     assert found("other/up.csv") == [("other/../data/a.png", "a")]
+
+
+def test_whole_paths_in_a_csv_keep_the_folders_in_which_they_differ(folder):
+    """One name in two folders was refused, with the advice to name the folder above them, which a list cannot."""
+    paths = [str(folder / name) for name in ("data/a.png", "other/e.png")]
+    (folder / "list.csv").write_text("\n".join(["image", *paths, "data/sub/b.JPG"]))
+    assert found("list.csv") == [(paths[0], "data/a"), (paths[1], "other/e"), ("data/sub/b.JPG", "data/sub/b")]
 
 
 def test_the_split_of_a_run_names_images_of_its_data(folder):

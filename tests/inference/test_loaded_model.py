@@ -98,6 +98,13 @@ def test_an_alpha_channel_is_dropped_as_predict_drops_it(mode, channels, make_mo
     assert np.array_equal(model(pixels), expected)
 
 
+def test_a_black_and_white_image_of_pil_is_taken_as_predict_takes_its_file(make_model, tmp_path):
+    model = make_model("RGB")
+    picture = Image.fromarray(np.random.default_rng(0).integers(0, 2, (32, 40), np.uint8) * 255).convert("1")
+    picture.save(tmp_path / "scan.png")
+    assert np.array_equal(model.probabilities(picture), model.probabilities(read_image(tmp_path / "scan.png")))
+
+
 def test_threads_give_what_one_thread_gives(make_model):
     model = make_model("RGB")
     images = [random_image(SPECS["RGB"], 40 + index % 3, 64, index) for index in range(12)]

@@ -59,11 +59,11 @@ def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] =
         raise UserError("got an empty name; need images, folders, patterns or CSV files (is a variable of the shell not set?)")
     paths = [Path(word) for word in words]
     alone = [path for path in paths if path.exists() and not path.is_dir() and path.suffix.lower() != CSV_SUFFIX]
-    base = Path(os.path.commonpath([_absolute(path).parent for path in alone])) if alone else Path()
+    base = _common_folder(alone)
     found: list[Input] = []
     for word, path in zip(words, paths, strict=True):
         if path.is_dir():
-            found += _from_folder(path, list_files(path), out, f"{word} holds no image", note)
+            found += _from_folder(path, list_files(path, follows=_leads_elsewhere(path)), out, f"{word} holds no image", note)
         elif path.suffix.lower() == CSV_SUFFIX and path.exists():
             found += _from_csv(path)
         elif path.exists():
@@ -88,6 +88,25 @@ def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
             f"--out: got {out}; {beside} would lie among the images, and may be taken for one when they are read again. Choose "
             f"another folder, e.g. --out {out.parent / 'predictions'}, or add --among-images"
         )
+
+
+def _leads_elsewhere(folder: Path) -> Callable[[Path], bool]:
+    """Links to folders beside this one, each folder once: links may lead in a circle."""
+    seen = {resolved(folder)}
+
+    def follows(link: Path) -> bool:
+        target = resolved(link)
+        if any(target.is_relative_to(other) or other.is_relative_to(target) for other in seen):
+            return False
+        seen.add(target)
+        return True
+
+    return follows
+
+
+def _common_folder(files: Sequence[Path]) -> Path:
+    """The lowest one that holds them all."""
+    return Path(os.path.commonpath([_absolute(path).parent for path in files])) if files else Path()
 
 
 def _absolute(path: Path) -> Path:
@@ -129,10 +148,11 @@ def _from_csv(path: Path) -> list[Input]:
         raise UserError(f"{path} names no image")
     bases = [*([_data_dir(path)] if path.name == SPLIT_CSV else []), path.parent, Path()]
     base = next((base for base in bases if base is not None and is_file(base / written[0])), path.parent)
+    is_outside = {path: path.is_absolute() or ".." in path.parts for path in map(Path, written)}
+    above = _common_folder([base / path for path in is_outside if is_outside[path]])
     found = []
     for path_in_row in map(Path, written):
-        is_inside = not path_in_row.is_absolute() and ".." not in path_in_row.parts
-        name = path_in_row if is_inside else Path(path_in_row.name)
+        name = _absolute(base / path_in_row).relative_to(above) if is_outside[path_in_row] else path_in_row
         found.append(Input(base / path_in_row, name.with_suffix("").as_posix()))
     missing = [str(image) for image, _ in found if not is_file(image)]
     if missing:

@@ -337,7 +337,10 @@ class PredictionStream:
         """Of an image that was predicted before."""
         path = self.folder.mask(given.name)
         try:
-            self._add_polygons(given, read_mask(path))
+            ids = read_mask(path)
+            if ids.max() >= self.folder.spec.num_ids:
+                raise ReadError(f"class {ids.max()} is none of this model's; leave out --skip-existing")
+            self._add_polygons(given, ids)
         except ReadError as error:
             self._failed(given, f"{path}: {error}")
 

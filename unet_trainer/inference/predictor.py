@@ -369,6 +369,8 @@ def _pixels(image: ArrayLike, channels: int) -> Pixels:
     if mode is not None and mode not in PIL_MODES:
         raise DataError(f"an image of PIL with mode {mode}, whose numbers are no brightness; give image.convert('RGB')")
     pixels = np.asarray(image)
+    if mode == "1":  # bool in numpy; in files black and white are 0 and 255
+        pixels = pixels * np.uint8(255)
     has_alpha = pixels.ndim == 3 and pixels.dtype.kind == "u" and pixels.shape[2] in (2, 4) and pixels.shape[2] != channels
     return pixels[:, :, :-1] if has_alpha and pixels.shape[2] - 1 in (1, channels) else pixels
 
