@@ -131,13 +131,14 @@ def compare_depths(before: str, now: str) -> None:
 
 
 def adapt_to_changes(config: ResolvedConfig, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
-    """Other batches restart the current epoch; another learning rate undoes the reduction after a rollback."""
+    """Other batches restart the current epoch. Another learning rate undoes the reduction after a rollback, and a run that was given
+    up, as it did not learn when it had begun again, trains on."""
     others = [name for name in BATCHING_KEYS if name in before and before[name] not in ("auto", getattr(config, name))]
     if state.batch and others:
         state.restart_epoch()
         console.note(f"epoch {state.epoch + 1} begins anew, because {' and '.join(others)} changed")
     if before["learning_rate"] != config.learning_rate:  # the user has chosen another
-        state.learning_rate.factor, state.num_rollbacks = 1.0, 0
+        state.learning_rate.factor, state.num_rollbacks, state.num_restarts = 1.0, 0, 0
 
 
 def describe_position(state: TrainState) -> str:
