@@ -83,6 +83,13 @@ def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
     assert said.count("changed since the run began") == 1
 
 
+def test_a_resume_with_a_damaged_file_says_that_removing_it_does_not_help(config, data):
+    run = train(config, num_epochs=1)
+    (data / files_of(run.run_dir, "train")[0][0]).write_bytes(b"")
+    with pytest.raises(UserError, match=r"the file is empty\n(.*\n)?A resumed run needs every file and every class that it began with"):
+        train(config, num_epochs=2, resume="auto")
+
+
 def test_images_of_another_depth_at_a_resume_are_refused(config, data):
     train(config, num_epochs=1)
     for path in (data / "images").iterdir():
