@@ -86,7 +86,9 @@ def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
 def test_a_resume_with_a_damaged_file_says_that_removing_it_does_not_help(config, data):
     run = train(config, num_epochs=1)
     (data / files_of(run.run_dir, "train")[0][0]).write_bytes(b"")
-    with pytest.raises(UserError, match=r"the file is empty\n(.*\n)?A resumed run needs every file and every class that it began with"):
+    with pytest.raises(
+        UserError, match=r"the file is empty\n(.*\n)?A resumed run needs every file and every class that it began with"
+    ):
         train(config, num_epochs=2, resume="auto")
 
 

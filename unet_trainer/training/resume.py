@@ -131,8 +131,8 @@ def compare_depths(before: str, now: str) -> None:
 
 
 def adapt_to_changes(config: ResolvedConfig, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
-    """Other batches restart the current epoch. Another learning rate undoes the reduction after a rollback, and a run that was given
-    up, as it did not learn when it had begun again, trains on."""
+    """Other batches restart the current epoch. Another learning rate undoes the reduction after a rollback, and a run that began
+    again, and was given up, trains on."""
     others = [name for name in BATCHING_KEYS if name in before and before[name] not in ("auto", getattr(config, name))]
     if state.batch and others:
         state.restart_epoch()
