@@ -19,7 +19,7 @@ import pytest
 from helpers.image_bytes import empty_png
 from helpers.runs import weights_digest, words
 from train_unet import TrainingFailed, main, train
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import fill_cache
@@ -81,6 +81,23 @@ def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
     said = capsys.readouterr().out
     assert f"2 files changed since the run began: {data / image}, {data / mask}; scores from before" in said
     assert said.count("changed since the run began") == 1
+
+
+def test_a_resume_with_a_damaged_file_says_that_removing_it_does_not_help(config, data):
+    run = train(config, num_epochs=1)
+    (data / files_of(run.run_dir, "train")[0][0]).write_bytes(b"")
+    with pytest.raises(
+        UserError, match=r"the file is empty\n(.*\n)?A resumed run needs every file and every class that it began with"
+    ):
+        train(config, num_epochs=2, resume="auto")
+
+
+def test_images_of_another_depth_at_a_resume_are_refused(config, data):
+    train(config, num_epochs=1)
+    for path in (data / "images").iterdir():
+        path.write_bytes(cv2.imencode(".png", cv2.imread(str(path)).astype(np.uint16) * 257)[1].tobytes())
+    with pytest.raises(CheckpointError, match="they hold 16-bit values, those that the run began with 8-bit ones; put them back"):
+        train(config, num_epochs=2, resume="auto")
 
 
 def to_bomb(path):

@@ -104,6 +104,12 @@ def test_each_row_is_a_run_of_the_script(tiny_config, tmp_path, capsys):
     assert "Epoch 2/2" in (folder / "plain.log").read_text()
 
 
+def test_data_that_are_not_there_are_told_before_a_row_is_tried(tmp_path, capsys):
+    assert main(["bench", "--quick", f"data_dir={tmp_path / 'none'}", f"checkpoint_dir={tmp_path / 'runs'}"]) == 2
+    assert f"Error: data_dir: {tmp_path / 'none'} does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_figures_are_those_of_the_epochs_after_the_first_and_a_failure_does_not_end_the_others(tiny_config, stub, tmp_path, capsys):
     error = "batch_size: 4000 is more than the 10 training images; need at most 10"
     script = stub(too_large={"lines": ["Device: cpu", f"Error: {error}", "bye"], "code": 2})

@@ -55,6 +55,14 @@ def test_a_machine_without_temporary_folders_is_told_how_to_name_one():
 
 
 @pytest.mark.parametrize(
+    ("text", "reason"), [("", "Cannot allocate memory"), ("Unable to allocate 9 GiB", "Unable to allocate 9 GiB")]
+)
+def test_no_memory_is_of_the_machine(text, reason):
+    assert is_of_the_machine(MemoryError(text))
+    assert sentence(MemoryError(text)) == f"{reason}; end other programs"
+
+
+@pytest.mark.parametrize(
     "error", [made(errno.ENOENT), made(errno.EEXIST), made(errno.EINVAL), OSError("odd"), RuntimeError("odd"), ValueError("odd")]
 )
 def test_a_bug_keeps_its_traceback(error):

@@ -78,6 +78,18 @@ def test_a_file_that_cannot_be_written_ends_the_run_or_is_reported(checkpointer,
     assert checkpointer.unwritten() == ["last.pt"]
 
 
+def test_where_memory_ran_out_a_state_that_cannot_be_copied_is_told_and_that_of_the_start_is_saved(
+    checkpointer, components, tmp_path, monkeypatch
+):
+    end_epoch(components, 1)
+    copy = mock.Mock(side_effect=RuntimeError("DefaultCPUAllocator: not enough memory"))
+    monkeypatch.setattr(module, "HostCopy", copy)
+    checkpointer.save_on_failure(state_is_whole=True)
+    assert saved_epoch(tmp_path) == 0
+    said = checkpointer.console.stream.getvalue()
+    assert said == "Warning: the state could not be saved: DefaultCPUAllocator: not enough memory\n"
+
+
 @pytest.fixture
 def slow_disk(monkeypatch):
     """Checkpoints are written only once the test allows it."""

@@ -13,6 +13,7 @@ import torch
 from helpers.small_runs import ROW, finish_epochs, make_run, said
 from helpers.steps import make_settings
 from unet_trainer.config.load import load_config
+from unet_trainer.config.resolved_config import Decision
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.result import build_result, judge_model, report
@@ -139,6 +140,14 @@ def test_training_that_learned_points_to_overfitting_and_the_split():
     assert problem.endswith("Training did learn (train IoU 0.900): the model knows its training images only")
     assert advice[0] == "overfitting: augmentation=strong, encoder_weights=imagenet, more training images"
     assert "another kind" in advice[1]
+
+
+@pytest.mark.parametrize(("name", "train_iou"), [("learning_rate", 0.32), ("encoder_weights", 0.9)])
+def test_a_resumed_run_is_not_advised_to_leave_open_what_was_open_when_it_began(name, train_iou):
+    settings = make_settings(image_size=512)
+    settings.decisions[name] = Decision("decided", "")  # as resume.keep_reasons leaves it
+    ((_, advice),) = judge_model(settings, ALL_FOREGROUND, rows([train_iou]), ENOUGH)
+    assert not any(word in line for line in advice for word in ("auto", "imagenet"))
 
 
 def test_a_foreground_that_is_rare_and_never_predicted_is_told_with_how_to_find_it():

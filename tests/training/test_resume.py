@@ -133,10 +133,10 @@ BEFORE = make_settings().repeatable_dict()
 
 @pytest.fixture
 def state():
-    """In its third epoch, after a rollback."""
+    """In its third epoch, after a rollback and a second beginning."""
     made = small_components().state
     made.epoch, made.batch = 2, 3
-    made.learning_rate.factor, made.num_rollbacks = 0.1, 1
+    made.learning_rate.factor, made.num_rollbacks, made.num_restarts = 0.1, 1, 1
     return made
 
 
@@ -158,6 +158,7 @@ def stream():
 def test_other_batches_restart_the_epoch_and_another_rate_undoes_its_reduction(change, batch, factor, state, stream):
     adapt_to_changes(make_settings(**change).taken, BEFORE, state, Console(stream))
     assert (state.batch, state.learning_rate.factor, state.num_rollbacks) == (batch, factor, 0 if factor == 1 else 1)
+    assert state.num_restarts == state.num_rollbacks  # else one more epoch would end the run, as one that does not learn
     expected = "" if batch else f"Note: epoch 3 begins anew, because {next(iter(change))} changed\n"
     assert stream.getvalue() == expected
 

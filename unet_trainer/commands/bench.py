@@ -64,9 +64,11 @@ def main(arguments: Sequence[str], script: Script) -> int:
     if given.step:
         time_step(*build_step(config, console), console)
         return EXIT_DONE
+    from unet_trainer.datasets.dataset_report import find_dataset
     from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
 
     make_demo_if_missing(config, console)
+    find_dataset(config, console)  # what no row could train on is told at once
     device = choose_device(config.device)
     on_gpu = device.type != "cpu"
     has_bfloat16 = inspect_hardware(device).has_bfloat16 if on_gpu else cpu_computes_bfloat16()

@@ -95,7 +95,7 @@ def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
             return code if interruption.is_told else _end(f"interrupted by {interruption}", code)
         except KeyboardInterrupt:
             return _end("interrupted", EXIT_INTERRUPTED)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, MemoryError) as error:
             if not is_of_the_machine(error):
                 raise
             return _end(sentence(error), EXIT_USER_ERROR)

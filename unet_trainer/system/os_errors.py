@@ -49,7 +49,7 @@ def is_of_the_machine(error: BaseException) -> bool:
     """Whether the machine is the cause, so that a sentence helps more than a traceback."""
     if isinstance(error, OSError):
         return error.errno in ADVICE or NO_TEMPORARY_FOLDER in str(error)
-    return isinstance(error, RuntimeError) and NO_THREAD in str(error)
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_THREAD in str(error))
 
 
 def explain(error: BaseException, path: Path | None = None) -> tuple[str, str]:
@@ -58,9 +58,10 @@ def explain(error: BaseException, path: Path | None = None) -> tuple[str, str]:
     if NO_TEMPORARY_FOLDER in str(error):
         return "there is no folder for temporary files that can be written to", "name one: TMPDIR=FOLDER"
     number = error.errno or 0 if isinstance(error, OSError) else errno.EAGAIN if NO_THREAD in str(error) else 0
+    number = errno.ENOMEM if isinstance(error, MemoryError) else number
     if number == errno.ENOSPC and _lacks_inodes(path or Path(named_file(error) or os.curdir)):
         return "No inodes left on device: it has room, but for no more files", "delete files there, however small"
-    reason = getattr(error, "strerror", None) or str(error)
+    reason = getattr(error, "strerror", None) or str(error) or os.strerror(number)
     if number == errno.EMFILE:
         reason += _limit("RLIMIT_NOFILE", "ulimit -n")
     if number == errno.EAGAIN:

@@ -142,7 +142,10 @@ def build_dataset(config: Config, console: Console, run_folder: Path | None) -> 
     try:
         return build_dataset_report(config, console, earlier, is_resumed=earlier is not None).checked()
     except DataError as error:
-        raise DataError(f"{error}\nTo see all of it: python train_unet.py check data_dir={shlex.quote(config.data_dir)}") from None
+        more = f"To see all of it: python train_unet.py check data_dir={shlex.quote(config.data_dir)}"
+        if earlier is not None:
+            more += "\nA resumed run needs every file and every class that it began with: put these back, or start a new run"
+        raise DataError(f"{error}\n{more}") from None
 
 
 def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundPairs | None:

@@ -271,8 +271,12 @@ class Checkpointer:
             else:
                 self.waiting = {}
             self.finish()
+        except TrainingFailed:
+            raise
         except NonFinite as error:
             self.console.warn(str(error))
+        except (RuntimeError, MemoryError) as error:  # where memory ran out, there may be none for a copy of the state
+            self.console.warn(f"the state could not be saved: {first_line(error)}")
         if initial is not None and not has_checkpoint(self.folder):
             self.attempt(lambda: write_checkpoint(self.folder / LAST, initial.content()))
 

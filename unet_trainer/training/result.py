@@ -187,7 +187,7 @@ def judge_model(settings: Settings, confusion: Confusion, history: Sequence[Row]
             problem += f". Training did not learn either (train IoU {train_iou:.3f} at best)"
             pairs = f"masks may not match their images: the pictures in {SAMPLES}/ show {NUM_SAMPLES} side by side"
             lower = _setting("learning_rate", float(f"{config.learning_rate / 10:.1g}"))
-            other = "" if settings.asked.learning_rate == "auto" else ", or learning_rate=auto"
+            other = "" if settings.was_open("learning_rate") else ", or learning_rate=auto"
             advice = [f"{pairs}; or {check}", f"another learning rate may suit these data: {lower}{other}"]
         findings.append((problem, few_steps + advice))
     elif train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain:
@@ -223,7 +223,7 @@ def _overfitting_advice(settings: Settings) -> list[str]:
     ideas = []
     if settings.taken.augmentation in ("none", "default"):
         ideas.append(_setting("augmentation", "strong"))
-    if settings.taken.encoder_weights is None and settings.asked.encoder_weights != "auto":  # which has looked for them
+    if settings.taken.encoder_weights is None and not settings.was_open("encoder_weights"):  # auto has looked for them
         ideas.append(_setting("encoder_weights", "imagenet"))
     return [
         f"overfitting: {', '.join([*ideas, 'more training images'])}",

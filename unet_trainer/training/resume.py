@@ -13,6 +13,7 @@ from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
 from unet_trainer.config.schema import FIELDS, Config, parse_value
 from unet_trainer.datasets.splits import Split
+from unet_trainer.images.image_spec import depth_name
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.distributed import Launch
 from unet_trainer.training.state import TrainState
@@ -122,14 +123,22 @@ def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequen
             raise CheckpointError(f"cannot go on with another data split: {what}; put it back, or start a new run")
 
 
+def compare_depths(before: str, now: str) -> None:
+    """Raises if the values of the images have other units than those that image_mean and image_std were measured in."""
+    if now != before:
+        what = f"they hold {depth_name(now)} values, those that the run began with {depth_name(before)} ones"
+        raise CheckpointError(f"cannot go on with these images: {what}; put them back, or start a new run")
+
+
 def adapt_to_changes(config: ResolvedConfig, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
-    """Other batches restart the current epoch; another learning rate undoes the reduction after a rollback."""
+    """Other batches restart the current epoch. Another learning rate undoes the reduction after a rollback, and a run that began
+    again, and was given up, trains on."""
     others = [name for name in BATCHING_KEYS if name in before and before[name] not in ("auto", getattr(config, name))]
     if state.batch and others:
         state.restart_epoch()
         console.note(f"epoch {state.epoch + 1} begins anew, because {' and '.join(others)} changed")
     if before["learning_rate"] != config.learning_rate:  # the user has chosen another
-        state.learning_rate.factor, state.num_rollbacks = 1.0, 0
+        state.learning_rate.factor, state.num_rollbacks, state.num_restarts = 1.0, 0, 0
 
 
 def describe_position(state: TrainState) -> str:

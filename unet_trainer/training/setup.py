@@ -90,6 +90,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         tile = processes.broadcast(choose_tile(spec, val_sizes, settings.taken.batch_size) if processes.is_main else None)
     else:  # that the best epoch was found with
         tile = earlier["tile"]
+        resume.compare_depths(earlier["depth"], spec.image.depth)
     spec = replace(spec, tile=tile)
     loaders = build_loaders(settings.taken, dataset, device, console, processes, spec.tile)
     session.on_exit(loaders.close)
@@ -223,11 +224,11 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
             session.lock.acquire(folder, session.console.note)
         content.update(read_run(source, session.console.warn))
         try:
-            tile = SegmenterSpec.from_dict(content["spec"]).tile
+            spec = SegmenterSpec.from_dict(content["spec"])
         except ILL_FORMED as error:
             raise CheckpointError(f"{source} cannot be resumed: what it says of its model cannot be right ({error})") from None
         facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT}
-        facts |= {"world_size": len(content.get("ranks") or [0]), "tile": tile}
+        facts |= {"world_size": len(content.get("ranks") or [0]), "tile": spec.tile, "depth": spec.image.depth}
         return str(source), None if folder is None else str(folder), facts
 
     if (found := session.processes.broadcast(find() if session.processes.is_main else None)) is None:
