@@ -87,6 +87,15 @@ def test_results_of_other_predictions_in_the_folder_are_left_out_and_told(folder
         find_inputs(["data/old"], Path("out"))
 
 
+def test_pictures_of_forms_that_are_not_read_are_told(folder):
+    for name in ("data/d.heic", "data/sub/e.HEIC"):
+        (folder / name).touch()
+    notes = []
+    assert len(find_inputs(["data"], Path("out"), notes.append)) == 3
+    assert len(notes) == 1
+    assert notes[0].startswith("left out of data: 2 files such as d.heic: a photo in Apple's HEIC format; convert")
+
+
 @pytest.mark.parametrize(("words", "out"), [(["data"], "data"), (["data/sub/b.JPG"], "data/sub"), (["data/*/*"], "link")])
 def test_results_among_the_images_are_refused(folder, words, out):
     (folder / "link").symlink_to(folder / "data")

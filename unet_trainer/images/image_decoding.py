@@ -316,7 +316,7 @@ def png_bits(data: bytes) -> int:
 # Files that are no images
 
 HEAD_BYTES = 512
-ARCHIVE = "an archive; unpack it, and set data_dir to the folder"
+ARCHIVE = "an archive; unpack it, and give the folder in its place"
 FOREIGN_FORMATS = {  # by their extensions: what a file is, with what to do about it
     ".heic .heif": "a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)",
     ".avif": "an AVIF picture; convert it to PNG or JPEG",

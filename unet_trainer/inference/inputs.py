@@ -22,6 +22,7 @@ import numpy as np
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.datasets.annotations import describe_other_files
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair, unknown_value_lines
 from unet_trainer.datasets.demo import ensure_demo
@@ -63,6 +64,8 @@ def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] =
     found: list[Input] = []
     for word, path in zip(words, paths, strict=True):
         if path.is_dir():
+            for others in describe_other_files(path):
+                note(f"left out of {word}: {others}")
             found += _from_folder(path, list_files(path, follows=_leads_elsewhere(path)), out, f"{word} holds no image", note)
         elif path.suffix.lower() == CSV_SUFFIX and path.exists():
             found += _from_csv(path)
