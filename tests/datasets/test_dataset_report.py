@@ -185,6 +185,16 @@ def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
     ]
 
 
+def test_images_with_the_same_pixels_are_identical_however_they_are_compressed(data):
+    for index in range(0, 6, 2):
+        data.image(index + 1, noise(index))
+        path = data.folder / f"images/{index}.png"
+        cv2.imwrite(str(path), cv2.imread(str(path)), [cv2.IMWRITE_PNG_COMPRESSION, 0])
+    report = data.report()
+    assert report.notices[0].startswith("6 images are identical to another one")
+    assert len({int(pair.name) // 2 for pair in report.split.val}) * 2 == len(report.split.val)
+
+
 def test_several_things_are_answered_one_after_the_other(data):
     (data.folder / "masks/5.png").unlink()
     for index in range(5):

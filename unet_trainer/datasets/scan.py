@@ -44,7 +44,7 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 from unet_trainer.system.resources import count_cores
 
-CACHE_FORMAT = 3
+CACHE_FORMAT = 4
 PART_VALUES = 2**22  # that are measured at a time
 MANY_OPACITIES = 16  # values of an alpha channel that is a band,
 MAX_FREQUENT = 0.5  # of whose pixels but 0 no value has this share
@@ -93,6 +93,7 @@ class ImageFacts:
     alpha: AlphaFacts | None
     is_turned: bool  # rotated or mirrored because of its EXIF orientation
     digest: str  # of the file's bytes
+    pixels: str  # digest of the decoded values; empty: not known, in shards of earlier versions
     missing: tuple[int, ...] = ()  # values of each channel that are no data, as find_missing tells; empty: none
     marks: tuple[str, ...] = ()  # what these hold
     extreme: Extreme | None = None
@@ -169,6 +170,8 @@ class ScanCache:
         with contextlib.suppress(ValueError, LookupError, TypeError):
             stored = find_member(path)
             in_index = None if stored is None else stored.facts
+            if in_index is not None and kind == "image":
+                in_index = {"pixels": "", **in_index}
             known_stamp, known = (stamp, in_index) if in_index is not None else self.known[f"{kind}:{path.absolute()}"]
             if stamp is not None and known_stamp == stamp:
                 facts = from_plain(FACTS[kind], {**known, "stamp": stamp})
@@ -293,10 +296,11 @@ def _scan_image(path: Path) -> ImageFacts:
     data = read_bytes(path)
     num_with_alpha = headers.channels_with_alpha(data)
     image, alpha = decode_image(data, channels=num_with_alpha) if num_with_alpha else decode_image(data), None
+    pixels = content_digest(np.ascontiguousarray(image).ravel().data)
     if num_with_alpha and image.shape[2] == num_with_alpha:
         image, alpha = np.ascontiguousarray(image[:, :, :-1]), _measure_alpha(np.ascontiguousarray(image[:, :, -1:]))
     (mean, std, low, high, missing), extreme, marks = _measure_values(image, headers.nodata_of(data))
-    source = alpha, headers.is_turned(data), content_digest(data)
+    source = alpha, headers.is_turned(data), content_digest(data), pixels
     height, width, channels = image.shape
     return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
 

@@ -100,7 +100,7 @@ def as_stamp(status: os.stat_result) -> Stamp:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns]
 
 
-def content_digest(data: bytes) -> str:
+def content_digest(data: bytes | memoryview) -> str:
     """The same for two files only if their bytes are the same."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
