@@ -172,6 +172,8 @@ def test_a_pattern_that_matches_nothing_or_takes_for_ever_is_refused_with_the_na
         DataError, match=r"^group_pattern: 'q' matches nothing in 2 of 2 paths, such as images/a\.png, images/b\.png$"
     ):
         grouped("q", "a", "b")
+    with pytest.raises(DataError, match=r"^group_pattern: the first bracket of '\(x\)\|\(y\)' matches nothing in 1 of 2 paths"):
+        grouped("(x)|(y)", "x", "y")  # y.png would be in no group
     with pytest.raises(DataError, match=r"has not decided after 1 s about images/a1\.png, images/a{60}\.png; a repeat inside"):
         grouped(r"^images/((a+)+)+\d$|\d\.", "a1", "a" * 60, seconds=1)
 
@@ -219,6 +221,15 @@ def test_a_class_that_only_the_gap_would_hold_is_left_to_train():
     for seed in range(20):
         blocks, *_ = choose_image_blocks(ids, 0.3, seed)
         assert all(any(ids[box[0] : box[2], box[1] : box[3]].any() for box in boxes) for boxes in blocks.values()), seed
+
+
+def test_boxes_that_share_pixels_stay_on_one_side_and_a_whole_image_shares_those_of_its_boxes():
+    boxes = [Box(Path(f"{number}.png"), Path("m.png"), 0, left, 9, left + 9) for number in range(6) for left in (0, 5)]
+    split = split_of(FoundPairs(tuple(box.pair(box.name_in(box.image.stem), None) for box in boxes), "boxes.csv"))
+    assert not {pair.user_files[0] for pair in split.train} & {pair.user_files[0] for pair in split.val}
+    files = Path("images/a.png"), Path("m.png")
+    part = Box(Path("masks/../images/a.png"), files[1], 0, 0, 9, 9).pair("part", "train")
+    assert "some of its pixels are in val" in error_message(FoundPairs((part, Pair("whole", *files, "val")), "boxes.csv"))
 
 
 @pytest.mark.parametrize(("train", "message"), [((0, 0, 9, 9), ""), ((0, 10, 11, 30), "rows 0 to 10"), (None, "a.png is in train")])

@@ -14,9 +14,9 @@ import math
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -133,7 +133,7 @@ def assign(units: Sequence[Sequence[int]], labels: Sequence[Iterable[int]], size
 
 
 def _group_pairs(pairs: Sequence[Pair], digests: Sequence[str]) -> list[list[int]]:
-    """Indices of pairs that share a group or an image, directly or through other pairs (union-find)."""
+    """Indices of pairs that share a group, an image or pixels of one, directly or through other pairs (union-find)."""
     parents = list(range(len(pairs)))
 
     def find_root(index: int) -> int:
@@ -147,6 +147,9 @@ def _group_pairs(pairs: Sequence[Pair], digests: Sequence[str]) -> list[list[int
         for key in (("group", pair.group), ("image", digest)):
             if key[1]:
                 parents[find_root(index)] = find_root(first.setdefault(key, index))
+    index_of = {pair: index for index, pair in enumerate(pairs)}
+    for one, other in _find_overlaps(pairs):
+        parents[find_root(index_of[one])] = find_root(index_of[other])
     units: dict[int, list[int]] = defaultdict(list)
     for index in range(len(pairs)):
         units[find_root(index)].append(index)
@@ -164,12 +167,9 @@ def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
         raise DataError(
             f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}; put each on one side; {BY_HAND}"
         )
-    boxes: dict[Path, list[Box]] = defaultdict(list)
-    for pair in val:
-        if pair.box is not None:
-            boxes[pair.box.image].append(pair.box)
-    for pair in training:
-        if any(pair.box is None or pair.box.overlaps(box) for box in boxes.get(pair.user_files[0], ())):
+    for one, other in _find_overlaps(found.pairs):
+        if one.part != other.part:
+            pair = one if one.part == "train" else other
             raise DataError(f"{pair.shown_image} is in train, and some of its pixels are in val; move one of the boxes")
     digest_of = dict(zip(found.pairs, digests, strict=True))
     validating = {digest_of[pair] for pair in val} - {""}
@@ -178,6 +178,19 @@ def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
         raise DataError(f"every training image also validates (the files are identical); {BY_HAND}")
     train = tuple(pair for pair in training if digest_of[pair] not in validating)
     return Split(train, val, found.rule, _describe_left_out(left_out), found.test, left_out)
+
+
+def _find_overlaps(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Pair]]:
+    """Pairs that share pixels of one image: two boxes, or a box and the whole."""
+    by_image: dict[Path, list[Pair]] = defaultdict(list)
+    boxed = {resolved(pair.box.image) for pair in pairs if pair.box is not None}
+    for pair in pairs if boxed else ():
+        if (image := resolved(pair.user_files[0])) in boxed:
+            by_image[image].append(pair)
+    for its in by_image.values():
+        for one, other in combinations(its, 2):
+            if one.box is None or other.box is None or one.box.overlaps(other.box):
+                yield one, other
 
 
 def _describe_left_out(pairs: Sequence[Pair]) -> tuple[str, ...]:
@@ -377,7 +390,7 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
 
     def match(paths: Sequence[str], _: ReadStderr) -> list[str | None]:
         found = [compiled.search(path) for path in paths]
-        return [None if match is None else match.group(1 if compiled.groups else 0) or "" for match in found]
+        return [None if match is None else match.group(1 if compiled.groups else 0) or None for match in found]
 
     ((_, groups),) = forked_map(match, [paths], 1, timeout=seconds)
     if isinstance(groups, Crash):
@@ -386,7 +399,7 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
     unmatched = [path for path, group in zip(paths, groups, strict=True) if group is None]
     if unmatched:
         what = f"matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
-        raise DataError(f"group_pattern: {pattern!r} {what}")
+        raise DataError(f"group_pattern: {'the first bracket of ' * bool(compiled.groups)}{pattern!r} {what}")
     return tuple(replace(pair, group=group or "") for pair, group in zip(pairs, groups, strict=True))
 
 
