@@ -123,6 +123,21 @@ def test_both_eyes_of_a_person_are_known_by_name_alone(tmp_path):
     assert "10 groups of 2 images" in note
 
 
+def test_augmented_versions_of_one_image_are_known_by_name_alone(dataset, tmp_path):
+    """However they were turned and coloured: the images here are not alike."""
+    stems = [f"{name}_jpg.rf.{version:032x}" for name in "abcdef" for version in range(2)]
+    pairs = [Pair(stem, tmp_path / f"{stem}.jpg", tmp_path / f"{stem}.png") for stem in stems]
+    note, settings = found(pairs, tmp_path)
+    assert note.startswith(f"images of one original are of the same subject by their names ({stems[0]}, {stems[1]})")
+    assert {pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)} == {f"{name}_jpg" for name in "abcdef"}
+    note, _ = found_across(pairs[:5], pairs[5:], tmp_path)
+    assert (
+        note
+        == f"1 image with versions in train and in val by their names, such as {pairs[5].image} and {pairs[4].image}: val_iou is too good"
+    )
+    assert found_across(pairs[:6], pairs[6:], tmp_path) == ("", {})
+
+
 def test_validation_frames_between_training_frames_are_found(dataset, tmp_path):
     frames = video("frame", 60, 0)
     val = dataset([frames[index] for index in range(20, 40, 2)], "val", "val")

@@ -28,7 +28,7 @@ from unet_trainer.datasets.splits import MIN_RUN, add_groups, build_split, place
 from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
-from unet_trainer.system.console import Console
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
@@ -57,6 +57,7 @@ NAME_PATTERNS = (
     r"(?:^|/)([^/\d]*\d+)[^/\d][^/]*$",
 )
 LEFT_AND_RIGHT = r"(?i)([^/]*\d)[-_. ]?(?:L|R|left|right|OD|OS)\.[^./]+$"
+VERSION = r"([^/]+)\.rf\.[0-9A-Za-z]{16,}\.[^./]+$"  # augmented versions of one image, as Roboflow names them: a_jpg.rf.0f3c...jpg
 LEFT_OR_RIGHT = r"(?i)(L|R|left|right|OD|OS)\.[^./]+$"
 
 Groupings = dict[str, list[str]]  # group_pattern → the group that it gives to each path
@@ -86,17 +87,18 @@ NOTHING: Note = "", {}
 def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> Note:
     """The note on images that are like their neighbours, if some are and a setting keeps them apart: the pattern with most groups
     that can be split, or split: blocks for a sequence. What was measured is kept under checkpoint_dir."""
-    if len(pairs) < MIN_PAIRS:
-        return NOTHING
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
+    versions = find_versions(paths)
+    if len(pairs) < MIN_PAIRS and not versions:
+        return NOTHING
     places = places_of(paths)
     order = sorted(range(len(places)), key=places.__getitem__)
-    groupings, is_sequence, by_number = find_left_and_right(paths), False, Likeness(0, 0, 0)
+    groupings, is_sequence, by_number = versions or find_left_and_right(paths), False, Likeness(0, 0, 0)
     found: dict[str, Likeness] = {}
 
     def note(alike: Sequence[str], likeness: Likeness | None, fix: str, settings: dict[str, Any]) -> Note:
         names = ", ".join(Path(path).stem for path in alike[:3])
-        why = f"images of one number are of the same subject by their names ({names})"
+        why = f"images of one {'original' if versions else 'number'} are of the same subject by their names ({names})"
         if likeness is not None:
             where = "in the numbering" if is_sequence else "by name"
             why = f"images are like their neighbours {where} ({names}): the most similar image is a neighbour {likeness}"
@@ -163,6 +165,10 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
     """The note on a split that is given, if the training image that is most like a validation image is its neighbour in the
     numbering more often than by chance. No setting mends it."""
     pairs = [*train, *val]
+    ours, theirs = ({match[1]: pair for pair in side if (match := re.search(VERSION, pair.image.name))} for side in (val, train))
+    if shared := [name for name in ours if name in theirs]:
+        what = f"{counted(len(shared), 'image')} with versions in train and in val by their names, such as"
+        return f"{what} {ours[shared[0]].shown_image} and {theirs[shared[0]].shown_image}: val_iou is too good", {}
     if len(pairs) < MIN_PAIRS:
         return NOTHING
     places = places_of([pair.image.stem for pair in pairs])  # parts lie in folders of their own
@@ -266,6 +272,12 @@ def find_left_and_right(paths: Sequence[str]) -> Groupings:
         sides[group].add(end.lower())
     num_paired = sum(len(sides[group]) == 2 for group in groups)
     return {LEFT_AND_RIGHT: groups} if len(sides) > 1 and num_paired >= MIN_SHARE * len(paths) else {}
+
+
+def find_versions(paths: Sequence[str]) -> Groupings:
+    """The augmented versions of each image, if one has several."""
+    groups = _groups_by(VERSION, paths)
+    return {VERSION: groups} if 1 < len(set(groups)) < len(groups) else {}
 
 
 def _groups_by(pattern: str, paths: Sequence[str]) -> list[str]:
