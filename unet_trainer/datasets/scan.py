@@ -93,7 +93,7 @@ class ImageFacts:
     alpha: AlphaFacts | None
     is_turned: bool  # rotated or mirrored because of its EXIF orientation
     digest: str  # of the file's bytes
-    pixels: str  # digest of the decoded values; empty: not known, in shards of earlier versions
+    pixels: str  # digest of the values without opacity, of one channel if all are equal; empty: shards of earlier versions
     missing: tuple[int, ...] = ()  # values of each channel that are no data, as find_missing tells; empty: none
     marks: tuple[str, ...] = ()  # what these hold
     extreme: Extreme | None = None
@@ -296,10 +296,14 @@ def _scan_image(path: Path) -> ImageFacts:
     data = read_bytes(path)
     num_with_alpha = headers.channels_with_alpha(data)
     image, alpha = decode_image(data, channels=num_with_alpha) if num_with_alpha else decode_image(data), None
-    pixels = content_digest(np.ascontiguousarray(image).ravel().data)
+    whole = image
     if num_with_alpha and image.shape[2] == num_with_alpha:
         image, alpha = np.ascontiguousarray(image[:, :, :-1]), _measure_alpha(np.ascontiguousarray(image[:, :, -1:]))
     (mean, std, low, high, missing), extreme, marks = _measure_values(image, headers.nodata_of(data))
+    seen = whole if alpha is not None and alpha.is_band else image
+    if (seen == seen[:, :, :1]).all():  # grey, in one channel or in three
+        seen = seen[:, :, :1]
+    pixels = content_digest(np.ascontiguousarray(seen).ravel().data)
     source = alpha, headers.is_turned(data), content_digest(data), pixels
     height, width, channels = image.shape
     return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
