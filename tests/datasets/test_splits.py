@@ -312,6 +312,10 @@ def test_missing_and_unknown_columns_are_refused_with_the_columns_found(data, te
     assert csv_error(data, text) == f"split_file: DATA/split.csv has the columns {columns}; {NEEDED}"
 
 
+def test_a_table_in_utf_16_is_said_to_be_no_utf_8(data):
+    assert csv_error(data, "image,mask\na.png,b.png\n".encode("utf-16")).endswith("; save it as UTF-8")
+
+
 def test_every_problem_is_named_with_its_line(data):
     text = (
         "image,mask,split\n"

@@ -49,6 +49,7 @@ COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
 MAX_BYTES = 256 * 2**20
+NOT_UTF8 = "The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
 
 
 @dataclass(frozen=True)
@@ -463,7 +464,7 @@ def read_split_csv(path: Path, data_dir: Path, now: FoundPairs | None = None, co
         if not pairs and any(": no file " in problem for problem in problems):
             more.append("No row has its files: paths are as seen from data_dir, such as images/a.png")
         if any(UNDECODED.search(cell) for _, row in rows for cell in row.values()):
-            more.append("The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8")
+            more.append(NOT_UTF8)
         raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
     if not pairs:
         raise DataError(f"split_file: {path} has no row of train or val")
@@ -494,7 +495,9 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
     unknown = sorted(set(header) - {*COLUMNS, BOX})
     if "image" not in header or "mask" not in header or unknown or len(set(header)) < len(header):
         columns = first_few((f"{cell:.60}" for cell in header), 10) or "none"
-        raise DataError(f"split_file: {path} has the columns {columns}; need image and mask, and optionally split and group")
+        encoding = f". {NOT_UTF8}" if UNDECODED.search("".join(header)) else ""
+        need = "need image and mask, and optionally split and group"
+        raise DataError(f"split_file: {path} has the columns {columns}; {need}{encoding}")
     return rows
 
 
