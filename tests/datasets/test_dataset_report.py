@@ -198,6 +198,14 @@ def test_images_with_the_same_pixels_are_identical_however_they_are_compressed(d
     assert len({int(pair.name) // 2 for pair in report.split.val}) * 2 == len(report.split.val)
 
 
+def test_a_group_in_train_and_in_test_gives_a_notice(data):
+    parts = ["train", "train", "train", "val", "test", "test"]
+    rows = [f"images/{index}.png,masks/{index}.png,{part},{'aabcad'[index]}\n" for index, part in enumerate(parts)]
+    (data.folder / "split.csv").write_text("image,mask,split,group\n" + "".join(rows))
+    report = data.report(split_file=str(data.folder / "split.csv"))
+    assert report.notices == ["1 group in train and in test: a; the scores of evaluate --split test are too good for them"]
+
+
 def test_several_things_are_answered_one_after_the_other(data):
     (data.folder / "masks/5.png").unlink()
     for index in range(5):

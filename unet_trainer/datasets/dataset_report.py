@@ -308,6 +308,10 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         report.ask(error)
         return
     report.notices += report.split.notices
+    tested, trained = ({pair.group for pair in side} for side in (report.split.test, report.split.train))
+    if shared := sorted((tested & trained) - {""}):
+        what = f"{counted(len(shared), 'group')} in train and in test: {first_few(shared)}"
+        report.notices.append(f"{what}; the scores of evaluate --split test are too good for them")
     held = dict(zip(report.pairs, labels, strict=True))
     train, val = (set().union(*(held[pair] for pair in side)) for side in (report.split.train, report.split.val))
     sides = (train - val, "validation mask (val_iou says nothing of them)"), (val - train, "training mask (nothing teaches them)")

@@ -202,7 +202,7 @@ def _connect(protocol: str) -> Any:
     if not protocol:
         return _LocalSystem()
     if protocol not in PROTOCOLS:
-        raise ShardError(f"{protocol}:// is not known; need s3://, gs://, abfs://, https:// or http://")
+        raise ShardError(f"{protocol}:// is not known; need s3://, gs://, abfs://, https:// or http://, or the path of a folder")
     options: dict[str, Any] = {}
     try:
         import fsspec
