@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import textwrap
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -196,6 +197,11 @@ def test_images_with_the_same_pixels_are_identical_however_they_are_compressed(d
     report = data.report()
     assert "6 images are identical to another one" in "\n".join(report.notices)
     assert len({int(pair.name) // 2 for pair in report.split.val}) * 2 == len(report.split.val)
+    divided = [replace(pair, part="val" if pair.name == "0" else "train") for pair in report.pairs]
+    began = FoundPairs(tuple(divided), "split.csv")
+    resumed = build_dataset_report(data.config(), Console(io.StringIO()), began, is_resumed=True)
+    assert len(resumed.split.train) == 5  # a run of an earlier version, which took them for others
+    assert len(build_dataset_report(data.config(), Console(io.StringIO()), began).split.train) == 4
 
 
 def test_a_group_in_train_and_in_test_gives_a_notice(data):

@@ -291,8 +291,8 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
 
 def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     coding = report.coding
-    digests = [  # volumes share their empty slices, which are no reason to keep them together
-        "" if pair.group and image.low == image.high else f"{image.size} {image.dtype} {image.pixels or image.digest}"
+    digests = [  # volumes share their empty slices, which are no reason to keep them together; a resumed run keeps its images
+        "" if pair.group and image.low == image.high else image.digest if is_resumed else image.content
         for pair, image in zip(report.pairs, report.images, strict=True)
     ]
     labels: list[set[int]] = [

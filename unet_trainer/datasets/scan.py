@@ -103,6 +103,11 @@ class ImageFacts:
     def size(self) -> tuple[int, int]:
         return self.height, self.width
 
+    @property
+    def content(self) -> str:
+        """The same for images that are identical, however they were saved."""
+        return f"{self.size} {self.dtype} {self.pixels}" if self.pixels else self.digest
+
     def is_consistent(self) -> bool:
         has_channels = len(self.mean) == len(self.std) == self.channels > 0 and len(self.missing) in (0, self.channels)
         return min(self.size) > 0 and has_channels
