@@ -137,8 +137,8 @@ def train_epochs(
     `started`: when the command was given, if that was before now."""
     started = time.perf_counter() if started is None else started
     if config is None and own.model is None and own.train_data is None:  # the demo's settings do not fit these
-        config = script_config(overrides)
-    config = own.complete(load_config(CONFIG if config is None else config, {} if isinstance(config, Config) else overrides))
+        config, overrides = script_config(overrides), {}
+    config = own.complete(load_config(CONFIG if config is None else config, overrides))
 
     from unet_trainer.training.session import Session
 

@@ -15,6 +15,7 @@ from helpers.project import ROOT
 from train_unet import follow, train
 from unet_trainer import Callback, load
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import load_config
 from unet_trainer.datasets.converted import write_given
 from unet_trainer.training.checkpoint_file import read_run
 
@@ -105,6 +106,17 @@ def test_a_network_or_a_loss_that_does_not_fit_is_refused_before_the_run_begins(
     with pytest.raises(UserError, match=f"^{name}: .*{message}"):
         train(config, **{"model": Small(), name: part})
     assert not (tmp_path / "runs" / "run").exists()
+
+
+def test_an_error_in_the_forward_pass_of_the_callers_network_keeps_its_traceback(config):
+    with pytest.raises(UserError, match="does not take images") as caught:
+        train(config, model=Small(channels=5))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_overrides_beside_a_config_instance_are_taken(config):
+    result = train(load_config(config), model=Small(), num_epochs=1, run_name="other")
+    assert (result.epochs, result.run_dir.name) == (1, "other")
 
 
 def test_the_validation_loss_is_the_mean_over_images_whatever_pads_the_last_batch(config):

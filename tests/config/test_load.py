@@ -111,6 +111,7 @@ def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
         ("image_size", [64, 64, 64], "or a list of 2, each a whole number from 32 to 8192, e.g. 512 or [512, 768], or auto"),
         ("decoder_channels", [64, 32], "need a list of 5, each a whole number from 1 to 4096"),
         ("loss", {"dcie": 1}, "dcie: did you mean dice?"),
+        ("loss", "", "a weighted sum, e.g. {dice: 1, bce: 1}, or auto"),
         ("loss", {"dice": -1}, "a weighted sum, e.g. {dice: 1, bce: 1}, or auto"),
         ("data_dir", "", "need text, e.g. data/mine"),
         ("data_dir", "a\ud800", "need text, e.g. data/mine"),

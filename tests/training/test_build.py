@@ -44,6 +44,17 @@ def test_a_batch_that_is_larger_than_the_dataset_is_refused(config, console):
         build_loaders(settings.taken, dataset, CPU, console)
 
 
+@pytest.mark.parametrize(
+    ("repeats", "told"),
+    [(0.25, r"2 training images of an epoch \(repeats: 0.25\); need at most 2, or larger"), (0.05, "0 .*0.05\\); need larger")],
+)
+def test_a_batch_that_is_larger_than_the_share_of_an_epoch_is_told_of_repeats(config, console, repeats, told):
+    dataset = build_dataset(config, console, None)
+    settings = build_settings(dataclasses.replace(config, batch_size=4, repeats=repeats), CPU_FACTS, dataset, console)
+    with pytest.raises(UserError, match=f"batch_size: 4 is more than the {told} repeats"):
+        build_loaders(settings.taken, dataset, CPU, console)
+
+
 def test_training_is_shuffled_and_augmented_and_validation_is_neither(config, console):
     dataset = build_dataset(config, console, None)
     loaders = build_loaders(build_settings(config, CPU_FACTS, dataset, console).taken, dataset, CPU, console)

@@ -287,9 +287,9 @@ def weighted_losses(raw: Any) -> dict[str, float]:
     terms = {raw: 1.0} if isinstance(raw, str) else raw
     if not isinstance(terms, Mapping) or not terms:
         raise ValueError
-    if unknown := next((name for name in terms if name not in LOSSES), None):
-        meant = near_miss(str(unknown), LOSSES)
-        raise ValueError("" if isinstance(raw, str) else f"{unknown}: {f'did you mean {meant}?' if meant else 'unknown'}")
+    if unknown := [name for name in terms if name not in LOSSES]:
+        meant = near_miss(str(unknown[0]), LOSSES)
+        raise ValueError("" if isinstance(raw, str) else f"{unknown[0]}: {f'did you mean {meant}?' if meant else 'unknown'}")
     return {str(name): parse(weight, Annotated[float, Range(above=0)]) for name, weight in terms.items()}
 
 

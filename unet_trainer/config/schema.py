@@ -330,10 +330,10 @@ def as_shape(image_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def class_names(config: Config) -> list[str]:
-    """A name for each class that is reported, once their number is decided."""
+    """A name for each class that is reported, once their number is decided. Equal ones get their id: tables are kept by name."""
     assert config.num_classes != "auto"
-    if config.class_names is not None:
-        return list(config.class_names)
+    if (names := config.class_names) is not None:
+        return [name if names.count(name) == 1 else f"{name} ({index})" for index, name in enumerate(names)]
     return ["foreground"] if config.num_classes == 1 else [f"class {index}" for index in range(config.num_classes)]
 
 

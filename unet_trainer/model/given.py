@@ -72,7 +72,7 @@ def own_network(spec: SegmenterSpec) -> torch.nn.Module:
         with torch.no_grad():
             output = network.cpu().eval()(torch.zeros(taken))
     except Exception as error:  # it may raise anything
-        raise UserError(f"model: it does not take images of shape {taken}: {first_line(error)}") from None
+        raise UserError(f"model: it does not take images of shape {taken}: {first_line(error)}") from error
     if not torch.is_tensor(output):
         raise UserError(f"model: it returns {type(output).__name__}; need a tensor of logits: wrap it in a module that picks them")
     if (made := tuple(output.shape)) not in (wanted, (1, spec.num_ids, *sides)):

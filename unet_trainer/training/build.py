@@ -179,8 +179,10 @@ def build_datasets(
     most = len(train_tiling) // config.epoch_parts // num_processes
     if most < config.batch_size:
         images = f"{len(train_tiling) // config.epoch_parts} training images"
+        images += f" of an epoch (repeats: {config.repeats:g})" if config.epoch_parts > 1 else ""
         images += f" of {num_processes} processes" if num_processes > 1 else ""
-        raise UserError(f"batch_size: {config.batch_size} is more than the {images}; need at most {most}")
+        fix = f"at most {most}" if config.epoch_parts == 1 else f"at most {most}, or larger repeats" if most else "larger repeats"
+        raise UserError(f"batch_size: {config.batch_size} is more than the {images}; need {fix}")
     augmentation = build_augmentation(config.augmentation, config.shape, dataset.image_spec)
 
     def build(pairs: Sequence[Pair], tiling: Tiling, augmentation: Augmentation | None) -> SegmentationDataset:
