@@ -129,7 +129,7 @@ def test_training_that_did_not_learn_points_to_steps_masks_and_rate():
     )
     assert advice == [
         "20 optimizer steps may be too few: num_epochs=100",
-        "masks may not match their images: the pictures in samples/ show 4 side by side; or masks may be read with "
+        "masks may not match their images: the pictures in samples/ show them side by side; or masks may be read with "
         "the wrong mask_values: python train_unet.py check 'data_dir=my data'",
         "another learning rate may suit these data: learning_rate=0.0001, or learning_rate=auto",
     ]
@@ -159,6 +159,19 @@ def test_a_foreground_that_is_rare_and_never_predicted_is_told_with_how_to_find_
         "small objects vanish when images are made smaller: fit=crop rare_class_crops=0.5",
         "a rare class weighs little in the loss: 'class_weights=[5.0]'",
         "a loss for rare classes: 'loss={dice: 1, focal: 1}'",
+    ]
+
+
+def test_advice_fits_images_that_were_not_made_smaller_and_classes_that_nothing_teaches():
+    settings = make_settings(image_size=512, num_classes=3, class_names=["sky", "road", "cow"])
+    confusion, history = [[600, 380, 0], [10, 0, 0], [10, 0, 0]], rows([0.9])
+    found = dict(judge_model(settings, confusion, history, ENOUGH, untaught_ids={2}, largest_side=512.0))
+    assert not any("made smaller" in line for advice in found.values() for line in advice)
+    (about_road,) = (problem for problem in found if "hardly finds" in problem)
+    assert "cow" not in about_road
+    assert "a rare class weighs little in the loss: 'class_weights=[1.0, 2.5, 1.0]'" in found[about_road]
+    assert found["classes in no training mask, which the model cannot find: cow"] == [
+        "add training images with them, or choose with split_file=FILE.csv"
     ]
 
 
