@@ -142,6 +142,12 @@ def test_training_that_learned_points_to_overfitting_and_the_split():
     assert "another kind" in advice[1]
 
 
+def test_a_few_steps_do_not_tell_overfitting():
+    ((problem, advice),) = judge(ALL_FOREGROUND, rows([0.5]), steps_per_epoch=10, num_epochs=1)
+    assert problem.endswith("Training did learn (train IoU 0.500)")
+    assert advice == ["10 optimizer steps may be too few: num_epochs=100"]
+
+
 @pytest.mark.parametrize(("name", "train_iou"), [("learning_rate", 0.32), ("encoder_weights", 0.9)])
 def test_a_resumed_run_is_not_advised_to_leave_open_what_was_open_when_it_began(name, train_iou):
     settings = make_settings(image_size=512)
@@ -177,7 +183,7 @@ def test_advice_fits_images_that_were_not_made_smaller_and_classes_that_nothing_
 
 def test_every_setting_that_is_advised_can_be_given_on_the_command_line():
     confusion, history = [[980, 0, 0], [10, 0, 0], [10, 0, 0]], rows([0.9] * 6)
-    lines = advice_of(judge(confusion, history, num_classes=3, steps_per_epoch=1, image_size=[64, 32]))
+    lines = advice_of(judge(confusion, history, num_classes=3, steps_per_epoch=50, image_size=[64, 32]))
     lines += "\n" + advice_of(judge(confusion, rows([0.3]), num_classes=3, data_dir="some where"))
     settings = [word.rstrip(",") for line in lines.splitlines() for word in shlex.split(line.replace(", or ", " ")) if "=" in word]
     names = [word.partition("=")[0] for word in settings]

@@ -31,6 +31,7 @@ LARGE_TRAIN_GAIN = 0.5  # validation with less than half of such a gain is far b
 LOST_IOU = 0.1  # below it nine of ten pixels that are of the class, or predicted as it, are wrong
 RARE_SHARE = 0.05  # of the pixels
 ENOUGH_STEPS = 1000  # below it, training longer is the first thing to try
+MIN_STEPS = 100  # with fewer, the statistics of batch normalisation lag behind the weights, and validation behind training
 HARD_CLASS_LOSSES = {"focal", "tversky", "lovasz"}
 FOREGROUND_WEIGHT = 5.0  # to try where foreground is rare
 LOST_CLASS_WEIGHT = 2.5  # and for one of several classes: more costs the others too much
@@ -190,8 +191,11 @@ def judge_model(
     if gain < MIN_GAIN:
         problem = f"{NO_USE}: its val IoU is {iou:.3f}, and {baseline.prediction} everywhere gives {baseline.iou:.3f}"
         if train_gain >= MIN_TRAIN_GAIN:
-            problem += f". Training did learn (train IoU {train_iou:.3f}): the model knows its training images only"
-            advice = _overfitting_advice(settings)
+            problem += f". Training did learn (train IoU {train_iou:.3f})"
+            advice = []
+            if num_steps >= MIN_STEPS:
+                problem += ": the model knows its training images only"
+                advice = _overfitting_advice(settings)
         else:
             problem += f". Training did not learn either (train IoU {train_iou:.3f} at best)"
             pairs = f"masks may not match their images: the pictures in {SAMPLES}/ show them side by side"
