@@ -54,6 +54,11 @@ def log_more(folder, ids, *events, **start):
         log.add(kind, **facts)
 
 
+def test_one_validation_image_has_no_interval_and_the_reason_is_that(tmp_path):
+    page = words(page_of(write_run(tmp_path / "run", images=FOUR_IMAGES[:1])))
+    assert "No interval: it needs two validation images at least." in page
+
+
 def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
     page = write_report(write_run(tmp_path / "run", image_size=[32, 32]), with_pictures=False).read_text()
     assert page == (tmp_path / "run/report.html").read_text()

@@ -64,3 +64,12 @@ def test_what_happened_is_marked_and_explained(log, tmp_path, drawn, monkeypatch
     monkeypatch.setattr(Axes, "axvline", lambda axes, x, **style: marks.update({style["color"]: x}) or mark(axes, x, **style))
     write_curves(tmp_path)
     assert marks == {INK: 2, INTERRUPTED: 4.5, ROLLBACK: 3.5, STOPPED: 5}
+
+
+def test_the_only_epoch_of_a_run_is_a_whole_number_on_the_axis(log, tmp_path, monkeypatch):
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **named: figures.append(figure) or save(figure, *given, **named))
+    add_epochs(log, 0.5)
+    write_curves(tmp_path)
+    ((low, high), ticks) = figures[0].axes[0].get_xlim(), figures[0].axes[0].get_xticks()
+    assert [tick for tick in ticks if low <= tick <= high] == [1.0]

@@ -3,6 +3,7 @@ not learn begins again with a gentler recipe, once, and then ends."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -85,6 +86,15 @@ def test_rates_are_not_tried_on_where_the_time_budget_is_too_short(recipe, monke
     result = train(recipe, run_name="slow")
     assert "Note: learning rates are not tried on: they would take up to" in capsys.readouterr().out
     assert weights_digest(result.run_dir) == weights_digest(train(recipe, run_name="fresh", learning_rate=0.03).run_dir)
+
+
+def test_slow_steps_of_pilots_take_no_more_than_their_share_of_the_time_budget(recipe, monkeypatch, capsys):
+    monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 400)
+    clock = itertools.count(step=20.0)  # a step takes 20 s, as on a machine that others use
+    monkeypatch.setattr(pilots, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    train(recipe, time_budget="1m", num_epochs="auto")
+    assert "Note: learning rates are not tried on: they would take up to" in capsys.readouterr().out
+    assert next(clock) == 60  # after the first step
 
 
 def whole_and_cut(config, epoch):

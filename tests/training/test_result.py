@@ -129,7 +129,7 @@ def test_training_that_did_not_learn_points_to_steps_masks_and_rate():
     )
     assert advice == [
         "20 optimizer steps may be too few: num_epochs=100",
-        "masks may not match their images: the pictures in samples/ show 4 side by side; or masks may be read with "
+        "masks may not match their images: the pictures in samples/ show them side by side; or masks may be read with "
         "the wrong mask_values: python train_unet.py check 'data_dir=my data'",
         "another learning rate may suit these data: learning_rate=0.0001, or learning_rate=auto",
     ]
@@ -140,6 +140,12 @@ def test_training_that_learned_points_to_overfitting_and_the_split():
     assert problem.endswith("Training did learn (train IoU 0.900): the model knows its training images only")
     assert advice[0] == "overfitting: augmentation=strong, encoder_weights=imagenet, more training images"
     assert "another kind" in advice[1]
+
+
+def test_a_few_steps_do_not_tell_overfitting():
+    ((problem, advice),) = judge(ALL_FOREGROUND, rows([0.5]), steps_per_epoch=10, num_epochs=1)
+    assert problem.endswith("Training did learn (train IoU 0.500)")
+    assert advice == ["10 optimizer steps may be too few: num_epochs=100"]
 
 
 @pytest.mark.parametrize(("name", "train_iou"), [("learning_rate", 0.32), ("encoder_weights", 0.9)])
@@ -162,9 +168,22 @@ def test_a_foreground_that_is_rare_and_never_predicted_is_told_with_how_to_find_
     ]
 
 
+def test_advice_fits_images_that_were_not_made_smaller_and_classes_that_nothing_teaches():
+    settings = make_settings(image_size=512, num_classes=3, class_names=["sky", "road", "cow"])
+    confusion, history = [[600, 380, 0], [10, 0, 0], [10, 0, 0]], rows([0.9])
+    found = dict(judge_model(settings, confusion, history, ENOUGH, untaught_ids={2}, largest_side=512.0))
+    assert not any("made smaller" in line for advice in found.values() for line in advice)
+    (about_road,) = (problem for problem in found if "hardly finds" in problem)
+    assert "cow" not in about_road
+    assert "a rare class weighs little in the loss: 'class_weights=[1.0, 2.5, 1.0]'" in found[about_road]
+    assert found["classes in no training mask, which the model cannot find: cow"] == [
+        "add training images with them, or choose with split_file=FILE.csv"
+    ]
+
+
 def test_every_setting_that_is_advised_can_be_given_on_the_command_line():
     confusion, history = [[980, 0, 0], [10, 0, 0], [10, 0, 0]], rows([0.9] * 6)
-    lines = advice_of(judge(confusion, history, num_classes=3, steps_per_epoch=1, image_size=[64, 32]))
+    lines = advice_of(judge(confusion, history, num_classes=3, steps_per_epoch=50, image_size=[64, 32]))
     lines += "\n" + advice_of(judge(confusion, rows([0.3]), num_classes=3, data_dir="some where"))
     settings = [word.rstrip(",") for line in lines.splitlines() for word in shlex.split(line.replace(", or ", " ")) if "=" in word]
     names = [word.partition("=")[0] for word in settings]

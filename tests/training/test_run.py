@@ -105,6 +105,10 @@ def test_an_epoch_that_there_is_no_time_for_ends_in_time_for_validation(long_epo
     assert (long_epoch.is_finished(), long_epoch.config.num_epochs) == (True, 1)
 
 
+def test_steps_so_slow_that_few_tell_their_time_leave_time_for_validation_too(long_epoch):
+    assert train_batches(long_epoch, 200, seconds=30.0) == 3  # 10 s are left, and validation takes 20 s
+
+
 def test_in_an_epoch_that_ends_early_the_learning_rate_falls_to_its_end(long_epoch):
     rate = long_epoch.state.learning_rate
     train_batches(long_epoch, 4)

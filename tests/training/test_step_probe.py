@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -127,6 +128,15 @@ def test_a_child_that_cannot_be_started_ends_no_run(monkeypatch):
         measure.start()
         assert measure(config()) is None
         assert "Resource temporarily unavailable" in measure.failure
+
+
+def test_why_no_step_is_tried_is_said_once():
+    said = []
+    with contextlib.closing(StepProbe(CPU_FACTS, seconds=0.0)) as measure:
+        measure.image_spec, measure.console = RGB_8BIT, SimpleNamespace(note=said.append)
+        assert measure(config()) is None
+        assert measure(config(batch_size=3)) is None
+    assert said == ["the step could not be tried (time_budget is too short for a trial); the plan is a guess"]
 
 
 def test_a_cost_is_found_again_by_a_later_run(child, tmp_path):

@@ -136,7 +136,7 @@ def _rounded(side: float) -> int:
 
 
 def choose_crops_per_image(image_sizes: Sequence[Size], size: Size) -> int:
-    """As many crops as fit side by side into an image of median area."""
+    """As many crops as fit side by side into an image of median area, at most MAX_CROPS."""
     area = median(height * width for height, width in image_sizes)
     return int(min(max(1, round(area / (size[0] * size[1]))), MAX_CROPS))
 
@@ -298,7 +298,7 @@ def plan_steps(
     will be time for. `cost`: of a step that memory holds. `may_end_early`: an epoch that there is no time for ends before its last
     batch."""
     views = wanted_views(num_samples)
-    reason = f"{views:,} augmented images, {views / num_samples:.0f} passes"
+    reason = f"{views:,} augmented images, {views / num_samples:,.0f} passes"
     if cost is not None and budget is not None:
         affordable = affordable_views(batch_size, cost, num_val, budget)
         if affordable < views:

@@ -308,7 +308,9 @@ def _resolve_data(draft: _Draft) -> None:
     draft.decide_if_open("image_size", *size)
     if draft.is_open("crops_per_image") and draft["fit"] == "crop":
         crops = choices.choose_crops_per_image(dataset.train_sizes, as_shape(draft["image_size"]))
-        draft.decide("crops_per_image", crops, "as many as fit side by side into an image of median area")
+        draft.decide(
+            "crops_per_image", crops, f"as many as fit side by side into an image of median area, at most {choices.MAX_CROPS}"
+        )
     draft.decide_if_open("crops_per_image", 1, "not with fit: resize")
     draft.decide_if_open("class_weights", *choices.choose_class_weights(dataset.class_shares, draft["num_classes"]))
     draft.decide_if_open("loss", {"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel")

@@ -61,6 +61,7 @@ class DatasetReport:
     problems: list[Problem] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)  # what the user must decide
     notices: list[str] = field(default_factory=list)  # what does not stop training and the user should know
+    untaught_ids: set[int] = field(default_factory=set)  # class ids in validation masks and in no training mask
     kind: ImageKind | None = None
     nodata: tuple[float, ...] = ()  # values of the images that mark missing data
     image_spec: ImageSpec | None = None
@@ -314,8 +315,9 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         report.notices.append(f"{what}; the scores of evaluate --split test are too good for them")
     held = dict(zip(report.pairs, labels, strict=True))
     train, val = (set().union(*(held[pair] for pair in side)) for side in (report.split.train, report.split.val))
-    sides = (train - val, "validation mask (val_iou says nothing of them)"), (val - train, "training mask (nothing teaches them)")
-    for missing, where in sides:
+    report.untaught_ids = val - train
+    taught = "training mask (nothing teaches them)"
+    for missing, where in ((train - val, "validation mask (val_iou says nothing of them)"), (report.untaught_ids, taught)):
         if missing:
             shown = first_few(id_names(report.decided(config))[class_id] for class_id in sorted(missing))
             fix = "add images with them, or choose with split_file=FILE.csv"

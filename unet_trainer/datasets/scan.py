@@ -467,7 +467,8 @@ def describe_reading(
         if can_be_set:
             ways += [] if is_ignored else ["nodata: ignore ignores these pixels"]
             ways += [f"nodata: keep takes {', '.join(values)} as any other value"] if values else []
-        what = f"{len(missing)} of {total} have no data in {share:.2%} of their values ({marks})"
+        verb, whose = ("has", "its") if len(missing) == 1 else ("have", "their")
+        what = f"{len(missing)} of {total} {verb} no data in {share:.2%} of {whose} values ({marks})"
         lines.append("; ".join([f"{what}: left out of the statistics, and filled with the mean", *ways]))
     return lines
 

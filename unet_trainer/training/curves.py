@@ -72,7 +72,7 @@ def _draw(axes: Any, title: str, lines: dict[str, tuple[dict[int, float], str]],
     axes.grid(color="#e4e7ec")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("epoch", color=SPEED)
-    axes.locator_params(axis="x", integer=True)
+    axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     for name, (points, colour) in lines.items():
         style = {"linewidth": 1.0 if name in thin else 2.0, "marker": "o" if len(points) < MAX_DOTS else None, "markersize": 3}
         axes.plot(list(points), list(points.values()), color=colour, label=_plain(name) or "_", **style)

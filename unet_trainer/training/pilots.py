@@ -120,8 +120,10 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool
     """The training IoU that the rate comes to, and whether that is more than one class everywhere gives. Changes nothing."""
     step, metrics, size = run.components.train_step, run.state.metrics, run.config.accumulation_steps
     num_warmup, first_judged = max(1, int(WARMUP_SHARE * num_steps)), int((1 - JUDGED_SHARE) * num_steps)
+    most_seconds = MOST_SHARE * run.budget.seconds
     with restoring(run.components), contextlib.closing(_batches(run)) as batches:
         run.components.set_training_mode(0)
+        began = time.perf_counter()
         for number in range(num_steps):
             if number == first_judged:
                 metrics.reset()
@@ -129,12 +131,14 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool
                 if index == 0:
                     if run.processes.is_alone:
                         run.raise_if_ending()
+                    now = time.perf_counter()
                     if number <= NUM_WARM_UP:
-                        started = time.perf_counter()
+                        started = now
                     num_timed = number - NUM_WARM_UP
-                    batch_seconds = (time.perf_counter() - started) / max(1, num_timed * size)
-                    is_slow = MAX_PILOTS * num_steps * size * batch_seconds > MOST_SHARE * run.budget.seconds
-                    if run.processes.any_rank(is_slow and num_timed >= NUM_TIMED):
+                    batch_seconds = (now - started) / (num_timed * size) if num_timed > 0 else (now - began) / max(1, number * size)
+                    is_slow = MAX_PILOTS * num_steps * size * batch_seconds > most_seconds
+                    is_told = num_timed >= NUM_TIMED or (number > 0 and now - began > most_seconds)
+                    if run.processes.any_rank(is_slow and is_told):
                         raise TooSlow(batch_seconds)
                     if step.sync is not None:
                         step.sync.begin_step()

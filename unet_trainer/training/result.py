@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import harmonic_mean
@@ -18,7 +18,6 @@ from unet_trainer.datasets.pairs import first_few
 from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.console import counted
-from unet_trainer.training.evaluation import NUM_SAMPLES
 from unet_trainer.training.history import Row, column, write_result
 from unet_trainer.training.resume import longer
 from unet_trainer.training.run import Run
@@ -32,6 +31,7 @@ LARGE_TRAIN_GAIN = 0.5  # validation with less than half of such a gain is far b
 LOST_IOU = 0.1  # below it nine of ten pixels that are of the class, or predicted as it, are wrong
 RARE_SHARE = 0.05  # of the pixels
 ENOUGH_STEPS = 1000  # below it, training longer is the first thing to try
+MIN_STEPS = 100  # with fewer, the statistics of batch normalisation lag behind the weights, and validation behind training
 HARD_CLASS_LOSSES = {"focal", "tversky", "lovasz"}
 FOREGROUND_WEIGHT = 5.0  # to try where foreground is rare
 LOST_CLASS_WEIGHT = 2.5  # and for one of several classes: more costs the others too much
@@ -69,7 +69,8 @@ def build_result(run: Run) -> TrainResult:
     if has_best:
         num_cut = run.budget.num_cut // config.accumulation_steps
         num_steps = max(1, state.epoch * state.learning_rate.steps_per_epoch - num_cut)  # of epochs rolled back, it may be too many
-        findings = judge_model(run.settings, state.confusion, state.history, num_steps)
+        _, largest_side = state.segmenter.spec.source_sides or (0.0, math.inf)
+        findings = judge_model(run.settings, state.confusion, state.history, num_steps, run.untaught_ids, largest_side)
         warnings = ["\n  - ".join([problem, *advice]) for problem, advice in findings]
     elif run.lost_best is not None:
         warnings = [f"{run.lost_best}; {LAST} holds those of the last epoch"]
@@ -150,9 +151,17 @@ def say_result(run: Run, result: TrainResult) -> None:
     console.say(f"      {resume_command(folder)} {longer(run.config)}   (trains on)")
 
 
-def judge_model(settings: Settings, confusion: Confusion, history: Sequence[Row], num_steps: int) -> list[tuple[str, list[str]]]:
+def judge_model(
+    settings: Settings,
+    confusion: Confusion,
+    history: Sequence[Row],
+    num_steps: int,
+    untaught_ids: Collection[int] = (),
+    largest_side: float = math.inf,
+) -> list[tuple[str, list[str]]]:
     """All that makes the model of the best epoch useless, or less than it could be: each problem with its likely
-    causes and the settings to try. Advice is given once."""
+    causes and the settings to try. Advice is given once. `untaught_ids`: in no training mask; `largest_side`: √(height × width) of
+    the largest training image."""
     config = settings.taken
     names = id_names(config)
     baseline = best_baseline(confusion, config.num_classes, names)
@@ -177,15 +186,19 @@ def judge_model(settings: Settings, confusion: Confusion, history: Sequence[Row]
             more = longer(config)
         few_steps = [f"{counted(num_steps, 'optimizer step')} may be too few: {more}"]
     lost = _lost_classes(confusion, names, first=1 if config.num_classes == 1 else 0)
+    lost = {class_id: text for class_id, text in lost.items() if class_id not in untaught_ids}
     findings: list[tuple[str, list[str]]] = []
     if gain < MIN_GAIN:
         problem = f"{NO_USE}: its val IoU is {iou:.3f}, and {baseline.prediction} everywhere gives {baseline.iou:.3f}"
         if train_gain >= MIN_TRAIN_GAIN:
-            problem += f". Training did learn (train IoU {train_iou:.3f}): the model knows its training images only"
-            advice = _overfitting_advice(settings)
+            problem += f". Training did learn (train IoU {train_iou:.3f})"
+            advice = []
+            if num_steps >= MIN_STEPS:
+                problem += ": the model knows its training images only"
+                advice = _overfitting_advice(settings)
         else:
             problem += f". Training did not learn either (train IoU {train_iou:.3f} at best)"
-            pairs = f"masks may not match their images: the pictures in {SAMPLES}/ show {NUM_SAMPLES} side by side"
+            pairs = f"masks may not match their images: the pictures in {SAMPLES}/ show them side by side"
             lower = _setting("learning_rate", float(f"{config.learning_rate / 10:.1g}"))
             other = "" if settings.was_open("learning_rate") else ", or learning_rate=auto"
             advice = [f"{pairs}; or {check}", f"another learning rate may suit these data: {lower}{other}"]
@@ -196,7 +209,11 @@ def judge_model(settings: Settings, confusion: Confusion, history: Sequence[Row]
     is_rare = config.num_classes > 1 or gain >= MIN_GAIN or sum(confusion[1]) < RARE_SHARE * sum(map(sum, confusion))
     if lost and is_rare:
         problem = f"classes that the model hardly finds: {first_few(list(lost.values()))}"
-        findings.append((problem, few_steps + _rare_class_advice(config, lost)))
+        findings.append((problem, few_steps + _rare_class_advice(config, lost, largest_side)))
+    if untaught_ids:
+        untaught = first_few(names[class_id] for class_id in sorted(untaught_ids))
+        advice = ["add training images with them, or choose with split_file=FILE.csv"]
+        findings.append((f"classes in no training mask, which the model cannot find: {untaught}", advice))
     given: set[str] = set()
     for index, (problem, advice) in enumerate(findings):
         findings[index] = problem, [line for line in advice if line not in given]
@@ -232,11 +249,12 @@ def _overfitting_advice(settings: Settings) -> list[str]:
     ]
 
 
-def _rare_class_advice(config: ResolvedConfig, lost: Container[int]) -> list[str]:
+def _rare_class_advice(config: ResolvedConfig, lost: Container[int], largest_side: float) -> list[str]:
     weights = [LOST_CLASS_WEIGHT if class_id in lost else 1.0 for class_id in range(config.num_classes)]
     crops = _setting("rare_class_crops", 0.5)
+    is_smaller = config.fit == "resize" and largest_side > math.sqrt(math.prod(config.shape))
     ideas = {
-        f"small objects vanish when images are made smaller: {_setting('fit', 'crop')} {crops}": config.fit == "resize",
+        f"small objects vanish when images are made smaller: {_setting('fit', 'crop')} {crops}": is_smaller,
         f"more crops around rare classes: {crops}": config.fit == "crop" and config.rare_class_crops < 0.5,
         "a rare class weighs little in the loss: "
         + _setting("class_weights", weights if config.num_classes > 1 else [FOREGROUND_WEIGHT]): config.class_weights is None,

@@ -6,7 +6,7 @@ import contextlib
 import math
 import shlex
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -57,6 +57,7 @@ class Run:
     curves: ThrottledTask | None = None  # draws curves.png
     has_given_up: bool = False  # see pilots
     is_stopped: bool = False  # by a callback
+    untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
     trackers: list[TrackerQueue] = field(default_factory=list)
     make_report: Callable[..., object] | None = None  # writes the page of the run; None: it has one, or this is not rank 0

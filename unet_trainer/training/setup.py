@@ -134,6 +134,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         checkpointer = Checkpointer(folder, settings, state, dataset.split, console, session.lock.is_ours, session.events)
     budget.seconds_before = state.seconds + state.train_seconds
     run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, session.events, processes)
+    run.untaught_ids = dataset.untaught_ids
     if processes.is_main:
         run.make_report = make_report
         run.curves = ThrottledTask("curves", partial(write_curves, folder))

@@ -85,11 +85,12 @@ class StepProbe:
                     self.console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
                 answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
             self.seconds_left -= time.monotonic() - started
-            self.failure = answer.get("failure", "")
+            earlier, self.failure = self.failure, answer.get("failure", "")
             if self.failure:
                 if answer.get("out_of_memory"):
                     return TOO_LARGE
-                self.console.note(f"the step could not be tried ({self.failure}); the plan is a guess")
+                if self.failure != earlier:
+                    self.console.note(f"the step could not be tried ({self.failure}); the plan is a guess")
                 return None
             self._known[key] = time.time(), dict(answer)
             write_cache(self.cache, self._known)

@@ -113,11 +113,13 @@ def is_out_of_time(run: Run) -> bool:
     state, num_batches = run.state, len(run.loaders.train)
     if not (run.settings.replans() and run.processes.is_alone) or state.batch == num_batches:
         return False
-    if state.batch < MIN_BATCHES and run.budget.left() > 0:
-        return False
-    seconds = state.train_seconds / state.batch
-    val_seconds = _first_val_seconds(run, seconds) if run.budget.val_seconds is None else run.budget.val_seconds
+    seconds, is_early = state.train_seconds / state.batch, state.batch < MIN_BATCHES
+    val_seconds = run.budget.val_seconds
+    if val_seconds is None:
+        val_seconds = 0.0 if is_early else _first_val_seconds(run, seconds)
     left = run.budget.left() - val_seconds - _end_seconds(run, val_seconds)
+    if is_early and left > 0:
+        return False
     possible = state.batch + max(0, int(left / seconds))
     rate = state.learning_rate
     if possible < num_batches:
