@@ -16,7 +16,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, pairwise
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -85,7 +85,8 @@ def build_split(config: Config, found: FoundPairs, labels: Sequence[Iterable[int
         return _split_into_blocks(config, found, labels, digests, how)
     units = _group_pairs(found.pairs, digests)
     if len(units) < (needed := max(2, num_folds or 0)):
-        grouped = f" in {counted(len(units), 'group')} (or with identical images); {BY_HAND}" if len(units) < num_pairs else ""
+        alike = "or with identical images, or boxes that overlap"
+        grouped = f" in {counted(len(units), 'group')} ({alike}); {BY_HAND}" if len(units) < num_pairs else ""
         room = f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
         raise DataError(f"need at least {needed} pairs{room if num_pairs == 1 else ''}; got {counted(num_pairs, 'pair')}{grouped}")
     if num_folds is None:
@@ -189,9 +190,13 @@ def _find_overlaps(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Pair]]:
         if (image := resolved(pair.user_files[0])) in boxed:
             by_image[image].append(pair)
     for its in by_image.values():
-        for one, other in combinations(its, 2):
-            if one.box is None or other.box is None or one.box.overlaps(other.box):
-                yield one, other
+        whole = [pair for pair in its if pair.box is None]
+        yield from ((one, other) for one in whole for other in its if other is not one)
+        above: list[tuple[Box, Pair]] = []  # boxes that reach down to where the next begins
+        for box, pair in sorted(((pair.box, pair) for pair in its if pair.box is not None), key=lambda item: item[0].top):
+            above = [item for item in above if item[0].bottom > box.top]
+            yield from ((other, pair) for other_box, other in above if other_box.overlaps(box))
+            above.append((box, pair))
 
 
 def _describe_left_out(pairs: Sequence[Pair]) -> tuple[str, ...]:
