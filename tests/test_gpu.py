@@ -57,7 +57,7 @@ def make_components(compiled=False, batch_size=8, side=128, floats=False, **sett
     facts = HardwareFacts("cuda", "a GPU", has_bfloat16=True, has_float16=True, num_cores=2)
     values = {"encoder": "resnet18", "decoder_channels": None, "device": "cuda", "batch_size": batch_size, "image_size": side}
     resolved = make_settings(hardware=facts, **values, **settings)
-    set_backends(resolved.taken.allow_tf32, resolved.taken.deterministic, search_kernels=compiled)
+    set_backends(resolved.taken.allow_tf32, resolved.taken.deterministic)
     components = tiny_components(num_batches=8, settings=resolved)
     if compiled:
         batch = make_batch(batch_size, side, floats=floats)

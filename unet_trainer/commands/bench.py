@@ -245,7 +245,7 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     step: dict[str, Any] = {"image_size": size, "batch_size": batch_size, "compile_model": compiles, "encoder_weights": weights}
     data: dict[str, Any] = {"in_channels": 3, "class_weights": None, "num_epochs": 1, "time_budget": None}
     settings = resolve(dataclasses.replace(config, **step, **data), hardware, facts)
-    set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
+    set_backends(config.allow_tf32, config.deterministic)
     say_precision(settings, hardware, console)
     spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, settings.taken.num_classes)))))
     components = build_components_with_weights(settings, spec, torch.device(hardware.device), 1, console)

@@ -92,11 +92,11 @@ def build_scaler(config: ResolvedConfig, device: torch.device) -> torch.amp.Grad
     return torch.amp.GradScaler(device.type, init_scale=config.scaler_init_scale, enabled=config.number_format == "float16")
 
 
-def set_backends(allow_tf32: bool, deterministic: bool, search_kernels: bool = False) -> None:
+def set_backends(allow_tf32: bool, deterministic: bool) -> None:
     """Process-wide switches of torch, set from the config at each start of a run."""
     torch.set_float32_matmul_precision("high" if allow_tf32 else "highest")
     torch.backends.cudnn.allow_tf32 = allow_tf32
-    torch.backends.cudnn.benchmark = search_kernels and not deterministic  # 5 % faster after a search of up to half a minute
+    torch.backends.cudnn.benchmark = False  # a search of up to half a minute: for compiled steps alone
     torch.backends.cudnn.deterministic = deterministic
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # without it cuBLAS may differ from run to run

@@ -87,8 +87,8 @@ def compile_steps(
     """Compiles the forward pass of training, and that of evaluation `with_eval`, and tries both on a batch each. Returns why it
     failed, with all as it was before, or None; and what makes it so.
 
-    On CUDA the layers get their faster forms, and the compiled functions are replayed as CUDA graphs: below batch 16 the step is
-    bound by kernel launches.
+    On CUDA the layers get their faster forms, cuDNN searches for the fastest kernels (5 % for some seconds), and the compiled
+    functions are replayed as CUDA graphs: below batch 16 the step is bound by kernel launches.
     """
     train_step, eval_step = components.train_step, components.eval_step
     eager = train_step.forward, eval_step.forward
@@ -102,6 +102,7 @@ def compile_steps(
     def undo() -> None:
         train_step.forward, eval_step.forward = eager
         train_step.launcher = DirectLauncher()
+        torch.backends.cudnn.benchmark = False
         for restore in reversed(restores):
             restore()
 
@@ -117,6 +118,11 @@ def compile_steps(
         keeps = {name: True for name in KEEPS if hasattr(functorch_config, name)}
         with restoring(components), warnings.catch_warnings(), _without_garbage_collection(), functorch_config.patch(keeps):
             warnings.simplefilter("ignore")  # advice to compiler developers
+            torch.backends.cudnn.benchmark = on_cuda and not torch.backends.cudnn.deterministic
+            if torch.backends.cudnn.benchmark:  # here and not in a graph, which would keep the memory that kernels are tried with
+                with contextlib.suppress(torch.OutOfMemoryError), torch.compiler.set_stance("force_eager"):
+                    try_steps(components, batch, eval_batch)
+                release_device_memory(train_step.device, is_compiled=False)
             try_steps(components, batch, eval_batch, num_times=3)  # CUDA graphs: run, record, replay
     except Exception as error:  # a compiler may raise anything, and the eager steps still work
         undo()

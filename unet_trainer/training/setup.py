@@ -82,7 +82,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         build_settings(config, hardware, dataset, console, earlier is not None, budget, probe=probe) if processes.is_main else None
     )
     settings = share_settings(processes, made, device, config.checkpoint_dir)
-    set_backends(config.allow_tf32, config.deterministic, search_kernels=settings.taken.compile_model)
+    set_backends(config.allow_tf32, config.deterministic)
     has_background = dataset.has_background(settings.taken)
     train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
     spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares)

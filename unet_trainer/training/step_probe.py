@@ -163,7 +163,7 @@ def _read_costs(path: Path | None) -> dict[str, tuple[float, dict[str, Any]]]:
 def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
     """Takes steps of a config on random images; raises what they raise."""
     device = choose_device(config.device)
-    set_backends(config.allow_tf32, config.deterministic, search_kernels=config.compile_model)
+    set_backends(config.allow_tf32, config.deterministic)
     spec = build_spec(config, image_spec, MaskCoding(tuple(range(max(2, config.num_classes)))))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
