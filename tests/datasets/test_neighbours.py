@@ -43,9 +43,20 @@ def dataset(tmp_path):
 
 
 def video(name, count, seed, first=0, step=1):
-    """A window that moves over a large scene, two pixels a frame."""
-    scene = smooth_noise(np.random.default_rng(seed), SIZE + 2 * count, 3 + count // 2)
-    return [(f"{name}{first + step * index:04d}", scene[:SIZE, 2 * index : 2 * index + SIZE]) for index in range(count)]
+    """A window that moves over a large scene, two pixels a frame, seen by a camera with a little noise."""
+    rng = np.random.default_rng(seed)
+    scene = smooth_noise(rng, SIZE + 2 * count, 3 + count // 2) // 2
+    frames = [scene[:SIZE, 2 * index : 2 * index + SIZE] * 2 for index in range(count)]
+    return [
+        (f"{name}{first + step * index:04d}", frame + rng.integers(0, 2, frame.shape, np.uint8))
+        for index, frame in enumerate(frames)
+    ]
+
+
+def tiles(name, seed, stride):
+    """Of a scene of 96 × 96."""
+    scene, starts = smooth_noise(np.random.default_rng(seed), 96, 12), range(0, 96 - SIZE + 1, stride)
+    return [(f"{name}_{top}_{left}", scene[top : top + SIZE, left : left + SIZE]) for top in starts for left in starts]
 
 
 def unrelated(names, seed=0):
@@ -87,6 +98,19 @@ def test_several_videos_are_groups_by_a_pattern_that_splits_the_data_when_it_is_
     grouped = add_groups(pairs, load_config(given).group_pattern, tmp_path)
     split = build_split(config_of(tmp_path), FoundPairs(grouped, ""), [()] * len(pairs), [""] * len(pairs))
     assert (len(split.val), len({pair.group for pair in split.val})) == (10, 1)
+
+
+@pytest.mark.parametrize(("stride", "is_told"), [(16, True), (24, True), (32, False)])
+def test_tiles_that_overlap_are_groups_of_one_image_each(stride, is_told, dataset, tmp_path):
+    """They need not look alike: a quarter of the pixels is shared at a stride of 24, none at 32."""
+    pairs = dataset([tile for index in range(8) for tile in tiles(f"slide{index}", index, stride)])
+    note, settings = found(pairs, tmp_path)
+    assert ("images are tiles that overlap (slide0_0_0, " in note) == is_told
+    if is_told:
+        grouped = add_groups(pairs, settings["group_pattern"], tmp_path)
+        assert len({pair.group for pair in grouped}) == 8
+    train, val = pairs[::2], pairs[1::2]
+    assert ("100% of the validation images are tiles that share pixels with" in found_across(train, val, tmp_path)[0]) == is_told
 
 
 def test_images_of_one_patient_that_are_alike_are_groups(dataset, tmp_path):

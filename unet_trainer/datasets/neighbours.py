@@ -1,7 +1,8 @@
-"""Whether images are like their neighbours (frames of a video, slices of a stack, both eyes of a person), so that a random split
-would put almost the same image into train and val.
+"""Whether images are like their neighbours (frames of a video, slices of a stack, tiles that overlap, both eyes of a person), so
+that a random split would put almost the same image into train and val.
 
-Names suggest it, the images decide: measured is how often the most similar image is a neighbour by name. Reads some hundred files
+Names suggest it, the images decide: measured is how often the most similar image is a neighbour by name. Most similar are tiles
+that hold the same pixels: the outermost row or column of one lies inside of the other. Reads some hundred files
 where the names form sequences or groups; what was measured is cached. A note says why the split is too easy, with the settings that
 mend it.
 """
@@ -37,11 +38,12 @@ STRETCH, NUM_STRETCHES = 20, 12  # images in a row that are read, and how many t
 NUM_ACROSS = 80  # validation images, and other training images, that are read of a split that is given
 NEAR = 2  # images before and after one that count as its neighbours
 SIDE = 16  # of the thumbnails that are compared
+MAX_TILE = 2048  # side of images whose rows and columns are compared
 MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photographs have 0.02, videos 0.7 to 1
 MIN_DEVIATIONS = 5  # standard deviations above chance
 MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike because of the place, the camera or the kind of object
 FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
-CACHE_FORMAT = 3
+CACHE_FORMAT = 4
 VAL_SHARES = (0.4, 2.5)  # times val_fraction: what a pattern with few groups may make of it
 
 MIN_SHARE = 0.6  # of the images that a pattern must put together with another one
@@ -94,6 +96,7 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
     places = places_of(paths)
     order = sorted(range(len(places)), key=places.__getitem__)
     groupings, is_sequence, by_number = versions or find_left_and_right(paths), False, Likeness(0, 0, 0)
+    overlapping = 0.0
     found: dict[str, Likeness] = {}
 
     def note(alike: Sequence[str], likeness: Likeness | None, fix: str, settings: dict[str, Any]) -> Note:
@@ -102,6 +105,8 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
         if likeness is not None:
             where = "in the numbering" if is_sequence else "by name"
             why = f"images are like their neighbours {where} ({names}): the most similar image is a neighbour {likeness}"
+        if overlapping >= MIN_SHARE:
+            why = f"images are tiles that overlap ({names}): {overlapping:.0%} share pixels with another one"
         lines = "\n".join(f"  {line}" for line in setting_lines(settings))
         return f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings
 
@@ -116,14 +121,15 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
             starts = np.linspace(0, len(order) - STRETCH, NUM_STRETCHES).round().astype(int)
             sampled = np.unique(starts[:, None] + np.arange(STRETCH))
         chosen = [order[position] for position in sampled]
-        nearest = _most_similar(config, [pairs[index] for index in chosen], [], console)
-        if nearest is None:
+        found_nearest = _most_similar(config, [pairs[index] for index in chosen], [], console)
+        if found_nearest is None:
             return NOTHING
+        nearest, overlapping = found_nearest
         is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
         by_number = _likeness(is_near, nearest)
         is_sequence = by_number.is_high
         found = {pattern: _likeness(_are_same([its[index] for index in chosen]), nearest) for pattern, its in groupings.items()}
-        groupings = _choose_groupings(groupings, found, is_sequence)
+        groupings = _choose_groupings(groupings, found, is_sequence or overlapping >= MIN_SHARE)
     for pattern, groups in sorted(groupings.items(), key=lambda item: -len(set(item[1]))):
         if _can_be_split(config, pairs, pattern):
             counts = Counter(groups)
@@ -139,10 +145,10 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
     return note(alike, by_number, "blocks of the sequence can validate, with a gap", {"split": "blocks"})
 
 
-def _choose_groupings(groupings: Groupings, found: dict[str, Likeness], is_sequence: bool) -> Groupings:
+def _choose_groupings(groupings: Groupings, found: dict[str, Likeness], are_neighbours: bool) -> Groupings:
     """Those whose groups hold images that are alike."""
     alike = {pattern: groups for pattern, groups in groupings.items() if found[pattern].is_high}
-    if not is_sequence:  # patients or scenes, and not kinds of objects, are many groups of few images each
+    if not are_neighbours:  # patients or scenes, and not kinds of objects, are many groups of few images each
         counts = {pattern: len(set(groups)) for pattern, groups in alike.items()}
         alike = {key: groups for key, groups in alike.items() if MIN_GROUPS <= counts[key] >= len(groups) / MAX_MEAN_SIZE}
     most = max((found[pattern].share for pattern in alike), default=0.0)
@@ -186,10 +192,14 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
     chosen = _spread([index for index in order if index in nearest])
     training = {*_spread([index for index in order if index < len(train)])}.union(*(nearest[index] for index in chosen))
     others = [index for index in order if index in training]
-    similar = _most_similar(config, [pairs[index] for index in chosen], [pairs[index] for index in others], console)
-    if similar is None:
+    found = _most_similar(config, [pairs[index] for index in chosen], [pairs[index] for index in others], console)
+    if found is None:
         return NOTHING
-    share = np.mean([others[found] in nearest[index] for index, found in zip(chosen, similar, strict=True)])
+    similar, overlapping = found
+    if overlapping >= MIN_SHARE:
+        text = f"{overlapping:.0%} of the validation images are tiles that share pixels with training images: val_iou is too good"
+        return text, {}
+    share = np.mean([others[place] in nearest[index] for index, place in zip(chosen, similar, strict=True)])
     chance = np.mean([len(nearest[index]) / len(others) for index in chosen])
     likeness = Likeness(float(share), float(chance), len(chosen))
     text = (
@@ -217,33 +227,61 @@ def _likeness(is_related: Pixels, most_similar: Sequence[int]) -> Likeness:
     return Likeness(float(others[np.arange(count), most_similar].mean()), float(others.sum() / (count * (count - 1))), count)
 
 
-def _most_similar(config: Config, pairs: Sequence[Pair], others: Sequence[Pair], console: Console) -> list[int] | None:
+def _most_similar(
+    config: Config, pairs: Sequence[Pair], others: Sequence[Pair], console: Console
+) -> tuple[list[int], float] | None:
     """Of each image, the place of the one among the others that is most like it (without others: among the same, but for itself),
-    by their thumbnails or the cache; None if one of them cannot be read."""
+    and the share that have pixels of it; from the files or the cache. None if one of them cannot be read."""
     every = [*pairs, *others]
     files = [(str(pair.image.absolute()), file_stamp(pair.image)) for pair in every]
     content = json.dumps([CACHE_FORMAT, len(pairs), files])
     cache = Path(config.checkpoint_dir) / f".cache/neighbours-{hashlib.sha256(content.encode()).hexdigest()[:24]}.json"
-    known = read_cache(cache).get("places")
+    known, overlapping = (read_cache(cache).get(key) for key in ("places", "overlapping"))
     places = range(len(others or pairs))
     if isinstance(known, list) and len(known) == len(pairs) and all(type(place) is int and place in places for place in known):
-        return known
+        return known, float(overlapping or 0)
 
-    def view(_: int, pair: Pair) -> Pixels:
-        image = to_display(read_image(pair.image, min_side=4 * SIDE))
-        return cv2.resize(image, (SIDE, SIDE), interpolation=cv2.INTER_AREA).astype(np.float64).ravel()
+    def view(_: int, pair: Pair) -> tuple[Pixels, list[int]]:
+        image = read_image(pair.image, min_side=4 * SIDE)
+        thumbnail = cv2.resize(to_display(image), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        return thumbnail.astype(np.float64).ravel(), _lines(image)
 
     views = read_each(view, every, console, "Comparing neighbours by name:")
     if any(one is None for one in views):
         return None
-    images = np.stack(views)
-    ours, theirs = images[: len(pairs)], images[len(pairs) :] if others else images
+    images, overlaps = np.stack([thumbnail for thumbnail, _ in views]), _overlaps([lines for _, lines in views])
+    mine, yours = slice(len(pairs)), slice(len(pairs) if others else 0, None)
+    ours, theirs = images[mine], images[yours]
     distances = (ours**2).sum(1)[:, None] + (theirs**2).sum(1) - 2 * ours @ theirs.T
+    distances[overlaps[mine, yours]] -= distances.max()
     if not others:
         np.fill_diagonal(distances, np.inf)
     nearest: list[int] = distances.argmin(1).tolist()
-    write_cache(cache, {"places": nearest})
-    return nearest
+    share = float(overlaps[mine, yours][range(len(nearest)), nearest].mean())
+    write_cache(cache, {"places": nearest, "overlapping": share})
+    return nearest, share
+
+
+def _lines(image: Pixels) -> list[int]:
+    """Hashes of the rows and columns of an image, 0 for those of one colour; the outermost four come first."""
+    if max(image.shape[:2]) > MAX_TILE:
+        return []
+    sides = [np.ascontiguousarray(side).reshape(len(side), -1) for side in (image, image.swapaxes(0, 1))]
+    hashes = [[hash(line.tobytes()) if (line != line[0]).any() else 0 for line in side] for side in sides]
+    return [*(hashes[axis][end] for axis in (0, 1) for end in (0, -1)), *hashes[0][1:-1], *hashes[1][1:-1]]
+
+
+def _overlaps(lines: Sequence[Sequence[int]]) -> Pixels:
+    """N,N: whether an outermost line of one image lies inside of the other."""
+    outermost: dict[int, set[int]] = defaultdict(set)
+    for index, its in enumerate(lines):
+        for line in filter(None, its[:4]):
+            outermost[line].add(index)
+    overlaps = np.zeros((len(lines), len(lines)), np.bool_)
+    for index, its in enumerate(lines):
+        found = list(set().union(*(outermost[line] for line in its[4:] if line in outermost)))
+        overlaps[index, found] = overlaps[found, index] = True
+    return overlaps
 
 
 # What names say
