@@ -5,8 +5,6 @@ are kept under checkpoint_dir.
 format that is not read is named for what it is, with what to do.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -109,7 +107,7 @@ def find_annotations(config: Config, data_dir: Path, console: Console | None = N
     return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
 
 
-def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotations | None:
+def _read(texts: Sequence[Path], index: "ImageIndex", data_dir: Path) -> Annotations | None:
     """The annotations in the one format that there is; raises DataError for several, and for those that are not read."""
     if any(path.name.startswith("instances_") for path in texts):  # COCO's captions and so on are not opened
         texts = [path for path in texts if not path.name.startswith(COCO_TASKS)]
@@ -187,7 +185,7 @@ def kind_of_json(content: Any) -> str:
     return next((what for wanted, what in KINDS_OF_JSON.items() if any(found.issuperset(wanted.split()) for found in keys)), "")
 
 
-def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex, data_dir: Path) -> Annotations:
+def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: "ImageIndex", data_dir: Path) -> Annotations:
     """What the files of one format hold; raises DataError."""
     form, names = FORMATS[tool], None
     if tool == "YOLO":

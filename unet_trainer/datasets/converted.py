@@ -6,8 +6,6 @@ Each is written once, under checkpoint_dir/.converted, and again when a file tha
 ids from 1 on; where they overlap, the later one wins.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -4,8 +4,6 @@ find_dataset finds the pairs, however they lie in data_dir; build_dataset_report
 split. Training and `check` both use this report: a dataset that passes check can be trained on.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -89,7 +87,7 @@ class DatasetReport:
     def ask(self, error: DataError) -> None:
         self.questions.append(error if isinstance(error, Question) else Question(str(error)))
 
-    def checked(self) -> CheckedDataset:
+    def checked(self) -> "CheckedDataset":
         """The dataset, if it can be trained on; raises DataError with all reasons why it cannot."""
         message = self.blocking_message
         if message or self.kind is None or self.classes is None or self.image_spec is None or self.split is None:

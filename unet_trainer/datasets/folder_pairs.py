@@ -4,8 +4,6 @@ Files pair up by their names; only those that may be results of predict are open
 several ways, is described with the settings that decide it. Masks that are not one file for each image become such files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -6,8 +6,6 @@ more than one folder is possible, none is chosen: the question names them and th
 none that this program writes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set

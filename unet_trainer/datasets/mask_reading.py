@@ -4,8 +4,6 @@ evidence → a reading that is clear, with its reason (choose_classes); else a q
 most likely first, as a few lines of YAML (ask_for_classes). Every choice that is offered was tried on the values of the masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations

@@ -6,8 +6,6 @@ where the names form sequences or groups; what was measured is cached. A note sa
 mend it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -4,8 +4,6 @@ its files and the fix, and questions with the settings that answer them, as line
 Opens no file.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -116,12 +114,12 @@ class Box(NamedTuple):
     def place(self) -> str:
         return f"rows {self.top} to {self.bottom - 1}, columns {self.left} to {self.right - 1}"
 
-    def pair(self, name: str, part: Part | None, group: str = "", content: str = "") -> Pair:
+    def pair(self, name: str, part: Part | None, group: str = "", content: str = "") -> "Pair":
         """The pair of this block of an image, which converted.cut_blocks has yet to cut out."""
         image, mask = (f"{path}, {self.place}" for path in (self.image, self.mask))
         return Pair(name, self.image, self.mask, part, group, image, mask, content, box=self)
 
-    def overlaps(self, other: Box) -> bool:
+    def overlaps(self, other: "Box") -> bool:
         """Whether they share a pixel, if they are of one image."""
         is_beside = self.right <= other.left or other.right <= self.left
         return not is_beside and self.top < other.bottom and other.top < self.bottom

@@ -4,8 +4,6 @@ Facts about a file are cached by its path, size and times: the next start reads 
 what the images of a dataset share: channels, depth and statistics.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -112,7 +110,7 @@ class ImageFacts:
         has_channels = len(self.mean) == len(self.std) == self.channels > 0 and len(self.missing) in (0, self.channels)
         return min(self.size) > 0 and has_channels
 
-    def as_read(self, channels: int, nodata: Sequence[float] = ()) -> ImageFacts:
+    def as_read(self, channels: int, nodata: Sequence[float] = ()) -> "ImageFacts":
         """As a model of so many channels takes it: with alpha if it is one of them, without values that mark missing data."""
         facts = self
         if self.extreme is not None and self.extreme.value in nodata:

@@ -4,8 +4,6 @@ It is a JSON file, shards.json, beside the shards that `shard` writes. Shards of
 WebDataset's naming, in which the files of a sample share their name up to the first dot. Nothing is ever unpacked.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile

@@ -8,8 +8,6 @@ A file in a shard has a path below that of the shard: data/nuclei-000000.tar/cel
 together, ahead of their use where the reader says what it will read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -239,7 +237,7 @@ class Span(NamedTuple):
 class StoredFile:
     """A file in a shard."""
 
-    store: ShardStore
+    store: "ShardStore"
     member: Member
     span: Span
     facts: Mapping[str, Any] | None  # of an image or of a mask, as the scan caches them
@@ -279,7 +277,7 @@ class _Process:
 class ShardStore:
     """Reads files from shards; from several threads, and in processes forked from this one."""
 
-    def __init__(self, files: Files, index: ShardIndex, cache: RangeCache | None = None) -> None:
+    def __init__(self, files: Files, index: ShardIndex, cache: "RangeCache | None" = None) -> None:
         self.files, self.index, self.cache = files, index, cache
         self.is_remote = files.is_remote
         folder = Path(files.root).as_posix()

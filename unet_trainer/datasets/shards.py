@@ -7,8 +7,6 @@ write_shards makes them of the pairs of a dataset: NAME-000000.tar, ... (NAME-tr
 KEY.jpg and KEY.mask.png, byte for byte. The index is written last: shards without one are unfinished.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io

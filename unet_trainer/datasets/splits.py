@@ -6,8 +6,6 @@ names of the pairs and digests of their content besides, and the boxes of blocks
 bytes that they are, and read back.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math

@@ -1,7 +1,5 @@
 """Images to look at: masks drawn over images, contact sheets, what a model got wrong, and charts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import IntEnum
 

@@ -5,8 +5,6 @@ Values keep their depth, and nothing is converted silently. OpenCV decodes PNG, 
 would damage data (palettes turned into colours, cut-off files accepted), PIL decodes instead, or the file is refused.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import struct

@@ -4,8 +4,6 @@ A value is a whole number as it is in the file. A colour is one number too: a gr
 COLOUR + 0xRRGGBB. What the values mean is decided by datasets.mask_reading, not here.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -194,7 +192,7 @@ class MaskCoding:
         return {name: as_lists(getattr(self, name)) for name in SAVED}
 
     @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> MaskCoding:
+    def from_dict(content: Mapping[str, Any]) -> "MaskCoding":
         """Checkpoints of earlier versions hold the first three only."""
         return MaskCoding(**{name: as_tuples(content[name]) for name in SAVED if name in content})
 

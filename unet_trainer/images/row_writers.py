@@ -3,8 +3,6 @@
 OpenCV, PIL and tifffile take whole arrays or iterators. Each writer is given an open file and leaves it open.
 """
 
-from __future__ import annotations
-
 import struct
 import tempfile
 import weakref

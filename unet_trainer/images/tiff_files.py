@@ -1,7 +1,5 @@
 """TIFF, BigTIFF and GeoTIFF files, through tifffile and imagecodecs: decoded whole or by blocks, and where on Earth they lie."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math
