@@ -24,17 +24,7 @@ from unet_trainer.datasets.layouts import refuse_unreadable
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, describe_misfit, other_way_round
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
-from unet_trainer.datasets.pairs import (
-    UNREADABLE,
-    Box,
-    FoundPairs,
-    Pair,
-    Problem,
-    Question,
-    describe_problems,
-    first_few,
-    setting_lines,
-)
+from unet_trainer.datasets.pairs import UNREADABLE, FoundPairs, Pair, Problem, Question, describe_problems, first_few, setting_lines
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.splits import OF_ONE_IMAGE, Split, add_groups, build_split, choose_image_blocks, read_split_csv
@@ -273,8 +263,7 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
         if found_blocks is None:
             return
         blocks, (height, width), gap = found_blocks
-        boxes = [(part, Box(pair.image, pair.mask, *sides)) for part, its in blocks.items() for sides in its]
-        uncut = [box.pair(box.name_in(pair.name), part) for part, box in boxes]
+        uncut = [pair.block(part, sides) for part, its in blocks.items() for sides in its]
         cut = cut_blocks(Converter(Path(config.data_dir), Path(config.checkpoint_dir), console), uncut)
     except DataError as error:
         report.ask(error)

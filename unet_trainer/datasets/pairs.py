@@ -164,6 +164,11 @@ class Pair:
         image, mask = (f"{path_in(data_dir, file)}{part}" for file in self.user_files)
         return image, mask
 
+    def block(self, part: Part, sides: tuple[int, int, int, int]) -> "Pair":
+        """Top, left, bottom and right of it, as a pair of its own."""
+        box = Box(self.image, self.mask, *sides)
+        return box.pair(box.name_in(self.name), part)
+
     def path_in(self, data_dir: Path) -> str:
         """The image's path inside data_dir, by which patterns know it; a page of a stack has one below that of the stack."""
         return composed(f"{self.name}{self.image.suffix}" if self.image_origin else path_in(data_dir, self.image))

@@ -22,16 +22,7 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images import image_decoding as headers
-from unet_trainer.images.file_bytes import (
-    DataError,
-    ReadError,
-    ShardError,
-    Stamp,
-    content_digest,
-    file_stamp,
-    find_member,
-    read_bytes,
-)
+from unet_trainer.images.file_bytes import DataError, ReadError, ShardError, content_digest, file_stamp, find_member, read_bytes
 from unet_trainer.images.image_decoding import Pixels, decode_image, read_image, refuse_bomb
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpec, depth_name, extreme_value, find_missing
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
@@ -155,6 +146,7 @@ class PairFacts(NamedTuple):
     mask: MaskFacts | str
 
 
+Facts = ImageFacts | MaskFacts
 FACTS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the names of a pair's files
 
 
@@ -168,7 +160,7 @@ class ScanCache:
         if content.get("format") == CACHE_FORMAT and isinstance(content.get("files"), dict):
             self.known = content["files"]
 
-    def find(self, kind: str, path: Path, stamp: Stamp | None) -> Any:
+    def find(self, kind: str, path: Path, stamp: list[int] | None) -> Any:
         """A damaged entry is as good as none: the file is read anew. The index of shards may have the facts too."""
         with contextlib.suppress(ValueError, LookupError, TypeError):
             stored = find_member(path)
@@ -181,7 +173,7 @@ class ScanCache:
                 return facts if facts.is_consistent() else None
         return None
 
-    def add(self, kind: str, path: Path, found: ImageFacts | MaskFacts | str, stamp: Stamp | None) -> ImageFacts | MaskFacts | str:
+    def add(self, kind: str, path: Path, found: Facts | str, stamp: list[int] | None) -> Facts | str:
         """Returns the facts with their stamp."""
         if isinstance(found, str) or stamp is None:
             self.known.pop(f"{kind}:{path.absolute()}", None)
@@ -194,7 +186,7 @@ class ScanCache:
         write_cache(self.path, {"format": CACHE_FORMAT, "files": self.known})
 
 
-def plain_facts(facts: ImageFacts | MaskFacts) -> dict[str, Any]:
+def plain_facts(facts: Facts) -> dict[str, Any]:
     """As they are remembered in a JSON file: without the stamp, which tells whether they still hold."""
     return {name: value for name, value in asdict(facts).items() if name != "stamp"}
 
