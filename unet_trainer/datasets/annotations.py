@@ -429,9 +429,7 @@ def draw_mask(
     return canvas.ids, {note: number for note, number in notes.items() if note and number}
 
 
-def _notices(
-    annotations: Annotations, images: Sequence[AnnotatedImage], drawn: Sequence[Converted], index: ImageIndex
-) -> list[str]:
+def _notices(annotations: Annotations, images: list[AnnotatedImage], drawn: list[Converted], index: ImageIndex) -> list[str]:
     notices = []
     empty = [image.image for image in images if not image.entries and image.source]
     if empty:

@@ -136,9 +136,7 @@ class Converter:
             for number, path in enumerate(paths)
         ]
 
-    def write_pairs(
-        self, kind: str, settings: Any, wanted: Sequence[tuple[Pair, Conversion, Conversion]], label: str
-    ) -> list[Pair]:
+    def write_pairs(self, kind: str, settings: Any, wanted: list[tuple[Pair, Conversion, Conversion]], label: str) -> list[Pair]:
         """The pairs, with the files that the conversions of their image and mask make. Raises DataError for bad sources."""
         files = self.write(kind, settings, [conversion for _, *both in wanted for conversion in both], label)
         if problem := next((file.problem for file in files if file.problem), ""):

@@ -62,19 +62,13 @@ class MissingFile(ShardError):
 class Files:
     """Files below a folder or a URL, by their names relative to it; from several threads, and in processes forked from this one."""
 
-    def __init__(
-        self,
-        root: str,
-        waits: tuple[float, ...] | None = None,
-        workspace: Path | None = None,
-        connect: Callable[[str], Any] | None = None,
-    ) -> None:
-        """`workspace`: where files are written before their upload. `connect` gives fsspec's file system of a protocol."""
+    def __init__(self, root: str, waits: tuple[float, ...] | None = None, workspace: Path | None = None) -> None:
+        """`workspace`: where files are written before their upload."""
         self.is_remote = is_url(root)
         self.root = root.rstrip("/") if self.is_remote else root
         self.protocol = root.partition("://")[0].lower() if self.is_remote else ""
         self.waits = () if not self.is_remote else WAITS if waits is None else waits
-        self.workspace, self.connect = workspace, connect or _connect
+        self.workspace, self.connect = workspace, _connect  # which gives fsspec's file system of a protocol
         self._systems: dict[int, Any] = {}  # by process: connections and their thread do not survive a fork
 
     def place(self, name: str) -> str:
