@@ -86,7 +86,8 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
     """The note on images that are like their neighbours, if some are and a setting keeps them apart: the pattern with most groups
     that can be split, or split: blocks for a sequence. What was measured is kept under checkpoint_dir."""
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
-    versions = find_versions(paths)
+    of_originals = _groups_by(VERSION, paths)
+    versions = {VERSION: of_originals} if 1 < len(set(of_originals)) < len(of_originals) else {}
     if len(pairs) < MIN_PAIRS and not versions:
         return NOTHING
     places = places_of(paths)
@@ -204,9 +205,8 @@ def _spread(indices: Sequence[int]) -> list[int]:
 
 def _are_same(keys: Sequence[object]) -> Pixels:
     """N,N: whether two are of the same sequence or group."""
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    codes = np.array([numbers[key] for key in keys])
-    return codes[:, None] == codes
+    first = np.array([keys.index(key) for key in keys])
+    return first[:, None] == first
 
 
 def _likeness(is_related: Pixels, most_similar: Sequence[int]) -> Likeness:
@@ -270,12 +270,6 @@ def find_left_and_right(paths: Sequence[str]) -> Groupings:
         sides[group].add(end.lower())
     num_paired = sum(len(sides[group]) == 2 for group in groups)
     return {LEFT_AND_RIGHT: groups} if len(sides) > 1 and num_paired >= MIN_SHARE * len(paths) else {}
-
-
-def find_versions(paths: Sequence[str]) -> Groupings:
-    """The augmented versions of each image, if one has several."""
-    groups = _groups_by(VERSION, paths)
-    return {VERSION: groups} if 1 < len(set(groups)) < len(groups) else {}
 
 
 def _groups_by(pattern: str, paths: Sequence[str]) -> list[str]:
