@@ -341,10 +341,8 @@ def _keep_listed(search: Search, images: list[File], lists: SplitLists) -> tuple
 # The pairs of one part
 
 
-def _pair_part(
-    search: Search, layout: Layout, part: Part, preferred: Rule | None = None, lists: SplitLists | None = None
-) -> Paired:
-    """The pairs of a part. `preferred` is the rule of the training names; images in none of `lists` are left out.
+def _pair_part(search: Search, layout: Layout, part: Part, rule: Rule | None = None, lists: SplitLists | None = None) -> Paired:
+    """The pairs of a part. `rule`: that of the training names; images in none of `lists` are left out.
 
     Raises DataError where there is a question to answer first.
     """
@@ -362,7 +360,7 @@ def _pair_part(
     if lists is not None:
         images, problems = _keep_listed(search, images, lists)
     images, channels = _join_channels(search, images, masks, image_group.place, part, problems)
-    match = best_match(images, masks, image_group.place, preferred)
+    match = best_match(images, masks, image_group.place, rule)
     if lists is not None:  # masks of other images, and test images without one, do not matter
         match = match._replace(images=[image for image in match.images if lists[image.folder + image.stem] != "test"], masks=[])
     found = Paired(image_group, mask_group, match, problems=problems)
