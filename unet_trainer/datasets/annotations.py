@@ -265,9 +265,6 @@ def describe_other_files(folder: Path) -> list[str]:
     return [f"{counted(len(paths), 'file')} such as {paths[0].relative_to(folder)}: {what}" for paths, what in found[:3]]
 
 
-# Which image is meant
-
-
 class ImageIndex:
     """The image files of a folder, found by the names that annotations give them."""
 
@@ -315,9 +312,6 @@ class ImageIndex:
 def _plain(name: str) -> str:
     """Equal for names that differ in case or in the form of accents only: a name may come from another operating system."""
     return composed(name).casefold()
-
-
-# Drawing
 
 
 def is_background(name: str) -> bool:

@@ -153,9 +153,6 @@ def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:
     return shown + (f" and {counted(len(sizes) - most, 'more size')}" if len(sizes) > most else "")
 
 
-# Building the report
-
-
 def build_dataset_report(
     config: Config, console: Console, found: FoundPairs | None = None, is_resumed: bool = False
 ) -> DatasetReport:
@@ -314,9 +311,6 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         report.image_spec, report.statistics_reason = scan.build_image_spec(config, report.kind, images, report.nodata)
 
 
-# Classes
-
-
 def _choose_coding(report: DatasetReport, config: Config) -> None:
     """What the values in the masks mean: the classes that were found, or the question to answer first."""
     _refuse_swapped_palettes(report)
@@ -415,9 +409,6 @@ def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
     return lines
 
 
-# Notices
-
-
 def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> None:
     """Adds a notice if the split separates images that are almost the same."""
     split = report.split
@@ -463,9 +454,6 @@ def _add_notices(report: DatasetReport) -> None:
         (differing, f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(same_images)}"),
     ]
     report.notices += [text for holds, text in notices if holds]
-
-
-# Finding the pairs
 
 
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:

@@ -103,9 +103,6 @@ def _refuse_closed(folder: Path, mode: int) -> None:
         raise DataError(f"data_dir: {folder} cannot be read (Permission denied); {fix}")
 
 
-# Layouts
-
-
 Kind = Literal["image", "mask"]
 KEYS: dict[Kind, str] = {"image": "image_dir", "mask": "mask_dir"}
 

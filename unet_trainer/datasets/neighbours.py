@@ -244,9 +244,6 @@ def _most_similar(config: Config, pairs: Sequence[Pair], others: Sequence[Pair],
     return nearest
 
 
-# What names say
-
-
 def find_groupings(paths: Sequence[str]) -> Groupings:
     """The patterns that put most of the paths into groups of several, each way of grouping once; and the groups."""
     depth = min(path.count("/") for path in paths)

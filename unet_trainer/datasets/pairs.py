@@ -93,9 +93,6 @@ def first_few(items: Iterable[object], most: int = 5) -> str:
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
-# Pairs
-
-
 Part = Literal["train", "val", "test"]
 SKIP = Choice("", {"unpaired": "skip"})
 

@@ -109,9 +109,6 @@ class ShardIndex:
         return sum(shard.num_bytes for shard in self.shards)
 
 
-# The JSON file
-
-
 def index_to_json(index: ShardIndex) -> str:
     """One line per sample, so that a person can read it and a tool can compare two."""
     head = {"format": FORMAT, **{name: getattr(index, name) for name in ("class_names", "num_classes", "unpaired", "class_file")}}
@@ -140,9 +137,6 @@ def index_from_json(text: str | bytes) -> ShardIndex:
     except (ValueError, LookupError, TypeError) as error:
         raise ShardError(f"not an index of shards ({error or type(error).__name__})") from None
     return index
-
-
-# Tar files
 
 
 def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> Member:
@@ -180,9 +174,6 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
             raise ValueError(f"no end marker, or something behind it, at byte {archive.offset}: {fix}")
     except TAR_ERRORS as error:
         raise ShardError(f"not a complete tar file ({error or type(error).__name__})") from None
-
-
-# Shards of other tools
 
 
 def index_shard(name: str, file: BinaryIO, num_bytes: int, tick: Callable[[int], object]) -> tuple[Shard, list[str]]:

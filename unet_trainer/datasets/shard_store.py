@@ -209,9 +209,6 @@ def _connect(protocol: str) -> Any:
         raise ShardError(f"{protocol}:// needs the package {PROTOCOLS[protocol]}: pip install {PROTOCOLS[protocol]}") from None
 
 
-# Open shards
-
-
 class Span(NamedTuple):
     """Part of a shard that is fetched at once: an image and its mask, or one of them."""
 

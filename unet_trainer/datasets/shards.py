@@ -95,9 +95,6 @@ def _list_shards(files: Files) -> list[str]:
     return [name for name in files.find() if name.endswith(".tar")]
 
 
-# Opening
-
-
 def open_shards(config: Config, console: Console | None = None) -> ShardStore | None:
     """The shards that data_dir names, open for reading; None if it names none. Raises DataError."""
     place = find_place(config.data_dir)
@@ -197,9 +194,6 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     return ShardIndex(shards, unpaired=tuple(key for index in found for key in index.unpaired))
 
 
-# Pairs
-
-
 def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs | None:
     """The pairs of the shards that data_dir names, which are open from now on; None if it names none. Raises DataError."""
     store = open_shards(config, console)
@@ -244,9 +238,6 @@ def _pairs(store: ShardStore) -> list[Pair]:
         origins = (f"{store.files.place(shard)}/{member}" for member in members)
         pairs.append(Pair(name, image, mask, parts.get(sample.part, "train" if is_divided else None), sample.group, *origins))
     return pairs
-
-
-# Writing
 
 
 # A pair, and what the scan found in its files; None of test pairs, which are not read before they are used.

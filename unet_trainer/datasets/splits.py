@@ -214,9 +214,6 @@ def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[
     return (f"{sum(map(len, identical))} images are identical to another one; identical images stay on one side: {shown}",)
 
 
-# Blocks of a sequence
-
-
 def _split_into_blocks(
     config: Config, found: FoundPairs, labels: Sequence[Iterable[int]], digests: Sequence[str], how: str
 ) -> Split:
@@ -267,9 +264,6 @@ def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[
         distance = sum(abs(held[label] / num_val - count / len(labels)) for label, count in counts.items())
         tried.append((round(distance, 9), blocks))
     return min(tried, key=lambda one: one[0])[1]
-
-
-# Blocks of one image
 
 
 def choose_image_blocks(
@@ -332,9 +326,6 @@ def _cut_sides(is_val: Pixels) -> Pixels:
     return np.stack([top, bottom, left, right]) & ~is_val
 
 
-# The order of a sequence
-
-
 class Place(NamedTuple):
     """Where an image lies among its neighbours. Sorted, places are in the order in which the images were taken."""
 
@@ -392,9 +383,6 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
         what = f"matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
         raise DataError(f"group_pattern: {'the first bracket of ' * bool(compiled.groups)}{pattern!r} {what}")
     return tuple(replace(pair, group=group or "") for pair, group in zip(pairs, groups, strict=True))
-
-
-# The split as a CSV file
 
 
 def read_split_csv(path: Path, data_dir: Path, now: FoundPairs | None = None, converter: Converter | None = None) -> FoundPairs:

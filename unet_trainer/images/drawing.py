@@ -108,9 +108,6 @@ def overlay_rows(image: Pixels, ids: Pixels, above: Pixels | None, below: Pixels
     return drawn if colours[0].any() else np.where((ids == 0)[:, :, None], image, drawn)
 
 
-# Sheets of pictures
-
-
 def contact_sheet(
     pictures: Sequence[tuple[Pixels, Pixels]], labels: Sequence[str], names: Sequence[str] = (), has_background: bool = True
 ) -> Pixels:

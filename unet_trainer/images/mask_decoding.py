@@ -122,9 +122,6 @@ def _decode_alpha(data: bytes) -> Pixels | None:
     return None if alpha is None else np.ascontiguousarray(upright(alpha, image_decoding.orientation_of(data)))
 
 
-# Values → class ids.
-
-
 @dataclass(frozen=True)
 class MaskCoding:
     """Value → class id: by the values of each class, or by a threshold (higher values are class 1)."""
