@@ -150,10 +150,9 @@ def _choose_groupings(groupings: Groupings, found: dict[str, Likeness], is_seque
 
 def _can_be_split(config: Config, pairs: Sequence[Pair], pattern: str) -> bool:
     """Whether the pattern, set in the config, gives a split with about as many validation images as asked for."""
-    no_labels: list[list[int]] = [[] for _ in pairs]
     try:
         found = FoundPairs(add_groups([replace(pair, group="") for pair in pairs], pattern, Path(config.data_dir)), "")
-        split = build_split(replace(config, seed=0, fold=0), found, no_labels, [""] * len(pairs))
+        split = build_split(replace(config, seed=0, fold=0), found, [()] * len(pairs), [""] * len(pairs))
     except DataError:
         return False
     wanted = 1 / config.num_folds if config.num_folds else config.val_fraction

@@ -487,9 +487,8 @@ def build_image_spec(
         raise ConfigError("\n".join(wrong))
     is_8bit = kind.depth == "uint8"
     is_photo = is_8bit and kind.channels == 3
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if is_photo else pooled_statistics(images, kind.channels)
-    mean = mean if isinstance(config.image_mean, str) else tuple(config.image_mean)
-    std = std if isinstance(config.image_std, str) else tuple(config.image_std)
+    found = (IMAGENET_MEAN, IMAGENET_STD) if is_photo else pooled_statistics(images, kind.channels)
+    mean, std = (its if isinstance(value, str) else tuple(value) for its, value in zip(found, given.values(), strict=True))
     is_given = not any(isinstance(value, str) for value in given.values())
     reason = "as given" if is_given else IMAGENET_REASON if is_photo else "of the training images"
     held = [image for image in images if sum(image.missing) < image.height * image.width * image.channels] or images
