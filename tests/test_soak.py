@@ -146,7 +146,7 @@ def try_image(data, path):
         "page_types": lambda: has_pages(path) and page_types(path),
         "georeference": lambda: read_georeference(path),
         **{name: (lambda name=name: getattr(headers, name)(data)) for name in (
-            "channels_with_alpha", "has_palette", "palette_colours", "is_lossy", "is_turned", "is_cut_off", "stored_size",
+            "channels_with_alpha", "palette_colours", "is_lossy", "is_turned", "is_cut_off", "stored_size",
         )},
     }  # fmt: skip
     for name, function in functions.items():

@@ -47,8 +47,9 @@ def slept(monkeypatch):
 
 
 def troubled(*troubles):
-    system = Troubled(*troubles)
-    return system, Files("memory://bucket", (0.5, 1.0, 2.0), connect=lambda protocol: system)
+    system, files = Troubled(*troubles), Files("memory://bucket", (0.5, 1.0, 2.0))
+    files.connect = lambda protocol: system
+    return system, files
 
 
 @pytest.mark.parametrize("trouble", [OSError("reset"), Status(429), RuntimeError("odd"), b"short"])

@@ -51,8 +51,8 @@ def pairs_on_a_dead_remote(folder, names):
     index = write_index_of(folder, dead=dict.fromkeys(names, (b"image", b"mask")))
     log = folder / "asked"
     log.touch()
-    store = ShardStore(Files("http://dead/x", (0.0,), connect=lambda protocol: DeadRemote(log)), index)
-    open_stores["dead"] = store
+    store = open_stores["dead"] = ShardStore(Files("http://dead/x", (0.0,)), index)
+    store.files.connect = lambda protocol: DeadRemote(log)
     pairs = []
     for name in names:
         members = f"{name}.png", f"{name}.mask.png"

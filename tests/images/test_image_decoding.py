@@ -24,7 +24,6 @@ from unet_trainer.images.image_decoding import (
     decode_image,
     describe_file,
     encode_image,
-    has_palette,
     is_cut_off,
     is_lossy,
     is_turned,
@@ -290,13 +289,11 @@ FOUR = np.dstack([PIXELS, GREY])
 def test_indices_into_colours_are_a_palette_whose_index_is_the_mask_and_greys_are_not(kind):
     ids = GREY // 64
     data = pil_bytes(kind, palette_image(ids))
-    assert has_palette(data)
     assert same(decode_mask(data), ids)
     assert decode_image(data)[0, 0].tolist() == np.array(PALETTE).reshape(4, 3)[ids[0, 0]].tolist()
     assert palette_colours(data)[:4] == [(0, 0, 0), (255, 0, 0), (0, 255, 0), (0, 0, 255)]
     assert palette_colours(data[:30]) == []
     for other in (GREY, PIXELS):  # a BMP of greys has a table of greys in order
-        assert not has_palette(pil_bytes(kind, other))
         assert palette_colours(pil_bytes(kind, other)) == []
 
 

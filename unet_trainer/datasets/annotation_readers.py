@@ -5,8 +5,6 @@ drawn. An annotation file is anyone's: what is not as its tool writes it fails w
 A box alone is no mask.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import csv

@@ -5,8 +5,6 @@ are kept under checkpoint_dir.
 format that is not read is named for what it is, with what to do.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -109,7 +107,7 @@ def find_annotations(config: Config, data_dir: Path, console: Console | None = N
     return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
 
 
-def _read(texts: Sequence[Path], index: ImageIndex, data_dir: Path) -> Annotations | None:
+def _read(texts: Sequence[Path], index: "ImageIndex", data_dir: Path) -> Annotations | None:
     """The annotations in the one format that there is; raises DataError for several, and for those that are not read."""
     if any(path.name.startswith("instances_") for path in texts):  # COCO's captions and so on are not opened
         texts = [path for path in texts if not path.name.startswith(COCO_TASKS)]
@@ -187,7 +185,7 @@ def kind_of_json(content: Any) -> str:
     return next((what for wanted, what in KINDS_OF_JSON.items() if any(found.issuperset(wanted.split()) for found in keys)), "")
 
 
-def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: ImageIndex, data_dir: Path) -> Annotations:
+def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: "ImageIndex", data_dir: Path) -> Annotations:
     """What the files of one format hold; raises DataError."""
     form, names = FORMATS[tool], None
     if tool == "YOLO":
@@ -267,9 +265,6 @@ def describe_other_files(folder: Path) -> list[str]:
     return [f"{counted(len(paths), 'file')} such as {paths[0].relative_to(folder)}: {what}" for paths, what in found[:3]]
 
 
-# Which image is meant
-
-
 class ImageIndex:
     """The image files of a folder, found by the names that annotations give them."""
 
@@ -317,9 +312,6 @@ class ImageIndex:
 def _plain(name: str) -> str:
     """Equal for names that differ in case or in the form of accents only: a name may come from another operating system."""
     return composed(name).casefold()
-
-
-# Drawing
 
 
 def is_background(name: str) -> bool:
@@ -431,9 +423,7 @@ def draw_mask(
     return canvas.ids, {note: number for note, number in notes.items() if note and number}
 
 
-def _notices(
-    annotations: Annotations, images: Sequence[AnnotatedImage], drawn: Sequence[Converted], index: ImageIndex
-) -> list[str]:
+def _notices(annotations: Annotations, images: list[AnnotatedImage], drawn: list[Converted], index: ImageIndex) -> list[str]:
     notices = []
     empty = [image.image for image in images if not image.entries and image.source]
     if empty:

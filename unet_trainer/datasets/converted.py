@@ -6,8 +6,6 @@ Each is written once, under checkpoint_dir/.converted, and again when a file tha
 ids from 1 on; where they overlap, the later one wins.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io
@@ -77,10 +75,9 @@ class Converter:
     data_dir: Path
     checkpoint_dir: Path
     console: Console | None = None
+    num_processes: int | None = None  # None: by the number of files
 
-    def write(
-        self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str, num_processes: int | None = None
-    ) -> list[Converted]:
+    def write(self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str) -> list[Converted]:
         """The outcome of each. `settings`: what the files depend on besides their sources, e.g. the names of the classes.
 
         Bad sources are told in the outcome; a file that cannot be written raises DataError.
@@ -119,7 +116,7 @@ class Converter:
         waiting = [number for number in range(len(conversions)) if not is_known(number)]
         problems: dict[int, str] = {}
         bar = (self.console or Console(io.StringIO())).bar(label, len(waiting), keep=False)  # silent without one
-        outcomes = forked_map(convert, waiting, num_processes or min(count_cores(), 1 + len(waiting) // FEW))
+        outcomes = forked_map(convert, waiting, self.num_processes or min(count_cores(), 1 + len(waiting) // FEW))
         try:
             with bar as shown, contextlib.closing(outcomes):
                 for position, outcome in outcomes:
@@ -139,23 +136,13 @@ class Converter:
             for number, path in enumerate(paths)
         ]
 
-    def write_pairs(
-        self,
-        kind: str,
-        settings: Any,
-        wanted: Sequence[tuple[Pair, Conversion, Conversion]],
-        label: str,
-        num_processes: int | None = None,
-    ) -> list[Pair]:
+    def write_pairs(self, kind: str, settings: Any, wanted: list[tuple[Pair, Conversion, Conversion]], label: str) -> list[Pair]:
         """The pairs, with the files that the conversions of their image and mask make. Raises DataError for bad sources."""
-        conversions = [conversion for _, *both in wanted for conversion in both]
-        written = self.write(kind, settings, conversions, label, num_processes)
-        if problem := next((file.problem for file in written if file.problem), ""):
+        files = self.write(kind, settings, [conversion for _, *both in wanted for conversion in both], label)
+        if problem := next((file.problem for file in files if file.problem), ""):
             raise DataError(problem)
-        files = [file.path for file in written]
-        return [
-            replace(pair, image=image, mask=mask) for (pair, *_), image, mask in zip(wanted, files[::2], files[1::2], strict=True)
-        ]
+        made = zip(wanted, files[::2], files[1::2], strict=True)
+        return [replace(pair, image=image.path, mask=mask.path) for (pair, *_), image, mask in made]
 
 
 # Files of objects and of classes
@@ -487,7 +474,7 @@ def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
         image = Conversion(f"images/{name}", [box.image], partial(_image_block, box), ".tiff")
         wanted.append((pair, image, Conversion(f"masks/{name}", [box.mask, box.image], partial(_mask_block, box))))
     # One process: it decodes the image once, and each further one would hold it in memory too.
-    cut = iter(converter.write_pairs("blocks", None, wanted, "Cutting the image into blocks:", num_processes=1))
+    cut = iter(replace(converter, num_processes=1).write_pairs("blocks", None, wanted, "Cutting the image into blocks:"))
     return [pair if pair.box is None else next(cut) for pair in pairs]
 
 

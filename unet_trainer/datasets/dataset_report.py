@@ -4,8 +4,6 @@ find_dataset finds the pairs, however they lie in data_dir; build_dataset_report
 split. Training and `check` both use this report: a dataset that passes check can be trained on.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -26,17 +24,7 @@ from unet_trainer.datasets.layouts import refuse_unreadable
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
 from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, describe_misfit, other_way_round
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
-from unet_trainer.datasets.pairs import (
-    UNREADABLE,
-    Box,
-    FoundPairs,
-    Pair,
-    Problem,
-    Question,
-    describe_problems,
-    first_few,
-    setting_lines,
-)
+from unet_trainer.datasets.pairs import UNREADABLE, FoundPairs, Pair, Problem, Question, describe_problems, first_few, setting_lines
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.splits import OF_ONE_IMAGE, Split, add_groups, build_split, choose_image_blocks, read_split_csv
@@ -89,7 +77,7 @@ class DatasetReport:
     def ask(self, error: DataError) -> None:
         self.questions.append(error if isinstance(error, Question) else Question(str(error)))
 
-    def checked(self) -> CheckedDataset:
+    def checked(self) -> "CheckedDataset":
         """The dataset, if it can be trained on; raises DataError with all reasons why it cannot."""
         message = self.blocking_message
         if message or self.kind is None or self.classes is None or self.image_spec is None or self.split is None:
@@ -163,9 +151,6 @@ def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:
     sizes = Counter(image.size for image in images)
     shown = ", ".join(f"{width}×{height}" for (height, width), _ in sizes.most_common(most))
     return shown + (f" and {counted(len(sizes) - most, 'more size')}" if len(sizes) > most else "")
-
-
-# Building the report
 
 
 def build_dataset_report(
@@ -275,8 +260,7 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
         if found_blocks is None:
             return
         blocks, (height, width), gap = found_blocks
-        boxes = [(part, Box(pair.image, pair.mask, *sides)) for part, its in blocks.items() for sides in its]
-        uncut = [box.pair(box.name_in(pair.name), part) for part, box in boxes]
+        uncut = [pair.block(part, sides) for part, its in blocks.items() for sides in its]
         cut = cut_blocks(Converter(Path(config.data_dir), Path(config.checkpoint_dir), console), uncut)
     except DataError as error:
         report.ask(error)
@@ -325,9 +309,6 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     if report.kind is not None:
         images, _ = report.facts_of(report.split.train)
         report.image_spec, report.statistics_reason = scan.build_image_spec(config, report.kind, images, report.nodata)
-
-
-# Classes
 
 
 def _choose_coding(report: DatasetReport, config: Config) -> None:
@@ -428,9 +409,6 @@ def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
     return lines
 
 
-# Notices
-
-
 def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> None:
     """Adds a notice if the split separates images that are almost the same."""
     split = report.split
@@ -476,9 +454,6 @@ def _add_notices(report: DatasetReport) -> None:
         (differing, f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(same_images)}"),
     ]
     report.notices += [text for holds, text in notices if holds]
-
-
-# Finding the pairs
 
 
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:

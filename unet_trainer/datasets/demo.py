@@ -1,7 +1,5 @@
 """Writes the demo dataset: cells on textured tissue, with debris, noise and uneven light. The same pixels every time."""
 
-from __future__ import annotations
-
 import shutil
 import tempfile
 from pathlib import Path

@@ -4,8 +4,6 @@ Files pair up by their names; only those that may be results of predict are open
 several ways, is described with the settings that decide it. Masks that are not one file for each image become such files.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io
@@ -20,25 +18,11 @@ from typing import Any, get_args
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
+from unet_trainer.datasets import pairs as pairing
 from unet_trainer.datasets.annotation_readers import inside
 from unet_trainer.datasets.layouts import PARTS, Group, Layout
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
-from unet_trainer.datasets.pairs import (
-    SKIP,
-    UNREADABLE,
-    Choice,
-    FoundPairs,
-    Pair,
-    Part,
-    Problem,
-    Question,
-    composed,
-    describe_problems,
-    divided,
-    first_few,
-    path_in,
-    setting_lines,
-)
+from unet_trainer.datasets.pairs import Choice, FoundPairs, Pair, Part, Problem, Question, composed, divided, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
@@ -225,7 +209,7 @@ def _describe_unpaired(parts: Sequence[Paired], num_pairs: int) -> list[Problem]
     fix = (
         f"set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, or {TO_CSV}"
     )
-    settings = SKIP.settings if num_pairs > 1 else {}
+    settings = pairing.SKIP.settings if num_pairs > 1 else {}
     fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip" if settings else ""
     images = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.images))
     masks = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.masks))
@@ -256,7 +240,7 @@ def _find_test(search: Search, layout: Layout, rule: Rule) -> tuple[list[Pair], 
         search.notices.append(f"{place}/ cannot be used by evaluate: {error}")
         return [], False
     search.notices += [f"{part.unpaired} in {place}/, left out"] if part.unpaired else []
-    search.notices += [describe_problems(part.problems)] if part.problems else []
+    search.notices += [pairing.describe_problems(part.problems)] if part.problems else []
     return [replace(pair, part="test") for pair in part.pairs], part.match.is_complete
 
 
@@ -336,17 +320,15 @@ def _keep_listed(search: Search, images: list[File], lists: SplitLists) -> tuple
         search.notices.append(f"{counted(len(missing), 'listed name')} without an image left out (unpaired: skip)")
     elif missing:
         fix = "add the images, remove the names from the lists, or set unpaired: skip"
-        return listed, [Problem("no_image", "name", f"in {LISTS} without an image", missing, fix, SKIP.settings)]
+        return listed, [Problem("no_image", "name", f"in {LISTS} without an image", missing, fix, pairing.SKIP.settings)]
     return listed, []
 
 
 # The pairs of one part
 
 
-def _pair_part(
-    search: Search, layout: Layout, part: Part, preferred: Rule | None = None, lists: SplitLists | None = None
-) -> Paired:
-    """The pairs of a part. `preferred` is the rule of the training names; images in none of `lists` are left out.
+def _pair_part(search: Search, layout: Layout, part: Part, rule: Rule | None = None, lists: SplitLists | None = None) -> Paired:
+    """The pairs of a part. `rule`: that of the training names; images in none of `lists` are left out.
 
     Raises DataError where there is a question to answer first.
     """
@@ -364,7 +346,7 @@ def _pair_part(
     if lists is not None:
         images, problems = _keep_listed(search, images, lists)
     images, channels = _join_channels(search, images, masks, image_group.place, part, problems)
-    match = best_match(images, masks, image_group.place, preferred)
+    match = best_match(images, masks, image_group.place, rule)
     if lists is not None:  # masks of other images, and test images without one, do not matter
         match = match._replace(images=[image for image in match.images if lists[image.folder + image.stem] != "test"], masks=[])
     found = Paired(image_group, mask_group, match, problems=problems)
@@ -397,7 +379,7 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
     are_sure = bool(search.classes or in_given)
     if all(len(files) == 1 for files in parts.values()) and not (names and are_sure):
         if len(names) > 1:
-            lines = "\n".join(f"  {line}" for line in setting_lines(as_classes))
+            lines = "\n".join(f"  {line}" for line in pairing.setting_lines(as_classes))
             listing = first_few((f"{name}/" for name in names), 10)
             search.notices.append(
                 f"the folders in {place} are taken as parts of one set: {listing}; if they are classes, set:\n{lines}"
@@ -434,7 +416,7 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
     found.rule = f"a mask file for each class: {', '.join(search.classes)}" if names else found.rule
     found.pairs = sorted(pairs, key=lambda pair: pair.name)
     if unreadable:
-        found.problems.append(Problem("unreadable", *UNREADABLE, tuple(unreadable), "repair these files"))
+        found.problems.append(Problem("unreadable", *pairing.UNREADABLE, tuple(unreadable), "repair these files"))
     return True
 
 
@@ -533,7 +515,7 @@ def _join_channels(
         conversions.append(converted.Conversion(f"{part}/{folder}{stem}", paths, make, ".npy"))
     joined = search.converter.write("channels", None, conversions, "Joining the channels of each image:")
     if unreadable := tuple(one.problem for one in joined if one.problem):
-        problems.append(Problem("unreadable", *UNREADABLE, unreadable, "repair these files"))
+        problems.append(Problem("unreadable", *pairing.UNREADABLE, unreadable, "repair these files"))
     made = []
     for (case, files), one in zip(cases.items(), joined, strict=True):
         if not one.problem:

@@ -6,8 +6,6 @@ more than one folder is possible, none is chosen: the question names them and th
 none that this program writes.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -103,9 +101,6 @@ def _refuse_closed(folder: Path, mode: int) -> None:
     if not os.access(folder, mode):
         fix = "need the permissions r and x on it (chmod u+rx), or another user"
         raise DataError(f"data_dir: {folder} cannot be read (Permission denied); {fix}")
-
-
-# Layouts
 
 
 Kind = Literal["image", "mask"]

@@ -4,8 +4,6 @@ how often each class occurs.
 Each answer of MaskEvidence is for one question of mask_reading, which decides.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import re
@@ -96,7 +94,7 @@ class MaskEvidence:
     def share(self, *values: int) -> float:
         return sum(self.counts[value] for value in values) / max(1, self.total)
 
-    def without(self, values: Collection[int]) -> MaskEvidence:
+    def without(self, values: Collection[int]) -> "MaskEvidence":
         """The same masks as if they had no pixel of these values."""
         return MaskEvidence(self.masks, self.ignored, values)
 

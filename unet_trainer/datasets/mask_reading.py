@@ -4,8 +4,6 @@ evidence → a reading that is clear, with its reason (choose_classes); else a q
 most likely first, as a few lines of YAML (ask_for_classes). Every choice that is offered was tried on the values of the masks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, permutations
@@ -19,21 +17,9 @@ from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, to_plain
 from unet_trainer.datasets.mask_evidence import VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup, class_ids, is_background
 from unet_trainer.datasets.pairs import Choice, Question, first_few
+from unet_trainer.images import mask_decoding as masks
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.mask_decoding import (
-    COLOUR,
-    IGNORED,
-    UNKNOWN,
-    MaskCoding,
-    as_number,
-    as_written,
-    channels_of,
-    distance,
-    given_coding,
-    largest_tolerance,
-    show_value,
-    show_values,
-)
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, as_written, given_coding, show_value, show_values
 from unet_trainer.images.mask_shapes import EDGE_WIDTH
 from unet_trainer.system.console import counted
 
@@ -123,7 +109,7 @@ def other_way_round(coding: MaskCoding, evidence: MaskEvidence) -> dict[str, Any
     if coding.values is not None:
         values, tolerance = tuple(as_written(coding.values_of(class_id)) for class_id in (1, 0)), coding.tolerance
     elif coding.threshold:
-        values, tolerance = (evidence.seen[-1], evidence.seen[0]), largest_tolerance([evidence.seen[0], evidence.seen[-1]])
+        values, tolerance = (evidence.seen[-1], evidence.seen[0]), masks.largest_tolerance([evidence.seen[0], evidence.seen[-1]])
     else:
         return None
     ignored = {"ignore_value": coding.written_ignore_value} if coding.ignored else {}
@@ -147,7 +133,7 @@ def _given_coding(config: Config, evidence: MaskEvidence, ignores_unknown: bool)
 
 def _jpeg_tolerance(values: Sequence[int]) -> int:
     """Pixels between two classes may look like a third one; where there is none, each goes to the nearest."""
-    return min(MAX_TOLERANCE if len(values) == 2 else EDGE_WIDTH, largest_tolerance(values))
+    return min(MAX_TOLERANCE if len(values) == 2 else EDGE_WIDTH, masks.largest_tolerance(values))
 
 
 def _tolerance_reason(tolerance: int) -> str:
@@ -158,7 +144,7 @@ def _check_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> None:
     """Refuses a tolerance with which a value would belong to two classes, or many pixels to none."""
     if not coding.tolerance or coding.values is None:
         return
-    most = largest_tolerance(coding.known_values)
+    most = masks.largest_tolerance(coding.known_values)
     if coding.tolerance > most:
         raise DataError(f"mask_tolerance: got {coding.tolerance}; need at most {most}: with more, a value is close to two classes")
     ids = coding.encode(np.array(evidence.seen, np.int64)).tolist()
@@ -184,7 +170,7 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
     if class_file.has_colours and evidence.has_colours:  # colours that no mask has would be classes that nothing is learnt of
         seen = [group.value for group in evidence.groups] if evidence.is_lossy else evidence.seen
         limit = MIN_TOLERANCE if evidence.is_lossy else 0
-        classes = {value: one for value, one in classes.items() if any(distance(value, other) <= limit for other in seen)}
+        classes = {value: one for value, one in classes.items() if any(masks.distance(value, other) <= limit for other in seen)}
     num_classes = 1 if len(classes) == 2 and asked in (None, 1) else len(classes)
     if evidence.share(*void) > MAX_VOID or not 2 <= len(classes) <= MAX_CLASSES or asked not in (None, num_classes):
         return None
@@ -222,7 +208,8 @@ def _values_of_file(class_file: ClassFile, evidence: MaskEvidence) -> dict[int, 
     classes, seen = class_file.classes, evidence.seen
     by_value = {one.value: one for one in classes if one.value is not None}
     if class_file.has_colours and evidence.shown:  # the masks hold indices, and their palette the colours
-        indices = {as_number(channels_of(COLOUR + colour)): index for index, colour in sorted(evidence.shown.items(), reverse=True)}
+        in_palette = sorted(evidence.shown.items(), reverse=True)
+        indices = {masks.as_number(masks.channels_of(COLOUR + colour)): index for index, colour in in_palette}
         by_index = {indices[value]: one for value, one in by_value.items() if value in indices}
         if set(seen) <= {*by_index, VOID}:
             return by_index
@@ -323,7 +310,7 @@ def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
     except DataError:
         return False
     present = {} if chosen is None else class_ids(counted_values.counts, chosen.coding)
-    return UNKNOWN not in present and len(present.keys() - {IGNORED}) >= 2
+    return masks.UNKNOWN not in present and len(present.keys() - {IGNORED}) >= 2
 
 
 def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
@@ -457,8 +444,8 @@ def _soft_colours(evidence: MaskEvidence) -> list[int]:
         others = sorted(set(evidence.seen) - set(values))
         if len(others) < MANY_MIXED * len(values):
             continue
-        colours, is_mixed = np.array([channels_of(value) for value in others], float), np.zeros(len(others), bool)
-        for one, other in combinations(np.array([channels_of(value) for value in values], float), 2):
+        colours, is_mixed = np.array([masks.channels_of(value) for value in others], float), np.zeros(len(others), bool)
+        for one, other in combinations(np.array([masks.channels_of(value) for value in values], float), 2):
             line = other - one
             shares = ((colours - one) @ line / (line @ line)).clip(0, 1)
             is_mixed |= np.abs(one + shares[:, None] * line - colours).max(axis=1) <= EDGE_WIDTH / 2

@@ -3,8 +3,6 @@
 Reads a sample of the training pairs once; what was measured is cached.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -3,8 +3,6 @@
 The first rule that leaves nothing unpaired is used; equal names come first. Opens no file.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter, defaultdict

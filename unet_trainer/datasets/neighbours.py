@@ -7,8 +7,6 @@ where the names form sequences or groups; what was measured is cached. A note sa
 mend it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -90,7 +88,8 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
     """The note on images that are like their neighbours, if some are and a setting keeps them apart: the pattern with most groups
     that can be split, or split: blocks for a sequence. What was measured is kept under checkpoint_dir."""
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
-    versions = find_versions(paths)
+    of_originals = _groups_by(VERSION, paths)
+    versions = {VERSION: of_originals} if 1 < len(set(of_originals)) < len(of_originals) else {}
     if len(pairs) < MIN_PAIRS and not versions:
         return NOTHING
     places = places_of(paths)
@@ -157,10 +156,9 @@ def _choose_groupings(groupings: Groupings, found: dict[str, Likeness], are_neig
 
 def _can_be_split(config: Config, pairs: Sequence[Pair], pattern: str) -> bool:
     """Whether the pattern, set in the config, gives a split with about as many validation images as asked for."""
-    no_labels: list[list[int]] = [[] for _ in pairs]
     try:
         found = FoundPairs(add_groups([replace(pair, group="") for pair in pairs], pattern, Path(config.data_dir)), "")
-        split = build_split(replace(config, seed=0, fold=0), found, no_labels, [""] * len(pairs))
+        split = build_split(replace(config, seed=0, fold=0), found, [()] * len(pairs), [""] * len(pairs))
     except DataError:
         return False
     wanted = 1 / config.num_folds if config.num_folds else config.val_fraction
@@ -216,9 +214,8 @@ def _spread(indices: Sequence[int]) -> list[int]:
 
 def _are_same(keys: Sequence[object]) -> Pixels:
     """N,N: whether two are of the same sequence or group."""
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    codes = np.array([numbers[key] for key in keys])
-    return codes[:, None] == codes
+    first = np.array([keys.index(key) for key in keys])
+    return first[:, None] == first
 
 
 def _likeness(is_related: Pixels, most_similar: Sequence[int]) -> Likeness:
@@ -284,9 +281,6 @@ def _overlaps(lines: Sequence[Sequence[int]]) -> Pixels:
     return overlaps
 
 
-# What names say
-
-
 def find_groupings(paths: Sequence[str]) -> Groupings:
     """The patterns that put most of the paths into groups of several, each way of grouping once; and the groups."""
     depth = min(path.count("/") for path in paths)
@@ -310,12 +304,6 @@ def find_left_and_right(paths: Sequence[str]) -> Groupings:
         sides[group].add(end.lower())
     num_paired = sum(len(sides[group]) == 2 for group in groups)
     return {LEFT_AND_RIGHT: groups} if len(sides) > 1 and num_paired >= MIN_SHARE * len(paths) else {}
-
-
-def find_versions(paths: Sequence[str]) -> Groupings:
-    """The augmented versions of each image, if one has several."""
-    groups = _groups_by(VERSION, paths)
-    return {VERSION: groups} if 1 < len(set(groups)) < len(groups) else {}
 
 
 def _groups_by(pattern: str, paths: Sequence[str]) -> list[str]:

@@ -4,8 +4,6 @@ its files and the fix, and questions with the settings that answer them, as line
 Opens no file.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -95,9 +93,6 @@ def first_few(items: Iterable[object], most: int = 5) -> str:
     return ", ".join(texts[:most]) + (f" and {len(texts) - most} more" if len(texts) > most else "")
 
 
-# Pairs
-
-
 Part = Literal["train", "val", "test"]
 SKIP = Choice("", {"unpaired": "skip"})
 
@@ -116,12 +111,12 @@ class Box(NamedTuple):
     def place(self) -> str:
         return f"rows {self.top} to {self.bottom - 1}, columns {self.left} to {self.right - 1}"
 
-    def pair(self, name: str, part: Part | None, group: str = "", content: str = "") -> Pair:
+    def pair(self, name: str, part: Part | None, group: str = "", content: str = "") -> "Pair":
         """The pair of this block of an image, which converted.cut_blocks has yet to cut out."""
         image, mask = (f"{path}, {self.place}" for path in (self.image, self.mask))
         return Pair(name, self.image, self.mask, part, group, image, mask, content, box=self)
 
-    def overlaps(self, other: Box) -> bool:
+    def overlaps(self, other: "Box") -> bool:
         """Whether they share a pixel, if they are of one image."""
         is_beside = self.right <= other.left or other.right <= self.left
         return not is_beside and self.top < other.bottom and other.top < self.bottom
@@ -165,6 +160,11 @@ class Pair:
         part = "" if box is None else f"[{box.top}:{box.bottom}, {box.left}:{box.right}]"
         image, mask = (f"{path_in(data_dir, file)}{part}" for file in self.user_files)
         return image, mask
+
+    def block(self, part: Part, sides: tuple[int, int, int, int]) -> "Pair":
+        """Top, left, bottom and right of it, as a pair of its own."""
+        box = Box(self.image, self.mask, *sides)
+        return box.pair(box.name_in(self.name), part)
 
     def path_in(self, data_dir: Path) -> str:
         """The image's path inside data_dir, by which patterns know it; a page of a stack has one below that of the stack."""

@@ -5,8 +5,6 @@ centre on a right or lower edge of a polygon is inside, on a left or upper edge 
 an edge share no pixel. A polygon that crosses itself is filled by the even-odd rule. What lies beyond the border is cut off.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ Facts about a file are cached by its path, size and times: the next start reads 
 what the images of a dataset share: channels, depth and statistics.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -24,16 +22,7 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images import image_decoding as headers
-from unet_trainer.images.file_bytes import (
-    DataError,
-    ReadError,
-    ShardError,
-    Stamp,
-    content_digest,
-    file_stamp,
-    find_member,
-    read_bytes,
-)
+from unet_trainer.images.file_bytes import DataError, ReadError, ShardError, content_digest, file_stamp, find_member, read_bytes
 from unet_trainer.images.image_decoding import Pixels, decode_image, read_image, refuse_bomb
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpec, depth_name, extreme_value, find_missing
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
@@ -112,7 +101,7 @@ class ImageFacts:
         has_channels = len(self.mean) == len(self.std) == self.channels > 0 and len(self.missing) in (0, self.channels)
         return min(self.size) > 0 and has_channels
 
-    def as_read(self, channels: int, nodata: Sequence[float] = ()) -> ImageFacts:
+    def as_read(self, channels: int, nodata: Sequence[float] = ()) -> "ImageFacts":
         """As a model of so many channels takes it: with alpha if it is one of them, without values that mark missing data."""
         facts = self
         if self.extreme is not None and self.extreme.value in nodata:
@@ -157,6 +146,7 @@ class PairFacts(NamedTuple):
     mask: MaskFacts | str
 
 
+Facts = ImageFacts | MaskFacts
 FACTS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the names of a pair's files
 
 
@@ -170,7 +160,7 @@ class ScanCache:
         if content.get("format") == CACHE_FORMAT and isinstance(content.get("files"), dict):
             self.known = content["files"]
 
-    def find(self, kind: str, path: Path, stamp: Stamp | None) -> Any:
+    def find(self, kind: str, path: Path, stamp: list[int] | None) -> Any:
         """A damaged entry is as good as none: the file is read anew. The index of shards may have the facts too."""
         with contextlib.suppress(ValueError, LookupError, TypeError):
             stored = find_member(path)
@@ -183,7 +173,7 @@ class ScanCache:
                 return facts if facts.is_consistent() else None
         return None
 
-    def add(self, kind: str, path: Path, found: ImageFacts | MaskFacts | str, stamp: Stamp | None) -> ImageFacts | MaskFacts | str:
+    def add(self, kind: str, path: Path, found: Facts | str, stamp: list[int] | None) -> Facts | str:
         """Returns the facts with their stamp."""
         if isinstance(found, str) or stamp is None:
             self.known.pop(f"{kind}:{path.absolute()}", None)
@@ -196,7 +186,7 @@ class ScanCache:
         write_cache(self.path, {"format": CACHE_FORMAT, "files": self.known})
 
 
-def plain_facts(facts: ImageFacts | MaskFacts) -> dict[str, Any]:
+def plain_facts(facts: Facts) -> dict[str, Any]:
     """As they are remembered in a JSON file: without the stamp, which tells whether they still hold."""
     return {name: value for name, value in asdict(facts).items() if name != "stamp"}
 
@@ -497,9 +487,8 @@ def build_image_spec(
         raise ConfigError("\n".join(wrong))
     is_8bit = kind.depth == "uint8"
     is_photo = is_8bit and kind.channels == 3
-    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if is_photo else pooled_statistics(images, kind.channels)
-    mean = mean if isinstance(config.image_mean, str) else tuple(config.image_mean)
-    std = std if isinstance(config.image_std, str) else tuple(config.image_std)
+    found = (IMAGENET_MEAN, IMAGENET_STD) if is_photo else pooled_statistics(images, kind.channels)
+    mean, std = (its if isinstance(value, str) else tuple(value) for its, value in zip(found, given.values(), strict=True))
     is_given = not any(isinstance(value, str) for value in given.values())
     reason = "as given" if is_given else IMAGENET_REASON if is_photo else "of the training images"
     held = [image for image in images if sum(image.missing) < image.height * image.width * image.channels] or images

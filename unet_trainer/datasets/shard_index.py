@@ -4,8 +4,6 @@ It is a JSON file, shards.json, beside the shards that `shard` writes. Shards of
 WebDataset's naming, in which the files of a sample share their name up to the first dot. Nothing is ever unpacked.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile
@@ -111,9 +109,6 @@ class ShardIndex:
         return sum(shard.num_bytes for shard in self.shards)
 
 
-# The JSON file
-
-
 def index_to_json(index: ShardIndex) -> str:
     """One line per sample, so that a person can read it and a tool can compare two."""
     head = {"format": FORMAT, **{name: getattr(index, name) for name in ("class_names", "num_classes", "unpaired", "class_file")}}
@@ -142,9 +137,6 @@ def index_from_json(text: str | bytes) -> ShardIndex:
     except (ValueError, LookupError, TypeError) as error:
         raise ShardError(f"not an index of shards ({error or type(error).__name__})") from None
     return index
-
-
-# Tar files
 
 
 def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> Member:
@@ -184,12 +176,7 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
         raise ShardError(f"not a complete tar file ({error or type(error).__name__})") from None
 
 
-# Shards of other tools
-
-
-def index_shard(
-    name: str, file: BinaryIO, num_bytes: int, tick: Callable[[int], object] = lambda num_bytes: None
-) -> tuple[Shard, list[str]]:
+def index_shard(name: str, file: BinaryIO, num_bytes: int, tick: Callable[[int], object]) -> tuple[Shard, list[str]]:
     """The samples of a shard of any tool, and those that lack an image or a mask. Reads all of it, once; `tick` is called with the
     number of bytes that were read. Raises ShardError, without the shard's name."""
     by_key: dict[str, list[Member]] = {}  # WebDataset's key is the path up to the first dot of its last part

@@ -8,8 +8,6 @@ A file in a shard has a path below that of the shard: data/nuclei-000000.tar/cel
 together, ahead of their use where the reader says what it will read.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -64,19 +62,13 @@ class MissingFile(ShardError):
 class Files:
     """Files below a folder or a URL, by their names relative to it; from several threads, and in processes forked from this one."""
 
-    def __init__(
-        self,
-        root: str,
-        waits: tuple[float, ...] | None = None,
-        workspace: Path | None = None,
-        connect: Callable[[str], Any] | None = None,
-    ) -> None:
-        """`workspace`: where files are written before their upload. `connect` gives fsspec's file system of a protocol."""
+    def __init__(self, root: str, waits: tuple[float, ...] | None = None, workspace: Path | None = None) -> None:
+        """`workspace`: where files are written before their upload."""
         self.is_remote = is_url(root)
         self.root = root.rstrip("/") if self.is_remote else root
         self.protocol = root.partition("://")[0].lower() if self.is_remote else ""
         self.waits = () if not self.is_remote else WAITS if waits is None else waits
-        self.workspace, self.connect = workspace, connect or _connect
+        self.workspace, self.connect = workspace, _connect  # which gives fsspec's file system of a protocol
         self._systems: dict[int, Any] = {}  # by process: connections and their thread do not survive a fork
 
     def place(self, name: str) -> str:
@@ -217,9 +209,6 @@ def _connect(protocol: str) -> Any:
         raise ShardError(f"{protocol}:// needs the package {PROTOCOLS[protocol]}: pip install {PROTOCOLS[protocol]}") from None
 
 
-# Open shards
-
-
 class Span(NamedTuple):
     """Part of a shard that is fetched at once: an image and its mask, or one of them."""
 
@@ -239,7 +228,7 @@ class Span(NamedTuple):
 class StoredFile:
     """A file in a shard."""
 
-    store: ShardStore
+    store: "ShardStore"
     member: Member
     span: Span
     facts: Mapping[str, Any] | None  # of an image or of a mask, as the scan caches them
@@ -279,7 +268,7 @@ class _Process:
 class ShardStore:
     """Reads files from shards; from several threads, and in processes forked from this one."""
 
-    def __init__(self, files: Files, index: ShardIndex, cache: RangeCache | None = None) -> None:
+    def __init__(self, files: Files, index: ShardIndex, cache: "RangeCache | None" = None) -> None:
         self.files, self.index, self.cache = files, index, cache
         self.is_remote = files.is_remote
         folder = Path(files.root).as_posix()

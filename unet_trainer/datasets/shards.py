@@ -7,8 +7,6 @@ write_shards makes them of the pairs of a dataset: NAME-000000.tar, ... (NAME-tr
 KEY.jpg and KEY.mask.png, byte for byte. The index is written last: shards without one are unfinished.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import io
@@ -23,22 +21,11 @@ from typing import BinaryIO, NamedTuple
 
 from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.config.schema import Config
+from unet_trainer.datasets import shard_index
 from unet_trainer.datasets.layouts import list_files
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
-from unet_trainer.datasets.shard_index import (
-    BLOCK,
-    INDEX_NAME,
-    NOT_PLAIN,
-    UNFINISHED,
-    Sample,
-    Shard,
-    ShardIndex,
-    add_member,
-    index_from_json,
-    index_shard,
-    index_to_json,
-)
+from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
 from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, open_stores, read_bytes
 from unet_trainer.system.atomic_files import DRAFT
@@ -70,7 +57,9 @@ def find_place(data_dir: str) -> ShardPlace | None:
     """None if data_dir is a folder of other files. Opens no file."""
     data_dir = SINGLE_SLASH.sub(r"\1://", data_dir)
     if COMPRESSED_TAR.search(data_dir) and not Path(data_dir).is_dir():
-        raise DataError(f"data_dir: {data_dir}: {NOT_PLAIN}; an archive of folders images/ and masks/ has to be unpacked")
+        raise DataError(
+            f"data_dir: {data_dir}: {shard_index.NOT_PLAIN}; an archive of folders images/ and masks/ has to be unpacked"
+        )
     if is_url(data_dir):
         is_web = data_dir.lower().startswith(("http://", "https://"))
         if is_web and ("?" in data_dir or "#" in data_dir):
@@ -104,9 +93,6 @@ def _expand(name: str) -> tuple[str, ...]:
 
 def _list_shards(files: Files) -> list[str]:
     return [name for name in files.find() if name.endswith(".tar")]
-
-
-# Opening
 
 
 def open_shards(config: Config, console: Console | None = None) -> ShardStore | None:
@@ -156,7 +142,7 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
 def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
     """The index beside the shards; None if there is none, or if it does not know those that are meant."""
     try:
-        index = index_from_json(files.read(INDEX_NAME))
+        index = shard_index.index_from_json(files.read(INDEX_NAME))
     except MissingFile:
         return None
     except ShardError as error:
@@ -194,7 +180,7 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
             with contextlib.suppress(ShardError):
                 known = read_cache(cache)
                 if known.get("version") == list(version):
-                    found.append(index_from_json(str(known.get("index"))))
+                    found.append(shard_index.index_from_json(str(known.get("index"))))
                     bar.tick(version[0] or 0)
                     continue
             try:
@@ -203,12 +189,9 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
             except (OSError, ShardError) as error:
                 raise _naming(files.place(name), str(getattr(error, "strerror", None) or error)) from None
             found.append(ShardIndex((shard,), unpaired=tuple(unpaired)))
-            write_cache(cache, {"version": version, "index": index_to_json(found[-1])})
+            write_cache(cache, {"version": version, "index": shard_index.index_to_json(found[-1])})
     shards = tuple(shard for index in found for shard in index.shards)
     return ShardIndex(shards, unpaired=tuple(key for index in found for key in index.unpaired))
-
-
-# Pairs
 
 
 def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs | None:
@@ -257,9 +240,6 @@ def _pairs(store: ShardStore) -> list[Pair]:
     return pairs
 
 
-# Writing
-
-
 # A pair, and what the scan found in its files; None of test pairs, which are not read before they are used.
 ScannedPair = tuple[Pair, ImageFacts | None, MaskFacts | None]
 
@@ -288,7 +268,7 @@ def write_shards(
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
     # Of both files with header and padding, about; one that is gone has no bytes, which reading it tells.
-    sizes = [sum((file_stamp(path) or [0])[0] + 2 * BLOCK for path in (pair.image, pair.mask)) for pair, *_ in pairs]
+    sizes = [sum((file_stamp(path) or [0])[0] + 2 * shard_index.BLOCK for path in (pair.image, pair.mask)) for pair, *_ in pairs]
     if not files.is_remote:
         needed, free = sum(sizes), free_disk(Path(files.root))
         if needed > free:
@@ -315,7 +295,7 @@ def write_shards(
             for number, members in enumerate(its)
         )
         index = ShardIndex(shards, found.class_names, found.num_classes, class_file=found.class_file)
-        files.write(INDEX_NAME, lambda file: file.write(index_to_json(index).encode("utf-8", "surrogateescape")))
+        files.write(INDEX_NAME, lambda file: file.write(shard_index.index_to_json(index).encode("utf-8", "surrogateescape")))
     return index
 
 
@@ -362,7 +342,7 @@ def _write_shard(name: str, members: Sequence[tuple[ScannedPair, str]], files: F
                         content = read_bytes(path)
                     if facts is not None and content_digest(content) != facts.digest:
                         raise DataError(f"{shown}: changed while the shards were written; start again")
-                    written.append(add_member(archive, f"{stem}{path.suffix.lower()}", content))
+                    written.append(shard_index.add_member(archive, f"{stem}{path.suffix.lower()}", content))
                 plain = [None if facts is None else plain_facts(facts) for facts in found]
                 samples.append(Sample(pair.name, written[0], written[1], pair.part or "", pair.group, *plain))
                 tick()

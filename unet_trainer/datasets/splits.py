@@ -6,8 +6,6 @@ names of the pairs and digests of their content besides, and the boxes of blocks
 bytes that they are, and read back.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 import math
@@ -97,11 +95,22 @@ def build_split(config: Config, found: FoundPairs, labels: Sequence[Iterable[int
         sizes = [num_pairs // num_folds + (index < num_pairs % num_folds) for index in range(num_folds)]
     sides = assign(units, labels, sizes, config.seed)
     held_out = {index for unit, side in zip(units, sides, strict=True) if side == fold for index in unit}
-    train, val = ([pair for index, pair in enumerate(found.pairs) if (index in held_out) == is_val] for is_val in (False, True))
     num_groups = len({pair.group for pair in found.pairs} - {""})
     grouped = f", {counted(num_groups, 'group')} kept together" if num_groups else ""
-    notices = _describe_identical(found.pairs, digests)
-    return Split(tuple(train), tuple(val), f"{found.rule}; {how}{grouped}", notices, found.test)
+    parts = ["val" if index in held_out else "train" for index in range(num_pairs)]
+    return _divide(found, parts, digests, f"{found.rule}; {how}{grouped}", *_describe_identical(found.pairs, digests))
+
+
+def _divide(found: FoundPairs, parts: Sequence[str | None], digests: Sequence[str], rule: str, *notices: str) -> Split:
+    """The pairs by their parts: train, val or UNUSED. A training image that also validates is left out."""
+    by_part: dict[str | None, list[Pair]] = defaultdict(list)
+    validating = {digest for part, digest in zip(parts, digests, strict=True) if part == "val"} - {""}
+    for pair, part, digest in zip(found.pairs, parts, digests, strict=True):
+        by_part["identical" if part == "train" and digest in validating else part].append(pair)
+    if identical := by_part["identical"]:
+        what = f"{counted(len(identical), 'training image')} left out, identical to a validation image"
+        notices = (f"{what}: {first_few(pair.shown_image for pair in identical)}", *notices)
+    return Split(tuple(by_part["train"]), tuple(by_part["val"]), rule, notices, found.test, (*by_part[UNUSED], *identical))
 
 
 def assign(units: Sequence[Sequence[int]], labels: Sequence[Iterable[int]], sizes: Sequence[int], seed: int) -> list[int]:
@@ -159,13 +168,11 @@ def _group_pairs(pairs: Sequence[Pair], digests: Sequence[str]) -> list[list[int
 
 
 def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
-    """The parts that the data gives. A training image that also validates is left out; a group on both sides is an error."""
-    val = tuple(pair for pair in found.pairs if pair.part == "val")
-    training = [pair for pair in found.pairs if pair.part == "train"]
-    if len(val) == len(found.pairs):
+    """The parts that the data gives. A group on both sides is an error."""
+    if all(pair.part == "val" for pair in found.pairs):
         raise DataError(f"every pair validates and none trains ({found.rule}); need train as well; {BY_HAND}")
-    shared = sorted({pair.group for pair in val if pair.group} & {pair.group for pair in training})
-    if shared:
+    train, val = ({pair.group for pair in found.pairs if pair.part == part} for part in ("train", "val"))
+    if shared := sorted((train & val) - {""}):
         raise DataError(
             f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}; put each on one side; {BY_HAND}"
         )
@@ -173,13 +180,10 @@ def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
         if one.part != other.part:
             pair = one if one.part == "train" else other
             raise DataError(f"{pair.shown_image} is in train, and some of its pixels are in val; move one of the boxes")
-    digest_of = dict(zip(found.pairs, digests, strict=True))
-    validating = {digest_of[pair] for pair in val} - {""}
-    left_out = tuple(pair for pair in training if digest_of[pair] in validating)
-    if len(left_out) == len(training):
+    split = _divide(found, [pair.part for pair in found.pairs], digests, found.rule)
+    if not split.train:
         raise DataError(f"every training image also validates (the files are identical); {BY_HAND}")
-    train = tuple(pair for pair in training if digest_of[pair] not in validating)
-    return Split(train, val, found.rule, _describe_left_out(left_out), found.test, left_out)
+    return split
 
 
 def _find_overlaps(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Pair]]:
@@ -199,13 +203,6 @@ def _find_overlaps(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Pair]]:
             above.append((box, pair))
 
 
-def _describe_left_out(pairs: Sequence[Pair]) -> tuple[str, ...]:
-    if not pairs:
-        return ()
-    what = f"{counted(len(pairs), 'training image')} left out, identical to a validation image"
-    return (f"{what}: {first_few(pair.shown_image for pair in pairs)}",)
-
-
 def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[str, ...]:
     by_digest: dict[str, list[str]] = defaultdict(list)
     for pair, digest in zip(pairs, digests, strict=True):
@@ -215,9 +212,6 @@ def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[
         return ()
     shown = first_few((" = ".join(images[:3]) for images in identical), 2)
     return (f"{sum(map(len, identical))} images are identical to another one; identical images stay on one side: {shown}",)
-
-
-# Blocks of a sequence
 
 
 def _split_into_blocks(
@@ -244,22 +238,13 @@ def _split_into_blocks(
         for near in range(position + step, position + step * (gap + 1), step)
         if 0 <= near < num_pairs and order[near] not in val and places[order[near]].sequence == places[order[position]].sequence
     }
-    validating = {digests[index] for index in val} - {""}
-    rest = [index for index in order if index not in val and index not in around]
-    train = sorted(index for index in rest if digests[index] not in validating)
-    if not train:
+    parts = ["val" if index in val else UNUSED if index in around else "train" for index in range(num_pairs)]
+    gaps = (f"{counted(len(around), 'pair')} between the blocks of train and val left out, as a gap",) if around else ()
+    rule = f"{found.rule}; split: blocks, {how}: {counted(len(blocks), 'block')} of val"
+    split = _divide(found, parts, digests, rule, *gaps)
+    if not split.train:
         raise too_few
-    left_out = [found.pairs[index] for index in rest if digests[index] in validating]
-    unused = tuple(found.pairs[index] for index in order if index in around)
-    gaps = (f"{counted(len(unused), 'pair')} between the blocks of train and val left out, as a gap",) if unused else ()
-    return Split(
-        tuple(found.pairs[index] for index in train),
-        tuple(found.pairs[index] for index in sorted(val)),
-        f"{found.rule}; split: blocks, {how}: {counted(len(blocks), 'block')} of val",
-        (*_describe_left_out(left_out), *gaps),
-        found.test,
-        (*unused, *left_out),
-    )
+    return split
 
 
 def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[tuple[int, int]]:
@@ -271,20 +256,14 @@ def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[
         min(end - start, num_val // num_blocks + (index < num_val % num_blocks)) for index, (start, end) in enumerate(stretches)
     ]
     counts: Counter[int] = Counter(label for held in labels for label in held)
-    rng = np.random.default_rng([seed, SPLIT_STREAM])
-    best: tuple[float, list[tuple[int, int]]] | None = None
+    rng, tried = np.random.default_rng([seed, SPLIT_STREAM]), []
     for _ in range(NUM_ARRANGEMENTS):
         starts = [int(rng.integers(start, end - size + 1)) for (start, end), size in zip(stretches, sizes, strict=True)]
         blocks = [(start, start + size) for start, size in zip(starts, sizes, strict=True)]
         held: Counter[int] = Counter(label for start, end in blocks for its in labels[start:end] for label in its)
         distance = sum(abs(held[label] / num_val - count / len(labels)) for label, count in counts.items())
-        if best is None or distance < best[0] - 1e-9:
-            best = distance, blocks
-    assert best is not None  # there is at least one arrangement
-    return best[1]
-
-
-# Blocks of one image
+        tried.append((round(distance, 9), blocks))
+    return min(tried, key=lambda one: one[0])[1]
 
 
 def choose_image_blocks(
@@ -347,9 +326,6 @@ def _cut_sides(is_val: Pixels) -> Pixels:
     return np.stack([top, bottom, left, right]) & ~is_val
 
 
-# The order of a sequence
-
-
 class Place(NamedTuple):
     """Where an image lies among its neighbours. Sorted, places are in the order in which the images were taken."""
 
@@ -407,9 +383,6 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
         what = f"matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
         raise DataError(f"group_pattern: {'the first bracket of ' * bool(compiled.groups)}{pattern!r} {what}")
     return tuple(replace(pair, group=group or "") for pair, group in zip(pairs, groups, strict=True))
-
-
-# The split as a CSV file
 
 
 def read_split_csv(path: Path, data_dir: Path, now: FoundPairs | None = None, converter: Converter | None = None) -> FoundPairs:

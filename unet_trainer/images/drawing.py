@@ -1,7 +1,5 @@
 """Images to look at: masks drawn over images, contact sheets, what a model got wrong, and charts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -108,9 +106,6 @@ def overlay_rows(image: Pixels, ids: Pixels, above: Pixels | None, below: Pixels
     tinted = cv2.addWeighted(image, 0.6, colour, 0.4, 0)
     drawn = np.where(is_border[:, :, None], colour, tinted)
     return drawn if colours[0].any() else np.where((ids == 0)[:, :, None], image, drawn)
-
-
-# Sheets of pictures
 
 
 def contact_sheet(

@@ -1,7 +1,5 @@
 """The bytes of a file of a dataset, on a disk or in an open shard; and the errors of data that cannot be read."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -5,8 +5,6 @@ Values keep their depth, and nothing is converted silently. OpenCV decodes PNG, 
 would damage data (palettes turned into colours, cut-off files accepted), PIL decodes instead, or the file is refused.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import struct
@@ -202,21 +200,14 @@ def nodata_of(data: bytes) -> float | None:
     return None if tiff is None else tiff.nodata
 
 
-def has_palette(data: bytes) -> bool:
-    """Whether the pixels are indices into a table of colours. A palette of greys in order does not count."""
-    if (tiff := tiff_header(data)) is not None:
-        return tiff.palette is not None
-    if data.startswith(BMP_START) and len(data) > 30 and data[28] <= 8:
-        return look_with_pil(data, lambda picture: picture.mode == "P", False)  # PIL gives mode L for greys in order
-    return png_colour_type(data) == PNG_PALETTE
-
-
 def palette_colours(data: bytes) -> list[tuple[int, int, int]]:
-    """Red, green and blue of each index; empty for a file without a palette."""
+    """Where the pixels are indices into a table of colours, red, green and blue of each; empty for other files. Greys in order are
+    no palette: PIL gives a BMP of them mode L, without one."""
     if (tiff := tiff_header(data)) is not None:
         return [] if tiff.palette is None else [(red, green, blue) for red, green, blue in tiff.palette.tolist()]
     none: list[int] = []
-    channels = look_with_pil(data, lambda picture: picture.getpalette("RGB") or none, none) if has_palette(data) else none
+    has_indices = png_colour_type(data) == PNG_PALETTE or (data.startswith(BMP_START) and len(data) > 30 and data[28] <= 8)
+    channels = look_with_pil(data, lambda picture: picture.getpalette("RGB") or none, none) if has_indices else none
     return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
 
 

@@ -2,8 +2,6 @@
 without data. Such values are filled with the mean, so that a network sees 0 there. And images as a model of such a spec takes them,
 read whole or in parts."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -55,7 +53,7 @@ class ImageSpec:
         image = np.repeat(image, self.channels, axis=2) if image.shape[2] == 1 < self.channels else image
         return image if self.is_8bit else image.astype(np.float32)
 
-    def decode(self, data: bytes, min_side: int | None = None) -> Decoded:
+    def decode(self, data: bytes, min_side: int | None = None) -> "Decoded":
         """The image in a file, as a model of this spec takes it. Raises ReadError."""
         image = decode_image(data, min_side, self.channels)
         factor, _ = reduction(data, min_side)
@@ -78,7 +76,7 @@ class ImageSpec:
         return {**asdict(self), "mean": list(self.mean), "std": list(self.std), "nodata": list(self.nodata)}
 
     @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> ImageSpec:
+    def from_dict(content: Mapping[str, Any]) -> "ImageSpec":
         """Checkpoints of earlier versions say nothing of missing data."""
         lists = {name: tuple(content.get(name, ())) for name in ("mean", "std", "nodata")}
         return ImageSpec(**{**content, **lists})

@@ -4,8 +4,6 @@ A value is a whole number as it is in the file. A colour is one number too: a gr
 COLOUR + 0xRRGGBB. What the values mean is decided by datasets.mask_reading, not here.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,8 +66,9 @@ def _decode_mask_values(data: bytes) -> Pixels:
         return whole_numbers(np.squeeze(image_decoding.decode_array(data)))
     if data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
         return np.ascontiguousarray(_join_colours(image_decoding.decode_with_pil(data, "RGB")))
-    if image_decoding.has_palette(data):
-        return _shown_values(image_decoding.decode_with_pil(data), image_decoding.palette_colours(data))
+    colours = image_decoding.palette_colours(data)
+    if colours or image_decoding.png_colour_type(data) == image_decoding.PNG_PALETTE:  # of a broken PNG, PIL says what is wrong
+        return _shown_values(image_decoding.decode_with_pil(data), colours)
     mask = image_decoding.decode_with_opencv(data, AS_STORED)  # applies EXIF rotation, as for images
     if image_decoding.png_bits(data) in (2, 4):  # OpenCV scales values of few bits to 255
         mask = mask // (255 // (2 ** image_decoding.png_bits(data) - 1))
@@ -121,9 +120,6 @@ def _decode_alpha(data: bytes) -> Pixels | None:
     """H,W uint8, rotated as the picture is; None where PIL cannot read it."""
     alpha = image_decoding.look_with_pil(data, lambda picture: np.array(picture.convert("RGBA").getchannel("A")), None)
     return None if alpha is None else np.ascontiguousarray(upright(alpha, image_decoding.orientation_of(data)))
-
-
-# Values → class ids.
 
 
 @dataclass(frozen=True)
@@ -194,7 +190,7 @@ class MaskCoding:
         return {name: as_lists(getattr(self, name)) for name in SAVED}
 
     @staticmethod
-    def from_dict(content: Mapping[str, Any]) -> MaskCoding:
+    def from_dict(content: Mapping[str, Any]) -> "MaskCoding":
         """Checkpoints of earlier versions hold the first three only."""
         return MaskCoding(**{name: as_tuples(content[name]) for name in SAVED if name in content})
 

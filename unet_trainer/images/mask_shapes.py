@@ -1,7 +1,5 @@
 """The shapes in a mask: outlines as polygons, centre lines, and how its values lie. Decides nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 OpenCV, PIL and tifffile take whole arrays or iterators. Each writer is given an open file and leaves it open.
 """
 
-from __future__ import annotations
-
 import struct
 import tempfile
 import weakref
@@ -22,7 +20,7 @@ from unet_trainer.images.tiling import Size
 from unet_trainer.system.input_files import open_file
 
 Content = Literal["mask", "picture"]
-Palette = Sequence[tuple[int, int, int]]
+Palette = Sequence[tuple[int, int, int]] | None
 
 MARK = "unet-trainer predict"  # among the first bytes of every file that is written here, but of .npy, which has no place for it
 MARK_BYTES = 1024
@@ -49,13 +47,7 @@ class PngWriter:
     """Grey of 8 or 16 bit, RGB of 8 bit, or indices into a palette."""
 
     def __init__(
-        self,
-        file: BinaryIO,
-        size: Size,
-        dtype: DTypeLike,
-        channels: int = 1,
-        palette: Palette | None = None,
-        content: Content = "mask",
+        self, file: BinaryIO, size: Size, dtype: DTypeLike, channels: int = 1, palette: Palette = None, content: Content = "mask"
     ) -> None:
         self.file = file
         self.num_bits = 8 * np.dtype(dtype).itemsize
@@ -126,16 +118,10 @@ class TiffWriter:
     """
 
     def __init__(
-        self,
-        file: BinaryIO,
-        size: Size,
-        dtype: DTypeLike,
-        channels: int = 1,
-        palette: Palette | None = None,
-        tags: Sequence[tuple[int, int, int, Any, bool]] = (),
-        content: Content = "mask",
+        self, file: BinaryIO, size: Size, dtype: DTypeLike, channels: int = 1, palette: Palette = None, content: Content = "mask"
     ) -> None:
-        self.file, self.dtype, self.palette, self.tags = file, np.dtype(dtype).newbyteorder("<"), palette, tags
+        self.file, self.dtype, self.palette = file, np.dtype(dtype).newbyteorder("<"), palette
+        self.tags: Sequence[Any] = ()  # extratags of tifffile, as a Georeference holds them
         self.shape = size if channels == 1 else (*size, channels)
         self.row_bytes = size[1] * channels * self.dtype.itemsize
         self.strip_rows = min(size[0], max(1, STRIP_BYTES // self.row_bytes))

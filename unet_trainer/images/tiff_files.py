@@ -1,7 +1,5 @@
 """TIFF, BigTIFF and GeoTIFF files, through tifffile and imagecodecs: decoded whole or by blocks, and where on Earth they lie."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math
@@ -311,14 +309,12 @@ class Georeference:
 
 def read_georeference(path: Path) -> Georeference | None:
     """None where the file is no GeoTIFF, or is shown turned: its coordinates are of the pixels as stored."""
-    import tifffile
-
     try:
-        with open_file(path) as file, tifffile.TiffFile(file) as found:
-            page: Any = found.pages.first
+        with open_pages(path) as found:
+            page = found.pages.first
             tags = tuple((int(tag.code), int(tag.dtype), tag.count, tag.value, True) for tag in page.tags if tag.code in GEO_TAGS)
             orientation, keys = page.tags.valueof(ORIENTATION, 1), page.geotiff_tags or {}
-    except Exception:  # a broken file may raise anything here; reading its pixels tells why
+    except ReadError:  # reading its pixels tells why
         return None
     values = {code: value for code, _, _, value, _ in tags}
     if orientation != 1 or not values.keys() & {PIXEL_SCALE, TIE_POINTS, TRANSFORMATION}:

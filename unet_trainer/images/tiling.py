@@ -4,8 +4,6 @@ The tiles of an image cover it at native resolution. Where tiles overlap, each p
 centre is nearest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

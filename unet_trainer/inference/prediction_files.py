@@ -78,7 +78,7 @@ class Output(NamedTuple):
     take: Callable[[Rows], Pixels]  # what it holds of the results
     dtype: DTypeLike = np.uint8
     channels: int = 1
-    palette: Palette | None = None
+    palette: Palette = None
     content: Content = "mask"
     is_overlay: bool = False
 
@@ -219,8 +219,9 @@ class ImageFiles(contextlib.ExitStack):
             writer = NpyWriter(self._draft(path), (*self.size, channels) if channels > 1 else self.size, dtype)
         else:
             if georeference is not None and not is_overlay:  # is given its name first: the mask's PNG is the last file of all
-                file = self._draft(path.with_suffix(".tif"))
-                self.writers.append((TiffWriter(file, self.size, dtype, channels, palette, georeference.tags, content), take))
+                tiff = TiffWriter(self._draft(path.with_suffix(".tif")), self.size, dtype, channels, palette, content)
+                tiff.tags = georeference.tags
+                self.writers.append((tiff, take))
             writer = png = PngWriter(self._draft(path), self.size, dtype, channels, palette, content)
             if is_overlay:
                 writer = OverlayWriter(png, self._open_picture(), self.folder.colours, self.size)
