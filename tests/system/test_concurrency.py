@@ -24,9 +24,7 @@ from unet_trainer.system.concurrency import (
     MAX_MESSAGE,
     BackgroundWriter,
     Crash,
-    Job,
     ReadTimeout,
-    ThrottledTask,
     WriteBehind,
     call_with_timeout,
     forked_map,
@@ -247,11 +245,11 @@ class Disk:
     def __init__(self):
         self.written, self.has_begun, self.may_go_on = [], threading.Event(), threading.Event()
 
-    def job(self, name, requires=None):
-        return Job(lambda: self.written.append(name), requires)
+    def job(self, name):
+        return lambda: self.written.append(name)
 
     def slow_job(self, name):
-        return Job(lambda: (self.has_begun.set(), self.may_go_on.wait(LIMIT), self.written.append(name)))
+        return lambda: (self.has_begun.set(), self.may_go_on.wait(LIMIT), self.written.append(name))
 
 
 @pytest.fixture
@@ -263,7 +261,7 @@ def disk():
 
 @pytest.fixture
 def writer():
-    return BackgroundWriter()
+    return BackgroundWriter({"samples": "best", "last": "samples", "config": "metrics"})
 
 
 def test_the_caller_goes_on_while_files_are_written_in_order(disk, writer):
@@ -280,11 +278,11 @@ def test_the_caller_goes_on_while_files_are_written_in_order(disk, writer):
 
 def test_a_failed_job_stops_those_that_require_it_and_all_are_handed_back_once(disk, writer):
     jobs = {
-        "best": Job(fail_to_write),
-        "samples": disk.job("samples", requires="best"),
+        "best": fail_to_write,
+        "samples": disk.job("samples"),
         "metrics": disk.job("metrics"),
-        "last": disk.job("last", requires="samples"),
-        "config": disk.job("config", requires="metrics"),
+        "last": disk.job("last"),
+        "config": disk.job("config"),
     }
     writer.start(jobs)
     writer.wait()
@@ -300,28 +298,8 @@ def test_a_failed_job_stops_those_that_require_it_and_all_are_handed_back_once(d
 def test_cancel_finishes_the_job_under_way_and_forgets_the_rest(disk, writer):
     """A run that fails must not leave a thread inside torch, which would abort the process."""
     writer.cancel()
-    writer.start({"bad": Job(fail_to_write), "last": disk.slow_job("last"), "best": disk.job("best")})
+    writer.start({"bad": fail_to_write, "last": disk.slow_job("last"), "best": disk.job("best")})
     assert disk.has_begun.wait(LIMIT)
     threading.Timer(0.05, disk.may_go_on.set).start()
     writer.cancel()
     assert (disk.written, writer.is_busy(), writer.collect()) == (["last"], False, ({}, None))
-
-
-# ThrottledTask
-
-
-def test_work_takes_no_more_than_its_share_of_the_time(monkeypatch):
-    """Five seconds of a core at a share of 1 %: not again before 500 seconds are over; at the end, at once."""
-    now, calls = [1000.0], []
-    monkeypatch.setattr(concurrency.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(concurrency.time, "thread_time", lambda: 5.0 * len(calls))
-    task = ThrottledTask("work", lambda: calls.append(now[0]))
-    task.request()
-    task._future.result(LIMIT)
-    for now[0], expected in ((1499.0, [1000.0]), (1501.0, [1000.0, 1501.0])):
-        task.request()
-        task._future.result(LIMIT)
-        assert calls == expected
-    task.request()
-    task.finish()
-    assert len(calls) == 3

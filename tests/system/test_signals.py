@@ -35,11 +35,11 @@ def test_a_second_sigint_is_raised_at_once():
 
 
 EXIT = """
-import atexit, sys, threading; from unet_trainer.system.concurrency import BackgroundWriter, Job
+import atexit, sys, threading; from unet_trainer.system.concurrency import BackgroundWriter
 from unet_trainer.system.signals import exit_process
-writer, has_begun = BackgroundWriter(), threading.Event()
+writer, has_begun = BackgroundWriter({}), threading.Event()
 def write(): has_begun.set(); sys.argv[1] == "stuck" and threading.Event().wait()
-writer.start({"last": Job(write)}); has_begun.wait()
+writer.start({"last": write}); has_begun.wait()
 if sys.argv[1] != "stuck": writer.wait()
 atexit.register(print, "torn down", flush=True)
 print("out"); print("err", file=sys.stderr); exit_process(130)

@@ -7,7 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from unet_trainer.images.image_decoding import read_image
-from unet_trainer.training.curves import INK, INTERRUPTED, ROLLBACK, STOPPED, write_curves
+from unet_trainer.training import curves
+from unet_trainer.training.curves import INK, INTERRUPTED, ROLLBACK, STOPPED, CurvesWriter, write_curves
 from unet_trainer.training.history import EventLog
 
 pytestmark = pytest.mark.real_pictures
@@ -73,3 +74,17 @@ def test_the_only_epoch_of_a_run_is_a_whole_number_on_the_axis(log, tmp_path, mo
     write_curves(tmp_path)
     ((low, high), ticks) = figures[0].axes[0].get_xlim(), figures[0].axes[0].get_xticks()
     assert [tick for tick in ticks if low <= tick <= high] == [1.0]
+
+
+def test_drawing_takes_no_more_than_its_share_of_the_time(monkeypatch, tmp_path):
+    """Five seconds of a core at a share of 1 %: not again before 500 seconds are over; at the end, at once."""
+    now, calls = [1000.0], []
+    monkeypatch.setattr(curves.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(curves.time, "thread_time", lambda: 5.0 * len(calls))
+    monkeypatch.setattr(curves, "write_curves", lambda folder: calls.append(now[0]))
+    writer = CurvesWriter(tmp_path)
+    for now[0] in (1000.0, 1499.0, 1501.0):
+        writer.write()
+    assert calls == [1000.0, 1501.0]
+    writer.write(is_last=True)
+    assert (len(calls), writer.error) == (3, None)

@@ -2,8 +2,8 @@
 
 worker processes   forked from this one and killed with it: `forked_map`, and ForkedWorkers, which fill batches in shared memory
                    (loading/worker_pool), and read images and write predictions (inference/stream_processes)
-threads            ahead of the caller (read_ahead), behind it (WriteBehind, BackgroundWriter, ThrottledTask), or because a call
-                   may hang (call_with_timeout); for work that releases the GIL
+threads            ahead of the caller (read_ahead), behind it (WriteBehind, BackgroundWriter), or because a call may hang
+                   (call_with_timeout); for work that releases the GIL
 HTTP server        a thread for each request of `try` and `watch`: system/local_server
 probe              a Python process that tries what could crash this one: training/step_probe
 """
@@ -34,7 +34,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
-from typing import IO, Any, NamedTuple, TypeVar
+from typing import IO, Any, TypeVar
 
 Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
@@ -47,7 +47,6 @@ HANG_SECONDS = 600.0  # on one item of forked_map; as worker_timeout
 POLL_SECONDS = 1.0  # between checks for children of forked_map that hang
 STOP_POLL_SECONDS = 0.1  # between checks for a signal
 JOIN_SECONDS = 30.0  # for the calls under way when read_ahead ends early, or when the interpreter exits
-THREAD_SHARE = 0.01  # of the time that a ThrottledTask may keep a core busy
 MAX_MESSAGE = 300  # characters of what a crashed child printed
 PIPE_BYTES = 2**18  # asked for, of the pipes of ForkedWorkers
 
@@ -465,30 +464,28 @@ class WriteBehind:
             raise
 
 
-class Job(NamedTuple):
-    """One file to write."""
-
-    write: Callable[[], object]
-    requires: str | None = None  # is not written when the job of that name in the same list failed
+Jobs = dict[str, Callable[[], object]]  # what writes each of some files, in order
 
 
 class BackgroundWriter:
-    """Writes files while training continues: one ordered list of jobs at a time. After a job fails, all others run but those that
-    require it. Whether and when to try again is the caller's decision."""
+    """Writes files while training continues: one list of jobs at a time. After a job fails, all others run but those that require
+    it. Whether and when to try again is the caller's decision."""
 
-    def __init__(self) -> None:
+    def __init__(self, requires: Mapping[str, str]) -> None:
+        """`requires`: which job is not run when another one of the same list failed, and which one that is."""
+        self.requires = requires
         self.future: Future[None] | None = None
-        self.unwritten: dict[str, Job] = {}
+        self.unwritten: Jobs = {}
         self.error: Exception | None = None
         self.is_cancelled = False
 
-    def start(self, jobs: Mapping[str, Job]) -> None:
-        """Begins to write, in the order of the jobs. Raises OSError where no thread can be started."""
+    def start(self, jobs: Jobs) -> None:
+        """Begins to write. Raises OSError where no thread can be started."""
         if self.is_busy():
             raise RuntimeError("the writer is busy; wait for it first")
         self.is_cancelled = False
         try:
-            self.future = start_thread(partial(self._run, dict(jobs)), "background writer", is_awaited=True)
+            self.future = start_thread(partial(self._run, jobs), "background writer", is_awaited=True)
         except RuntimeError as error:
             self.unwritten = {**self.unwritten, **jobs}
             raise OSError(f"no thread can be started to write with ({error})") from None
@@ -501,7 +498,7 @@ class BackgroundWriter:
         if self.future is not None:
             self.future.result()
 
-    def collect(self) -> tuple[dict[str, Job], Exception | None]:
+    def collect(self) -> tuple[Jobs, Exception | None]:
         """The jobs that a disk error kept from being written, in their order, and the first error of any kind; each once."""
         if self.is_busy():
             return {}, None
@@ -515,62 +512,19 @@ class BackgroundWriter:
         self.wait()
         self.collect()
 
-    def _run(self, jobs: Mapping[str, Job]) -> None:
+    def _run(self, jobs: Jobs) -> None:
         failed: set[str] = set()
-        for name, job in jobs.items():
+        for name, write in jobs.items():
             if self.is_cancelled:
                 return
-            if job.requires in failed:
-                failed.add(name)
-                if job.requires in self.unwritten:  # else another try would not help
-                    self.unwritten[name] = job
-                continue
+            required = self.requires.get(name, "")
+            may_work_later = required in self.unwritten
             try:
-                job.write()
+                if required not in failed:
+                    write()
+                    continue
             except Exception as error:  # of any kind: raised in the training thread, where it is handled
-                failed.add(name)
-                self.error = self.error or error
-                if isinstance(error, OSError):
-                    self.unwritten[name] = job
-
-
-class ThrottledTask:
-    """Repeats a piece of work in a thread when it is requested, but for a small share of the time only. A request that comes while
-    the work is under way, or too soon after it, is done with a later one."""
-
-    def __init__(self, name: str, work: Callable[[], object]) -> None:
-        self.name, self.work = name, work
-        self._future: Future[None] | None = None
-        self._is_requested = False
-        self._not_before = 0.0
-        self.error: Exception | None = None  # the first one
-
-    def request(self) -> None:
-        """Returns at once."""
-        self._is_requested = True
-        if time.monotonic() >= self._not_before:
-            self._start()
-
-    def finish(self) -> None:
-        """Does what is still requested; gives up waiting after JOIN_SECONDS."""
-        deadline = time.monotonic() + JOIN_SECONDS
-        for _ in range(2):  # what is under way, and what was requested meanwhile
-            wait([self._future] if self._future is not None else [], max(0.0, deadline - time.monotonic()))
-            self._start()
-
-    def _start(self) -> None:
-        if not self._is_requested or (self._future is not None and not self._future.done()):
-            return
-        self._is_requested = False
-        try:
-            self._future = start_thread(self._run, self.name)
-        except RuntimeError as error:  # no more threads
-            self.error = self.error or error
-
-    def _run(self) -> None:
-        started, used = time.monotonic(), time.thread_time()
-        try:
-            self.work()
-        except Exception as error:  # of any kind: this work must not end a run
-            self.error = self.error or error
-        self._not_before = started + (time.thread_time() - used) / THREAD_SHARE
+                self.error, may_work_later = self.error or error, isinstance(error, OSError)
+            failed.add(name)
+            if may_work_later:
+                self.unwritten[name] = write

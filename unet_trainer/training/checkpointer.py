@@ -22,7 +22,7 @@ from unet_trainer.datasets.splits import Split, split_csv_text
 from unet_trainer.images.image_decoding import Pixels, encode_image
 from unet_trainer.model.segmenter import Segmenter, deployable_weights
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
-from unet_trainer.system.concurrency import BackgroundWriter, Job
+from unet_trainer.system.concurrency import BackgroundWriter, Jobs
 from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.training.async_device import HostCopy
@@ -33,6 +33,7 @@ from unet_trainer.training.run_folder import (
     BEST,
     CONFIG_TITLE,
     CONFIG_YAML,
+    CURVES,
     LAST,
     LOG,
     METRICS_CSV,
@@ -67,8 +68,9 @@ class Checkpointer:
     console: Console
     is_ours: Callable[[], bool] = lambda: True  # whether the folder is still the one that the run has locked
     events: EventLog = field(default_factory=EventLog)
-    writer: BackgroundWriter = field(default_factory=BackgroundWriter, init=False)
-    waiting: dict[str, Job] = field(default_factory=dict, init=False)
+    draw_curves: Callable[[], object] = lambda: None
+    writer: BackgroundWriter = field(default_factory=lambda: BackgroundWriter({LAST: BEST}), init=False)
+    waiting: Jobs = field(default_factory=dict, init=False)
     saved_at: float = field(default_factory=time.monotonic, init=False)
     failed_at: float | None = field(default=None, init=False)  # when a save failed last, until one succeeds
 
@@ -123,15 +125,15 @@ class Checkpointer:
         best_copy, name = None, f"epoch_{self.state.epoch:04d}.png"
         if best is not None:
             best_copy, make_scores = self._copy_best(row, best), image_scores()
-            self.waiting[BEST] = Job(partial(self._write_best, best_copy))
-            self.waiting[VAL_SCORES] = Job(lambda: write_text_atomically(self.folder / VAL_SCORES, make_scores()))
+            self.waiting[BEST] = partial(self._write_best, best_copy)
+            self.waiting[VAL_SCORES] = lambda: write_text_atomically(self.folder / VAL_SCORES, make_scores())
             try:
                 draw = draw_samples()
-                self.waiting[SAMPLES] = Job(lambda: self._write_picture(name, draw()))
+                self.waiting[SAMPLES] = lambda: self._write_picture(name, draw())
             except (RuntimeError, MemoryError, UserError) as error:  # which do not end the epoch that the picture shows
                 self.console.warn(f"no picture of epoch {self.state.epoch}: {first_line(error)}")
         history = [dict(row) for row in self.state.history]
-        self.waiting[METRICS_CSV] = Job(lambda: write_metrics(self.folder / METRICS_CSV, history))
+        self.waiting[METRICS_CSV] = lambda: write_metrics(self.folder / METRICS_CSV, history)
         if not self.writer.is_busy():  # else an epoch is shorter than a save: a copy of the state would only be replaced
             self.save_state(best=best_copy)
 
@@ -185,9 +187,10 @@ class Checkpointer:
             self.initial = None
 
         self.waiting.pop(LAST, None)  # of a save that failed: the new one must come after best.pt
-        jobs = {"events": Job(self.events.sync), **self.waiting, LAST: Job(write_last, requires=BEST)}
+        jobs: Jobs = {"events": self.events.sync, **self.waiting, LAST: write_last}
         if with_config:
-            jobs[CONFIG_YAML] = Job(self.write_config)
+            jobs[CONFIG_YAML] = self.write_config
+        jobs[CURVES] = self.draw_curves
         self.waiting = {}
         self.saved_at = time.monotonic()
         self.failed_at = None
@@ -210,11 +213,11 @@ class Checkpointer:
             self.write_split()
             write_metrics(self.folder / METRICS_CSV, self.state.history)
             if BEST in waiting:
-                waiting[BEST].write()
+                waiting[BEST]()
             if state is not None:
                 write_checkpoint(self.folder / LAST, state.content())
             elif LAST in waiting:
-                waiting[LAST].write()
+                waiting[LAST]()
         except OSError as error:
             raise TrainingFailed(f"{what}; the state is lost, it could not be saved elsewhere ({with_advice(error)})") from None
         self.initial = None

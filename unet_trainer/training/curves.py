@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
+import time
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,25 @@ INK, STOPPED, INTERRUPTED, ROLLBACK = "#2d3138", "#783ca0", "#969696", "#c81e3c"
 MAX_CLASSES = len(CLASS_COLOURS)  # with more, those that the best epoch scores worst
 MAX_NAME = 32  # characters
 MAX_DOTS = 40  # a line with fewer points shows them
+MAX_SHARE = 0.01  # of the time that drawing may keep a core busy
+
+
+class CurvesWriter:
+    """Draws the curves while a run goes on, for a small share of the time only. No error of it ends a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.not_before = folder, 0.0
+        self.error: Exception | None = None  # the first one
+
+    def write(self, is_last: bool = False) -> None:
+        started, used = time.monotonic(), time.thread_time()
+        if started < self.not_before and not is_last:
+            return
+        try:
+            write_curves(self.folder)
+        except Exception as error:  # of any kind
+            self.error = self.error or error
+        self.not_before = started + (time.thread_time() - used) / MAX_SHARE
 
 
 def write_curves(folder: Path) -> None:

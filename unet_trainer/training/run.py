@@ -18,7 +18,6 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import EpochTimes, advise
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import Scores
-from unet_trainer.system.concurrency import ThrottledTask
 from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.system.resources import count_cores
@@ -54,7 +53,6 @@ class Run:
     worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
     times: EpochTimes | None = None  # of the last epoch's training
     was_advised: bool = False  # about waiting for data
-    curves: ThrottledTask | None = None  # draws curves.png
     has_given_up: bool = False  # see pilots
     is_stopped: bool = False  # by a callback
     untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
@@ -137,8 +135,6 @@ class Run:
 
         best = self.state.eval_segmenter if improved else None
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), copy_scores)
-        if self.curves is not None:
-            self.curves.request()
 
     def write_report(self, with_pictures: bool) -> None:
         """report.html, once. Without pictures it takes a moment: after a signal there is no time to predict. No error of it, of

@@ -32,7 +32,6 @@ from unet_trainer.datasets.mask_evidence import class_table, ignored_share
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import SegmenterSpec, build_spec
-from unet_trainer.system.concurrency import ThrottledTask
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import Job, choose_backend, device_id
 from unet_trainer.system.os_errors import explain, named_file, with_advice
@@ -42,7 +41,7 @@ from unet_trainer.training.build import build_components, build_components_with_
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
 from unet_trainer.training.compilation import compile_components, try_components
-from unet_trainer.training.curves import write_curves
+from unet_trainer.training.curves import CurvesWriter
 from unet_trainer.training.run import Run
 from unet_trainer.training.run_folder import CURVES, LOG, SPLIT_CSV, has_checkpoint, resume_command
 from unet_trainer.training.session import Session
@@ -130,16 +129,16 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         _open_folder(folder, settings, session, start)
     state.gather_ranks(processes)  # the checkpointer keeps the state as it is now
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
+    curves, is_ours, events = CurvesWriter(folder), session.lock.is_ours, session.events
     if processes.is_main:
-        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, session.lock.is_ours, session.events)
+        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, events, curves.write)
     budget.seconds_before = state.seconds + state.train_seconds
-    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, session.events, processes)
+    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, events, processes)
     run.untaught_ids = dataset.untaught_ids
     if processes.is_main:
         run.make_report = make_report
-        run.curves = ThrottledTask("curves", partial(write_curves, folder))
-        run.trackers = build_trackers(settings.taken, folder, state.epoch, session.events)
-        session.on_exit(partial(_finish, run, run.curves))
+        run.trackers = build_trackers(settings.taken, folder, state.epoch, events)
+        session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
         _resume(run, earlier, source, changes)
     console.fact("Run", str(folder))
@@ -154,7 +153,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     console.fact("Start-up", f"{startup_seconds:.1f} s")
     for tracker in run.trackers:
         tracker.start()
-    session.events.add("ready", startup_seconds=startup_seconds)
+    events.add("ready", startup_seconds=startup_seconds)
     return run
 
 
@@ -360,7 +359,7 @@ def _get_ready(run: Run) -> None:
     run.state.gather_ranks(run.processes)
 
 
-def _finish(run: Run, curves: ThrottledTask) -> None:
+def _finish(run: Run, curves: CurvesWriter) -> None:
     """What is sent, written and drawn at the end, however the run ended; the report unless the end has written the whole of it."""
     try:
         for tracker in run.trackers:
@@ -369,8 +368,7 @@ def _finish(run: Run, curves: ThrottledTask) -> None:
                 run.console.warn(problem)
         run.write_report(with_pictures=False)
     finally:
-        curves.request()
-        curves.finish()
+        curves.write(is_last=True)
         if (error := curves.error) is not None:
             why = with_advice(error) if isinstance(error, OSError) else first_line(error)
             run.console.warn(f"{CURVES} could not be drawn: {why}")
