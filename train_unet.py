@@ -46,7 +46,7 @@ from unet_trainer.config.load import check_trackers, check_url, load_config, loa
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process
-from unet_trainer.training.extension import Callback, OnEpoch, Own
+from unet_trainer.training.extension import Callback, Own
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
     from unet_trainer.datasets.converted import Pairs
@@ -102,7 +102,10 @@ def train(
     """
     if loss is not None and not callable(loss):
         overrides["loss"] = loss
-    listeners = [*callbacks, *([] if on_epoch is None else [OnEpoch(on_epoch)])]
+    listeners = list(callbacks)
+    if on_epoch is not None:
+        listeners.append(Callback())
+        listeners[-1].on_epoch = on_epoch  # type: ignore[method-assign, assignment] # what is no bool does not stop the run
     own = Own(loss if callable(loss) else None, model, train_data, val_data, listeners)
     return finish(train_epochs(config, own, overrides, waits=bool(listeners)))
 

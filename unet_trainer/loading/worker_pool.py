@@ -174,7 +174,6 @@ class WorkerPool:
         self.copying: deque[tuple[int, torch.cuda.Event]] = deque()  # buffers that are still being copied to the GPU
         self.planned: deque[BatchKey] = deque()  # in the order in which they are taken, behind those that are pending
         self.pending: deque[PendingBatch] = deque()  # in the order in which they are taken
-        self.begun: object = None  # stands for the epoch that batches are taken from
         self.incomplete: dict[int, PendingBatch] = {}  # by batch id: pieces are missing, wanted or not
         self.next_batch_id = 0
 
@@ -208,12 +207,9 @@ class WorkerPool:
         if following != (assembler, epoch, first):
             self.drop_plans()
             self.plan(assembler, epoch, first)
-        begun = self.begun = object()
         num_left = len(self.assemblers[assembler].batches) - first
         try:
             while num_left > 0:
-                if self.begun is not begun:
-                    raise RuntimeError("another epoch was begun before this one was over")
                 batch = self._take(is_stopping, timeout)
                 if batch is None:
                     return
@@ -224,7 +220,7 @@ class WorkerPool:
                 finally:
                     self._release(batch)
         finally:
-            if num_left > 0 and self.begun is begun:
+            if num_left > 0:
                 self.drop_plans()
 
     def drop_plans(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -33,16 +33,6 @@ class Callback:
 
     def on_end(self, result: TrainResult) -> None:
         """After the last epoch; the report is written."""
-
-
-class OnEpoch(Callback):
-    """A function as a callback."""
-
-    def __init__(self, function: Callable[[Row], object]) -> None:
-        self.function = function
-
-    def on_epoch(self, row: Row) -> bool | None:
-        return self.function(row)  # type: ignore[return-value] # what is no bool does not stop the run
 
 
 class Own(NamedTuple):

@@ -14,13 +14,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from unet_trainer.model.metrics import Scores, compute_scores
 from unet_trainer.model.optimizer_and_schedule import Ema, LearningRate, fill_momentum
 from unet_trainer.model.segmenter import Segmenter, network_weights
 from unet_trainer.system.distributed import ALONE, Job, Launch
-from unet_trainer.training.async_device import AsyncReader
+from unet_trainer.training.async_device import AsyncReader, HostCopy
 from unet_trainer.training.history import Row
 
 RankState = dict[str, Any]
@@ -88,7 +87,7 @@ class EpochMetrics:
         if processes.is_alone:
             return self
         total = EpochMetrics(self.num_classes, torch.device("cpu"))
-        parts = processes.gather(_on_host(self.state_dict()))
+        parts = processes.gather(HostCopy(self.state_dict()).content())
         total.load_state_dict(processes.broadcast(sum_totals(parts) if parts else {}))
         return total
 
@@ -350,7 +349,8 @@ class TrainState:
 
     def rank_state(self) -> RankState:
         """Of this rank, on the host. Waits for the device."""
-        return _on_host({"statistics": self.statistics(), "totals": self.metrics.state_dict(), **self._random_states()})
+        own = {"statistics": self.statistics(), "totals": self.metrics.state_dict(), **self._random_states()}
+        return HostCopy(own).content()
 
     def statistics(self) -> list[torch.Tensor]:
         """Running means and variances of the model and of its average."""
@@ -376,10 +376,6 @@ class TrainState:
             check_like(list(values), tensors, "ranks.statistics")
             for tensor, value in zip(tensors, values, strict=True):
                 tensor.copy_(value)
-
-
-def _on_host(value: Any) -> Any:
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().cpu().clone(), value)
 
 
 def check_weights(name: str, found: Any, wanted: Mapping[str, torch.Tensor]) -> None:
