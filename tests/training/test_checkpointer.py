@@ -107,10 +107,10 @@ def slow_disk(monkeypatch):
 def fall_behind(checkpointer, components):
     """The second epoch, the best so far, ends while the state of the first is still being written."""
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, None, lambda: draw, lambda: scores)
+    checkpointer.save_epoch(ROW, None, lambda: draw, scores)
     take_step(components.train_step, make_batch(2, side=32))
     end_epoch(components, 2)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, scores)
 
 
 def test_an_epoch_shorter_than_a_save_is_saved_as_soon_as_the_disk_is_free(
@@ -164,7 +164,7 @@ def test_a_state_is_not_written_without_the_best_weights_that_it_refers_to(
     checkpointer.finish()
     monkeypatch.setattr(module, "write_checkpoint", refuse_best)
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, lambda: scores)
+    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, scores)
     checkpointer.finish()
     assert saved_epoch(tmp_path) == 0
     assert checkpointer.unwritten() == ["best.pt", "last.pt"]
@@ -187,7 +187,7 @@ def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gon
     elsewhere = tmp_path / "run-2"  # never the same name: another process may begin there
     what = "is gone" if gone else "is another folder now"
     with pytest.raises(TrainingFailed) as caught:
-        made.save_epoch(dict(ROW), components.state.eval_segmenter, lambda: draw, lambda: scores)
+        made.save_epoch(dict(ROW), components.state.eval_segmenter, lambda: draw, scores)
     assert str(caught.value) == (
         f"{folder} {what}, deleted, moved or taken by another process; the state is saved as {elsewhere / 'last.pt'}; "
         f"to go on: python train_unet.py --resume {elsewhere}"

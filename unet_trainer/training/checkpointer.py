@@ -106,25 +106,23 @@ class Checkpointer:
 
     def write_split(self) -> None:
         """Which pairs train and which validate, so that a resumed run keeps to it."""
-        split = self.split
-        text = split_csv_text(split, Path(self.settings.taken.data_dir))
-        write_text_atomically(self.folder / SPLIT_CSV, text)
+        write_text_atomically(self.folder / SPLIT_CSV, split_csv_text(self.split, Path(self.settings.taken.data_dir)))
 
     def save_epoch(
         self,
         row: Row,
         best: Segmenter | None,
         draw_samples: Callable[[], Callable[[], Pixels]],
-        image_scores: Callable[[], Callable[[], str]],
+        make_scores: Callable[[], str],
     ) -> None:
         """A finished epoch, whose state is final; `best` is the evaluated model if it is the best so far.
 
-        `draw_samples` and `image_scores` are called for the best only; what they return is called in the background.
+        `draw_samples` is called for the best only; what it returns is called in the background, and so is `make_scores`.
         """
         # The folder is read when a job is written: it may have become another one since, see _leave_folder.
         best_copy, name = None, f"epoch_{self.state.epoch:04d}.png"
         if best is not None:
-            best_copy, make_scores = self._copy_best(row, best), image_scores()
+            best_copy = self._copy_best(row, best)
             self.waiting[BEST] = partial(self._write_best, best_copy)
             self.waiting[VAL_SCORES] = lambda: write_text_atomically(self.folder / VAL_SCORES, make_scores())
             try:

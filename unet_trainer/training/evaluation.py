@@ -137,7 +137,7 @@ class Evaluation:
     """Loss and scores of a dataset. `first_bad_batch`: the first whose loss is not finite, of this process or else of another (-1);
     `loss` is NaN then.
 
-    `sample_counts`: samples,K,3 on the device, as metrics.class_counts has them.
+    `sample_counts`: samples,K,3 as metrics.class_counts has them.
     """
 
     loss: float
@@ -165,11 +165,9 @@ def evaluate(
             on_batch(metrics)
     first_bad = int(metrics.first_bad)  # waits for the device
     counts = torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)])
-    loss_sums, matrix, is_finite = metrics.loss_sums.cpu(), metrics.matrix, first_bad < 0
-    if not processes.is_alone:
-        samples = torch.from_numpy(loader.batches.samples[: len(counts)])
-        own = loss_sums, matrix.cpu(), is_finite, counts.cpu(), samples
-        loss_sums, matrix, is_finite, counts = sum_over_ranks(own, processes)
+    samples = torch.from_numpy(loader.batches.samples[: len(counts)])
+    own = metrics.loss_sums.cpu(), metrics.matrix.cpu(), first_bad < 0, counts.cpu(), samples
+    loss_sums, matrix, is_finite, counts = sum_over_ranks(own, processes)
     return Evaluation(
         loss=metrics.loss.from_sums(loss_sums) if is_finite else math.nan,
         scores=compute_scores(matrix, metrics.num_classes),

@@ -22,7 +22,7 @@ from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Signals
-from unet_trainer.training.async_device import HostCopy, WaitMeter
+from unet_trainer.training.async_device import WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpointer import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
@@ -127,14 +127,10 @@ class Run:
             self.events.add("epoch", **facts)
             for tracker in self.trackers:
                 tracker.log(read_epoch(finite(facts)))
-
-        def copy_scores() -> Callable[[], str]:
-            """To the host; the function that is returned makes the table of them."""
-            counts, dataset, data_dir = HostCopy(found.sample_counts), self.loaders.val.dataset, Path(self.config.data_dir)
-            return lambda: val_scores_csv(dataset, counts.content().numpy(), data_dir, self.config)
-
         best = self.state.eval_segmenter if improved else None
-        self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), copy_scores)
+        counts, data_dir = found.sample_counts.numpy(), Path(self.config.data_dir)
+        make_scores = partial(val_scores_csv, self.loaders.val.dataset, counts, data_dir, self.config)
+        self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), make_scores)
 
     def write_report(self, with_pictures: bool) -> None:
         """report.html, once. Without pictures it takes a moment: after a signal there is no time to predict. No error of it, of

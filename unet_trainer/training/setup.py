@@ -120,13 +120,9 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
             console.note(f"{source} is not in a run folder: a new run continues from it")
         folder = Path(processes.broadcast(str(_begin_folder(config, session)) if processes.is_main else ""))
     if processes.is_main:
-        start = {
-            "resumed_after": None if earlier is None else {"epoch": state.epoch, "batch": state.batch},
-            "machine": machine_facts(hardware),
-            "model": model_facts(settings.taken, state.segmenter.network),
-            "data": data_facts(settings.taken, dataset),
-        }
-        _open_folder(folder, settings, session, start)
+        resumed_after = None if earlier is None else {"epoch": state.epoch, "batch": state.batch}
+        facts = start_facts(hardware, settings.taken, dataset, state.segmenter.network)
+        _open_folder(folder, settings, session, {"resumed_after": resumed_after, **facts})
     state.gather_ranks(processes)  # the checkpointer keeps the state as it is now
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     curves, is_ours, events = CurvesWriter(folder), session.lock.is_ours, session.events
@@ -157,9 +153,6 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     return run
 
 
-# What the run records of itself at its start, as plain values; history has their types.
-
-
 def package_versions() -> dict[str, str]:
     found = {"unet_trainer": __version__, "torch": str(torch.__version__)}  # with its build; a plain text, that can be sent
     for name in PACKAGES:
@@ -168,8 +161,11 @@ def package_versions() -> dict[str, str]:
     return found
 
 
-def machine_facts(hardware: HardwareFacts) -> dict[str, Any]:
-    return {
+def start_facts(
+    hardware: HardwareFacts, config: ResolvedConfig, dataset: CheckedDataset, network: torch.nn.Module
+) -> dict[str, dict[str, Any]]:
+    """What the run records of itself at its start, as plain values; history has their types."""
+    machine = {
         "device": hardware.device,
         "name": hardware.name,
         "cores": hardware.num_cores,
@@ -180,12 +176,8 @@ def machine_facts(hardware: HardwareFacts) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": package_versions(),
     }
-
-
-def data_facts(config: ResolvedConfig, dataset: CheckedDataset) -> dict[str, Any]:
-    split = dataset.split
-    table = class_table(dataset.masks, dataset.coding, id_names(config))
-    return {
+    split, table = dataset.split, class_table(dataset.masks, dataset.coding, id_names(config))
+    data = {
         "data_dir": config.data_dir,
         "num_train": len(split.train),
         "num_val": len(split.val),
@@ -199,16 +191,14 @@ def data_facts(config: ResolvedConfig, dataset: CheckedDataset) -> dict[str, Any
         "ignored_share": ignored_share(dataset.masks, dataset.coding),
         "notices": list(dataset.notices),
     }
-
-
-def model_facts(config: ResolvedConfig, network: torch.nn.Module) -> dict[str, Any]:
-    return {
+    model = {
         "architecture": config.architecture,
         "encoder": config.encoder,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "ids": id_names(config),
         "classes": class_names(config),
     }
+    return {"machine": machine, "model": model, "data": data}
 
 
 def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path | None, dict[str, Any] | None]:
