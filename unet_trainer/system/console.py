@@ -202,9 +202,7 @@ class FaultTolerantStream:
             # The reader is gone. Text that stays in the stream would fail whenever others flush it, as multiprocessing does before
             # it starts a process.
             with contextlib.suppress(OSError, ValueError):
-                nowhere = open_to_append(Path(os.devnull))
-                os.dup2(nowhere, self.stream.fileno())
-                os.close(nowhere)
+                os.dup2(open_to_append(Path(os.devnull)), self.stream.fileno())
         report, self.report = self.report, None
         if report is not None:
             reason = getattr(error, "strerror", None) or str(error)

@@ -166,23 +166,20 @@ class Run:
             self.was_advised = True
 
 
-class TrainingEpoch:
+class TrainingEpoch(contextlib.ExitStack):
     """One epoch of training, from where the state stands: hands out the batches, measures the time, shows the bar."""
 
     def __init__(self, run: Run) -> None:
-        self.run = run
-        self.state, self.loader = run.state, run.loaders.train
-        self.first_batch = self.state.epoch * len(self.loader)  # counted over the whole run
-        self.first_step = self.state.epoch * self.state.learning_rate.steps_per_epoch
-        self.meter = WaitMeter(run.components.numerics.device, self.state.wait_seconds)
+        super().__init__()
+        state = run.state
+        self.run, self.state, self.loader = run, state, run.loaders.train
+        self.first_batch = state.epoch * len(self.loader)  # counted over the whole run
+        self.first_step = state.epoch * state.learning_rate.steps_per_epoch
+        self.meter = WaitMeter(run.components.numerics.device, state.wait_seconds)
         self.read_seconds = self.augment_seconds = 0.0
         self.num_read = 0
         self.ends_group = False
         self.learning_rate = 0.0  # of the group
-        self._open = contextlib.ExitStack()
-
-    def __enter__(self) -> TrainingEpoch:
-        run, state = self.run, self.state
         if state.batch == 0:
             run.console.epoch_begins(state.epoch + 1, run.config.num_epochs)
         run.components.set_training_mode(state.epoch)
@@ -193,13 +190,9 @@ class TrainingEpoch:
             self.loader.prepare(state.epoch + 1)
         self.started = time.perf_counter() - state.train_seconds
         bar = run.console.bar(f"Epoch {state.epoch + 1} [Train]:", len(self.loader), num_done=state.batch)
-        self.bar = self._open.enter_context(bar)
+        self.bar = self.enter_context(bar)
         batches = self.loader.epoch(state.epoch, state.batch, run.signals.is_stopping)
-        self.read = self._open.enter_context(contextlib.closing(batches))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._open.close()
+        self.read = self.enter_context(contextlib.closing(batches))
 
     def batches(self) -> Iterator[Batch]:
         """The batches from where the state stands. The gradients of a group are added up; after its last batch (`ends_group`) comes

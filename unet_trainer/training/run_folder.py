@@ -127,13 +127,11 @@ def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
     base, number = re.sub(r"-\d+$", "", run_name), 1  # the settings of fast-2, run again, make fast-3
     folder = checkpoint_dir / run_name
     while True:
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            number += 1
-            folder = checkpoint_dir / f"{base}-{number}"
-        else:
             return folder
+        number += 1
+        folder = checkpoint_dir / f"{base}-{number}"
 
 
 def start_folder(resume: str | None, run_name: str, checkpoint_dir: Path) -> Path:
