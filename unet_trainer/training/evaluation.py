@@ -189,15 +189,11 @@ def val_scores_csv(dataset: SegmentationDataset, sample_counts: NDArray[np.int64
 
 
 def sum_over_ranks(own: Sequence[Any], processes: Job) -> Sequence[Any]:
-    """Loss sums, matrix, whether all is finite, counts of samples, and the samples' numbers → the first four of the whole set; its
-    samples in order, on rank 0 alone. Counts are whole numbers: their sum does not depend on who counted what."""
-    whole = None
-    if parts := processes.gather(tuple(own)):
-        loss_sums, matrices, are_finite, counts, samples = zip(*parts, strict=True)
-        in_order = torch.cat(counts)[torch.cat(samples).argsort()]
-        whole = torch.stack(loss_sums).sum(0), torch.stack(matrices).sum(0), all(are_finite), in_order
-    shared: Any = processes.broadcast(None if whole is None else (*whole[:3], own[3][:0]))
-    return whole or shared
+    """Loss sums, matrix, whether all is finite, counts of samples, and the samples' numbers → the first four of the whole set, its
+    samples in order. Counts are whole numbers: their sum does not depend on who counted what."""
+    loss_sums, matrices, are_finite, counts, samples = zip(*processes.all_gather(tuple(own)), strict=True)
+    in_order = torch.cat(counts)[torch.cat(samples).argsort()]
+    return torch.stack(loss_sums).sum(0), torch.stack(matrices).sum(0), all(are_finite), in_order
 
 
 def choose_samples(dataset: SegmentationDataset, read: Callable[[Key], tuple[Pixels, Pixels]]) -> list[Sample]:

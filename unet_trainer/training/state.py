@@ -85,8 +85,7 @@ class EpochMetrics:
     def summed(self, processes: Job) -> EpochMetrics:
         """Those of all ranks, on the host. Waits for the device."""
         total = EpochMetrics(self.num_classes, torch.device("cpu"))
-        parts = processes.gather(HostCopy(self.state_dict()).content())
-        total.load_state_dict(processes.broadcast(sum_totals(parts) if parts else {}))
+        total.load_state_dict(sum_totals(processes.all_gather(HostCopy(self.state_dict()).content())))
         return total
 
     def scores(self) -> Scores:
