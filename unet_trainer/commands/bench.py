@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, make_demo_if_missing, read_config_words
+from unet_trainer.commands.command_line import CommandParser, Script, make_demo_if_missing, read_config_words
 from unet_trainer.config.choices import REFERENCE_BATCH, wanted_batch_size
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.facts import DatasetFacts
@@ -53,8 +53,7 @@ Row = dict[str, Any]  # as bench.json has it: trial, figures unless it failed, f
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser("train_unet.py bench", description="Trains in several precisions and compares them.")
-    add_config_words(parser)
+    parser = CommandParser("bench", "Trains in several precisions and compares them.")
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="fewer rows and epochs")
     extent.add_argument("--step", action="store_true", help="no training: the config's step alone, on a batch on the device")

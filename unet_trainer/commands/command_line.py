@@ -33,14 +33,30 @@ CONFIG_SUFFIXES = (".yaml", ".yml")
 ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides
 _is_file = os.path.isfile  # unlike Path.is_file, False for a name that is too long or has a NUL: reported where it is read
 NEWEST = "\0newest"  # --resume without a name; no name can be this
+CONFIG_WORDS = ("CONFIG | key=value", "a YAML file, and settings that override it")
+SHARED_OPTIONS: dict[str, dict[str, Any]] = {
+    "device": {"default": "auto", "metavar": "D", "help": "auto, cpu, cuda, cuda:N or mps"},
+    "json": {"metavar": "FILE", "type": Path, "help": "write everything there as well, for programs"},
+    "raw": {"action": "store_true", "help": "the weights as trained, of last.pt, not their average"},
+    "threshold": {"type": float, "metavar": "P", "help": "least probability of the foreground (0.5), with one class"},
+    "tta": {"action": "store_true", "help": "mean over the mirrored and turned images that training had"},
+    "write": {"metavar": "FILE", "type": Path, "help": "write the settings there as a config that runs as it is"},
+}
 
 
 class CommandParser(argparse.ArgumentParser):
     """Answers a mistake with one message, like every other error, in place of the usage."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, command: str, description: str | None, words: tuple[str, str] | None = CONFIG_WORDS, shared: str = "", **more: Any
+    ) -> None:
+        """`words`: what the words are that are no options, and their help. `shared`: names of SHARED_OPTIONS."""
+        super().__init__(f"train_unet.py {command}".rstrip(), description=description, **more)
         self.register("type", Path, _named_path)  # what type=Path means in all commands
+        if words is not None:
+            self.add_argument("words", nargs="*", metavar=words[0], help=words[1])
+        for option in shared.split():
+            self.add_argument(f"--{option}", **SHARED_OPTIONS[option])
 
     def error(self, message: str) -> NoReturn:
         _, unknown, words = message.partition("unrecognized arguments: ")
@@ -112,8 +128,7 @@ def _end(text: str, exit_code: int) -> int:
 
 def read_training_command(arguments: Sequence[str], description: str | None, script_config: ScriptConfig) -> Config:
     """The config that a training command names."""
-    parser = CommandParser("train_unet.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_config_words(parser)
+    parser = CommandParser("", description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-V", "--version", action="version", version=f"U-Net trainer {__version__}")
     parser.add_argument("--config", metavar="FILE", action="append", help="the YAML file, if not given by position")
     help_text = "go on with the newest run, or with a run's name, folder or .pt file"
@@ -129,11 +144,6 @@ def read_training_command(arguments: Sequence[str], description: str | None, scr
         return read_config_words(words, script_config)
     files, overrides = _sort_words(words)
     return load_config(*_resume_source(resume, files, overrides, script_config))
-
-
-def add_config_words(parser: argparse.ArgumentParser) -> None:
-    """The arguments of every command: a config file and overrides."""
-    parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
 
 
 def read_config_words(words: Sequence[str], script_config: ScriptConfig, command: str = "") -> Config:

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from unet_trainer.commands.command_line import (
     CommandParser,
     Script,
-    add_config_words,
     check_may_write,
     file_header,
     make_demo_if_missing,
@@ -107,10 +106,7 @@ class Page:
 
 
 def check(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser("train_unet.py check", description="Reads every file of a dataset and reports what is wrong.")
-    add_config_words(parser)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report there as well, for programs")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="write the settings there as a config that runs as it is")
+    parser = CommandParser("check", "Reads every file of a dataset and reports what is wrong.", shared="json write")
     given = parser.parse_intermixed_args(arguments)
     config = read_config_words(given.words, script.config, "check")
     check_may_write(given.write)
@@ -122,13 +118,8 @@ def check(arguments: Sequence[str], script: Script) -> int:
 
 
 def main(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser(
-        "train_unet.py doctor", description="Says what this machine and this data can do, and what a run would do."
-    )
-    add_config_words(parser)
+    parser = CommandParser("doctor", "Says what this machine and this data can do, and what a run would do.", shared="json write")
     parser.add_argument("--budget", metavar="TIME", help="time that the run may take, e.g. 2h; the same as time_budget=2h")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="write the settings there as a config that runs as it is")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything there as well, for programs")
     parser.add_argument("--fast", action="store_true", help="compile nothing: the time is then an estimate")
     given = parser.parse_intermixed_args(arguments)
     words = list(given.words)

@@ -61,21 +61,16 @@ def main(arguments: Sequence[str], script: Script) -> int:
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     what = "Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them)."
-    parser = CommandParser("train_unet.py evaluate", description=what)
-    what = f"a run's folder or name, a .pt or .onnx file; and the images, if not those of the run: {', '.join(DATA_KEYS)}"
-    parser.add_argument("words", nargs="*", metavar="RUN|FILE | key=value", help=what)
+    words = f"a run's folder or name, a .pt or .onnx file; and the images, if not those of the run: {', '.join(DATA_KEYS)}"
+    parser = CommandParser("evaluate", what, ("RUN|FILE | key=value", words), "tta threshold raw device")
     what = "which images; without it val, or all of a data_dir that is not divided into train and val"
     parser.add_argument("--split", choices=SPLITS, help=what)
     what = "another model, on the same images: differences with paired intervals"
     parser.add_argument("--compare", metavar="RUN|FILE", help=what)
     parser.add_argument("--cldice", action="store_true", help="clDice as well, for thin structures (takes longer)")
-    parser.add_argument("--tta", action="store_true", help="mean over the mirrored and turned images that training had")
-    parser.add_argument("--threshold", type=float, metavar="P", help="least probability of the foreground, with one class (0.5)")
-    parser.add_argument("--raw", action="store_true", help="the weights as trained, of last.pt, not their average")
     what = "fit: crop: side of the tiles, a multiple of 32; without it as predict, the one that training chose; "
     what += f"{AS_TRAINED}: those of training's validation, not blended"
     parser.add_argument("--tile", metavar=f"N|{AS_TRAINED}", help=what)
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     formats = ("auto", "float32", "bfloat16", "float16")
     parser.add_argument("--precision", choices=formats, default="auto", help="auto: bfloat16 on a GPU that has it")
     parser.add_argument("--out", metavar="DIR", type=Path, help=f"where to write; without it RUN/{FOLDER}")

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, make_demo_if_missing, read_config_words
+from unet_trainer.commands.command_line import CommandParser, Script, make_demo_if_missing, read_config_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_url
 from unet_trainer.config.schema import Config
@@ -32,8 +32,10 @@ FORMATS = {
 
 def main(arguments: Sequence[str], script: Script) -> int:
     parser = CommandParser(
-        "train_unet.py export",
-        description="Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
+        "export",
+        "Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
+        words=None,
+        shared="raw",
         epilog="\n".join(f"  {name:<12} {title}" for name, (title, _) in FORMATS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -42,7 +44,6 @@ def main(arguments: Sequence[str], script: Script) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="PATH", help="the file, or the folder of smp; beside the checkpoint unless given"
     )
-    parser.add_argument("--raw", action="store_true", help="the weights as trained (of last.pt), not their average")
     given = parser.parse_args(arguments)
     name, raw, console = given.format, given.raw, Console()
 
@@ -113,11 +114,8 @@ MEGABYTE = 10**6
 
 
 def shard(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser(
-        "train_unet.py shard",
-        description="Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them.",
-    )
-    add_config_words(parser)
+    what = "Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them."
+    parser = CommandParser("shard", what)
     parser.add_argument("--out", metavar="FOLDER | URL", required=True, help="where the shards go: a folder, s3://..., gs://...")
     parser.add_argument("--shard-mb", metavar="MB", type=float, default=256.0, help="largest size of a shard (default 256)")
     given = parser.parse_intermixed_args(arguments)

@@ -33,9 +33,8 @@ MAX_VALUE = 40  # characters of a setting
 
 
 def list_runs(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser("train_unet.py runs", description="The runs that there are, newest first.")
-    metavar = "FOLDER | checkpoint_dir=FOLDER"
-    parser.add_argument("words", nargs="*", metavar=metavar, help="where they lie, if not under checkpoints")
+    words = ("FOLDER | checkpoint_dir=FOLDER", "where they lie, if not under checkpoints")
+    parser = CommandParser("runs", "The runs that there are, newest first.", words)
     parser.add_argument("--json", action="store_true", help="for programs")
     given = parser.parse_intermixed_args(arguments)
     names, settings = split_words(given.words, "runs", ["checkpoint_dir"])
@@ -140,14 +139,11 @@ def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
 
 
 def report(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser(
-        "train_unet.py report", description="One page about a run: scores, curves, images, settings. Needs no network to be read."
-    )
-    help_text = "a run's name or folder (the newest if left out); where its data are now"
-    parser.add_argument("words", nargs="*", metavar="RUN | data_dir=FOLDER", help=help_text)
+    what = "One page about a run: scores, curves, images, settings. Needs no network to be read."
+    words = ("RUN | data_dir=FOLDER", "a run's name or folder (the newest if left out); where its data are now")
+    parser = CommandParser("report", what, words, "device")
     parser.add_argument("--out", metavar="FILE", type=Path, help="without it RUN/report.html")
     parser.add_argument("--no-pictures", action="store_true", help="without predicting validation images")
-    parser.add_argument("--device", default="auto", metavar="D", help="for the pictures: auto, cpu, cuda, cuda:N or mps")
     given = parser.parse_intermixed_args(arguments)
     load_config({"device": given.device})  # checks it
     names, (folder, *_), data_dir = read_run_words(given.words, script, "report", takes_data=True)
@@ -170,12 +166,9 @@ def report(arguments: Sequence[str], script: Script) -> int:
 
 def watch(arguments: Sequence[str], script: Script) -> int:
     """The report of a run, live in a browser; several runs over each other."""
-    parser = CommandParser(
-        "train_unet.py watch",
-        description="Shows a run in a browser while it goes on, also one of another process. Reads its folder and no more.",
-    )
-    help_text = "names or folders of runs (the newest if left out); several are compared"
-    parser.add_argument("words", nargs="*", metavar="RUN", help=help_text)
+    what = "Shows a run in a browser while it goes on, also one of another process. Reads its folder and no more."
+    words = ("RUN", "names or folders of runs (the newest if left out); several are compared")
+    parser = CommandParser("watch", what, words)
     add_page_options(parser)
     given = parser.parse_intermixed_args(arguments)
     _, folders, _ = read_run_words(given.words, script, "watch")
@@ -192,10 +185,8 @@ def watch(arguments: Sequence[str], script: Script) -> int:
 
 
 def compare(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser(
-        "train_unet.py compare", description="Runs beside each other. The first is the one that the others are compared with."
-    )
-    parser.add_argument("words", nargs="*", metavar="RUN", help="names or folders of two or more runs")
+    what = "Runs beside each other. The first is the one that the others are compared with."
+    parser = CommandParser("compare", what, ("RUN", "names or folders of two or more runs"))
     parser.add_argument("--html", metavar="FILE", type=Path, help="a page with tables and curves as well")
     given = parser.parse_intermixed_args(arguments)
     names, folders, _ = read_run_words(given.words, script, "compare")
@@ -240,15 +231,10 @@ def comparison_lines(found: Comparison) -> list[str]:
 
 def try_model(arguments: Sequence[str], script: Script) -> int:
     """A page in the browser that shows what a model makes of an image. Served to this machine alone."""
-    parser = CommandParser("train_unet.py try", description="Shows in a browser what a model makes of an image.")
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="RUN | FILE | data_dir=FOLDER",
-        help="a run's name or folder, or a .pt or .onnx file (the newest run if left out); where its data are now",
-    )
+    what = "a run's name or folder, or a .pt or .onnx file (the newest run if left out); where its data are now"
+    words = ("RUN | FILE | data_dir=FOLDER", what)
+    parser = CommandParser("try", "Shows in a browser what a model makes of an image.", words, "device")
     add_page_options(parser)
-    parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:N or mps")
     given = parser.parse_intermixed_args(arguments)
     models, settings = split_words(given.words, "try", ("data_dir",))
     if len(models) > 1:

@@ -228,7 +228,7 @@ class PredictionStream:
     def _run_batch(self, images: Sequence[tuple[Input, ModelInput]], coming: Future[torch.Tensor]) -> None:
         batch_logits = self.predictor.logits(coming.result(), self.forward.logits)  # before the next call they are used up
         self.num_to_come -= len(images)
-        # At the end, where nothing is left to do meanwhile, all writers take part: one takes as long as three batches for its images.
+        # At the end, where nothing is left to do meanwhile, all writers take part: one takes as long as three batches for its part.
         per_task = IMAGES_PER_TASK if self.num_to_come >= 3 * len(images) else -(-len(images) // self.num_at_once)
         by_size: dict[Size, list[int]] = {}
         for place, (_, found) in enumerate(images):
