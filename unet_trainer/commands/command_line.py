@@ -83,8 +83,7 @@ def find_command(words: Sequence[str]) -> Command | None:
     if current().launch.world_size > 1:
         raise UserError(f"{words[0]}: torchrun is for training; python train_unet.py {words[0]} needs one process")
     module, _, function = COMMANDS[words[0]].partition(":")
-    command: Command = getattr(importlib.import_module(module), function)
-    return command
+    return getattr(importlib.import_module(module), function)
 
 
 def exit_codes(main: Callable[..., int]) -> Callable[..., int]:

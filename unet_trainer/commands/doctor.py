@@ -33,24 +33,8 @@ from unet_trainer.config.choices import COMPILE_GAIN, COMPILE_SECONDS, describe_
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import check_output, write_output
-from unet_trainer.system.console import (
-    EXIT_DONE,
-    EXIT_USER_ERROR,
-    Console,
-    Finding,
-    Level,
-    counted,
-    finding_lines,
-    first_line,
-)
-from unet_trainer.system.resources import (
-    ROOT,
-    count_cores,
-    free_disk,
-    free_host_memory,
-    read_if_there,
-    total_host_memory,
-)
+from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, Finding, Level, counted, finding_lines, first_line
+from unet_trainer.system.resources import ROOT, count_cores, free_disk, free_host_memory, read_if_there, total_host_memory
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, StepCost

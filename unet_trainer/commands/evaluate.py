@@ -216,17 +216,9 @@ def say_doubts(
 
 def describe(predictor: Predictor, file: Path, data: EvaluationData, given: argparse.Namespace) -> dict[str, Any]:
     """Model, data and settings, as evaluation.json has them."""
-    engine, card, spec = predictor.engine, predictor.engine.card, predictor.spec
+    engine, spec = predictor.engine, predictor.spec
     return {
-        "model": {
-            "file": str(file),
-            "run": card.run_name,
-            "epoch": card.epoch,
-            "val_iou": card.val_iou,
-            "version": card.version,
-            "architecture": spec.architecture,
-            "encoder": spec.encoder,
-        },
+        "model": {"file": str(file), **engine.card.facts()},
         "data": {"data_dir": data.source.config.data_dir, "split": data.split, "rule": data.rule},
         "settings": {
             "engine": engine.description,
