@@ -1,7 +1,5 @@
 """The parts of the trainer, in packages that import in one direction; `train_unet.py` tells the story that joins them."""
 
-from __future__ import annotations
-
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -3,8 +3,6 @@
 Imports no torch, so that a typo is answered at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os

@@ -4,8 +4,6 @@ What is open is answered first, each question by the most likely of its answers,
 will find them. The settings are one block of YAML that trains when it is pasted into a config, or written as one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,8 +1,6 @@
 """python train_unet.py export and shard, for use elsewhere: a trained model as a file or folder for other programs, compared with
 torch before it is kept; a dataset as tar shards, which train from a disk or from object storage as the files would."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import shlex

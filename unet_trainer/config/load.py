@@ -4,8 +4,6 @@ Input is checked here, once: all problems are reported together, each with its k
 so that a typo is answered at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re

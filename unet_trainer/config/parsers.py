@@ -4,8 +4,6 @@ Raw input is text from YAML or the command line (`Plain` where it was not quoted
 Literal, None, tuples, unions of them, and Annotated with a Range of numbers or a Kind.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import numbers

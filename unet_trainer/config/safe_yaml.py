@@ -4,8 +4,6 @@ Scalars keep the text the user typed (`Plain`), because only the key decides whe
 is a number. Tags, anchors, several documents, duplicate keys, deep nesting and long texts are refused.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

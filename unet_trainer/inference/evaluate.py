@@ -7,8 +7,6 @@ Images, masks and predictions live as long as they are on this way; what stays a
 the few worst ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re

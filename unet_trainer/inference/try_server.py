@@ -11,8 +11,6 @@ Nothing is written to disk, and no other path names a file. Who gets an answer: 
 gets the image, its class ids and probabilities small enough for a browser, and the mask at the image's own size.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math
