@@ -179,15 +179,14 @@ def scoring(predictor: Predictor, given: argparse.Namespace) -> str:
 
 
 def say_training_images(data: EvaluationData, file: Path, other_file: Path | None, console: Console) -> None:
-    from unet_trainer.inference.inputs import run_folder_of, trained_on
+    from unet_trainer.inference.inputs import listed_pairs, run_folder_of
 
     for name in (file, *([] if other_file is None else [other_file])):
         folder = run_folder_of(name)
-        seen = trained_on(data, folder)
-        if seen:
-            console.warn(f"{name} was trained on {len(seen)} of these images, such as {seen[0].image}: its scores are too good")
-        elif folder is None:
+        if folder is None:
             console.note(f"{name} is not in a run folder: whether it was trained on some of these images cannot be told")
+        elif seen := listed_pairs(data.pairs, folder, "train")[0]:
+            console.warn(f"{name} was trained on {len(seen)} of these images, such as {seen[0].image}: its scores are too good")
 
 
 def say_doubts(

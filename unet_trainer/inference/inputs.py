@@ -357,20 +357,15 @@ def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: Segment
     report.questions.append(Question(f"mask_values: the masks hold the values {shown}, and {by_coding}"))
 
 
-def trained_on(data: EvaluationData, run_folder: Path | None) -> list[Pair]:
-    """Those of the pairs whose images the run of this folder was trained on."""
-    return [] if run_folder is None else _listed(data.pairs, run_folder, "train")[0]
-
-
 def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
     """Raises UserError unless both models can be compared on these images: on their own splits these must be the same."""
     folder = run_folder_of(other)
     if not data.source.is_own or folder is None or data.split not in ("train", "val"):
         return
-    same, num_theirs = _listed(data.pairs, folder, data.split)
+    same, num_theirs = listed_pairs(data.pairs, folder, data.split)
     if num_theirs is None or len(same) == len(data.pairs) == num_theirs:
         return
-    seen = trained_on(data, folder)
+    seen, _ = listed_pairs(data.pairs, folder, "train")
     leak = f"; {other} was trained on {len(seen)} of {this}'s, such as {seen[0].image}" if seen and data.split == "val" else ""
     raise UserError(
         f"--compare: the {data.split} images of {this} and {other} differ ({len(data.pairs)} and {num_theirs}, of which "
@@ -379,7 +374,7 @@ def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
     )
 
 
-def _listed(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[Pair], int | None]:
+def listed_pairs(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[Pair], int | None]:
     """Those of the pairs that are in this part of a run's data, and how many that has; None: the run does not say. Wherever the
     files lie now: in a folder, or in shards of it."""
     table = run_folder / SPLIT_CSV
