@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import CommandParser, Script, make_demo_if_missing, read_config_words
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig, make_demo_if_missing, read_config_words
 from unet_trainer.config.choices import REFERENCE_BATCH, wanted_batch_size
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.facts import DatasetFacts
@@ -37,6 +37,7 @@ if TYPE_CHECKING:  # a typo is answered before torch is loaded
     from unet_trainer.loading.dataset import Batch
     from unet_trainer.training.build import Components
 
+SCRIPT = Path(__file__).parents[2] / "train_unet.py"  # pip installs it beside the package too
 LARGE = 4  # times batch_size, in the row that uses the memory that mixed precision saves
 IOU_TOLERANCE = 0.01  # a faster row wins only if its IoU is at most this much lower
 NUM_EPOCHS, QUICK_EPOCHS = 5, 2
@@ -52,13 +53,13 @@ Trials = Mapping[str, Mapping[str, Any]]  # name of a row of the table → the s
 Row = dict[str, Any]  # as bench.json has it: trial, figures unless it failed, failure, settings
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     parser = CommandParser("bench", "Trains in several precisions and compares them.")
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="fewer rows and epochs")
     extent.add_argument("--step", action="store_true", help="no training: the config's step alone, on a batch on the device")
     given = parser.parse_intermixed_args(arguments)
-    config = read_config_words(given.words, script.config, "bench")
+    config = read_config_words(given.words, script_config, "bench")
     console = Console()
     if given.step:
         time_step(*build_step(config, console), console)
@@ -73,7 +74,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     has_bfloat16 = inspect_hardware(device).has_bfloat16 if on_gpu else cpu_computes_bfloat16()
     if config.batch_size == "auto":
         config = dataclasses.replace(config, batch_size=wanted_batch_size(0, on_cpu=not on_gpu))
-    bench(config, choose_trials(int(config.batch_size), on_gpu, has_bfloat16, given.quick), script.path, given.quick, console)
+    bench(config, choose_trials(int(config.batch_size), on_gpu, has_bfloat16, given.quick), SCRIPT, given.quick, console)
     return EXIT_DONE
 
 

@@ -9,7 +9,6 @@ import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,18 +62,7 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f"{message} (python {self.prog} --help)")
 
 
-@dataclass(frozen=True)
-class Script:
-    """What the commands need of train_unet.py."""
-
-    path: Path
-    config: ScriptConfig
-
-
-Command = Callable[[Sequence[str], Script], int]
-
-
-def find_command(words: Sequence[str]) -> Command | None:
+def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig], int] | None:
     """The command that the first word names; None to train."""
     if not words or words[0] not in COMMANDS or _is_file(words[0]):
         return None

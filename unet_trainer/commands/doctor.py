@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from unet_trainer.commands.command_line import (
     CommandParser,
-    Script,
+    ScriptConfig,
     check_may_write,
     file_header,
     make_demo_if_missing,
@@ -89,10 +89,10 @@ class Page:
             self.show(section, [Finding("problem", title if is_key else section, detail if is_key else str(error))])
 
 
-def check(arguments: Sequence[str], script: Script) -> int:
+def check(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     parser = CommandParser("check", "Reads every file of a dataset and reports what is wrong.", shared="json write")
     given = parser.parse_intermixed_args(arguments)
-    config = read_config_words(given.words, script.config, "check")
+    config = read_config_words(given.words, script_config, "check")
     check_may_write(given.write)
 
     from unet_trainer.commands.data_check import check_data  # numpy and OpenCV: a typo is answered before they are loaded
@@ -101,7 +101,7 @@ def check(arguments: Sequence[str], script: Script) -> int:
     return EXIT_DONE if is_good else EXIT_USER_ERROR
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     parser = CommandParser("doctor", "Says what this machine and this data can do, and what a run would do.", shared="json write")
     parser.add_argument("--budget", metavar="TIME", help="time that the run may take, e.g. 2h; the same as time_budget=2h")
     parser.add_argument("--fast", action="store_true", help="compile nothing: the time is then an estimate")
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
         words.append(f"time_budget={given.budget}")
         if not any(word.startswith("num_epochs=") for word in words):
             words.append("num_epochs=auto")  # the budget decides it, whatever the file says
-    config = read_config_words(words, script.config, "doctor")
+    config = read_config_words(words, script_config, "doctor")
     check_may_write(given.write)
     if given.json is not None:
         check_output("--json", given.json)

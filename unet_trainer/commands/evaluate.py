@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from unet_trainer.commands.command_line import CommandParser, Script, split_words
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
@@ -40,7 +40,7 @@ TITLES = {
 COUNTS = {"images_with_a_score": "images", "empty_truths": "no truth", "empty_predictions": "no pred."}
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     given = read_arguments(arguments)
     load_config({"device": given.device})
     names, overrides = split_words(given.words, "evaluate", DATA_KEYS)
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     from unet_trainer.inference.engine import find_model
 
     console = Console()
-    runs = Path(overrides.get("checkpoint_dir") or script.config(()).checkpoint_dir)
+    runs = Path(overrides.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     file = find_model(names[0], runs, given.raw)
     other = None if given.compare is None else find_model(given.compare, runs, given.raw)
     run(given, overrides, file, other, console)

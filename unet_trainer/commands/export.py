@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet_trainer.commands.command_line import CommandParser, Script, make_demo_if_missing, read_config_words
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig, make_demo_if_missing, read_config_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_url
 from unet_trainer.config.schema import Config
@@ -28,7 +28,7 @@ FORMATS = {
 }
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     parser = CommandParser(
         "export",
         "Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     from unet_trainer.inference.engine import ONNX_SUFFIX, build_segmenter, find_model
     from unet_trainer.inference.export import ExportError, export_onnx, export_pt2, export_smp
 
-    path = find_model(given.model, Path(script.config(()).checkpoint_dir), raw)
+    path = find_model(given.model, Path(script_config(()).checkpoint_dir), raw)
     if path.suffix == ONNX_SUFFIX:
         raise UserError(f"{path} is an export already; name the run or the .pt file that it comes from")
     target = choose_target(given.out, name, path)
@@ -111,13 +111,13 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
 MEGABYTE = 10**6
 
 
-def shard(arguments: Sequence[str], script: Script) -> int:
+def shard(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     what = "Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them."
     parser = CommandParser("shard", what)
     parser.add_argument("--out", metavar="FOLDER | URL", required=True, help="where the shards go: a folder, s3://..., gs://...")
     parser.add_argument("--shard-mb", metavar="MB", type=float, default=256.0, help="largest size of a shard (default 256)")
     given = parser.parse_intermixed_args(arguments)
-    config = read_config_words(given.words, script.config, "shard")
+    config = read_config_words(given.words, script_config, "shard")
     if not given.out.strip():
         raise UserError("--out: got an empty name; need a folder or a URL (is a variable of the shell not set?)")
     if not 0.01 <= given.shard_mb <= 1e6:

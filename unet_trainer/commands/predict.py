@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unet_trainer.commands.command_line import CommandParser, Script
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig
 from unet_trainer.commands.evaluate import check_options, load
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.system.atomic_files import delete_drafts
@@ -30,7 +30,7 @@ GO_ON = "--skip-existing continues from there"
 MIN_AGE = 300.0  # seconds since a draft was written to, after which the prediction that wrote it was killed
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     given, console = _parser().parse_intermixed_args(arguments), Console()
     check_options(given)
     if given.batch_size is not None and given.batch_size < 1:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     from unet_trainer.inference.engine import find_model
     from unet_trainer.inference.stream_processes import start_processes
 
-    path = find_model(given.model, Path(script.config(()).checkpoint_dir), given.raw)
+    path = find_model(given.model, Path(script_config(()).checkpoint_dir), given.raw)
     processes = None
     try:
         if not given.polygons:

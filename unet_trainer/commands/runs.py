@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import CommandParser, Script, split_words
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.system.atomic_files import write_bytes_atomically
@@ -32,7 +32,7 @@ NUM_NAMED = 5  # runs that an error names
 MAX_VALUE = 40  # characters of a setting
 
 
-def list_runs(arguments: Sequence[str], script: Script) -> int:
+def list_runs(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     words = ("FOLDER | checkpoint_dir=FOLDER", "where they lie, if not under checkpoints")
     parser = CommandParser("runs", "The runs that there are, newest first.", words)
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -41,7 +41,7 @@ def list_runs(arguments: Sequence[str], script: Script) -> int:
     places = [*names, *settings.values()]
     if len(places) > 1:
         raise UserError(f"runs takes one folder, got {' '.join(given.words)}: python train_unet.py runs [checkpoint_dir=FOLDER]")
-    folder = Path(places[0] if places else script.config(()).checkpoint_dir)
+    folder = Path(places[0] if places else script_config(()).checkpoint_dir)
     if places and not folder.is_dir():
         raise UserError(f"checkpoint_dir: {folder} is no folder")
     summaries = [read_run_summary(run) for run in find_runs(folder)]
@@ -105,14 +105,14 @@ def _warn_of_damage(summaries: Sequence[RunSummary], console: Console) -> None:
 
 
 def read_run_words(
-    words: Sequence[str], script: Script, command: str, takes_data: bool = False
+    words: Sequence[str], script_config: ScriptConfig, command: str, takes_data: bool = False
 ) -> tuple[list[str], list[Path], Path | None]:
     """The names of runs, their folders (that of the newest run without a name), and where their data are now, if it was said.
 
     Words are names, and key=value for where runs and data lie. Raises UserError.
     """
     names, settings = split_words(words, command, ("checkpoint_dir", "data_dir") if takes_data else ("checkpoint_dir",))
-    checkpoint_dir = Path(settings.get("checkpoint_dir") or script.config(()).checkpoint_dir)
+    checkpoint_dir = Path(settings.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     wanted: list[str | None] = [*names] or [None]
     folders = [find_named_run(name, checkpoint_dir) for name in wanted]
     return names, list(dict.fromkeys(folders)), Path(settings["data_dir"]) if "data_dir" in settings else None
@@ -138,7 +138,7 @@ def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
     raise UserError(f"no run {name}; {checkpoint_dir} {there}")
 
 
-def report(arguments: Sequence[str], script: Script) -> int:
+def report(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     what = "One page about a run: scores, curves, images, settings. Needs no network to be read."
     words = ("RUN | data_dir=FOLDER", "a run's name or folder (the newest if left out); where its data are now")
     parser = CommandParser("report", what, words, "device")
@@ -146,7 +146,7 @@ def report(arguments: Sequence[str], script: Script) -> int:
     parser.add_argument("--no-pictures", action="store_true", help="without predicting validation images")
     given = parser.parse_intermixed_args(arguments)
     load_config({"device": given.device})  # checks it
-    names, (folder, *_), data_dir = read_run_words(given.words, script, "report", takes_data=True)
+    names, (folder, *_), data_dir = read_run_words(given.words, script_config, "report", takes_data=True)
     if len(names) > 1:
         raise UserError(f"got {len(names)} runs ({', '.join(names)}); need one. python train_unet.py compare takes several")
 
@@ -164,14 +164,14 @@ def report(arguments: Sequence[str], script: Script) -> int:
     return EXIT_DONE
 
 
-def watch(arguments: Sequence[str], script: Script) -> int:
+def watch(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     """The report of a run, live in a browser; several runs over each other."""
     what = "Shows a run in a browser while it goes on, also one of another process. Reads its folder and no more."
     words = ("RUN", "names or folders of runs (the newest if left out); several are compared")
     parser = CommandParser("watch", what, words)
     add_page_options(parser)
     given = parser.parse_intermixed_args(arguments)
-    _, folders, _ = read_run_words(given.words, script, "watch")
+    _, folders, _ = read_run_words(given.words, script_config, "watch")
 
     from unet_trainer.reports.run_report import WatchServer  # with OpenCV
 
@@ -184,12 +184,12 @@ def watch(arguments: Sequence[str], script: Script) -> int:
     return serve(server, given, console, "see the runs and their validation images")
 
 
-def compare(arguments: Sequence[str], script: Script) -> int:
+def compare(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     what = "Runs beside each other. The first is the one that the others are compared with."
     parser = CommandParser("compare", what, ("RUN", "names or folders of two or more runs"))
     parser.add_argument("--html", metavar="FILE", type=Path, help="a page with tables and curves as well")
     given = parser.parse_intermixed_args(arguments)
-    names, folders, _ = read_run_words(given.words, script, "compare")
+    names, folders, _ = read_run_words(given.words, script_config, "compare")
     if len(names) > len(folders) == 1:
         raise UserError(f"{' and '.join(names)} are the same run; name another: python train_unet.py runs lists them")
     if len(folders) < 2:
@@ -229,7 +229,7 @@ def comparison_lines(found: Comparison) -> list[str]:
     return [*lines, *aligned([["Settings that differ", *found.names], *cells])]
 
 
-def try_model(arguments: Sequence[str], script: Script) -> int:
+def try_model(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     """A page in the browser that shows what a model makes of an image. Served to this machine alone."""
     what = "a run's name or folder, or a .pt or .onnx file (the newest run if left out); where its data are now"
     words = ("RUN | FILE | data_dir=FOLDER", what)
@@ -240,7 +240,7 @@ def try_model(arguments: Sequence[str], script: Script) -> int:
     if len(models) > 1:
         raise UserError(f"got {len(models)} models ({', '.join(models)}); need one run or file")
     data_dir = Path(settings["data_dir"]) if settings else None
-    config = script.config([f"device={given.device}"])
+    config = script_config([f"device={given.device}"])
     console = Console()
 
     from unet_trainer.inference.engine import find_model, load_engine
