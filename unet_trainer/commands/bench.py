@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import CommandParser, ScriptConfig, make_demo_if_missing, read_config_words
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig, read_config_words
 from unet_trainer.config.choices import REFERENCE_BATCH, wanted_batch_size
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.facts import DatasetFacts
@@ -67,7 +67,6 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     from unet_trainer.datasets.dataset_report import find_dataset
     from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
 
-    make_demo_if_missing(config, console)
     find_dataset(config, console)  # what no row could train on is told at once
     device = choose_device(config.device)
     on_gpu = device.type != "cpu"

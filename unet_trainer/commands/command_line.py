@@ -18,7 +18,7 @@ from unet_trainer.commands import COMMANDS
 from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
-from unet_trainer.config.schema import FIELDS, Config, is_demo_dir
+from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.system.atomic_files import check_output, is_replaceable
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
@@ -193,14 +193,6 @@ def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], scr
         what = f"{own_file.parent} is no run folder, or its {CONFIG_YAML} is missing or empty"
         raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
     return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
-
-
-def make_demo_if_missing(config: Config, console: Console) -> None:
-    if is_demo_dir(config.data_dir):
-        from unet_trainer.datasets.demo import ensure_demo  # with numpy and OpenCV
-
-        if ensure_demo(Path(config.data_dir)):
-            console.say(f"Made the demo dataset in {config.data_dir}")
 
 
 def check_may_write(path: Path | None) -> None:

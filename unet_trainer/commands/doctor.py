@@ -25,7 +25,6 @@ from unet_trainer.commands.command_line import (
     ScriptConfig,
     check_may_write,
     file_header,
-    make_demo_if_missing,
     read_config_words,
     train_command,
 )
@@ -145,7 +144,6 @@ def examine(config: Config, page: Page, is_fast: bool) -> Settings | None:
     settings = dataset = None
     page.console.say(f"\nData: {config.data_dir}")
     with page.catching("data"):
-        make_demo_if_missing(config, page.console)
         dataset = build_dataset_report(config, page.console).checked()
     if dataset is not None:
         with page.catching("run"):

@@ -21,11 +21,10 @@ import numpy as np
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotations import describe_other_files
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair, unknown_value_lines
-from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.layouts import list_files, resolved
 from unet_trainer.datasets.mask_evidence import class_ids, total_counts
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
@@ -255,9 +254,7 @@ def load_evaluation_data(
 ) -> EvaluationData:
     """Finds the pairs, reads every file, and checks that the model knows such images and masks. Raises UserError."""
     config = source.config
-    if is_demo_dir(config.data_dir) and ensure_demo(source.data_dir):
-        console.say(f"Made the demo dataset in {source.data_dir}")
-    found, chosen = find_split(source, split)
+    found, chosen = find_split(source, split, console)
     runs = Path(config.checkpoint_dir) if source.run_folder is None else source.run_folder.parent
     cache = open_scan_cache(source.data_dir, runs) if runs.is_dir() else None  # nothing is kept where there are no runs
     report = read_every_pair(config, found, cache, console)
@@ -271,12 +268,12 @@ def load_evaluation_data(
     return EvaluationData(source, chosen, found.rule, report.pairs, report.images, report.masks, coding)
 
 
-def find_split(source: DataSource, split: SplitName | None) -> tuple[FoundPairs, SplitName]:
+def find_split(source: DataSource, split: SplitName | None, console: Console | None = None) -> tuple[FoundPairs, SplitName]:
     """The pairs of a split, and which one it is: without a wish val, or all pairs of a folder that is not divided. The data of a
     run are divided as the run divided them; `test` is what neither trained nor validated."""
     now: FoundPairs | None = None
     try:
-        now = find_dataset(source.config)
+        now = find_dataset(source.config, console)
     except DataError:
         if not source.is_own or split == "test":
             raise  # else the table of the run says what is missing
