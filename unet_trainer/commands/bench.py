@@ -23,8 +23,7 @@ from unet_trainer.config.choices import REFERENCE_BATCH, wanted_batch_size
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.facts import DatasetFacts
 from unet_trainer.config.load import load_config
-from unet_trainer.config.parsers import implied_num_classes
-from unet_trainer.config.schema import Config, as_dict, as_shape, to_yaml
+from unet_trainer.config.schema import Config, as_dict, as_shape, implied_num_classes, to_yaml
 from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
 from unet_trainer.system.console import EXIT_DONE, Console, aligned, first_line
 from unet_trainer.system.input_files import read_json
@@ -236,7 +235,7 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
 
     hardware = build_hardware(config, console)
     size = NO_DATA_SIZE if config.image_size == "auto" else as_shape(config.image_size)
-    num_classes = implied_num_classes(config.class_names, config.class_weights, config.mask_values) or 1
+    num_classes = implied_num_classes(config) or 1
     facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size], num_classes=num_classes)
     batch_size = REFERENCE_BATCH if config.batch_size == "auto" else config.batch_size
     compiles = hardware.kind == "cuda" if config.compile_model == "auto" else config.compile_model

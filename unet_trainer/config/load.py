@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.parsers import MaskValue, as_grey, implied_num_classes, near_miss, split_values
+from unet_trainer.config.parsers import MaskValue, as_grey, near_miss, split_values
 from unet_trainer.config.safe_yaml import MAX_BYTES, NULLS, Plain, YamlError, parse_yaml, shorten
 from unet_trainer.config.schema import (
     DEMO_DIR,
@@ -23,6 +23,7 @@ from unet_trainer.config.schema import (
     WITH_DECODER_CHANNELS,
     Config,
     as_dict,
+    implied_num_classes,
     is_demo_dir,
     parse_value,
     to_plain,
@@ -252,7 +253,7 @@ def class_contradictions(c: Config) -> Iterator[str]:
     """Contradictions about the classes; also of a config whose number of classes the masks have decided."""
     num_classes, source = None if c.num_classes == "auto" else c.num_classes, "num_classes"
     if num_classes is None:
-        num_classes = implied_num_classes(c.class_names, c.class_weights, c.mask_values)
+        num_classes = implied_num_classes(c)
         source = "class_names" if c.class_names else "class_weights" if isinstance(c.class_weights, tuple) else "mask_values"
     if num_classes is not None:
         if "bce" in c.loss and num_classes > 1:
