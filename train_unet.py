@@ -237,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started, words = time.perf_counter(), sys.argv[1:] if arguments is None else arguments
     if (command := find_command(words)) is not None:
         with Signals():  # SIGTERM tidies up as Ctrl-C does
-            return command(words[1:], script_config)
+            return command(words[1:], script_config) or EXIT_DONE
     result = train_by_command(read_training_command(words, __doc__, script_config), started)
     return EXIT_TRAINING_FAILED if result.unwritten or result.missing else EXIT_DONE
 

@@ -25,7 +25,7 @@ from unet_trainer.config.facts import DatasetFacts
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, as_dict, as_shape, implied_num_classes, to_yaml
 from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
-from unet_trainer.system.console import EXIT_DONE, Console, aligned, first_line
+from unet_trainer.system.console import Console, aligned, first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.signals import ending_with_this_process
@@ -52,7 +52,7 @@ Trials = Mapping[str, Mapping[str, Any]]  # name of a row of the table → the s
 Row = dict[str, Any]  # as bench.json has it: trial, figures unless it failed, failure, settings
 
 
-def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     parser = CommandParser("bench", "Trains in several precisions and compares them.")
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="fewer rows and epochs")
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     console = Console()
     if given.step:
         time_step(*build_step(config, console), console)
-        return EXIT_DONE
+        return
     from unet_trainer.datasets.dataset_report import find_dataset
     from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
 
@@ -73,7 +73,6 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     if config.batch_size == "auto":
         config = dataclasses.replace(config, batch_size=wanted_batch_size(0, on_cpu=not on_gpu))
     bench(config, choose_trials(int(config.batch_size), on_gpu, has_bfloat16, given.quick), SCRIPT, given.quick, console)
-    return EXIT_DONE
 
 
 def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool) -> Trials:

@@ -62,8 +62,8 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f"{message} (python {self.prog} --help)")
 
 
-def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig], int] | None:
-    """The command that the first word names; None to train."""
+def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig], int | None] | None:
+    """The command that the first word names; None to train. It returns an exit code, or None when it is done."""
     if not words or words[0] not in COMMANDS or _is_file(words[0]):
         return None
     if current().launch.world_size > 1:

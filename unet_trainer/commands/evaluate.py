@@ -12,7 +12,7 @@ from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.parsers import tile_side
-from unet_trainer.system.console import EXIT_DONE, Console, aligned, counted, cut
+from unet_trainer.system.console import Console, aligned, counted, cut
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.evaluate import EvaluatedSet
@@ -40,7 +40,7 @@ TITLES = {
 COUNTS = {"images_with_a_score": "images", "empty_truths": "no truth", "empty_predictions": "no pred."}
 
 
-def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     given = read_arguments(arguments)
     load_config({"device": given.device})
     names, overrides = split_words(given.words, "evaluate", DATA_KEYS)
@@ -56,7 +56,6 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     file = find_model(names[0], runs, given.raw)
     other = None if given.compare is None else find_model(given.compare, runs, given.raw)
     run(given, overrides, file, other, console)
-    return EXIT_DONE
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:

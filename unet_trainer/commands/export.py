@@ -13,7 +13,7 @@ from unet_trainer.config.load import check_url
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, final_path
-from unet_trainer.system.console import EXIT_DONE, Console, counted
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import read_text
 from unet_trainer.system.os_errors import cannot
 
@@ -28,7 +28,7 @@ FORMATS = {
 }
 
 
-def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     parser = CommandParser(
         "export",
         "Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
@@ -72,7 +72,6 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     console.fact("Written", f"{target} ({num_bytes / 1e6:.1f} MB)")
     if name == "onnx":
         console.say(f"Next: python train_unet.py predict {shlex.quote(str(target))} IMAGES --out predictions")
-    return EXIT_DONE
 
 
 def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
@@ -111,7 +110,7 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
 MEGABYTE = 10**6
 
 
-def shard(arguments: Sequence[str], script_config: ScriptConfig) -> int:
+def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     what = "Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them."
     parser = CommandParser("shard", what)
     parser.add_argument("--out", metavar="FOLDER | URL", required=True, help="where the shards go: a folder, s3://..., gs://...")
@@ -124,7 +123,6 @@ def shard(arguments: Sequence[str], script_config: ScriptConfig) -> int:
         raise UserError(f"--shard-mb: got {given.shard_mb:g}; need a number of megabytes from 0.01 to 1000000, e.g. 256")
     check_url("--out", given.out)
     shard_data(config, given.out, int(given.shard_mb * MEGABYTE), Console())
-    return EXIT_DONE
 
 
 def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> None:

@@ -12,7 +12,7 @@ from unet_trainer.commands.command_line import CommandParser, ScriptConfig, spli
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.system.atomic_files import write_bytes_atomically
-from unet_trainer.system.console import EXIT_DONE, Colour, Console, aligned, counted, cut, painted
+from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted
 from unet_trainer.system.local_server import add_page_options, bind, serve
 from unet_trainer.training.run_summary import RunSummary, State, find_runs, is_run, read_run_summary
 
@@ -32,7 +32,7 @@ NUM_NAMED = 5  # runs that an error names
 MAX_VALUE = 40  # characters of a setting
 
 
-def list_runs(arguments: Sequence[str], script_config: ScriptConfig) -> int:
+def list_runs(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     words = ("FOLDER | checkpoint_dir=FOLDER", "where they lie, if not under checkpoints")
     parser = CommandParser("runs", "The runs that there are, newest first.", words)
     parser.add_argument("--json", action="store_true", help="for programs")
@@ -47,17 +47,16 @@ def list_runs(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     summaries = [read_run_summary(run) for run in find_runs(folder)]
     if given.json:
         print(json.dumps([as_json(summary) for summary in summaries], indent=2, ensure_ascii=False, allow_nan=False))
-        return EXIT_DONE
+        return
     console = Console()
     if not summaries:
         console.say(f"No runs under {folder} yet; python train_unet.py starts one")
-        return EXIT_DONE
+        return
     for line in table(summaries):
         console.say(line)
     _warn_of_damage(summaries, console)
     running = sum(summary.state == "running" for summary in summaries)
     console.say(f"{counted(len(summaries), 'run')} under {folder}" + (f", {running} running" if running else ""))
-    return EXIT_DONE
 
 
 def as_json(summary: RunSummary) -> dict[str, Any]:
@@ -138,7 +137,7 @@ def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
     raise UserError(f"no run {name}; {checkpoint_dir} {there}")
 
 
-def report(arguments: Sequence[str], script_config: ScriptConfig) -> int:
+def report(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     what = "One page about a run: scores, curves, images, settings. Needs no network to be read."
     words = ("RUN | data_dir=FOLDER", "a run's name or folder (the newest if left out); where its data are now")
     parser = CommandParser("report", what, words, "device")
@@ -161,7 +160,6 @@ def report(arguments: Sequence[str], script_config: ScriptConfig) -> int:
         place = error.filename or given.out or folder
         raise UserError(f"{place}: cannot be written ({error.strerror}); --out FILE names another place") from None
     console.say(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
-    return EXIT_DONE
 
 
 def watch(arguments: Sequence[str], script_config: ScriptConfig) -> int:
@@ -184,7 +182,7 @@ def watch(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     return serve(server, given, console, "see the runs and their validation images")
 
 
-def compare(arguments: Sequence[str], script_config: ScriptConfig) -> int:
+def compare(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     what = "Runs beside each other. The first is the one that the others are compared with."
     parser = CommandParser("compare", what, ("RUN", "names or folders of two or more runs"))
     parser.add_argument("--html", metavar="FILE", type=Path, help="a page with tables and curves as well")
@@ -208,7 +206,6 @@ def compare(arguments: Sequence[str], script_config: ScriptConfig) -> int:
         except OSError as error:
             raise UserError(f"--html {given.html}: cannot be written ({error.strerror})") from None
         console.say(f"\nPage: {given.html}")
-    return EXIT_DONE
 
 
 def comparison_lines(found: Comparison) -> list[str]:
