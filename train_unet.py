@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import unet_trainer
-from unet_trainer.commands.command_line import Script, exit_codes, find_command, read_training_command
+from unet_trainer.commands.command_line import exit_codes, find_command, read_training_command
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.load import check_trackers, check_url, load_config, load_with_demo
 from unet_trainer.config.schema import Config
@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started, words = time.perf_counter(), sys.argv[1:] if arguments is None else arguments
     if (command := find_command(words)) is not None:
         with Signals():  # SIGTERM tidies up as Ctrl-C does
-            return command(words[1:], Script(Path(__file__), script_config))
+            return command(words[1:], script_config) or EXIT_DONE
     result = train_by_command(read_training_command(words, __doc__, script_config), started)
     return EXIT_TRAINING_FAILED if result.unwritten or result.missing else EXIT_DONE
 

@@ -1,8 +1,7 @@
 """The parts of the trainer, in packages that import in one direction; `train_unet.py` tells the story that joins them."""
 
-from __future__ import annotations
-
 import os
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,12 +21,7 @@ __version__ = "0.9.0"
 
 def __getattr__(name: str) -> Any:
     """Imported when they are used: `load` needs torch, and the command line must answer a typo at once."""
-    if name == "load":
-        from unet_trainer.inference.predictor import load
-
-        return load
-    if name == "Callback":
-        from unet_trainer.training.extension import Callback
-
-        return Callback
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    modules = {"load": "inference.predictor", "Callback": "training.extension"}
+    if name not in modules:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{modules[name]}"), name)

@@ -18,15 +18,14 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, make_demo_if_missing, read_config_words
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig, read_config_words
 from unet_trainer.config.choices import REFERENCE_BATCH, wanted_batch_size
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.facts import DatasetFacts
 from unet_trainer.config.load import load_config
-from unet_trainer.config.parsers import implied_num_classes
-from unet_trainer.config.schema import Config, as_dict, as_shape, to_yaml
+from unet_trainer.config.schema import Config, as_dict, as_shape, implied_num_classes, to_yaml
 from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
-from unet_trainer.system.console import EXIT_DONE, Console, aligned, first_line
+from unet_trainer.system.console import Console, aligned, first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.signals import ending_with_this_process
@@ -37,6 +36,7 @@ if TYPE_CHECKING:  # a typo is answered before torch is loaded
     from unet_trainer.loading.dataset import Batch
     from unet_trainer.training.build import Components
 
+SCRIPT = Path(__file__).parents[2] / "train_unet.py"  # pip installs it beside the package too
 LARGE = 4  # times batch_size, in the row that uses the memory that mixed precision saves
 IOU_TOLERANCE = 0.01  # a faster row wins only if its IoU is at most this much lower
 NUM_EPOCHS, QUICK_EPOCHS = 5, 2
@@ -52,30 +52,27 @@ Trials = Mapping[str, Mapping[str, Any]]  # name of a row of the table → the s
 Row = dict[str, Any]  # as bench.json has it: trial, figures unless it failed, failure, settings
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser("train_unet.py bench", description="Trains in several precisions and compares them.")
-    add_config_words(parser)
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
+    parser = CommandParser("bench", "Trains in several precisions and compares them.")
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="fewer rows and epochs")
     extent.add_argument("--step", action="store_true", help="no training: the config's step alone, on a batch on the device")
     given = parser.parse_intermixed_args(arguments)
-    config = read_config_words(given.words, script.config, "bench")
+    config = read_config_words(given.words, script_config, "bench")
     console = Console()
     if given.step:
         time_step(*build_step(config, console), console)
-        return EXIT_DONE
+        return
     from unet_trainer.datasets.dataset_report import find_dataset
     from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
 
-    make_demo_if_missing(config, console)
     find_dataset(config, console)  # what no row could train on is told at once
     device = choose_device(config.device)
     on_gpu = device.type != "cpu"
     has_bfloat16 = inspect_hardware(device).has_bfloat16 if on_gpu else cpu_computes_bfloat16()
     if config.batch_size == "auto":
         config = dataclasses.replace(config, batch_size=wanted_batch_size(0, on_cpu=not on_gpu))
-    bench(config, choose_trials(int(config.batch_size), on_gpu, has_bfloat16, given.quick), script.path, given.quick, console)
-    return EXIT_DONE
+    bench(config, choose_trials(int(config.batch_size), on_gpu, has_bfloat16, given.quick), SCRIPT, given.quick, console)
 
 
 def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool) -> Trials:
@@ -237,7 +234,7 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
 
     hardware = build_hardware(config, console)
     size = NO_DATA_SIZE if config.image_size == "auto" else as_shape(config.image_size)
-    num_classes = implied_num_classes(config.class_names, config.class_weights, config.mask_values) or 1
+    num_classes = implied_num_classes(config) or 1
     facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size], num_classes=num_classes)
     batch_size = REFERENCE_BATCH if config.batch_size == "auto" else config.batch_size
     compiles = hardware.kind == "cuda" if config.compile_model == "auto" else config.compile_model

@@ -3,15 +3,12 @@
 Imports no torch, so that a typo is answered at once.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import os
 import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -21,7 +18,7 @@ from unet_trainer.commands import COMMANDS
 from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
-from unet_trainer.config.schema import FIELDS, Config, is_demo_dir
+from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.system.atomic_files import check_output, is_replaceable
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
@@ -33,14 +30,30 @@ CONFIG_SUFFIXES = (".yaml", ".yml")
 ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides
 _is_file = os.path.isfile  # unlike Path.is_file, False for a name that is too long or has a NUL: reported where it is read
 NEWEST = "\0newest"  # --resume without a name; no name can be this
+CONFIG_WORDS = ("CONFIG | key=value", "a YAML file, and settings that override it")
+SHARED_OPTIONS: dict[str, dict[str, Any]] = {
+    "device": {"default": "auto", "metavar": "D", "help": "auto, cpu, cuda, cuda:N or mps"},
+    "json": {"metavar": "FILE", "type": Path, "help": "write everything there as well, for programs"},
+    "raw": {"action": "store_true", "help": "the weights as trained, of last.pt, not their average"},
+    "threshold": {"type": float, "metavar": "P", "help": "least probability of the foreground (0.5), with one class"},
+    "tta": {"action": "store_true", "help": "mean over the mirrored and turned images that training had"},
+    "write": {"metavar": "FILE", "type": Path, "help": "write the settings there as a config that runs as it is"},
+}
 
 
 class CommandParser(argparse.ArgumentParser):
     """Answers a mistake with one message, like every other error, in place of the usage."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(
+        self, command: str, description: str | None, words: tuple[str, str] | None = CONFIG_WORDS, shared: str = "", **more: Any
+    ) -> None:
+        """`words`: what the words are that are no options, and their help. `shared`: names of SHARED_OPTIONS."""
+        super().__init__(f"train_unet.py {command}".rstrip(), description=description, **more)
         self.register("type", Path, _named_path)  # what type=Path means in all commands
+        if words is not None:
+            self.add_argument("words", nargs="*", metavar=words[0], help=words[1])
+        for option in shared.split():
+            self.add_argument(f"--{option}", **SHARED_OPTIONS[option])
 
     def error(self, message: str) -> NoReturn:
         _, unknown, words = message.partition("unrecognized arguments: ")
@@ -49,26 +62,14 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f"{message} (python {self.prog} --help)")
 
 
-@dataclass(frozen=True)
-class Script:
-    """What the commands need of train_unet.py."""
-
-    path: Path
-    config: ScriptConfig
-
-
-Command = Callable[[Sequence[str], Script], int]
-
-
-def find_command(words: Sequence[str]) -> Command | None:
-    """The command that the first word names; None to train."""
+def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig], int | None] | None:
+    """The command that the first word names; None to train. It returns an exit code, or None when it is done."""
     if not words or words[0] not in COMMANDS or _is_file(words[0]):
         return None
     if current().launch.world_size > 1:
         raise UserError(f"{words[0]}: torchrun is for training; python train_unet.py {words[0]} needs one process")
     module, _, function = COMMANDS[words[0]].partition(":")
-    command: Command = getattr(importlib.import_module(module), function)
-    return command
+    return getattr(importlib.import_module(module), function)
 
 
 def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
@@ -112,8 +113,7 @@ def _end(text: str, exit_code: int) -> int:
 
 def read_training_command(arguments: Sequence[str], description: str | None, script_config: ScriptConfig) -> Config:
     """The config that a training command names."""
-    parser = CommandParser("train_unet.py", description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_config_words(parser)
+    parser = CommandParser("", description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-V", "--version", action="version", version=f"U-Net trainer {__version__}")
     parser.add_argument("--config", metavar="FILE", action="append", help="the YAML file, if not given by position")
     help_text = "go on with the newest run, or with a run's name, folder or .pt file"
@@ -129,11 +129,6 @@ def read_training_command(arguments: Sequence[str], description: str | None, scr
         return read_config_words(words, script_config)
     files, overrides = _sort_words(words)
     return load_config(*_resume_source(resume, files, overrides, script_config))
-
-
-def add_config_words(parser: argparse.ArgumentParser) -> None:
-    """The arguments of every command: a config file and overrides."""
-    parser.add_argument("words", nargs="*", metavar="CONFIG | key=value", help="a YAML file, and settings that override it")
 
 
 def read_config_words(words: Sequence[str], script_config: ScriptConfig, command: str = "") -> Config:
@@ -198,14 +193,6 @@ def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], scr
         what = f"{own_file.parent} is no run folder, or its {CONFIG_YAML} is missing or empty"
         raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
     return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
-
-
-def make_demo_if_missing(config: Config, console: Console) -> None:
-    if is_demo_dir(config.data_dir):
-        from unet_trainer.datasets.demo import ensure_demo  # with numpy and OpenCV
-
-        if ensure_demo(Path(config.data_dir)):
-            console.say(f"Made the demo dataset in {config.data_dir}")
 
 
 def check_may_write(path: Path | None) -> None:

@@ -4,8 +4,6 @@ What is open is answered first, each question by the most likely of its answers,
 will find them. The settings are one block of YAML that trains when it is pasted into a config, or written as one.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -18,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unet_trainer.commands.command_line import file_header, make_demo_if_missing, train_command
+from unet_trainer.commands.command_line import file_header, train_command
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS, Config, as_dict, id_names, to_plain
@@ -193,7 +191,6 @@ def check_data(config: Config, console: Console, json_file: Path | None = None, 
     data_dir = Path(config.data_dir)
     if json_file is not None:
         check_output("--json", json_file)
-    make_demo_if_missing(config, console)
     try:
         answered = build_answered_report(config, console)
     except DataError as error:  # no pairs can be found

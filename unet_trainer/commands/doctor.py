@@ -22,11 +22,9 @@ from typing import TYPE_CHECKING, Any
 
 from unet_trainer.commands.command_line import (
     CommandParser,
-    Script,
-    add_config_words,
+    ScriptConfig,
     check_may_write,
     file_header,
-    make_demo_if_missing,
     read_config_words,
     train_command,
 )
@@ -34,24 +32,8 @@ from unet_trainer.config.choices import COMPILE_GAIN, COMPILE_SECONDS, describe_
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import check_output, write_output
-from unet_trainer.system.console import (
-    EXIT_DONE,
-    EXIT_USER_ERROR,
-    Console,
-    Finding,
-    Level,
-    counted,
-    finding_lines,
-    first_line,
-)
-from unet_trainer.system.resources import (
-    ROOT,
-    count_cores,
-    free_disk,
-    free_host_memory,
-    read_if_there,
-    total_host_memory,
-)
+from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, Finding, Level, counted, finding_lines, first_line
+from unet_trainer.system.resources import ROOT, count_cores, free_disk, free_host_memory, read_if_there, total_host_memory
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, StepCost
@@ -106,13 +88,10 @@ class Page:
             self.show(section, [Finding("problem", title if is_key else section, detail if is_key else str(error))])
 
 
-def check(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser("train_unet.py check", description="Reads every file of a dataset and reports what is wrong.")
-    add_config_words(parser)
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the report there as well, for programs")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="write the settings there as a config that runs as it is")
+def check(arguments: Sequence[str], script_config: ScriptConfig) -> int:
+    parser = CommandParser("check", "Reads every file of a dataset and reports what is wrong.", shared="json write")
     given = parser.parse_intermixed_args(arguments)
-    config = read_config_words(given.words, script.config, "check")
+    config = read_config_words(given.words, script_config, "check")
     check_may_write(given.write)
 
     from unet_trainer.commands.data_check import check_data  # numpy and OpenCV: a typo is answered before they are loaded
@@ -121,14 +100,9 @@ def check(arguments: Sequence[str], script: Script) -> int:
     return EXIT_DONE if is_good else EXIT_USER_ERROR
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser(
-        "train_unet.py doctor", description="Says what this machine and this data can do, and what a run would do."
-    )
-    add_config_words(parser)
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
+    parser = CommandParser("doctor", "Says what this machine and this data can do, and what a run would do.", shared="json write")
     parser.add_argument("--budget", metavar="TIME", help="time that the run may take, e.g. 2h; the same as time_budget=2h")
-    parser.add_argument("--write", metavar="FILE", type=Path, help="write the settings there as a config that runs as it is")
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write everything there as well, for programs")
     parser.add_argument("--fast", action="store_true", help="compile nothing: the time is then an estimate")
     given = parser.parse_intermixed_args(arguments)
     words = list(given.words)
@@ -136,7 +110,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
         words.append(f"time_budget={given.budget}")
         if not any(word.startswith("num_epochs=") for word in words):
             words.append("num_epochs=auto")  # the budget decides it, whatever the file says
-    config = read_config_words(words, script.config, "doctor")
+    config = read_config_words(words, script_config, "doctor")
     check_may_write(given.write)
     if given.json is not None:
         check_output("--json", given.json)
@@ -170,7 +144,6 @@ def examine(config: Config, page: Page, is_fast: bool) -> Settings | None:
     settings = dataset = None
     page.console.say(f"\nData: {config.data_dir}")
     with page.catching("data"):
-        make_demo_if_missing(config, page.console)
         dataset = build_dataset_report(config, page.console).checked()
     if dataset is not None:
         with page.catching("run"):

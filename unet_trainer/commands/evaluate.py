@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from unet_trainer.commands.command_line import CommandParser, Script, split_words
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.parsers import tile_side
-from unet_trainer.system.console import EXIT_DONE, Console, aligned, counted, cut
+from unet_trainer.system.console import Console, aligned, counted, cut
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.evaluate import EvaluatedSet
@@ -40,7 +40,7 @@ TITLES = {
 COUNTS = {"images_with_a_score": "images", "empty_truths": "no truth", "empty_predictions": "no pred."}
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     given = read_arguments(arguments)
     load_config({"device": given.device})
     names, overrides = split_words(given.words, "evaluate", DATA_KEYS)
@@ -52,30 +52,24 @@ def main(arguments: Sequence[str], script: Script) -> int:
     from unet_trainer.inference.engine import find_model
 
     console = Console()
-    runs = Path(overrides.get("checkpoint_dir") or script.config(()).checkpoint_dir)
+    runs = Path(overrides.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     file = find_model(names[0], runs, given.raw)
     other = None if given.compare is None else find_model(given.compare, runs, given.raw)
     run(given, overrides, file, other, console)
-    return EXIT_DONE
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     what = "Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them)."
-    parser = CommandParser("train_unet.py evaluate", description=what)
-    what = f"a run's folder or name, a .pt or .onnx file; and the images, if not those of the run: {', '.join(DATA_KEYS)}"
-    parser.add_argument("words", nargs="*", metavar="RUN|FILE | key=value", help=what)
+    words = f"a run's folder or name, a .pt or .onnx file; and the images, if not those of the run: {', '.join(DATA_KEYS)}"
+    parser = CommandParser("evaluate", what, ("RUN|FILE | key=value", words), "tta threshold raw device")
     what = "which images; without it val, or all of a data_dir that is not divided into train and val"
     parser.add_argument("--split", choices=SPLITS, help=what)
     what = "another model, on the same images: differences with paired intervals"
     parser.add_argument("--compare", metavar="RUN|FILE", help=what)
     parser.add_argument("--cldice", action="store_true", help="clDice as well, for thin structures (takes longer)")
-    parser.add_argument("--tta", action="store_true", help="mean over the mirrored and turned images that training had")
-    parser.add_argument("--threshold", type=float, metavar="P", help="least probability of the foreground, with one class (0.5)")
-    parser.add_argument("--raw", action="store_true", help="the weights as trained, of last.pt, not their average")
     what = "fit: crop: side of the tiles, a multiple of 32; without it as predict, the one that training chose; "
     what += f"{AS_TRAINED}: those of training's validation, not blended"
     parser.add_argument("--tile", metavar=f"N|{AS_TRAINED}", help=what)
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     formats = ("auto", "float32", "bfloat16", "float16")
     parser.add_argument("--precision", choices=formats, default="auto", help="auto: bfloat16 on a GPU that has it")
     parser.add_argument("--out", metavar="DIR", type=Path, help=f"where to write; without it RUN/{FOLDER}")
@@ -184,15 +178,14 @@ def scoring(predictor: Predictor, given: argparse.Namespace) -> str:
 
 
 def say_training_images(data: EvaluationData, file: Path, other_file: Path | None, console: Console) -> None:
-    from unet_trainer.inference.inputs import run_folder_of, trained_on
+    from unet_trainer.inference.inputs import listed_pairs, run_folder_of
 
     for name in (file, *([] if other_file is None else [other_file])):
         folder = run_folder_of(name)
-        seen = trained_on(data, folder)
-        if seen:
-            console.warn(f"{name} was trained on {len(seen)} of these images, such as {seen[0].image}: its scores are too good")
-        elif folder is None:
+        if folder is None:
             console.note(f"{name} is not in a run folder: whether it was trained on some of these images cannot be told")
+        elif seen := listed_pairs(data.pairs, folder, "train")[0]:
+            console.warn(f"{name} was trained on {len(seen)} of these images, such as {seen[0].image}: its scores are too good")
 
 
 def say_doubts(
@@ -221,17 +214,9 @@ def say_doubts(
 
 def describe(predictor: Predictor, file: Path, data: EvaluationData, given: argparse.Namespace) -> dict[str, Any]:
     """Model, data and settings, as evaluation.json has them."""
-    engine, card, spec = predictor.engine, predictor.engine.card, predictor.spec
+    engine, spec = predictor.engine, predictor.spec
     return {
-        "model": {
-            "file": str(file),
-            "run": card.run_name,
-            "epoch": card.epoch,
-            "val_iou": card.val_iou,
-            "version": card.version,
-            "architecture": spec.architecture,
-            "encoder": spec.encoder,
-        },
+        "model": {"file": str(file), **engine.card.facts()},
         "data": {"data_dir": data.source.config.data_dir, "split": data.split, "rule": data.rule},
         "settings": {
             "engine": engine.description,

@@ -1,21 +1,19 @@
 """python train_unet.py export and shard, for use elsewhere: a trained model as a file or folder for other programs, compared with
 torch before it is kept; a dataset as tar shards, which train from a disk or from object storage as the files would."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from unet_trainer.commands.command_line import CommandParser, Script, add_config_words, make_demo_if_missing, read_config_words
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig, read_config_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_url
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, final_path
-from unet_trainer.system.console import EXIT_DONE, Console, counted
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import read_text
 from unet_trainer.system.os_errors import cannot
 
@@ -30,10 +28,12 @@ FORMATS = {
 }
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     parser = CommandParser(
-        "train_unet.py export",
-        description="Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
+        "export",
+        "Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
+        words=None,
+        shared="raw",
         epilog="\n".join(f"  {name:<12} {title}" for name, (title, _) in FORMATS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -42,14 +42,13 @@ def main(arguments: Sequence[str], script: Script) -> int:
     parser.add_argument(
         "--out", type=Path, metavar="PATH", help="the file, or the folder of smp; beside the checkpoint unless given"
     )
-    parser.add_argument("--raw", action="store_true", help="the weights as trained (of last.pt), not their average")
     given = parser.parse_args(arguments)
     name, raw, console = given.format, given.raw, Console()
 
     from unet_trainer.inference.engine import ONNX_SUFFIX, build_segmenter, find_model
     from unet_trainer.inference.export import ExportError, export_onnx, export_pt2, export_smp
 
-    path = find_model(given.model, Path(script.config(()).checkpoint_dir), raw)
+    path = find_model(given.model, Path(script_config(()).checkpoint_dir), raw)
     if path.suffix == ONNX_SUFFIX:
         raise UserError(f"{path} is an export already; name the run or the .pt file that it comes from")
     target = choose_target(given.out, name, path)
@@ -73,7 +72,6 @@ def main(arguments: Sequence[str], script: Script) -> int:
     console.fact("Written", f"{target} ({num_bytes / 1e6:.1f} MB)")
     if name == "onnx":
         console.say(f"Next: python train_unet.py predict {shlex.quote(str(target))} IMAGES --out predictions")
-    return EXIT_DONE
 
 
 def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
@@ -112,23 +110,19 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
 MEGABYTE = 10**6
 
 
-def shard(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser(
-        "train_unet.py shard",
-        description="Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them.",
-    )
-    add_config_words(parser)
+def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
+    what = "Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them."
+    parser = CommandParser("shard", what)
     parser.add_argument("--out", metavar="FOLDER | URL", required=True, help="where the shards go: a folder, s3://..., gs://...")
     parser.add_argument("--shard-mb", metavar="MB", type=float, default=256.0, help="largest size of a shard (default 256)")
     given = parser.parse_intermixed_args(arguments)
-    config = read_config_words(given.words, script.config, "shard")
+    config = read_config_words(given.words, script_config, "shard")
     if not given.out.strip():
         raise UserError("--out: got an empty name; need a folder or a URL (is a variable of the shell not set?)")
     if not 0.01 <= given.shard_mb <= 1e6:
         raise UserError(f"--shard-mb: got {given.shard_mb:g}; need a number of megabytes from 0.01 to 1000000, e.g. 256")
     check_url("--out", given.out)
     shard_data(config, given.out, int(given.shard_mb * MEGABYTE), Console())
-    return EXIT_DONE
 
 
 def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> None:
@@ -143,7 +137,6 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)
     if not is_url(out) and Path(out).resolve() == data_dir.resolve():
         raise UserError(f"--out: {out} is data_dir; need another folder")
-    make_demo_if_missing(config, console)
     place = Files(out, workspace=checkpoint_dir / FOLDER)
     refuse_other_files(place)
     found = find_dataset(config, console)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unet_trainer.commands.command_line import CommandParser, Script
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig
 from unet_trainer.commands.evaluate import check_options, load
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.system.atomic_files import delete_drafts
@@ -30,7 +30,7 @@ GO_ON = "--skip-existing continues from there"
 MIN_AGE = 300.0  # seconds since a draft was written to, after which the prediction that wrote it was killed
 
 
-def main(arguments: Sequence[str], script: Script) -> int:
+def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     given, console = _parser().parse_intermixed_args(arguments), Console()
     check_options(given)
     if given.batch_size is not None and given.batch_size < 1:
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str], script: Script) -> int:
     from unet_trainer.inference.engine import find_model
     from unet_trainer.inference.stream_processes import start_processes
 
-    path = find_model(given.model, Path(script.config(()).checkpoint_dir), given.raw)
+    path = find_model(given.model, Path(script_config(()).checkpoint_dir), given.raw)
     processes = None
     try:
         if not given.polygons:
@@ -57,7 +57,8 @@ def main(arguments: Sequence[str], script: Script) -> int:
 
 
 def _parser() -> CommandParser:
-    parser = CommandParser("train_unet.py predict", description="Writes what a trained model sees in images, as files.")
+    what = "Writes what a trained model sees in images, as files."
+    parser = CommandParser("predict", what, None, "tta threshold raw device")
     parser.add_argument("model", metavar="RUN|FILE", help="a run's name or folder (its best.pt is taken), a .pt or an .onnx file")
     what = "images, folders with their subfolders, a CSV with a column image"
     parser.add_argument("inputs", nargs="+", metavar="IMAGE|FOLDER|GLOB|CSV", help=what)
@@ -68,13 +69,9 @@ def _parser() -> CommandParser:
     what = "probabilities too: 16-bit PNG, or float32 .npy"
     parser.add_argument("--probabilities", nargs="?", const="png", choices=("png", "npy"), help=what)
     parser.add_argument("--polygons", action="store_true", help="the outlines of objects too: COCO JSON, or GeoJSON of GeoTIFFs")
-    parser.add_argument("--tta", action="store_true", help="mean over the mirrored and turned images that training had")
-    parser.add_argument("--threshold", metavar="T", type=float, help="least probability of the foreground (0.5), with one class")
     what = "fit: crop: side of the tiles, a multiple of 32; without it the one that training chose"
     parser.add_argument("--tile", metavar="N", help=what)
     parser.add_argument("--skip-existing", action="store_true", help="leave images alone whose results are there")
-    parser.add_argument("--raw", action="store_true", help="the weights as trained, not their average")
-    parser.add_argument("--device", metavar="D", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     parser.add_argument("--batch-size", metavar="N", type=int, help="images at a time; by default as the device can use")
     parser.add_argument("--time", action="store_true", help="say also how fast reading, the network and a plain loop are alone")
     return parser

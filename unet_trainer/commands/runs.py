@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unet_trainer.commands.command_line import CommandParser, Script, split_words
+from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.system.atomic_files import write_bytes_atomically
-from unet_trainer.system.console import EXIT_DONE, Colour, Console, aligned, counted, cut, painted
+from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted
 from unet_trainer.system.local_server import add_page_options, bind, serve
 from unet_trainer.training.run_summary import RunSummary, State, find_runs, is_run, read_run_summary
 
@@ -32,33 +32,31 @@ NUM_NAMED = 5  # runs that an error names
 MAX_VALUE = 40  # characters of a setting
 
 
-def list_runs(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser("train_unet.py runs", description="The runs that there are, newest first.")
-    metavar = "FOLDER | checkpoint_dir=FOLDER"
-    parser.add_argument("words", nargs="*", metavar=metavar, help="where they lie, if not under checkpoints")
+def list_runs(arguments: Sequence[str], script_config: ScriptConfig) -> None:
+    words = ("FOLDER | checkpoint_dir=FOLDER", "where they lie, if not under checkpoints")
+    parser = CommandParser("runs", "The runs that there are, newest first.", words)
     parser.add_argument("--json", action="store_true", help="for programs")
     given = parser.parse_intermixed_args(arguments)
     names, settings = split_words(given.words, "runs", ["checkpoint_dir"])
     places = [*names, *settings.values()]
     if len(places) > 1:
         raise UserError(f"runs takes one folder, got {' '.join(given.words)}: python train_unet.py runs [checkpoint_dir=FOLDER]")
-    folder = Path(places[0] if places else script.config(()).checkpoint_dir)
+    folder = Path(places[0] if places else script_config(()).checkpoint_dir)
     if places and not folder.is_dir():
         raise UserError(f"checkpoint_dir: {folder} is no folder")
     summaries = [read_run_summary(run) for run in find_runs(folder)]
     if given.json:
         print(json.dumps([as_json(summary) for summary in summaries], indent=2, ensure_ascii=False, allow_nan=False))
-        return EXIT_DONE
+        return
     console = Console()
     if not summaries:
         console.say(f"No runs under {folder} yet; python train_unet.py starts one")
-        return EXIT_DONE
+        return
     for line in table(summaries):
         console.say(line)
     _warn_of_damage(summaries, console)
     running = sum(summary.state == "running" for summary in summaries)
     console.say(f"{counted(len(summaries), 'run')} under {folder}" + (f", {running} running" if running else ""))
-    return EXIT_DONE
 
 
 def as_json(summary: RunSummary) -> dict[str, Any]:
@@ -106,14 +104,14 @@ def _warn_of_damage(summaries: Sequence[RunSummary], console: Console) -> None:
 
 
 def read_run_words(
-    words: Sequence[str], script: Script, command: str, takes_data: bool = False
+    words: Sequence[str], script_config: ScriptConfig, command: str, takes_data: bool = False
 ) -> tuple[list[str], list[Path], Path | None]:
     """The names of runs, their folders (that of the newest run without a name), and where their data are now, if it was said.
 
     Words are names, and key=value for where runs and data lie. Raises UserError.
     """
     names, settings = split_words(words, command, ("checkpoint_dir", "data_dir") if takes_data else ("checkpoint_dir",))
-    checkpoint_dir = Path(settings.get("checkpoint_dir") or script.config(()).checkpoint_dir)
+    checkpoint_dir = Path(settings.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     wanted: list[str | None] = [*names] or [None]
     folders = [find_named_run(name, checkpoint_dir) for name in wanted]
     return names, list(dict.fromkeys(folders)), Path(settings["data_dir"]) if "data_dir" in settings else None
@@ -139,18 +137,15 @@ def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
     raise UserError(f"no run {name}; {checkpoint_dir} {there}")
 
 
-def report(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser(
-        "train_unet.py report", description="One page about a run: scores, curves, images, settings. Needs no network to be read."
-    )
-    help_text = "a run's name or folder (the newest if left out); where its data are now"
-    parser.add_argument("words", nargs="*", metavar="RUN | data_dir=FOLDER", help=help_text)
+def report(arguments: Sequence[str], script_config: ScriptConfig) -> None:
+    what = "One page about a run: scores, curves, images, settings. Needs no network to be read."
+    words = ("RUN | data_dir=FOLDER", "a run's name or folder (the newest if left out); where its data are now")
+    parser = CommandParser("report", what, words, "device")
     parser.add_argument("--out", metavar="FILE", type=Path, help="without it RUN/report.html")
     parser.add_argument("--no-pictures", action="store_true", help="without predicting validation images")
-    parser.add_argument("--device", default="auto", metavar="D", help="for the pictures: auto, cpu, cuda, cuda:N or mps")
     given = parser.parse_intermixed_args(arguments)
     load_config({"device": given.device})  # checks it
-    names, (folder, *_), data_dir = read_run_words(given.words, script, "report", takes_data=True)
+    names, (folder, *_), data_dir = read_run_words(given.words, script_config, "report", takes_data=True)
     if len(names) > 1:
         raise UserError(f"got {len(names)} runs ({', '.join(names)}); need one. python train_unet.py compare takes several")
 
@@ -165,20 +160,16 @@ def report(arguments: Sequence[str], script: Script) -> int:
         place = error.filename or given.out or folder
         raise UserError(f"{place}: cannot be written ({error.strerror}); --out FILE names another place") from None
     console.say(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
-    return EXIT_DONE
 
 
-def watch(arguments: Sequence[str], script: Script) -> int:
+def watch(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     """The report of a run, live in a browser; several runs over each other."""
-    parser = CommandParser(
-        "train_unet.py watch",
-        description="Shows a run in a browser while it goes on, also one of another process. Reads its folder and no more.",
-    )
-    help_text = "names or folders of runs (the newest if left out); several are compared"
-    parser.add_argument("words", nargs="*", metavar="RUN", help=help_text)
+    what = "Shows a run in a browser while it goes on, also one of another process. Reads its folder and no more."
+    words = ("RUN", "names or folders of runs (the newest if left out); several are compared")
+    parser = CommandParser("watch", what, words)
     add_page_options(parser)
     given = parser.parse_intermixed_args(arguments)
-    _, folders, _ = read_run_words(given.words, script, "watch")
+    _, folders, _ = read_run_words(given.words, script_config, "watch")
 
     from unet_trainer.reports.run_report import WatchServer  # with OpenCV
 
@@ -191,14 +182,12 @@ def watch(arguments: Sequence[str], script: Script) -> int:
     return serve(server, given, console, "see the runs and their validation images")
 
 
-def compare(arguments: Sequence[str], script: Script) -> int:
-    parser = CommandParser(
-        "train_unet.py compare", description="Runs beside each other. The first is the one that the others are compared with."
-    )
-    parser.add_argument("words", nargs="*", metavar="RUN", help="names or folders of two or more runs")
+def compare(arguments: Sequence[str], script_config: ScriptConfig) -> None:
+    what = "Runs beside each other. The first is the one that the others are compared with."
+    parser = CommandParser("compare", what, ("RUN", "names or folders of two or more runs"))
     parser.add_argument("--html", metavar="FILE", type=Path, help="a page with tables and curves as well")
     given = parser.parse_intermixed_args(arguments)
-    names, folders, _ = read_run_words(given.words, script, "compare")
+    names, folders, _ = read_run_words(given.words, script_config, "compare")
     if len(names) > len(folders) == 1:
         raise UserError(f"{' and '.join(names)} are the same run; name another: python train_unet.py runs lists them")
     if len(folders) < 2:
@@ -217,7 +206,6 @@ def compare(arguments: Sequence[str], script: Script) -> int:
         except OSError as error:
             raise UserError(f"--html {given.html}: cannot be written ({error.strerror})") from None
         console.say(f"\nPage: {given.html}")
-    return EXIT_DONE
 
 
 def comparison_lines(found: Comparison) -> list[str]:
@@ -238,23 +226,18 @@ def comparison_lines(found: Comparison) -> list[str]:
     return [*lines, *aligned([["Settings that differ", *found.names], *cells])]
 
 
-def try_model(arguments: Sequence[str], script: Script) -> int:
+def try_model(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     """A page in the browser that shows what a model makes of an image. Served to this machine alone."""
-    parser = CommandParser("train_unet.py try", description="Shows in a browser what a model makes of an image.")
-    parser.add_argument(
-        "words",
-        nargs="*",
-        metavar="RUN | FILE | data_dir=FOLDER",
-        help="a run's name or folder, or a .pt or .onnx file (the newest run if left out); where its data are now",
-    )
+    what = "a run's name or folder, or a .pt or .onnx file (the newest run if left out); where its data are now"
+    words = ("RUN | FILE | data_dir=FOLDER", what)
+    parser = CommandParser("try", "Shows in a browser what a model makes of an image.", words, "device")
     add_page_options(parser)
-    parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda, cuda:N or mps")
     given = parser.parse_intermixed_args(arguments)
     models, settings = split_words(given.words, "try", ("data_dir",))
     if len(models) > 1:
         raise UserError(f"got {len(models)} models ({', '.join(models)}); need one run or file")
     data_dir = Path(settings["data_dir"]) if settings else None
-    config = script.config([f"device={given.device}"])
+    config = script_config([f"device={given.device}"])
     console = Console()
 
     from unet_trainer.inference.engine import find_model, load_engine

@@ -4,8 +4,6 @@ the hardware, the cost of a step and a budget of time.
 Pure functions from facts to a value and its reason. The figures behind the constants are in docs/quality.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median

@@ -1,7 +1,5 @@
 """Errors that the user can fix, that end a run, or that keep it from being resumed."""
 
-from __future__ import annotations
-
 
 class UserError(ValueError):
     """Something the user can fix: shown as one message without a traceback, exit code 2."""

@@ -1,7 +1,5 @@
 """Facts about the hardware, the dataset and the cost of a step: what `resolve` decides from. Plain values, no torch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Input is checked here, once: all problems are reported together, each with its k
 so that a typo is answered at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import re
@@ -15,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.parsers import MaskValue, as_grey, implied_num_classes, near_miss, split_values
+from unet_trainer.config.parsers import MaskValue, as_grey, near_miss, split_values
 from unet_trainer.config.safe_yaml import MAX_BYTES, NULLS, Plain, YamlError, parse_yaml, shorten
 from unet_trainer.config.schema import (
     DEMO_DIR,
@@ -25,6 +23,7 @@ from unet_trainer.config.schema import (
     WITH_DECODER_CHANNELS,
     Config,
     as_dict,
+    implied_num_classes,
     is_demo_dir,
     parse_value,
     to_plain,
@@ -70,9 +69,10 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
     sources |= dict.fromkeys(given, "argument" if isinstance(overrides, Mapping) else "command line")
     config, wrong = _parse_values({**(raw or {}), **given}, problems)
     if "num_epochs" in given and config.num_epochs != "auto":  # a preset that is tried for a few epochs: what is longer gives way
-        fitting: dict[str, Any] = {"early_stopping_patience": None} if _patience_is_too_long(config) else {}
-        fitting |= {"warmup_epochs": config.num_epochs / 2} if _warmup_is_too_long(config) else {}
-        fitting = {name: value for name, value in fitting.items() if name not in given}
+        instead = {"early_stopping_patience": None, "warmup_epochs": config.num_epochs / 2}
+        fitting: dict[str, Any] = {
+            name: value for name, value in instead.items() if name not in given and _is_too_long(config, name)
+        }
         config = dataclasses.replace(config, **fitting)
         sources |= dict.fromkeys(fitting, sources["num_epochs"])
     if raw is not None:  # of an unreadable file the overrides would be checked against defaults, which the file may change
@@ -211,14 +211,10 @@ def _one_line(name: str) -> str:
     return name if name.isprintable() and len(name) <= 60 else shorten(name)
 
 
-def _patience_is_too_long(config: Config) -> bool:
-    """Whether there are too few epochs for early stopping ever to happen."""
-    patience, num_epochs = config.early_stopping_patience, config.num_epochs
-    return isinstance(patience, int) and num_epochs != "auto" and patience >= num_epochs
-
-
-def _warmup_is_too_long(config: Config) -> bool:
-    return config.warmup_epochs != "auto" and config.num_epochs != "auto" and config.warmup_epochs >= config.num_epochs
+def _is_too_long(config: Config, name: str) -> bool:
+    """Whether there are too few epochs for early stopping ever to happen, or for anything after the warm-up."""
+    length = getattr(config, name)
+    return isinstance(length, int | float) and config.num_epochs != "auto" and length >= config.num_epochs
 
 
 def _contradictions(c: Config) -> Iterator[str]:
@@ -230,9 +226,9 @@ def _contradictions(c: Config) -> Iterator[str]:
         )
     if c.use_amp is True and c.amp_dtype == "float16" and c.device == "cpu":
         yield "amp_dtype: float16 does not go with device: cpu; use bfloat16, or use_amp: false, which is faster there"
-    if _warmup_is_too_long(c):
+    if _is_too_long(c, "warmup_epochs"):
         yield f"warmup_epochs: {c.warmup_epochs:g} leaves nothing of num_epochs: {c.num_epochs}; need fewer"
-    if _patience_is_too_long(c):
+    if _is_too_long(c, "early_stopping_patience"):
         reached = f"{c.early_stopping_patience} can never be reached in num_epochs: {c.num_epochs}"
         yield f"early_stopping_patience: {reached}; need fewer, or null"
     if c.fold >= (c.num_folds or 1):
@@ -257,7 +253,7 @@ def class_contradictions(c: Config) -> Iterator[str]:
     """Contradictions about the classes; also of a config whose number of classes the masks have decided."""
     num_classes, source = None if c.num_classes == "auto" else c.num_classes, "num_classes"
     if num_classes is None:
-        num_classes = implied_num_classes(c.class_names, c.class_weights, c.mask_values)
+        num_classes = implied_num_classes(c)
         source = "class_names" if c.class_names else "class_weights" if isinstance(c.class_weights, tuple) else "mask_values"
     if num_classes is not None:
         if "bce" in c.loss and num_classes > 1:

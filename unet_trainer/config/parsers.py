@@ -4,8 +4,6 @@ Raw input is text from YAML or the command line (`Plain` where it was not quoted
 Literal, None, tuples, unions of them, and Annotated with a Range of numbers or a Kind.
 """
 
-from __future__ import annotations
-
 import difflib
 import math
 import numbers
@@ -385,16 +383,3 @@ def split_values(mask_class: MaskClass) -> tuple[MaskValue, ...]:
 def as_grey(value: MaskValue) -> MaskValue:
     """A grey colour as its brightness, which is the same value in a mask; any other as it is."""
     return value[0] if isinstance(value, tuple) and value[0] == value[1] == value[2] else value
-
-
-def implied_num_classes(
-    class_names: Sequence[str] | None, class_weights: Sequence[float] | str | None, mask_values: MaskValues
-) -> int | None:
-    """The number of classes that other settings leave no choice about; None where the masks decide it."""
-    if class_names:
-        return len(class_names)
-    if class_weights is not None and not isinstance(class_weights, str):
-        return len(class_weights)
-    if isinstance(mask_values, str):
-        return None if mask_values == "auto" else 1
-    return 1 if len(mask_values) == 2 else len(mask_values)

@@ -4,9 +4,8 @@ Scalars keep the text the user typed (`Plain`), because only the key decides whe
 is a number. Tags, anchors, several documents, duplicate keys, deep nesting and long texts are refused.
 """
 
-from __future__ import annotations
-
 import json
+import math
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,9 +16,8 @@ MAX_BYTES = 256 * 1024
 MAX_DEPTH = 12
 MAX_DIGITS = 300  # Python itself refuses to convert integers of several thousand digits
 
-INTEGER = re.compile(r"[-+]?[0-9]+", re.ASCII)
-FLOAT = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
-SPECIAL_FLOATS = {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}
+NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
+SPECIAL_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
 NULLS = frozenset(["", "~", "null"])
 BOOLEANS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
 
@@ -120,14 +118,10 @@ def interpret(value: Any) -> Any:
 
 def parse_number(text: str) -> int | float | None:
     """`12`, `1e-3`, `.5`, `.inf`; None if the text is not a number."""
-    text = text.strip()
-    if len(text) > MAX_DIGITS:
-        return None
-    if INTEGER.fullmatch(text):
-        return int(text)
-    if FLOAT.fullmatch(text):
-        return float(text)
-    return float(SPECIAL_FLOATS[text.lower()]) if text.lower() in SPECIAL_FLOATS else None
+    text = text.strip().lower()
+    if len(text) > MAX_DIGITS or not NUMBER.fullmatch(text):
+        return SPECIAL_FLOATS.get(text)
+    return float(text) if set(".e") & set(text) else int(text)
 
 
 def shorten(value: object) -> str:

@@ -337,6 +337,16 @@ def class_names(config: Config) -> list[str]:
     return ["foreground"] if config.num_classes == 1 else [f"class {index}" for index in range(config.num_classes)]
 
 
+def implied_num_classes(config: Config) -> int | None:
+    """The number of classes that other settings leave no choice about; None where the masks decide it."""
+    for given in (config.class_names, config.class_weights):
+        if isinstance(given, tuple):
+            return len(given)
+    if isinstance(config.mask_values, str):
+        return None if config.mask_values == "auto" else 1
+    return 1 if len(config.mask_values) == 2 else len(config.mask_values)
+
+
 def id_names(config: Config) -> list[str]:
     """A name for each class id, background included."""
     return ["background", *class_names(config)] if config.num_classes == 1 else class_names(config)

@@ -15,10 +15,11 @@ import numpy as np
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
-from unet_trainer.config.schema import Config, id_names, to_plain
+from unet_trainer.config.schema import Config, id_names, is_demo_dir, to_plain
 from unet_trainer.datasets import mask_evidence, scan
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.converted import Converter, cut_blocks
+from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.folder_pairs import find_in_folders, find_in_tables
 from unet_trainer.datasets.layouts import refuse_unreadable
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
@@ -459,9 +460,12 @@ def _add_notices(report: DatasetReport) -> None:
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     """The pairs of data_dir, by its folders, its annotations or split_file; raises DataError where they cannot be found.
 
-    Masks that are not one file for each image are written as such under checkpoint_dir, with a progress bar if there is a console.
+    The demo is made if it is missing. Masks that are not one file for each image are written as such under checkpoint_dir, with a
+    progress bar if there is a console.
     """
     data_dir = Path(config.data_dir)
+    if is_demo_dir(data_dir) and ensure_demo(data_dir) and console is not None:
+        console.say(f"Made the demo dataset in {data_dir}")
     stored = find_in_shards(config, console)
     if stored is None:
         refuse_unreadable(data_dir, [config.image_dir, config.mask_dir])

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from unet_trainer.config.load import class_contradictions
-from unet_trainer.config.parsers import MaskValues, implied_num_classes
+from unet_trainer.config.parsers import MaskValues
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.config.schema import Config, to_plain
+from unet_trainer.config.schema import Config, implied_num_classes, to_plain
 from unet_trainer.datasets.mask_evidence import VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup, class_ids, is_background
 from unet_trainer.datasets.pairs import Choice, Question, first_few
 from unet_trainer.images import mask_decoding as masks
@@ -81,7 +81,7 @@ def _of_each(values: Sequence[int], reason: str, num_classes: int | None = None,
 def choose_classes(config: Config, evidence: MaskEvidence, class_file: ClassFile | None = None) -> ChosenClasses | None:
     """The classes, if there is only one way to read the masks; None where the user must be asked. `evidence` is without the values
     of ignore_value. Raises DataError for settings that the masks contradict."""
-    implied = implied_num_classes(config.class_names, config.class_weights, config.mask_values)
+    implied = implied_num_classes(config)
     asked = implied if config.num_classes == "auto" else config.num_classes
     ignores_unknown = config.unknown_values == "ignore"
     if config.mask_values != "auto":

@@ -107,6 +107,11 @@ class ModelCard:
         epoch = "" if self.epoch is None else f", epoch {self.epoch}"
         return epoch + ("" if self.val_iou is None else f", val IoU {self.val_iou:.4f}")
 
+    def facts(self) -> dict[str, Any]:
+        """For files and pages that name the model."""
+        about = {"run": self.run_name, "epoch": self.epoch, "val_iou": self.val_iou, "version": self.version}
+        return {**about, "architecture": self.spec.architecture, "encoder": self.spec.encoder}
+
     def to_json(self) -> str:
         content = {"format": CARD_FORMAT, **vars(self), "spec": self.spec.to_dict()}
         return json.dumps(content, ensure_ascii=False, allow_nan=False)

@@ -7,8 +7,6 @@ Images, masks and predictions live as long as they are on this way; what stays a
 the few worst ones.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import re
@@ -31,14 +29,7 @@ from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
 from unet_trainer.images.tiling import fit_image, mirrored_to, resize_mask, tile_images
 from unet_trainer.inference.inputs import EvaluationData
 from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels, predicted_ids
-from unet_trainer.inference.scores import (
-    Count,
-    EvaluatedSet,
-    count_image,
-    mean_over,
-    number,
-    scores_from_counts,
-)
+from unet_trainer.inference.scores import Count, EvaluatedSet, count_image, mean_over, number, scores_from_counts
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.concurrency import WriteBehind, read_ahead

@@ -6,8 +6,6 @@ Every export is loaded again and compared with torch before it gets its name. An
 its graph. In a program of torch.export it breaks variable sizes, and is left to the caller.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

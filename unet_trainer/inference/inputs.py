@@ -21,11 +21,10 @@ import numpy as np
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import Config, is_demo_dir
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotations import describe_other_files
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair, unknown_value_lines
-from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.layouts import list_files, resolved
 from unet_trainer.datasets.mask_evidence import class_ids, total_counts
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
@@ -255,9 +254,7 @@ def load_evaluation_data(
 ) -> EvaluationData:
     """Finds the pairs, reads every file, and checks that the model knows such images and masks. Raises UserError."""
     config = source.config
-    if is_demo_dir(config.data_dir) and ensure_demo(source.data_dir):
-        console.say(f"Made the demo dataset in {source.data_dir}")
-    found, chosen = find_split(source, split)
+    found, chosen = find_split(source, split, console)
     runs = Path(config.checkpoint_dir) if source.run_folder is None else source.run_folder.parent
     cache = open_scan_cache(source.data_dir, runs) if runs.is_dir() else None  # nothing is kept where there are no runs
     report = read_every_pair(config, found, cache, console)
@@ -271,12 +268,12 @@ def load_evaluation_data(
     return EvaluationData(source, chosen, found.rule, report.pairs, report.images, report.masks, coding)
 
 
-def find_split(source: DataSource, split: SplitName | None) -> tuple[FoundPairs, SplitName]:
+def find_split(source: DataSource, split: SplitName | None, console: Console | None = None) -> tuple[FoundPairs, SplitName]:
     """The pairs of a split, and which one it is: without a wish val, or all pairs of a folder that is not divided. The data of a
     run are divided as the run divided them; `test` is what neither trained nor validated."""
     now: FoundPairs | None = None
     try:
-        now = find_dataset(source.config)
+        now = find_dataset(source.config, console)
     except DataError:
         if not source.is_own or split == "test":
             raise  # else the table of the run says what is missing
@@ -357,20 +354,15 @@ def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: Segment
     report.questions.append(Question(f"mask_values: the masks hold the values {shown}, and {by_coding}"))
 
 
-def trained_on(data: EvaluationData, run_folder: Path | None) -> list[Pair]:
-    """Those of the pairs whose images the run of this folder was trained on."""
-    return [] if run_folder is None else _listed(data.pairs, run_folder, "train")[0]
-
-
 def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
     """Raises UserError unless both models can be compared on these images: on their own splits these must be the same."""
     folder = run_folder_of(other)
     if not data.source.is_own or folder is None or data.split not in ("train", "val"):
         return
-    same, num_theirs = _listed(data.pairs, folder, data.split)
+    same, num_theirs = listed_pairs(data.pairs, folder, data.split)
     if num_theirs is None or len(same) == len(data.pairs) == num_theirs:
         return
-    seen = trained_on(data, folder)
+    seen, _ = listed_pairs(data.pairs, folder, "train")
     leak = f"; {other} was trained on {len(seen)} of {this}'s, such as {seen[0].image}" if seen and data.split == "val" else ""
     raise UserError(
         f"--compare: the {data.split} images of {this} and {other} differ ({len(data.pairs)} and {num_theirs}, of which "
@@ -379,7 +371,7 @@ def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
     )
 
 
-def _listed(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[Pair], int | None]:
+def listed_pairs(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[Pair], int | None]:
     """Those of the pairs that are in this part of a run's data, and how many that has; None: the run does not say. Wherever the
     files lie now: in a folder, or in shards of it."""
     table = run_folder / SPLIT_CSV

@@ -7,8 +7,6 @@ OUT/probabilities/a/b.png     16 bit, of the foreground; with more classes OUT/p
 OUT/polygons.json             COCO, of all images                OUT/a/b.geojson   where the image is a GeoTIFF
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

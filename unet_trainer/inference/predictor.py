@@ -6,8 +6,6 @@ memory does not grow with the image.
                    larger than a tile is one, mirrored to the size of training's crops where it is smaller than those
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import warnings

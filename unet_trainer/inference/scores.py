@@ -7,8 +7,6 @@ Intervals are those of a percentile bootstrap over images. Draws are seeded, do 
 same for every model that is scored on the same images, so that differences between two models are paired.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Sequence

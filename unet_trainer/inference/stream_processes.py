@@ -5,8 +5,6 @@ A call lies in a slot of memory that the processes inherit, and so does what it 
 under the GIL.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import gc

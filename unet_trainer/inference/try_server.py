@@ -11,8 +11,6 @@ Nothing is written to disk, and no other path names a file. Who gets an answer: 
 gets the image, its class ids and probabilities small enough for a browser, and the mask at the image's own size.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -24,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -52,7 +51,7 @@ MAX_DECODED_BYTES = 8 * MAX_PIXELS  # of a TIFF, whose pages and channels its si
 DISPLAY_PIXELS, DISPLAY_SIDE = 2048**2, 8192  # a browser draws them without delay; canvases have a longest side
 PROBABILITY_BYTES = 16 * 2**20  # of all classes together
 THUMBNAIL = 96  # longest side
-OnProgress = Callable[[int, int], object]
+OnTiles = Callable[[int, int], object]
 LARGER = "python train_unet.py predict takes larger ones"
 PAGE = Path(__file__).with_name("try_page.html")
 MAX_UPLOAD = 64 * 2**20  # bytes
@@ -152,10 +151,10 @@ class PageHandler(LocalHandler):
                 truth = read_truth(pair.mask, predictor.spec.coding, (image.shape[0], image.shape[1]))
             except ReadError as error:
                 raise ReadError(f"its mask {pair.mask.name}: {error}") from None
-        return predict_for_page(predictor, image, truth, self._on_progress)
+        return predict_for_page(predictor, image, truth, self._on_tiles)
 
-    def _on_progress(self, num_done: int, num_tiles: int) -> None:
-        self.server.progress = (num_done, num_tiles)
+    def _on_tiles(self, num_tiles: int, num_more: int) -> None:
+        self.server.progress = (self.server.progress[0] + num_more, num_tiles)
         if self._is_client_gone():
             raise ConnectionAbortedError  # nothing is computed for nobody
 
@@ -192,14 +191,9 @@ def model_facts(predictor: Predictor, pairs: Sequence[Pair], note: str) -> dict[
     card, spec = predictor.engine.card, predictor.spec
     height, width = spec.image_size
     return {
-        "run": card.run_name,
-        "epoch": card.epoch,
-        "val_iou": card.val_iou,
-        "version": card.version,
+        **card.facts(),
         "classes": [{"name": name, "colour": list(colour)} for name, colour in zip(spec.id_names, spec.id_colours, strict=True)],
         "first_scored": 1 if spec.num_classes == 1 else 0,  # class id of the first IoU
-        "architecture": spec.architecture,
-        "encoder": spec.encoder,
         "image_size": f"{height}×{width}",
         "fit": spec.fit,
         "images": f"{depth_name(spec.image.depth)}, {counted(spec.image.channels, 'channel')}",
@@ -215,25 +209,19 @@ def model_facts(predictor: Predictor, pairs: Sequence[Pair], note: str) -> dict[
 
 
 def predict_for_page(
-    predictor: Predictor, image: Pixels, truth: Pixels | None = None, on_progress: OnProgress = lambda done, total: None
+    predictor: Predictor, image: Pixels, truth: Pixels | None = None, on_tiles: OnTiles = lambda num_tiles, num_more: None
 ) -> bytes:
     """One message: the length of a JSON header (4 bytes, little endian), the header, and the arrays that it lists.
 
     H,W,C image in the files' own units, and H,W class ids of the truth. Raises DataError for an image that the model does not
-    know. `on_progress` is called with the tiles of a large image that are done, and all; what it raises ends the work.
+    know. `on_tiles` is called with the number of tiles of a large image, and of those that were done just now; what it raises ends
+    the work.
     """
     spec = predictor.spec
     started = time.perf_counter()
     logits = predictor.predict_image(image)
     if isinstance(logits, TiledLogits):
-        num_done, num_tiles = 0, logits.num_tiles
-
-        def count(num_more: int) -> None:
-            nonlocal num_done
-            num_done += num_more
-            on_progress(num_done, num_tiles)
-
-        logits.on_tiles = count
+        logits.on_tiles = partial(on_tiles, logits.num_tiles)
     scale = min(1.0, math.sqrt(DISPLAY_PIXELS / math.prod(logits.size)), DISPLAY_SIDE / max(logits.size))
     display = _scaled(logits.size, scale)
     grid = _scaled(display, min(1.0, math.sqrt(PROBABILITY_BYTES / (spec.num_ids * math.prod(display)))))

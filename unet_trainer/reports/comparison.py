@@ -3,8 +3,6 @@
 Intervals follow from the counts of the validation images. Imports no torch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

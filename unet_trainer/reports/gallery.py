@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Literal
 
 import cv2
 import numpy as np
-from numpy.typing import NDArray
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
@@ -196,15 +195,11 @@ def class_layer(ids: Pixels, colours: Sequence[Colour]) -> Pixels:
     line, distance = max(1, max(ids.shape) // 256), max(8, max(ids.shape) // 24)
     is_class = (ids != 0) & (ids != IGNORED)
     is_hatch = np.add.outer(*map(np.arange, ids.shape)) % distance < line
-    is_outline, is_near = (_is_near_border(ids, pixels) for pixels in (line, 2 * line))
+    kernels = (np.ones((2 * pixels + 1, 2 * pixels + 1), np.uint8) for pixels in (line, 2 * line))
+    is_outline, is_near = (cv2.dilate(ids, kernel) != cv2.erode(ids, kernel) for kernel in kernels)
     layer = of_ids[ids]
     layer[(is_hatch | is_near) & is_class, 3] = LINE
     is_within = is_near & ~is_outline & is_class
     is_dark = of_ids[:, :3] @ (0.3, 0.6, 0.1) < 128
     layer[is_within] = np.where(is_dark[ids[is_within], None], (*WHITE, CONTRAST), (*BLACK, CONTRAST))
     return layer
-
-
-def _is_near_border(ids: Pixels, distance: int) -> NDArray[np.bool_]:
-    kernel = np.ones((2 * distance + 1, 2 * distance + 1), np.uint8)
-    return np.asarray(cv2.dilate(ids, kernel) != cv2.erode(ids, kernel))

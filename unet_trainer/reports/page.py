@@ -5,8 +5,6 @@ Class names, paths, notices and names of files come from users and their data. T
 makes markup.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import math

@@ -1,8 +1,6 @@
 """report.html: one run on one page, and `watch`, which serves it while the run goes on. Never ends a run: what cannot be read or
 drawn is left out and said on the page."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import re

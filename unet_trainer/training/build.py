@@ -16,10 +16,9 @@ import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
-from unet_trainer.config.schema import OWN, Config, is_demo_dir
+from unet_trainer.config.schema import OWN, Config
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
-from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
 from unet_trainer.datasets.pairs import FoundPairs, Pair, first_few
 from unet_trainer.datasets.splits import read_split_csv
@@ -135,9 +134,6 @@ class Components:
 
 def build_dataset(config: Config, console: Console, run_folder: Path | None) -> CheckedDataset:
     """Finds, reads and checks every pair; raises DataError. A resumed run keeps its split."""
-    if is_demo_dir(config.data_dir) and not Path(config.data_dir).exists():
-        console.say(f"Making the demo dataset in {config.data_dir} ...")
-        ensure_demo(Path(config.data_dir))
     earlier = None if run_folder is None else _earlier_split(config, run_folder, console)
     try:
         return build_dataset_report(config, console, earlier, is_resumed=earlier is not None).checked()
