@@ -3,8 +3,6 @@
 Defaults live here and nowhere else.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

@@ -4,8 +4,6 @@ The library's own seeding is not used: in 2.0.8 a seeded Compose correlates its 
 repeat each other. Each sample gets random states derived from its own key instead.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

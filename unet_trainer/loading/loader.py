@@ -3,8 +3,6 @@
 What this process reads, it reads in a thread that it waits for no longer than `timeout`.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ Drafts of killed runs and files that no run has used for a while are deleted, ne
 ends with a checksum, which is checked when a run reads the pair first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

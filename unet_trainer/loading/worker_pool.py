@@ -15,8 +15,6 @@ that a worker failed to fill is read again in the training process: if it fails 
 real reason; if not, it is counted in `num_failed` for the user to be told.
 """
 
-from __future__ import annotations
-
 import contextlib
 import mmap
 import multiprocessing

@@ -1,7 +1,5 @@
 """What IoU, Dice, precision and recall are, and what a prediction that needs no model scores. Imports no torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -4,8 +4,6 @@ ARM processors.
 They hold the same parameters under the same names: checkpoints do not depend on them. docs/performance.md has the figures.
 """
 
-from __future__ import annotations
-
 import platform
 from collections.abc import Callable, Iterable
 from functools import reduce

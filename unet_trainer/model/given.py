@@ -4,8 +4,6 @@ Configs and checkpoints say only `own`, which never names code to run: whoever r
 again. Held here while that call lasts, since a network is built in many places: for a restart, for a report, for prediction.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable, Iterator

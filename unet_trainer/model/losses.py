@@ -8,8 +8,6 @@ Each term is computed in two parts: sums over pixels, and the value of those sum
 validation those of the whole set, so that its loss does not depend on how the set is cut into batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 

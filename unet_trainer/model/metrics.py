@@ -4,8 +4,6 @@ Averages of per-batch IoUs are not IoU. A class that occurs neither in truth nor
 the mean; counting it as 1.0 would raise the mean of rare classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Builds a network of segmentation-models-pytorch, loads encoder weights, freezes the encoder, adds auxiliary heads."""
 
-from __future__ import annotations
-
 import contextlib
 import pickle
 from collections.abc import Sequence

@@ -3,8 +3,6 @@
 The rate is a function of the step, so a resumed run needs no replay.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Device, number format and torch's process-wide switches: what a forward pass computes on and in."""
 
-from __future__ import annotations
-
 import os
 import platform
 from dataclasses import dataclass

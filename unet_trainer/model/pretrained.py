@@ -5,8 +5,6 @@ and a download runs in a process of its own, `python pretrained.py FILES`, which
 imports neither torch nor what builds networks.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -11,8 +11,6 @@ an ordinary file     is replaced, completely or not at all
 a disk (/dev/sda)    is refused: a slip of the pen would destroy all that it holds
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import fnmatch

@@ -4,8 +4,6 @@ Opening a pipe that nobody writes to waits for ever, and a device may never end.
 package may use it. The other direction is in atomic_files.
 """
 
-from __future__ import annotations
-
 import errno
 import io
 import json

@@ -4,8 +4,6 @@ What is read is checked against the types that are declared for it (pydantic): a
 and a value of a wrong type would fail much later, at every start.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Mapping

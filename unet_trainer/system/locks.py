@@ -4,8 +4,6 @@ nobody uses may be deleted (lock_shared, is_in_use).
 filelock is not used: it empties the file, which says who holds the lock.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import socket

@@ -4,8 +4,6 @@ An error of the machine (permission, room, limits, a failing disk) is the user's
 OSError, such as a missing file that nobody named, is a bug and keeps its traceback.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

@@ -1,7 +1,5 @@
 """Cores and memory that this process may use. In a container that is what its cgroup allows, not what the host has."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import os

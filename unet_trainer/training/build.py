@@ -1,7 +1,5 @@
 """Model, optimizer and steps of a run, and the loaders of its batches."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

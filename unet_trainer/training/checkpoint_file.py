@@ -5,8 +5,6 @@ loaded with weights_only=True after a check of what its pickle names. Whether it
 see TrainState.load_state_dict.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import math

@@ -3,8 +3,6 @@
 Files are written in the background. What cannot be written ends the run or is reported, as `on_save_error` says.
 """
 
-from __future__ import annotations
-
 import contextlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Tries the steps of a run before it begins, compiles them, and splits batches into smaller parts where memory runs out."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import math

@@ -1,7 +1,5 @@
 """curves.png: how training went, from what the run's folder holds. Imports no torch."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import time

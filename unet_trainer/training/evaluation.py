@@ -1,7 +1,5 @@
 """Evaluates a model on a dataset: loss and scores from sums over all pixels of the set, whatever its batches."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import time

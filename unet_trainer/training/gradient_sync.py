@@ -1,7 +1,5 @@
 """Gradients of the processes of a torchrun job, averaged by torch's own engine. Imported only there."""
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Iterator

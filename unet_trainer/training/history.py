@@ -14,8 +14,6 @@ A state that was restored (start, rollback, shrink) is after `epoch`: lines of l
 rewriting when a killed run is resumed. A line that was cut off by a kill or a full disk is skipped by readers.
 """
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -7,8 +7,6 @@ taken if it has learned clearly more, and is then tried against a third of itsel
 such a rate a run needs more steps. It begins with the weights that it would have begun with if that rate had been set.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools

@@ -10,8 +10,6 @@ agreement. Then all gather their errors, and the gravest is the cause. One that 
 a signal) becomes an error of the same kind on every rank; any other ends the job, and the process that had it says so.
 """
 
-from __future__ import annotations
-
 import contextlib
 import traceback
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The result of a run: as an object, as result.json, and as the last lines on the console."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Collection, Container, Sequence

@@ -1,7 +1,5 @@
 """What may change between two starts of a run, what must not, and how the loaded state is adapted to what has changed."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

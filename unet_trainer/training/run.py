@@ -1,7 +1,5 @@
 """A run: its parts, and what happens between two steps and after an epoch."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import shlex

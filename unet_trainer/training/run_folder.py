@@ -1,7 +1,5 @@
 """Run folders under checkpoint_dir: finds one to resume, makes one for a new run. Imports no torch."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import re

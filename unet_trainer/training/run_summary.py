@@ -4,8 +4,6 @@ Reads runs that are going on, that were killed or that lost files: what a run do
 events.jsonl. All that shows runs (curves, report, watch, compare, `runs`) reads them here.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Config → settings: inspects the device, measures the data, tries the step, and says what was taken and why."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import math

@@ -4,8 +4,6 @@ Under torchrun rank 0 decides, and the others take what it has decided and loade
 process the value itself.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import importlib.metadata

@@ -4,8 +4,6 @@ The child builds the real model, loss and optimizer and takes a few steps on ran
 since the same step is asked for again by the next run.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -6,8 +6,6 @@ run or goes on with it and returns the id by which the service knows it, `log(ep
 `finish(outcome, is_complete)`.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import queue

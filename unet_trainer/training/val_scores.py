@@ -3,8 +3,6 @@
 Counts are kept beside the scores: they add up, so that scores of the set, and intervals by drawing images, follow from them.
 """
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Sequence
