@@ -11,7 +11,6 @@ import pytest
 from helpers.resolving import MEASURED
 from unet_trainer.config.choices import choose_augmentation
 from unet_trainer.config.errors import ConfigError
-from unet_trainer.config.load import load_config
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
 
@@ -144,20 +143,6 @@ def test_a_list_sees_the_range_that_occurs_as_0_to_1():
     assert inverted.dtype == np.float32
     assert inverted[:, :, 0] == pytest.approx(np.array([[35000, 32000], [34000, 33500]]), abs=0.1)
     assert mask.tolist() == [[0, 0], [0, 0]]
-
-
-def test_a_list_comes_through_the_config_and_its_yaml(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "augmentation:\n  - HorizontalFlip\n  - Affine: {rotate: [-15, 15], p: 0.5}\n"
-        "  - OneOf:\n      transforms: [VerticalFlip, Transpose]\n      p: 0.25\n"
-    )
-    config = load_config(path)
-    transforms = build(config.augmentation).compose.transforms
-    assert [type(transform).__name__ for transform in transforms] == ["HorizontalFlip", "Affine", "OneOf"]
-    assert (transforms[1].rotate, transforms[1].p, transforms[2].p) == ((-15.0, 15.0), 0.5, 0.25)
-    again = load_config(config)  # and through a Config, as a resumed run has it
-    assert len(build(again.augmentation).compose.transforms) == 3
 
 
 @pytest.mark.parametrize(

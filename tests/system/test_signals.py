@@ -26,14 +26,6 @@ def test_a_deferred_signal_is_recorded_and_raised_by_check(number):
     assert isinstance(caught.value, KeyboardInterrupt)  # what a notebook expects
 
 
-def test_a_second_sigint_is_raised_at_once():
-    with Signals() as signals, signals.deferred():
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signals.is_stopping()
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 EXIT = """
 import atexit, sys, threading; from unet_trainer.system.concurrency import BackgroundWriter, Job
 from unet_trainer.system.signals import exit_process
