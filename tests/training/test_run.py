@@ -5,33 +5,18 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-import torch
 
-from helpers.small_runs import ROW, SCORES, evaluation_of, make_run, said
+from helpers.small_runs import ROW, make_run, said
 from helpers.small_runs import judge_epochs as epochs_of
-from helpers.steps import KnownCosts, everything, same, take_step
+from helpers.steps import KnownCosts
 from unet_trainer.config.facts import StepCost
-from unet_trainer.model.metrics import compute_scores
 from unet_trainer.training import time_budget
-from unet_trainer.training.checkpoint_file import read_checkpoint, read_last
 from unet_trainer.training.time_budget import is_out_of_time
 
 
 @pytest.fixture
 def run(tiny_data, tmp_path):
     return make_run(tiny_data, tmp_path / "run", num_epochs=3)
-
-
-def test_after_an_epoch_the_state_is_complete(run):
-    run.state.batch, run.state.train_seconds = 5, 3.0
-    assert run.judge({**ROW, "val_iou": 0.25, "seconds": 4.0}, SCORES)
-    state = run.state
-    assert (state.epoch, state.batch, state.seconds, state.train_seconds) == (1, 0, 4.0, 0.0)
-    assert (state.early_stopping.best_epoch, state.per_class_iou, state.confusion) == (1, [0.5], [[5, 1], [1, 2]])
-    assert not run.judge({**ROW, "epoch": 2, "val_iou": 0.2, "seconds": 4.0}, compute_scores(torch.tensor([[5, 1], [3, 2]]), 1))
-    assert (state.epoch, state.seconds, state.per_class_iou) == (2, 8.0, [0.5])  # of the best epoch
-    assert state.confusion == [[5, 1], [1, 2]]
-    assert [row["val_iou"] for row in state.history] == [0.25, 0.2]
 
 
 # A budget of time
@@ -144,26 +129,6 @@ def test_without_a_budget_and_in_a_job_epochs_are_whole(long_epoch, tiny_data, t
     assert train_batches(plain, 200, seconds=1e9) == 200
     long_epoch.processes = SimpleNamespace(is_alone=False)
     assert train_batches(long_epoch, 200) == 200
-
-
-@pytest.mark.parametrize("improved", [False, True])
-def test_the_evaluated_model_is_saved_if_the_epoch_was_the_best(improved, tiny_data, tmp_path):
-    run = make_run(tiny_data, tmp_path / "run", ema_decay=0.9)
-    take_step(run.components.train_step, run.loaders.train.read(0, 0))
-    run.judge(dict(ROW), SCORES)
-    run.save_epoch(dict(ROW), evaluation_of(run, SCORES), improved)
-    run.checkpointer.finish()
-    folder = run.checkpointer.folder
-    assert (folder / "best.pt").exists() is improved
-    assert (folder / "samples" / "epoch_0001.png").exists() is improved
-    if improved:
-        saved = list(read_checkpoint(folder / "best.pt")["model"].values())
-        assert same(saved, run.state.ema.segmenter.network.state_dict().values())
-        assert not same(saved, run.state.segmenter.network.state_dict().values())
-    assert same(
-        list(read_last(folder / "last.pt")["model"].values()),
-        everything(run.components)[: len(list(run.state.segmenter.network.state_dict()))],
-    )
 
 
 def test_an_epoch_is_told_and_parts_that_workers_failed_to_read(tiny_data, tmp_path):
