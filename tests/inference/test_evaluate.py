@@ -21,11 +21,9 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import read_image, write_image
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.inference.evaluate import (
-    Sample,
     csv_text,
     evaluate,
     make_folder,
-    tiled_ids_as_trained,
     write_evaluation,
 )
 from unet_trainer.inference.inputs import DataSource, EvaluationData
@@ -73,15 +71,6 @@ def test_images_of_one_size_go_through_the_network_together_and_results_keep_the
     assert engine.shapes == [(3, 16, 16, 3), (2, 24, 16, 3)]
     assert evaluated.counts[:, 0, Count.TRUTH].tolist() == [mask.sum() for mask in masks]
     assert evaluated.num_wrong.tolist() == [0] * 5
-
-
-def test_tiles_as_trained_are_those_of_training_at_every_size():
-    """Also beyond the edge of an image that is smaller than a tile."""
-    for height, width in ((20, 90), (32, 32), (33, 31), (100, 64)):
-        ids = np.random.default_rng(height).integers(0, 2, (height, width)).astype(np.uint8)
-        predictor = Predictor(BrightnessEngine())
-        sample = Sample(0, predictor.prepare(bright(ids)), ids)
-        assert (tiled_ids_as_trained(predictor, sample, None) == ids).all()
 
 
 def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):

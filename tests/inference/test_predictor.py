@@ -20,8 +20,6 @@ from unet_trainer.inference.predictor import (
     all_probabilities,
     blended_logits,
     chosen_tile,
-    predicted_ids,
-    tile_starts,
 )
 from unet_trainer.model import metrics
 
@@ -106,24 +104,6 @@ def tile(engine, pixels, side):
     return TiledLogits(engine, ImageReader(pixels), (side, side), lambda part: part)
 
 
-def test_tiles_begin_at_most_half_a_tile_apart_evenly_spread():
-    assert tile_starts(110, 64) == [0, 23, 46]
-    assert tile_starts(64, 64) == [0]
-    assert tile_starts(65, 64) == [0, 1]
-    assert tile_starts(40, 64) == [0]
-    for length in range(64, 400, 7):
-        starts = tile_starts(length, 64)
-        assert starts[-1] + 64 == length
-        assert max(np.diff(starts), default=0) <= 33  # half a tile, but for rounding
-
-
-@pytest.mark.parametrize("size", [(200, 150), (65, 300), (30, 200), (1, 1)])
-def test_every_pixel_has_its_own_logit_whatever_the_size(size):
-    pixels = RANDOM.integers(0, 256, (*size, 3), np.uint8)
-    logits = joined(tile(BrightnessEngine(make_spec(fit="crop")), pixels, 64))
-    np.testing.assert_allclose(logits[1], pixels[:, :, 0].astype(np.float32) - 128, atol=1e-3)
-
-
 def test_no_seam_is_at_the_borders_of_tiles():
     """What a tile gets wrong at its border hardly counts: the others that hold the pixel do."""
     pixels, engine = RANDOM.integers(0, 256, (150, 200, 3), np.uint8), BlurEngine(make_spec(fit="crop"))
@@ -140,17 +120,6 @@ def test_a_batch_of_images_gives_what_each_gives_in_bands():
 
 
 # Ids and probabilities
-
-
-TWO = torch.tensor([[[0.0, 0.0, 1.0]], [[1.0, 0.0, 0.5]]])  # K,1,3
-
-
-def test_the_id_with_the_largest_logit_wins_and_the_first_of_equal_ones():
-    assert predicted_ids(TWO).tolist() == [[1, 0, 0]]
-    three = torch.tensor([[[0.0, 5.0]], [[2.0, 5.0]], [[1.0, 6.0]]])
-    assert predicted_ids(three).tolist() == [[1, 2]]
-    assert predicted_ids(torch.stack([three, -three])).tolist() == [[[1, 2]], [[0, 0]]]
-    assert predicted_ids(three).dtype == torch.uint8
 
 
 def test_logits_are_brought_to_the_size_of_the_image_in_bands(monkeypatch):
