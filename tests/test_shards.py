@@ -1,8 +1,6 @@
 """Training from shards: the same bits as from the files they were written from, from a disk and from a web server that fails now
 and then, after kills, and with a run that moves from one to the other."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.runs import stop_after, timeless_rows, weights_digest

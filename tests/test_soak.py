@@ -3,8 +3,6 @@
 What is found here gets a fast test of its own, where the code is that was wrong.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import io

@@ -1,7 +1,5 @@
 """What goes wrong in a run, and how it ends: it goes on, or it stops with one sentence and a state to go on from."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math

@@ -1,7 +1,5 @@
 """The bench: rows that suit the hardware, each a run in its own process, and a table of their results."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """The command line: what it reads, and how a mistake is answered: at once, in one message, with exit code 2."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The report of `check`: what a dataset holds, what is wrong with it, and the settings for it."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`python train_unet.py doctor`: its page, its files and its exit codes; and what it finds out about a doctor."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

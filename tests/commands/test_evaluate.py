@@ -1,7 +1,5 @@
 """python train_unet.py evaluate, on small trained runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """python train_unet.py export: what it says, where it writes, and what it refuses."""
 
-from __future__ import annotations
-
 import os
 import sys
 

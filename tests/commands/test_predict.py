@@ -1,7 +1,5 @@
 """`python train_unet.py predict`: what it writes, what it says, and its exit codes."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

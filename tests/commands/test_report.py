@@ -1,7 +1,5 @@
 """python train_unet.py report, and the reports that runs write themselves."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Commands that show runs: `runs`, `compare`, `watch`, and which run a word means."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import os

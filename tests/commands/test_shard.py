@@ -1,7 +1,5 @@
 """python train_unet.py shard: what it says, writes and refuses."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

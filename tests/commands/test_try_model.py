@@ -1,7 +1,5 @@
 """python train_unet.py try: finds the model and its images, serves them to this machine alone, ends with Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

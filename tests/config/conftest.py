@@ -1,7 +1,5 @@
 """YAML text as a user's file."""
 
-from __future__ import annotations
-
 import pytest
 
 from unet_trainer.config.load import load_config

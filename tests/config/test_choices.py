@@ -1,7 +1,5 @@
 """Each setting that is left open follows from what was measured in the data, the hardware and the time."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Files, dicts and overrides become a Config, or one message with every problem: its key, its value and the fix."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a config leaves open is decided once, with a reason; what it sets is kept; config.yaml repeats the run elsewhere."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,7 +1,5 @@
 """Untrusted YAML: scalars keep their text, what is dangerous or ambiguous is refused with its line."""
 
-from __future__ import annotations
-
 import pytest
 
 from unet_trainer.config.safe_yaml import MAX_BYTES, MAX_DEPTH, YamlError, parse_yaml

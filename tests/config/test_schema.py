@@ -1,7 +1,5 @@
 """Config: frozen, complete, explained; written as YAML it reads back as the same config; what follows from its values."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Annotations of labelling tools as they write them → masks; what is wrong in a file is refused with its entry."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

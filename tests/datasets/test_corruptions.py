@@ -1,7 +1,5 @@
 """Datasets with many kinds of bad files: one report names each of them and no other. Clean files give no problem."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The report of a dataset: problems with files and fixes, classes, statistics, split, notices, questions and their answers."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """The demo dataset: always the same, complete or absent, and neither trivial nor impossible to learn."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

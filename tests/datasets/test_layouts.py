@@ -1,7 +1,5 @@
 """Which folders hold the images and which the masks, in common layouts; ambiguous layouts are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from unet_trainer.datasets.layouts import find_layout

@@ -1,7 +1,5 @@
 """What the values of masks are decided to mean, and the question where only the user knows: every choice trains as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2

@@ -1,7 +1,5 @@
 """Outlines → pixels: by hand-computed cases, and against pycocotools' own rasteriser."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Datasets as users have them, written by real encoders: how they enter training, or why they are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import re

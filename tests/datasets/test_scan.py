@@ -1,7 +1,5 @@
 """Every file is read once before the first step: its facts, the reason if it cannot be used, and the cache of facts."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

@@ -1,7 +1,5 @@
 """Files behind a URL: parts of them, retries with growing waits, and one sentence for what cannot be mended."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Shards in a folder and behind a URL: how they are opened, their pairs, their files checked and fetched ahead, what is kept."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json

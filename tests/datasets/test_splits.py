@@ -1,7 +1,5 @@
 """Which pairs train and which validate: shares, seeds, classes, groups, folds, identical images."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from pathlib import Path

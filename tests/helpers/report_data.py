@@ -1,7 +1,5 @@
 """Small datasets on disk, and their reports."""
 
-from __future__ import annotations
-
 import io
 
 import cv2

@@ -1,7 +1,5 @@
 """Pictures: overlays in the colours of classes, sheets, error maps and bars, whatever they are given."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The bytes of a file, on a disk or in a shard, and what tells one from another."""
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Image and mask files from OpenCV, PIL, tifffile and numpy: what is read, what is refused, and the reason."""
 
-from __future__ import annotations
-
 import builtins
 import gzip
 import io

@@ -1,7 +1,5 @@
 """How the pixels of a file become those of a batch, and how the spec goes through a checkpoint."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Files written row by row: what other programs read from them."""
 
-from __future__ import annotations
-
 import io
 import tracemalloc
 

@@ -1,7 +1,5 @@
 """Samples of one size from images of any size: resized, random crops, or overlapping tiles."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import cv2

@@ -1,7 +1,5 @@
 """What computes logits from a checkpoint: the network as it was trained, nothing of what served training, any size."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

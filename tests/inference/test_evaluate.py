@@ -1,7 +1,5 @@
 """The pass over the data: counts by hand, equal to training's own validation, with bounded memory."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io

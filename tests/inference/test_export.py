@@ -1,7 +1,5 @@
 """Exports: they compute the same at any batch and size, carry the card, and are kept only if that was seen."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import re

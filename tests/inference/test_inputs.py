@@ -1,7 +1,5 @@
 """What images, folders, patterns and CSV files mean, and the names of their results."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import re

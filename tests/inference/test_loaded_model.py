@@ -1,7 +1,5 @@
 """load(): a run or a file becomes a function from an image to class ids; what the model does not know is refused by name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor

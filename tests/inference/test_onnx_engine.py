@@ -1,7 +1,5 @@
 """An exported file as an engine: any size and batch, on the provider that there is. Damaged, foreign and hostile ones are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The files of a prediction: what is in them, and that there are whole ones only."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

@@ -1,7 +1,5 @@
 """Many images into files: batches, large images, bad files, interruptions and bounds."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

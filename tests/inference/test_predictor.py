@@ -1,7 +1,5 @@
 """One image of any size, depth and number of channels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Scores by hand, their intervals, and differences between two models."""
 
-from __future__ import annotations
-
 import math
 import re
 

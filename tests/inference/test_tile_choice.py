@@ -1,7 +1,5 @@
 """The tile of validation, which a model is used with too: larger than training's crops where the network sees the same in it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """The page of `try` in a real browser: what a user does with mouse, keyboard and files, and what the page then shows."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from PIL import Image

@@ -1,7 +1,5 @@
 """The server of `try`: what it answers, and all that it refuses."""
 
-from __future__ import annotations
-
 import http.client
 import io
 import json

@@ -1,7 +1,5 @@
 """Augmentation depends on the pair and the key alone, keeps the ids of a mask, and refuses what cannot work."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import albumentations as A

@@ -1,7 +1,5 @@
 """Decoded pairs in shared memory or in a file: the same pixels as from the files, within a limit, found again, deleted in time."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time

@@ -1,8 +1,6 @@
 """Workers that fill batches: the same bytes for any plan and number of workers; death, hang and failure are reported; all start or
 none, and they end with the training process."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

@@ -1,7 +1,5 @@
 """Predictions that need no model: their IoU by hand."""
 
-from __future__ import annotations
-
 import pytest
 
 from unet_trainer.model.baselines import Baseline, best_baseline

@@ -1,7 +1,5 @@
 """IoU and Dice: by hand, against a brute force, and against common mistakes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

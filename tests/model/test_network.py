@@ -1,7 +1,5 @@
 """Networks by name, encoder weights from files and by name, and a frozen encoder."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs beside each other: what is compared, and what is not; scores of a set from the counts of its images, by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 from html import unescape

@@ -1,7 +1,5 @@
 """Pictures of a report: which images, what the layers show, and that all of it is bounded."""
 
-from __future__ import annotations
-
 import io
 import itertools
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """report.html: what it says of a run, from whatever the folder holds; hostile names are text in it; its size is bounded."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

@@ -1,7 +1,5 @@
 """A report in a real browser: both schemes, a phone, the slider, sorting, switches, hovering; and that nothing leaves the file."""
 
-from __future__ import annotations
-
 import pytest
 
 from helpers.browser import Page, browsing, console_errors, requested_hosts

@@ -1,8 +1,6 @@
 """A file is written completely or not at all: whatever fails, the old content or the new is there, and nothing else; and paths that
 the user names, which may be devices and pipes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

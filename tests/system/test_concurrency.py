@@ -1,8 +1,6 @@
 """Worker processes and threads: every outcome arrives, in order and within bounds; crashes, hangs and errors cost no more than they
 must; nothing outlives its use."""
 
-from __future__ import annotations
-
 import faulthandler
 import multiprocessing
 import os

@@ -1,7 +1,5 @@
 """JSON files that may be lost at any time: damaged ones are as good as none, links are not followed, drafts do not stay."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

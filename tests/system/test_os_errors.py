@@ -1,7 +1,5 @@
 """Errors of the system as sentences: the cause in its own words, what to do, and no traceback for what is no bug."""
 
-from __future__ import annotations
-
 import errno
 import os
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """SIGINT, SIGTERM and SIGHUP are recorded, in the main thread alone, and the handlers of the caller are restored."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

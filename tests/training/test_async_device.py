@@ -1,7 +1,5 @@
 """Work beside the device: late reads, host copies, recorded graphs, and how long the device waited for a batch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

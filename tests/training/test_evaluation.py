@@ -1,7 +1,5 @@
 """Evaluation of a dataset: by hand, whatever the batches, and without a run."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 

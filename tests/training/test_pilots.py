@@ -1,8 +1,6 @@
 """Learning rates are tried before the first epoch, and the run is then one that began with the rate that was taken. A run that does
 not learn begins again with a gentler recipe, once, and then ends."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

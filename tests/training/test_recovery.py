@@ -1,7 +1,5 @@
 """What happens when an epoch cannot be finished. How it looks to a user is tested in test_trouble.py."""
 
-from __future__ import annotations
-
 import math
 import signal
 import weakref

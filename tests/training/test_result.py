@@ -1,7 +1,5 @@
 """The result of a run: as an object, as result.json, and as the last lines that the user reads."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex

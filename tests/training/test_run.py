@@ -1,7 +1,5 @@
 """A run between two steps and after an epoch."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

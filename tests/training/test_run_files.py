@@ -1,7 +1,5 @@
 """The files that a run writes of itself: metrics.csv, result.json, val_scores.csv, events.jsonl, and what is in them."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

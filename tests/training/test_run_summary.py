@@ -1,7 +1,5 @@
 """A run's folder read for display: while it goes on, after a kill, and from versions that wrote less."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 
 import pytest

@@ -1,7 +1,5 @@
 """From a config to a run that is ready for its first epoch: new, resumed, or refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 

@@ -1,7 +1,5 @@
 """The state of training: all of it is restored, on one process and on several; the metrics of an epoch; early stopping."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math

@@ -1,7 +1,5 @@
 """The cost of a step, measured in a process of its own: real ones, children that die, hang or talk nonsense, and what is kept."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
