@@ -69,7 +69,7 @@ class Trials:
         return self.answers[config.encoder] if config.encoder in self.answers else self.answers[config.batch_size]
 
 
-def test_what_is_left_open_is_decided_with_a_reason():
+def test_what_is_left_open_is_decided_with_a_reason_here_for_a_gpu():
     dataset = dataclasses.replace(DATASET, measurements=MEASURED)
     gpu = dataclasses.replace(AMPERE, free_memory=8 * 2**30, host_memory=2**34)
     settings = open_settings(gpu, dataset, measure_step=lambda config: STEP)
@@ -82,12 +82,7 @@ def test_what_is_left_open_is_decided_with_a_reason():
     assert set(decided(settings)) == open_keys - {"resume"}
     assert all(reason.strip() for reason in decided(settings).values())
     assert settings.decisions["time_budget"] == Decision("default")
-
-
-def test_the_values_that_are_decided_on_a_gpu():
-    dataset = dataclasses.replace(DATASET, measurements=MEASURED)
-    gpu = dataclasses.replace(AMPERE, free_memory=8 * 2**30, host_memory=2**34)
-    taken = open_settings(gpu, dataset, measure_step=lambda config: STEP).taken
+    taken = settings.taken
     assert (taken.device, taken.num_workers, taken.use_amp, taken.compile_model) == ("cuda", 7, True, True)
     assert (taken.in_channels, taken.image_mean, taken.image_std) == (4, DATASET.mean, DATASET.std)
     assert (taken.mask_values, taken.ignore_value) == ((0, 255), None)
