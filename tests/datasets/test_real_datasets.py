@@ -145,12 +145,6 @@ def microscopy(index, path):
     return pixels[:, :, None]
 
 
-def grey(index, path):
-    pixels = (photograph(index, 1)[:, :, 0] * 255).astype(np.uint8)
-    Image.fromarray(pixels).save(f"{path}.png")
-    return pixels[:, :, None]
-
-
 def as_pil_reads(path):
     with Image.open(path) as image:
         return np.array(image)

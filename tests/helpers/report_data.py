@@ -49,8 +49,3 @@ def square(value=255, size=(HEIGHT, WIDTH)):
     mask = np.zeros(size, np.uint8)
     mask[4:9, 3:8] = value
     return mask
-
-
-def only_problem(report):
-    (problem,) = report.problems
-    return problem

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.brightness_engine import BrightnessEngine
@@ -13,13 +12,11 @@ from unet_trainer.images.image_spec import ImageReader
 from unet_trainer.inference.predictor import (
     Predictor,
     TiledLogits,
-    WholeLogits,
     all_ids,
-    all_probabilities,
     blended_logits,
     chosen_tile,
+    predicted_ids,
 )
-from unet_trainer.model import metrics
 
 RANDOM = np.random.default_rng(0)
 
@@ -120,16 +117,15 @@ def test_a_batch_of_images_gives_what_each_gives_in_bands():
 # Ids and probabilities
 
 
-def test_logits_are_brought_to_the_size_of_the_image_in_bands(monkeypatch):
-    monkeypatch.setattr(metrics, "MAX_ELEMENTS", 3 * 50 * 4)  # four rows at a time
-    logits = torch.randn(3, 16, 20)
-    whole = WholeLogits(logits, (45, 50))
-    bands = list(whole.bands())
-    assert [band.shape[1] for band in bands] == [4] * 11 + [1]
-    expected = F.interpolate(logits.unsqueeze(0), (45, 50), mode="bilinear")[0]
-    np.testing.assert_allclose(torch.cat(bands, 1), expected, atol=1e-5)
-    np.testing.assert_array_equal(all_ids(whole), expected.argmax(0))
-    np.testing.assert_allclose(all_probabilities(whole), expected.softmax(0).permute(1, 2, 0), atol=1e-5)
+TWO = torch.tensor([[[0.0, 0.0, 1.0]], [[1.0, 0.0, 0.5]]])  # K,1,3
+
+
+def test_the_id_with_the_largest_logit_wins_and_the_first_of_equal_ones():
+    assert predicted_ids(TWO).tolist() == [[1, 0, 0]]
+    three = torch.tensor([[[0.0, 5.0]], [[2.0, 5.0]], [[1.0, 6.0]]])
+    assert predicted_ids(three).tolist() == [[1, 2]]
+    assert predicted_ids(torch.stack([three, -three])).tolist() == [[[1, 2]], [[0, 0]]]
+    assert predicted_ids(three).dtype == torch.uint8
 
 
 class LargestTensor(TorchDispatchMode):

@@ -92,21 +92,6 @@ def write(path, text="new"):
     write_output("--json", path, text)
 
 
-def test_a_file_is_made_or_replaced_whole(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    write(path)
-    assert path.read_text() == "new"
-
-    def fail(handle):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(UserError, match=r"^--json: .*a\.json cannot be written \(No space left on device\); make room$"):
-        write(path, "newer")
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
-
-
 def test_a_link_is_followed_to_a_file_that_is_there_or_not_yet(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     target, link, chain = tmp_path / "elsewhere" / "a.json", tmp_path / "link", tmp_path / "chain"

@@ -21,18 +21,6 @@ def test_a_copy_is_returned_once_with_its_label_as_it_was_when_it_began(monkeypa
     assert (copies[0].item(), label) == (2, 9)
 
 
-def test_a_copy_is_what_was_there_when_it_was_made():
-    weights = torch.ones(3)
-    rows = [{"epoch": 1}]
-    copy = HostCopy({"model": {"w": weights}, "rows": rows, "name": "a", "none": None})
-    weights += 1
-    rows[0]["epoch"] = 2
-    rows.append({"epoch": 3})
-    content = copy.content()
-    assert torch.equal(content["model"]["w"], torch.ones(3))
-    assert (content["rows"], content["name"], content["none"]) == ([{"epoch": 1}], "a", None)
-
-
 def test_tensors_of_another_copy_are_not_copied_again_and_it_does_not_keep_those_of_this_one():
     weights, momentum = torch.rand(100), torch.rand(100)
     best = HostCopy({"model": weights})

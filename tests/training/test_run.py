@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.small_runs import ROW, make_run, said
+from helpers.small_runs import ROW, SCORES, evaluation_of, make_run, said
 from helpers.small_runs import judge_epochs as epochs_of
-from helpers.steps import KnownCosts
+from helpers.steps import KnownCosts, everything, same, take_step
 from unet_trainer.config.facts import StepCost
 from unet_trainer.training import time_budget
+from unet_trainer.training.checkpoint_file import read_checkpoint, read_last
 from unet_trainer.training.time_budget import is_out_of_time
 
 
@@ -127,6 +128,26 @@ def test_without_a_budget_and_in_a_job_epochs_are_whole(long_epoch, tiny_data, t
     assert train_batches(plain, 200, seconds=1e9) == 200
     long_epoch.processes = SimpleNamespace(is_alone=False)
     assert train_batches(long_epoch, 200) == 200
+
+
+@pytest.mark.parametrize("improved", [False, True])
+def test_the_evaluated_model_is_saved_if_the_epoch_was_the_best(improved, tiny_data, tmp_path):
+    run = make_run(tiny_data, tmp_path / "run", ema_decay=0.9)
+    take_step(run.components.train_step, run.loaders.train.read(0, 0))
+    run.judge(dict(ROW), SCORES)
+    run.save_epoch(dict(ROW), evaluation_of(run, SCORES), improved)
+    run.checkpointer.finish()
+    folder = run.checkpointer.folder
+    assert (folder / "best.pt").exists() is improved
+    assert (folder / "samples" / "epoch_0001.png").exists() is improved
+    if improved:
+        saved = list(read_checkpoint(folder / "best.pt")["model"].values())
+        assert same(saved, run.state.ema.segmenter.network.state_dict().values())
+        assert not same(saved, run.state.segmenter.network.state_dict().values())
+    assert same(
+        list(read_last(folder / "last.pt")["model"].values()),
+        everything(run.components)[: len(list(run.state.segmenter.network.state_dict()))],
+    )
 
 
 def test_an_epoch_is_told_and_parts_that_workers_failed_to_read(tiny_data, tmp_path):
