@@ -3,8 +3,6 @@
 With -n the process that hands the tests out loads this file too, and runs none: what takes seconds to import is imported where it is used.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

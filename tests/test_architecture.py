@@ -1,7 +1,5 @@
 """The layout: packages import in one direction, what must answer at once loads nothing slow."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import os

@@ -1,7 +1,5 @@
 """Every layout and every kind of masks of docs/data.md: what check prints, and that what it writes trains as it is."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """The files in configs/: each loads, begins with the command that runs it, and has the settings that its name promises."""
 
-from __future__ import annotations
-
 import re
 import shlex
 

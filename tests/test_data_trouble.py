@@ -1,7 +1,5 @@
 """Data that change, hang or attack while a run trains on them: it goes on and says so, or stops with one sentence."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

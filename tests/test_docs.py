@@ -1,7 +1,5 @@
 """README and docs are true: their commands run, their trees and tables follow the code, their links lead somewhere."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """What importing the trainer sets in the environment of the process, before torch is loaded; and what pip installs."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A loss, a network, data and callbacks of the caller's own, and a run that is followed: docs/extending.md."""
 
-from __future__ import annotations
-
 import errno
 import re
 

@@ -3,8 +3,6 @@
 Each was an attack that broke something. Those that need no process of their own stand with their modules.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

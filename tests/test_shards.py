@@ -1,11 +1,8 @@
 """Training from shards: the same bits as from the files they were written from, from a disk and from a web server that fails now
 and then, after kills, and with a run that moves from one to the other."""
 
-from __future__ import annotations
-
 import pytest
 
-from helpers.jobs import ForkedJob
 from helpers.runs import stop_after, timeless_rows, weights_digest
 from helpers.shard_server import serving
 from train_unet import main, train
@@ -92,17 +89,6 @@ def test_a_run_that_moves_from_files_to_shards_and_back_keeps_its_bits(run, shar
         train({**settings, "resume": str(moved), "data_dir": str(shards)}, on_epoch=stop_after(3))
     train({**settings, "resume": str(moved)})
     assert_same(straight, moved)
-
-
-def test_two_processes_train_from_shards_to_the_same_bits_as_from_files(tiny_config, shards, tmp_path):
-    settings = {**tiny_config, "batch_size": 2, "num_epochs": 1}
-    jobs = {
-        name: ForkedJob({**settings, "data_dir": str(data_dir), "run_name": name}, tmp_path / f"job_{name}")
-        for name, data_dir in (("files", tiny_config["data_dir"]), ("shards", shards))
-    }
-    for job in jobs.values():
-        assert job.finish() == [0, 0], job.said()
-    assert_same(tmp_path / "checkpoints/files", tmp_path / "checkpoints/shards")
 
 
 @pytest.mark.real_network

@@ -1,7 +1,5 @@
 """Whatever kills a run, it goes on where it was and ends with the same bits as a run that nobody touched."""
 
-from __future__ import annotations
-
 import random
 import signal
 import time

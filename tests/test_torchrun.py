@@ -1,7 +1,5 @@
 """Jobs of several processes: they train as one would, and whatever happens to one of them, all know and none hangs."""
 
-from __future__ import annotations
-
 import os
 import random
 import re

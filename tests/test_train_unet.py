@@ -1,7 +1,5 @@
 """The story: train, stop, resume, report; from Python and from the command line, on real files."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

@@ -1,7 +1,5 @@
 """What goes wrong in a run, and how it ends: it goes on, or it stops with one sentence and a state to go on from."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math
@@ -266,13 +264,7 @@ def test_a_run_whose_end_the_disk_did_not_take_says_so_and_does_not_name_weights
     assert "Next: " not in said.out
 
 
-START_UP = [
-    ("Data:", signal.SIGTERM, 143),
-    ("Run:", signal.SIGINT, 130),
-]
-
-
-@pytest.mark.parametrize(("line", "number", "code"), START_UP, ids=[f"{line} {number.name}" for line, number, _ in START_UP])
+@pytest.mark.parametrize(("line", "number", "code"), [("Data:", signal.SIGTERM, 143), ("Run:", signal.SIGINT, 130)])
 def test_a_signal_while_a_run_starts_ends_it_at_once_with_one_message(line, number, code, tiny_config, tmp_path):
     """At the last of them workers are being forked, which swallows what a handler raises."""
     log = tmp_path / "log"

@@ -17,7 +17,6 @@ from unet_trainer.commands.data_check import draw_sheet, sheet_name
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets import scan
 from unet_trainer.images.drawing import COLOURS
-from unet_trainer.images.file_bytes import DataError
 from unet_trainer.system import concurrency
 
 
@@ -240,14 +239,6 @@ def test_values_that_nobody_knows_are_drawn_each_as_a_class(tmp_path):
     sheet = cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB)
     legend = {tuple(colour) for colour in np.unique(sheet[-30:].reshape(-1, 3), axis=0).tolist()}
     assert tuple(COLOURS[-1].tolist()) in legend
-
-
-def test_a_file_that_was_lost_after_the_scan_is_named(tmp_path):
-    data = Dataset(tmp_path)
-    report = data.report()
-    (data.folder / "images/3.png").unlink()
-    with pytest.raises(DataError, match=r"images/3\.png: No such file"):
-        draw_sheet(data.config(), report)
 
 
 def test_of_one_large_image_the_first_picture_shows_which_blocks_validate(tmp_path, monkeypatch, capsys):

@@ -144,17 +144,3 @@ def test_a_comparison_says_how_sure_it_is():
     assert verdict(0.1, (0.05, 0.2)) == "  This model is better by 0.1000 IoU; the interval does not hold 0."
     assert verdict(-0.1, (-0.2, -0.05)).startswith("  The other model is better by 0.1000 IoU")
     assert verdict(0.1, None) == "  One image, or no IoU: nothing can be said of other images."
-
-
-def test_the_same_command_gives_the_same_files(runs, capsys):
-    folder = runs / "one/evaluation"
-
-    def contents():
-        return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-    evaluate(runs / "one")
-    first = contents()
-    evaluate(runs / "one", "--split", "train")
-    assert contents() != first
-    evaluate(runs / "one")
-    assert contents() == first

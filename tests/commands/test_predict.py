@@ -18,7 +18,7 @@ from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.inference import engine as engines
 from unet_trainer.inference import stream_processes
 from unet_trainer.inference.engine import load_engine
-from unet_trainer.inference.prediction_stream import PredictionStream, Rates
+from unet_trainer.inference.prediction_stream import Rates
 from unet_trainer.inference.predictor import load
 from unet_trainer.system.atomic_files import Draft
 from unet_trainer.system.concurrency import CAN_FORK
@@ -171,25 +171,6 @@ def test_a_disk_that_is_full_is_told_and_what_is_there_is_whole(here, capsys, mo
         "Error: --out: out cannot be written to (out/sub/b.png: No space left on device; make room); 1 image done"
     )
     assert files_in(here / "out") == ["a.png"]
-
-
-@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
-def test_a_process_that_is_killed_is_one_message(here, capsys, monkeypatch):
-    started = force_processes(monkeypatch.setattr)
-    run = PredictionStream.run
-
-    def kill_and_run(*given):
-        for worker in started[0].writers.workers.processes:
-            worker.kill()
-            worker.join(60)
-        return run(*given)
-
-    monkeypatch.setattr(PredictionStream, "run", kill_and_run)
-    assert main(["predict", "binary", "images", "--out", "out"]) == 3
-    said = capsys.readouterr().err
-    assert said.startswith("Error: a process that writes results died, perhaps for want of memory, while they had images/a.png")
-    assert said.endswith("; 0 images done, --skip-existing continues from there\n")
-    assert files_in(here / "out") == []
 
 
 @pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")

@@ -1,7 +1,5 @@
 """Annotations of labelling tools as they write them → masks; what is wrong in a file is refused with its entry."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re
@@ -510,15 +508,9 @@ def test_a_document_with_a_dtd_is_refused_before_anything_is_expanded_and_deep_n
 
 
 @needs_pipes
-@pytest.mark.parametrize(("kind", "name"), [
-    ("pipe", "coco.json"), ("zeros", "a.json"), ("pipe", "annotations.xml"), ("zeros", "labels/a.txt"), ("pipe", "data.yaml"),
-])  # fmt: skip
-def test_a_pipe_or_a_device_in_the_place_of_annotations_is_named_and_not_waited_for(folder, name, kind):
+@pytest.mark.parametrize("kind", ["pipe", "zeros"])
+def test_a_pipe_or_a_device_in_the_place_of_annotations_is_named_and_not_waited_for(folder, kind):
     folder.image("a.png")
-    folder.image("b.png")
-    others = {"labels/b.txt": LEFT, "data.yaml": "names: [cat]"} if name in ("labels/a.txt", "data.yaml") else {}
-    for written in {**others, name: others.get(name, "")}:
-        folder.write(written, others.get(written, ""))
-    replace_by(kind, folder.path / name)
-    with pytest.raises(DataError, match=rf"{name} cannot be read \(a pipe, a socket or a device; need a file\)"):
+    replace_by(kind, folder.path / "coco.json")
+    with pytest.raises(DataError, match=r"coco\.json cannot be read \(a pipe, a socket or a device; need a file\)"):
         folder.find()

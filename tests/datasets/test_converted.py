@@ -1,7 +1,5 @@
 """Files that are made from others: pages of stacks, and masks that are written once."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

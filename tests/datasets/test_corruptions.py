@@ -1,7 +1,5 @@
 """Datasets with many kinds of bad files: one report names each of them and no other. Clean files give no problem."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -10,8 +8,7 @@ import numpy as np
 import pytest
 
 from helpers.image_bytes import cv2_bytes, damaged_jpeg, empty_png, exif, npy_bytes, pil_bytes, tiff_bytes
-from train_unet import main, train
-from unet_trainer.images.file_bytes import DataError
+from train_unet import main
 
 HEIGHT, WIDTH = 36, 40
 NUM_FILES = 80
@@ -157,22 +154,6 @@ def test_every_bad_file_of_80_is_named_in_one_report_and_no_other(bad_dataset, t
     assert f"  … and {num_more} more (--json FILE lists them)\n" in printed
     assert all(problem["fix"] for problem in report["problems"])
     assert report["questions"] == []
-
-
-def test_training_refuses_the_same_files_in_one_message(bad_dataset, tiny_config):
-    with pytest.raises(DataError) as raised:
-        train(tiny_config, data_dir=bad_dataset, mask_values=[0, 255])
-    message = str(raised.value)
-    for part in (
-        "without a mask in",
-        "cannot be used",
-        "another size than the image",
-        "another kind than the others",
-        "no class",
-    ):
-        assert part in message
-    assert message.endswith(f"\nTo see all of it: python train_unet.py check data_dir={bad_dataset}")
-    assert "clean" not in message
 
 
 IMAGES = {

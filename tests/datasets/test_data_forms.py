@@ -1,7 +1,5 @@
 """Forms in which data is published, drawn with two objects an image: each gives the same images and class ids with data_dir alone."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,9 +1,6 @@
 """The report of a dataset: problems with files and fixes, classes, statistics, split, notices, questions and their answers."""
 
-from __future__ import annotations
-
 import io
-import json
 import re
 import shutil
 import textwrap
@@ -15,7 +12,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from helpers.report_data import HEIGHT, WIDTH, Dataset, noise, only_problem, square
+from helpers import layouts
+from helpers.report_data import HEIGHT, WIDTH, Dataset, noise, square
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.dataset_report import build_dataset_report, find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids
@@ -35,7 +33,7 @@ def test_values_of_no_class_are_a_problem_with_file_and_share(data):
     odd[0, :6] = 7
     odd[1, :3] = 9
     data.mask(1, odd)
-    problem = only_problem(data.report(mask_values=[0, 255]))
+    (problem,) = data.report(mask_values=[0, 255]).problems
     assert (problem.kind, problem.title) == ("values", "1 mask with values that belong to no class (the classes are 0, 255)")
     assert problem.lines == (f"{data.folder / 'masks/1.png'}: 7 (1.0% of pixels), 9 (0.5% of pixels)",)
     assert problem.fix == (
@@ -75,7 +73,7 @@ def test_palettes_in_another_order_are_a_problem(data):
         image = Image.frombytes("P", (WIDTH, HEIGHT), (1 - ids if index == 0 else ids).tobytes())
         image.putpalette([255, 0, 0, 0, 0, 0] if index == 0 else [0, 0, 0, 255, 0, 0])
         image.save(data.folder / f"masks/{index}.png")
-    problem = only_problem(data.report())
+    (problem,) = data.report().problems
     masks = data.folder / "masks"
     assert (problem.kind, problem.lines) == ("palettes", (f"{masks / '0.png'}: [255, 0, 0] is 0, in {masks / '1.png'} it is 1",))
 
@@ -231,21 +229,6 @@ def find(data_dir, tmp_path, **settings):
     return find_dataset(load_config({"data_dir": str(data_dir), "checkpoint_dir": str(tmp_path / "runs"), **settings}))
 
 
-@pytest.fixture
-def own_copy(tiny_data, tmp_path):
-    return shutil.copytree(tiny_data, tmp_path / "mine")
-
-
-def annotate(own_copy):
-    """One square in each image, as COCO."""
-    names = sorted(path.name for path in (own_copy / "images").iterdir())
-    images = [{"id": number, "file_name": name, "width": 64, "height": 64} for number, name in enumerate(names)]
-    square = [4, 4, 12, 4, 12, 12, 4, 12]
-    annotations = [{"id": n, "image_id": n, "category_id": 1, "segmentation": [square]} for n in range(len(names))]
-    content = {"images": images, "annotations": annotations, "categories": [{"id": 1, "name": "cat"}]}
-    (own_copy / "annotations.json").write_text(json.dumps(content))
-
-
 def test_a_data_dir_that_is_missing_or_a_file_is_said(tmp_path):
     with pytest.raises(DataError, match=r"^data_dir: .*nowhere does not exist; need a folder with images/ and masks/$"):
         find(tmp_path / "nowhere", tmp_path)
@@ -254,13 +237,16 @@ def test_a_data_dir_that_is_missing_or_a_file_is_said(tmp_path):
         find(tmp_path / "file", tmp_path)
 
 
-def test_masks_win_over_annotations_and_annotations_over_nothing(own_copy, tmp_path):
-    annotate(own_copy)
-    found = find(own_copy, tmp_path)
+def test_masks_win_over_annotations_and_annotations_over_nothing(tmp_path):
+    data = tmp_path / "data"
+    layouts.coco(data)
+    for index in range(layouts.COUNT):
+        layouts.write(data / f"masks/{index}.png", layouts.disc(index))
+    found = find(data, tmp_path)
     assert found.num_classes is None
-    assert found.pairs[0].mask.is_relative_to(own_copy / "masks")
-    shutil.rmtree(own_copy / "masks")
-    drawn = find(own_copy, tmp_path)
-    assert (drawn.num_classes, drawn.class_names) == (1, ("cat",))
+    assert found.pairs[0].mask.is_relative_to(data / "masks")
+    shutil.rmtree(data / "masks")
+    drawn = find(data, tmp_path)
+    assert (drawn.num_classes, drawn.class_names) == (3, ("background", "cat", "dog"))
     assert [pair.image for pair in drawn.pairs] == [pair.image for pair in found.pairs]
     assert drawn.pairs[0].mask.is_relative_to(tmp_path / "runs")

@@ -1,7 +1,5 @@
 """The demo dataset: always the same, complete or absent, and neither trivial nor impossible to learn."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
@@ -30,25 +28,6 @@ def test_the_files_are_the_same_every_time(tmp_path):
     np.random.seed(99)  # global random state plays no part
     write_demo(tmp_path / "second", 2, side=64)
     assert digests(tmp_path / "first") == digests(tmp_path / "second")
-
-
-@pytest.mark.parametrize(
-    ("error", "raised"), [(KeyboardInterrupt(), KeyboardInterrupt), (OSError(28, "No space left on device"), UserError)]
-)
-def test_an_interruption_leaves_nothing_behind(tmp_path, three_images, monkeypatch, error, raised):
-    written = []
-
-    def write_four(path, pixels):
-        written.append(path)
-        if len(written) > 4:
-            raise error
-        path.write_bytes(b"x")
-
-    monkeypatch.setattr(demo, "write_image", write_four)
-    with pytest.raises(raised):
-        ensure_demo(tmp_path / "demo")
-    assert len(written) == 5
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_demo_that_cannot_be_made_is_told_with_the_reason(tmp_path, three_images, monkeypatch):

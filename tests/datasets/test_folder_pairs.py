@@ -1,7 +1,5 @@
 """Which files of common folders are pairs, which stay unpaired, and which part they belong to."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which folders hold the images and which the masks, in common layouts; ambiguous layouts are refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from unet_trainer.datasets.layouts import find_layout
@@ -78,24 +76,6 @@ def test_the_name_of_a_part_may_have_a_year_or_say_that_it_is_a_set(tmp_path, en
         fill(tmp_path / template[0][:2], *train, *val, *test)
         assert found(tmp_path / template[0][:2]) == (train, val, f"folders train{ending} and val{ending}")
         assert found_test(tmp_path / template[0][:2]) == test
-
-
-@pytest.mark.parametrize(
-    ("test", "expected"),
-    [
-        (["test"], ("test", None)),
-        (["test/images"], ("test/images", None)),
-        (["test/images", "test/masks"], ("test/images", "test/masks")),
-        (["test", "testannot"], ("test", "testannot")),
-        (["imagesTs"], ("imagesTs", None)),
-        (["images_test", "masks_test"], ("images_test", "masks_test")),
-    ],
-    ids=str,
-)
-def test_a_test_folder_is_found_and_not_trained_on(tmp_path, test, expected):
-    fill(tmp_path, "images", "masks", *test)
-    assert found(tmp_path) == (("images", "masks"), None, "")
-    assert found_test(tmp_path) == expected
 
 
 def test_our_own_folders_are_never_data(tmp_path):

@@ -1,7 +1,5 @@
 """What the values of masks are decided to mean, and the question where only the user knows: every choice trains as it is."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import cv2
@@ -9,7 +7,6 @@ import numpy as np
 import pytest
 import yaml
 
-from helpers.no_files import needs_pipes, replace_by
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets.mask_evidence import ClassFile, MaskEvidence, NamedClass, class_ids, find_class_file, has_background
@@ -329,13 +326,6 @@ def test_names_and_values_are_read_in_their_order(read, name, text, expected):
 )
 def test_a_file_in_another_form_is_left_alone(read, name, text):
     assert read(name, text) is None
-
-
-@needs_pipes
-def test_a_pipe_or_a_device_in_its_place_is_left_alone(tmp_path):
-    for kind in ("pipe", "zeros"):
-        replace_by(kind, tmp_path / "classes.txt")
-        assert find_class_file(tmp_path, []) is None
 
 
 # What the values of many masks look like together

@@ -1,7 +1,5 @@
 """Sizes of structures and symmetry are measured in images and masks that are drawn here, with known answers."""
 
-from __future__ import annotations
-
 import io
 
 import cv2

@@ -1,7 +1,5 @@
 """Which images are like their neighbours: videos, slices and patients are found, unrelated images are not."""
 
-from __future__ import annotations
-
 import io
 import re
 

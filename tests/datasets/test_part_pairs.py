@@ -1,7 +1,5 @@
 """The pairs of one part whose masks are objects, classes or pages: real files, merged and split. Plain ones are in test_folder_pairs."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

@@ -1,12 +1,10 @@
 """Outlines → pixels: by hand-computed cases, and against pycocotools' own rasteriser."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
 from unet_trainer.datasets import rasterize
-from unet_trainer.datasets.rasterize import EMPTY, Canvas, box_outline, draw_line, ellipse_outline, fill_polygon, join
+from unet_trainer.datasets.rasterize import EMPTY, Canvas, box_outline, draw_line, ellipse_outline, fill_polygon
 from unet_trainer.images.file_bytes import DataError
 
 
@@ -24,16 +22,6 @@ def whole_image(patch, height, width):
     rows, columns = patch.pixels.shape
     image[patch.top : patch.top + rows, patch.left : patch.left + columns] = patch.pixels
     return image
-
-
-def test_polygons_that_share_an_edge_share_no_pixel_and_leave_none_out():
-    generator = np.random.default_rng(0)
-    for _ in range(50):
-        x0, x1 = generator.uniform(0, 20, 2)  # a line through the square from its upper to its lower edge
-        left = fill_polygon(polygon((0, 0), (x0, 0), (x1, 20), (0, 20)), 20, 20)
-        right = fill_polygon(polygon((x0, 0), (20, 0), (20, 20), (x1, 20)), 20, 20)
-        assert left.pixels.sum() + right.pixels.sum() == 400
-        assert join([left, right]).pixels.sum() == 400
 
 
 def test_an_endless_outline_is_refused(monkeypatch):

@@ -1,11 +1,8 @@
 """Datasets as users have them, written by real encoders: how they enter training, or why they are refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 import re
-import shutil
 
 import cv2
 import numpy as np
@@ -15,7 +12,7 @@ import torch
 from PIL import Image
 
 from helpers.image_bytes import exif
-from helpers.layouts import disc, photo, stacks, write
+from helpers.layouts import disc, photo, write
 from helpers.mask_files import NUM_PAIRS, SIDE, bands, blob, colour, objects, rings, soft, with_void, write_dataset
 from helpers.runs import stop_after
 from helpers.steps import CPU, CPU_FACTS
@@ -145,12 +142,6 @@ def microscopy(index, path):
     pixels = (32995 + 2001 * photograph(index, 1)[:, :, 0]).round().astype(np.uint16)
     pixels.flat[:2] = 32995, 34996
     assert cv2.imwrite(f"{path}.tif", pixels)
-    return pixels[:, :, None]
-
-
-def grey(index, path):
-    pixels = (photograph(index, 1)[:, :, 0] * 255).astype(np.uint8)
-    Image.fromarray(pixels).save(f"{path}.png")
     return pixels[:, :, None]
 
 
@@ -287,16 +278,6 @@ def test_a_model_is_evaluated_and_used_on_such_images_as_it_was_trained(tiny_con
         filled = spec.fill(decode_image(path.read_bytes(), channels=spec.channels), -9999.0)[0]
         np.testing.assert_array_equal(read_mask(out / f"{path.stem}.png"), model(filled))
     assert spec.nodata == (-9999.0,)  # it knows the mark when the images of training are gone
-
-
-@pytest.mark.usefixtures("small_network")
-def test_a_run_on_converted_files_goes_on_when_they_were_deleted(tiny_config, tmp_path):
-    stacks(tmp_path / "data")
-    config = {**tiny_config, "data_dir": str(tmp_path / "data"), "run_name": "mine"}
-    with pytest.raises(KeyboardInterrupt):
-        train(config, on_epoch=stop_after(1))
-    shutil.rmtree(tmp_path / "checkpoints/.converted")
-    assert train(config, resume=str(tmp_path / "checkpoints/mine")).epochs == 2
 
 
 @pytest.mark.usefixtures("small_network")

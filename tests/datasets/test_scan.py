@@ -1,8 +1,5 @@
 """Every file is read once before the first step: its facts, the reason if it cannot be used, and the cache of facts."""
 
-from __future__ import annotations
-
-import hashlib
 import io
 import json
 import os
@@ -10,9 +7,8 @@ import signal
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from helpers.image_bytes import damaged_jpeg, pil_bytes
+from helpers.image_bytes import damaged_jpeg
 from helpers.shards import pairs_on_a_dead_remote
 from unet_trainer.config.choices import choose_normalize
 from unet_trainer.datasets import scan
@@ -52,14 +48,6 @@ def mask_of(*values):
     return np.array([values, values], np.uint8)
 
 
-def forbid_decoding(monkeypatch):
-    def refuse(data):
-        raise AssertionError("decoded again")
-
-    monkeypatch.setattr(scan, "decode_image", refuse)
-    monkeypatch.setattr(scan, "decode_mask_or_alpha", refuse)
-
-
 def log_reads(monkeypatch, log):
     """Writes the path of every file that is read into `log`: the reading is done in child processes."""
     read_bytes = scan.read_bytes
@@ -70,21 +58,6 @@ def log_reads(monkeypatch, log):
         return read_bytes(path)
 
     monkeypatch.setattr(scan, "read_bytes", read_and_log)
-
-
-@pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, 3), (np.float32, 5)])
-def test_the_facts_of_an_image_are_those_that_numpy_computes(tmp_path, dtype, channels):
-    image = (np.random.default_rng(0).normal(90, 30, (20, 30, channels)).clip(1, 250)).astype(dtype)
-    pair = save_array(tmp_path, image)
-    facts = scan_pairs([pair], QUIET)[0].image
-    assert (facts.height, facts.width, facts.channels, facts.dtype) == (20, 30, channels, np.dtype(dtype).name)
-    assert facts.size == (20, 30)
-    assert facts.mean == pytest.approx(image.astype(np.float64).mean((0, 1)))
-    assert facts.std == pytest.approx(image.astype(np.float64).std((0, 1)))
-    assert (facts.low, facts.high) == (image.min(), image.max())
-    assert facts.alpha is None
-    assert not facts.is_turned
-    assert facts.digest == hashlib.blake2b(pair.image.read_bytes(), digest_size=16).hexdigest()
 
 
 @pytest.mark.parametrize(("light", "normalize"), [(20, "dataset"), (90, "image")])
@@ -99,31 +72,6 @@ def test_images_that_differ_much_from_each_other_are_normalised_one_by_one(tmp_p
     pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(one_channel)]
     assert scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3) == pytest.approx(share, rel=0.1)
     assert choose_normalize(share) == (normalize, f"{share:.0%} of the variance of pixels lies between images")
-
-
-def test_facts_that_tell_what_a_mask_means_are_found_and_cached(tmp_path):
-    """Structure, compression, alpha and palette."""
-    ids = np.zeros((8, 8), np.uint8)
-    ids[2:4, 2:4], ids[5:7, 5:7] = 1, 2
-    grey = make_pair(tmp_path, "grey", ids)
-    jpeg = Pair("jpeg", make_pair(tmp_path, "jpeg", ids).image, tmp_path / "jpeg_mask.jpg")
-    write_image(jpeg.mask, ids * 100)
-    alpha = make_pair(tmp_path, "alpha", ids)
-    alpha.mask.write_bytes(pil_bytes("PNG", np.dstack([np.full((8, 8, 3), 255, np.uint8), ids * 100])))
-    palette = make_pair(tmp_path, "palette", ids)
-    image = Image.frombytes("P", (8, 8), (ids > 0).astype(np.uint8).tobytes())
-    image.putpalette([9, 8, 7, 255, 0, 0, 1, 1, 1])
-    palette.mask.write_bytes(pil_bytes("PNG", image))
-    pairs = [grey, jpeg, alpha, palette]
-    cache = tmp_path / "cache.json"
-    masks = [facts.mask for facts in scan_pairs(pairs, QUIET, ScanCache(cache))]
-    assert (masks[0].structure.num_values, masks[0].structure.num_pieces) == (2, 2)
-    assert [mask.is_lossy for mask in masks] == [False, True, False, False]
-    assert [mask.is_alpha for mask in masks] == [False, False, True, False]
-    assert masks[2].counts == {0: 56, 100: 4, 200: 4}
-    assert [mask.palette for mask in masks] == [None, None, None, {0: 0x090807, 1: 0xFF0000}]
-    assert masks[3].structure is None
-    assert [facts.mask for facts in scan_pairs(pairs, QUIET, ScanCache(cache))] == masks
 
 
 def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, monkeypatch):
@@ -193,18 +141,6 @@ def test_a_file_that_changed_is_read_again_and_no_other(tmp_path, monkeypatch, w
     for _ in range(2):
         scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
         assert (tmp_path / "log").read_text() == f"{path}\n"
-
-
-@pytest.mark.parametrize("content", [b"{", b'{"format": 3, "files": null}'])
-def test_a_broken_or_foreign_cache_is_written_anew(tmp_path, monkeypatch, content):
-    pair = make_pair(tmp_path, "a", mask_of(0, 1))
-    cache_file = tmp_path / "cache.json"
-    cache_file.write_bytes(content)
-    first = scan_pairs([pair], QUIET, ScanCache(cache_file))
-    assert isinstance(first[0].image, ImageFacts)
-    assert len(json.loads(cache_file.read_text())["files"]) == 2
-    forbid_decoding(monkeypatch)
-    assert scan_pairs([pair], QUIET, ScanCache(cache_file)) == first
 
 
 @pytest.mark.parametrize("role", ["image", "mask"])

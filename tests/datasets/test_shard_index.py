@@ -1,7 +1,5 @@
 """The index of shards and the tar files: written and read back, hostile ones refused, other tools' shards indexed."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

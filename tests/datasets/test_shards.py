@@ -1,12 +1,9 @@
 """Shards in a folder and behind a URL: how they are opened, their pairs, their files checked and fetched ahead, what is kept."""
 
-from __future__ import annotations
-
 import errno
 import io
 import json
 import os
-import shutil
 import tarfile
 import threading
 
@@ -174,21 +171,6 @@ def test_shards_of_other_tools_are_read_once_and_again_where_they_or_the_cache_h
             content = damaged if isinstance(damaged, str) else json.dumps({**json.loads(cache.read_text()), **damaged})
             cache.write_text(content)
         assert opened()[1] == everything
-
-
-@needs_pipes
-@pytest.mark.parametrize("name", [INDEX_NAME, "x-001.tar"])
-def test_a_pipe_or_a_device_in_the_place_of_a_file_is_named_and_not_waited_for(config, folder, index, name):
-    for kind in ("pipe", "zeros"):
-        replace_by(kind, folder / name)
-        with pytest.raises(DataError, match=rf"{name} cannot be read \(a pipe, a socket or a device; need a file\)"):
-            open_shards(config())
-    shutil.rmtree(folder)
-    write_index(folder, write_index_of(folder, x=IMAGES))
-    store = open_shards(config())
-    replace_by("pipe", folder / "x.tar")
-    with pytest.raises(ShardError, match="a pipe, a socket or a device"):
-        find(store, "x.tar/k0.png").read()
 
 
 def test_remote_shards_are_opened_once_and_kept_as_they_are_read(server, folder, index, config, tmp_path, monkeypatch, capsys):

@@ -1,10 +1,7 @@
 """Which pairs train and which validate: shares, seeds, classes, groups, folds, identical images."""
 
-from __future__ import annotations
-
 import itertools
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -344,13 +341,6 @@ def test_paths_of_another_machine_are_answered_with_what_is_needed(data):
     ]
 
 
-def test_test_pairs_and_unused_ones_are_written_and_read_back(data):
-    train, val, test = ((pair(data, name, part),) for name, part in (("a", "train"), ("b", "val"), ("c", "test")))
-    split = Split(train, val, "", test=test, unused=(pair(data, "d"),))
-    found = read(data, split_csv_text(split, data))
-    assert (found.pairs, found.test, found.unused, found.notices) == (train + val, test, split.unused, ())
-
-
 @pytest.mark.parametrize(
     "name", [" a", "a ", "a\rb", "\ra", "a\r\nb", "a\nb", '"a"', "a,b", "a;b", "\ta", "K\udce4fer", "ä", "a\u0308", "#a", "'a'"]
 )
@@ -361,17 +351,6 @@ def test_any_name_survives_being_written_and_read(data, name):
     pairs = (pair(data, name, "train", group=name), pair(data, "b", "val"))
     write_text_atomically(data / "mine.csv", split_csv_text(Split(pairs[:1], pairs[1:], ""), data))
     assert read_split_csv(data / "mine.csv", data).pairs == pairs
-
-
-def test_blocks_are_written_with_the_users_files_and_their_boxes(data):
-    image, mask = data / "images/a.png", data / "masks/a.png"
-    boxes = Box(image, mask, 0, 0, 20, 30), Box(image, mask, 25, 0, 40, 30)
-    train, val = (box.pair(box.name_in("a"), part) for box, part in zip(boxes, ("train", "val"), strict=True))
-    cut = replace(train, image=data / "checkpoints/0.tiff", mask=data / "checkpoints/0.png")
-    text = split_csv_text(Split((cut,), (val,), ""), data)
-    assert text.splitlines()[0] == "image,mask,split,group,name,content,box"
-    assert text.splitlines()[1].startswith("images/a.png,masks/a.png,train,")
-    assert read(data, text).pairs == (train, val)
 
 
 @pytest.mark.parametrize(

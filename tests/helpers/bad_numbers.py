@@ -1,7 +1,5 @@
 """Ways in which the numbers of a step go bad."""
 
-from __future__ import annotations
-
 import torch
 
 

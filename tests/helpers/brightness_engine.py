@@ -1,7 +1,5 @@
 """A model whose result can be worked out by hand: the class of a pixel is its brightness."""
 
-from __future__ import annotations
-
 import dataclasses
 import threading
 

@@ -1,7 +1,5 @@
 """A headless Chromium, driven through its own chromedriver. Tests that need it skip with the reason where a part is missing."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Checkpoints of models that nobody trained: random weights, with a spec, as a run would have saved them."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

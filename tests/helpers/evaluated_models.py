@@ -1,7 +1,5 @@
 """Models to evaluate: one that takes bright pixels for the foreground, and small trained runs; and pairs of any size."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 

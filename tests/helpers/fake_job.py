@@ -1,7 +1,5 @@
 """One process of a torchrun job, alone: what it would exchange with the others is given."""
 
-from __future__ import annotations
-
 from unet_trainer.system.distributed import Job, Launch
 
 

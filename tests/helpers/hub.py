@@ -1,7 +1,5 @@
 """The Hugging Face hub without a network: its cache as its client lays it out, and servers that answer, refuse or stay silent."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import http.server

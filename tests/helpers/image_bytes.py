@@ -1,7 +1,5 @@
 """Arrays as the bytes of image files, written by OpenCV, PIL, tifffile and numpy."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

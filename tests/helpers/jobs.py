@@ -1,7 +1,5 @@
 """Jobs of several processes: forked like torchrun would start them, without the seconds that imports take; or by torchrun itself."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Trains in processes of their own, which tests kill, starve, crash and deprive of things."""
 
-from __future__ import annotations
-
 import io
 import multiprocessing
 import os

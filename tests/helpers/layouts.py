@@ -1,7 +1,5 @@
 """Folders as datasets come: every layout of docs/data.md, with files of real encoders."""
 
-from __future__ import annotations
-
 import json
 
 import cv2

@@ -1,7 +1,5 @@
 """Masks of every kind that users have, written by real encoders beside images of discs."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 from PIL import Image

@@ -1,7 +1,5 @@
 """Files and words that are almost right: real ones with some bytes, fields or words changed at random."""
 
-from __future__ import annotations
-
 import copy
 import struct
 

@@ -1,7 +1,5 @@
 """What may stand in the place of a file and is none: each is refused, and never waited for."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

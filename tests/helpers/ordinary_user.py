@@ -3,8 +3,6 @@
 Root may, whatever the permissions of a file say, unless it gives up the two capabilities for it.
 """
 
-from __future__ import annotations
-
 import ctypes
 import io
 import os

@@ -1,7 +1,5 @@
 """Ports and servers for tests that run beside others."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

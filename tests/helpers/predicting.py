@@ -1,7 +1,5 @@
 """Models with random weights as files, images to predict, and engines whose logits are known."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where the project lies, and the smallest model that tests train."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Small datasets on disk, and their reports."""
 
-from __future__ import annotations
-
 import io
 
 import cv2
@@ -51,8 +49,3 @@ def square(value=255, size=(HEIGHT, WIDTH)):
     mask = np.zeros(size, np.uint8)
     mask[4:9, 3:8] = value
     return mask
-
-
-def only_problem(report):
-    (problem,) = report.problems
-    return problem

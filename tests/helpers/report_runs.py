@@ -1,7 +1,5 @@
 """Folders of runs for reports, written without training: events, scores of images, settings."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Hardware, a dataset and settings that are resolved for them."""
 
-from __future__ import annotations
-
 from helpers.project import FIXED_RECIPE
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.load import load_config

@@ -1,7 +1,5 @@
 """Runs and what they leave in their folders."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

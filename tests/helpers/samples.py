@@ -1,7 +1,5 @@
 """Datasets, loaders and the bytes that they deliver."""
 
-from __future__ import annotations
-
 import hashlib
 
 from unet_trainer.config.load import load_config

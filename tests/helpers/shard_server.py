@@ -1,7 +1,5 @@
 """A web server of a folder, on the loopback, that can be told to misbehave."""
 
-from __future__ import annotations
-
 import contextlib
 import html
 import threading

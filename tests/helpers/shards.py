@@ -1,7 +1,5 @@
 """Small shards, written by hand."""
 
-from __future__ import annotations
-
 import tarfile
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Real runs with a small network in the test's own process, without the script: to be trained, saved, interrupted and recovered."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 

@@ -9,8 +9,6 @@ predict: JPEGs of 512 × 512 and a U-Net with random weights. shards: reading a 
 of it and from a web server; `later` are the passes after the first. torchrun: plain python and one process with NCCL.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import statistics

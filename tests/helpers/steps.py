@@ -1,7 +1,5 @@
 """Small models, batches and steps on the CPU."""
 
-from __future__ import annotations
-
 import io
 import math
 from unittest import mock

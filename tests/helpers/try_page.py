@@ -1,7 +1,5 @@
 """A running server of `try` and requests to it."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import json

@@ -1,7 +1,5 @@
 """Pictures: overlays in the colours of classes, sheets, error maps and bars, whatever they are given."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -16,7 +14,6 @@ from unet_trainer.images.drawing import (
     error_map,
     error_sheet,
     overlay,
-    overlay_rows,
     to_display,
 )
 from unet_trainer.images.mask_decoding import IGNORED
@@ -63,16 +60,6 @@ def test_a_class_is_tinted_inside_and_outlined_in_its_colour_and_background_does
     assert shown[6, 6].tolist() == COLOURS[0].tolist()
     assert np.array_equal(shown[mask == 0], image[mask == 0])
     assert overlay(grey(value=0), square(IGNORED))[12, 12].tolist() == [51, 51, 51]
-
-
-def test_rows_of_an_overlay_are_those_of_the_whole_without_an_outline_along_the_edge():
-    mask, colours = square(2), np.zeros((256, 3), np.uint8)
-    colours[2] = COLOURS[1]
-    whole = overlay_rows(grey(), mask, None, None, colours)
-    np.testing.assert_array_equal(whole, overlay(grey(), mask))
-    np.testing.assert_array_equal(overlay_rows(grey()[5:9], mask[5:9], mask[4:5], mask[9:10], colours), whole[5:9])
-    one = overlay_rows(grey(), np.ones((24, 24), np.uint8), None, None, np.full((256, 3), 200, np.uint8))
-    assert (one == 140).all()  # 0.6 · 100 + 0.4 · 200
 
 
 def test_wrong_pixels_have_the_colour_of_their_error():

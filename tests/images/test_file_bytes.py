@@ -1,10 +1,7 @@
 """The bytes of a file, on a disk or in a shard, and what tells one from another."""
 
-from __future__ import annotations
-
 import os
 import time
-from pathlib import Path
 
 import pytest
 
@@ -18,7 +15,6 @@ from unet_trainer.images.file_bytes import (
     open_stores,
     read_bytes,
     read_with_stamp,
-    shown_path,
 )
 
 
@@ -39,13 +35,6 @@ def test_a_file_on_a_disk_and_one_in_a_shard_are_read_alike(tmp_path, shard):
             assert (file.read(2), file.seek(3), file.read()) == (b"an", 3, b"image")
 
 
-def test_messages_name_files_in_remote_shards_by_their_url(tmp_path):
-    index = write_index_of(tmp_path, a={"k": (b"an image", b"")})
-    store = open_stores["remote"] = ShardStore(Files("http://host/x"), index)
-    assert shown_path(Path(f"{store.path_prefix}a.tar/k.png")) == "http://host/x/a.tar/k.png"
-    assert shown_path(tmp_path / "b.png") == str(tmp_path / "b.png")
-
-
 def test_what_is_not_there_has_no_stamp_and_is_told(tmp_path, shard):
     for path in (tmp_path / "none.png", shard / "none.png", shard / "deeper/none.png"):
         assert file_stamp(path) is None
@@ -58,14 +47,6 @@ def test_a_link_to_nothing_is_told_with_what_it_leads_to(tmp_path):
     (tmp_path / "a.png").symlink_to("/mnt/none/a.png")
     with pytest.raises(ReadError, match=r"a link to /mnt/none/a\.png, which does not exist"):
         read_bytes(tmp_path / "a.png")
-
-
-def test_a_damaged_shard_is_told_as_a_file_that_cannot_be_read(shard):
-    data = bytearray(shard.read_bytes())
-    data[512] ^= 1
-    shard.write_bytes(data)
-    with pytest.raises(ReadError, match=r"its content differs from the index \(checksum\)"):
-        read_bytes(shard / "k.png")
 
 
 def test_files_of_the_same_size_and_time_that_are_swapped_have_other_stamps(tmp_path):

@@ -1,7 +1,5 @@
 """Image and mask files from OpenCV, PIL, tifffile and numpy: what is read, what is refused, and the reason."""
 
-from __future__ import annotations
-
 import builtins
 import gzip
 import io
@@ -17,7 +15,7 @@ from PIL import Image, ImageOps
 
 from helpers.image_bytes import empty_png, exif, grey_png, npy_bytes, pil_bytes, tiff_bytes
 from helpers.mutations import image_files, mutated
-from unet_trainer.images.file_bytes import ReadError, open_file
+from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_decoding import (
     BOMB_PIXELS,
     channels_with_alpha,
@@ -28,13 +26,12 @@ from unet_trainer.images.image_decoding import (
     is_lossy,
     is_turned,
     look_with_pil,
-    map_npy,
     palette_colours,
     read_image,
     refuse_bomb,
 )
 from unet_trainer.images.image_spec import RGB_8BIT
-from unet_trainer.images.mask_decoding import COLOUR, decode_mask, decode_mask_or_alpha, read_mask
+from unet_trainer.images.mask_decoding import COLOUR, decode_mask, decode_mask_or_alpha
 
 IDS = np.array([[0, 1, 2], [3, 2, 1]], np.uint8)
 PALETTE = [0, 0, 0, 255, 0, 0, 0, 255, 0, 0, 0, 255]  # black, red, green, blue
@@ -173,15 +170,6 @@ def test_a_damaged_file_of_any_format_raises_nothing_but_a_read_error():
     assert all(refusals)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_a_pipe_and_a_device_are_refused_and_not_waited_for(tmp_path):
-    os.mkfifo(tmp_path / "pipe.png")
-    (tmp_path / "zero.png").symlink_to("/dev/zero")
-    for name in ("pipe.png", "zero.png"):
-        for read in (read_image, read_mask, map_npy, open_file):
-            assert reason(read, tmp_path / name) == "a pipe, a socket or a device; need a file"
-
-
 DISC = np.kron(np.array([[0, 255, 255, 0], [0, 255, 0, 0]], np.uint8), np.ones((6, 5), np.uint8))  # 12 high, 20 wide
 
 
@@ -303,14 +291,6 @@ def test_compression_that_changes_values_is_told():
     assert all(is_lossy(pil_bytes(kind, pixels, **options)) for kind, pixels, options in lossy)
     assert not any(is_lossy(pil_bytes(kind, pixels, **options)) for kind, pixels, options in exact)
     assert not is_lossy(npy_bytes(GREY))
-
-
-@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_the_orientations_2_to_8_turn_an_image(kind):
-    for orientation in range(10):
-        data = pil_bytes(kind, PIXELS, exif=exif(orientation))
-        assert is_turned(data) == (2 <= orientation <= 8)
-    assert not is_turned(b"\xff\xd8\xff Exif and nothing else")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])

@@ -1,9 +1,6 @@
 """How the pixels of a file become those of a batch, and how the spec goes through a checkpoint."""
 
-from __future__ import annotations
-
 import io
-import json
 from pathlib import Path
 
 import numpy as np
@@ -23,13 +20,6 @@ from unet_trainer.images.image_spec import (
     open_reader,
     read_small,
 )
-
-
-def test_a_spec_goes_through_a_checkpoint():
-    for spec in (RGB_8BIT, ImageSpec(2, "float", (0.5, 1.5), (1.0, 2.0), -3.0, 4.0, (-9999.0,), True)):
-        content = json.loads(json.dumps(spec.to_dict()))
-        assert content["mean"] == list(spec.mean)
-        assert ImageSpec.from_dict(content) == spec
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

@@ -1,7 +1,5 @@
 """Which class each mask value becomes, and how a coding is written into configs and checkpoints."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The shapes in a mask: outlines that cover exactly their pixels, centre lines, and numbers that can be counted by hand."""
 
-from __future__ import annotations
-
 import cv2
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Files written row by row: what other programs read from them."""
 
-from __future__ import annotations
-
 import io
 import tracemalloc
 
@@ -12,7 +10,6 @@ import tifffile
 from PIL import Image
 
 from unet_trainer.images import row_writers
-from unet_trainer.images.mask_decoding import decode_mask
 from unet_trainer.images.row_writers import PngWriter, TiffWriter, was_written_here
 
 PALETTE = ((0, 0, 0), (0, 200, 120), (255, 130, 0))
@@ -53,15 +50,6 @@ def assert_others_read(data, pixels):
 @pytest.mark.parametrize("content", ["mask", "picture"])
 def test_a_png_holds_the_pixels(pixels, content):
     assert_others_read(written(make(PngWriter, pixels, content=content), pixels), pixels)
-
-
-def test_a_png_with_a_palette_holds_ids_and_shows_colours():
-    data = written(make(PngWriter, IDS, palette=PALETTE), IDS)
-    picture = Image.open(io.BytesIO(data))
-    assert picture.mode == "P"
-    np.testing.assert_array_equal(np.array(picture), IDS)
-    np.testing.assert_array_equal(np.array(picture.convert("RGB")), np.array(PALETTE, np.uint8)[IDS])
-    np.testing.assert_array_equal(decode_mask(data), IDS)  # as this program reads masks
 
 
 def test_a_file_that_was_written_here_is_known(tmp_path):

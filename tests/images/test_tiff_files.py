@@ -1,7 +1,5 @@
 """TIFF files: the same pixels whole and by blocks, georeferences, and hostile files, which end in one sentence."""
 
-from __future__ import annotations
-
 import contextlib
 import struct
 import tracemalloc

@@ -1,7 +1,5 @@
 """Samples of one size from images of any size: resized, random crops, or overlapping tiles."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import cv2
@@ -9,7 +7,7 @@ import numpy as np
 import pytest
 
 from unet_trainer.images.mask_decoding import IGNORED
-from unet_trainer.images.tiling import RandomCrops, crop_pair, nearest_positions, resize_image, resize_mask, tile_images
+from unet_trainer.images.tiling import RandomCrops, crop_pair, resize_image, tile_images
 
 
 def numbered(height, width, channels=1):
@@ -86,14 +84,3 @@ def test_every_channel_is_resized_as_a_single_channel_would_be(channels, dtype, 
         assert resized.shape == (*size, channels)
         tolerance = 4 if dtype == np.uint8 else 1e-3  # OpenCV rounds them differently
         assert np.abs(resized - np.dstack(alone).astype(np.float64)).max() <= tolerance
-
-
-@pytest.mark.parametrize("new_length", [1, 64, 333])
-@pytest.mark.parametrize("length", [1, 97, 512])
-def test_the_positions_that_resizing_a_mask_takes(length, new_length):
-    mask = np.random.default_rng(0).integers(0, 256, (length, 3), np.uint8)
-    positions = nearest_positions(length, new_length)
-    assert np.array_equal(mask[positions], resize_mask(mask, (new_length, 3)))
-    assert np.array_equal(mask.T[:, positions], resize_mask(mask.T.copy(), (3, new_length)))
-    centres = (np.arange(new_length) + 0.5) * length / new_length
-    assert (np.abs(positions + 0.5 - centres) <= 0.5 + 1e-9).all()

@@ -63,14 +63,6 @@ def test_a_file_whose_name_looks_like_a_pattern_is_a_file(folder):
     assert found("a[1].png") == [("a[1].png", "a[1]")]
 
 
-def test_images_in_the_folder_of_results_are_no_results(folder):
-    (folder / "data/sub/a.png").write_bytes(b"\x89PNG unet-trainer predict and pixels")
-    inputs = find_inputs(["data"], Path("data/sub"))
-    assert [path.as_posix() for path, _ in inputs] == ["data/a.png", "data/sub/b.JPG", "data/sub/deep/c.tif"]
-    with pytest.raises(UserError, match=r"data/sub/a.png would lie among the images"):
-        refuse_among_images(inputs, Path("data/sub"))
-
-
 def test_results_of_other_predictions_in_the_folder_are_left_out_and_told(folder):
     """Beside the images, or in a folder of their own; an image whose result has its name is no clash."""
     (folder / "data/old").mkdir()

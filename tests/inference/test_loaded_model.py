@@ -133,15 +133,3 @@ def test_the_package_has_load_and_needs_no_torch_for_anything_else():
     assert unet_trainer.load is load
     with pytest.raises(AttributeError, match="has no attribute 'lode'"):
         unet_trainer.lode  # noqa: B018
-
-
-def test_missing_data_is_filled_with_the_mean(make_model):
-    model = make_model("four floats")
-    image = random_image(SPECS["four floats"], 40, 50)
-    filled = image.copy()
-    filled[3:9, 7:20] = SPECS["four floats"].image.mean
-    filled[20, 20, 1] = SPECS["four floats"].image.mean[1]
-    for mark in (np.nan, -np.inf, -3.4028235e38):
-        image[3:9, 7:20] = mark
-        image[20, 20, 1] = mark
-        assert np.array_equal(model(image), model(filled))

@@ -35,15 +35,10 @@ def image(tmp_path):
     return Input(path, "sub/a")
 
 
-def probabilities(num_stored, dtype):
-    share = np.linspace(0, 1, IDS.size * num_stored).reshape(num_stored, *IDS.shape)
-    return (share * 65535).round().astype(np.uint16) if dtype == np.uint16 else share.astype(np.float32)
-
-
-def write(folder, given, ids=IDS, shares=None, **options):
+def write(folder, given, ids=IDS, **options):
     with ImageFiles(folder, given, ids.shape, **options) as files:
         for rows in (slice(0, 1), slice(1, 19), slice(19, len(ids))):
-            files.write(Rows(ids[rows], None if shares is None else shares[:, rows]))
+            files.write(Rows(ids[rows], None))
         files.finish()
 
 
@@ -53,20 +48,6 @@ def test_a_mask_holds_ids_and_shows_the_colours_of_the_classes(tmp_path, image):
     picture = Image.open(tmp_path / "out/sub/a.png")
     np.testing.assert_array_equal(np.array(picture), IDS)
     np.testing.assert_array_equal(np.array(picture.convert("RGB")), np.array(SPEC.id_colours, np.uint8)[IDS])
-
-
-def test_all_kinds_at_once_are_where_they_are_announced(tmp_path, image):
-    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True, overlay=True, probabilities="png"))
-    write(folder, image, shares=probabilities(3, np.uint16))
-    expected = [
-        "overlays/sub/a.png", "probabilities/0-class_0/sub/a.png", "probabilities/1-class_1/sub/a.png",
-        "probabilities/2-class_2/sub/a.png", "sub/a.png", "values/sub/a.png",
-    ]  # fmt: skip
-    assert files_in(tmp_path / "out") == expected
-    assert sorted(path.relative_to(tmp_path / "out").as_posix() for path in folder.files("sub/a")) == expected
-    assert folder.is_done("sub/a")
-    (tmp_path / "out/overlays/sub/a.png").unlink()
-    assert not folder.is_done("sub/a")
 
 
 CODINGS = {

@@ -270,17 +270,6 @@ def test_images_that_cannot_be_read_leave_memory_for_the_others(tmp_path, images
 
 
 @needs_fork
-def test_a_process_that_dies_while_it_reads_is_named_with_its_images(tmp_path, images, monkeypatch):
-    monkeypatch.setattr(stream_processes, "read_small", lambda *given: os.kill(os.getpid(), signal.SIGKILL))
-    with (
-        StreamProcesses(2) as processes,
-        pytest.raises(WorkerError, match=r"a process that reads images died.* while they had .*/0.png to .*/6.png"),
-    ):
-        stream(tmp_path, spec=make_spec(fit="resize"), processes=processes).run(inputs_of(tmp_path, images))
-    assert files_in(tmp_path / "out") == []
-
-
-@needs_fork
 def test_a_process_that_dies_while_it_writes_ends_it_and_leaves_whole_files_only(tmp_path, with_geotiff, monkeypatch):
     parent, finish = os.getpid(), ImageFiles.finish
 

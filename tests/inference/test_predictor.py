@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers.brightness_engine import BrightnessEngine
@@ -13,15 +12,11 @@ from unet_trainer.images.image_spec import ImageReader
 from unet_trainer.inference.predictor import (
     Predictor,
     TiledLogits,
-    WholeLogits,
     all_ids,
-    all_probabilities,
     blended_logits,
     chosen_tile,
     predicted_ids,
-    tile_starts,
 )
-from unet_trainer.model import metrics
 
 RANDOM = np.random.default_rng(0)
 
@@ -104,24 +99,6 @@ def tile(engine, pixels, side):
     return TiledLogits(engine, ImageReader(pixels), (side, side), lambda part: part)
 
 
-def test_tiles_begin_at_most_half_a_tile_apart_evenly_spread():
-    assert tile_starts(110, 64) == [0, 23, 46]
-    assert tile_starts(64, 64) == [0]
-    assert tile_starts(65, 64) == [0, 1]
-    assert tile_starts(40, 64) == [0]
-    for length in range(64, 400, 7):
-        starts = tile_starts(length, 64)
-        assert starts[-1] + 64 == length
-        assert max(np.diff(starts), default=0) <= 33  # half a tile, but for rounding
-
-
-@pytest.mark.parametrize("size", [(200, 150), (65, 300), (30, 200), (1, 1)])
-def test_every_pixel_has_its_own_logit_whatever_the_size(size):
-    pixels = RANDOM.integers(0, 256, (*size, 3), np.uint8)
-    logits = joined(tile(BrightnessEngine(make_spec(fit="crop")), pixels, 64))
-    np.testing.assert_allclose(logits[1], pixels[:, :, 0].astype(np.float32) - 128, atol=1e-3)
-
-
 def test_no_seam_is_at_the_borders_of_tiles():
     """What a tile gets wrong at its border hardly counts: the others that hold the pixel do."""
     pixels, engine = RANDOM.integers(0, 256, (150, 200, 3), np.uint8), BlurEngine(make_spec(fit="crop"))
@@ -149,18 +126,6 @@ def test_the_id_with_the_largest_logit_wins_and_the_first_of_equal_ones():
     assert predicted_ids(three).tolist() == [[1, 2]]
     assert predicted_ids(torch.stack([three, -three])).tolist() == [[[1, 2]], [[0, 0]]]
     assert predicted_ids(three).dtype == torch.uint8
-
-
-def test_logits_are_brought_to_the_size_of_the_image_in_bands(monkeypatch):
-    monkeypatch.setattr(metrics, "MAX_ELEMENTS", 3 * 50 * 4)  # four rows at a time
-    logits = torch.randn(3, 16, 20)
-    whole = WholeLogits(logits, (45, 50))
-    bands = list(whole.bands())
-    assert [band.shape[1] for band in bands] == [4] * 11 + [1]
-    expected = F.interpolate(logits.unsqueeze(0), (45, 50), mode="bilinear")[0]
-    np.testing.assert_allclose(torch.cat(bands, 1), expected, atol=1e-5)
-    np.testing.assert_array_equal(all_ids(whole), expected.argmax(0))
-    np.testing.assert_allclose(all_probabilities(whole), expected.softmax(0).permute(1, 2, 0), atol=1e-5)
 
 
 class LargestTensor(TorchDispatchMode):

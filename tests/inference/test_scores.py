@@ -35,20 +35,6 @@ def binary_scores(truth, predicted, **options):
     return {name: float(values[0]) for name, values in scores_from_counts(found.counts).items()}
 
 
-TRUTH = ids("1100", "1100", "0000")
-PREDICTED = ids("0110", "0110", "0000")  # 2 of 4 right, 2 missed, 2 false
-
-
-def test_overlap_scores_by_hand():
-    scores = binary_scores(TRUTH, PREDICTED)
-    assert scores["iou"] == 2 / 6
-    assert scores["dice"] == 4 / 8
-    assert scores["precision"] == 2 / 4
-    assert scores["recall"] == 2 / 4
-    more = binary_scores(TRUTH, ids("1111", "1100", "0000"))
-    assert (more["precision"], more["recall"]) == (4 / 6, 1.0)
-
-
 def test_a_confusion_matrix_is_that_of_training():
     random = np.random.default_rng(0)
     truth = random.choice([0, 1, 2, 3, IGNORED], (2, 40, 50)).astype(np.uint8)

@@ -9,17 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.brightness_engine import BrightnessEngine
 from helpers.evaluated_models import train_tiny, write_cells
 from helpers.steps import tiny_components
 from train_unet import main, train
 from unet_trainer import load
 from unet_trainer.images.image_decoding import read_image
 from unet_trainer.images.mask_decoding import read_mask
-from unet_trainer.images.tiling import tile_images
 from unet_trainer.inference.engine import read_model
-from unet_trainer.inference.evaluate import Sample, tiled_ids_as_trained
-from unet_trainer.inference.predictor import Predictor
 from unet_trainer.training.build import choose_tile
 
 RESIDUAL = "tu-test_resnet"
@@ -95,22 +91,6 @@ def test_tiles_as_trained_give_trainings_number(place, tmp_path, capsys):
     iou = json.loads((tmp_path / "evaluation.json").read_text())["mean"]["dataset"]["iou"]["value"]
     assert iou == json.loads((place / "runs/crop/result.json").read_text())["best_val_iou"]
     assert 0 < iou < 1  # an equal score says something
-
-
-def test_tiles_as_trained_see_the_pixels_that_validation_sees(monkeypatch):
-    """Of images smaller than a crop, a crop and a tile: mirrored once."""
-    sizes, tile = [(20, 25), (50, 30), (90, 70)], (64, 64)
-    engine, seen = BrightnessEngine(image_size=(32, 32), tile=tile), []
-    monkeypatch.setattr(engine, "logits", lambda images: (seen.append(images), BrightnessEngine.logits(engine, images))[1])
-    predictor = Predictor(engine)
-    for number, size in enumerate(sizes):
-        image = np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)
-        seen.clear()
-        sample = Sample(0, predictor.prepare(image), np.zeros(size, np.uint8))
-        assert tiled_ids_as_trained(predictor, sample, None).shape == size
-        tiles = tile_images([size], tile)
-        wanted = [tiles.extract(image, np.zeros(size, np.uint8), 0, index)[0] for index in range(len(tiles))]
-        assert np.array_equal(np.concatenate(seen), np.stack(wanted))
 
 
 def test_a_resumed_run_keeps_its_tile(place, tmp_path):

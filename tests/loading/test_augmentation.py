@@ -1,7 +1,5 @@
 """Augmentation depends on the pair and the key alone, keeps the ids of a mask, and refuses what cannot work."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import albumentations as A
@@ -11,7 +9,6 @@ import pytest
 from helpers.resolving import MEASURED
 from unet_trainer.config.choices import choose_augmentation
 from unet_trainer.config.errors import ConfigError
-from unet_trainer.config.load import load_config
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
 
@@ -58,36 +55,15 @@ def test_flips_are_independent_of_each_other():
     assert (abs(counts - 100) < 35).all()  # four standard deviations
 
 
-@pytest.mark.parametrize("name", ["default", "strong"])
-def test_the_same_key_gives_the_same_bytes_whatever_came_before(name):
-    image, mask = pair()
-    used, fresh = build(name), build(name)
-    expected = [fresh(image, mask, (42, 3, 1, index)) for index in range(4)]
-    for index in (3, 0, 2, 2, 1):
-        again = used(image, mask, (42, 3, 1, index))
-        assert again[0].tobytes() == expected[index][0].tobytes()
-        assert again[1].tobytes() == expected[index][1].tobytes()
-
-
-@pytest.mark.parametrize("name", ["default", "strong", "auto"])
-def test_dark_images_do_not_become_black(name):
-    measured = dataclasses.replace(MEASURED, brightness_spread=0.25, has_colour=True)
+@pytest.mark.parametrize(("name", "brightness"), [("default", 0.5), ("strong", 0.5), ("auto", 0.5), ("auto", 0.9)])
+def test_dark_images_do_not_become_black_nor_bright_ones_white(name, brightness):
+    measured = dataclasses.replace(MEASURED, brightness=brightness, brightness_spread=0.25, has_colour=True)
     augment = build(choose_augmentation(measured, "crop", 3)[0] if name == "auto" else name)
     mask = pair()[1].clip(0, 1)
-    image = np.dstack([4 + 10 * mask] * 3)
+    image, least = (240 - 20 * mask, 10) if brightness == 0.9 else (4 + 10 * mask, 1)
     for index in range(100):
-        augmented, moved = augment(image, mask, (42, 0, 0, index))
-        assert augmented[moved == 1].mean() - augmented[moved == 0].mean() > 1
-
-
-def test_bright_images_do_not_become_white():
-    measured = dataclasses.replace(MEASURED, brightness=0.9, brightness_spread=0.25)
-    augment = build(choose_augmentation(measured, "crop", 3)[0])
-    mask = pair()[1].clip(0, 1)
-    image = np.dstack([240 - 20 * mask] * 3)
-    for index in range(100):
-        augmented, moved = augment(image, mask, (42, 0, 0, index))
-        assert augmented[moved == 0].mean() - augmented[moved == 1].mean() > 10
+        augmented, moved = augment(np.dstack([image] * 3), mask, (42, 0, 0, index))
+        assert abs(augmented[moved == 1].mean() - augmented[moved == 0].mean()) > least
 
 
 @pytest.mark.parametrize("name", ["default", "strong"])
@@ -144,20 +120,6 @@ def test_a_list_sees_the_range_that_occurs_as_0_to_1():
     assert inverted.dtype == np.float32
     assert inverted[:, :, 0] == pytest.approx(np.array([[35000, 32000], [34000, 33500]]), abs=0.1)
     assert mask.tolist() == [[0, 0], [0, 0]]
-
-
-def test_a_list_comes_through_the_config_and_its_yaml(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "augmentation:\n  - HorizontalFlip\n  - Affine: {rotate: [-15, 15], p: 0.5}\n"
-        "  - OneOf:\n      transforms: [VerticalFlip, Transpose]\n      p: 0.25\n"
-    )
-    config = load_config(path)
-    transforms = build(config.augmentation).compose.transforms
-    assert [type(transform).__name__ for transform in transforms] == ["HorizontalFlip", "Affine", "OneOf"]
-    assert (transforms[1].rotate, transforms[1].p, transforms[2].p) == ((-15.0, 15.0), 0.5, 0.25)
-    again = load_config(config)  # and through a Config, as a resumed run has it
-    assert len(build(again.augmentation).compose.transforms) == 3
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Samples and batches depend on (seed, epoch, index) alone; a file that changed during the run is refused."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The batches of an epoch: the same for any number of workers, first batch and order of epochs."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """Decoded pairs in shared memory or in a file: the same pixels as from the files, within a limit, found again, deleted in time."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import time
@@ -109,19 +107,6 @@ def test_two_runs_that_fill_the_same_file_do_not_spoil_it(tmp_path):
     assert num_ticks == 0
     assert all(np.array_equal(cache.pair(index)[0], pixels(index)[0]) for index in range(4))
     assert len(names(tmp_path)) == 1
-
-
-@pytest.mark.parametrize("position", [0, BLOCK - 1])  # of a pixel, and of the checksum
-def test_a_damaged_pair_is_told_when_it_is_read_and_the_others_are_used(position, tmp_path):
-    build("disk", tmp_path)
-    content = bytearray(own_file(tmp_path).read_bytes())
-    content[position] ^= 1
-    own_file(tmp_path).write_bytes(content)
-    cache, num_ticks = build("disk", tmp_path)
-    assert num_ticks == 0
-    with pytest.raises(ContentDamage, match="its content has changed"):
-        cache.pair(0)
-    assert np.array_equal(cache.pair(1)[0], pixels(1)[0])
 
 
 def test_a_file_that_is_cut_off_while_it_is_used_is_an_error_and_no_crash(tmp_path):

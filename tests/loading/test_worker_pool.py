@@ -1,8 +1,6 @@
 """Workers that fill batches: the same bytes for any plan and number of workers; death, hang and failure are reported; all start or
 none, and they end with the training process."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -59,19 +57,6 @@ def test_workers_of_any_kind_and_number_give_the_same_bytes(tiny_data, num_worke
         assert epoch_digest(loader, epoch) == expected_digest(loader.dataset, 4, epoch)
     assert (loader.pool.num_failed, loader.pool.failure_reason) == (0, "")
     loader.pool.close()
-
-
-def test_epochs_and_validation_follow_each_other_as_planned_with_the_fewest_buffers(tiny_data, monkeypatch):
-    monkeypatch.setattr(worker_pool, "MAX_BUFFER_BYTES", 0)
-    train, val, pool = build_pair(tiny_data)
-    val_digest = epoch_digest(make_loader(val.dataset, 4, 0, shuffle=False), 0)
-    for epoch in range(4):
-        train.prepare(epoch)
-        val.prepare(0)
-        train.prepare(epoch + 1)
-        assert epoch_digest(train, epoch) == expected_digest(train.dataset, 2, epoch)
-        assert epoch_digest(val, 0) == val_digest
-    assert len(pool.buffers.arrays) == worker_pool.MIN_BUFFERS
 
 
 def test_dropped_plans_keep_no_buffer_and_leave_no_trace(tiny_data):

@@ -1,7 +1,5 @@
 """The fast layers compute the same as the plain ones, forward and backward, with the same parameters."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Each loss: by hand, against torch and smp where those are right, and in the cases that are easily wrong."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """IoU and Dice: by hand, against a brute force, and against common mistakes."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np
@@ -14,7 +12,6 @@ from unet_trainer.images.tiling import resize_mask
 from unet_trainer.model import metrics
 from unet_trainer.model.metrics import (
     compute_scores,
-    confusion_matrices,
     confusion_matrix,
     native_confusion_matrices,
     predicted_ids,
@@ -67,21 +64,6 @@ def test_counts_and_iou_equal_a_brute_force_on_random_data(num_classes):
         both, either = (is_true & is_predicted).sum(), (is_true | is_predicted).sum()
         assert scores["iou"] == pytest.approx(both / either, abs=1e-12)
         assert scores["dice"] == pytest.approx(2 * both / (is_true.sum() + is_predicted.sum()), abs=1e-12)
-
-
-@pytest.mark.parametrize("num_ids", [2, 3, 200])
-def test_each_image_has_its_own_matrix(num_ids):
-    """200 ids: more cells than counters, so that there is one lane."""
-    random = torch.Generator().manual_seed(0)
-    predicted, truth = (torch.randint(0, num_ids, (5, 6, 7), generator=random) for _ in range(2))
-    truth[2, :3] = 255
-    truth[4] = 255  # padding
-    matrices = confusion_matrices(predicted, truth, num_ids)
-    assert matrices.shape == (5, num_ids, num_ids)
-    for index in range(5):
-        assert torch.equal(matrices[index], confusion_matrix(predicted[index : index + 1], truth[index : index + 1], num_ids))
-    assert int(matrices[4].sum()) == 0
-    assert torch.equal(matrices.sum(0), confusion_matrix(predicted, truth, num_ids))
 
 
 SIZES = [(64, 64), (100, 37), (32, 48), (7, 200), (1, 1), (64, 64), (33, 48), (32, 48)]

@@ -1,7 +1,5 @@
 """Networks by name, encoder weights from files and by name, and a frozen encoder."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from pathlib import Path
@@ -27,7 +25,7 @@ from unet_trainer.model.network import (
     load_encoder_weights,
     set_training_mode,
 )
-from unet_trainer.model.segmenter import Segmenter, deployable_weights
+from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.step import build_train_forward
 
 
@@ -258,10 +256,3 @@ def test_training_adds_the_losses_of_the_heads(segmenter):
     with torch.no_grad():
         _, auxiliary = forward_with_auxiliary(segmenter, images())
     assert float(value.detach()) == pytest.approx(float(plain + 0.5 * auxiliary_loss(loss, auxiliary, masks, None)), rel=1e-5)
-
-
-def test_the_model_that_is_used_has_no_heads(segmenter):
-    bare = build_network(segmenter.spec, None)
-    weights = deployable_weights(segmenter)
-    assert weights.keys() == bare.state_dict().keys()
-    bare.load_state_dict(weights)

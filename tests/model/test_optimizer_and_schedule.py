@@ -1,7 +1,5 @@
 """The learning rate at steps where it can be computed by hand, and how optimizers are built."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

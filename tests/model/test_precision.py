@@ -1,7 +1,5 @@
 """The device, what it can compute in, loss scaling and torch's process-wide switches."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

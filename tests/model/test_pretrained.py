@@ -1,7 +1,5 @@
 """Imagenet weights that are found on this machine, fetched, or given up with a reason. No test needs a network."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess

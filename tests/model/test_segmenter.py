@@ -1,7 +1,5 @@
 """Images in their own units → logits of every class at the images' own size; a spec that survives a checkpoint."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 

@@ -5,7 +5,6 @@ import re
 from html import unescape
 
 import numpy as np
-import pytest
 
 from helpers.report_runs import ATTACK, FOUR_IMAGES, scores_of, write_run
 from unet_trainer.inference.evaluate import EvaluatedSet
@@ -14,25 +13,12 @@ from unet_trainer.reports.comparison import compare_runs, iou_intervals, render_
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
 
-PERFECT = [[row[0], [row[1][1]] * 3] for row in FOUR_IMAGES]  # all of the truth found
 SCORES = scores_of(FOUR_IMAGES)
 WHOLE = 46 / (60 + 52 - 46)  # hits 2 + 8 + 16 + 20 = 46, truth 60, prediction 52
 
 
 def summaries(*folders):
     return [read_run_summary(folder) for folder in folders]
-
-
-def test_scores_are_paired_where_the_images_are_the_same_and_settings_that_differ_are_found(tmp_path):
-    first = write_run(tmp_path / "a", learning_rate=0.1, run_name="a", encoder="x")
-    better = write_run(tmp_path / "b", ious=(0.9,), images=PERFECT, learning_rate=0.2, run_name="b", image_size=64)
-    found = compare_runs(summaries(first, better))
-    assert found.runs[0].difference is None
-    assert found.runs[1].difference.iou == pytest.approx(1 - WHOLE)
-    assert found.runs[1].difference.verdict == "better"
-    assert '<span class="small verdict better">better</span>' in render_comparison(summaries(first, better))
-    assert found.note == "Differences are to a, paired image by image."
-    assert found.settings == [("num_epochs", ["3", "1"]), ("learning_rate", ["0.1", "0.2"])]
 
 
 def test_what_cannot_be_compared_is_said(tmp_path):

@@ -1,8 +1,6 @@
 """A file is written completely or not at all: whatever fails, the old content or the new is there, and nothing else; and paths that
 the user names, which may be devices and pipes."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os
@@ -21,8 +19,6 @@ from unet_trainer.system.atomic_files import (
     Draft,
     check_output,
     delete_drafts,
-    discard_drafts,
-    write_atomically,
     write_output,
     write_text_atomically,
 )
@@ -39,32 +35,6 @@ def file(tmp_path):
 def assert_only(file, content):
     assert file.read_bytes() == content
     assert list(file.parent.iterdir()) == [file], "a temporary file was left behind"
-
-
-@pytest.mark.parametrize("error", [ValueError("bad"), OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
-def test_old_content_survives_a_writer_that_fails(error, file):
-    def write(draft):
-        draft.write(b"n" * 1_000_000)
-        raise error
-
-    with pytest.raises(type(error)):
-        write_atomically(file, write)
-    assert_only(file, b"old")
-
-
-def test_the_old_content_gets_another_name_once_the_new_one_is_verified(file):
-    previous = file.with_name("previous.pt")
-
-    def verify(draft):
-        assert draft.read_bytes() == b"new"
-        assert file.read_bytes() == b"old"
-        assert not previous.exists()
-
-    write_atomically(file, lambda draft: draft.write(b"new"), verify=verify, previous=previous)
-    assert (file.read_bytes(), previous.read_bytes()) == (b"new", b"old")
-    write_atomically(file, lambda draft: draft.write(b"newer"), previous=previous)
-    assert (file.read_bytes(), previous.read_bytes()) == (b"newer", b"new")
-    assert sorted(path.name for path in file.parent.iterdir()) == ["last.pt", "previous.pt"]
 
 
 def test_drafts_of_killed_writers_are_deleted_and_nothing_else(file):
@@ -112,22 +82,6 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays_as_it_is(file, tmp_path):
     assert (link.is_symlink(), link.read_text(), file.read_text()) == (False, "new", "old")
 
 
-def test_drafts_of_one_file_of_one_process_are_discarded(tmp_path):
-    name = "a[1]*.png"  # no pattern
-    for left in (name, "a1.png"):
-        draft = Draft(tmp_path / left)
-        draft.file.close()
-        draft.draft.rename(tmp_path / draft.draft.name.replace(f".{os.getpid()}-", ".4711-"))
-    own = Draft(tmp_path / name)
-    own.file.close()
-    discard_drafts(tmp_path / name, 4711)
-    discard_drafts(tmp_path / "no folder" / name, 4711)
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert len(left) == 2
-    assert left[0].startswith(".a1.png.4711-")
-    assert left[1] == own.draft.name
-
-
 # Paths that the user names: devices and pipes are written to, links followed, files replaced whole, disks refused.
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
@@ -136,21 +90,6 @@ pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
 def write(path, text="new"):
     check_output("--json", path)
     write_output("--json", path, text)
-
-
-def test_a_file_is_made_or_replaced_whole(tmp_path, monkeypatch):
-    path = tmp_path / "a.json"
-    write(path)
-    assert path.read_text() == "new"
-
-    def fail(handle):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(UserError, match=r"^--json: .*a\.json cannot be written \(No space left on device\); make room$"):
-        write(path, "newer")
-    assert path.read_text() == "new"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_link_is_followed_to_a_file_that_is_there_or_not_yet(tmp_path):

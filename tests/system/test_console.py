@@ -1,7 +1,5 @@
 """Messages during training: on a terminal, in a file or a pipe, and in train.log; names of files as text."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

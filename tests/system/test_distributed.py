@@ -3,8 +3,6 @@
 Jobs that train, and whose processes fail, are in tests/test_torchrun.py.
 """
 
-from __future__ import annotations
-
 import pickle
 import threading
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Every file that is read: a regular one, opened without waiting, bounded; what is wrong with it is an OSError with a reason."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

@@ -1,16 +1,13 @@
 """JSON files that may be lost at any time: damaged ones are as good as none, links are not followed, drafts do not stay."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 import pytest
 
-from unet_trainer.system.json_cache import pick, read_cache, read_known, write_cache, write_known
+from unet_trainer.system.json_cache import read_cache, read_known, write_cache, write_known
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a": 1', b"[" * 200_000, b'{"a":' * 200_000])
@@ -80,30 +77,3 @@ def test_a_dataclass_with_a_wrong_value_is_as_good_as_none(wrong, tmp_path):
     write_known(Known(2.5, ()), path, 3)
     path.write_text(json.dumps({**json.loads(path.read_text()), **wrong}))
     assert read_known(Known, path, 3) is None
-
-
-SHAPE = {"number": float, "count": int, "any": Any, "data": {"names": list[str]}, "rows": [{"id": int}]}
-
-
-def test_declared_fields_are_picked_and_others_and_nulls_are_left_out():
-    content = {"number": 1, "count": None, "other": 1, "data": {"names": ["a"], "x": 1}, "rows": [{"id": 3}, {"y": 1}], "any": [1]}
-    assert pick(SHAPE, content) == {"number": 1, "data": {"names": ["a"]}, "rows": [{"id": 3}, {}], "any": [1]}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ({"number": [1]}, "number: a list is no number"),
-        ({"number": float("inf")}, "number: inf is no number"),
-        ({"count": "3"}, "count: '3' is no whole number"),
-        ({"count": 10**30}, "count: 1000"),
-        ({"data": {"names": [3]}}, "data: names: 3 is no text"),
-        ({"rows": {}}, "rows: an object is no list"),
-        ({"rows": [3]}, "rows: 3 is no object"),
-        ({"any": [[[[[[[[[1]]]]]]]]]}, "any: .* is no plain value"),
-        ([], "a list is no object"),
-    ],
-)
-def test_a_field_of_another_type_is_refused_with_its_name(content, message):
-    with pytest.raises(ValueError, match=message):
-        pick(SHAPE, content)

@@ -1,7 +1,5 @@
 """Who gets an answer from a local page, and what an error looks like. tests/inference/test_try_server.py has the attacks."""
 
-from __future__ import annotations
-
 from http import HTTPStatus
 
 import pytest

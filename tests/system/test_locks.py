@@ -1,7 +1,5 @@
 """One run at a time holds the lock of a folder, which is released however its process ends; files in use are known."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

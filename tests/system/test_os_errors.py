@@ -1,7 +1,5 @@
 """Errors of the system as sentences: the cause in its own words, what to do, and no traceback for what is no bug."""
 
-from __future__ import annotations
-
 import errno
 import os
 from types import SimpleNamespace
@@ -69,12 +67,8 @@ def test_a_bug_keeps_its_traceback(error):
     assert not is_of_the_machine(error)
 
 
-def disk(**values):
-    return SimpleNamespace(**{"f_files": 100, "f_favail": 0, "f_bavail": 10, **values})
-
-
 def test_a_disk_that_takes_no_more_files_is_not_answered_with_the_advice_to_make_room(monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "statvfs", lambda path: disk())
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_files=100, f_favail=0, f_bavail=10))
     expected = "No inodes left on device: it has room, but for no more files; delete files there, however small"
     assert sentence(made(errno.ENOSPC, str(tmp_path / "a"))) == f"{tmp_path / 'a'}: {expected}"
 

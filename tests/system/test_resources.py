@@ -1,7 +1,5 @@
 """Cores and memory of a container are those of its cgroup, in made-up file systems of both versions."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

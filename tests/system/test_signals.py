@@ -1,7 +1,5 @@
 """SIGINT, SIGTERM and SIGHUP are recorded, in the main thread alone, and the handlers of the caller are restored."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -11,28 +9,6 @@ import pytest
 
 from helpers.project import ROOT
 from unet_trainer.system.signals import Interrupted, Signals
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_deferred_signal_is_recorded_and_raised_by_check(number):
-    with Signals() as signals, signals.deferred():
-        signals.check()
-        assert not signals.is_stopping()
-        os.kill(os.getpid(), number)
-        assert signals.is_stopping()
-        with pytest.raises(Interrupted, match=number.name) as caught:
-            signals.check()
-    assert caught.value.signal_number == number
-    assert isinstance(caught.value, KeyboardInterrupt)  # what a notebook expects
-
-
-def test_a_second_sigint_is_raised_at_once():
-    with Signals() as signals, signals.deferred():
-        os.kill(os.getpid(), signal.SIGINT)
-        assert signals.is_stopping()
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-
 
 EXIT = """
 import atexit, sys, threading; from unet_trainer.system.concurrency import BackgroundWriter

@@ -1,7 +1,5 @@
 """Fixtures of several test files of this package."""
 
-from __future__ import annotations
-
 import io
 
 import pytest

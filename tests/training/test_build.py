@@ -1,7 +1,5 @@
 """Config → dataset, loaders, model and steps."""
 
-from __future__ import annotations
-
 import dataclasses
 from unittest import mock
 

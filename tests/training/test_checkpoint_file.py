@@ -1,7 +1,5 @@
 """The checkpoint format: complete, verified, harmless."""
 
-from __future__ import annotations
-
 import collections
 import functools
 import io

@@ -1,7 +1,5 @@
 """A run in its folder: what is saved when, in which order, and what is restored."""
 
-from __future__ import annotations
-
 import io
 import threading
 from unittest import mock

@@ -1,7 +1,5 @@
 """Trying and compiling the steps before a run: nothing is changed by it, and a compiler that fails costs nothing but speed."""
 
-from __future__ import annotations
-
 import copy
 from functools import partial
 from unittest import mock

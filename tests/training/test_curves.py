@@ -1,7 +1,5 @@
 """curves.png: of what the folder holds, with what happened marked, and whole or not at all."""
 
-from __future__ import annotations
-
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure

@@ -1,7 +1,5 @@
 """Evaluation of a dataset: by hand, whatever the batches, and without a run."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -10,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from helpers.fake_job import FakeJob
 from helpers.samples import make_dataset
 from helpers.steps import CPU, FLOAT32, make_spec, plain_segmenter
 from unet_trainer.datasets.pairs import Pair
@@ -22,7 +19,7 @@ from unet_trainer.loading.loader import Loader
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.training.evaluation import EvalStep, build_eval_forward, evaluate, predict, sum_over_ranks
+from unet_trainer.training.evaluation import EvalStep, build_eval_forward, evaluate
 
 
 @pytest.fixture(scope="module")
@@ -49,25 +46,6 @@ def make_eval_step(segmenter, loss="bce", **options):
 
 def loader_of(dataset, batch_size):
     return Loader(dataset, batch_size, shuffle=False)
-
-
-def test_numbers_are_those_computed_by_hand_from_the_predictions(dataset):
-    segmenter = plain_segmenter()
-    found = evaluate(make_eval_step(segmenter), loader_of(dataset, 2))
-    batch = loader_of(dataset, len(dataset)).read(0, 0)  # the whole set
-    truth = batch.masks.long()
-    counts = truth != 255
-    ids = predict(segmenter, batch.images, FLOAT32)
-    hits = int(((ids == 1) & (truth == 1)).sum())
-    false, missed = (int(((ids == one) & (truth == 1 - one)).sum()) for one in (1, 0))
-    assert 0 < hits < counts.sum()
-    assert found.scores.iou == pytest.approx(hits / (hits + false + missed))
-    assert found.scores.dice == pytest.approx(2 * hits / (2 * hits + false + missed))
-    with torch.no_grad():
-        foreground = segmenter(batch.images)[:, 1]  # the logit of background is 0
-    loss = torch.nn.functional.binary_cross_entropy_with_logits(foreground[counts], truth[counts].float())
-    assert found.loss == pytest.approx(float(loss), rel=1e-5)
-    assert found.first_bad_batch is None
 
 
 @pytest.mark.parametrize(("batch_size", "expected"), [(1, 3), (3, 1)])
@@ -152,17 +130,3 @@ def test_scores_are_counted_at_the_masks_own_size(num_classes, image_spec, dtype
     found = evaluate(step, loader_of(dataset, batch_size))
     assert found.scores == compute_scores(torch.from_numpy(expected), num_classes)
     assert 0 < found.scores.iou < 1
-
-
-def test_parts_of_processes_add_up_to_the_set_in_its_order():
-    def part(samples, counts, is_finite=True):
-        per_sample = torch.tensor(counts).reshape(-1, 1, 1).expand(-1, 2, 3)
-        return torch.tensor([float(sum(counts))]), torch.full((2, 2), sum(counts)), is_finite, per_sample, torch.tensor(samples)
-
-    job = FakeJob(gather=lambda own: parts, broadcast=lambda value: value)
-    parts = [part([0, 2, 4], [1, 3, 5]), part([1, 3], [2, 4])]
-    loss_sums, matrix, is_finite, counts = sum_over_ranks(parts[0], job)
-    assert counts[:, 0, 0].tolist() == [1, 2, 3, 4, 5]
-    assert (loss_sums.tolist(), matrix.tolist(), is_finite) == ([15.0], [[15, 15], [15, 15]], True)
-    parts = [part([0], [1]), part([1], [2], is_finite=False)]
-    assert not sum_over_ranks(parts[0], job)[2]

@@ -1,7 +1,5 @@
 """A step whose numbers are not finite, wherever they went bad, changes nothing and is counted."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """DistributedDataParallel around a step, in one process. Jobs of several are in tests/test_torchrun.py."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.distributed as dist

@@ -1,7 +1,5 @@
 """What happens when an epoch cannot be finished. How it looks to a user is tested in test_trouble.py."""
 
-from __future__ import annotations
-
 import math
 import signal
 import weakref
@@ -13,13 +11,11 @@ import torch
 from helpers.small_runs import make_run, said
 from helpers.steps import everything, make_batch, same, small_components, take_step
 from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
-from unet_trainer.config.load import load_config
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.system.distributed import Failure, Job, Launch, PeerFailed
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import recovery
 from unet_trainer.training.checkpoint_file import read_last
-from unet_trainer.training.compilation import is_out_of_memory
 from unet_trainer.training.recovery import agree_on_failure, recovering
 
 
@@ -56,17 +52,6 @@ def saved(run):
     return read_last(run.checkpointer.folder / "last.pt")
 
 
-def test_the_first_time_numbers_are_not_finite_the_run_goes_back_with_a_tenth_of_the_rate(run):
-    recover(run, bad_steps())
-    assert (run.state.batch, run.state.num_rollbacks, run.state.learning_rate.factor) == (0, 1, 0.1)
-    assert same(everything(run.components), run.initial_state)
-    assert "8 steps in a row were not finite from step 5 on (epoch 1, batch 5 of 5)" in said(run)
-    assert "Going back to the start, with 0.1 of the learning rate" in said(run)
-    content = saved(run)  # so that a restart does not begin with the rate that failed
-    assert (content["num_rollbacks"], content["learning_rate"]["factor"]) == (1, 0.1)
-    assert not (run.checkpointer.folder / "config.yaml").exists()
-
-
 @pytest.mark.parametrize(("on_nan", "num_rollbacks"), [("recover", 1), ("stop", 0)])
 def test_the_second_time_or_with_on_nan_stop_training_ends(on_nan, num_rollbacks, run):
     run.settings.change("a test", on_nan=on_nan)
@@ -77,18 +62,6 @@ def test_the_second_time_or_with_on_nan_stop_training_ends(on_nan, num_rollbacks
     ):
         recover(run, NonFinite("the validation loss is not finite", val_batch=0))
     assert same(run.initial_state[:5], list(saved(run)["model"].values())[:5])  # that of the start: nothing else was saved
-
-
-def test_with_less_memory_it_goes_on_in_smaller_parts_from_where_it_is(run):
-    before = everything(run.components)
-    recover(run, MemoryError())
-    step = run.components.train_step
-    assert run.config.batch_parts == step.num_parts == run.components.eval_step.num_parts == 2
-    assert same(everything(run.components), before)
-    assert "Note: going on from batch 3 of epoch 1" in said(run)
-    assert "a batch of 2 goes through the model in 2 parts (batch_parts): batch norm statistics" in said(run)
-    assert (saved(run)["batch"], saved(run)["config"]["batch_parts"]) == (3, 2)
-    assert load_config(run.checkpointer.folder / "config.yaml").batch_parts == 2
 
 
 def test_a_group_that_memory_interrupted_is_begun_anew_from_the_last_saved_state(run):
@@ -161,19 +134,6 @@ class Told(Job):
     def agree(self, error, kind="", position=None):
         self.told = kind, position
         return self.cause
-
-
-def test_what_can_be_handled_is_an_error_of_the_same_kind_everywhere(run):
-    run.processes = Told("signal", "SIGTERM", 143)
-    assert isinstance(agree_on_failure(run, PeerFailed()), Interrupted)
-    run.processes = Told("memory", "CUDA out of memory")
-    assert is_out_of_memory(agree_on_failure(run, PeerFailed()))
-    assert run.processes.told == ("", (0, 3))
-    run.processes = Told("non-finite", "8 steps in a row were not finite")
-    run.components.train_step.guard.first_bad_batch.fill_(40)
-    assert agree_on_failure(run, PeerFailed()).batch_number == 40
-    run.processes = Told("error", "a.png: changed", 2)
-    assert str(agree_on_failure(run, PeerFailed())) == "rank 1: a.png: changed"
 
 
 def test_a_process_keeps_an_error_of_its_own_that_is_of_the_same_kind(run):

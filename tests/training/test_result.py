@@ -1,7 +1,5 @@
 """The result of a run: as an object, as result.json, and as the last lines that the user reads."""
 
-from __future__ import annotations
-
 import json
 import math
 import shlex
@@ -14,6 +12,7 @@ from helpers.small_runs import ROW, finish_epochs, make_run, said
 from helpers.steps import make_settings
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import Decision
+from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.result import build_result, judge_model, report
@@ -219,3 +218,20 @@ def test_validation_with_one_class_only_says_nothing_about_the_model(confusion, 
     ((problem, advice),) = judge(confusion, rows([0.9]), num_classes=num_classes)
     assert problem == f"every validation pixel is {name}: val IoU says nothing about the model"
     assert "val_fraction" in advice[0]
+
+
+# Predictions that need no model: their IoU by hand
+
+TWO = ("background", "foreground")
+
+
+@pytest.mark.parametrize("confusion", [[[68, 2], [2, 28]], [[70, 0], [30, 0]]])
+def test_the_baseline_of_one_class_is_all_foreground_whatever_was_predicted(confusion):
+    assert best_baseline(confusion, 1, TWO) == Baseline("all foreground", 0.3)
+    assert best_baseline([[70, 0], [0, 0]], 1, TWO) == Baseline("all background", 0.0)
+
+
+def test_the_baseline_of_many_classes_is_the_most_frequent_one_over_those_that_occur():
+    confusion = [[10, 0, 0, 0], [5, 50, 5, 0], [0, 0, 30, 0], [0, 0, 0, 0]]  # truth 10, 60, 30, 0
+    assert best_baseline(confusion, 4, ("sky", "road", "cow", "sea")) == Baseline("all road", 0.6 / 3)
+    assert best_baseline([[0, 0], [0, 0]], 1, TWO) is best_baseline([], 1, TWO) is None

@@ -1,7 +1,5 @@
 """What may change between two starts of a run, what must not, and what is told."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 

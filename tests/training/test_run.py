@@ -1,17 +1,13 @@
 """A run between two steps and after an epoch."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from helpers.small_runs import ROW, SCORES, evaluation_of, make_run, said
 from helpers.small_runs import judge_epochs as epochs_of
 from helpers.steps import KnownCosts, everything, same, take_step
 from unet_trainer.config.facts import StepCost
-from unet_trainer.model.metrics import compute_scores
 from unet_trainer.training import time_budget
 from unet_trainer.training.checkpoint_file import read_checkpoint, read_last
 from unet_trainer.training.time_budget import is_out_of_time
@@ -20,18 +16,6 @@ from unet_trainer.training.time_budget import is_out_of_time
 @pytest.fixture
 def run(tiny_data, tmp_path):
     return make_run(tiny_data, tmp_path / "run", num_epochs=3)
-
-
-def test_after_an_epoch_the_state_is_complete(run):
-    run.state.batch, run.state.train_seconds = 5, 3.0
-    assert run.judge({**ROW, "val_iou": 0.25, "seconds": 4.0}, SCORES)
-    state = run.state
-    assert (state.epoch, state.batch, state.seconds, state.train_seconds) == (1, 0, 4.0, 0.0)
-    assert (state.early_stopping.best_epoch, state.per_class_iou, state.confusion) == (1, [0.5], [[5, 1], [1, 2]])
-    assert not run.judge({**ROW, "epoch": 2, "val_iou": 0.2, "seconds": 4.0}, compute_scores(torch.tensor([[5, 1], [3, 2]]), 1))
-    assert (state.epoch, state.seconds, state.per_class_iou) == (2, 8.0, [0.5])  # of the best epoch
-    assert state.confusion == [[5, 1], [1, 2]]
-    assert [row["val_iou"] for row in state.history] == [0.25, 0.2]
 
 
 # A budget of time

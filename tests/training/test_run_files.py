@@ -1,9 +1,6 @@
 """The files that a run writes of itself: metrics.csv, result.json, val_scores.csv, events.jsonl, and what is in them."""
 
-from __future__ import annotations
-
 import csv
-import json
 import math
 import signal
 import subprocess
@@ -144,18 +141,6 @@ def log(tmp_path):
 
 def kinds(folder):
     return [event["kind"] for event in read_events(folder)]
-
-
-def test_lines_are_json_with_kind_and_time_in_utc(log, tmp_path):
-    log.add("note", text="ein Gerät\nin two lines", value=math.nan)
-    start, warning, note = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert (start["kind"], start["machine"], warning["text"]) == ("start", {"device": "cpu"}, "early")
-    assert (note["kind"], note["text"], note["value"]) == ("note", "ein Gerät\nin two lines", None)
-    assert note["time"].endswith("+00:00")
-    log.add("end", how="finished")
-    log.add("end", how="interrupted")  # a run ends once
-    assert kinds(tmp_path).count("end") == 1
-    assert read_events(tmp_path / "missing") == []
 
 
 def test_a_killed_process_loses_no_line(tmp_path):

@@ -1,7 +1,5 @@
 """Run folders: found by name, path or file, newest first; a new run never gets the folder of an old one."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Around a run: everything is closed in order, errors are logged, an interruption is told with the way to go on."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """Config → device and settings; and what the user is told of the choices."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 

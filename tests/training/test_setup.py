@@ -1,7 +1,5 @@
 """From a config to a run that is ready for its first epoch: new, resumed, or refused."""
 
-from __future__ import annotations
-
 import dataclasses
 import shutil
 
@@ -10,7 +8,7 @@ import torch
 
 from helpers.fake_job import FakeJob
 from helpers.small_runs import ROW, SCORES, judge_epochs, stopped_budget
-from helpers.steps import KnownCosts, SmallNetwork, everything, make_settings, same, small_components, take_step
+from helpers.steps import KnownCosts, SmallNetwork, make_settings, small_components, take_step
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
@@ -59,18 +57,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_new_run_has_its_folder_settings_split_and_log(config, folder, capsys):
-    run = start(config)
-    assert names(folder) == ["config.yaml", "events.jsonl", "settings.json", "split.csv", "train.log"]
-    assert (run.checkpointer.folder, run.is_finished()) == (folder, False)
-    assert (len(run.loaders.train), len(run.loaders.val)) == (2, 1)
-    said = capsys.readouterr().out
-    assert (folder / "train.log").read_text() == said
-    labels = [line.split(":")[0].strip() for line in said.splitlines() if line.startswith("  ")]
-    decided = ["num_classes", "repeats"]
-    assert labels == ["Device", "Data", "Images", "Masks", *decided, "Model", "Batch", "Run", "Start-up"]
-
-
 def test_a_model_that_cannot_run_is_told_before_the_run_has_a_folder(config, folder, monkeypatch):
     class Broken(SmallNetwork):
         def forward(self, pixels):
@@ -81,15 +67,6 @@ def test_a_model_that_cannot_run_is_told_before_the_run_has_a_folder(config, fol
     with pytest.raises(UserError, match=expected):
         start(config)
     assert not folder.exists()
-
-
-def test_a_resumed_run_goes_on_with_its_state_in_its_folder(config, folder, capsys):
-    first = train_and_save(config, num_steps=2, epochs=1)
-    capsys.readouterr()
-    run = start(config, resume="run")
-    assert (run.checkpointer.folder, run.state.epoch, len(run.state.history)) == (folder, 1, 1)
-    assert same(everything(run.components), everything(first.components))
-    assert "Resuming after epoch 1; best val_iou so far 0.5000 (epoch 1)\n" in capsys.readouterr().out
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """The state of training: all of it is restored, on one process and on several; the metrics of an epoch; early stopping."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import math
@@ -10,9 +8,8 @@ import operator
 import pytest
 import torch
 
-from helpers.fake_job import FakeJob
 from helpers.small_runs import ROW
-from helpers.steps import CPU, everything, make_batch, same, small_components, take_step
+from helpers.steps import CPU, make_batch, same, small_components, take_step
 from unet_trainer.model.optimizer_and_schedule import LearningRate
 from unet_trainer.system.distributed import Launch
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_last, write_checkpoint
@@ -43,25 +40,6 @@ def through_a_file(state, folder, **more):
         folder / "last.pt", {"config": {}, "decisions": {}, "split": {"train": [], "val": []}, **state.state_dict(), **more}
     )
     return read_last(folder / "last.pt")
-
-
-def test_everything_is_restored(components, tmp_path):
-    torch.manual_seed(7)
-    content = through_a_file(components.state, tmp_path)
-    expected = torch.rand(3)
-    other = small_components(ema_decay=0.9)
-    other.state.load_state_dict(content)
-    assert torch.equal(torch.rand(3), expected)  # the random generator too
-    assert same(everything(components), everything(other))
-    one, two = components.state, other.state
-    assert two.confusion == [[5, 2**40], [1, 2]]
-    for name in ("epoch", "batch", "history", "per_class_iou", "seconds", "train_seconds", "wait_seconds", "num_rollbacks"):
-        assert getattr(two, name) == getattr(one, name), name
-    assert (two.learning_rate.factor, two.early_stopping) == (0.1, one.early_stopping)
-    assert (two.metrics.loss(), two.metrics.num_images) == (one.metrics.loss(), 4)
-    step(components, seed=5)
-    step(other, seed=5)
-    assert same(everything(components), everything(other))
 
 
 def test_ema_switched_on_at_resume_begins_with_the_weights(tmp_path):
@@ -189,26 +167,6 @@ def two():
     ranks = [state.rank_state() for state in states]
     states[0].ranks = ranks
     return ranks, states[0].state_dict()
-
-
-def test_statistics_are_averaged_over_the_processes():
-    state = components_of(0, 2).state
-    before = [tensor.clone() for tensor in state.statistics()]
-    state.average_statistics(FakeJob(all_reduce_mean=lambda tensor: tensor.add_(1).div_(2)))
-    for tensor, start in zip(state.statistics(), before, strict=True):
-        torch.testing.assert_close(tensor, (start + 1) / 2)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_as_many_processes_go_on_with_their_own(two, rank):
-    ranks, content = two
-    state = components_of(rank, 2, seed=7).state
-    state.load_state_dict(content)
-    for tensor, saved in zip(state.statistics(), ranks[rank]["statistics"], strict=True):
-        assert torch.equal(tensor, saved)
-    assert torch.equal(state.metrics.matrix, ranks[rank]["totals"]["matrix"])
-    assert torch.equal(torch.get_rng_state(), ranks[rank]["random_state"])
-    assert state.ranks is content["ranks"]
 
 
 @pytest.mark.parametrize("world_size", [1, 3])

@@ -1,7 +1,5 @@
 """The training step: accumulation, parts of a batch, clipping, precision, skipped steps."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The cost of a step, measured in a process of its own: real ones, children that die, hang or talk nonsense, and what is kept."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -152,16 +150,3 @@ def test_a_cost_is_found_again_by_a_later_run(child, tmp_path):
         assert measure(config(batch_size=4)) == StepCost(**COST)
     assert len(started) == 2
     assert len(json.loads(cache.read_text())) == 2
-
-
-def test_a_damaged_file_of_costs_is_ignored_and_written_anew(child, tmp_path):
-    cache = tmp_path / "step_costs.json"
-    child(ANSWER)
-    with probe(cache) as measure:
-        measure(config())
-    written = cache.read_text()
-    cache.write_text(written.replace("0.5", "NaN"))
-    with probe(cache) as measure:
-        assert not measure.knows(config())
-        assert measure(config()) == StepCost(**COST)
-    assert json.loads(cache.read_text()).keys() == json.loads(written).keys()

@@ -1,7 +1,5 @@
 """What is left of a time budget, and what its parts may take, by a clock that stands still."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 

@@ -1,8 +1,6 @@
 """Experiment trackers against fake packages, TensorBoard against the real one where it is installed; and that a service that is slow,
 fails or hangs neither slows nor ends a run."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from types import ModuleType, SimpleNamespace
