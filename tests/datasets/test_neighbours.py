@@ -111,6 +111,16 @@ def test_tiles_that_overlap_are_groups_of_one_image_each(stride, is_told, datase
     assert ("100% of the validation images are tiles that share pixels with" in found_across(train, val, tmp_path)[0]) == is_told
 
 
+def test_padding_of_one_colour_is_no_overlap(dataset, tmp_path):
+    """The same brown around unrelated images, four pixels wide above and eight below."""
+    frames = [
+        (name, cv2.copyMakeBorder(image, 4, 8, 0, 0, cv2.BORDER_CONSTANT, value=(60, 90, 120)))
+        for name, image in unrelated([f"photo{number:03d}" for number in range(40)])
+    ]
+    pairs = dataset(frames)
+    assert found(pairs, tmp_path) == found_across(pairs[::2], pairs[1::2], tmp_path) == ("", {})
+
+
 def test_images_of_one_patient_that_are_alike_are_groups(dataset, tmp_path):
     """Numbers do not count: a, b and c are no numbers."""
     rng, frames = np.random.default_rng(0), []

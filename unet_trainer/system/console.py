@@ -202,7 +202,9 @@ class FaultTolerantStream:
             # The reader is gone. Text that stays in the stream would fail whenever others flush it, as multiprocessing does before
             # it starts a process.
             with contextlib.suppress(OSError, ValueError):
-                os.dup2(open_to_append(Path(os.devnull)), self.stream.fileno())
+                number, nowhere = self.stream.fileno(), open_to_append(Path(os.devnull))
+                os.dup2(nowhere, number)
+                os.close(nowhere)
         report, self.report = self.report, None
         if report is not None:
             reason = getattr(error, "strerror", None) or str(error)

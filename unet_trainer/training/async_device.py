@@ -74,10 +74,11 @@ class HostCopy:
                 strides = torch.empty_like(tensor, device="meta").stride()  # its own if its memory has no gaps
                 self.places[source] = block.as_strided(tensor.shape, strides, start)
                 start += tensor.numel()
-        if sources:  # one call for all
-            torch._foreach_copy_([self.places[source] for source in sources], list(sources.values()), non_blocking=True)
-        self.content_now = tree_map_only(torch.Tensor, lambda tensor: self.places[_key(tensor)], content)
         self.arrived = torch.cuda.Event() if any(device.type == "cuda" for *_, device in self.places) else None
+        if sources:  # one call for all; without an event, as on Apple's GPUs, it waits
+            copies = [self.places[source] for source in sources]
+            torch._foreach_copy_(copies, list(sources.values()), non_blocking=self.arrived is not None)
+        self.content_now = tree_map_only(torch.Tensor, lambda tensor: self.places[_key(tensor)], content)
         if self.arrived is not None:
             self.arrived.record()
 

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -24,18 +25,19 @@ class CurvesWriter:
     """Draws the curves while a run goes on, for a small share of the time only. No error of it ends a run."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.not_before = folder, 0.0
+        self.folder, self.not_before, self.lock = folder, 0.0, threading.Lock()
         self.error: Exception | None = None  # the first one
 
     def write(self, is_last: bool = False) -> None:
-        started, used = time.monotonic(), time.thread_time()
-        if started < self.not_before and not is_last:
-            return
-        try:
-            write_curves(self.folder)
-        except Exception as error:  # of any kind
-            self.error = self.error or error
-        self.not_before = started + (time.thread_time() - used) / MAX_SHARE
+        with self.lock:  # a run that is interrupted twice ends while its files are written
+            started, used = time.monotonic(), time.thread_time()
+            if started < self.not_before and not is_last:
+                return
+            try:
+                write_curves(self.folder)
+            except Exception as error:  # of any kind
+                self.error = self.error or error
+            self.not_before = started + (time.thread_time() - used) / MAX_SHARE
 
 
 def write_curves(folder: Path) -> None:
