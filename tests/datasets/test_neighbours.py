@@ -111,12 +111,15 @@ def test_tiles_that_overlap_are_groups_of_one_image_each(stride, is_told, datase
     assert ("100% of the validation images are tiles that share pixels with" in found_across(train, val, tmp_path)[0]) == is_told
 
 
-def test_padding_of_one_colour_is_no_overlap(dataset, tmp_path):
-    """The same brown around unrelated images, four pixels wide above and eight below."""
+@pytest.mark.parametrize("width", [0, 6], ids=["padded above and below", "between bars, with a margin"])
+def test_padding_is_no_overlap(width, dataset, tmp_path):
+    """Unrelated images with the same brown around them, as letterboxes and pages of a program have it."""
     frames = [
-        (name, cv2.copyMakeBorder(image, 4, 8, 0, 0, cv2.BORDER_CONSTANT, value=(60, 90, 120)))
+        (name, cv2.copyMakeBorder(image, 4, 8, width, width, cv2.BORDER_CONSTANT, value=(60, 90, 120)))
         for name, image in unrelated([f"photo{number:03d}" for number in range(40)])
     ]
+    for _, image in frames if width else ():
+        image[1:3] = (200, 30, 30)
     pairs = dataset(frames)
     assert found(pairs, tmp_path) == found_across(pairs[::2], pairs[1::2], tmp_path) == ("", {})
 

@@ -41,7 +41,7 @@ MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photog
 MIN_DEVIATIONS = 5  # standard deviations above chance
 MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike because of the place, the camera or the kind of object
 FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
-CACHE_FORMAT = 5
+CACHE_FORMAT = 6
 VAL_SHARES = (0.4, 2.5)  # times val_fraction: what a pattern with few groups may make of it
 
 MIN_SHARE = 0.6  # of the images that a pattern must put together with another one
@@ -260,13 +260,14 @@ def _most_similar(
 
 
 def _lines(image: Pixels) -> list[int]:
-    """Hashes of the rows and columns of an image, 0 for those of one colour; the outermost four come first."""
+    """Hashes of the rows and columns of an image, 0 for those that it has twice, such as padding, bars and gradients, which others
+    may have by chance. The outermost four come first."""
     if max(image.shape[:2]) > MAX_TILE:
         return []
-    # Lines, pixels, bytes: NaN is like NaN there.
-    sides = [np.ascontiguousarray(side).view(np.uint8).reshape(*side.shape[:2], -1) for side in (image, image.swapaxes(0, 1))]
-    hashes = [[hash(line.tobytes()) if (line != line[0]).any() else 0 for line in side] for side in sides]
-    return [*(hashes[axis][end] for axis in (0, 1) for end in (0, -1)), *hashes[0][1:-1], *hashes[1][1:-1]]
+    rows, columns = ([hash(line.tobytes()) for line in side] for side in (image, image.swapaxes(0, 1)))
+    counts = Counter(rows + columns)
+    rows, columns = ([line if counts[line] == 1 else 0 for line in side] for side in (rows, columns))
+    return [rows[0], rows[-1], columns[0], columns[-1], *rows[1:-1], *columns[1:-1]]
 
 
 def _overlaps(lines: Sequence[Sequence[int]]) -> Pixels:
