@@ -3,19 +3,19 @@
     python train_unet.py                                    CONFIG in train_unet.py: the demo, out of the box
     python train_unet.py configs/fast.yaml                  a YAML file (--config FILE is the same)
     python train_unet.py configs/fast.yaml batch_size=16    and overrides, key=value
-    python train_unet.py --resume [RUN or FILE]             go on: the newest run, or that one
-    python train_unet.py check [CONFIG] data_dir=...        read every file, report what is wrong, and the settings that train
+    python train_unet.py --resume [RUN or FILE]             continue: the newest run, or that one
+    python train_unet.py check [CONFIG] data_dir=...        read every file; what is wrong, and the settings that train
                                                             (--write FILE: as a config, --json FILE: for programs)
-    torchrun --nproc-per-node=8 train_unet.py CONFIG ...    the same on several GPUs or machines: docs/scaling.md
-    python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest on this machine
+    torchrun --nproc-per-node=8 train_unet.py CONFIG ...    on several GPUs or machines: docs/scaling.md
+    python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest here
                                                             (--step: the step alone, without a loader)
-    python train_unet.py doctor [CONFIG] [--budget 2h]      this machine, this data and what a run would do (--write FILE)
-    python train_unet.py evaluate RUN or FILE [data_dir=..] scores at native resolution, with intervals (--compare OTHER RUN)
-    python train_unet.py predict RUN IMAGE|FOLDER --out DIR what a trained model sees (--overlay, --polygons, --tta, ...)
-    python train_unet.py export RUN [--format onnx|pt2|smp] the trained model as a file for other programs (--out PATH)
-    python train_unet.py try [RUN or FILE]                  a page in the browser: drop an image, see what the model makes of it
+    python train_unet.py doctor [CONFIG] [--budget 2h]      this machine, this data, what a run would do (--write FILE)
+    python train_unet.py evaluate RUN|FILE [data_dir=...]   scores at native resolution, intervals (--compare RUN)
+    python train_unet.py predict RUN IMAGE|FOLDER --out DIR masks by a trained model (--overlay, --polygons, ...)
+    python train_unet.py export RUN [--format FORMAT]       the model for other programs: onnx, pt2, smp (--out PATH)
+    python train_unet.py try [RUN or FILE]                  a page in the browser: drop an image, see its prediction
     python train_unet.py shard data_dir=... --out DIR|URL   the data as tar shards; data_dir=DIR|URL trains from them
-    python train_unet.py runs [FOLDER]                      the runs that there are: state, best IoU, epochs (--json: for programs)
+    python train_unet.py runs [FOLDER]                      the runs: state, best IoU, epochs (--json: for programs)
     python train_unet.py report [RUN]                       one page about a run: scores, curves, images, settings
     python train_unet.py watch [RUN ...]                    the same in the browser while the run goes on
     python train_unet.py compare RUN RUN [--html FILE]      runs beside each other, with paired intervals
@@ -58,8 +58,8 @@ if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answ
 
 __all__ = ["CONFIG", "Interrupted", "TrainingFailed", "UserError", "follow", "main", "train"]
 
-# What `python train_unet.py` trains. Edit it, or leave it and name a file from configs/. auto: decided from your data, this machine
-# and the time you give; the choice and its reason are printed and written into the run's config.yaml.
+# What `python train_unet.py` trains. Edit it, or leave it and name a file from configs/. auto: chosen from your data,
+# this machine and the time you give; the choice and its reason are printed and written into the run's config.yaml.
 CONFIG: dict[str, Any] = {
     "data_dir": "data/demo",  # your folder with images/ and masks/; the demo is made when it is missing
     "time_budget": None,  # "10m" or "2h": the best model that so much time allows
@@ -89,16 +89,18 @@ def train(
     callbacks: Sequence[Callback] = (),
     **overrides: Any,
 ) -> TrainResult:
-    """Trains by a config (a dict, a path to a YAML file or a Config; CONFIG when left out) plus overrides.
+    """Train by a config (a dict, a path to a YAML file or a Config; CONFIG when left out) plus overrides.
 
-    `on_epoch` is called with the row of each epoch once it is saved; True ends the run. Parts of your own (docs/extending.md):
+    `on_epoch` is called with the row of each epoch once it is saved; True ends the run. Custom parts
+    (docs/extending.md):
     `loss`: logits of every class id, N,K,H,W, and masks of ids, N,H,W, 255 where ignored → scalar.
     `model`: a torch.nn.Module, or a function from a SegmenterSpec to one: images N,C,H,W → logits N,num_classes,H,W.
-    `train_data`, `val_data`: anything with a length that gives (image, mask) for a number; without `val_data` it is split.
+    `train_data`, `val_data`: anything with a length that gives (image, mask) for an index; without `val_data`,
+    `train_data` is split.
     `callbacks`: see unet_trainer.Callback.
 
-    Raises UserError for what the user can mend, TrainingFailed when training cannot go on, and Interrupted (a KeyboardInterrupt)
-    after SIGINT or SIGTERM, with the state saved.
+    Raises UserError for what the user can fix, TrainingFailed when training cannot continue, and Interrupted
+    (a KeyboardInterrupt) after SIGINT or SIGTERM, with the state saved.
     """
     if loss is not None and not callable(loss):
         overrides["loss"] = loss
@@ -121,9 +123,13 @@ def finish(epochs: Generator[Row, None, TrainResult]) -> TrainResult:
 def follow(
     config: Config | Mapping[str, Any] | str | Path | None = None, **parts_and_overrides: Any
 ) -> Generator[Row, None, TrainResult]:
-    """As `train`, epoch by epoch: `for row in follow(config): ...`. Leaving the loop cancels the run; its state is saved."""
+    """Train and yield a row after each epoch: `for row in follow(config): ...`.
+
+    Leaving the loop cancels the run; its state is saved."""
     own = {
-        name: value for name, value in parts_and_overrides.items() if name in Own._fields and (name != "loss" or callable(value))
+        name: value
+        for name, value in parts_and_overrides.items()
+        if name in Own._fields and (name != "loss" or callable(value))
     }
     overrides = {name: value for name, value in parts_and_overrides.items() if name not in own}
     return (yield from train_epochs(config, Own(**own), overrides, waits=True))
@@ -136,7 +142,7 @@ def train_epochs(
     waits: bool,
     started: float | None = None,
 ) -> Generator[Row, None, TrainResult]:
-    """The rows of the epochs, then the result. `waits`: until an epoch's files are written, before its row is handed out.
+    """The rows of the epochs, then the result. `waits`: for an epoch's files to be written, before its row is yielded.
     `started`: when the command was given, if that was before now."""
     started = time.perf_counter() if started is None else started
     if config is None and own.model is None and own.train_data is None:  # the demo's settings do not fit these
@@ -230,7 +236,7 @@ def validate(run: Run, row: Row) -> Evaluation:
 
 
 def train_by_command(config: Config, started: float) -> TrainResult:
-    """`started`: before the config was read. The name of an encoder in it imports torch, which takes seconds of a time budget."""
+    """`started`: before the config was read, which may import torch: seconds of a time budget."""
     return finish(train_epochs(config, Own(), {}, waits=False, started=started))
 
 

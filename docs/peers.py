@@ -1,9 +1,9 @@
 """Training loops as people have them, to measure ours against: python docs/peers.py lightning|milesial DATA_DIR
 
-DATA_DIR holds images/*.jpg and masks/*.png of 512×512 under the same names; four fifths of them are trained on. `lightning` is
-the example of segmentation-models-pytorch (needs the package lightning), `milesial` a loop in the manner of milesial/Pytorch-UNet
-with the same model. Both decode, augment and load as users of theirs do: float tensors from the workers.
-"""
+DATA_DIR holds images/*.jpg and masks/*.png of 512×512 under the same names; four fifths of them are trained on.
+`lightning` is the example of segmentation-models-pytorch (needs the package lightning), `milesial` a loop in the manner
+of milesial/Pytorch-UNet with the same model. Both decode, augment and load as users of theirs do: float tensors from
+the workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,11 @@ class Pairs(Dataset):
                 A.HorizontalFlip(p=0.5),
                 A.VerticalFlip(p=0.5),
                 A.Affine(
-                    scale=(0.8, 1.25), translate_percent=(-0.1, 0.1), rotate=(-30, 30), p=0.7, border_mode=cv2.BORDER_REFLECT_101
+                    scale=(0.8, 1.25),
+                    translate_percent=(-0.1, 0.1),
+                    rotate=(-30, 30),
+                    p=0.7,
+                    border_mode=cv2.BORDER_REFLECT_101,
                 ),
                 A.RandomBrightnessContrast(0.2, 0.2, p=0.5),
             ]
@@ -47,7 +51,9 @@ class Pairs(Dataset):
         image = cv2.cvtColor(cv2.imread(str(self.folder / "images" / f"{self.names[index]}.jpg")), cv2.COLOR_BGR2RGB)
         mask = cv2.imread(str(self.folder / "masks" / f"{self.names[index]}.png"), cv2.IMREAD_GRAYSCALE) > 0
         pair = self.transform(image=image, mask=mask.astype(np.uint8))
-        return torch.from_numpy(pair["image"]).permute(2, 0, 1).float() / 255, torch.from_numpy(pair["mask"])[None].float()
+        return torch.from_numpy(pair["image"]).permute(2, 0, 1).float() / 255, torch.from_numpy(pair["mask"])[
+            None
+        ].float()
 
 
 def build_loader(pairs: Pairs) -> DataLoader:
@@ -92,7 +98,9 @@ def lightning(pairs: Pairs) -> list[float]:
 
     model = Model()
     quiet = {"logger": False, "enable_checkpointing": False, "enable_model_summary": False}
-    pl.Trainer(max_epochs=NUM_EPOCHS, precision="bf16-mixed", accelerator="gpu", devices=1, **quiet).fit(model, build_loader(pairs))
+    pl.Trainer(max_epochs=NUM_EPOCHS, precision="bf16-mixed", accelerator="gpu", devices=1, **quiet).fit(
+        model, build_loader(pairs)
+    )
     return model.seconds
 
 

@@ -10,14 +10,35 @@ import sys
 from helpers.project import ROOT
 
 # Each package may import those before it in this list, and itself.
-PACKAGES = ("config", "system", "images", "datasets", "loading", "model", "training", "inference", "reports", "commands")
+PACKAGES = (
+    "config",
+    "system",
+    "images",
+    "datasets",
+    "loading",
+    "model",
+    "training",
+    "inference",
+    "reports",
+    "commands",
+)
 LOWEST = "unet_trainer.system.input_files"  # imports nothing of ours, so that config may use it too
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
     for path in sorted((ROOT / "unet_trainer").rglob("*.py"))
     if path.stem != "__init__"
 }
-SLOW = ("torch", "torchvision", "numpy", "cv2", "albumentations", "segmentation_models_pytorch", "timm", "PIL", "matplotlib")
+SLOW = (
+    "torch",
+    "torchvision",
+    "numpy",
+    "cv2",
+    "albumentations",
+    "segmentation_models_pytorch",
+    "timm",
+    "PIL",
+    "matplotlib",
+)
 
 
 @functools.cache
@@ -47,7 +68,9 @@ def upward_imports(module, imported):
     """Those of the imported names that lie in a later package than the module."""
     later = PACKAGES[PACKAGES.index(package_of(module)) + 1 :]
     return sorted(
-        name for name in imported if name.startswith("unet_trainer.") and package_of(name) in later and not name.startswith(LOWEST)
+        name
+        for name in imported
+        if name.startswith("unet_trainer.") and package_of(name) in later and not name.startswith(LOWEST)
     )
 
 
@@ -86,16 +109,28 @@ MAY_OPEN = {
     "unet_trainer.training.checkpoint_file": "torch.load, after _check_digest has read the file",
 }
 NOT_BY_NAME = ("io.BytesIO(", "fileobj=", "TiffFile(file)", "ZipFile(file)")
-OPENS_NO_FILE = ("Image", "browser", "files", "events", "processes", "input_files", "shared")  # before .open and .read_text
+OPENS_NO_FILE = (
+    "Image",
+    "browser",
+    "files",
+    "events",
+    "processes",
+    "input_files",
+    "shared",
+)  # before .open and .read_text
 
 
 def opening_calls(path):
     """Calls that open a file by its name, those of Path included."""
-    calls = [(ast.unparse(node.func), ast.unparse(node)) for node in ast.walk(parse(path)) if isinstance(node, ast.Call)]
+    calls = [
+        (ast.unparse(node.func), ast.unparse(node)) for node in ast.walk(parse(path)) if isinstance(node, ast.Call)
+    ]
     found = []
     for called, text in calls:
         owner, _, name = called.rpartition(".")
-        is_of_a_path = owner and name in ("open", "read_text", "read_bytes") and owner.rpartition(".")[2] not in OPENS_NO_FILE
+        is_of_a_path = (
+            owner and name in ("open", "read_text", "read_bytes") and owner.rpartition(".")[2] not in OPENS_NO_FILE
+        )
         if (called in OPENING or is_of_a_path) and not any(part in text for part in NOT_BY_NAME):
             found.append(text)
     return found
@@ -111,13 +146,21 @@ def test_a_file_is_opened_by_one_module():
 def loaded_by(modules):
     script = f"import sys, {', '.join(modules)}; print(*sorted(set({SLOW!r}) & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
+    )
     return done.stdout.split()
 
 
 def test_what_must_answer_at_once_loads_nothing_slow():
     config = [module for module in MODULES if package_of(module) == "config"]
-    others = ("system.console", "system.atomic_files", "training.run_folder", "training.history", "commands.command_line")
+    others = (
+        "system.console",
+        "system.atomic_files",
+        "training.run_folder",
+        "training.history",
+        "commands.command_line",
+    )
     assert loaded_by(["train_unet", *config, *(f"unet_trainer.{name}" for name in others)]) == []
 
 
@@ -133,7 +176,9 @@ def test_a_module_says_what_it_is_for():
 
 def test_no_test_file_imports_another():
     for path in (ROOT / "tests").rglob("*.py"):
-        assert not re.search(r"^\s*(from|import) (test_|conftest)", path.read_text(encoding="utf-8"), re.MULTILINE), path
+        assert not re.search(r"^\s*(from|import) (test_|conftest)", path.read_text(encoding="utf-8"), re.MULTILINE), (
+            path
+        )
 
 
 def test_the_script_is_short_enough_to_be_read_in_one_sitting():

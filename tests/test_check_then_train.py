@@ -96,12 +96,20 @@ LAYOUTS = {
     "stacks": (layouts.stacks, 0, ["30 pages of 1 stack"]),
     "images without masks": (layouts.few_masks, 1, ["unpaired: skip  # GUESS: 352 images without a mask in masks"]),
     "several folders of masks": (layouts.two_folders_of_masks, 1, ["mask_dir: labels", "#   mask_dir: masks"]),
-    "masks of another size": (layouts.other_sizes, 1, ["resize_masks: true  # GUESS: 328 masks of another size than the image"]),
+    "masks of another size": (
+        layouts.other_sizes,
+        1,
+        ["resize_masks: true  # GUESS: 328 masks of another size than the image"],
+    ),
     "results of predict": (layouts.with_results, 0, ["9 results of predict left out, such as images/0.png"]),
     "a video": (layouts.video, 0, ["split: blocks"]),
     "an archive": (layouts.archive, 0, ["download/mine/images/ + download/mine/masks/, same names"]),
     "COCO": (layouts.coco, 0, ["annotations/instances.json (COCO), drawn as masks, classes by category id"]),
-    "LabelMe": (layouts.labelme, 0, ["6 JSON files such as 0.json (LabelMe), drawn as masks, classes in alphabetical order"]),
+    "LabelMe": (
+        layouts.labelme,
+        0,
+        ["6 JSON files such as 0.json (LabelMe), drawn as masks, classes in alphabetical order"],
+    ),
     "YOLO": (layouts.yolo, 0, ["6 text files such as 0.txt (YOLO), drawn as masks, classes in the order of data.yaml"]),
     "CVAT": (layouts.cvat, 0, ["annotations.xml (CVAT), drawn as masks, classes in the order of the labels"]),
     "Supervisely": (layouts.supervisely, 0, ["6 JSON files such as 0.jpg.json (Supervisely), drawn as masks"]),
@@ -124,7 +132,10 @@ MASKS = {
         ["# GUESS: a class for each id; 255 is ignored", "#   mask_values: [0, 2, 5, 255]"],
     ),
     "names of ids with gaps": (
-        masks(lambda i: palette(with_gaps(i, VOC_IDS), voc_colours()), files={"masks/class_names.txt": "\n".join(VOC_NAMES)}),
+        masks(
+            lambda i: palette(with_gaps(i, VOC_IDS), voc_colours()),
+            files={"masks/class_names.txt": "\n".join(VOC_NAMES)},
+        ),
         0,
         ["21 classes in class_names.txt"],
     ),
@@ -140,7 +151,11 @@ MASKS = {
     ),
     "void": (masks(camvid), 1, ["num_classes: 11", "ignore_value: 11", "#   num_classes: 12"]),
     "soft edges": (masks(soft), 0, ["num_classes: 1 (the masks hold greys around 0 and 255)"]),
-    "two values as JPEG": (masks(lambda i: blob(i) * 255, "jpg"), 0, ["num_classes: 1 (the masks hold greys around 0 and 255)"]),
+    "two values as JPEG": (
+        masks(lambda i: blob(i) * 255, "jpg"),
+        0,
+        ["num_classes: 1 (the masks hold greys around 0 and 255)"],
+    ),
     "colours as JPEG": (jpeg_colours, 1, ["values between them go to the nearest", "num_classes: 3"]),
     "objects": (
         masks(lambda i: objects(i, 2 + i).astype(np.uint8)),
@@ -154,8 +169,16 @@ MASKS = {
     ),
     "greys": (masks(lambda i: rings(i) * 100), 1, ["mask_values: [0, 100, 200]"]),
     "colours": (masks(lambda i: colour(rings(i), COLOURS)), 1, ["mask_values: [0, [0, 0, 255], [255, 0, 0]]"]),
-    "a class file": (masks(lambda i: colour(rings(i), COLOURS), files=CLASS_FILE), 0, ["class_names: [ground, road, car]"]),
-    "two values without 0": (masks(lambda i: blob(i) * 100 + 38), 1, ["mask_values: [38, 138]", "#   mask_values: [138, 38]"]),
+    "a class file": (
+        masks(lambda i: colour(rings(i), COLOURS), files=CLASS_FILE),
+        0,
+        ["class_names: [ground, road, car]"],
+    ),
+    "two values without 0": (
+        masks(lambda i: blob(i) * 100 + 38),
+        1,
+        ["mask_values: [38, 138]", "#   mask_values: [138, 38]"],
+    ),
     "ids in the red channel": (
         masks(carla),
         1,
@@ -213,7 +236,9 @@ def test_what_check_writes_trains_as_it_is(kind, small, tmp_path, capsys):
     assert yaml.safe_load(block) == yaml.safe_load(mine.read_text(encoding="utf-8"))
     assert yaml.safe_load(block) == json.loads(report.read_text(encoding="utf-8"))["settings"]
     assert printed.count(str(data)) == 1  # data_dir, in the settings
-    assert not re.findall(r"(?<![\d.#])\b1 (?:images|masks|pairs|files|problems|decisions|values|sizes|groups|sets)\b", printed)
+    assert not re.findall(
+        r"(?<![\d.#])\b1 (?:images|masks|pairs|files|problems|decisions|values|sizes|groups|sets)\b", printed
+    )
     assert (tmp_path / "checkpoints/check").is_dir()
     if kind in TRAINED:
         assert main([str(mine)]) == 0

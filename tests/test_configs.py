@@ -22,7 +22,16 @@ PROMISES = {
     "stable": {**FLOAT32, "allow_tf32": False, "compile_model": False, "deterministic": True, "accumulation_steps": 1},
     "debug": {"batch_size": 2, "num_epochs": 5, **FLOAT32, "compile_model": False, "num_workers": 0},
 }
-DECIDED_FROM_THE_DATA = ("fit", "image_size", "augmentation", "num_epochs", "repeats", "learning_rate", "ema_decay", "loss")
+DECIDED_FROM_THE_DATA = (
+    "fit",
+    "image_size",
+    "augmentation",
+    "num_epochs",
+    "repeats",
+    "learning_rate",
+    "ema_decay",
+    "loss",
+)
 DEFAULT_HEADER = "python train_unet.py configs/default.yaml data_dir=data/mine\nEvery key with its default."
 REWRITE_DEFAULT = (
     "from pathlib import Path; from unet_trainer.config.schema import Config, to_yaml; "
@@ -48,7 +57,13 @@ def test_demo_yaml_is_what_the_script_trains():
 def test_preset_has_the_settings_that_it_promises(name):
     config = load_config(ROOT / "configs" / f"{name}.yaml")
     assert {key: getattr(config, key) for key in PROMISES[name]} == PROMISES[name]
-    assert (config.run_name, config.data_dir, config.device, config.resume, config.seed) == (name, "data/demo", "auto", None, 42)
+    assert (config.run_name, config.data_dir, config.device, config.resume, config.seed) == (
+        name,
+        "data/demo",
+        "auto",
+        None,
+        42,
+    )
     if name != "debug":
         assert {getattr(config, key) for key in DECIDED_FROM_THE_DATA} == {"auto"}
 
@@ -70,7 +85,9 @@ def test_file_begins_with_the_command_that_runs_it(file):
 @pytest.mark.parametrize("name", ["fast", "production", "max_batch", "low_memory", "older_gpu", "stable"])
 def test_a_preset_says_what_it_gave_as_the_page_on_quality_has_it(name):
     header = read(name).splitlines()[:4]
-    said = next(match for line in header if (match := re.fullmatch(r"# On DRIVE: Dice (0\.\d+) after (\d+ of \d+) .*", line)))
+    said = next(
+        match for line in header if (match := re.fullmatch(r"# On DRIVE: Dice (0\.\d+) after (\d+ of \d+) .*", line))
+    )
     page = (ROOT / "docs" / "quality.md").read_text(encoding="utf-8")
     row = re.search(rf"^\| `{name}` \| (0\.\d+) \| (\d+ of \d+)", page, re.MULTILINE)
     assert said.groups() == row.groups()

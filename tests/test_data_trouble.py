@@ -94,7 +94,9 @@ def test_images_of_another_depth_at_a_resume_are_refused(config, data):
     train(config, num_epochs=1)
     for path in (data / "images").iterdir():
         path.write_bytes(cv2.imencode(".png", cv2.imread(str(path)).astype(np.uint16) * 257)[1].tobytes())
-    with pytest.raises(CheckpointError, match="they hold 16-bit values, those that the run began with 8-bit ones; put them back"):
+    with pytest.raises(
+        CheckpointError, match="they hold 16-bit values, those that the run began with 8-bit ones; put them back"
+    ):
         train(config, num_epochs=2, resume="auto")
 
 
@@ -110,13 +112,20 @@ def to_pipe(path):
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 @pytest.mark.parametrize(
     ("swap", "num_workers", "reason"),
-    [(to_bomb, 0, ".*20000×20000 pixels: a decompression bomb"), (to_pipe, 1, "a pipe, a socket or a device; need a file")],
+    [
+        (to_bomb, 0, ".*20000×20000 pixels: a decompression bomb"),
+        (to_pipe, 1, "a pipe, a socket or a device; need a file"),
+    ],
 )
-def test_what_is_swapped_in_for_an_image_is_named_and_neither_decoded_nor_waited_for(config, data, swap, num_workers, reason):
+def test_what_is_swapped_in_for_an_image_is_named_and_neither_decoded_nor_waited_for(
+    config, data, swap, num_workers, reason
+):
     def spoil(row):
         swap(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0])
 
-    with pytest.raises(UserError, match=rf"\.jpg: {reason}.*last\.pt is whole; to go on: python train_unet\.py --resume"):
+    with pytest.raises(
+        UserError, match=rf"\.jpg: {reason}.*last\.pt is whole; to go on: python train_unet\.py --resume"
+    ):
         train(config, on_epoch=spoil, num_epochs=3, num_workers=num_workers)
 
 
@@ -150,7 +159,8 @@ def dead_disk(monkeypatch):
 
 def test_a_disk_that_dies_ends_a_run_without_workers_by_the_timeout_too(config, dead_disk):
     with pytest.raises(
-        TrainingFailed, match=r"no batch in 1 s \(worker_timeout\): reading .*\.jpg hangs\. See whether the disk is there; .*whole"
+        TrainingFailed,
+        match=r"no batch in 1 s \(worker_timeout\): reading .*\.jpg hangs\. See whether the disk is there; .*whole",
     ):
         train(config, on_epoch=dead_disk, num_epochs=3, accumulation_steps=2)
 
@@ -172,10 +182,14 @@ def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(config, dead_dis
 
 
 def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dead_disk, monkeypatch):
-    monkeypatch.setattr(build, "fill_cache", lambda *arguments, **options: fill_cache(*arguments, **{**options, "timeout": 0.2}))
+    monkeypatch.setattr(
+        build, "fill_cache", lambda *arguments, **options: fill_cache(*arguments, **{**options, "timeout": 0.2})
+    )
     dead_disk()
     for place in ("ram", "disk"):
-        with pytest.raises(UserError, match=r"^cache: no pair of .* was read in 600 s \(worker_timeout\); is the disk there\?$"):
+        with pytest.raises(
+            UserError, match=r"^cache: no pair of .* was read in 600 s \(worker_timeout\); is the disk there\?$"
+        ):
             train(config, cache=place)
     assert not list(Path(config["checkpoint_dir"]).glob(".cache/*"))
 
@@ -210,7 +224,12 @@ def test_names_with_anything_in_them_train_resume_and_predict_as_others_do(nasty
     train(config, num_epochs=2, resume="auto", **stop)
     assert main(["check", *words(config), "--json", str(tmp_path / "report.json")]) == 0
     assert main(["evaluate", str(run.run_dir)]) == 0
-    assert main(["predict", str(run.run_dir), str(run.run_dir / "split.csv"), "--out", str(tmp_path / "out"), "--polygons"]) == 0
+    assert (
+        main(
+            ["predict", str(run.run_dir), str(run.run_dir / "split.csv"), "--out", str(tmp_path / "out"), "--polygons"]
+        )
+        == 0
+    )
     written = {os.fsencode(path.stem) for path in (tmp_path / "out").rglob("*.png")}
     assert set(NASTY) <= written
     assert len(written) == 12
@@ -253,5 +272,8 @@ def test_a_zeroed_cache_is_noticed_and_the_files_are_read_instead(config, capsys
     again = train(config, cache="disk", run_name="again")
     assert weights_digest(again.run_dir) == weights_digest(straight.run_dir)
     said = capsys.readouterr().out
-    assert said.count("Warning: cache: the file of decoded pairs was changed by something else; damaged pairs are read") == 2
+    assert (
+        said.count("Warning: cache: the file of decoded pairs was changed by something else; damaged pairs are read")
+        == 2
+    )
     assert cache_files(config) == []

@@ -42,7 +42,12 @@ def code_blocks(text):
 
 def commands(*pages):
     """Of pages, each once; what srun starts is one too."""
-    lines = [line.removeprefix("srun ") for page in pages for block in code_blocks(page.read_text()) for line in block.splitlines()]
+    lines = [
+        line.removeprefix("srun ")
+        for page in pages
+        for block in code_blocks(page.read_text())
+        for line in block.splitlines()
+    ]
     return list(dict.fromkeys(line for line in lines if line.startswith("python ")))
 
 
@@ -60,7 +65,11 @@ def test_the_demo_command_reaches_the_promised_iou(tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads((tmp_path / "checkpoints/demo/result.json").read_text())
     assert result["best_val_iou"] >= 0.90
-    assert len(list((tmp_path / "data/demo/images").iterdir())) == len(list((tmp_path / "data/demo/masks").iterdir())) >= 200
+    assert (
+        len(list((tmp_path / "data/demo/images").iterdir()))
+        == len(list((tmp_path / "data/demo/masks").iterdir()))
+        >= 200
+    )
 
 
 def small_words(words):
@@ -152,7 +161,9 @@ def test_the_example_of_onnxruntime_gives_what_the_model_gives_without_this_proj
     need_file(used_model, "checkpoints/demo/model.onnx")
     script = example_of("import onnxruntime") + "\nprint(ids.tolist())"
     # -I: neither this folder nor PYTHONPATH is searched.
-    done = subprocess.run([sys.executable, "-I", "-c", script], cwd=used_model, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, "-I", "-c", script], cwd=used_model, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
     shares, ids = done.stdout.splitlines()
     assert json.loads(shares.replace("'", '"')).keys() == {"background", "foreground"}
@@ -173,7 +184,14 @@ def test_the_example_of_torch_export_runs(used_model, monkeypatch, capsys):
 
 def test_the_python_example_runs(tiny_data, tmp_path, small_network, capsys):
     example = next(block for block in code_blocks(README) if "from train_unet import train" in block)
-    small = {**TINY_MODEL, "image_size": 32, "batch_size": 4, "num_workers": 0, "device": "cpu", "checkpoint_dir": str(tmp_path)}
+    small = {
+        **TINY_MODEL,
+        "image_size": 32,
+        "batch_size": 4,
+        "num_workers": 0,
+        "device": "cpu",
+        "checkpoint_dir": str(tmp_path),
+    }
     example = example.replace('"num_epochs": 20', '"num_epochs": 1').replace('"data/mine"', repr(str(tiny_data)))
     example = example.replace('{"data_dir"', f'{{**{small!r}, "data_dir"')
     exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
@@ -219,7 +237,9 @@ def test_the_tables_of_keys_are_what_the_code_says():
         f"mark = {KEYS_MARK!r}; page.write_text(page.read_text().partition(mark)[0] + mark + to_markdown())"
     )
     assert mark, f"docs/configuration.md lacks the line {KEYS_MARK}"
-    assert after == to_markdown(), f"docs/configuration.md is out of date; this writes it anew:\npython -c {shlex.quote(rewrite)}"
+    assert after == to_markdown(), (
+        f"docs/configuration.md is out of date; this writes it anew:\npython -c {shlex.quote(rewrite)}"
+    )
     assert [name for name in FIELDS if f"| `{name}` |" not in after] == []
 
 

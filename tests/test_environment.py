@@ -22,7 +22,9 @@ from helpers.project import ROOT
     ],
 )
 def test_waiting_openmp_threads_give_up_their_core_soon_unless_the_user_says_otherwise(given, found):
-    environment = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
     script = "import train_unet, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'), 'torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, env=environment | given, capture_output=True, text=True, check=True
@@ -45,7 +47,9 @@ def test_a_wheel_holds_all_that_is_used_without_a_clone(tmp_path):
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "installed")
     kept = {
-        path.relative_to(ROOT) for path in (ROOT / "unet_trainer").rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        path.relative_to(ROOT)
+        for path in (ROOT / "unet_trainer").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
     }
     assert [str(path) for path in sorted(kept) if not (tmp_path / "installed" / path).is_file()] == []
     script = "import train_unet; from pathlib import Path; print(Path(train_unet.__file__).parent, train_unet.script_config().run_name, train_unet.load_config('configs/fast.yaml').run_name)"
@@ -58,5 +62,7 @@ def test_a_wheel_holds_all_that_is_used_without_a_clone(tmp_path):
     )
     assert done.stdout.split() == [str(tmp_path / "installed"), "demo", "fast"], done.stderr
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    lines = [re.sub(r"\s*#.*", "", line) for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()]
+    lines = [
+        re.sub(r"\s*#.*", "", line) for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
+    ]
     assert asked == [line for line in lines if not line.startswith("pytest")]

@@ -17,7 +17,14 @@ from unet_trainer.config.load import load_config
 from unet_trainer.datasets.converted import write_given
 from unet_trainer.training.checkpoint_file import read_run
 
-SETTINGS = {"image_size": 32, "fit": "resize", "augmentation": "none", "batch_size": 2, "num_epochs": 3, "learning_rate": 0.01}
+SETTINGS = {
+    "image_size": 32,
+    "fit": "resize",
+    "augmentation": "none",
+    "batch_size": 2,
+    "num_epochs": 3,
+    "learning_rate": 0.01,
+}
 SETTINGS |= {"num_workers": 0, "device": "cpu", "cache": "none", "encoder_weights": None}
 
 
@@ -74,7 +81,12 @@ def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config, capsys):
     for missing in parts:
         given = {name: part for name, part in parts.items() if name != missing}
         with pytest.raises(UserError, match=f"^{missing}: the run has its own.*give it again"):
-            train(config, **given, resume="auto", **({"loss": {"own": 1}} if missing == "loss" else {"architecture": "own"}))
+            train(
+                config,
+                **given,
+                resume="auto",
+                **({"loss": {"own": 1}} if missing == "loss" else {"architecture": "own"}),
+            )
     compiled = {**parts, "model": torch.compile(parts["model"])}  # its names have a prefix, the checkpoint has not
     result = train(config, **compiled, resume="auto")
     assert result.epochs == 3
@@ -119,7 +131,10 @@ def test_overrides_beside_a_config_instance_are_taken(config):
 
 def test_the_validation_loss_is_the_mean_over_images_whatever_pads_the_last_batch(config):
     """3 of 12 images validate: the second batch of 2 is filled up."""
-    modules = [torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]), ignore_index=255), lambda *given: own_loss(*given)[None]]
+    modules = [
+        torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]), ignore_index=255),
+        lambda *given: own_loss(*given)[None],
+    ]
     for loss, name in zip(modules, ("module", "vector"), strict=True):
         result = train(config, model=Small(), loss=loss, run_name=name, val_fraction=0.25, num_epochs=1)
         assert 0.1 < result.history[-1]["val_loss"] < 2
@@ -190,7 +205,11 @@ def test_data_are_written_once_whatever_their_form(tmp_path):
     tensor = torch.from_numpy(image).permute(2, 0, 1)
     folders = {
         write_given({"train": pairs, "val": None}, tmp_path)
-        for pairs in ([(image, mask)], [(tensor, torch.from_numpy(mask)[None])], [(image.tolist(), mask.astype(np.uint8))])
+        for pairs in (
+            [(image, mask)],
+            [(tensor, torch.from_numpy(mask)[None])],
+            [(image.tolist(), mask.astype(np.uint8))],
+        )
     }
     assert len(folders) == 2  # a list of numbers is int64
     folder = write_given({"train": [(image, mask)], "val": None}, tmp_path)
@@ -203,7 +222,8 @@ def test_data_are_written_once_whatever_their_form(tmp_path):
 def test_data_that_are_no_pairs_are_named(tmp_path, item):
     with pytest.raises(UserError, match=r"^val_data\[1\]: .*need \(image, mask\)"):
         write_given(
-            {"train": [(np.zeros((4, 4)), np.zeros((4, 4)))], "val": [(np.zeros((4, 4)), np.zeros((4, 4))), item]}, tmp_path
+            {"train": [(np.zeros((4, 4)), np.zeros((4, 4)))], "val": [(np.zeros((4, 4)), np.zeros((4, 4))), item]},
+            tmp_path,
         )
     assert not list(tmp_path.iterdir())
 

@@ -55,7 +55,13 @@ PRECISIONS = {
 
 def make_components(compiled=False, batch_size=8, side=128, floats=False, **settings):
     facts = HardwareFacts("cuda", "a GPU", has_bfloat16=True, has_float16=True, num_cores=2)
-    values = {"encoder": "resnet18", "decoder_channels": None, "device": "cuda", "batch_size": batch_size, "image_size": side}
+    values = {
+        "encoder": "resnet18",
+        "decoder_channels": None,
+        "device": "cuda",
+        "batch_size": batch_size,
+        "image_size": side,
+    }
     resolved = make_settings(hardware=facts, **values, **settings)
     set_backends(resolved.taken.allow_tf32, resolved.taken.deterministic)
     components = tiny_components(num_batches=8, settings=resolved)
@@ -134,9 +140,13 @@ def test_pieces_of_other_images_are_trained_on_as_on_the_cpu(compiled):
         batch = make_batch(seed=index)
         boxes = cut_boxes((0, 0, index), 8, (128, 128), 1.0)
         images, masks = (tensor.pin_memory() for tensor in paste_pieces(batch.images, batch.masks, boxes))
-        found = take_step(mixed.train_step, batch._replace(cut_boxes=boxes), metrics=EpochMetrics(1, mixed.numerics.device))
+        found = take_step(
+            mixed.train_step, batch._replace(cut_boxes=boxes), metrics=EpochMetrics(1, mixed.numerics.device)
+        )
         known = take_step(
-            expected.train_step, batch._replace(images=images, masks=masks), metrics=EpochMetrics(1, expected.numerics.device)
+            expected.train_step,
+            batch._replace(images=images, masks=masks),
+            metrics=EpochMetrics(1, expected.numerics.device),
         )
         assert not torch.equal(masks, batch.masks)
         assert found.matrix.sum(1).tolist() == known.matrix.sum(1).tolist()  # the same truth
@@ -172,7 +182,9 @@ def test_evaluation_at_native_resolution_never_waits_and_counts_what_the_cpu_cou
             step(batch, metrics)
             metrics.peek()
     twin = tiny_components(settings=make_settings(encoder="resnet18", decoder_channels=None, image_size=128))
-    twin.state.segmenter.network.load_state_dict({name: value.cpu() for name, value in network_weights(step.segmenter).items()})
+    twin.state.segmenter.network.load_state_dict(
+        {name: value.cpu() for name, value in network_weights(step.segmenter).items()}
+    )
     twin.eval_step.segmenter.eval()
     expected = twin.eval_step.new_metrics()
     for batch in batches:
@@ -180,7 +192,9 @@ def test_evaluation_at_native_resolution_never_waits_and_counts_what_the_cpu_cou
     num_pixels = int(expected.matrix.sum())
     assert num_pixels == int(metrics.matrix.sum()) == 4 * 2 * (2 * 300 * 200 + 128 * 128 + 64 * 500)
     assert int((metrics.matrix.cpu() - expected.matrix).abs().sum()) < 0.01 * num_pixels
-    assert step.loss.from_sums(metrics.loss_sums.cpu()) == pytest.approx(step.loss.from_sums(expected.loss_sums), rel=1e-2)
+    assert step.loss.from_sums(metrics.loss_sums.cpu()) == pytest.approx(
+        step.loss.from_sums(expected.loss_sums), rel=1e-2
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,11 +219,15 @@ def test_recorded_kernels_do_what_they_do_when_launched_one_by_one(precision, se
         for index in range(12):
             components.set_training_mode(0 if index < 6 else 1)
             rate = 1e-3 / (1 + index)
-            take_step(components.train_step, make_batch(seed=index), metrics=metrics, learning_rate=rate, first_batch=index)
+            take_step(
+                components.train_step, make_batch(seed=index), metrics=metrics, learning_rate=rate, first_batch=index
+            )
         tensors = [*everything(components), *metrics.state_dict().values(), components.state.scaler.get_scale()]
         ends.append([torch.as_tensor(value).cpu().clone() for value in tensors])
         if is_recorded:
-            assert components.train_step.launcher.num_replays >= 16  # of 24: counting and moving, recorded anew when thawed
+            assert (
+                components.train_step.launcher.num_replays >= 16
+            )  # of 24: counting and moving, recorded anew when thawed
     torch.use_deterministic_algorithms(False)
     assert same(*ends)
     assert (int(metrics.num_skipped) > 0) == (precision == "float16")
@@ -246,7 +264,9 @@ def test_a_compiled_backward_pass_fills_the_buckets_of_a_job():
                 step.begin_group(1, index)
                 step(make_batch(seed=index), EpochMetrics(1, components.numerics.device))
             gradients.append(torch.cat([parameter.grad.flatten() for parameter in step.parameters]))
-        assert all(parameter.grad.data_ptr() == step.sync.buckets[parameter].data_ptr() for parameter in step.parameters)
+        assert all(
+            parameter.grad.data_ptr() == step.sync.buckets[parameter].data_ptr() for parameter in step.parameters
+        )
         assert (gradients[1] - gradients[0]).norm() < 0.05 * gradients[0].norm()
         step.disconnect()
     finally:
@@ -260,7 +280,9 @@ def test_a_compiled_pool_gives_its_gradient_to_the_largest_pixels(dtype):
     pool = MaxPool(3, 2, 1)
     maxima = torch.compile(lambda values: pool((1.7 * values).to(dtype)))(pixels)
     maxima.sum(dtype=torch.float32).backward()
-    assert float((pixels.grad * pixels.detach()).sum()) == pytest.approx(float(maxima.detach().sum(dtype=torch.float32)), rel=1e-3)
+    assert float((pixels.grad * pixels.detach()).sum()) == pytest.approx(
+        float(maxima.detach().sum(dtype=torch.float32)), rel=1e-3
+    )
 
 
 def test_a_checkpoint_of_the_cpu_goes_on_on_the_gpu(tiny_config):
@@ -310,7 +332,9 @@ def test_bfloat16_takes_about_half_the_memory():
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("phase", ["loss", "gradient"])
 def test_a_bad_step_changes_nothing_and_nothing_waits_for_it(phase, precision, optimizer, compiled):
-    components = make_components(compiled, **PRECISIONS[precision], optimizer=optimizer, ema_decay=0.9, scaler_init_scale=1024.0)
+    components = make_components(
+        compiled, **PRECISIONS[precision], optimizer=optimizer, ema_decay=0.9, scaler_init_scale=1024.0
+    )
     take_steps(components, 3)
     before = everything(components)
     metrics = EpochMetrics(1, components.numerics.device)
@@ -337,7 +361,14 @@ def test_a_copy_to_the_host_is_of_its_moment_and_does_not_wait():
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
 def test_memory_that_really_runs_out_shrinks_the_batch(compiled, tiny_config, capsys):
     """The process may have a little more than half of what the batch needs."""
-    config = {**tiny_config, "device": "cuda", "encoder": "resnet18", "image_size": 512, "batch_size": 8, "num_epochs": 2}
+    config = {
+        **tiny_config,
+        "device": "cuda",
+        "encoder": "resnet18",
+        "image_size": 512,
+        "batch_size": 8,
+        "num_epochs": 2,
+    }
     release_device_memory(torch.device("cuda"), is_compiled=True)  # what other tests recorded
     needed = train(config, run_name="whole").history[-1]["peak_memory_gib"]
     release_device_memory(torch.device("cuda"), is_compiled=False)
@@ -375,7 +406,13 @@ def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precis
 
 def assert_ends_as_one_of_rate_0_01(config, kind):
     """A compiled run whose rate is decided has one such event, and then the weights of one that was given the rate."""
-    config = config | {"device": "cuda", "deterministic": True, "compile_model": True, "batch_size": 2, "ema_decay": 0.9}
+    config = config | {
+        "device": "cuda",
+        "deterministic": True,
+        "compile_model": True,
+        "batch_size": 2,
+        "ema_decay": 0.9,
+    }
     decided = train(config, run_name="decided", learning_rate="auto")
     assert [event["kind"] for event in read_events(decided.run_dir)].count(kind) == 1
     given = train(config, run_name="given", learning_rate=0.01)
@@ -401,7 +438,14 @@ def test_a_compiled_run_whose_learning_rate_was_tried_is_one_that_began_with_it(
 
 def test_a_compiled_run_shows_the_memory_it_takes(tiny_config):
     torch.empty(8 * 2**30, dtype=torch.uint8, device="cuda")  # not the run's: gone before it begins
-    config = {**tiny_config, "device": "cuda", "use_amp": True, "compile_model": True, "image_size": 256, "encoder": "resnet18"}
+    config = {
+        **tiny_config,
+        "device": "cuda",
+        "use_amp": True,
+        "compile_model": True,
+        "image_size": 256,
+        "encoder": "resnet18",
+    }
     result = train(config)
     assert load_config(result.run_dir / "config.yaml").compile_model is True
     assert 0.2 < result.history[-1]["peak_memory_gib"] < 8
@@ -411,7 +455,14 @@ def test_a_compiled_run_shows_the_memory_it_takes(tiny_config):
 # Jobs: one process with NCCL, and two that share the GPU, compiled in bfloat16
 
 COMPILING_SECONDS = 400  # after which a job that compiles hangs
-COMPILED = {"device": "cuda", "use_amp": True, "amp_dtype": "bfloat16", "compile_model": True, "image_size": 64, "ema_decay": 0.9}
+COMPILED = {
+    "device": "cuda",
+    "use_amp": True,
+    "amp_dtype": "bfloat16",
+    "compile_model": True,
+    "image_size": 64,
+    "ema_decay": 0.9,
+}
 
 
 @pytest.fixture
@@ -453,11 +504,20 @@ def test_two_processes_that_share_a_gpu_have_the_same_bits(config, tmp_path):
 
 def test_synchronised_batch_norm_of_two_processes_is_that_of_one_with_both_batches(tiny_config, tmp_path):
     """In float32, without augmentation, and with a loss that is a mean over pixels."""
-    settings = {**tiny_config, "device": "cuda", "num_epochs": 3, "batch_size": 2, "augmentation": "none", "loss": {"bce": 1.0}}
+    settings = {
+        **tiny_config,
+        "device": "cuda",
+        "num_epochs": 3,
+        "batch_size": 2,
+        "augmentation": "none",
+        "loss": {"bce": 1.0},
+    }
     settings |= {"optimizer": "sgd", "learning_rate": 0.1, "allow_tf32": False, "sync_batchnorm": True}
     for name, number, size in (("one", 1, 4), ("two", 2, 2)):
         log = tmp_path / f"{name}.log"
-        job = torchrun({**settings, "run_name": name, "batch_size": size}, f"--nproc-per-node={number}", "--standalone", log=log)
+        job = torchrun(
+            {**settings, "run_name": name, "batch_size": size}, f"--nproc-per-node={number}", "--standalone", log=log
+        )
         assert end(job) == 0, log.read_text()
     one, two = (read_run(Path(settings["checkpoint_dir"]) / name, print) for name in ("one", "two"))
     for name, tensor in one["model"].items():

@@ -44,7 +44,9 @@ def open_again(tmp_path):
 
 def training(data, tmp_path, **settings):
     config = {"data_dir": str(data), "checkpoint_dir": str(tmp_path / "runs"), "run_name": "run", "image_size": 32}
-    return words({**TINY_MODEL, **config, "batch_size": 2, "num_epochs": 1, "num_workers": 0, "device": "cpu", **settings})
+    return words(
+        {**TINY_MODEL, **config, "batch_size": 2, "num_epochs": 1, "num_workers": 0, "device": "cpu", **settings}
+    )
 
 
 def assert_one_sentence(answer, code, *parts):
@@ -65,7 +67,12 @@ def test_closed_streams_change_neither_the_exit_code_nor_a_file(data, tmp_path):
     good = f"{script} check data_dir={data} checkpoint_dir={tmp_path / 'runs'} --json {report} {closed}"
     assert subprocess.run(["/bin/sh", "-c", good], timeout=300, check=False).returncode == 0
     assert report.read_text().startswith('{\n  "ok": true')
-    assert subprocess.run(["/bin/sh", "-c", f"{script} check data_dir=/none {closed}"], timeout=300, check=False).returncode == 2
+    assert (
+        subprocess.run(
+            ["/bin/sh", "-c", f"{script} check data_dir=/none {closed}"], timeout=300, check=False
+        ).returncode
+        == 2
+    )
 
 
 @pytest.mark.soak
@@ -101,7 +108,9 @@ def test_an_image_that_may_not_be_read_is_named_with_the_permission(tmp_path):
     write_demo(tmp_path / "data", 3, side=32)
     closed = tmp_path / "data" / "images" / "cells_001.jpg"
     closed.chmod(0)
-    code, said = run_in_child("check", f"data_dir={tmp_path / 'data'}", f"checkpoint_dir={tmp_path / 'runs'}", as_user=True)
+    code, said = run_in_child(
+        "check", f"data_dir={tmp_path / 'data'}", f"checkpoint_dir={tmp_path / 'runs'}", as_user=True
+    )
     assert code == 2
     assert "Traceback" not in said
     assert f"images/{closed.name}: " in said
@@ -119,7 +128,9 @@ def test_a_checkpoint_dir_that_may_not_be_used_is_told_before_anything_is_traine
         assert_one_sentence(answer, 2, f"{tmp_path / 'runs'} cannot be read", "Permission denied")
 
 
-def test_a_run_folder_without_w_is_told_before_an_epoch_is_trained_and_an_unreadable_state_is_kept(data, tmp_path, open_again):
+def test_a_run_folder_without_w_is_told_before_an_epoch_is_trained_and_an_unreadable_state_is_kept(
+    data, tmp_path, open_again
+):
     assert run_in_child(*training(data, tmp_path))[0] == 0
     folder = tmp_path / "runs" / "run"
     before = {path.name: path.read_bytes() for path in folder.glob("*.pt")}

@@ -15,7 +15,14 @@ from unet_trainer.inference.inputs import find_validation_pairs
 def shards(tiny_data, tmp_path_factory):
     """In four shards or so."""
     folder = tmp_path_factory.mktemp("sharded")
-    words = [f"data_dir={tiny_data}", f"checkpoint_dir={folder / 'runs'}", "--shard-mb", "0.025", "--out", str(folder / "shards")]
+    words = [
+        f"data_dir={tiny_data}",
+        f"checkpoint_dir={folder / 'runs'}",
+        "--shard-mb",
+        "0.025",
+        "--out",
+        str(folder / "shards"),
+    ]
     assert main(["shard", *words]) == 0
     assert len(list((folder / "shards").glob("*.tar"))) >= 3
     return folder / "shards"
@@ -101,7 +108,9 @@ def test_runs_on_files_and_on_shards_of_them_are_compared_shown_and_their_tables
     open_stores.clear()
     assert main(["report", str(stored)]) == 0, capsys.readouterr()
     open_stores.clear()
-    assert main(["predict", str(stored), str(stored / "split.csv"), "--out", str(tmp_path / "out")]) == 0, capsys.readouterr()
+    assert main(["predict", str(stored), str(stored / "split.csv"), "--out", str(tmp_path / "out")]) == 0, (
+        capsys.readouterr()
+    )
     assert len(list((tmp_path / "out").rglob("*.png"))) == 12
 
 

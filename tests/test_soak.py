@@ -216,7 +216,9 @@ SETTING_VALUES = [
 
 def test_random_command_lines_end_in_a_message_and_an_exit_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train_unet, "train_by_command", lambda config, started: SimpleNamespace(unwritten=[], missing=[]))
+    monkeypatch.setattr(
+        train_unet, "train_by_command", lambda config, started: SimpleNamespace(unwritten=[], missing=[])
+    )
     findings = Findings("command lines")
     for number in rounds(least=500):
         chooser = random.Random(f"{SEED} {number}")
@@ -285,7 +287,9 @@ def mutate_run_file(path, chooser, rng):
     elif path.suffix == ".csv" and chooser.random() < 0.5:
         rows = [line.split(",") for line in path.read_text().splitlines()]
         row = chooser.choice(rows)
-        row[chooser.randrange(len(row))] = chooser.choice(["", "nan", "inf", "-1", "1e400", "x", "9" * 30, "\0", '"', "a,b", "0"])
+        row[chooser.randrange(len(row))] = chooser.choice(
+            ["", "nan", "inf", "-1", "1e400", "x", "9" * 30, "\0", '"', "a,b", "0"]
+        )
         path.write_text("\n".join(",".join(row) for row in rows) + "\n")
     else:
         path.write_bytes(mutated(path.read_bytes(), rng))
@@ -308,7 +312,13 @@ def test_mutated_files_of_runs_are_shown_or_told(tmp_path):
     """In processes of their own, with a limit of time and memory."""
     good = write_run(tmp_path / "good")
     write_metrics(good / "metrics.csv", [{"epoch": number, "val_iou": 0.5, "seconds": 2.0} for number in (1, 2, 3)])
-    result = {"epochs": 3, "stopped_early": True, "per_class_iou": {"foreground": 0.5}, "warnings": ["x"], "baseline_iou": 0.2}
+    result = {
+        "epochs": 3,
+        "stopped_early": True,
+        "per_class_iou": {"foreground": 0.5},
+        "warnings": ["x"],
+        "baseline_iou": 0.2,
+    }
     write_result(good / "result.json", result)
     findings = Findings("mutated files of runs")
 
@@ -330,11 +340,22 @@ def test_mutated_files_of_runs_are_shown_or_told(tmp_path):
             shutil.rmtree(folder)
 
     for turn in rounds(least=4):
-        findings.attack(try_run, range(turn * 50, turn * 50 + 50), lambda outcome: outcome in ("shown", "told as damaged"))
+        findings.attack(
+            try_run, range(turn * 50, turn * 50 + 50), lambda outcome: outcome in ("shown", "told as damaged")
+        )
     findings.check()
 
 
-KINDS = [layouts.plain, layouts.plain, layouts.voc, layouts.coco, layouts.labelme, layouts.yolo, layouts.cvat, layouts.shards]
+KINDS = [
+    layouts.plain,
+    layouts.plain,
+    layouts.voc,
+    layouts.coco,
+    layouts.labelme,
+    layouts.yolo,
+    layouts.cvat,
+    layouts.shards,
+]
 
 
 def write_dataset(base, chooser):
@@ -364,15 +385,30 @@ def test_pipes_devices_and_links_in_the_place_of_files_end_in_a_sentence(tmp_pat
         base = tmp_path / str(number)
         base.mkdir()
         data = write_dataset(base, chooser)
-        settings = {**TINY_MODEL, "data_dir": str(data), "checkpoint_dir": str(base / "ck"), "run_name": "run", "image_size": 32}
-        settings |= {"batch_size": 2, "num_epochs": 1, "device": "cpu", "num_workers": 0, "cache": chooser.choice(("none", "disk"))}
+        settings = {
+            **TINY_MODEL,
+            "data_dir": str(data),
+            "checkpoint_dir": str(base / "ck"),
+            "run_name": "run",
+            "image_size": 32,
+        }
+        settings |= {
+            "batch_size": 2,
+            "num_epochs": 1,
+            "device": "cpu",
+            "num_workers": 0,
+            "cache": chooser.choice(("none", "disk")),
+        }
         train, check = words(settings), ["check", *words({"data_dir": str(data), "checkpoint_dir": str(base / "ck")})]
         commands = [check]
         if chooser.random() < 0.5:  # then there are caches and files of a run
             run = str(base / "ck/run")
             first = train if chooser.random() < 0.5 else check
             if first is train:
-                others = [["evaluate", run], ["predict", run, str(base / "data/images"), "--out", str(base / "predictions")]]
+                others = [
+                    ["evaluate", run],
+                    ["predict", run, str(base / "data/images"), "--out", str(base / "predictions")],
+                ]
                 commands += [
                     ["--resume", run, "num_epochs=2"],
                     ["report", run, "--no-pictures"],
@@ -384,7 +420,9 @@ def test_pipes_devices_and_links_in_the_place_of_files_end_in_a_sentence(tmp_pat
                 return f"the first {first[0]} ended with {code}: {said[-500:]}"
         files = [path for path in sorted(base.rglob("*")) if path.is_file() or chooser.random() < 0.05]
         spoiled = {
-            str(path.relative_to(base)): spoil(path, files, chooser, rng) for path in chooser.sample(files, 1) if path.is_file()
+            str(path.relative_to(base)): spoil(path, files, chooser, rng)
+            for path in chooser.sample(files, 1)
+            if path.is_file()
         }
         command = chooser.choice(commands)
         try:
@@ -423,7 +461,12 @@ def test_missing_rights_and_full_disks_end_in_a_sentence():
         with tempfile.TemporaryDirectory() as name:
             base = Path(name)
             write_demo(base / "data", num_images=6, side=32)
-            settings = {**TINY_MODEL, "data_dir": str(base / "data"), "checkpoint_dir": str(base / "ck"), "run_name": "run"}
+            settings = {
+                **TINY_MODEL,
+                "data_dir": str(base / "data"),
+                "checkpoint_dir": str(base / "ck"),
+                "run_name": "run",
+            }
             settings |= {"image_size": 32, "batch_size": 2, "num_epochs": 2, "device": "cpu", "resume": "auto"}
             settings |= {"num_workers": chooser.choice((0, 1)), "cache": chooser.choice(("none", "disk"))}
             settings |= {"on_save_error": chooser.choice(("stop", "continue"))}

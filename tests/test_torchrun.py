@@ -29,7 +29,14 @@ def data(tmp_path_factory):
 
 @pytest.fixture
 def config(tiny_config, data):
-    settings = {"data_dir": str(data), "val_fraction": 0.25, "batch_size": 2, "resume": "auto", "run_name": "run", "num_epochs": 2}
+    settings = {
+        "data_dir": str(data),
+        "val_fraction": 0.25,
+        "batch_size": 2,
+        "resume": "auto",
+        "run_name": "run",
+        "num_epochs": 2,
+    }
     return {**tiny_config, **settings, "ema_decay": 0.9, "process_timeout": 60}
 
 
@@ -65,7 +72,14 @@ def test_two_processes_try_learning_rates_together_and_take_the_same(config, tmp
 
 def test_two_processes_of_batch_2_train_as_one_of_batch_4(config, tmp_path):
     """Without batch norm and augmentation, and with a loss that is a mean over pixels. Accumulation averages once a group."""
-    plain = {**config, "augmentation": "none", "loss": {"bce": 1.0}, "optimizer": "sgd", "learning_rate": 0.1, "ema_decay": None}
+    plain = {
+        **config,
+        "augmentation": "none",
+        "loss": {"bce": 1.0},
+        "optimizer": "sgd",
+        "learning_rate": 0.1,
+        "ema_decay": None,
+    }
     plain["accumulation_steps"] = 2
     one = ForkedJob({**plain, "batch_size": 4, "run_name": "one"}, tmp_path / "one", world_size=1, network="plain")
     two = ForkedJob({**plain, "run_name": "two"}, tmp_path / "two", network="plain")
@@ -184,7 +198,9 @@ def test_a_run_of_two_processes_goes_on_with_one_and_says_what_changes(config, t
     assert job.finish() == [143, 143], job.said()
     alone = ForkedJob({**config, "scale_lr": True}, tmp_path / "alone", world_size=1)
     assert alone.finish() == [0], alone.said()
-    assert "2 processes → 1. The effective batch is 2 instead of 4, and so is the learning rate (scale_lr)" in alone.log(0)
+    assert (
+        "2 processes → 1. The effective batch is 2 instead of 4, and so is the learning rate (scale_lr)" in alone.log(0)
+    )
     assert "Resuming after batch 6 of epoch 1" in alone.log(0)  # 12 samples: 3 batches of 4, or 6 of 2
     rows = (folder_of(config) / "metrics.csv").read_text().splitlines()
     assert len(rows) == 3
@@ -196,7 +212,12 @@ def test_compiling_that_fails_in_one_process_leaves_all_uncompiled(rank, config,
     fault = f"no compiler@{rank}"
     job = ForkedJob({**config, "compile_model": True}, tmp_path / "job", faults={0: fault, 1: fault})
     assert job.finish() == [0, 0], job.said()
-    assert job.said().count("compiling failed on 1 of 2 processes, training continues uncompiled (InductorError: no compiler)") == 1
+    assert (
+        job.said().count(
+            "compiling failed on 1 of 2 processes, training continues uncompiled (InductorError: no compiler)"
+        )
+        == 1
+    )
     assert "✓ Compiled" not in job.said()
     assert [record["digest"] for record in job.records(0)] == [record["digest"] for record in job.records(1)]
     assert "not finite" not in job.said()
@@ -212,7 +233,9 @@ def test_two_compiled_processes_have_the_same_bits(config, tmp_path):
 
 
 def wait_for_epoch(folder, number):
-    wait_until(lambda: any(event.get("epoch", 0) >= number for event in read_events(folder) if event["kind"] == "epoch"))
+    wait_until(
+        lambda: any(event.get("epoch", 0) >= number for event in read_events(folder) if event["kind"] == "epoch")
+    )
 
 
 @pytest.mark.soak
@@ -257,7 +280,10 @@ def test_two_torchrun_agents_are_two_machines_and_both_restart_when_a_process_of
     straight = ForkedJob({**settings, "run_name": "straight"}, tmp_path / "straight")
     assert straight.finish() == [0, 0], straight.said()
     options = ("--nnodes=2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d", "--rdzv-id=job")
-    address, logs = f"--rdzv-endpoint=127.0.0.1:{free_port()}", [tmp_path / f"machine{number}.log" for number in range(2)]
+    address, logs = (
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+        [tmp_path / f"machine{number}.log" for number in range(2)],
+    )
     agents = [torchrun(settings, *options, address, log=log, fault="1:die@6") for log in logs]
     codes = [end(agent) for agent in agents]
     said = "".join(log.read_text() for log in logs)

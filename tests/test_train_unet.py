@@ -53,9 +53,15 @@ def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
     assert [row["epoch"] for row in rows] == ["1", "2"]
     assert tuple(rows[0]) == COLUMNS
     written = json.loads((result.run_dir / "result.json").read_text())
-    assert {"best_val_iou", "best_epoch", "epochs", "stopped_early", "seconds", "images_per_second", "per_class_iou"} <= set(
-        written
-    )
+    assert {
+        "best_val_iou",
+        "best_epoch",
+        "epochs",
+        "stopped_early",
+        "seconds",
+        "images_per_second",
+        "per_class_iou",
+    } <= set(written)
     assert written["best_val_iou"] == result.best_val_iou == max(row["val_iou"] for row in result.history)
     assert written["per_class_iou"] == {"foreground": result.best_val_iou}
     assert (result.run_dir / "samples" / f"epoch_{result.best_epoch:04d}.png").exists()
@@ -104,7 +110,9 @@ EVERYTHING = {
 
 
 @pytest.mark.real_network
-def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(tiny_data, tmp_path, monkeypatch, capsys):
+def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(
+    tiny_data, tmp_path, monkeypatch, capsys
+):
     """Four steps of 8 images, in two epochs: what a very slow CPU has time for in an hour."""
     choose_weights = "unet_trainer.training.settings.choose_encoder_weights"
     monkeypatch.setattr(choose_weights, lambda encoder, say, limit: (None, "no network: random weights"))
@@ -168,7 +176,9 @@ def test_resumed_run_equals_uninterrupted_run(tiny_config, monkeypatch):
 
 
 def test_a_plateau_goes_on_where_it_was(tiny_config):
-    assert_resumed_equals_straight({**tiny_config, "scheduler": "plateau", "plateau_patience": 1, "learning_rate": 1e-9})
+    assert_resumed_equals_straight(
+        {**tiny_config, "scheduler": "plateau", "plateau_patience": 1, "learning_rate": 1e-9}
+    )
 
 
 def test_two_and_two_epochs_equal_four(tiny_config):
@@ -185,7 +195,10 @@ def test_resuming_a_finished_run_says_so_and_how_to_train_on(tiny_config, capsys
     before = weights_digest(run.run_dir)
     assert main(["--resume", str(run.run_dir)]) == 0
     said = capsys.readouterr().out
-    assert f"this run had finished its 2 epochs; to train on: python train_unet.py --resume {run.run_dir} num_epochs=4" in said
+    assert (
+        f"this run had finished its 2 epochs; to train on: python train_unet.py --resume {run.run_dir} num_epochs=4"
+        in said
+    )
     assert weights_digest(run.run_dir) == before
 
 
@@ -284,7 +297,10 @@ def test_a_resumed_run_keeps_its_split_when_files_were_added(tiny_config, tiny_d
     resumed = train(config, resume=str(broken))
     said = capsys.readouterr().out
     table = broken / "split.csv"
-    assert f"Note: not in {table}, which the run began with, and left out: 3 pairs, e.g. {data / 'images/added_0.jpg'}\n" in said
+    assert (
+        f"Note: not in {table}, which the run began with, and left out: 3 pairs, e.g. {data / 'images/added_0.jpg'}\n"
+        in said
+    )
     assert f"10 train, 2 val (as the run began, {broken / 'split.csv'})" in said
     assert resumed.epochs == 2
     assert (broken / "split.csv").read_text() == before
@@ -304,7 +320,10 @@ def test_one_large_image_is_trained_resumed_and_evaluated_in_blocks(tiny_config,
     config = {**tiny_config, "data_dir": str(data), "image_size": 64, "crops_per_image": 4, "learning_rate": 0.1}
     straight = train(config, fit="auto", cache="ram", run_name="straight")
     said = capsys.readouterr().out
-    assert "7 train, 2 val (images/ + masks/, same names; blocks of about 266×233 of one image, 29 pixels between train" in said
+    assert (
+        "7 train, 2 val (images/ + masks/, same names; blocks of about 266×233 of one image, 29 pixels between train"
+        in said
+    )
     assert "Note: train and val are parts of one image" in said
     assert straight.best_val_iou > 0.5
     taken = load_config(straight.run_dir / "config.yaml")
@@ -328,7 +347,9 @@ def test_one_large_image_is_trained_resumed_and_evaluated_in_blocks(tiny_config,
     for pair in scored.pairs:
         _, _, top, left, bottom, right = pair.box
         assert (cv2.imread(str(pair.mask), cv2.IMREAD_UNCHANGED) == mask[top:bottom, left:right]).all()
-    elsewhere = find_split(find_source(folder / "best.pt", {"data_dir": str(shutil.copytree(data, tmp_path / "other"))}, 1), None)
+    elsewhere = find_split(
+        find_source(folder / "best.pt", {"data_dir": str(shutil.copytree(data, tmp_path / "other"))}, 1), None
+    )
     assert [pair.box for pair in elsewhere[0].pairs] == [None]  # the whole image
 
 
@@ -356,7 +377,9 @@ def test_iou_is_that_of_the_native_pixels_from_the_tile_they_lie_most_central_in
     run = train(tiny_config, data_dir=data, fit="crop", num_epochs=2, learning_rate=0.01, augmentation="none")
     best = torch.load(run.run_dir / "best.pt", weights_only=True)
     channels = tiny_config["decoder_channels"]
-    model = smp.Unet(tiny_config["encoder"], encoder_weights=None, decoder_channels=channels, in_channels=3, classes=1).eval()
+    model = smp.Unet(
+        tiny_config["encoder"], encoder_weights=None, decoder_channels=channels, in_channels=3, classes=1
+    ).eval()
     model.load_state_dict(best["model"])
     mean, std = (torch.tensor(best["config"][name]).view(1, 3, 1, 1) for name in ("image_mean", "image_std"))
     hits = either = 0

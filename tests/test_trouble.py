@@ -59,7 +59,10 @@ def test_numbers_that_stay_bad_send_the_run_back_once_and_then_end_it(tiny_confi
     said = capsys.readouterr()
     run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
     assert "Warning: " in said.out
-    assert "steps in a row were not finite from step 8 on (epoch 2, batch 3 of 5): the loss term dice is not finite" in said.out
+    assert (
+        "steps in a row were not finite from step 8 on (epoch 2, batch 3 of 5): the loss term dice is not finite"
+        in said.out
+    )
     assert "with 0.1 of the learning rate" in said.out
     error = said.err
     assert "the loss term dice is not finite (images of the batch: " in error
@@ -81,7 +84,9 @@ def test_a_run_that_went_back_goes_on_when_the_numbers_are_good_again(tiny_confi
     again = train(tiny_config, **LONG | {"num_epochs": 3}, scheduler="constant", resume=str(result.run_dir))
     assert "numbers were not finite earlier: the learning rate is 0.1 of what is planned" in capsys.readouterr().out
     assert again.history[-1]["learning_rate"] == pytest.approx(1e-4)
-    other = train(tiny_config, **LONG | {"num_epochs": 4}, scheduler="constant", resume=str(result.run_dir), learning_rate=5e-4)
+    other = train(
+        tiny_config, **LONG | {"num_epochs": 4}, scheduler="constant", resume=str(result.run_dir), learning_rate=5e-4
+    )
     assert other.history[-1]["learning_rate"] == pytest.approx(5e-4)  # the user has drawn the conclusion
 
 
@@ -258,7 +263,8 @@ def test_a_run_whose_end_the_disk_did_not_take_says_so_and_does_not_name_weights
     said = capsys.readouterr()
     folder = Path(tiny_config["checkpoint_dir"]) / "run"
     assert (
-        f"Warning: {folder / 'best.pt'} and {folder / 'last.pt'} could not be written: what was trained since is lost" in said.out
+        f"Warning: {folder / 'best.pt'} and {folder / 'last.pt'} could not be written: what was trained since is lost"
+        in said.out
     )
     assert "Weights: " not in said.out
     assert "Next: " not in said.out
@@ -279,8 +285,12 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_with_one_message(line, numb
 
 
 @pytest.mark.soak
-def test_a_signal_while_the_step_is_compiled_ends_the_run_without_waiting_for_the_compiler(tiny_config, tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))  # else what an earlier test compiled is found at once
+def test_a_signal_while_the_step_is_compiled_ends_the_run_without_waiting_for_the_compiler(
+    tiny_config, tmp_path, monkeypatch
+):
+    monkeypatch.setenv(
+        "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled")
+    )  # else what an earlier test compiled is found at once
     log = tmp_path / "log"
     process = start(train_once, {**tiny_config, "compile_model": True}, log)
     wait_until(lambda: log.exists() and "Compiling the step" in log.read_text())
@@ -299,7 +309,9 @@ def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch):
 
     def begin_another(row):
         draft.touch()
-        with pytest.raises(UserError, match="is in use: another run of this process trains there; end it first, or choose another"):
+        with pytest.raises(
+            UserError, match="is in use: another run of this process trains there; end it first, or choose another"
+        ):
             train(config)
         assert draft.exists()  # the other's, perhaps
 

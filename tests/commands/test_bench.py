@@ -80,7 +80,18 @@ def test_rows_follow_the_hardware(on_gpu, has_bfloat16, quick, others):
 
 def test_the_table_has_a_row_per_trial_and_the_reason_of_an_empty_one():
     lines = table_lines([row("a", 100, 0.8), row("b", 250, 0.81), row("c", 0, 0, "out of memory")])
-    assert lines[0].split() == ["s/epoch", "images/s", "speed-up", "memory", "GiB", "reserved", "data", "wait", "val", "IoU"]
+    assert lines[0].split() == [
+        "s/epoch",
+        "images/s",
+        "speed-up",
+        "memory",
+        "GiB",
+        "reserved",
+        "data",
+        "wait",
+        "val",
+        "IoU",
+    ]
     assert lines[1].split() == ["a", "2.00", "100", "1.00×", "1.50", "2.50", "10%", "0.8000"]
     assert lines[2].split() == ["b", "2.00", "250", "2.50×", "1.50", "2.50", "10%", "0.8100"]
     assert lines[3].split() == ["c"] + ["–"] * 7
@@ -108,7 +119,9 @@ def test_data_that_are_not_there_are_told_before_a_row_is_tried(tmp_path, capsys
     assert not (tmp_path / "runs").exists()
 
 
-def test_figures_are_those_of_the_epochs_after_the_first_and_a_failure_does_not_end_the_others(tiny_config, stub, tmp_path, capsys):
+def test_figures_are_those_of_the_epochs_after_the_first_and_a_failure_does_not_end_the_others(
+    tiny_config, stub, tmp_path, capsys
+):
     error = "batch_size: 4000 is more than the 10 training images; need at most 10"
     script = stub(too_large={"lines": ["Device: cpu", f"Error: {error}", "bye"], "code": 2})
     trials = {"too large": {"batch_size": 4000}, "plain": {"use_amp": False}}
@@ -127,7 +140,10 @@ def test_figures_are_those_of_the_epochs_after_the_first_and_a_failure_does_not_
     [
         ({"result": {"is_compiled": False}}, "it did not run with the compile_model of its row"),
         (
-            {"result": {"is_compiled": False}, "lines": ["Warning: another matter", "Warning: compile_model: it failed (why)"]},
+            {
+                "result": {"is_compiled": False},
+                "lines": ["Warning: another matter", "Warning: compile_model: it failed (why)"],
+            },
             "compile_model: it failed (why)",
         ),
         ({"config": {"batch_size": 2, "batch_parts": 2}}, "it did not run with the batch_size, batch_parts of its row"),
@@ -157,13 +173,21 @@ def test_a_bench_that_is_interrupted_ends_its_run(tiny_config, tmp_path):
 def test_whole_steps_of_the_config_are_timed_without_its_data(monkeypatch):
     monkeypatch.setattr(module, "ROUND_SECONDS", 0)
     console = Console(io.StringIO())
-    settings = {"device": "cpu", "image_size": [32, 64], "batch_size": 3, "class_weights": "auto", "data_dir": "no/such/folder"}
+    settings = {
+        "device": "cpu",
+        "image_size": [32, 64],
+        "batch_size": 3,
+        "class_weights": "auto",
+        "data_dir": "no/such/folder",
+    }
     components, batch = module.build_step(load_config({**TINY_MODEL, **settings}), console)
     assert batch.images.shape == (3, 32, 64, 3)
     before = components.state.segmenter.state_dict()["network.segmentation_head.0.bias"].clone()
     module.time_step(components, batch, console)
     assert not before.equal(components.state.segmenter.state_dict()["network.segmentation_head.0.bias"])
-    assert re.search(r"The step alone: \d+ images/s at batch 3 \(.* ms; \d+ to \d+ in 5 rounds\)\n$", console.stream.getvalue())
+    assert re.search(
+        r"The step alone: \d+ images/s at batch 3 \(.* ms; \d+ to \d+ in 5 rounds\)\n$", console.stream.getvalue()
+    )
 
 
 def test_out_of_memory_is_one_message_and_quick_does_not_go_with_step(monkeypatch, capsys):

@@ -88,7 +88,9 @@ def test_sigint_is_exit_code_130_in_imports_and_in_a_command(tmp_path):
         (folder / module / "__init__.py").write_text(text)
         command = [sys.executable, str(ROOT / "train_unet.py"), *arguments]
         environment = {**os.environ, "PYTHONPATH": str(folder)}
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as child:
             try:
                 deadline = time.monotonic() + 60
                 while not has_begun.exists():
@@ -112,7 +114,11 @@ def test_values_of_config_and_overrides_win_over_those_of_the_demo(monkeypatch):
     assert (CONFIG["batch_size"], script_config().batch_size) == ("auto", demo.batch_size)
     assert script_config({"batch_size": "auto"}).batch_size == "auto"
     monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "image_size": 64, "batch_size": 4})
-    assert (script_config().image_size, script_config().batch_size, script_config().num_epochs) == (64, 4, demo.num_epochs)
+    assert (script_config().image_size, script_config().batch_size, script_config().num_epochs) == (
+        64,
+        4,
+        demo.num_epochs,
+    )
     assert script_config(["num_epochs=3"]).num_epochs == 3
     monkeypatch.setattr(train_unet, "CONFIG", {**CONFIG, "data_dir": "data/mine", "batch_size": 4})
     assert script_config().sources == {"data_dir": "config", "batch_size": "config"}
@@ -137,17 +143,29 @@ def test_a_config_file_that_exists_is_read_whatever_its_name(name, trained, tmp_
         (["predict", "x", "y", "--out", ""], "argument --out: got an empty name; need a path"),
         (["evaluate", "x", "--out", " "], "argument --out: got an empty name; need a path"),
         (["shard", "--out", ""], "--out: got an empty name; need a folder or a URL"),
-        (["shard", "--out", "README.md", "data_dir=configs"], "README.md cannot be read (Not a directory); need a folder or a URL"),
+        (
+            ["shard", "--out", "README.md", "data_dir=configs"],
+            "README.md cannot be read (Not a directory); need a folder or a URL",
+        ),
         (["a.yaml", "--config", "b.yaml"], "got 2 config files (a.yaml, b.yaml); need one"),
         (["batch-size=4"], "batch-size: unknown key; did you mean batch_size?"),
         (["check", "batch_size=2", "batch_size=3"], "batch_size: given twice, '2' and '3'; leave one of them out"),
         (["configs/fsat.yaml"], "no such file; did you mean configs/fast.yaml?"),
         (["fast"], "no such file; did you mean configs/fast.yaml?"),
         (["bench.yml"], "1 problem in bench.yml:\n  no such file"),
-        (["chekc", "data_dir=x"], "chekc: no command and no config file; did you mean check? To train: python train_unet.py ["),
-        (["train", "data_dir=x"], "train: no command and no config file; commands, which come first, are check, bench, "),
+        (
+            ["chekc", "data_dir=x"],
+            "chekc: no command and no config file; did you mean check? To train: python train_unet.py [",
+        ),
+        (
+            ["train", "data_dir=x"],
+            "train: no command and no config file; commands, which come first, are check, bench, ",
+        ),
         (["batch_size", "8"], "batch_size: settings are given as batch_size=VALUE"),
-        (["configs"], "is a folder; need a YAML file (to train on it: data_dir=configs; to go on with a run: --resume configs)"),
+        (
+            ["configs"],
+            "is a folder; need a YAML file (to train on it: data_dir=configs; to go on with a run: --resume configs)",
+        ),
         (["doctor", "configs"], "To name the data: python train_unet.py doctor data_dir=configs"),
         (["--resume", ""], "--resume: got an empty name"),
         (["--resume", "a", "resume=b"], "--resume and resume=b say the same twice"),
@@ -281,8 +299,12 @@ def test_a_command_begins_before_its_config_is_read(monkeypatch):
     """The name of an encoder imports torch: seconds, which count against a time budget."""
     seen = []
     read = train_unet.read_training_command
-    monkeypatch.setattr(train_unet, "read_training_command", lambda *words: (seen.append(time.perf_counter()), read(*words))[1])
-    monkeypatch.setattr("unet_trainer.training.session.Session", lambda started: seen.append(started) or pytest.fail("enough"))
+    monkeypatch.setattr(
+        train_unet, "read_training_command", lambda *words: (seen.append(time.perf_counter()), read(*words))[1]
+    )
+    monkeypatch.setattr(
+        "unet_trainer.training.session.Session", lambda started: seen.append(started) or pytest.fail("enough")
+    )
     with pytest.raises(pytest.fail.Exception):
         main(["seed=7"])
     assert seen[1] <= seen[0]
@@ -293,7 +315,10 @@ def test_runs_are_found_by_name_where_the_config_keeps_them(command, tmp_path, m
     monkeypatch.setitem(CONFIG, "checkpoint_dir", str(tmp_path / "elsewhere"))
     write_image(tmp_path / "a.png", np.zeros((8, 8), np.uint8))
     further = {"predict": [tmp_path / "a.png", "--out", tmp_path / "out"], "compare": ["other"]}
-    assert answer(capsys, command, "nosuch", *further.get(command, [])) == f"no run nosuch; {tmp_path / 'elsewhere'} holds no runs"
+    assert (
+        answer(capsys, command, "nosuch", *further.get(command, []))
+        == f"no run nosuch; {tmp_path / 'elsewhere'} holds no runs"
+    )
 
 
 def test_the_list_of_runs_is_of_those_where_the_config_keeps_them(runs, monkeypatch, capsys):

@@ -84,8 +84,12 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
     assert report["ok"] is True
     assert (report["num_pairs"], report["num_train"], report["num_val"]) == (10, 8, 2)
     assert (report["sizes"], report["dtypes"], report["channels"]) == ([[HEIGHT, WIDTH, 10]], {"uint8": 10}, {"3": 10})
-    assert [(row["values"], row["name"]) for row in report["classes"]] == [(str(index), f"class {index}") for index in range(4)]
-    assert [row["share"] for row in report["classes"]] == pytest.approx([0.9 - 86 / pixels, 0.1, 80 / pixels, 6 / pixels])
+    assert [(row["values"], row["name"]) for row in report["classes"]] == [
+        (str(index), f"class {index}") for index in range(4)
+    ]
+    assert [row["share"] for row in report["classes"]] == pytest.approx(
+        [0.9 - 86 / pixels, 0.1, 80 / pixels, 6 / pixels]
+    )
     assert (report["problems"], report["questions"]) == ([], [])
     lacking = "classes in no validation mask (val_iou says nothing of them): class 2, class 3"
     assert report["notices"] == [f"{lacking}; add images with them, or choose with split_file=FILE.csv"]
@@ -95,9 +99,17 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
 
 def test_the_config_lines_repeat_the_settings_that_the_data_needed(check, data, tmp_path):
     for path in (data / "masks").iterdir():
-        cv2.imwrite(str(path), cv2.resize(cv2.imread(str(path), cv2.IMREAD_UNCHANGED), None, fx=0.5, fy=0.5, interpolation=0))
+        cv2.imwrite(
+            str(path), cv2.resize(cv2.imread(str(path), cv2.IMREAD_UNCHANGED), None, fx=0.5, fy=0.5, interpolation=0)
+        )
     (data / "masks").rename(data / "truth-a")
-    settings = ["mask_dir=truth-a", "resize_masks=true", "num_classes=1", "mask_values=nonzero", r"group_pattern='images/(\d)'"]
+    settings = [
+        "mask_dir=truth-a",
+        "resize_masks=true",
+        "num_classes=1",
+        "mask_values=nonzero",
+        r"group_pattern='images/(\d)'",
+    ]
     code, _, report = check(*settings)
     assert code == 0
     assert yaml.safe_load("\n".join(report["config"][1:])) == {
@@ -126,7 +138,10 @@ def test_bad_data_give_exit_code_2_and_every_problem_with_its_files_and_fix(chec
     for problem in report["problems"]:
         title, line = (text.replace(f"{data}/", "") for text in (problem["title"], problem["lines"][0]))
         assert f"{title}:\n  Fix: {problem['fix']}\n  {line}\n" in said
-    assert "\nNot ready to train: 2 files have to be mended first. Then these settings train, with one guess to confirm:\n" in said
+    assert (
+        "\nNot ready to train: 2 files have to be mended first. Then these settings train, with one guess to confirm:\n"
+        in said
+    )
     assert any(line.startswith("unpaired: skip  # GUESS: 1 image without a mask in masks") for line in report["config"])
     assert (report["num_pairs"], report["num_train"], report["num_val"]) == (9, 6, 1)
     paths = re.findall(r"(?<![\w.])/[\w./-]+", said)
@@ -151,9 +166,14 @@ def test_a_question_that_only_the_user_can_answer_is_answered_in_the_settings_be
         f"checkpoint_dir: {tmp_path / 'runs'}",
     ]
     assert said.endswith("".join(f"  {line}\n" for line in report["config"]))
-    assert "\nReady to train with these settings, with one guess to confirm (--write FILE writes them as a config):\n" in said
+    assert (
+        "\nReady to train with these settings, with one guess to confirm (--write FILE writes them as a config):\n"
+        in said
+    )
     assert "  Masks:      num_classes: 1 (GUESS: any value but 0 is foreground)\n" in said
-    assert report["guesses"] == [{"reason": question["choices"][0]["meaning"], "settings": question["choices"][0]["settings"]}]
+    assert report["guesses"] == [
+        {"reason": question["choices"][0]["meaning"], "settings": question["choices"][0]["settings"]}
+    ]
     assert [row["name"] for row in report["classes"]] == ["background", "foreground"]  # as if it were answered
     assert (Path(report["contact_sheet"]).is_file(), report["problems"]) == (True, [])
 
@@ -196,13 +216,17 @@ def test_a_folder_without_pairs_is_one_message_and_is_in_the_report(tmp_path, ca
     assert not report["ok"]
     assert "does not exist" in report["questions"][0]["text"]
     captured = capsys.readouterr()
-    assert captured.err == (f"Error: data_dir: {tmp_path / 'nowhere'} does not exist; need a folder with images/ and masks/\n")
+    assert captured.err == (
+        f"Error: data_dir: {tmp_path / 'nowhere'} does not exist; need a folder with images/ and masks/\n"
+    )
     assert captured.out == ""
 
 
 def test_a_report_that_cannot_be_written_is_one_message(data, tmp_path, capsys):
     words = [f"data_dir={data}", "num_classes=4"]
-    assert main(["check", *words, f"checkpoint_dir={tmp_path / 'runs'}", "--json", str(tmp_path / "no/where.json")]) == 2
+    assert (
+        main(["check", *words, f"checkpoint_dir={tmp_path / 'runs'}", "--json", str(tmp_path / "no/where.json")]) == 2
+    )
     assert capsys.readouterr().err == f"Error: --json: there is no folder {tmp_path / 'no'}\n"
     (tmp_path / "file").touch()
     assert main(["check", *words, f"checkpoint_dir={tmp_path / 'file'}"]) == 2
@@ -248,7 +272,9 @@ def test_of_one_large_image_the_first_picture_shows_which_blocks_validate(tmp_pa
         (tmp_path / "one" / kind).mkdir(parents=True)
         cv2.imwrite(str(tmp_path / f"one/{kind}/a.png"), pixels)
     shown = []
-    monkeypatch.setattr(data_check, "contact_sheet", lambda pictures, labels, **others: shown.extend(pictures) or pictures[0][0])
+    monkeypatch.setattr(
+        data_check, "contact_sheet", lambda pictures, labels, **others: shown.extend(pictures) or pictures[0][0]
+    )
     assert main(["check", f"data_dir={tmp_path / 'one'}", f"checkpoint_dir={tmp_path / 'runs'}"]) == 0
     assert "5 train, 1 val" in capsys.readouterr().out
     overview, ids = shown[0]

@@ -77,7 +77,9 @@ def test_the_page_of_a_tiny_dataset_and_the_config_that_it_writes(tiny_config, t
     assert content["ok"]
     assert {"machine", "findings", "settings", "config", "forecast"} <= content.keys()
     assert content["forecast"]["seconds"] == pytest.approx(5000 * content["forecast"]["seconds_per_epoch"], rel=0.1)
-    assert file.read_text().startswith(f"# python train_unet.py {file}\n# Written by doctor for {tiny_config['data_dir']}; edit")
+    assert file.read_text().startswith(
+        f"# python train_unet.py {file}\n# Written by doctor for {tiny_config['data_dir']}; edit"
+    )
     assert load_config(file).num_epochs == 5000
 
 
@@ -103,7 +105,14 @@ def test_data_that_cannot_be_trained_on_is_a_problem_with_the_message_of_check(t
 
 
 def test_absent_classes_are_warnings_and_the_config_is_reviewed(tried, tiny_config, capsys):
-    values = {**tiny_config, "num_classes": 3, "mask_values": [0, 255, 7], "num_epochs": 5000, "cache": "ram", "num_workers": 50}
+    values = {
+        **tiny_config,
+        "num_classes": 3,
+        "mask_values": [0, 255, 7],
+        "num_epochs": 5000,
+        "cache": "ram",
+        "num_workers": 50,
+    }
     assert run(*words(values)) == 0
     out = capsys.readouterr().out
     assert "Warning: no pixel of class 2 in any mask" in out
@@ -216,7 +225,9 @@ def test_a_call_of_torch_that_raises_is_a_finding_and_not_a_crash(broken, monkey
         ("13.0", False, "", "ok", "none: training runs on the CPU", ""),
     ],
 )
-def test_a_gpu_that_torch_does_not_find_is_explained_with_what_to_do(cuda, seen, hidden, level, detail, fix, monkeypatch):
+def test_a_gpu_that_torch_does_not_find_is_explained_with_what_to_do(
+    cuda, seen, hidden, level, detail, fix, monkeypatch
+):
     monkeypatch.setattr(doctor, "has_nvidia_gpu", lambda: seen)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden:

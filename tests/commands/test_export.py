@@ -42,7 +42,10 @@ def test_onnx_is_the_format_unless_another_is_named_and_the_next_command_is_prin
     assert main(["export", str(run / "best.pt"), "--out", "my models"]) == 0
     assert (run.parent.parent / "my models/model.onnx").is_file()
     captured = capsys.readouterr()
-    assert captured.out.splitlines()[-1] == "Next: python train_unet.py predict 'my models/model.onnx' IMAGES --out predictions"
+    assert (
+        captured.out.splitlines()[-1]
+        == "Next: python train_unet.py predict 'my models/model.onnx' IMAGES --out predictions"
+    )
     assert captured.err == ""
     assert main(["export", "my models/model.onnx"]) == 2
     assert "is an export already; name the run or the .pt file" in capsys.readouterr().err
@@ -103,7 +106,11 @@ def test_a_link_in_a_runs_folder_is_not_followed_out_of_it(tmp_path):
 @pytest.mark.parametrize(
     ("out", "name", "message"),
     [
-        ("model.pt", "onnx", r"--out: .*model.pt does not end in .onnx; need the name of a .onnx file, or a folder for it"),
+        (
+            "model.pt",
+            "onnx",
+            r"--out: .*model.pt does not end in .onnx; need the name of a .onnx file, or a folder for it",
+        ),
         ("nowhere/model.onnx", "onnx", "--out: there is no folder .*nowhere"),
         ("pipe.onnx", "onnx", "--out: .*pipe.onnx is no file that can be replaced"),
         ("mine", "smp", "--out: .*mine exists and is no earlier export; name a folder that does not exist"),

@@ -69,7 +69,9 @@ def test_a_folder_is_predicted_with_its_structure_and_it_says_what_was_written(h
     assert files_in(here / "out") == ["a.png", "sub/b.png"]
     said, complaints = capsys.readouterr()
     assert complaints == ""
-    assert "checkpoints/binary/best.pt: unet with tu-test_efficientnet, epoch 3, val IoU 0.5000; on cpu, float32" in said
+    assert (
+        "checkpoints/binary/best.pt: unet with tu-test_efficientnet, epoch 3, val IoU 0.5000; on cpu, float32" in said
+    )
     assert re.search(r"Predicted 2 images in [\d.]+ s \([\d.]+ images/s\)", said)
     assert "class ids in PNGs with a palette (0 background, 1 foreground)" in said
     command = re.search(r"in Python (numpy\.array\(PIL\.Image\.open\('.*'\)\))", said)[1]
@@ -81,8 +83,20 @@ def test_a_folder_is_predicted_with_its_structure_and_it_says_what_was_written(h
 
 
 def test_every_kind_of_file_is_announced_and_a_geotiff_has_its_mask_and_polygons_in_its_coordinates(here, capsys):
-    (here / "images/field.tif").write_bytes(tiff_bytes(RANDOM.integers(0, 256, (40, 60, 3), np.uint8), extratags=GEO_TAGS))
-    words = ["predict", "three", "images/a.png", "images/field.tif", "--out", "out", "--values", "--overlay", "--probabilities"]
+    (here / "images/field.tif").write_bytes(
+        tiff_bytes(RANDOM.integers(0, 256, (40, 60, 3), np.uint8), extratags=GEO_TAGS)
+    )
+    words = [
+        "predict",
+        "three",
+        "images/a.png",
+        "images/field.tif",
+        "--out",
+        "out",
+        "--values",
+        "--overlay",
+        "--probabilities",
+    ]
     assert main([*words, "--polygons"]) == 0
     said = capsys.readouterr().out
     for line in (
@@ -192,7 +206,15 @@ def test_a_signal_leaves_whole_files_and_no_process(here, number):
     for index in range(40):
         (here / f"images/{index:02}.png").write_bytes(pixels)
     log, pids = here / "log", here / "pids"
-    given = ["predict", str(here / "checkpoints/binary"), str(here / "images"), "--out", str(here / "out"), "--batch-size", "4"]
+    given = [
+        "predict",
+        str(here / "checkpoints/binary"),
+        str(here / "images"),
+        "--out",
+        str(here / "out"),
+        "--batch-size",
+        "4",
+    ]
     process = start(predict_slowly, given, log, pids)
     wait_until(lambda: process.exitcode is not None or len(list((here / "out").glob("[0-9]*.png"))) >= 4)
     writers = [int(word) for word in pids.read_text().split()]
@@ -217,7 +239,9 @@ def test_a_signal_leaves_whole_files_and_no_process(here, number):
 
 
 def test_the_time_is_told_beside_what_bounds_it(here, capsys, monkeypatch):
-    monkeypatch.setattr("unet_trainer.inference.prediction_stream.measure_rates", lambda *given: Rates(400.0, 200.0, 50.0))
+    monkeypatch.setattr(
+        "unet_trainer.inference.prediction_stream.measure_rates", lambda *given: Rates(400.0, 200.0, 50.0)
+    )
     assert main(["predict", "binary", "images", "--out", "out", "--time"]) == 0
     said = capsys.readouterr().out
     assert re.search(r"reading alone +400\.0\n +forward pass alone +200\.0\n", said)
@@ -255,4 +279,6 @@ def test_a_mask_matches_the_image_as_it_is_displayed(here):
     mask = np.array(Image.open("out/turned.png"))
     assert mask.shape == (60, 40)
     shown = np.rot90(np.array(Image.open("turned.jpg")), -1)  # turned clockwise
-    assert (mask == load("checkpoints/binary")(np.ascontiguousarray(shown))).mean() > 0.95  # decoders of JPEG differ a little
+    assert (
+        mask == load("checkpoints/binary")(np.ascontiguousarray(shown))
+    ).mean() > 0.95  # decoders of JPEG differ a little

@@ -25,7 +25,9 @@ def place(trained_run, tmp_path, monkeypatch):
 def test_a_run_ends_with_its_report_and_names_it(trained_run):
     page = (trained_run / "report.html").read_text()
     assert page.count('class="photo"') == 2
-    assert '<span class="pill useless">Finished, of no use</span>' in page  # after a single step it predicts background alone
+    assert (
+        '<span class="pill useless">Finished, of no use</span>' in page
+    )  # after a single step it predicts background alone
     said = (trained_run / "train.log").read_text()
     assert f"| report: {trained_run / 'report.html'} |" in said
     assert said.index("\nMaking the report ...\n") < said.index("\nBest epoch: ")

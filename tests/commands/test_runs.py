@@ -62,7 +62,12 @@ def test_every_run_has_its_state_best_iou_epochs_and_date(folder, capsys):
     assert "\033" not in text
     assert main(["runs", f"checkpoint_dir={folder}", "--json"]) == 0
     entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert [entries["cells"][key] for key in ("state", "best_val_iou", "best_epoch", "epochs")] == ["finished", 0.6, 2, 3]
+    assert [entries["cells"][key] for key in ("state", "best_val_iou", "best_epoch", "epochs")] == [
+        "finished",
+        0.6,
+        2,
+        3,
+    ]
     assert entries["broken"]["best_val_iou"] is None
 
 
@@ -117,7 +122,11 @@ def test_what_cannot_be_done_is_one_message(folder, capsys, arguments, message):
 
 def test_a_run_is_found_by_name_folder_and_file_and_the_newest_without_one(folder, monkeypatch, capsys):
     os.utime(folder / "broken/events.jsonl", (2**32, 2**32))
-    for name, under in (("cells", folder), (str(folder / "cells"), Path("nowhere")), (str(folder / "cells/events.jsonl"), folder)):
+    for name, under in (
+        ("cells", folder),
+        (str(folder / "cells"), Path("nowhere")),
+        (str(folder / "cells/events.jsonl"), folder),
+    ):
         assert find_named_run(name, under) == folder / "cells"
     served = []
     monkeypatch.setattr(runs, "serve", lambda server, *_: served.append(server) or server.server_close() or 0)

@@ -31,7 +31,16 @@ def test_data_that_cannot_be_trained_on_is_not_sharded(tiny_data, tmp_path, caps
     broken = next((tmp_path / "bad/images").iterdir())
     broken.write_bytes(broken.read_bytes()[:100])
     assert (
-        main(["shard", f"data_dir={tmp_path / 'bad'}", f"checkpoint_dir={tmp_path / 'runs'}", "--out", str(tmp_path / "out")]) == 2
+        main(
+            [
+                "shard",
+                f"data_dir={tmp_path / 'bad'}",
+                f"checkpoint_dir={tmp_path / 'runs'}",
+                "--out",
+                str(tmp_path / "out"),
+            ]
+        )
+        == 2
     )
     said = capsys.readouterr().err
     assert broken.name in said
@@ -43,7 +52,9 @@ def test_masks_that_are_drawn_from_other_files_go_in_as_images(tmp_path, capsys)
     """One file an object, which is merged under checkpoint_dir."""
     bowl(tmp_path / "data")
     words = [f"checkpoint_dir={tmp_path / 'runs'}"]
-    assert main(["shard", f"data_dir={tmp_path / 'data'}", *words, "--out", str(tmp_path / "shards")]) == 0, capsys.readouterr().err
+    assert main(["shard", f"data_dir={tmp_path / 'data'}", *words, "--out", str(tmp_path / "shards")]) == 0, (
+        capsys.readouterr().err
+    )
     reports = [
         build_dataset_report(Config(data_dir=str(tmp_path / name), checkpoint_dir=str(tmp_path / "runs")), Console())
         for name in ("data", "shards")
@@ -63,16 +74,26 @@ def test_masks_mean_in_shards_what_they_mean_in_files(tmp_path, table, capsys):
         (data / "class_dict.csv").write_text(table)
     words = [f"checkpoint_dir={tmp_path / 'runs'}"]
     assert main(["shard", f"data_dir={data}", *words, "--out", str(tmp_path / "shards")]) == 0, capsys.readouterr().err
-    configs = [Config(data_dir=str(place), checkpoint_dir=str(tmp_path / "runs")) for place in (data, tmp_path / "shards")]
+    configs = [
+        Config(data_dir=str(place), checkpoint_dir=str(tmp_path / "runs")) for place in (data, tmp_path / "shards")
+    ]
     files, shards = (build_dataset_report(config, Console()) for config in configs)
     assert files.coding is not None
-    assert (files.coding, files.decided(configs[0]).class_names) == (shards.coding, shards.decided(configs[1]).class_names)
+    assert (files.coding, files.decided(configs[0]).class_names) == (
+        shards.coding,
+        shards.decided(configs[1]).class_names,
+    )
     assert ("crack" in str(shards.decided(configs[1]).class_names)) == bool(table)
 
 
 def test_shards_are_not_written_among_the_images(tiny_data, tmp_path, capsys):
     shutil.copytree(tiny_data, tmp_path / "mine")
-    words = [f"data_dir={tmp_path / 'mine'}", f"checkpoint_dir={tmp_path / 'runs'}", "--out", str(tmp_path / "mine/images")]
+    words = [
+        f"data_dir={tmp_path / 'mine'}",
+        f"checkpoint_dir={tmp_path / 'runs'}",
+        "--out",
+        str(tmp_path / "mine/images"),
+    ]
     assert main(["shard", *words]) == 2
     assert "holds images or masks of the data" in capsys.readouterr().err
     assert not list((tmp_path / "mine").rglob("*.tar"))

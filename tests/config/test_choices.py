@@ -29,7 +29,12 @@ SIZES = [(1000, 1000)]
 
 def measured(**values):
     """Large structures in images that have an up, whose crops have none."""
-    large = {"structure": 100.0, "relative_structure": 0.3, "size_spread": 4.0, "chance_in_views": dict.fromkeys(FREE, 0.5)}
+    large = {
+        "structure": 100.0,
+        "relative_structure": 0.3,
+        "size_spread": 4.0,
+        "chance_in_views": dict.fromkeys(FREE, 0.5),
+    }
     return dataclasses.replace(MEASURED, **{**large, **values})
 
 
@@ -41,7 +46,9 @@ def parameters(transforms, name):
     return next(item[name] for item in transforms if name in item)
 
 
-@pytest.mark.parametrize(("share", "fit"), [(0.5, "resize"), (0.2, "resize"), (0.19, "crop"), (0.02, "crop"), (0.0, "resize")])
+@pytest.mark.parametrize(
+    ("share", "fit"), [(0.5, "resize"), (0.2, "resize"), (0.19, "crop"), (0.02, "crop"), (0.0, "resize")]
+)
 def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(share, fit):
     assert choose_fit(measured(relative_structure=share), SIZES)[0] == fit
 
@@ -59,7 +66,9 @@ def test_small_images_are_seen_whole_where_a_crop_would_be_most_of_them(sizes, f
 
 
 def test_large_images_are_brought_to_the_area_of_512_squared_with_their_shape():
-    (height, width), _ = choose_image_size("resize", [(2000, 4000), (2000, 4000)], measured(thickness=100.0), on_cpu=False)
+    (height, width), _ = choose_image_size(
+        "resize", [(2000, 4000), (2000, 4000)], measured(thickness=100.0), on_cpu=False
+    )
     assert (height, width) == (352, 736)  # sqrt(512² / 8 Mpx) = 0.181: 362 × 724, in multiples of 32
 
 
@@ -172,7 +181,9 @@ def test_where_one_epoch_is_all_that_there_is_time_for_it_is_as_long_as_that(num
     assert found.reason.endswith(" augmented images are what 78 s allow: one epoch, as long as there is time")
     assert plan(num_samples, cost=cost, num_val=200, budget=78.0, repeats=0.5).repeats == 0.5
     # Two validations would be a tenth of the time. An epoch that does not end early might take twice the time.
-    assert [plan(num_samples, cost=cost, num_val=200, budget=500.0, may_end_early=early).num_epochs for early in (0, 1)] == [2, 1]
+    assert [
+        plan(num_samples, cost=cost, num_val=200, budget=500.0, may_end_early=early).num_epochs for early in (0, 1)
+    ] == [2, 1]
     assert plan(num_samples, cost=cost, num_val=200, budget=800.0, may_end_early=True).num_epochs > 2
     longer = plan(num_samples, cost=cost, num_val=200, budget=78.0, may_end_early=True)
     assert longer.repeats >= min(1, 1.4 * repeats)

@@ -106,7 +106,11 @@ def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
         ("use_amp", 1, "need true or false, or auto"),
         ("amp_dtype", "fp16", "need one of bfloat16, float16; did you mean float16?"),
         ("optimizer", "adamW", "need one of adamw, adam, sgd; did you mean adamw?"),
-        ("image_size", [64, 64, 64], "or a list of 2, each a whole number from 32 to 8192, e.g. 512 or [512, 768], or auto"),
+        (
+            "image_size",
+            [64, 64, 64],
+            "or a list of 2, each a whole number from 32 to 8192, e.g. 512 or [512, 768], or auto",
+        ),
         ("decoder_channels", [64, 32], "need a list of 5, each a whole number from 1 to 4096"),
         ("loss", {"dcie": 1}, "dcie: did you mean dice?"),
         ("loss", "", "a weighted sum, e.g. {dice: 1, bce: 1}, or auto"),
@@ -115,13 +119,20 @@ def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
         ("data_dir", "a\ud800", "need text, e.g. data/mine"),
         ("mask_suffix", 3, "need text, e.g. _mask"),
         ("augmentation", "stronk", "did you mean strong?"),
-        ("augmentation", [{"Affine": 15}], "or a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}], or auto"),
+        (
+            "augmentation",
+            [{"Affine": 15}],
+            "or a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}], or auto",
+        ),
         ("augmentation", [{"Affine": {"rotate": object()}}], "parameters are numbers, text, true, false or null"),
         ("group_pattern", "(p", "need a regular expression, e.g. '(patient\\d+)_', or null (missing )"),
         ("time_budget", "10 min", "need a time with its unit, e.g. 10m, 2h or 1h30m, or null"),
         ("repeats", 1.5, "need a whole number up to 100000, or a share below 1, e.g. 4 or 0.25, or auto"),
         *[("device", name, "need auto, cpu, cuda, cuda:N or mps") for name in ("gpu", "cuda:10000", "cuda:٣")],
-        *[("run_name", name, "without slashes (checkpoint_dir says where), e.g. run") for name in ("a/b", "..", "a\nb", "é" * 101)],
+        *[
+            ("run_name", name, "without slashes (checkpoint_dir says where), e.g. run")
+            for name in ("a/b", "..", "a\nb", "é" * 101)
+        ],
         *[
             ("mask_values", value, "need auto, nonzero, above 127, or a list")
             for value in ("above 65535", "below 3", [0], [0, []], [0, [[1, 2], 3]], [0, None], 3)
@@ -194,7 +205,11 @@ def test_names_of_other_tools_lead_to_keys_that_exist():
 
 def test_settings_that_were_decided_once_may_still_be_auto():
     names = ("decoder_attention", "deep_supervision", "encoder_lr_factor")
-    assert load_config(dict.fromkeys(names, "auto")) == load_config({}, [f"{name}=auto" for name in names]) == load_config({})
+    assert (
+        load_config(dict.fromkeys(names, "auto"))
+        == load_config({}, [f"{name}=auto" for name in names])
+        == load_config({})
+    )
 
 
 @pytest.mark.parametrize(
@@ -205,25 +220,58 @@ def test_settings_that_were_decided_once_may_still_be_auto():
             "amp_dtype: float16 does not go with device: cpu; use bfloat16",
         ),
         ({"warmup_epochs": 5, "num_epochs": 5}, "warmup_epochs: 5 leaves nothing of num_epochs: 5; need fewer"),
-        ({"early_stopping_patience": 5, "num_epochs": 5}, "early_stopping_patience: 5 can never be reached in num_epochs: 5"),
+        (
+            {"early_stopping_patience": 5, "num_epochs": 5},
+            "early_stopping_patience: 5 can never be reached in num_epochs: 5",
+        ),
         ({"time_budget": "10m", "num_epochs": 5}, "leave one of them out (time_budget: null or num_epochs: auto)"),
-        ({"num_classes": 3, "class_weights": [1, 2]}, "class_weights: got 2 values; need 3, one for each of num_classes"),
+        (
+            {"num_classes": 3, "class_weights": [1, 2]},
+            "class_weights: got 2 values; need 3, one for each of num_classes",
+        ),
         ({"class_names": ["a", "b", "c"], "class_weights": [1, 2]}, "need 3, one for each of class_names"),
-        ({"num_classes": 3, "mask_values": [0, 255]}, "mask_values: got [0, 255]; need 3 different values, one a class"),
+        (
+            {"num_classes": 3, "mask_values": [0, 255]},
+            "mask_values: got [0, 255]; need 3 different values, one a class",
+        ),
         ({"mask_values": [7, 7]}, "mask_values: got [7, 7]; need 2 different values, background first"),
-        ({"mask_values": [0, 5, [5, 5, 5]]}, "mask_values: got [0, 5, [5, 5, 5]]; need 3 different values, one a class"),
+        (
+            {"mask_values": [0, 5, [5, 5, 5]]},
+            "mask_values: got [0, 5, [5, 5, 5]]; need 3 different values, one a class",
+        ),
         ({"num_classes": 3, "mask_values": "nonzero"}, "mask_values: nonzero tells two classes apart, num_classes: 3"),
-        ({"mask_values": [0, [1, 2]], "ignore_value": [9, 2]}, "ignore_value: 2 is also in mask_values; need another, or null"),
-        ({"num_classes": 3, "ignore_value": [9, 2]}, "ignore_value: 2 is the id of a class (num_classes: 3); set mask_values"),
-        ({"mask_values": [0, 1, 2], "loss": "bce"}, "loss: bce is for num_classes: 1; with 3 classes use cross_entropy"),
+        (
+            {"mask_values": [0, [1, 2]], "ignore_value": [9, 2]},
+            "ignore_value: 2 is also in mask_values; need another, or null",
+        ),
+        (
+            {"num_classes": 3, "ignore_value": [9, 2]},
+            "ignore_value: 2 is the id of a class (num_classes: 3); set mask_values",
+        ),
+        (
+            {"mask_values": [0, 1, 2], "loss": "bce"},
+            "loss: bce is for num_classes: 1; with 3 classes use cross_entropy",
+        ),
         ({"fold": 1}, "fold: got 1; need num_folds to be set"),
         ({"num_folds": 5, "fold": 5}, "fold: got 5; need 0 to 4"),
-        ({"split": "blocks", "group_pattern": "(a)"}, "split: blocks divides a sequence, group_pattern keeps it together"),
-        ({"architecture": "fpn", "decoder_channels": [64, 32, 16, 8, 8]}, "decoder_channels: not for architecture: fpn"),
+        (
+            {"split": "blocks", "group_pattern": "(a)"},
+            "split: blocks divides a sequence, group_pattern keeps it together",
+        ),
+        (
+            {"architecture": "fpn", "decoder_channels": [64, 32, 16, 8, 8]},
+            "decoder_channels: not for architecture: fpn",
+        ),
         ({"batch_parts": 9, "batch_size": 8}, "batch_parts: 9 is more than batch_size: 8; need at most that"),
         ({"architecture": "fpn", "decoder_attention": "scse"}, "decoder_attention: scse is for unet and unetplusplus"),
-        ({"decoder_attention": "scse", "decoder_channels": [64, 32, 16, 16, 8]}, "scse needs decoder_channels of at least 16"),
-        ({"architecture": "unetplusplus", "deep_supervision": 0.5}, "deep_supervision: got 0.5; need 0 with architecture"),
+        (
+            {"decoder_attention": "scse", "decoder_channels": [64, 32, 16, 16, 8]},
+            "scse needs decoder_channels of at least 16",
+        ),
+        (
+            {"architecture": "unetplusplus", "deep_supervision": 0.5},
+            "deep_supervision: got 0.5; need 0 with architecture",
+        ),
     ],
     ids=str,
 )
@@ -240,10 +288,20 @@ def test_settings_that_contradict_each_other_are_refused(settings, answer):
         {"num_classes": 3, "class_weights": [1, 2, 3], "class_names": ["a", "b", "c"], "mask_values": [2, 0, 1]},
         {"num_classes": 3, "ignore_value": 3},
         {"ignore_value": 11},  # how many classes there are is seen in the masks
-        {"mask_values": [0, [1, 2], [[64, 0, 128], [64, 0, 192]]], "ignore_value": [255, 11], "unknown_values": "ignore"},
+        {
+            "mask_values": [0, [1, 2], [[64, 0, 128], [64, 0, 192]]],
+            "ignore_value": [255, 11],
+            "unknown_values": "ignore",
+        },
         {"mask_values": [0, 1], "class_names": ["field", "road"]},
         {"image_size": [8192, 32], "num_folds": 5, "fold": 4, "run_name": "a" * 200, "device": "cuda:0"},
-        {"in_channels": 64, "image_mean": [-0.5], "image_std": [1e-3], "split_file": "split.csv", "group_pattern": r"^(p\d+)[_-]"},
+        {
+            "in_channels": 64,
+            "image_mean": [-0.5],
+            "image_std": [1e-3],
+            "split_file": "split.csv",
+            "group_pattern": r"^(p\d+)[_-]",
+        },
         {"architecture": "manet", "decoder_channels": [64, 32, 16, 8, 8], "decoder_attention": "none"},
         {"num_classes": 2, "mask_values": "above 127", "batch_parts": 9, "batch_size": "auto"},
         {"time_budget": "10m", "num_epochs": "auto", "early_stopping_patience": 99, "warmup_epochs": 99},
@@ -264,7 +322,10 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
         )
     headline, *lines = str(raised.value).split("\n")
     assert headline == f"8 problems in {tmp_path / 'mine.yaml'}:"
-    assert lines[:2] == ["  line 4: 'seed' is given twice; keep one", "  'grad_clip': need key=value, e.g. batch_size=16"]
+    assert lines[:2] == [
+        "  line 4: 'seed' is given twice; keep one",
+        "  'grad_clip': need key=value, e.g. batch_size=16",
+    ]
     assert [line.strip().partition(":")[0] for line in lines[2:]] == [
         *("lr", "batch_size", "warmup_epochs", "epochs", "amp_dtype", "loss")
     ]
@@ -393,7 +454,10 @@ def test_durations_and_near_misses():
 @pytest.mark.parametrize(
     ("check", "message"),
     [
-        (lambda: check_trackers(load_config({"mlflow": True})), "mlflow: the package is not installed; pip install mlflow, or set"),
+        (
+            lambda: check_trackers(load_config({"mlflow": True})),
+            "mlflow: the package is not installed; pip install mlflow, or set",
+        ),
         (lambda: check_url("data_dir", "s3://bucket/mine"), "data_dir: s3:// needs the package s3fs: pip install s3fs"),
     ],
 )

@@ -31,7 +31,14 @@ from unet_trainer.config.choices import (
 )
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import KEPT_AS_CHOSEN, MACHINE_KEYS, Decision, ResolvedConfig, decoded_bytes, resolve
+from unet_trainer.config.resolved_config import (
+    KEPT_AS_CHOSEN,
+    MACHINE_KEYS,
+    Decision,
+    ResolvedConfig,
+    decoded_bytes,
+    resolve,
+)
 from unet_trainer.config.schema import FIELDS, Config, as_dict
 
 EVERYTHING_SET = {
@@ -75,8 +82,26 @@ def test_what_is_left_open_is_decided_with_a_reason_here_for_a_gpu():
     settings = open_settings(gpu, dataset, measure_step=lambda config: STEP)
     open_keys = {name for name, field in FIELDS.items() if getattr(Config(), name) == "auto"}
     assert open_keys >= {
-        *("fit", "image_size", "augmentation", "cache", "encoder", "encoder_weights", "loss", "class_weights", "batch_size"),
-        *("num_epochs", "learning_rate", "weight_decay", "warmup_epochs", "ema_decay", "early_stopping_patience", "use_amp"),
+        *(
+            "fit",
+            "image_size",
+            "augmentation",
+            "cache",
+            "encoder",
+            "encoder_weights",
+            "loss",
+            "class_weights",
+            "batch_size",
+        ),
+        *(
+            "num_epochs",
+            "learning_rate",
+            "weight_decay",
+            "warmup_epochs",
+            "ema_decay",
+            "early_stopping_patience",
+            "use_amp",
+        ),
         *("compile_model", "repeats", "cutmix"),
     }
     assert set(decided(settings)) == open_keys - {"resume"}
@@ -87,7 +112,11 @@ def test_what_is_left_open_is_decided_with_a_reason_here_for_a_gpu():
     assert (taken.in_channels, taken.image_mean, taken.image_std) == (4, DATASET.mean, DATASET.std)
     assert (taken.mask_values, taken.ignore_value) == ((0, 255), None)
     assert (taken.fit, taken.image_size, taken.crops_per_image) == ("crop", 64, 2)  # images of 64×128 in the median
-    assert [next(iter(transform)) for transform in taken.augmentation][:3] == ["HorizontalFlip", "VerticalFlip", "RandomRotate90"]
+    assert [next(iter(transform)) for transform in taken.augmentation][:3] == [
+        "HorizontalFlip",
+        "VerticalFlip",
+        "RandomRotate90",
+    ]
     assert (taken.encoder, taken.encoder_weights) == ("resnet34", "imagenet")
     assert taken.decoder_channels is None
     assert taken.cutmix == 0.5
@@ -109,7 +138,10 @@ def test_what_the_config_sets_is_kept():
 
 def test_no_auto_is_left_in_a_resolved_config():
     for hardware in ALL_HARDWARE:
-        for settings in (open_settings(hardware), settings_of(hardware, class_weights="auto", fit="crop", encoder_weights="auto")):
+        for settings in (
+            open_settings(hardware),
+            settings_of(hardware, class_weights="auto", fit="crop", encoder_weights="auto"),
+        ):
             assert isinstance(settings.taken, ResolvedConfig)
             assert [name for name, value in as_dict(settings.taken).items() if value == "auto"] == []
 
@@ -121,7 +153,10 @@ def test_no_auto_is_left_in_a_resolved_config():
         ({"num_epochs": 99}, 0.0),
         ({"num_epochs": 100, "augmentation": "default"}, 0.0),  # what was set means what it meant
         ({"num_epochs": 100, "augmentation": "default", "cutmix": 0.3}, 0.3),
-        ({"num_epochs": 49, "fit": "crop", "image_size": 64, "crops_per_image": 4}, 0.0),  # 4 crops are twice a median image
+        (
+            {"num_epochs": 49, "fit": "crop", "image_size": 64, "crops_per_image": 4},
+            0.0,
+        ),  # 4 crops are twice a median image
         ({"num_epochs": 50, "fit": "crop", "image_size": 64, "crops_per_image": 4}, 0.5),
     ],
     ids=str,
@@ -172,7 +207,9 @@ def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
     transforms = [next(iter(transform)) for transform in upright.taken.augmentation]
     assert "VerticalFlip" not in transforms
     assert transforms[:2] == ["HorizontalFlip", "Affine"]
-    assert upright.decisions["augmentation"].reason.startswith(f"{name} without vertical flips and large turns: images have an up")
+    assert upright.decisions["augmentation"].reason.startswith(
+        f"{name} without vertical flips and large turns: images have an up"
+    )
     assert load_config(upright.repeatable_dict()).augmentation == upright.taken.augmentation
     crops = settings_of(dataset=seen, augmentation=name, fit="crop")  # of which none is told from its mirror image
     assert (crops.taken.augmentation, crops.decisions["augmentation"]) == (name, Decision("config"))
@@ -230,7 +267,9 @@ def test_what_was_spent_before_training_is_not_planned_for():
     assert "in 10 min" in whole.decisions["encoder"].reason
     assert "in 60 s" in rest.decisions["encoder"].reason
     assert rest.decisions["num_epochs"].reason.startswith("960 augmented images are what 60 s allow")
-    assert open_settings(measure_step=Trials(costs), time_budget="10m", seconds_spent=lambda: 700.0).taken.num_epochs == 1
+    assert (
+        open_settings(measure_step=Trials(costs), time_budget="10m", seconds_spent=lambda: 700.0).taken.num_epochs == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -267,7 +306,9 @@ def test_a_batch_that_memory_does_not_hold_is_halved(answers, batch_size, tried)
     taken = open_settings(gpu, measure_step=trials).taken
     assert [config.batch_size for config in trials.asked] == tried
     assert taken.batch_size == batch_size
-    assert all(config.num_epochs == 1 and config.time_budget is None and not config.compile_model for config in trials.asked)
+    assert all(
+        config.num_epochs == 1 and config.time_budget is None and not config.compile_model for config in trials.asked
+    )
 
 
 @pytest.mark.parametrize(
@@ -276,7 +317,11 @@ def test_a_batch_that_memory_does_not_hold_is_halved(answers, batch_size, tried)
         (CPU, {"num_epochs": 3}, False),  # batch and encoder do not depend on time
         (CPU, {"num_epochs": "auto"}, True),
         (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": False}, False),
-        (AMPERE, {"num_epochs": "auto", "batch_size": 4, "compile_model": False}, False),  # a GPU has no limit of its own
+        (
+            AMPERE,
+            {"num_epochs": "auto", "batch_size": 4, "compile_model": False},
+            False,
+        ),  # a GPU has no limit of its own
         (AMPERE, {"num_epochs": "auto", "batch_size": 4, "compile_model": False, "time_budget": "1h"}, True),
         (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": "auto"}, True),
         (AMPERE, {"num_epochs": 3, "batch_size": "auto", "compile_model": False}, True),
@@ -315,7 +360,9 @@ def test_mixed_precision_takes_what_the_hardware_has_and_says_why(hardware, aske
 
 
 def in_job(hardware, num_processes, num_local_processes=None):
-    return dataclasses.replace(hardware, num_processes=num_processes, num_local_processes=num_local_processes or num_processes)
+    return dataclasses.replace(
+        hardware, num_processes=num_processes, num_local_processes=num_local_processes or num_processes
+    )
 
 
 def test_the_learning_rate_follows_the_effective_batch_of_all_processes():
@@ -323,7 +370,9 @@ def test_the_learning_rate_follows_the_effective_batch_of_all_processes():
     four = settings_of(in_job(AMPERE, 4), batch_size=16, learning_rate="auto").taken.learning_rate
     assert four == pytest.approx(2 * alone)  # its square root
     # The factor of the linear rule is applied where the model is built, so that config.yaml runs with any number of processes.
-    assert settings_of(in_job(AMPERE, 4), batch_size=16, learning_rate="auto", scale_lr=True).taken.learning_rate == alone
+    assert (
+        settings_of(in_job(AMPERE, 4), batch_size=16, learning_rate="auto", scale_lr=True).taken.learning_rate == alone
+    )
 
 
 def test_processes_of_a_machine_share_its_cores_and_one_cache():
@@ -353,7 +402,14 @@ def test_the_repeatable_config_has_what_was_taken_but_of_the_machine_what_was_as
     assert type(repeatable) is Config
     asked = ("auto", "auto", True, "bfloat16", True, "none")
     assert tuple(getattr(repeatable, name) for name in MACHINE_KEYS) == asked
-    assert tuple(getattr(settings.taken, name) for name in MACHINE_KEYS) == ("cuda:1", 7, True, "float16", False, "none")
+    assert tuple(getattr(settings.taken, name) for name in MACHINE_KEYS) == (
+        "cuda:1",
+        7,
+        True,
+        "float16",
+        False,
+        "none",
+    )
     assert (repeatable.batch_parts, repeatable.in_channels, repeatable.mask_values) == (2, 4, (0, 255))
     assert settings.repeatable_dict() == as_dict(repeatable)
     assert load_config(settings.repeatable_dict()) == repeatable
@@ -365,7 +421,10 @@ def test_what_changes_the_numbers_is_written_as_it_was_chosen():
     for hardware, chosen in ((gpu, True), (dataclasses.replace(CPU, host_memory=2**34), False)):
         settings = open_settings(hardware, measure_step=lambda config: STEP)
         repeatable = settings.repeatable()
-        assert {name: getattr(repeatable, name) for name in KEPT_AS_CHOSEN} == {"use_amp": chosen, "compile_model": chosen}
+        assert {name: getattr(repeatable, name) for name in KEPT_AS_CHOSEN} == {
+            "use_amp": chosen,
+            "compile_model": chosen,
+        }
         assert (settings.taken.cache, repeatable.cache) == ("ram", "auto")  # it changes no numbers
         assert f"use_amp: {str(chosen).lower()}  # here {str(chosen).lower()}: " in settings.to_yaml("")
     settings.change("compiling failed", compile_model=False)

@@ -7,7 +7,16 @@ import pytest
 
 from unet_trainer.config.load import load_config
 from unet_trainer.config.parsers import split_values
-from unet_trainer.config.schema import FIELDS, Config, as_dict, class_names, explanations, implied_num_classes, is_demo_dir, to_yaml
+from unet_trainer.config.schema import (
+    FIELDS,
+    Config,
+    as_dict,
+    class_names,
+    explanations,
+    implied_num_classes,
+    is_demo_dir,
+    to_yaml,
+)
 
 VIOLET, PURPLE = (64, 0, 128), (64, 0, 192)
 SPECIAL_TEXTS = [
@@ -25,14 +34,23 @@ def test_the_defaults_obey_the_rules_and_every_key_is_explained_on_one_line():
 
 def test_the_demo_is_recognised_however_its_path_is_spelled(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for spelling in ("data/demo", "data/demo/", "./data/demo", "data//demo", Path("data/demo"), tmp_path / "data" / "demo"):
+    for spelling in (
+        "data/demo",
+        "data/demo/",
+        "./data/demo",
+        "data//demo",
+        Path("data/demo"),
+        tmp_path / "data" / "demo",
+    ):
         assert is_demo_dir(spelling)
     assert not any(is_demo_dir(path) for path in ("data", "data/demo2", "data/demo/images", "/data/demo", ""))
 
 
 @pytest.mark.parametrize("text", SPECIAL_TEXTS, ids=ascii)
 def test_a_text_written_as_yaml_comes_back_as_the_same_text(text, load_text):
-    config = load_config({"data_dir": text, "resume": text, "class_names": [text], "augmentation": [{"Affine": {text: [text]}}]})
+    config = load_config(
+        {"data_dir": text, "resume": text, "class_names": [text], "augmentation": [{"Affine": {text: [text]}}]}
+    )
     assert load_text(to_yaml(config, "")) == config
 
 
@@ -45,7 +63,9 @@ def test_numbers_and_lists_written_as_yaml_come_back_equal(load_text):
             "image_mean": [rng.uniform(-1e5, 1e5) for _ in range(5)],
             "loss": {name: 10.0 ** rng.uniform(-9, 9) for name in rng.sample(["dice", "focal", "lovasz"], 2)},
             "learning_rate": 10.0 ** rng.uniform(-300, 300),
-            "augmentation": rng.choice(["none", [], [{"A": {"b": [10.0 ** rng.randint(-20, 20), None, True, 3]}}, {"T": None}]]),
+            "augmentation": rng.choice(
+                ["none", [], [{"A": {"b": [10.0 ** rng.randint(-20, 20), None, True, 3]}}, {"T": None}]]
+            ),
             "use_amp": rng.random() < 0.5,
         }
         config = load_config(settings)
@@ -53,7 +73,9 @@ def test_numbers_and_lists_written_as_yaml_come_back_equal(load_text):
 
 
 def test_yaml_of_a_config_has_one_line_per_key_with_its_explanation_or_reason():
-    text = to_yaml(load_config({"data_dir": "a\nb: c", "num_epochs": 3}), "Header\n\nof three lines", {"seed": "decided: 8\ncores"})
+    text = to_yaml(
+        load_config({"data_dir": "a\nb: c", "num_epochs": 3}), "Header\n\nof three lines", {"seed": "decided: 8\ncores"}
+    )
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert text.startswith("# Header\n#\n# of three lines\n\n# Data\n")
     assert [line.partition(":")[0] for line in lines] == list(FIELDS)

@@ -79,11 +79,15 @@ def box(x0, y0, x1, y1):
 def coco(*annotations, names=("a.png",), categories=((1, "cat"), (2, "dog")), **changes):
     """Annotations as (category, segmentation) of the first image, or as dicts."""
     entries = [
-        entry if isinstance(entry, dict) else {"image_id": 1, "category_id": entry[0], "segmentation": entry[1], "iscrowd": 0}
+        entry
+        if isinstance(entry, dict)
+        else {"image_id": 1, "category_id": entry[0], "segmentation": entry[1], "iscrowd": 0}
         for entry in annotations
     ]
     return {
-        "images": [{"id": number, "file_name": name, "width": 4, "height": 3} for number, name in enumerate(names, start=1)],
+        "images": [
+            {"id": number, "file_name": name, "width": 4, "height": 3} for number, name in enumerate(names, start=1)
+        ],
         "annotations": [{"id": number, **entry} for number, entry in enumerate(entries, start=1)],
         "categories": [{"id": identity, "name": name, "supercategory": ""} for identity, name in categories],
         **changes,
@@ -152,7 +156,10 @@ CVAT_SHAPES = {
 }
 SUPERVISELY_SHAPES = {  # a polygon includes the pixels of its outline
     "a polygon": (figure("cat", [[1, 0], [2, 0], [2, 1], [1, 1]]), BOXED),
-    "with a hole": (figure("cat", [[0, 0], [2, 0], [2, 2], [0, 2]], [[1, 1], [1, 1], [1, 1]]), ["1110", "1010", "1110"]),
+    "with a hole": (
+        figure("cat", [[0, 0], [2, 0], [2, 2], [0, 2]], [[1, 1], [1, 1], [1, 1]]),
+        ["1110", "1010", "1110"],
+    ),
     "beyond the border": (figure("cat", [[-3, -3], [1, -3], [1, 1], [-3, 1]]), ["1100", "1100", "0000"]),
     "a rectangle": (figure("cat", [[2, 1], [1, 0]], kind="rectangle"), BOXED),
     "a bitmap": (bitmap(text64(zlib.compress(BITMAP)), [2, 1]), ["0000", "0001", "0011"]),
@@ -214,7 +221,10 @@ def test_classes_have_the_order_of_their_format_and_overlaps_are_counted(folder,
 def test_classes_without_objects_are_left_out_and_background_is_0(folder):
     folder.image("a.png")
     categories = ((90, "tree"), (7, "unused"), (3, "house"), (1, "Background"))
-    folder.write("coco.json", coco((90, [box(0, 0, 1, 3)]), (3, [box(2, 0, 4, 3)]), (1, [box(3, 0, 4, 1)]), categories=categories))
+    folder.write(
+        "coco.json",
+        coco((90, [box(0, 0, 1, 3)]), (3, [box(2, 0, 4, 3)]), (1, [box(3, 0, 4, 1)]), categories=categories),
+    )
     found = folder.find()
     assert folder.masks() == {"a": ["2010", "2011", "2011"]}
     assert (found.num_classes, found.class_names) == (3, ("background", "house", "tree"))
@@ -225,11 +235,16 @@ def test_classes_without_objects_are_left_out_and_background_is_0(folder):
 
 def test_class_names_decide_the_ids(folder):
     folder.image("a.png")
-    folder.write("a.json", labelme(shape("cat", [[0, 0], [4, 0], [4, 1], [0, 1]]), shape("dog", [[0, 1], [4, 1], [4, 2], [0, 2]])))
+    folder.write(
+        "a.json",
+        labelme(shape("cat", [[0, 0], [4, 0], [4, 1], [0, 1]]), shape("dog", [[0, 1], [4, 1], [4, 2], [0, 2]])),
+    )
     names = ["background", "dog", "bird", "cat"]
     assert (folder.find(class_names=names).class_names, folder.find(class_names=names).num_classes) == (tuple(names), 4)
     assert folder.masks(class_names=names) == {"a": ["3333", "1111", "0000"]}
-    with pytest.raises(DataError, match=r"class_names: it lacks dog of .*a\.json; leave it out, or list background, cat, dog"):
+    with pytest.raises(
+        DataError, match=r"class_names: it lacks dog of .*a\.json; leave it out, or list background, cat, dog"
+    ):
         folder.find(class_names=["background", "cat", "hound"])
     folder.write("a.json", labelme(shape("cat", BOX)))
     assert folder.find(class_names=["Katze"]).class_names == ("cat",)  # a single class may be called anything
@@ -268,7 +283,10 @@ def test_the_image_may_be_in_another_folder_under_a_name_of_another_system(folde
 
 
 def test_roboflow_has_a_file_in_each_folder_and_its_group_is_no_class(folder):
-    categories = [{"id": 0, "name": "cells", "supercategory": "none"}, {"id": 1, "name": "cell", "supercategory": "cells"}]
+    categories = [
+        {"id": 0, "name": "cells", "supercategory": "none"},
+        {"id": 1, "name": "cell", "supercategory": "cells"},
+    ]
     for part in ("train", "valid", "test"):
         folder.image(f"{part}/{part}_jpg.rf.0a1b2c.jpg")
         content = coco((1, [FLAT]), names=(f"{part}_jpg.rf.0a1b2c.jpg",))
@@ -295,19 +313,25 @@ def test_yolo_folders_names_and_images_without_labels(folder):
     folder.image("images/train/b.jpg")
     for part in ("train", "val"):
         folder.write(f"labels/{part}/a.txt", f"{LEFT}\n1 0 0.66667 1 0.66667 1 1 0 1\n")
-    folder.write("coco8-seg.yaml", "train: images/train\nval: images/val\ntest:\nnames:\n  0: person\n  1: on\n  2: car\n")
+    folder.write(
+        "coco8-seg.yaml", "train: images/train\nval: images/val\ntest:\nnames:\n  0: person\n  1: on\n  2: car\n"
+    )
     found = folder.find()
     mask = ["1100", "1100", "2222"]
     assert folder.masks() == {"images/train/a": mask, "images/train/b": ["0000"] * 3, "images/val/a": mask}
     assert [pair.part for pair in found.pairs] == ["train", "train", "val"]
     assert found.class_names == ("background", "person", "on")
-    assert found.rule.startswith("2 text files such as a.txt (YOLO), drawn as masks, classes in the order of coco8-seg.yaml")
+    assert found.rule.startswith(
+        "2 text files such as a.txt (YOLO), drawn as masks, classes in the order of coco8-seg.yaml"
+    )
     assert found.notices[:3] == (
         "all background, as in YOLO: 1 image without a label file, b.jpg",
         "1 class without any object left out: car",
         "1 image file that no annotation names left out: images/test/a.jpg",
     )
-    folder.write("data.yaml", "train: images/val\nval: images/train\nnames: [person, on]\n")  # the folders that it names count
+    folder.write(
+        "data.yaml", "train: images/val\nval: images/train\nnames: [person, on]\n"
+    )  # the folders that it names count
     assert [pair.part for pair in folder.find().pairs] == ["val", "val", "train"]
 
 
@@ -315,7 +339,9 @@ def test_the_lists_that_data_yaml_names_are_the_split(folder):
     for name in "abcde":
         folder.image(f"images/{name}.jpg")
         folder.write(f"labels/{name}.txt", LEFT)
-    folder.write("data.yaml", "path: ../datasets/mine\ntrain: train.txt\nval: ./val.txt\ntest: test.txt\nnames: [person]\n")
+    folder.write(
+        "data.yaml", "path: ../datasets/mine\ntrain: train.txt\nval: ./val.txt\ntest: test.txt\nnames: [person]\n"
+    )
     folder.write("train.txt", "./images/a.jpg\r\nimages/b.jpg\r\n\r\n/data/mine/images/c.jpg\r\n")
     folder.write("val.txt", "datasets\\mine\\images\\c.jpg\nother/images/e.jpg/a.jpg\n")
     folder.write("test.txt", "images/d.jpg\n")
@@ -345,7 +371,9 @@ def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
     folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg"))
     assert folder.masks() == {"a": BOXED}
     folder.write("a.json", labelme(shape("cat", BOX), path="a.jpg", imageHeight=4, imageWidth=3))
-    with pytest.raises(DataError, match=r"annotated at 3×4, and the file a\.jpg has 4×3 pixels \(is it rotated by its EXIF"):
+    with pytest.raises(
+        DataError, match=r"annotated at 3×4, and the file a\.jpg has 4×3 pixels \(is it rotated by its EXIF"
+    ):
         folder.find()
 
 
@@ -365,7 +393,10 @@ def test_a_folder_without_annotations_has_none(folder):
 
 def test_results_of_predict_are_no_annotations_and_no_images_unless_there_are_no_others(folder):
     folder.image("a.png")
-    folder.write("polygons.json", {"info": {"description": "unet-trainer predict"}, **coco((1, [FLAT]), categories=((1, "seen"),))})
+    folder.write(
+        "polygons.json",
+        {"info": {"description": "unet-trainer predict"}, **coco((1, [FLAT]), categories=((1, "seen"),))},
+    )
     assert folder.find().class_names == ("seen",)
     folder.write("coco.json", coco((1, [FLAT])))
     (folder.path / "overlays").mkdir()
@@ -379,7 +410,9 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     folder.image("a.png")
     folder.image("copies/a.png")
     folder.write("old/coco.json", coco((1, [FLAT])))
-    folder.write("old/meta.json", {"classes": [{"title": "x", "shape": "y"}]})  # as of Supervisely, without its annotations
+    folder.write(
+        "old/meta.json", {"classes": [{"title": "x", "shape": "y"}]}
+    )  # as of Supervisely, without its annotations
     folder.write("new/a.json", labelme(shape("lynx", BOX)))
     with pytest.raises(
         DataError, match=r"mask_dir: annotations of COCO and LabelMe in .*; set mask_dir to the folder or file of one"
@@ -415,16 +448,23 @@ def test_other_formats_are_named_with_what_to_do(folder, content, what):
 @pytest.mark.parametrize("name", ["a.json", "train.csv"])
 def test_annotations_in_another_encoding_are_named_with_what_to_do(folder, name):
     folder.image("a.png")
-    texts = {"a.json": json.dumps(labelme(shape("Öl", BOX)), ensure_ascii=False), "train.csv": "ImageId,Label,rle\na.png,Öl,1 2\n"}
+    texts = {
+        "a.json": json.dumps(labelme(shape("Öl", BOX)), ensure_ascii=False),
+        "train.csv": "ImageId,Label,rle\na.png,Öl,1 2\n",
+    }
     (folder.path / name).write_bytes(texts[name].encode("cp1252"))
-    with pytest.raises(DataError, match=rf"{re.escape(name)}: it is not UTF-8 text, as some programs save it; save it as UTF-8$"):
+    with pytest.raises(
+        DataError, match=rf"{re.escape(name)}: it is not UTF-8 text, as some programs save it; save it as UTF-8$"
+    ):
         folder.find()
 
 
 def test_json_of_another_tool_and_tables_of_vgg_are_named_with_what_to_do(folder):
     folder.image("a.png")
     folder.write("a.json", {"item": {"name": "a.png"}, "annotations": [{"polygon": {"paths": []}, "name": "cat"}]})
-    with pytest.raises(DataError, match=r"a\.json has the name of an image, and is JSON of no tool that is read; .* export COCO"):
+    with pytest.raises(
+        DataError, match=r"a\.json has the name of an image, and is JSON of no tool that is read; .* export COCO"
+    ):
         folder.find()
     (folder.path / "a.json").unlink()
     folder.write("annotations/a.xml", "<Annotations><Annotation Id='1'/></Annotations>")
@@ -432,7 +472,9 @@ def test_json_of_another_tool_and_tables_of_vgg_are_named_with_what_to_do(folder
         folder.find()
     (folder.path / "annotations/a.xml").unlink()
     folder.write("via.csv", "filename,file_size,region_id,region_shape_attributes,region_attributes\n")
-    with pytest.raises(DataError, match=r"via\.csv is a project of the VGG Image Annotator, which is not read; export COCO"):
+    with pytest.raises(
+        DataError, match=r"via\.csv is a project of the VGG Image Annotator, which is not read; export COCO"
+    ):
         folder.find()
 
 
@@ -494,14 +536,20 @@ def test_a_wrong_data_yaml_is_refused(folder, yaml, reason):
         folder.find()
 
 
-BOMB = '<!DOCTYPE a [<!ENTITY x "ha">' + "".join(f'<!ENTITY x{n} "&x{n - 1 or ""};&x{n - 1 or ""};">' for n in range(1, 9)) + "]>"
+BOMB = (
+    '<!DOCTYPE a [<!ENTITY x "ha">'
+    + "".join(f'<!ENTITY x{n} "&x{n - 1 or ""};&x{n - 1 or ""};">' for n in range(1, 9))
+    + "]>"
+)
 
 
 @pytest.mark.parametrize("dtd", [BOMB, '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>'])
 def test_a_document_with_a_dtd_is_refused_before_anything_is_expanded_and_deep_nesting_costs_nothing(folder, dtd):
     folder.image("a.png")
     folder.write("annotations.xml", cvat(polygon(label="&x;")).replace("<annotations>", f"{dtd}<annotations>", 1))
-    with pytest.raises(DataError, match=r"annotations\.xml: a document type declaration \(DTD\), which CVAT never writes"):
+    with pytest.raises(
+        DataError, match=r"annotations\.xml: a document type declaration \(DTD\), which CVAT never writes"
+    ):
         folder.find()
     folder.write("annotations.xml", cvat(polygon(), more="<x>" * 20000 + "</x>" * 20000))
     assert folder.masks() == {"a": BOXED}

@@ -23,7 +23,9 @@ def split(tmp_path, images, labels):
     return split_into_pages(Converter(tmp_path, tmp_path / "checkpoints"), "train", [stack])
 
 
-@pytest.mark.parametrize(("dtype", "channels"), [(np.uint8, (3,)), (np.uint16, ()), (np.float32, ()), (np.float32, (3,))])
+@pytest.mark.parametrize(
+    ("dtype", "channels"), [(np.uint8, (3,)), (np.uint16, ()), (np.float32, ()), (np.float32, (3,))]
+)
 def test_pages_keep_their_values(tmp_path, dtype, channels):
     images, labels = volume(12, dtype, channels), volume(12, np.int32) * 2
     pages = split(tmp_path, images, labels)
@@ -36,9 +38,13 @@ def test_pages_keep_their_values(tmp_path, dtype, channels):
 
 
 def test_stacks_that_do_not_fit_are_refused_with_their_files(tmp_path):
-    with pytest.raises(DataError, match=r"images\.tif has 4 pages and .*labels\.tif has 3; need a page of the mask for each"):
+    with pytest.raises(
+        DataError, match=r"images\.tif has 4 pages and .*labels\.tif has 3; need a page of the mask for each"
+    ):
         split(tmp_path, volume(4), volume(3))
-    with pytest.raises(DataError, match=r"labels\.tif, page 0: float32 values from .* need whole numbers from 0 to 65535"):
+    with pytest.raises(
+        DataError, match=r"labels\.tif, page 0: float32 values from .* need whole numbers from 0 to 65535"
+    ):
         split(tmp_path, volume(2), volume(2).astype(np.float32) / 7)
     with pytest.raises(DataError, match=r"a\.png has 1 page and .*labels\.tif has 2; need a page of the mask for each"):
         split_into_pages(None, "train", [Pair("a", tmp_path / "a.png", tmp_path / "labels.tif")])
@@ -55,8 +61,18 @@ def write_tiff(path, pixels, **options):
     [
         ("a.png", 3, np.uint8, lambda path, pixels: cv2.imwrite(str(path), pixels[:, :, ::-1])),
         ("a.png", 1, np.uint16, lambda path, pixels: cv2.imwrite(str(path), pixels)),
-        ("a.tif", 4, np.uint8, lambda path, pixels: write_tiff(path, pixels, extrasamples=["unassalpha"], tile=(16, 16))),
-        ("a.tif", 7, np.float32, lambda path, pixels: write_tiff(path, pixels, extratags=[(42113, "s", 0, "-9999", True)])),
+        (
+            "a.tif",
+            4,
+            np.uint8,
+            lambda path, pixels: write_tiff(path, pixels, extrasamples=["unassalpha"], tile=(16, 16)),
+        ),
+        (
+            "a.tif",
+            7,
+            np.float32,
+            lambda path, pixels: write_tiff(path, pixels, extratags=[(42113, "s", 0, "-9999", True)]),
+        ),
         ("a.npy", 5, np.int16, np.save),
     ],
 )
@@ -83,7 +99,9 @@ def test_a_box_outside_of_its_image_is_refused_and_no_name_leads_out_of_the_fold
     converter = Converter(tmp_path, tmp_path / "checkpoints")
     (block,) = cut_blocks(converter, [inside.pair("../../../../x", "train")])
     assert block.image.resolve().is_relative_to(tmp_path / "checkpoints/.converted")
-    with pytest.raises(DataError, match=r"a\.png: box: rows 0 to 19, columns 0 to 30 are not inside of its 30×20 pixels"):
+    with pytest.raises(
+        DataError, match=r"a\.png: box: rows 0 to 19, columns 0 to 30 are not inside of its 30×20 pixels"
+    ):
         cut_blocks(converter, [outside.pair("../../../../x", "train")])
 
 
@@ -99,7 +117,9 @@ def write(tmp_path, names, settings=None):
         return Conversion(name, [tmp_path / "source"], make)
 
     (tmp_path / "made").write_text("")
-    outcome = Converter(tmp_path, tmp_path / "checkpoints").write("test", settings, [conversion(name) for name in names], "")
+    outcome = Converter(tmp_path, tmp_path / "checkpoints").write(
+        "test", settings, [conversion(name) for name in names], ""
+    )
     return outcome, sorted((tmp_path / "made").read_text().split())
 
 

@@ -58,8 +58,18 @@ BAD_FILES = {
     "png_flipped": ("images", "png", lambda: flipped(cv2_bytes(".png", noise(10))), "not an image that can be decoded"),
     "mask_flipped": ("masks", "png", lambda: flipped(pil_bytes("PNG", noise(11)[:, :, 0], "P")), "cannot be decoded ("),
     "jpeg_damaged": ("images", "jpg", lambda: damaged_jpeg(cv2_bytes(".jpg", noise(12))), "the file is damaged ("),
-    "bomb": ("images", "png", lambda: empty_png(10_000, 10_100), "that decompress to 10100×10000 pixels: a decompression bomb"),
-    "pickled": ("images", "npy", lambda: npy_bytes(np.array([{}, []], object), allow_pickle=True), "it holds Python objects"),
+    "bomb": (
+        "images",
+        "png",
+        lambda: empty_png(10_000, 10_100),
+        "that decompress to 10100×10000 pixels: a decompression bomb",
+    ),
+    "pickled": (
+        "images",
+        "npy",
+        lambda: npy_bytes(np.array([{}, []], object), allow_pickle=True),
+        "it holds Python objects",
+    ),
     "nothing_inside": ("images", "npy", lambda: npy_bytes(np.zeros((0, 3))), "an array of float64 and shape (0, 3)"),
     "nan": ("images", "npy", nan_array, "float, the others are 8-bit"),
     "16_bit": ("images", "png", lambda: cv2_bytes(".png", noise(13, dtype=np.uint16)), "16-bit, the others are 8-bit"),
@@ -80,7 +90,12 @@ BAD_FILES = {
         lambda: pil_bytes("PNG", np.dstack([square()] + [square(0)] * 2)),
         "[255, 0, 0] (8.3% of pixels)",
     ),
-    "negative": ("masks", "npy", lambda: npy_bytes(-square().astype(int)), "int64 values from -255 to 0; need whole numbers"),
+    "negative": (
+        "masks",
+        "npy",
+        lambda: npy_bytes(-square().astype(int)),
+        "int64 values from -255 to 0; need whole numbers",
+    ),
 }
 NAMED_BY_THEIR_PARTNER = ("broken_link", "is_a_folder")  # their masks are unpaired
 
@@ -163,7 +178,9 @@ IMAGES = {
     "pil_alpha.png": lambda p: pil_bytes("PNG", p, "RGBA"),
     "pil_grey.png": lambda p: pil_bytes("PNG", p, "L"),
     "pil_cmyk.jpg": lambda p: pil_bytes("JPEG", p, "CMYK"),
-    "pil_tags.jpg": lambda p: pil_bytes("JPEG", p, exif=exif(1, maker="camera"), dpi=(300, 300), comment=b"taken at \xff\xd9 noon"),
+    "pil_tags.jpg": lambda p: pil_bytes(
+        "JPEG", p, exif=exif(1, maker="camera"), dpi=(300, 300), comment=b"taken at \xff\xd9 noon"
+    ),
     "pil.gif": lambda p: pil_bytes("GIF", p),
     "pil.webp": lambda p: pil_bytes("WEBP", p, lossless=True),
     "tifffile_tiles.tif": lambda p: tiff_bytes(p, photometric="rgb", tile=(16, 16)),

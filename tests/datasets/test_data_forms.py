@@ -125,7 +125,9 @@ def hugging_face(data):
         for index in numbers:
             write(data / part / f"images/s{index:02d}.jpg", photo(index))
             write(data / part / f"truths/of_{index}.png", ids(index))
-        rows = [{"file_name": f"images/s{index:02d}.jpg", "mask_file_name": f"truths/of_{index}.png"} for index in numbers]
+        rows = [
+            {"file_name": f"images/s{index:02d}.jpg", "mask_file_name": f"truths/of_{index}.png"} for index in numbers
+        ]
         (data / part / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (data / "id2label.json").write_text(json.dumps(dict(enumerate(NAMES))))
 
@@ -198,12 +200,28 @@ def label_studio(data):
         left, top, right, bottom = 3, 2 + index, 9, 8 + index
         box = [[left, top], [right, top], [right, bottom], [left, bottom]]
         points = [[100 * x / WIDTH, 100 * y / HEIGHT] for x, y in box]
-        shared = {"original_width": WIDTH, "original_height": HEIGHT, "image_rotation": 0, "from_name": "tag", "to_name": "image"}
-        polygon = {**shared, "type": "polygonlabels", "value": {"points": points, "closed": True, "polygonlabels": ["head"]}}
+        shared = {
+            "original_width": WIDTH,
+            "original_height": HEIGHT,
+            "image_rotation": 0,
+            "from_name": "tag",
+            "to_name": "image",
+        }
+        polygon = {
+            **shared,
+            "type": "polygonlabels",
+            "value": {"points": points, "closed": True, "polygonlabels": ["head"]},
+        }
         value = {"format": "rle", "rle": brush(tail(index)), "brushlabels": ["tail"]}
         result = [polygon, {**shared, "type": "brushlabels", "value": value}]
         image = f"/data/upload/1/0a1b2c3d-s{index:02d}.jpg"
-        tasks.append({"id": index, "annotations": [{"id": 1, "result": result, "was_cancelled": False}], "data": {"image": image}})
+        tasks.append(
+            {
+                "id": index,
+                "annotations": [{"id": 1, "result": result, "was_cancelled": False}],
+                "data": {"image": image},
+            }
+        )
     (data / "project-1-at-2024.json").write_text(json.dumps(tasks))
 
 
@@ -256,7 +274,9 @@ def write_nifti(path, pixels):
 
 def nifti(data):
     for number in range(3):
-        write_nifti(data / f"a/images/v{number}.nii", volume(number, lambda index: grey(index)[:, :, 0].astype(np.int16)))
+        write_nifti(
+            data / f"a/images/v{number}.nii", volume(number, lambda index: grey(index)[:, :, 0].astype(np.int16))
+        )
         write_nifti(data / f"a/labels/v{number}.nii", volume(number, ids))
 
 
@@ -266,7 +286,9 @@ def nifti_of_nnunet(data):
             pixels = volume(number, lambda index, channel=channel: photo(index)[:, :, channel].astype(np.int16))
             write_nifti(data / f"Dataset001_Fish/imagesTr/v{number}_{channel:04d}.nii.gz", pixels)
         write_nifti(data / f"Dataset001_Fish/labelsTr/v{number}.nii.gz", volume(number, ids))
-    (data / "Dataset001_Fish/dataset.json").write_text(json.dumps({"labels": {name: value for value, name in enumerate(NAMES)}}))
+    (data / "Dataset001_Fish/dataset.json").write_text(
+        json.dumps({"labels": {name: value for value, name in enumerate(NAMES)}})
+    )
 
 
 # The report of each
@@ -300,7 +322,9 @@ CHANGED = {
 @pytest.fixture
 def report(tmp_path):
     def report(**settings):
-        config = load_config({"data_dir": str(tmp_path / "data"), "checkpoint_dir": str(tmp_path / "checkpoints"), **settings})
+        config = load_config(
+            {"data_dir": str(tmp_path / "data"), "checkpoint_dir": str(tmp_path / "checkpoints"), **settings}
+        )
         return build_dataset_report(config, Console(io.StringIO()))
 
     return report
@@ -318,18 +342,31 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
         assert np.array_equal(read_mask(pair.mask), wanted)
         assert np.array_equal(read_image(pair.image), CHANGED.get(make, photo)(index)) or pair.image.suffix == ".jpg"
     assert len(found.pairs) == COUNT
-    groups = {pair.name.split("/")[0] for pair in found.split.val} & {pair.name.split("/")[0] for pair in found.split.train}
+    groups = {pair.name.split("/")[0] for pair in found.split.val} & {
+        pair.name.split("/")[0] for pair in found.split.train
+    }
     assert not groups or not make.__name__.startswith(("nifti", "tiff"))
 
 
 @pytest.mark.parametrize(
-    "cell", ["1 2 3", "0 2", "1 x", "9" * 30 + " 1", "480 2", "1 400 1 400", "100 3 20 3 19 4 18 4 19 3", "9223372036854775807 5"]
+    "cell",
+    [
+        "1 2 3",
+        "0 2",
+        "1 x",
+        "9" * 30 + " 1",
+        "480 2",
+        "1 400 1 400",
+        "100 3 20 3 19 4 18 4 19 3",
+        "9223372036854775807 5",
+    ],
 )
 def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, tmp_path, report):
     photos(tmp_path / "data", "train")
     write_csv(tmp_path / "data/train.csv", ("ImageId", "EncodedPixels"), ("s00", "1 2"), ("s01", cell))
     assert re.search(
-        r"train\.csv, image 's01': line 3: run lengths (beyond|.*; need pairs|.*; need them from)", report().blocking_message
+        r"train\.csv, image 's01': line 3: run lengths (beyond|.*; need pairs|.*; need them from)",
+        report().blocking_message,
     )
 
 
@@ -354,7 +391,9 @@ def test_edges_in_the_images_tell_in_which_direction_runs_go(column, way, width,
 
 def test_brushes_that_do_not_name_their_images_are_asked_about(tmp_path, report):
     brushes(tmp_path / "data", first=8)  # task-10 comes after task-9
-    with pytest.raises(Question, match=r"s00\.png is task-8-.*\.png, \.\.\., s05\.png is task-13-.*\n\s+unpaired: offset"):
+    with pytest.raises(
+        Question, match=r"s00\.png is task-8-.*\.png, \.\.\., s05\.png is task-13-.*\n\s+unpaired: offset"
+    ):
         report()
     found = report(unpaired="offset")
     assert all(np.array_equal(read_mask(pair.mask), ids(index)) for index, pair in enumerate(found.pairs))
@@ -384,7 +423,10 @@ def test_endings_that_may_be_something_else_than_classes_are_asked_about(endings
     photos(tmp_path / "data")
     for index in range(COUNT):
         for ending in endings:
-            write(tmp_path / f"data/masks/s{index:02d}_{ending}.png", np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % values)
+            write(
+                tmp_path / f"data/masks/s{index:02d}_{ending}.png",
+                np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % values,
+            )
     with pytest.raises(Question, match=r"mask_suffix: .* holds 2 kinds of masks for the same images"):
         report()
 

@@ -34,7 +34,10 @@ def test_values_of_no_class_are_a_problem_with_file_and_share(data):
     odd[1, :3] = 9
     data.mask(1, odd)
     (problem,) = data.report(mask_values=[0, 255]).problems
-    assert (problem.kind, problem.title) == ("values", "1 mask with values that belong to no class (the classes are 0, 255)")
+    assert (problem.kind, problem.title) == (
+        "values",
+        "1 mask with values that belong to no class (the classes are 0, 255)",
+    )
     assert problem.lines == (f"{data.folder / 'masks/1.png'}: 7 (1.0% of pixels), 9 (0.5% of pixels)",)
     assert problem.fix == (
         "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
@@ -75,14 +78,19 @@ def test_palettes_in_another_order_are_a_problem(data):
         image.save(data.folder / f"masks/{index}.png")
     (problem,) = data.report().problems
     masks = data.folder / "masks"
-    assert (problem.kind, problem.lines) == ("palettes", (f"{masks / '0.png'}: [255, 0, 0] is 0, in {masks / '1.png'} it is 1",))
+    assert (problem.kind, problem.lines) == (
+        "palettes",
+        (f"{masks / '0.png'}: [255, 0, 0] is 0, in {masks / '1.png'} it is 1",),
+    )
 
 
 def test_classes_that_the_files_of_masks_name_are_taken_with_them(data):
     """Of three classes one is in few masks, and 255 in masks without a class: read as plain masks, that would be a question."""
     for index in range(6):
         data.mask(index, square(1) if index else square(255))
-    pairs = tuple(Pair(f"{index}", data.folder / f"images/{index}.png", data.folder / f"masks/{index}.png") for index in range(6))
+    pairs = tuple(
+        Pair(f"{index}", data.folder / f"images/{index}.png", data.folder / f"masks/{index}.png") for index in range(6)
+    )
     found = FoundPairs(pairs, "drawn", class_names=("background", "sea", "whale"))
 
     def report(**settings):
@@ -127,7 +135,8 @@ def test_a_foreground_of_most_pixels_gives_a_note_with_the_settings_for_the_othe
     report = data.report()
     (notice,) = [text for text in report.notices if "foreground" in text]
     assert re.fullmatch(
-        r"the foreground \(\S+( \d+)?\) is 9\d% of the pixels; if it is the background, set:\n" + re.escape(lines), notice
+        r"the foreground \(\S+( \d+)?\) is 9\d% of the pixels; if it is the background, set:\n" + re.escape(lines),
+        notice,
     )
     turned = data.report(**yaml.safe_load(textwrap.dedent(lines)))
     assert (turned.blocking_message, turned.notices) == ("", [])
@@ -151,7 +160,8 @@ def test_a_class_file_that_does_not_fit_the_masks_is_named(data):
     (data.folder / "class_dict.csv").write_text(colours.format("Void"))
     (question,) = data.report().questions
     assert re.search(
-        r"not used: Void would be ignored, which is \d\d% of the pixels; if it is the background, name it", str(question)
+        r"not used: Void would be ignored, which is \d\d% of the pixels; if it is the background, name it",
+        str(question),
     )
     (data.folder / "class_dict.csv").write_text(colours.format("background"))
     assert data.report().classes.class_names == ("red", "white", "background")
@@ -207,7 +217,9 @@ def test_a_group_in_train_and_in_test_gives_a_notice(data):
     rows = [f"images/{index}.png,masks/{index}.png,{part},{'aabcad'[index]}\n" for index, part in enumerate(parts)]
     (data.folder / "split.csv").write_text("image,mask,split,group\n" + "".join(rows))
     report = data.report(split_file=str(data.folder / "split.csv"))
-    assert report.notices == ["1 group in train and in test: a; the scores of evaluate --split test are too good for them"]
+    assert report.notices == [
+        "1 group in train and in test: a; the scores of evaluate --split test are too good for them"
+    ]
 
 
 def test_several_things_are_answered_one_after_the_other(data):
@@ -222,7 +234,11 @@ def test_several_things_are_answered_one_after_the_other(data):
     ]
     assert [choice.settings["mask_values"] for choice in answered.answers[2].others] == [(9, 3)]
     assert answered.is_settled
-    assert (answered.config.unpaired, answered.config.resize_masks, answered.config.mask_values) == ("skip", True, (3, 9))
+    assert (answered.config.unpaired, answered.config.resize_masks, answered.config.mask_values) == (
+        "skip",
+        True,
+        (3, 9),
+    )
 
 
 def find(data_dir, tmp_path, **settings):

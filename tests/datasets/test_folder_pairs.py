@@ -95,7 +95,10 @@ def test_a_folder_without_images_is_refused_with_the_known_extensions(tmp_path):
     touch(tmp_path / "images", "a.heic", "b.dcm", "README")
     touch(tmp_path / "masks")
     first, *others = error_message(split_of, tmp_path).splitlines()
-    assert f"{tmp_path} holds images/ (no image file), masks/ (no image file); need files with one of {extensions}; set" in first
+    assert (
+        f"{tmp_path} holds images/ (no image file), masks/ (no image file); need files with one of {extensions}; set"
+        in first
+    )
     assert [line.split(";")[0] for line in others] == [
         "  1 file such as images/a.heic: a photo in Apple's HEIC format",
         "  1 file such as images/b.dcm: a DICOM file",
@@ -166,7 +169,26 @@ def test_different_numbers_or_names_are_never_paired(tmp_path, images, masks):
 
 
 WORDS = ["", "", "_mask", "img_", "_training", "_manual1", "man_seg", "t", "-GT", " (copy)"]
-AFFIXES = ["", "", "_mask", "img", "_1", "1", "0", "t", "_L", "cam2", "x", "_manual1", "00", "a", "-0", "2020_", "ab", "_00"]
+AFFIXES = [
+    "",
+    "",
+    "_mask",
+    "img",
+    "_1",
+    "1",
+    "0",
+    "t",
+    "_L",
+    "cam2",
+    "x",
+    "_manual1",
+    "00",
+    "a",
+    "-0",
+    "2020_",
+    "ab",
+    "_00",
+]
 
 
 def random_stems(chooser):
@@ -190,7 +212,8 @@ def test_names_with_random_affixes_are_paired_correctly_or_refused(tmp_path, see
         start, end, mask_start, mask_end = chooser.choices(chooser.choice([WORDS, AFFIXES]), k=4)
         changes_padding = chooser.random() < 0.3 and len({without_zeros(core) for core in cores}) == len(cores)
         truth = {
-            f"{start}{core}{end}": f"{mask_start}{without_zeros(core) if changes_padding else core}{mask_end}" for core in cores
+            f"{start}{core}{end}": f"{mask_start}{without_zeros(core) if changes_padding else core}{mask_end}"
+            for core in cores
         }
         masks = list(truth.values())
         is_cut = chooser.random() < 0.2
@@ -230,7 +253,9 @@ def test_images_and_masks_in_one_folder_are_told_apart(tmp_path, image, mask):
     assert [(pair.image, pair.mask) for pair in pairs] == [
         (tmp_path / image.format(number), tmp_path / mask.format(number)) for number in numbers
     ]
-    assert split.rule.startswith(f"image and mask side by side, paired like {pairs[0].image.stem} ↔ {pairs[0].mask.stem}; val")
+    assert split.rule.startswith(
+        f"image and mask side by side, paired like {pairs[0].image.stem} ↔ {pairs[0].mask.stem}; val"
+    )
 
 
 def test_files_of_one_name_that_could_both_be_the_image_are_asked_for(tmp_path):
@@ -274,7 +299,9 @@ def test_as_many_masks_that_are_numbered_from_another_number_are_asked_about(tmp
     found = found_in(tmp_path, unpaired="offset")
     assert stems(found.pairs) == [(f"img_{index + 1:03d}", f"mask_{index:03d}") for index in range(30)]
     assert (found.blocking_message, found.rule) == ("", "images/ + masks/, paired like img_001 ↔ mask_000")
-    assert stems(found_in(tmp_path, unpaired="skip").pairs) == [(f"img_{index:03d}", f"mask_{index:03d}") for index in range(1, 30)]
+    assert stems(found_in(tmp_path, unpaired="skip").pairs) == [
+        (f"img_{index:03d}", f"mask_{index:03d}") for index in range(1, 30)
+    ]
 
 
 @pytest.mark.parametrize("place", ["", "VOCdevkit/VOC2012"])
@@ -299,7 +326,10 @@ def test_the_lists_of_cvat_are_the_split_and_a_line_is_a_name_with_its_spaces(tm
         (tmp_path / f"ImageSets/Segmentation/{name}.txt").write_text(lines)
     found = found_in(tmp_path)
     parts = {pair.name: pair.part for pair in (*found.pairs, *found.test)}
-    assert (parts, found.blocking_message) == ({"frame 1": "train", "frame 2": "val", "set a/frame 3": "test", "4": "train"}, "")
+    assert (parts, found.blocking_message) == (
+        {"frame 1": "train", "frame 2": "val", "set a/frame 3": "test", "4": "train"},
+        "",
+    )
 
 
 def test_pages_belong_to_the_part_of_their_file(tmp_path):
@@ -322,7 +352,9 @@ def test_lists_that_are_not_read_are_named(tmp_path):
         touch(tmp_path / kind, "0.png", "1.png")
     touch(tmp_path, "train.txt", "val.txt")
     (notice,) = found_in(tmp_path).notices
-    assert notice.startswith(f"{tmp_path / 'train.txt'} and val.txt are not read; to divide the images as they do, set split_file")
+    assert notice.startswith(
+        f"{tmp_path / 'train.txt'} and val.txt are not read; to divide the images as they do, set split_file"
+    )
     for name in ("train.txt", "val.txt"):
         (tmp_path / name).write_text("epoch 1\n")  # a log
     assert found_in(tmp_path).notices == ()

@@ -72,7 +72,9 @@ def test_train_and_val_may_be_above_below_or_in_the_name(tmp_path, template):
 @pytest.mark.parametrize("ending", ["2017", "_set", "-data", " split", "_v2"])
 def test_the_name_of_a_part_may_have_a_year_or_say_that_it_is_a_set(tmp_path, ending):
     for template in ("{}/images", "{}/masks"), ("images/{}", "annotations/{}"):
-        train, val, test = (tuple(text.format(f"{part}{ending}") for text in template) for part in ("train", "val", "test"))
+        train, val, test = (
+            tuple(text.format(f"{part}{ending}") for text in template) for part in ("train", "val", "test")
+        )
         fill(tmp_path / template[0][:2], *train, *val, *test)
         assert found(tmp_path / template[0][:2]) == (train, val, f"folders train{ending} and val{ending}")
         assert found_test(tmp_path / template[0][:2]) == test
@@ -82,7 +84,14 @@ def test_our_own_folders_are_never_data(tmp_path):
     """data_dir: . beside checkpoints/: its sheets and samples were taken for images at the second start."""
     fill(tmp_path, "images", "masks")
     before = found(tmp_path)
-    fill(tmp_path, "checkpoints/check", "checkpoints/run/samples", "checkpoints/.scan", "runs/mine/samples", "run/train/images")
+    fill(
+        tmp_path,
+        "checkpoints/check",
+        "checkpoints/run/samples",
+        "checkpoints/.scan",
+        "runs/mine/samples",
+        "run/train/images",
+    )
     (tmp_path / "runs/.converted").mkdir()
     for name in ("config.yaml", "split.csv"):
         (tmp_path / "run" / name).touch()
@@ -120,7 +129,11 @@ def test_a_link_beside_the_data_is_not_searched(tmp_path):
         (["train/images", "train/masks", "train/labels"], (None, "labels"), ("train/images", "train/labels")),
         (["01", "01_GT/SEG"], ("01", "01_GT/SEG"), ("01", "01_GT/SEG")),
         (["images", "train/images", "masks"], ("images", "masks"), ("images", "masks")),
-        (["images", "train/images", "masks", "train/masks"], ("train/images", "train/masks"), ("train/images", "train/masks")),
+        (
+            ["images", "train/images", "masks", "train/masks"],
+            ("train/images", "train/masks"),
+            ("train/images", "train/masks"),
+        ),
     ],
 )
 def test_folders_that_are_set_are_used_instead_of_a_search(tmp_path, there, settings, expected):

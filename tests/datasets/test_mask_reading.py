@@ -9,7 +9,14 @@ import yaml
 
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.datasets.mask_evidence import ClassFile, MaskEvidence, NamedClass, class_ids, find_class_file, has_background
+from unet_trainer.datasets.mask_evidence import (
+    ClassFile,
+    MaskEvidence,
+    NamedClass,
+    class_ids,
+    find_class_file,
+    has_background,
+)
 from unet_trainer.datasets.mask_reading import ask_for_classes, choose_classes
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
@@ -147,7 +154,10 @@ def test_colours_saved_as_jpeg_go_to_the_nearest_one_that_is_given():
         (lambda index: np.array([1, 2, 3], np.uint8)[stripes(3, index)], True),  # each touches both others
         (lambda index: with_block(index, 40), True),
         (lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3), False),
-        (lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3, 20), True),  # between them, but wide
+        (
+            lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3, 20),
+            True,
+        ),  # between them, but wide
     ],
 )
 def test_1_2_and_3_are_classes_unless_3_is_a_thin_border_between_the_others(make, is_decided):
@@ -201,7 +211,9 @@ def test_a_palette_links_the_indices_of_masks_to_the_colours_of_a_class_file():
 
 
 def test_names_alone_are_those_of_the_ids_also_where_the_last_of_them_occur_in_no_mask():
-    names = class_file(("background", None), *((f"thing {index}", None) for index in range(1, 9)), name="class_names.txt")
+    names = class_file(
+        ("background", None), *((f"thing {index}", None) for index in range(1, 9)), name="class_names.txt"
+    )
     chosen = decide([0, 2, 5, 255], class_file=names)
     assert (chosen.num_classes, chosen.coding.mask_values, chosen.coding.ignored) == (9, tuple(range(9)), (255,))
     assert chosen.class_names[5] == "thing 5"
@@ -259,7 +271,9 @@ def test_the_question_shows_the_values_and_ends_with_the_lines():
 def test_soft_edges_of_colours_are_no_classes(num_colours):
     """Nor what JPEG left in files that were saved as PNG afterwards. A palette with rare classes has no soft edges."""
     colours, ids = PALETTE[:num_colours], [large_discs(index) for index in range(4)]
-    soft = [cv2.imencode(".png", cv2.GaussianBlur(colours[each % num_colours], (3, 3), 0)[:, :, ::-1])[1] for each in ids]
+    soft = [
+        cv2.imencode(".png", cv2.GaussianBlur(colours[each % num_colours], (3, 3), 0)[:, :, ::-1])[1] for each in ids
+    ]
     for masks in ([decode_mask(data.tobytes()) for data in soft], [jpeg(colours, each % num_colours) for each in ids]):
         settings = ask([facts_of(mask) for mask in masks]).choices[0].settings
         assert (settings["num_classes"], len(settings["mask_values"])) == (1 if num_colours == 2 else 4, num_colours)
@@ -348,9 +362,14 @@ def test_a_grey_ring_between_the_ends_of_masks_saved_as_jpeg_is_a_class():
 
 
 def test_a_question_about_masks_saved_as_jpeg_says_so():
-    evidence = evidence_from(lambda index: jpeg(np.stack([np.arange(3)] * 3, axis=1), large_discs(index) % 3), is_lossy=True)
+    evidence = evidence_from(
+        lambda index: jpeg(np.stack([np.arange(3)] * 3, axis=1), large_discs(index) % 3), is_lossy=True
+    )
     question = ask_for_classes(load_config({}), evidence, [f"{index}.jpg" for index in range(len(evidence.masks))])
-    assert "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can" in question.text
+    assert (
+        "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can"
+        in question.text
+    )
 
 
 @pytest.mark.parametrize(

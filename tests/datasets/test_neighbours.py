@@ -90,7 +90,10 @@ def test_several_videos_are_groups_by_a_pattern_that_splits_the_data_when_it_is_
     note, settings = found(pairs, tmp_path)
     text = r"images are like their neighbours in the numbering \(v0_0100, v0_0130, v0_0160\): the most similar image is a neighbour in "
     assert re.match(text, note)
-    assert "A random split puts them into train and val, and val_iou is too good; 5 groups of 10 images can stay together:" in note
+    assert (
+        "A random split puts them into train and val, and val_iou is too good; 5 groups of 10 images can stay together:"
+        in note
+    )
     given = parse_yaml("\n".join(line.strip() for line in note.splitlines()[1:]))
     assert given == settings
     grouped = add_groups(pairs, load_config(given).group_pattern, tmp_path)
@@ -108,7 +111,9 @@ def test_tiles_that_overlap_are_groups_of_one_image_each(stride, is_told, datase
         grouped = add_groups(pairs, settings["group_pattern"], tmp_path)
         assert len({pair.group for pair in grouped}) == 8
     train, val = pairs[::2], pairs[1::2]
-    assert ("100% of the validation images are tiles that share pixels with" in found_across(train, val, tmp_path)[0]) == is_told
+    assert (
+        "100% of the validation images are tiles that share pixels with" in found_across(train, val, tmp_path)[0]
+    ) == is_told
 
 
 @pytest.mark.parametrize("width", [0, 6], ids=["padded above and below", "between bars, with a margin"])
@@ -130,7 +135,8 @@ def test_images_of_one_patient_that_are_alike_are_groups(dataset, tmp_path):
     for patient in range(12):
         base = smooth_noise(rng)
         frames += [
-            (f"p{patient}_{view}", (base * 0.9 + smooth_noise(rng) * 0.1).astype(np.uint8)) for view in ("front", "side", "top")
+            (f"p{patient}_{view}", (base * 0.9 + smooth_noise(rng) * 0.1).astype(np.uint8))
+            for view in ("front", "side", "top")
         ]
     note, _ = found(dataset(frames), tmp_path)
     assert note.startswith("images are like their neighbours by name (p0_front, p0_side, p0_top)")
@@ -152,7 +158,9 @@ def test_unrelated_images_are_no_neighbours_whatever_their_names(dataset, tmp_pa
 
 def test_both_eyes_of_a_person_are_known_by_name_alone(tmp_path):
     """No file is read: there is none."""
-    pairs = [Pair(f"{n}_{side}", tmp_path / f"{n}_{side}.png", tmp_path / "m.png") for n in range(21, 31) for side in "LR"]
+    pairs = [
+        Pair(f"{n}_{side}", tmp_path / f"{n}_{side}.png", tmp_path / "m.png") for n in range(21, 31) for side in "LR"
+    ]
     note, _ = found(pairs, tmp_path)
     assert note.startswith("images of one number are of the same subject by their names (21_L, 21_R)")
     assert "10 groups of 2 images" in note
@@ -164,7 +172,9 @@ def test_augmented_versions_of_one_image_are_known_by_name_alone(dataset, tmp_pa
     pairs = [Pair(stem, tmp_path / f"{stem}.jpg", tmp_path / f"{stem}.png") for stem in stems]
     note, settings = found(pairs, tmp_path)
     assert note.startswith(f"images of one original are of the same subject by their names ({stems[0]}, {stems[1]})")
-    assert {pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)} == {f"{name}_jpg" for name in "abcdef"}
+    assert {pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)} == {
+        f"{name}_jpg" for name in "abcdef"
+    }
     note, _ = found_across(pairs[:5], pairs[5:], tmp_path)
     assert (
         note

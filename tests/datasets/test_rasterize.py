@@ -64,7 +64,12 @@ def test_ellipses_and_boxes_turn_clockwise():
 
 def test_a_line_has_the_centres_within_half_of_its_width():
     """From (1.5, 1.5) to (3.5, 1.5), 2 wide: within 1 of the line, with round ends."""
-    assert on_image(draw_line(polygon((1.5, 1.5), (3.5, 1.5)), 2, 4, 6), 4, 6) == [".###..", "#####.", ".###..", "......"]
+    assert on_image(draw_line(polygon((1.5, 1.5), (3.5, 1.5)), 2, 4, 6), 4, 6) == [
+        ".###..",
+        "#####.",
+        ".###..",
+        "......",
+    ]
     assert on_image(draw_line(polygon((0.5, 0.5), (0.5, 2.5), (2.5, 2.5)), 1, 3, 3), 3, 3) == ["#..", "#..", "###"]
     assert on_image(draw_line(polygon((1.5, 1.5), (1.5, 1.5)), 1, 3, 3), 3, 3) == ["...", ".#.", "..."]
     assert draw_line(polygon((50, 50), (60, 60)), 4, 9, 9) is EMPTY

@@ -98,7 +98,9 @@ def test_masks_become_the_class_ids_they_mean_and_the_coding_is_written_down(kin
     for pair in run.dataset.pairs:
         assert np.array_equal(run.dataset.coding.encode(read_mask(pair.mask)), truth(int(pair.name)))
     (batch,) = run.loaders.val.epoch(0)
-    assert set(batch.masks[: batch.num_images].unique().tolist()) <= set(np.unique([truth(i) for i in range(NUM_PAIRS)]).tolist())
+    assert set(batch.masks[: batch.num_images].unique().tolist()) <= set(
+        np.unique([truth(i) for i in range(NUM_PAIRS)]).tolist()
+    )
     line = next(line for line in run.printed.splitlines() if line.startswith("  Masks:"))
     num_ids = max(2, run.written.num_classes)
     counted = np.bincount(np.concatenate([truth(i).ravel() for i in range(NUM_PAIRS)]), minlength=256)[:num_ids]
@@ -192,13 +194,19 @@ def test_images_keep_depth_and_channels_and_their_statistics_are_written_down(ki
     else:
         assert run.written.image_mean == pytest.approx(pixels.mean(0), rel=1e-5)
         assert run.written.image_std == pytest.approx(pixels.std(0), rel=1e-5)
-    assert ("the alpha channel of 8 of 8 images is dropped (in_channels: 4 keeps it)" in run.printed) == (kind.startswith("alpha"))
-    is_kept = f"the last channel of 8 of 8 images, tagged as alpha, is kept as a band (in_channels: {channels - 1} drops it)"
+    assert ("the alpha channel of 8 of 8 images is dropped (in_channels: 4 keeps it)" in run.printed) == (
+        kind.startswith("alpha")
+    )
+    is_kept = (
+        f"the last channel of 8 of 8 images, tagged as alpha, is kept as a band (in_channels: {channels - 1} drops it)"
+    )
     assert (is_kept in run.printed) == ("band" in kind)
     assert ("8 of 8 images are rotated by the EXIF orientation" in run.printed) == (kind == "rotated by EXIF")
     (batch,) = run.loaders.val.epoch(0)
     assert batch.images.dtype == (torch.uint8 if described.startswith("8-bit") else torch.float32)
-    for image, pair in zip(batch.images.numpy().astype(float), run.dataset.split.val, strict=False):  # the batch is padded
+    for image, pair in zip(
+        batch.images.numpy().astype(float), run.dataset.split.val, strict=False
+    ):  # the batch is padded
         difference = np.abs(image - arrays[pair.name])
         if kind == "rotated by EXIF":  # OpenCV and PIL round differently
             assert difference.mean() < 1
@@ -240,10 +248,15 @@ def test_missing_data_is_left_out_of_the_statistics_and_filled_with_the_mean(kin
     arrays = write_images(tmp_path / "data", write)
     run = prepare(tmp_path / "data", image_size=SIDE, augmentation="none", fit=fit)
     channels = arrays["0"].shape[2]
-    pixels = np.ma.concatenate([arrays[pair.name].reshape(-1, channels) for pair in run.dataset.split.train]).astype(float)
+    pixels = np.ma.concatenate([arrays[pair.name].reshape(-1, channels) for pair in run.dataset.split.train]).astype(
+        float
+    )
     assert run.written.image_mean == pytest.approx(pixels.mean(0), rel=1e-5)
     assert run.written.image_std == pytest.approx(pixels.std(0), rel=1e-4)
-    assert f"8 of 8 images have no data in 10.42% of their values ({mark}): left out of the statistics, and filled" in run.printed
+    assert (
+        f"8 of 8 images have no data in 10.42% of their values ({mark}): left out of the statistics, and filled"
+        in run.printed
+    )
     for batch in run.loaders.val.epoch(0):
         for image, pair in zip(batch.images.numpy(), run.dataset.split.val, strict=False):
             expected, mean = arrays[pair.name].astype(float).filled(np.nan), run.written.image_mean

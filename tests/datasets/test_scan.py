@@ -68,9 +68,13 @@ def test_images_that_differ_much_from_each_other_are_normalised_one_by_one(tmp_p
     share = scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3)
     pixels = images.astype(np.float64)
     assert share == pytest.approx((pixels.mean((1, 2)).var(0) / pixels.var((0, 1, 2))).mean())
-    one_channel = np.concatenate([images[..., :1], np.zeros((3, 20, 30, 2), np.uint8)], axis=3)  # as fluorescence in an RGB file
+    one_channel = np.concatenate(
+        [images[..., :1], np.zeros((3, 20, 30, 2), np.uint8)], axis=3
+    )  # as fluorescence in an RGB file
     pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(one_channel)]
-    assert scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3) == pytest.approx(share, rel=0.1)
+    assert scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3) == pytest.approx(
+        share, rel=0.1
+    )
     assert choose_normalize(share) == (normalize, f"{share:.0%} of the variance of pixels lies between images")
 
 
@@ -120,7 +124,11 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
     monkeypatch.setattr(scan, "decode_image", crash)
     found = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
     assert found[1].image == "decoding it crashed (SIGKILL: double free detected)"
-    assert [isinstance(facts.image, ImageFacts) and isinstance(facts.mask, MaskFacts) for facts in found] == [True, False, True]
+    assert [isinstance(facts.image, ImageFacts) and isinstance(facts.mask, MaskFacts) for facts in found] == [
+        True,
+        False,
+        True,
+    ]
     monkeypatch.undo()
     again = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
     assert isinstance(again[1].image, ImageFacts)  # it is read again, not cached
@@ -154,7 +162,10 @@ def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
     stamp, facts = content["files"][key]
     entries = [None, "text", [stamp], [stamp, None], [None, facts], [stamp, {**facts, "height": 0}]]
     for field in facts:
-        entries += [[stamp, {name: value for name, value in facts.items() if name != field}], [stamp, {**facts, field: [{}]}]]
+        entries += [
+            [stamp, {name: value for name, value in facts.items() if name != field}],
+            [stamp, {**facts, field: [{}]}],
+        ]
     for entry in entries:
         cache_file.write_text(json.dumps({**content, "files": {**content["files"], key: entry}}))
         assert scan_pairs([pair], QUIET, ScanCache(cache_file)) == expected
@@ -165,7 +176,8 @@ def test_the_first_error_of_a_remote_shard_ends_it(tmp_path, monkeypatch):
     monkeypatch.setattr(scan, "count_cores", lambda: 1)
     pairs, num_asked = pairs_on_a_dead_remote(tmp_path, [f"frame_{number:03d}" for number in range(40)])
     with pytest.raises(
-        DataError, match=r"http://dead/x/dead.tar/.*: http://dead/x/dead.tar cannot be read \(connection refused; 2 tries\)"
+        DataError,
+        match=r"http://dead/x/dead.tar/.*: http://dead/x/dead.tar cannot be read \(connection refused; 2 tries\)",
     ):
         scan_pairs(pairs, QUIET)
     assert num_asked() == 2

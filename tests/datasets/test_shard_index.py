@@ -24,8 +24,12 @@ from unet_trainer.datasets.shard_index import (
 )
 from unet_trainer.images.file_bytes import ShardError
 
-SAMPLE = Sample("cells/a", Member("a.png", 512, 10, 7), Member("a.mask.png", 1536, 0, 0), "val", "patient 1", {"height": 3}, None)
-INDEX = ShardIndex((Shard("x/a-000000.tar", 4096, (SAMPLE, SAMPLE._replace(name="b"))), Shard("b.tar", 512, ())), ("sky", "Weg"), 2)
+SAMPLE = Sample(
+    "cells/a", Member("a.png", 512, 10, 7), Member("a.mask.png", 1536, 0, 0), "val", "patient 1", {"height": 3}, None
+)
+INDEX = ShardIndex(
+    (Shard("x/a-000000.tar", 4096, (SAMPLE, SAMPLE._replace(name="b"))), Shard("b.tar", 512, ())), ("sky", "Weg"), 2
+)
 FILES = {
     "a.jpg": b"x" * 1000,
     "a.mask.png": b"",
@@ -37,7 +41,11 @@ FILES = {
 
 @pytest.mark.parametrize(
     "index",
-    [INDEX, ShardIndex(()), ShardIndex((Shard("a.tar", 0, ()),), unpaired=("a.tar/x",), class_file=("classes.txt", "sky\nroad\n"))],
+    [
+        INDEX,
+        ShardIndex(()),
+        ShardIndex((Shard("a.tar", 0, ()),), unpaired=("a.tar/x",), class_file=("classes.txt", "sky\nroad\n")),
+    ],
 )
 def test_an_index_is_read_back_as_it_was_and_has_a_line_for_each_sample(index):
     text = index_to_json(index)
@@ -114,7 +122,9 @@ def test_hard_links_are_refused_with_the_fix():
         info = tarfile.TarInfo("b.png")
         info.type, info.linkname = tarfile.LNKTYPE, "a.png"
         archive.addfile(info)
-    with pytest.raises(ShardError, match=r"b\.png is a hard link or a sparse file: pack the files again, with tar --hard"):
+    with pytest.raises(
+        ShardError, match=r"b\.png is a hard link or a sparse file: pack the files again, with tar --hard"
+    ):
         list(list_members(io.BytesIO(file.getvalue())))
 
 

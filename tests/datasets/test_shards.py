@@ -19,7 +19,14 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.scan import scan_pairs
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, Shard, ShardIndex, index_from_json, index_to_json
 from unet_trainer.datasets.shard_store import SOURCE, Files, RangeCache, ShardStore
-from unet_trainer.datasets.shards import ShardPlace, find_in_shards, find_place, open_shards, refuse_other_files, write_shards
+from unet_trainer.datasets.shards import (
+    ShardPlace,
+    find_in_shards,
+    find_place,
+    open_shards,
+    refuse_other_files,
+    write_shards,
+)
 from unet_trainer.images.file_bytes import DataError, ShardError, find_member, open_stores, read_bytes
 from unet_trainer.system.console import Console
 
@@ -149,7 +156,9 @@ def test_shards_that_are_missing_changed_unfinished_or_damaged_are_told_at_the_s
     refused("x.tar: not a complete tar file")
 
 
-def test_shards_of_other_tools_are_read_once_and_again_where_they_or_the_cache_have_changed(folder, index, config, monkeypatch):
+def test_shards_of_other_tools_are_read_once_and_again_where_they_or_the_cache_have_changed(
+    folder, index, config, monkeypatch
+):
     write_tar(folder / "more/y-val-0.tar", {"d.jpg": b"image d", "d.seg.png": b"mask d", "e.jpg": b"alone"})
     read = []
     index_shard = shards.index_shard
@@ -173,7 +182,9 @@ def test_shards_of_other_tools_are_read_once_and_again_where_they_or_the_cache_h
         assert opened()[1] == everything
 
 
-def test_remote_shards_are_opened_once_and_kept_as_they_are_read(server, folder, index, config, tmp_path, monkeypatch, capsys):
+def test_remote_shards_are_opened_once_and_kept_as_they_are_read(
+    server, folder, index, config, tmp_path, monkeypatch, capsys
+):
     write_index(folder, index)
     store = open_shards(config(server.url), Console())
     assert find(store, "x-001.tar/k3.png").read() == IMAGES["k3"][0]
@@ -254,7 +265,9 @@ def test_samples_without_a_mask_are_told_or_left_out_and_keys_of_two_shards_are_
 
 def test_archives_of_folders_settings_that_do_not_fit_and_images_beside_shards_are_told(folder, config):
     write_tar(folder / "x.tar", {"images/a.jpg": b"image", "masks/a.png": b"mask"})
-    with pytest.raises(DataError, match=r"data_dir: no sample with an image and a mask in the 1 shard .*has to be unpacked"):
+    with pytest.raises(
+        DataError, match=r"data_dir: no sample with an image and a mask in the 1 shard .*has to be unpacked"
+    ):
         find_in_shards(config())
     write_index(folder, ShardIndex((write_shard(folder, "x.tar", {"a": ONE}),)))
     for key in ("image_dir", "mask_dir", "mask_suffix"):
@@ -317,7 +330,9 @@ def test_an_error_while_reading_ahead_is_told_when_it_is_read_and_the_next_try_i
     with pytest.raises(ShardError, match="cannot be read"):
         file.read()
     answers = iter([True, True, False])
-    remote.files.spoil = lambda content: bytes(len(content)) if next(answers) else content  # damaged content is fetched again
+    remote.files.spoil = lambda content: (
+        bytes(len(content)) if next(answers) else content
+    )  # damaged content is fetched again
     assert file.read() == IMAGES["k0"][0]
     remote.files.spoil = lambda content: bytes(len(content))
     with pytest.raises(ShardError, match=r"its content differs from the index .*have changed since they were indexed"):
@@ -415,7 +430,9 @@ def tar_contents(folder):
 def test_the_files_are_written_byte_for_byte_with_their_facts(tmp_path, pairs):
     ticks = []
     place = Files(str(tmp_path / "out"))
-    index = write_shards(FoundPairs(tuple(pairs), ""), scanned(pairs), "my data!", place, 10**9, lambda: ticks.append(1))
+    index = write_shards(
+        FoundPairs(tuple(pairs), ""), scanned(pairs), "my data!", place, 10**9, lambda: ticks.append(1)
+    )
     suffix = pairs[0].image.suffix
     assert tar_contents(tmp_path / "out") == {
         f"my_data-000000.tar/{name}": path.read_bytes()

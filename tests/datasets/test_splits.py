@@ -70,7 +70,8 @@ def test_a_rare_class_is_on_both_sides_in_proportion():
     """10 of 100 images hold class 1; a fifth validates."""
     labels = [{0, 1} if index % 10 == 3 else {0} for index in range(100)]
     in_val = {
-        seed: sum(1 in labels[int(pair.name)] for pair in split_of(made_up(100), labels, seed=seed).val) for seed in range(50)
+        seed: sum(1 in labels[int(pair.name)] for pair in split_of(made_up(100), labels, seed=seed).val)
+        for seed in range(50)
     }
     assert set(in_val.values()) == {2}
 
@@ -110,7 +111,9 @@ def test_a_training_image_that_also_validates_is_left_out_with_a_notice():
     assert split.notices == ("1 training image left out, identical to a validation image: images/000.png",)
     both = split_of(found, digests=["x", "b", "y", "x", "y"])
     assert names(both.train) == ["001"]
-    assert both.notices == ("2 training images left out, identical to a validation image: images/000.png, images/002.png",)
+    assert both.notices == (
+        "2 training images left out, identical to a validation image: images/000.png, images/002.png",
+    )
 
 
 def test_a_group_in_both_given_parts_is_refused():
@@ -169,9 +172,13 @@ def test_a_pattern_that_matches_nothing_or_takes_for_ever_is_refused_with_the_na
         DataError, match=r"^group_pattern: 'q' matches nothing in 2 of 2 paths, such as images/a\.png, images/b\.png$"
     ):
         grouped("q", "a", "b")
-    with pytest.raises(DataError, match=r"^group_pattern: the first bracket of '\(x\)\|\(y\)' matches nothing in 1 of 2 paths"):
+    with pytest.raises(
+        DataError, match=r"^group_pattern: the first bracket of '\(x\)\|\(y\)' matches nothing in 1 of 2 paths"
+    ):
         grouped("(x)|(y)", "x", "y")  # y.png would be in no group
-    with pytest.raises(DataError, match=r"has not decided after 1 s about images/a1\.png, images/a{60}\.png; a repeat inside"):
+    with pytest.raises(
+        DataError, match=r"has not decided after 1 s about images/a1\.png, images/a{60}\.png; a repeat inside"
+    ):
         grouped(r"^images/((a+)+)+\d$|\d\.", "a1", "a" * 60, seconds=1)
 
 
@@ -226,10 +233,14 @@ def test_boxes_that_share_pixels_stay_on_one_side_and_a_whole_image_shares_those
     assert not {pair.user_files[0] for pair in split.train} & {pair.user_files[0] for pair in split.val}
     files = Path("images/a.png"), Path("m.png")
     part = Box(Path("masks/../images/a.png"), files[1], 0, 0, 9, 9).pair("part", "train")
-    assert "some of its pixels are in val" in error_message(FoundPairs((part, Pair("whole", *files, "val")), "boxes.csv"))
+    assert "some of its pixels are in val" in error_message(
+        FoundPairs((part, Pair("whole", *files, "val")), "boxes.csv")
+    )
 
 
-@pytest.mark.parametrize(("train", "message"), [((0, 0, 9, 9), ""), ((0, 10, 11, 30), "rows 0 to 10"), (None, "a.png is in train")])
+@pytest.mark.parametrize(
+    ("train", "message"), [((0, 0, 9, 9), ""), ((0, 10, 11, 30), "rows 0 to 10"), (None, "a.png is in train")]
+)
 def test_boxes_of_a_table_may_not_share_pixels_between_train_and_val(train, message):
     files = Path("a.png"), Path("m.png")
     held = Pair("whole", *files, "train") if train is None else Box(*files, *train).pair("t", "train")
@@ -342,7 +353,24 @@ def test_paths_of_another_machine_are_answered_with_what_is_needed(data):
 
 
 @pytest.mark.parametrize(
-    "name", [" a", "a ", "a\rb", "\ra", "a\r\nb", "a\nb", '"a"', "a,b", "a;b", "\ta", "K\udce4fer", "ä", "a\u0308", "#a", "'a'"]
+    "name",
+    [
+        " a",
+        "a ",
+        "a\rb",
+        "\ra",
+        "a\r\nb",
+        "a\nb",
+        '"a"',
+        "a,b",
+        "a;b",
+        "\ta",
+        "K\udce4fer",
+        "ä",
+        "a\u0308",
+        "#a",
+        "'a'",
+    ],
 )
 def test_any_name_survives_being_written_and_read(data, name):
     """Also those with spaces, line breaks and bytes that are not UTF-8: else the run could never go on."""

@@ -32,7 +32,9 @@ def spoil_gradient(components, batch, value):
 def spoil_statistics(components, batch, value):
     network = components.state.segmenter.network
     norm = next(module for module in network.modules() if isinstance(module, torch.nn.BatchNorm2d))
-    handle = norm.register_forward_hook(lambda module, *_: (handle.remove(), module.running_var.data.fill_(value), None)[2])
+    handle = norm.register_forward_hook(
+        lambda module, *_: (handle.remove(), module.running_var.data.fill_(value), None)[2]
+    )
     return batch
 
 

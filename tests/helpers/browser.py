@@ -16,10 +16,18 @@ def browsing(download_folder):
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (requirements-dev.txt)")
     chromium, chromedriver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
-        pytest.skip(f"no {'chromium' if chromium is None else 'chromedriver'} here (Debian: chromium and chromium-driver)")
+        pytest.skip(
+            f"no {'chromium' if chromium is None else 'chromedriver'} here (Debian: chromium and chromium-driver)"
+        )
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
-    for option in ("headless=new", "disable-dev-shm-usage", "disable-gpu", "disable-background-networking", "no-first-run"):
+    for option in (
+        "headless=new",
+        "disable-dev-shm-usage",
+        "disable-gpu",
+        "disable-background-networking",
+        "no-first-run",
+    ):
         options.add_argument(f"--{option}")
     if os.geteuid() == 0:
         options.add_argument("--no-sandbox")  # Chromium refuses to run as root with one
@@ -41,7 +49,9 @@ def console_errors(driver):
 def requested_hosts(driver):
     """Hosts of all requests since they were last asked for; of data: and blob: the scheme."""
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    urls = [message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"]
+    urls = [
+        message["params"]["request"]["url"] for message in messages if message["method"] == "Network.requestWillBeSent"
+    ]
     return {urlsplit(url).hostname or urlsplit(url).scheme for url in urls}
 
 

@@ -39,14 +39,18 @@ def small_segmenter(spec, seed=0):
 
 
 def make_card(spec, **values):
-    return ModelCard(spec, **{"symmetries": ("horizontal_flip",), "run_name": "run", "epoch": 3, "val_iou": 0.5, **values})
+    return ModelCard(
+        spec, **{"symmetries": ("horizontal_flip",), "run_name": "run", "epoch": 3, "val_iou": 0.5, **values}
+    )
 
 
 def save_model(path, segmenter, **content):
     """As best.pt."""
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"version": "0.9.0", "spec": segmenter.spec.to_dict(), "config": CONFIG, "decisions": {}}
-    write_checkpoint(path, {**about, "epoch": 3, "metrics": {"val_iou": 0.5}, "model": deployable_weights(segmenter), **content})
+    write_checkpoint(
+        path, {**about, "epoch": 3, "metrics": {"val_iou": 0.5}, "model": deployable_weights(segmenter), **content}
+    )
     return path
 
 
@@ -62,4 +66,6 @@ def random_image(spec, height, width, seed=0):
 
 def random_batch(spec, count, height, width):
     """N,H,W,C as a batch has it."""
-    return torch.from_numpy(np.stack([spec.image.to_batch(random_image(spec, height, width, seed)) for seed in range(count)]))
+    return torch.from_numpy(
+        np.stack([spec.image.to_batch(random_image(spec, height, width, seed)) for seed in range(count)])
+    )

@@ -35,7 +35,9 @@ SIZES = [(64, 64), (50, 70), (136, 144), (28, 90), (64, 64), (40, 40), (96, 80),
 def write_cells(folder):
     """Pairs of SIZES, cut from the demo; every second one is in train/, the others in val/."""
     for number, (height, width) in enumerate(SIZES):
-        image, mask = (cv2.resize(pixels, (width, height), interpolation=cv2.INTER_NEAREST) for pixels in draw_sample(number, 192))
+        image, mask = (
+            cv2.resize(pixels, (width, height), interpolation=cv2.INTER_NEAREST) for pixels in draw_sample(number, 192)
+        )
         part = folder / ("val" if number % 2 == 0 or number == 3 else "train")
         for name in ("images", "masks"):
             (part / name).mkdir(parents=True, exist_ok=True)
@@ -46,6 +48,13 @@ def write_cells(folder):
 
 def train_tiny(data_dir, checkpoint_dir, run_name, **settings):
     """A run of a few steps on write_cells; returns the result."""
-    common = {"image_size": 32, "batch_size": 2, "num_epochs": 2, "learning_rate": 1e-2, "num_workers": 0, "device": "cpu"}
+    common = {
+        "image_size": 32,
+        "batch_size": 2,
+        "num_epochs": 2,
+        "learning_rate": 1e-2,
+        "num_workers": 0,
+        "device": "cpu",
+    }
     places = {"data_dir": str(data_dir), "checkpoint_dir": str(checkpoint_dir), "run_name": run_name}
     return train({**TINY_MODEL, **common, **places, **settings})

@@ -60,7 +60,9 @@ def serving(files, stalls=None):
             self.answer(with_content=True)
 
         def answer(self, with_content):
-            repo, _, rest = urlsplit(self.path).path.lstrip("/").partition("/resolve/")  # a proxy is asked for whole addresses
+            repo, _, rest = (
+                urlsplit(self.path).path.lstrip("/").partition("/resolve/")
+            )  # a proxy is asked for whole addresses
             revision, _, name = rest.partition("/")
             content = files.get(f"{repo}/{name}")
             self.send_response(404 if content is None else 200)

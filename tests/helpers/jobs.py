@@ -102,7 +102,9 @@ def install(fault, records, network):
     def noted(self, row, scores):
         improved = judge(self, row, scores)
         with Path(records).open("a") as file:
-            digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in everything(self.components))).hexdigest()
+            digest = hashlib.sha256(
+                b"".join(tensor.cpu().numpy().tobytes() for tensor in everything(self.components))
+            ).hexdigest()
             note = {"digest": digest, "confusion": scores.confusion, "alone": evaluate_alone(self), **graphs(self)}
             file.write(json.dumps(note) + "\n")
         return improved
@@ -217,7 +219,10 @@ def _break_compiler(rank):
         if int(os.environ["RANK"]) == rank:
             return "InductorError: no compiler", lambda: None
         eager = train_step.forward
-        train_step.forward = lambda *arguments: (eager(*arguments)[0] * float("nan"), eager(*arguments)[1])  # never to be used
+        train_step.forward = lambda *arguments: (
+            eager(*arguments)[0] * float("nan"),
+            eager(*arguments)[1],
+        )  # never to be used
         return None, lambda: setattr(train_step, "forward", eager)
 
     compilation.compile_steps = compile_steps
@@ -306,5 +311,7 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
-    install(wanted if is_hit else None, os.environ["JOB_RECORDS"] + f".rank{os.environ['RANK']}", os.environ["JOB_NETWORK"])
+    install(
+        wanted if is_hit else None, os.environ["JOB_RECORDS"] + f".rank{os.environ['RANK']}", os.environ["JOB_NETWORK"]
+    )
     exit_process(main(sys.argv[1:]))

@@ -76,7 +76,9 @@ def classes(data):
 
 def stacks(data):
     data.mkdir()
-    tifffile.imwrite(data / "images.tif", np.stack([photo(index)[:, :, 0] for index in range(COUNT)]), photometric="minisblack")
+    tifffile.imwrite(
+        data / "images.tif", np.stack([photo(index)[:, :, 0] for index in range(COUNT)]), photometric="minisblack"
+    )
     tifffile.imwrite(data / "labels.tif", np.stack([disc(index) for index in range(COUNT)]), photometric="minisblack")
 
 
@@ -224,5 +226,8 @@ def shards(data):
     for index in range(0, 8, 2):
         files = {}
         for number in (index, index + 1):
-            files |= {f"{number}.jpg": encode_image(photo(number), ".jpg"), f"{number}.seg.png": encode_image(disc(number), ".png")}
+            files |= {
+                f"{number}.jpg": encode_image(photo(number), ".jpg"),
+                f"{number}.seg.png": encode_image(disc(number), ".png"),
+            }
         write_tar(data / f"cells-{index // 2:06d}.tar", files)

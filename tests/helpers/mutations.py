@@ -141,7 +141,25 @@ def _nested(depth):
 
 NAN, INFINITY = float("nan"), float("inf")
 JSON_VALUES = (
-    *(None, True, 0, -1, 7, 1e308, NAN, INFINITY, "", "x", "é\ud800", "finished", "<script>", "9" * 50, 10**30, 10**400, 2**63),
+    *(
+        None,
+        True,
+        0,
+        -1,
+        7,
+        1e308,
+        NAN,
+        INFINITY,
+        "",
+        "x",
+        "é\ud800",
+        "finished",
+        "<script>",
+        "9" * 50,
+        10**30,
+        10**400,
+        2**63,
+    ),
     *([], [1], [[1]], [None], ["a", "b"], [[1, 2], [3, 4]], [[1, 2], [3]], {}, {"a": 1}, {"epoch": 3}, {"iou": []}),
     *(_nested(50), _nested(400)),
 )

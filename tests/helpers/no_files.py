@@ -34,7 +34,11 @@ def spoil(path, files, chooser, rng):
         path.unlink()
         path.symlink_to(other.absolute())
     else:
-        changed = {"empty": lambda: b"", "deep": lambda: b"[" * 200_000, "bytes": lambda: mutated(path.read_bytes(), rng)}[kind]()
+        changed = {
+            "empty": lambda: b"",
+            "deep": lambda: b"[" * 200_000,
+            "bytes": lambda: mutated(path.read_bytes(), rng),
+        }[kind]()
         path.write_bytes(changed)
     return kind
 

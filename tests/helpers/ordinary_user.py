@@ -29,7 +29,10 @@ def is_root():
 def give_up_powers():
     """In a child process. Raises OSError where the system does not allow it."""
     libc = ctypes.CDLL(None, use_errno=True)
-    header, sets = (ctypes.c_uint32 * 2)(VERSION, 0), (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable; twice 32 bits
+    header, sets = (
+        (ctypes.c_uint32 * 2)(VERSION, 0),
+        (ctypes.c_uint32 * 6)(),
+    )  # effective, permitted, inheritable; twice 32 bits
     if libc.capget(header, sets) != 0:
         raise OSError(ctypes.get_errno(), "capget")
     for index in range(3):
@@ -90,5 +93,7 @@ def run_in_child(*words, as_user=False, cwd=None, closes_streams=False, largest=
 def run_script(*words, cwd=None, interpreter=()):
     """By a Python interpreter of its own; its exit code and what it printed on the two streams, one after the other."""
     command = [sys.executable, *interpreter, str(ROOT / "train_unet.py"), *map(str, words)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=HANG_SECONDS, check=False)
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=HANG_SECONDS, check=False
+    )
     return done.returncode, done.stdout + done.stderr

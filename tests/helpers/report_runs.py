@@ -20,7 +20,10 @@ def epoch_event(number, ids, val_iou, classes=None, **changes):
     reported = ids[1:] if len(ids) == 2 else ids
     given = {name: (classes or {}).get(name, val_iou) for name in reported}
     size = len(ids)
-    confusion = [[8 if row == column else 2 if column == (row + 1) % size else 0 for column in range(size)] for row in range(size)]
+    confusion = [
+        [8 if row == column else 2 if column == (row + 1) % size else 0 for column in range(size)]
+        for row in range(size)
+    ]
     return {
         "epoch": number,
         "train_loss": 1.0 / number,
@@ -57,7 +60,9 @@ FOUR_IMAGES = [  # background and foreground; IoU of the foreground 0.2, 0.5, 0.
 ]
 
 
-def write_run(folder, ids=("background", "foreground"), ious=(0.4, 0.6, 0.5), end="finished", images=FOUR_IMAGES, **settings):
+def write_run(
+    folder, ids=("background", "foreground"), ious=(0.4, 0.6, 0.5), end="finished", images=FOUR_IMAGES, **settings
+):
     """A run of some epochs on four images."""
     folder.mkdir(parents=True)
     reported = list(ids[1:] if len(ids) == 2 else ids)
@@ -84,7 +89,13 @@ def write_run(folder, ids=("background", "foreground"), ious=(0.4, 0.6, 0.5), en
         "python": "3.11",
         "versions": {"torch": "2.10"},
     }
-    model = {"architecture": "unet", "encoder": "resnet18", "parameters": 1_000_000, "ids": list(ids), "classes": reported}
+    model = {
+        "architecture": "unet",
+        "encoder": "resnet18",
+        "parameters": 1_000_000,
+        "ids": list(ids),
+        "classes": reported,
+    }
     log.open(folder, resumed_after=None, machine=machine, data=data, model=model)
     log.add("ready", startup_seconds=1.5)
     for number, value in enumerate(ious, start=1):

@@ -52,11 +52,18 @@ def found_weights(encoder):
 
 def settings_of(hardware=CPU, dataset=DATASET, measure_step=lambda config: None, find_weights=found_weights, **values):
     """What the recipe sets is set; `values` may open it again with auto."""
-    return resolve(load_config({**FIXED_RECIPE, "image_size": 64, **values}), hardware, dataset, measure_step, find_weights)
+    return resolve(
+        load_config({**FIXED_RECIPE, "image_size": 64, **values}), hardware, dataset, measure_step, find_weights
+    )
 
 
 def open_settings(
-    hardware=CPU, dataset=DATASET, measure_step=lambda config: None, find_weights=found_weights, seconds_spent=lambda: 0.0, **values
+    hardware=CPU,
+    dataset=DATASET,
+    measure_step=lambda config: None,
+    find_weights=found_weights,
+    seconds_spent=lambda: 0.0,
+    **values,
 ):
     """Everything is auto but `values`."""
     return resolve(load_config(values), hardware, dataset, measure_step, find_weights, seconds_spent)

@@ -21,7 +21,9 @@ class ShardServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.folder = folder
         self.faults: deque[object] = deque()
-        self.head_faults: deque[int] = deque()  # statuses of the next answers to the question for a size, asked with HEAD or GET
+        self.head_faults: deque[int] = (
+            deque()
+        )  # statuses of the next answers to the question for a size, asked with HEAD or GET
         self.every: tuple[int, object] | None = None  # (n, fault): of every n-th such request
         self.delay = 0.0  # seconds before each such answer
         self.requests: Counter[str] = Counter()  # path → number of requests with content
@@ -81,7 +83,9 @@ class _Handler(BaseHTTPRequestHandler):
             content = bytes(len(content))
         return self._send(status, content, with_content, f"bytes */{size}", is_cut=fault == "cut")
 
-    def _send(self, status: int, content: bytes, with_content: bool, content_range: str = "", is_cut: bool = False) -> None:
+    def _send(
+        self, status: int, content: bytes, with_content: bool, content_range: str = "", is_cut: bool = False
+    ) -> None:
         with contextlib.suppress(ConnectionError):
             self.send_response(status)
             self.send_header("Content-Length", str(len(content)))

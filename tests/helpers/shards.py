@@ -55,5 +55,7 @@ def pairs_on_a_dead_remote(folder, names):
     for name in names:
         members = f"{name}.png", f"{name}.mask.png"
         origins = (f"{store.files.place('dead.tar')}/{member}" for member in members)
-        pairs.append(Pair(name, *(Path(f"{store.path_prefix}dead.tar/{member}") for member in members), None, "", *origins))
+        pairs.append(
+            Pair(name, *(Path(f"{store.path_prefix}dead.tar/{member}") for member in members), None, "", *origins)
+        )
     return pairs, lambda: log.stat().st_size

@@ -43,7 +43,14 @@ from unet_trainer.training.history import column, read_metrics  # noqa: E402
 
 SIDE = 512
 STEPS = (("resnet18", 128, 8), ("tu-mobilenetv3_small_050", 64, 2), ("tu-mobilenetv3_small_050", 160, 8))
-SETTINGS = ["image_size=512", "fit=resize", "encoder_weights=null", "early_stopping_patience=null", "cache=none", "repeats=1"]
+SETTINGS = [
+    "image_size=512",
+    "fit=resize",
+    "encoder_weights=null",
+    "early_stopping_patience=null",
+    "cache=none",
+    "repeats=1",
+]
 LAUNCHERS = {"python": [], "torchrun, one process": ["-m", "torch.distributed.run", "--nproc-per-node=1"]}
 
 
@@ -66,7 +73,13 @@ def plain_step(encoder, side, batch_size):
 
 
 def our_step(encoder, side, batch_size):
-    settings = {"encoder": encoder, "image_size": side, "batch_size": batch_size, "decoder_channels": None, "optimizer": "adamw"}
+    settings = {
+        "encoder": encoder,
+        "image_size": side,
+        "batch_size": batch_size,
+        "decoder_channels": None,
+        "optimizer": "adamw",
+    }
     components = tiny_components(**settings, loss={"dice": 1.0, "cross_entropy": 1.0}, ema_decay=0.99)
     batch = make_batch(batch_size, side=side)
     return lambda: take_step(components.train_step, batch, metrics=components.state.metrics)
@@ -85,10 +98,13 @@ def measure_step(given, folder, further):
         steps = {"plain": plain_step(encoder, side, batch_size), "ours": our_step(encoder, side, batch_size)}
         for step in steps.values():
             speed(step, 0.1)  # warm
-        rounds = [{name: batch_size * speed(step, given.seconds) for name, step in steps.items()} for _ in range(given.rounds)]
+        rounds = [
+            {name: batch_size * speed(step, given.seconds) for name, step in steps.items()} for _ in range(given.rounds)
+        ]
         plain, ours = (statistics.median(one[name] for one in rounds) for name in steps)
         print(
-            f"{encoder}, {side}², batch {batch_size}: plain {plain:.1f}, ours {ours:.1f} images/s, {ours / plain:.2f}×", flush=True
+            f"{encoder}, {side}², batch {batch_size}: plain {plain:.1f}, ours {ours:.1f} images/s, {ours / plain:.2f}×",
+            flush=True,
         )
 
 
@@ -107,7 +123,9 @@ def measure_predict(given, folder, further):
     (folder / "images").mkdir()
     with ThreadPoolExecutor() as threads:
         list(threads.map(write_photo, [folder / f"images/{number:04}.jpg" for number in range(given.images)]))
-    model = write_model(folder / "run/best.pt", encoder=given.encoder, decoder_channels=None, fit="resize", image_size=(SIDE, SIDE))
+    model = write_model(
+        folder / "run/best.pt", encoder=given.encoder, decoder_channels=None, fit="resize", image_size=(SIDE, SIDE)
+    )
     main(["predict", str(model), str(folder / "images"), "--out", str(folder / "out"), "--time", *further])
 
 
@@ -135,10 +153,17 @@ def measure_shards(given, folder, further):
 
 def train_with(launcher, folder, name, epochs, further):
     """Images/s of each epoch but the first, which starts the workers."""
-    places = [f"data_dir={folder / 'data'}", f"checkpoint_dir={folder / 'runs'}", f"run_name={name}", f"num_epochs={epochs}"]
+    places = [
+        f"data_dir={folder / 'data'}",
+        f"checkpoint_dir={folder / 'runs'}",
+        f"run_name={name}",
+        f"num_epochs={epochs}",
+    ]
     script = [str(ROOT / "train_unet.py"), str(ROOT / "configs/fast.yaml")]
     command = [sys.executable, *LAUNCHERS[launcher], *script, *SETTINGS, *places, *further]
-    done = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, cwd=folder)
+    done = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, cwd=folder
+    )
     if done.returncode:
         sys.exit(f"{launcher} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return column(read_metrics(folder / "runs" / name / "metrics.csv")[1:], "images_per_second")
@@ -159,7 +184,9 @@ def measure_torchrun(given, folder, further):
     for number in range(given.rounds):
         for launcher, rates in found.items():
             measured = train_with(launcher, folder, f"{launcher.split(',')[0]}-{number}", given.epochs, further)
-            print(f"round {number + 1}, {launcher}: {', '.join(f'{rate:.0f}' for rate in measured)} images/s", flush=True)
+            print(
+                f"round {number + 1}, {launcher}: {', '.join(f'{rate:.0f}' for rate in measured)} images/s", flush=True
+            )
             rates += measured
     plain, job = (statistics.median(rates) for rates in found.values())
     print(f"medians: python {plain:.1f}, torchrun {job:.1f} images/s: {job / plain:.1%} of plain python")

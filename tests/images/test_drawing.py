@@ -70,7 +70,8 @@ def test_wrong_pixels_have_the_colour_of_their_error():
 
 
 @pytest.mark.parametrize(
-    ("size", "panel"), [((100, 80), (500, 400)), ((400, 300), (400, 300)), ((1000, 2000), (256, 512)), ((1, 3000), (1, 512))]
+    ("size", "panel"),
+    [((100, 80), (500, 400)), ((400, 300), (400, 300)), ((1000, 2000), (256, 512)), ((1, 3000), (1, 512))],
 )
 def test_an_error_picture_has_four_panels_of_a_size_that_can_be_looked_at(size, panel):
     truth = np.zeros(size, np.uint8)

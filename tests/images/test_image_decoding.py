@@ -208,7 +208,10 @@ def test_masks_of_few_bits_keep_their_values(bits):
     ids = np.arange(2**bits, dtype=np.uint8).reshape(1, -1).repeat(8, 0)
     packed = np.packbits(np.unpackbits(ids[:, :, None], axis=2)[:, :, 8 - bits :].reshape(8, -1), axis=1)
     rows = b"".join(b"\0" + row.tobytes() for row in packed)
-    assert decode_mask(grey_png(ids.shape[1], 8, bits, zlib.compress(rows))).tolist() == (ids * (255 if bits == 1 else 1)).tolist()
+    assert (
+        decode_mask(grey_png(ids.shape[1], 8, bits, zlib.compress(rows))).tolist()
+        == (ids * (255 if bits == 1 else 1)).tolist()
+    )
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float64])
@@ -253,7 +256,9 @@ def test_a_colour_mask_is_read_from_every_lossless_format():
     ("height", "width", "min_side", "factor", "grey"),
     [(400, 600, 50, 8, False), (404, 602, 100, 2, True), (403, 601, 100, 1, False)],
 )
-def test_a_large_jpeg_is_decoded_at_the_smallest_fraction_that_is_large_enough(tmp_path, height, width, min_side, factor, grey):
+def test_a_large_jpeg_is_decoded_at_the_smallest_fraction_that_is_large_enough(
+    tmp_path, height, width, min_side, factor, grey
+):
     coarse = np.random.default_rng(0).integers(0, 256, (9, 9, 3), np.uint8)
     smooth = cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
     Image.fromarray(smooth[:, :, 0] if grey else smooth).save(tmp_path / "a.jpg", quality=95)

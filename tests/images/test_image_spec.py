@@ -120,7 +120,9 @@ def test_rows_are_averaged_as_they_are_read(size, dtype, monkeypatch):
 def exact_average(pixels, axis, length):
     """Each new row is the mean of the area that it covers."""
     rows = np.moveaxis(pixels, axis, 0)
-    fine = np.repeat(rows, length, 0)  # every row in `length` parts, of which a new row takes as many as there were rows
+    fine = np.repeat(
+        rows, length, 0
+    )  # every row in `length` parts, of which a new row takes as many as there were rows
     return np.moveaxis(fine.reshape(length, len(rows), *rows.shape[1:]).mean(1), 0, axis)
 
 
@@ -133,7 +135,8 @@ def test_a_large_image_is_known_by_its_header(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"), [(MemoryError(), "not enough memory"), (OSError(5, "Input/output error"), "Input/output error")]
+    ("error", "reason"),
+    [(MemoryError(), "not enough memory"), (OSError(5, "Input/output error"), "Input/output error")],
 )
 def test_a_file_whose_rest_cannot_be_read_is_a_read_error(error, reason, monkeypatch):
     """One that claims to be larger than all memory, or lies on a failing disk."""
@@ -172,7 +175,9 @@ def test_missing_data_is_filled_however_a_file_is_read(name, tmp_path):
         pixels[40, 5:50] = -777.0
     tag = {"extratags": [(42113, "s", 0, "-9999", True)], "photometric": "minisblack", "planarconfig": "contig"}
     data = (
-        npy_bytes(pixels) if name == "a.npy" else tiff_bytes(pixels, **tag, **({"tile": (32, 32)} if name == "tiles.tif" else {}))
+        npy_bytes(pixels)
+        if name == "a.npy"
+        else tiff_bytes(pixels, **tag, **({"tile": (32, 32)} if name == "tiles.tif" else {}))
     )
     path = write(tmp_path, name, data)
     np.testing.assert_array_equal(read_small(path, spec)[0], filled)
@@ -182,7 +187,9 @@ def test_missing_data_is_filled_however_a_file_is_read(name, tmp_path):
     np.testing.assert_allclose(small, average_rows(ImageReader(filled).read, (61, 83), (20, 30)), rtol=1e-5)
 
 
-@pytest.mark.parametrize("read", [lambda path: read_small(path, RGB_8BIT), lambda path: open_reader(path, RGB_8BIT).__enter__()])
+@pytest.mark.parametrize(
+    "read", [lambda path: read_small(path, RGB_8BIT), lambda path: open_reader(path, RGB_8BIT).__enter__()]
+)
 def test_what_cannot_be_read_says_why(read, tmp_path):
     with pytest.raises(ReadError, match="No such file"):
         read(tmp_path / "missing.png")

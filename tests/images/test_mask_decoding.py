@@ -19,7 +19,11 @@ VIOLET, PURPLE = COLOUR + 0x400080, COLOUR + 0x4000C0
         (((255, 255, 255), (255, 0, 0)), [255, RED], [0, 1]),  # a grey colour is its brightness
         ("nonzero", [0, RED, 7], [0, 1, 1]),
         ("above 100", [0, 100, 101, 255], [0, 0, 1, 1]),
-        ((0, (1, 2), ((64, 0, 128), (64, 0, 192))), [0, 1, 2, 3, VIOLET, PURPLE, RED], [0, 1, 1, UNKNOWN, 2, 2, UNKNOWN]),
+        (
+            (0, (1, 2), ((64, 0, 128), (64, 0, 192))),
+            [0, 1, 2, 3, VIOLET, PURPLE, RED],
+            [0, 1, 1, UNKNOWN, 2, 2, UNKNOWN],
+        ),
         (((1, 4), ((0,), (2,), (3,))), [0, 1, 2, 3, 4, 5], [1, 0, 1, 1, 0, UNKNOWN]),
         (((300, 2), 301), [2, 300, 301, 302], [0, 0, 1, UNKNOWN]),
     ],
@@ -48,7 +52,9 @@ def test_with_a_tolerance_values_close_to_those_of_a_class_are_of_it_and_others_
     values = [0, 10, 11, near_red, far_red, COLOUR + 0x0A0009, 118, 138, 139, 190, 210, 300]
     expected = [0, 0, IGNORED, 1, IGNORED, 0, 2, 2, IGNORED, IGNORED, IGNORED, IGNORED]
     assert coding.encode(np.array(values, np.int32)).tolist() == expected
-    assert coding.encode(np.array([[0, 10, 11, 118, 139, 205]], np.uint8)).tolist() == [[0, 0, IGNORED, 2, IGNORED, IGNORED]]
+    assert coding.encode(np.array([[0, 10, 11, 118, 139, 205]], np.uint8)).tolist() == [
+        [0, 0, IGNORED, 2, IGNORED, IGNORED]
+    ]
 
 
 CODINGS = [

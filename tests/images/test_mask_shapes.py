@@ -67,7 +67,10 @@ def blobs(seed, height=60, width=80):
 
 def test_a_bar_becomes_its_middle_line():
     bar = picture("...........", ".#########.", ".#########.", ".#########.", "...........")
-    assert thin(bar).tolist() == picture("...........", "...........", "..#######..", "...........", "...........").tolist()
+    assert (
+        thin(bar).tolist()
+        == picture("...........", "...........", "..#######..", "...........", "...........").tolist()
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))

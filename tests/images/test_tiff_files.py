@@ -19,7 +19,9 @@ from unet_trainer.images.mask_decoding import decode_mask
 from unet_trainer.images.tiff_files import TiffImage, read_georeference
 
 RANDOM = np.random.default_rng(0)
-SMOOTH = np.add.outer(np.arange(70), np.arange(90))[:, :, None] + RANDOM.integers(0, 9, (70, 90, 5))  # compresses, and is no ramp
+SMOOTH = np.add.outer(np.arange(70), np.arange(90))[:, :, None] + RANDOM.integers(
+    0, 9, (70, 90, 5)
+)  # compresses, and is no ramp
 COLOUR = SMOOTH[:, :, :3].astype(np.uint8)
 PALETTE = RANDOM.integers(0, 65536, (3, 256), np.uint16)
 TILES = {"tile": (32, 16)}
@@ -62,7 +64,11 @@ def test_the_pixels_that_were_written_are_read_whole_and_in_parts(name, tmp_path
     assert whole.dtype == expected.dtype
     np.testing.assert_array_equal(whole, expected)
     with opened(path) as image:
-        for rows, columns in ((slice(0, 70), slice(0, 90)), (slice(5, 41), slice(20, 85)), (slice(69, 70), slice(0, 1))):
+        for rows, columns in (
+            (slice(0, 70), slice(0, 90)),
+            (slice(5, 41), slice(20, 85)),
+            (slice(69, 70), slice(0, 1)),
+        ):
             part = image[rows, columns]
             assert part.dtype == expected.dtype
             np.testing.assert_array_equal(part, expected[rows, columns])
@@ -73,7 +79,9 @@ def test_palettes_are_shown_in_colours_and_white_that_is_0_as_brightness_but_mas
     ids = COLOUR[:, :, 0]
     shown = {"palette": (PALETTE.T >> 8).astype(np.uint8)[ids], "miniswhite": (255 - ids)[:, :, None]}
     for photometric, expected in shown.items():
-        path = write(tmp_path, ids, photometric=photometric, colormap=PALETTE if photometric == "palette" else None, **options)
+        path = write(
+            tmp_path, ids, photometric=photometric, colormap=PALETTE if photometric == "palette" else None, **options
+        )
         np.testing.assert_array_equal(decode_image(path.read_bytes()), expected)
         np.testing.assert_array_equal(decode_mask(path.read_bytes()), ids)
         with opened(path) as image:
@@ -83,7 +91,9 @@ def test_palettes_are_shown_in_colours_and_white_that_is_0_as_brightness_but_mas
 def test_only_the_blocks_of_the_part_are_decoded_and_the_last_row_of_them_once(tmp_path, monkeypatch):
     path = write(tmp_path, COLOUR, **TILES)  # rows of blocks begin at 0, 32 and 64; six blocks in each
     decoded, block = [], TiffImage._block
-    monkeypatch.setattr(TiffImage, "_block", lambda self, page, index: decoded.append(index // 6) or block(self, page, index))
+    monkeypatch.setattr(
+        TiffImage, "_block", lambda self, page, index: decoded.append(index // 6) or block(self, page, index)
+    )
     with opened(path) as image:
         image[0:40, 0:90]
         assert sorted(decoded) == [0] * 6 + [1] * 6
@@ -150,7 +160,9 @@ def test_what_cannot_be_is_a_read_error_whole_and_by_blocks(change, tmp_path):
 @pytest.mark.parametrize("tag", [273, 279])
 def test_blocks_at_negative_places_or_of_negative_sizes_are_refused(tmp_path, tag):
     path = tmp_path / "a.tif"
-    path.write_bytes(change_tag(tiff_bytes(np.zeros((20, 24), np.uint8), compression="zlib"), tag, kind=9, long_value=2**32 - 5))
+    path.write_bytes(
+        change_tag(tiff_bytes(np.zeros((20, 24), np.uint8), compression="zlib"), tag, kind=9, long_value=2**32 - 5)
+    )
     with pytest.raises(ReadError, match="a block of "), opened(path) as image:
         image[0:20, 0:24]
     with pytest.raises(ReadError, match="a block of "):
@@ -214,7 +226,11 @@ def keys(*entries):
     ("tags", "transform", "epsg"),
     [
         ([SCALE, TIE, keys((1024, 1), (1025, 1), (3072, 32633))], (0.5, 0.0, 999.0, 0.0, -0.25, 2000.25), 32633),
-        ([SCALE, TIE, keys((1025, 2), (2048, 4326))], (0.5, 0.0, 998.75, 0.0, -0.25, 2000.375), 4326),  # of the pixels' centres
+        (
+            [SCALE, TIE, keys((1025, 2), (2048, 4326))],
+            (0.5, 0.0, 998.75, 0.0, -0.25, 2000.375),
+            4326,
+        ),  # of the pixels' centres
         ([SCALE, TIE, keys((3072, 32767))], (0.5, 0.0, 999.0, 0.0, -0.25, 2000.25), None),  # a system of the user's own
         ([MATRIX], (0, 2, 10, 3, 0, 20), None),
         ([(33922, 12, 12, (0.0,) * 12, True)], None, None),  # control points alone

@@ -60,7 +60,10 @@ def test_layers_for_speed_and_heads_of_training_leave_no_trace(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"encoder": "tu-mobilenetv2_050"}, "the weights do not fit unet with tu-mobilenetv2_050 as it is built here .Missing key"),
+        (
+            {"encoder": "tu-mobilenetv2_050"},
+            "the weights do not fit unet with tu-mobilenetv2_050 as it is built here .Missing key",
+        ),
         ({"encoder": "resnet81"}, "encoder: got 'resnet81'; did you mean"),
         ({"decoder_channels": [16, 8, 8, 8, 8]}, "size mismatch for decoder"),
     ],
@@ -92,7 +95,9 @@ def test_a_batch_that_does_not_fit_into_memory_is_halved(engine, monkeypatch):
 def test_logits_are_the_mean_over_the_views_turned_back(engine):
     images = random_batch(SPEC, 1, 32, 48)
     by_hand = engine.logits(images) + engine.logits(images.flip(2).contiguous()).flip(3)
-    by_hand += engine.logits(images.flip(1).contiguous()).flip(2) + engine.logits(images.flip(1, 2).contiguous()).flip(2, 3)
+    by_hand += engine.logits(images.flip(1).contiguous()).flip(2) + engine.logits(images.flip(1, 2).contiguous()).flip(
+        2, 3
+    )
     symmetric = SymmetricEngine(engine, ("horizontal_flip", "vertical_flip"))
     assert torch.allclose(symmetric.logits(images), by_hand / 4, atol=1e-6)
     assert symmetric.description == "cpu, float32, mean of 4 views"
@@ -134,7 +139,9 @@ def test_the_last_state_is_named_where_there_is_no_best_yet(segmenter, tmp_path)
 
 def test_a_folder_without_a_model_is_told_as_such(segmenter, tmp_path):
     (tmp_path / "photos").mkdir()
-    with pytest.raises(CheckpointError, match=r"photos is not a run folder \(no best.pt\); name one, or a .pt or .onnx file$"):
+    with pytest.raises(
+        CheckpointError, match=r"photos is not a run folder \(no best.pt\); name one, or a .pt or .onnx file$"
+    ):
         find_model(tmp_path / "photos")
     with pytest.raises(CheckpointError, match="photos is not a run folder"):
         find_model("photos", tmp_path)
@@ -145,7 +152,9 @@ def test_an_export_for_other_programs_is_known_as_such(name, tmp_path):
     file = tmp_path / name / SMP_CARD if name == "model_smp" else tmp_path / name
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(b"PK\x03\x04")
-    with pytest.raises(CheckpointError, match=r"is an export for other programs; name its run, or export that as \.onnx"):
+    with pytest.raises(
+        CheckpointError, match=r"is an export for other programs; name its run, or export that as \.onnx"
+    ):
         find_model(tmp_path / name)
 
 
@@ -202,7 +211,9 @@ SPEC_CONTENT = FILE_SPEC.to_dict()
     ],
     ids=lambda content: " ".join(content),
 )
-def test_a_whole_file_with_content_that_no_run_saves_is_refused_in_one_sentence(content, segmenter, tmp_path, unchecked):
+def test_a_whole_file_with_content_that_no_run_saves_is_refused_in_one_sentence(
+    content, segmenter, tmp_path, unchecked
+):
     path = save_model(tmp_path / "best.pt", segmenter, **content)
     with pytest.raises(CheckpointError, match="is not a checkpoint") as refusal:
         read_model(path)

@@ -86,7 +86,9 @@ def write(folder, evaluated, data, **description):
 def test_the_table_has_a_row_for_each_image_the_worst_first(evaluated_pairs):
     evaluated, data = evaluated_pairs
     rows = list(csv.DictReader(io.StringIO(csv_text(evaluated, data.pairs, data.source.data_dir, NAMES[1:]))))
-    assert [row["image"] for row in rows] == [f"images/{number}.png" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 10, 0)]
+    assert [row["image"] for row in rows] == [
+        f"images/{number}.png" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 10, 0)
+    ]
     assert rows[0]["iou"] == "0.100000"
     assert rows[0]["precision"] == "1.000000"
     assert rows[0]["wrong_pixels"] == "180"
@@ -122,9 +124,17 @@ def test_pictures_of_the_evaluation_before_are_replaced_and_nothing_else_is_touc
     (tmp_path / "worst").mkdir()
     (tmp_path / "worst/01_mine.png").write_text("mine too")
     write(tmp_path, evaluated, data)
-    fewer = EvaluatedSet(evaluated.counts, evaluated.confusion, evaluated.num_wrong, evaluated.num_counted, evaluated.worst[1:2])
+    fewer = EvaluatedSet(
+        evaluated.counts, evaluated.confusion, evaluated.num_wrong, evaluated.num_counted, evaluated.worst[1:2]
+    )
     write(tmp_path, fewer, data)
-    assert files_in(tmp_path) == ["evaluation.csv", "evaluation.json", "notes.txt", "worst/01_2.png", "worst/01_mine.png"]
+    assert files_in(tmp_path) == [
+        "evaluation.csv",
+        "evaluation.json",
+        "notes.txt",
+        "worst/01_2.png",
+        "worst/01_mine.png",
+    ]
 
 
 def test_a_list_of_pictures_that_is_not_ours_deletes_nothing(evaluated_pairs, tmp_path):
@@ -142,6 +152,7 @@ def test_a_link_is_followed_if_the_user_names_it_and_not_if_it_lies_in_a_runs_fo
     link.symlink_to(tmp_path / "outside")
     make_folder(link, is_named=True)
     with pytest.raises(
-        UserError, match=rf"^--out: {link} cannot be written to \(it is a link to .*outside\); a link there leads elsewhere"
+        UserError,
+        match=rf"^--out: {link} cannot be written to \(it is a link to .*outside\); a link there leads elsewhere",
     ):
         make_folder(link, is_named=False)

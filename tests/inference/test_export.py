@@ -14,17 +14,36 @@ pytest.importorskip("onnxscript", reason="exports need requirements-export.txt")
 
 import onnx
 
-from helpers.checkpoints import FOUR_FLOATS, GREY_16BIT, make_card, random_batch, random_segmenter, small_segmenter, small_spec
+from helpers.checkpoints import (
+    FOUR_FLOATS,
+    GREY_16BIT,
+    make_card,
+    random_batch,
+    random_segmenter,
+    small_segmenter,
+    small_spec,
+)
 from helpers.project import ROOT
 from helpers.steps import make_spec
 from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.inference import export
 from unet_trainer.inference.engine import SMP_CARD, ModelCard
-from unet_trainer.inference.export import CARD_FILE, OPSET, ExportError, compare, export_onnx, export_pt2, export_smp, smp_readme
+from unet_trainer.inference.export import (
+    CARD_FILE,
+    OPSET,
+    ExportError,
+    compare,
+    export_onnx,
+    export_pt2,
+    export_smp,
+    smp_readme,
+)
 
 SPEC = small_spec(GREY_16BIT, normalize="image")
 CARD = make_card(SPEC)
-SMP_SPEC = make_spec(FOUR_FLOATS, num_classes=3, decoder_channels=(32, 16, 16, 16, 16), decoder_attention="scse", normalize="image")
+SMP_SPEC = make_spec(
+    FOUR_FLOATS, num_classes=3, decoder_channels=(32, 16, 16, 16, 16), decoder_attention="scse", normalize="image"
+)
 EXPORTERS = {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp}
 
 
@@ -54,7 +73,9 @@ def test_a_difference_is_an_error(spoil, segmenter):
         spoil(logits)
         return logits
 
-    with pytest.raises(ExportError, match=r"the exported file computes other logits for \d images? of \d+×\d+: they differ by"):
+    with pytest.raises(
+        ExportError, match=r"the exported file computes other logits for \d images? of \d+×\d+: they differ by"
+    ):
         compare(segmenter, run)
 
 
@@ -106,7 +127,9 @@ PARITY = {
 @pytest.mark.parity
 @pytest.mark.parametrize("name", PARITY)
 def test_networks_of_every_kind_compute_the_same(name, tmp_path):
-    export_onnx(random_segmenter(PARITY[name]), make_card(PARITY[name]), tmp_path / "model.onnx")  # raises where it differs
+    export_onnx(
+        random_segmenter(PARITY[name]), make_card(PARITY[name]), tmp_path / "model.onnx"
+    )  # raises where it differs
 
 
 def test_an_exported_program_computes_what_the_model_computes_and_carries_the_card(tmp_path):
@@ -152,7 +175,9 @@ def test_the_example_in_the_readme_computes_what_the_model_computes(smp_export):
     assert "ids = (logits > 0)[:, 0].long()" in smp_readme(make_card(make_spec()))
 
 
-def test_an_earlier_folder_is_replaced_or_comes_back_if_the_new_one_cannot_take_its_place(smp_export, tmp_path, monkeypatch, capfd):
+def test_an_earlier_folder_is_replaced_or_comes_back_if_the_new_one_cannot_take_its_place(
+    smp_export, tmp_path, monkeypatch, capfd
+):
     segmenter, folder = smp_export[1], tmp_path / "model_smp"
     folder.mkdir()
     (folder / "earlier.txt").touch()

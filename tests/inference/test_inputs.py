@@ -31,7 +31,14 @@ from unet_trainer.system.console import Console
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Images in two folders below each other, beside other files; the working folder."""
-    for name in ("data/a.png", "data/sub/b.JPG", "data/sub/deep/c.tif", "data/notes.txt", "data/.hidden/d.png", "other/e.png"):
+    for name in (
+        "data/a.png",
+        "data/sub/b.JPG",
+        "data/sub/deep/c.tif",
+        "data/notes.txt",
+        "data/.hidden/d.png",
+        "other/e.png",
+    ):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
@@ -54,7 +61,11 @@ def test_a_folder_is_taken_with_its_subfolders_without_other_and_hidden_files(fo
 
 def test_a_pattern_keeps_the_folders_behind_its_fixed_part(folder):
     assert found("data/*/*") == [("data/sub/b.JPG", "sub/b")]
-    assert found("data/**/*") == [("data/a.png", "a"), ("data/sub/b.JPG", "sub/b"), ("data/sub/deep/c.tif", "sub/deep/c")]
+    assert found("data/**/*") == [
+        ("data/a.png", "a"),
+        ("data/sub/b.JPG", "sub/b"),
+        ("data/sub/deep/c.tif", "sub/deep/c"),
+    ]
     assert found(str(folder / "oth*/e.png")) == [(str(folder / "other/e.png"), "other/e")]
 
 
@@ -86,7 +97,9 @@ def test_pictures_of_forms_that_are_not_read_are_told(folder):
     assert notes[0].startswith("left out of data: 2 files such as d.heic: a photo in Apple's HEIC format; convert")
 
 
-@pytest.mark.parametrize(("words", "out"), [(["data"], "data"), (["data/sub/b.JPG"], "data/sub"), (["data/*/*"], "link")])
+@pytest.mark.parametrize(
+    ("words", "out"), [(["data"], "data"), (["data/sub/b.JPG"], "data/sub"), (["data/*/*"], "link")]
+)
 def test_results_among_the_images_are_refused(folder, words, out):
     (folder / "link").symlink_to(folder / "data")
     with pytest.raises(
@@ -102,14 +115,23 @@ def test_links_to_other_folders_are_followed_but_none_in_a_circle(folder):
     (elsewhere / "d.png").touch()
     for link, target in {"data/monday": elsewhere, "data/all": folder, "elsewhere/back": folder / "data"}.items():
         (folder / link).symlink_to(target)
-    assert [path for path, _ in found("data")] == ["data/a.png", "data/monday/d.png", "data/sub/b.JPG", "data/sub/deep/c.tif"]
+    assert [path for path, _ in found("data")] == [
+        "data/a.png",
+        "data/monday/d.png",
+        "data/sub/b.JPG",
+        "data/sub/deep/c.tif",
+    ]
 
 
 def test_results_inside_of_the_folder_are_no_inputs(folder):
     (folder / "data/out").mkdir()
     (folder / "data/out/a.png").write_bytes(b"\x89PNG unet-trainer predict and pixels")
     (folder / "data/out/a.npy").write_bytes(b"of a prediction that was killed")
-    assert [path for path, _ in found("data", out="data/out")] == ["data/a.png", "data/sub/b.JPG", "data/sub/deep/c.tif"]
+    assert [path for path, _ in found("data", out="data/out")] == [
+        "data/a.png",
+        "data/sub/b.JPG",
+        "data/sub/deep/c.tif",
+    ]
     assert [path for path, _ in found("data/**/*.png", out=folder / "data/out")] == ["data/a.png"]
     (folder / "data/out/a.npy").unlink()
     assert len(found("data", out="data")) == 3  # the folder itself: that no image is overwritten is seen to elsewhere
@@ -190,7 +212,11 @@ def run(tmp_path):
 
 def make_run(folder, data_dir, train, val, **settings):
     folder.mkdir(parents=True)
-    lines = [f"data_dir: {data_dir}", "mask_values: [0, 255]", *(f"{name}: {value}" for name, value in settings.items())]
+    lines = [
+        f"data_dir: {data_dir}",
+        "mask_values: [0, 255]",
+        *(f"{name}: {value}" for name, value in settings.items()),
+    ]
     (folder / "config.yaml").write_text("\n".join(lines) + "\n")
     (folder / "split.csv").write_text(split_csv_text(Split(train, val, ""), data_dir))
     return folder
@@ -231,7 +257,8 @@ def test_a_folder_that_is_divided_is_evaluated_on_val(tmp_path):
     assert len(load(tmp_path / "model.pt", "train", **where).pairs) == 3
     assert len(load(tmp_path / "model.pt", "all", **where).pairs) == 5
     with pytest.raises(
-        UserError, match=r"^--split: .*data has no test images with masks; it has train, val .*; need test/images and test/masks"
+        UserError,
+        match=r"^--split: .*data has no test images with masks; it has train, val .*; need test/images and test/masks",
     ):
         load(tmp_path / "model.pt", "test", **where)
 
@@ -250,7 +277,9 @@ def test_a_test_folder_is_found_which_training_leaves_alone(tmp_path):
 
 def test_rows_of_test_in_a_split_file_are_the_test_split(tmp_path):
     write_data(tmp_path / "data", 4)
-    rows = [f"images/{number}.png,masks/{number}.png,{part}" for number, part in enumerate(["train", "val", "test", "test"])]
+    rows = [
+        f"images/{number}.png,masks/{number}.png,{part}" for number, part in enumerate(["train", "val", "test", "test"])
+    ]
     (tmp_path / "data/split.csv").write_text("\n".join(["image,mask,split", *rows]))
     where = {"data_dir": str(tmp_path / "data"), "split_file": "split.csv"}
     assert names(load(tmp_path / "model.pt", **where)) == ["1.png"]
@@ -273,8 +302,12 @@ def test_masks_with_values_that_the_model_does_not_know_are_named_and_can_be_exp
     where = {"data_dir": str(tmp_path / "data")}
     with pytest.raises(UserError) as refusal:
         load(tmp_path / "model.pt", **where)
-    assert "2 masks with values that belong to no class of the model (0 → background, 255 → foreground)" in str(refusal.value)
-    assert re.search(r"\n  1 \(25\.0% of pixels\) \(2 files\):\n    .*/masks/0\.png\n    .*/masks/1\.png$", str(refusal.value))
+    assert "2 masks with values that belong to no class of the model (0 → background, 255 → foreground)" in str(
+        refusal.value
+    )
+    assert re.search(
+        r"\n  1 \(25\.0% of pixels\) \(2 files\):\n    .*/masks/0\.png\n    .*/masks/1\.png$", str(refusal.value)
+    )
     assert "mask_values=[...] gives the value of each class of the model" in str(refusal.value)
     data = load(tmp_path / "model.pt", **where, mask_values="[0, 1]", ignore_value="[255, 0, 0]")
     assert (data.coding.values, data.coding.ignored) == ((0, 1), (COLOUR + 0xFF0000,))
@@ -291,7 +324,9 @@ def test_masks_with_values_that_the_model_does_not_know_are_named_and_can_be_exp
 def test_masks_that_would_silently_be_all_background_are_refused(tmp_path, coding, foreground):
     write_data(tmp_path / "data", 2, foreground)
     known = dataclasses.replace(KNOWN, coding=coding)
-    with pytest.raises(UserError, match=rf"^mask_values: the masks hold the values 0, {foreground}, and by the model's coding"):
+    with pytest.raises(
+        UserError, match=rf"^mask_values: the masks hold the values 0, {foreground}, and by the model's coding"
+    ):
         load(tmp_path / "model.pt", known=known, data_dir=str(tmp_path / "data"))
 
 
@@ -318,7 +353,8 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
 
 def test_runs_with_other_validation_images_are_not_compared(run, tmp_path):
     pairs = [
-        Pair(str(number), *(tmp_path / "data" / kind / f"{number}.png" for kind in ("images", "masks"))) for number in range(4)
+        Pair(str(number), *(tmp_path / "data" / kind / f"{number}.png" for kind in ("images", "masks")))
+        for number in range(4)
     ]
     other = make_run(tmp_path / "runs/two", tmp_path / "data", pairs[2:], pairs[:2])
     data = load(run / "best.pt")
@@ -326,17 +362,22 @@ def test_runs_with_other_validation_images_are_not_compared(run, tmp_path):
         check_comparable(data, run / "best.pt", other / "best.pt")
     assert "the val images of" in str(refusal.value)
     assert "differ (1 and 2, of which 0 are the same)" in str(refusal.value)
-    assert f"{other / 'best.pt'} was trained on 1 of {run / 'best.pt'}'s, such as {tmp_path / 'data/images/3.png'}" in str(
-        refusal.value
+    assert (
+        f"{other / 'best.pt'} was trained on 1 of {run / 'best.pt'}'s, such as {tmp_path / 'data/images/3.png'}"
+        in str(refusal.value)
     )
     assert f"split_file={run / 'split.csv'}" in str(refusal.value)
 
 
 def test_models_of_other_classes_are_not_compared(run):
     data = load(run / "best.pt")
-    check_same_classes(data, KNOWN, dataclasses.replace(KNOWN, coding=MaskCoding(None)), "other")  # not 0 is 255 in these masks
+    check_same_classes(
+        data, KNOWN, dataclasses.replace(KNOWN, coding=MaskCoding(None)), "other"
+    )  # not 0 is 255 in these masks
     three = dataclasses.replace(make_spec(num_classes=3), id_names=("sky", "road", "tree"))
-    with pytest.raises(UserError, match=r"^--compare: the classes of other are sky, road, tree; need background, foreground"):
+    with pytest.raises(
+        UserError, match=r"^--compare: the classes of other are sky, road, tree; need background, foreground"
+    ):
         check_same_classes(data, KNOWN, three, "other")
     turned = dataclasses.replace(KNOWN, coding=MaskCoding((255, 0)))
     with pytest.raises(UserError, match=r"^--compare: mask value 0 is background here and foreground for other"):

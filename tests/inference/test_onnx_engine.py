@@ -25,7 +25,9 @@ WEIGHT = np.array([[2, -1, 0], [0, 0, 1]], np.float32)[:, :, None, None]
 BIAS = np.array([1, -3], np.float32)
 
 
-def make_onnx(spec, metadata=None, nodes=None, initializers=None, inputs=("images",), outputs=("logits",), channels=3, ids=2):
+def make_onnx(
+    spec, metadata=None, nodes=None, initializers=None, inputs=("images",), outputs=("logits",), channels=3, ids=2
+):
     """A ModelProto: a 1×1 convolution with a card, as small as a model can be."""
     nodes = nodes or [helper.make_node("Conv", ["images", "weight", "bias"], ["logits"])]
     initializers = initializers or [numpy_helper.from_array(WEIGHT, "weight"), numpy_helper.from_array(BIAS, "bias")]
@@ -86,8 +88,12 @@ def test_images_of_any_size_and_number_give_logits_of_their_own_size(count, heig
 def test_a_device_that_is_asked_for_and_missing_is_an_error(device, message, path, monkeypatch):
     with pytest.raises(UserError, match=message):
         OnnxEngine(path, device)
-    monkeypatch.setattr(engine_module, "_choose_providers", lambda device, available: [CPU])  # what onnxruntime falls back to
-    with pytest.raises(UserError, match=r"device: cuda cannot be used by onnxruntime \(its CUDA libraries do not load\)"):
+    monkeypatch.setattr(
+        engine_module, "_choose_providers", lambda device, available: [CPU]
+    )  # what onnxruntime falls back to
+    with pytest.raises(
+        UserError, match=r"device: cuda cannot be used by onnxruntime \(its CUDA libraries do not load\)"
+    ):
         OnnxEngine(path, device="cuda")
 
 
@@ -114,12 +120,28 @@ def card_json(**changes):
         ({CARD_KEY: "[" * 100_000}, "is no card of a model (RecursionError"),
         ({CARD_KEY: card_json(spec={})}, "is no card of a model (KeyError: 'image')"),
         ({CARD_KEY: "[]"}, "is no card of a model (TypeError"),
-        ({CARD_KEY: card_json(symmetries=["mirror"], epoch=1.5, val_iou=math.nan)}, "(symmetries, epoch, val_iou cannot be right)"),
+        (
+            {CARD_KEY: card_json(symmetries=["mirror"], epoch=1.5, val_iou=math.nan)},
+            "(symmetries, epoch, val_iou cannot be right)",
+        ),
         ({CARD_KEY: card_json(format=99)}, "written by another version (format 99)"),
-        ({CARD_KEY: make_card(dataclasses.replace(SPEC, image=FOUR_FLOATS)).to_json()}, "its graph does not take N,4,H,W"),
+        (
+            {CARD_KEY: make_card(dataclasses.replace(SPEC, image=FOUR_FLOATS)).to_json()},
+            "its graph does not take N,4,H,W",
+        ),
         ({CARD_KEY: make_card(small_spec(num_classes=3)).to_json()}, "its graph does not take N,"),
     ],
-    ids=["none", "no JSON", "nested", "no spec", "no object", "wrong values", "newer", "other channels", "other classes"],
+    ids=[
+        "none",
+        "no JSON",
+        "nested",
+        "no spec",
+        "no object",
+        "wrong values",
+        "newer",
+        "other channels",
+        "other classes",
+    ],
 )
 def test_a_file_without_a_card_that_fits_its_graph_is_refused(metadata, message, tmp_path):
     assert message in refusal(write_onnx(tmp_path / "model.onnx", make_onnx(SPEC, metadata)))
@@ -134,7 +156,9 @@ def test_a_graph_that_cannot_be_run_or_gives_something_else_is_refused(tmp_path,
     nodes = [helper.make_node("MaxPool", ["images"], ["half"], kernel_shape=[2, 2], strides=[2, 2])]
     nodes.append(helper.make_node("Conv", ["half", "weight", "bias"], ["logits"]))
     engine = OnnxEngine(write_onnx(tmp_path / "c.onnx", make_onnx(SPEC, nodes=nodes)))
-    with pytest.raises(UserError, match=r"gives an array of shape \(1, 2, 16, 16\) for images of shape \(1, 3, 32, 32\)"):
+    with pytest.raises(
+        UserError, match=r"gives an array of shape \(1, 2, 16, 16\) for images of shape \(1, 3, 32, 32\)"
+    ):
         engine.logits(random_batch(SPEC, 1, 32, 32))
 
 
@@ -155,7 +179,9 @@ def test_every_flipped_bit_is_found(tmp_path):
         assert "sha256" not in metadata
 
 
-@pytest.mark.parametrize("content", [b"\x00", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 50], ids=["zero", "ones", "a zip file"])
+@pytest.mark.parametrize(
+    "content", [b"\x00", b"\xff" * 100, b"PK\x03\x04" + b"\0" * 50], ids=["zero", "ones", "a zip file"]
+)
 def test_what_is_no_model_is_refused(content, tmp_path):
     (tmp_path / "model.onnx").write_bytes(content)
     assert refusal(tmp_path / "model.onnx", read_onnx).endswith("is no ONNX file, or a damaged one")

@@ -17,7 +17,15 @@ from unet_trainer.images.image_decoding import read_image
 from unet_trainer.images.mask_decoding import COLOUR, MaskCoding, read_mask
 from unet_trainer.images.tiff_files import Georeference, read_georeference
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.prediction_files import CocoFile, ImageFiles, Kinds, PredictionFolder, Rows, value_table, write_geojson
+from unet_trainer.inference.prediction_files import (
+    CocoFile,
+    ImageFiles,
+    Kinds,
+    PredictionFolder,
+    Rows,
+    value_table,
+    write_geojson,
+)
 
 RANDOM = np.random.default_rng(0)
 PIXELS = RANDOM.integers(0, 256, (40, 30, 3), np.uint8)

@@ -46,11 +46,15 @@ def inputs_of(tmp_path, names, suffix=".png"):
     return [Input(tmp_path / f"images/{name}{suffix}", name) for name in names]
 
 
-def stream(tmp_path, kinds=None, spec=None, engine=None, threshold=None, batch_size=4, out="out", processes=None, **predictor):
+def stream(
+    tmp_path, kinds=None, spec=None, engine=None, threshold=None, batch_size=4, out="out", processes=None, **predictor
+):
     engine = engine or BrightnessEngine(spec or make_spec(fit="crop", image_size=(8, 8), tile=(64, 64)))
     folder = PredictionFolder(tmp_path / out, engine.card.spec, kinds or Kinds())
     folder.out.mkdir(exist_ok=True)
-    return PredictionStream(Predictor(engine, **predictor), folder, Console(io.StringIO()), threshold, batch_size, processes)
+    return PredictionStream(
+        Predictor(engine, **predictor), folder, Console(io.StringIO()), threshold, batch_size, processes
+    )
 
 
 def mask(tmp_path, name):
@@ -130,7 +134,9 @@ def test_a_large_tiff_is_streamed(tmp_path, monkeypatch, fit, is_large):
     (tmp_path / "images").mkdir()
     pixels = cv2.resize(np.random.default_rng(0).integers(0, 256, (13, 15, 3), np.uint8), (150, 130))
     for name in ("a", "b"):
-        (tmp_path / f"images/{name}.tif").write_bytes(tiff_bytes(pixels if name == "a" else 255 - pixels, tile=(32, 32)))
+        (tmp_path / f"images/{name}.tif").write_bytes(
+            tiff_bytes(pixels if name == "a" else 255 - pixels, tile=(32, 32))
+        )
     spec = make_spec(fit=fit, image_size=(64, 64))
     predicting = stream(tmp_path, Kinds(overlay=True), spec, tile=(64, 64), whole=100)
     assert predicting.run(inputs_of(tmp_path, "ab", ".tif")).num_written == 2

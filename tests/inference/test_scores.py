@@ -43,7 +43,9 @@ def test_a_confusion_matrix_is_that_of_training():
     theirs = metrics.confusion_matrix(torch.from_numpy(predicted.astype(np.int64)), torch.from_numpy(truth), 4)
     assert ours.tolist() == theirs.tolist()
     counts = count_image(truth.reshape(80, 50), predicted.reshape(80, 50), 4).counts
-    assert scores_from_counts(counts)["iou"].tolist() == pytest.approx(metrics.compute_scores(theirs, 4).per_class_iou, abs=0)
+    assert scores_from_counts(counts)["iou"].tolist() == pytest.approx(
+        metrics.compute_scores(theirs, 4).per_class_iou, abs=0
+    )
 
 
 def test_a_class_in_neither_truth_nor_prediction_has_no_score():
@@ -70,7 +72,9 @@ def test_ignored_pixels_count_nowhere():
     found = count_image(truth, predicted, 2, first_id=1, with_lines=True)
     alone = count_image(truth[:, :2], predicted[:, :2], 2, first_id=1, with_lines=True)
     assert found.confusion.tolist() == alone.confusion.tolist() == [[1, 1], [0, 2]]
-    assert found.counts.tolist() == alone.counts.tolist()  # boundaries and centre lines too: both end where the ignored begins
+    assert (
+        found.counts.tolist() == alone.counts.tolist()
+    )  # boundaries and centre lines too: both end where the ignored begins
 
 
 def reference_boundary(mask, ratio=0.02):
@@ -120,7 +124,10 @@ def test_the_example_in_the_docs_is_what_the_code_says():
     text = " ".join(page.partition("## Example")[2].partition("\n## ")[0].split())
     (iou,), (dice,) = of_images["iou"][0], of_images["dice"][0]
     assert f"IoU 2/6 = {iou:.4f}, Dice 4/8 = {dice:.4f}. Image 2: IoU {of_images['iou'][1, 0]:.0f}." in text
-    assert f"Mean over images: IoU {of_images['iou'].mean():.4f}. Whole set: 3 hits, union 7: IoU {of_set['iou'][0]:.4f}." in text
+    assert (
+        f"Mean over images: IoU {of_images['iou'].mean():.4f}. Whole set: 3 hits, union 7: IoU {of_set['iou'][0]:.4f}."
+        in text
+    )
     assert f"at a boundary): {of_set['boundary_iou'][0]:.4f} as well." in text
 
 
@@ -145,7 +152,9 @@ def test_draws_depend_neither_on_the_order_of_the_images_nor_on_that_of_the_mode
     assert (shuffled[..., :3] == whole[..., :3]).all()
     assert (resampled_sums([mine[..., :3]])[0] == whole[..., :3]).all()  # without boundaries
     first, second = resampled_sums([mine, theirs])
-    assert [(one == other).all() for one, other in zip(resampled_sums([theirs, mine]), (second, first), strict=True)] == [True] * 2
+    assert [
+        (one == other).all() for one, other in zip(resampled_sums([theirs, mine]), (second, first), strict=True)
+    ] == [True] * 2
 
 
 def test_an_interval_covers_the_true_score_about_95_times_of_100(monkeypatch):
@@ -165,7 +174,9 @@ def evaluated(rows):
     """Rows: for each image, (hits, truth, prediction) of each class. No boundaries."""
     counts = np.zeros((len(rows), len(rows[0]), 5), np.int64)
     counts[:, :, :3] = rows
-    return EvaluatedSet(counts, np.eye(2, dtype=np.int64), np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), [])
+    return EvaluatedSet(
+        counts, np.eye(2, dtype=np.int64), np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), []
+    )
 
 
 # Two classes in three images; the second is in the first image only, and was not found in it.
@@ -181,7 +192,11 @@ def test_scores_of_the_whole_set_by_hand():
     road, tree, mean = *summary["classes"], summary["mean"]
     assert [row["name"] for row in (road, tree, mean)] == ["road", "tree", "mean"]
     assert [values(row)["iou"] for row in (road, tree, mean)] == [15 / 25, 0.0, 0.3]
-    assert [values(row)["precision"] for row in (road, tree, mean)] == [15 / 20, None, 15 / 20]  # of the classes that have one
+    assert [values(row)["precision"] for row in (road, tree, mean)] == [
+        15 / 20,
+        None,
+        15 / 20,
+    ]  # of the classes that have one
     assert summary["num_images"] == 3
     assert [(row["images_with_a_score"], row["empty_truths"], row["empty_predictions"]) for row in (road, tree)] == [
         (3, 1, 0),

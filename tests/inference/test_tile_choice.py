@@ -75,7 +75,9 @@ def test_predict_and_evaluate_agree(place, tmp_path, capsys):
     run, data = place / "runs/crop", place / "data"
     assert main(["evaluate", str(run), "--out", str(tmp_path / "scores")]) == 0
     shown = capsys.readouterr().out
-    here = re.search(r"IoU 0\.\d+; here (0\.\d+) \(training's tiles are of 64×64 and not blended: --tile as-trained\)", shown)
+    here = re.search(
+        r"IoU 0\.\d+; here (0\.\d+) \(training's tiles are of 64×64 and not blended: --tile as-trained\)", shown
+    )
     assert main(["predict", str(run), str(data / "val/images"), "--out", str(tmp_path / "masks")]) == 0
     assert "in blended tiles of 64×64 (as in validation)" in capsys.readouterr().out
     hits = union = 0

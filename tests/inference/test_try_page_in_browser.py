@@ -124,7 +124,11 @@ def test_views_show_image_mask_and_errors(page):
     assert not page.find("#truth").is_displayed()
     assert not page.find("#opacity").is_enabled()
     page.choose("mask")
-    assert (page.pixel("prediction", 50, 5), page.pixel("prediction", 5, 5), page.pixel("truth", 35, 5)) == (GREEN, BLACK, BLACK)
+    assert (page.pixel("prediction", 50, 5), page.pixel("prediction", 5, 5), page.pixel("truth", 35, 5)) == (
+        GREEN,
+        BLACK,
+        BLACK,
+    )
     page.choose("errors")
     assert page.pixel("prediction", 35, 5) == blend(200, [255, 130, 0], 0.85)
     assert page.pixel("prediction", 50, 5) == [200, 200, 200]
@@ -198,7 +202,8 @@ def test_an_image_that_the_model_cannot_take_is_refused_in_a_sentence(driver, se
     large.write_bytes(bytes(3 * 2**20))
     page.find("#file").send_keys(str(large))
     page.wait_for(
-        "error", "large.png: 3 MiB; the page takes files of up to 64 MiB, and python train_unet.py predict takes larger ones"
+        "error",
+        "large.png: 3 MiB; the page takes files of up to 64 MiB, and python train_unet.py predict takes larger ones",
     )
     assert requested_hosts(driver) == set()  # it was not sent
     page.focus("[name=validation]")
@@ -256,7 +261,18 @@ def test_every_control_is_reached_with_tab_and_shows_that_it_is(page):
         script = """const shown = arguments[0].matches('.thumbnail input, .choice input, .drop input') ? arguments[0].nextElementSibling : arguments[0];
             return getComputedStyle(shown).outlineStyle"""
         reached[name] = page.run(script, element)
-    assert list(reached)[:10] == ["summary", "file", "validation", "view", "opacity", "fit", "one", "out", "in", "prediction"]
+    assert list(reached)[:10] == [
+        "summary",
+        "file",
+        "validation",
+        "view",
+        "opacity",
+        "fit",
+        "one",
+        "out",
+        "in",
+        "prediction",
+    ]
     assert list(reached)[10:13] == ["class-0", "class-1", "download"]
     assert [name for name, outline in reached.items() if outline != "solid" and name != "body"] == []
 

@@ -66,7 +66,12 @@ def test_the_facts_say_what_the_model_is(server):
     status, _, content = ask(server, "GET", "facts")
     facts = json.loads(content)
     assert status == 200
-    assert (facts["run"], facts["epoch"], facts["val_iou"], facts["encoder"]) == ("bright", 3, 0.75, "tu-test_efficientnet")
+    assert (facts["run"], facts["epoch"], facts["val_iou"], facts["encoder"]) == (
+        "bright",
+        3,
+        0.75,
+        "tu-test_efficientnet",
+    )
     assert [each["name"] for each in facts["classes"]] == ["background", "foreground"]
     assert (facts["image_size"], facts["fit"], facts["images"]) == ("32×32", "crop", "8-bit, 3 channels")
     assert (facts["validation"], facts["note"], facts["max_upload"]) == (["a", "b"], "", MAX_UPLOAD)
@@ -83,7 +88,12 @@ def test_images_are_never_written_to_disk(server):
     written, is_watching = [], [True]
 
     def note(event, values):
-        if is_watching and event == "open" and isinstance(values[2], int) and values[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        if (
+            is_watching
+            and event == "open"
+            and isinstance(values[2], int)
+            and values[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        ):
             written.append(values[0])
 
     sys.addaudithook(note)  # stays, and notes nothing once the test is over
@@ -102,11 +112,18 @@ def test_a_name_that_was_made_to_lead_here_is_refused(server, host):
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "../../etc/passwd"), ("POST", "validation/..%2f..%2fetc%2fpasswd"), ("GET", "validation/2"), ("POST", "validation/٣")],
+    [
+        ("GET", "../../etc/passwd"),
+        ("POST", "validation/..%2f..%2fetc%2fpasswd"),
+        ("GET", "validation/2"),
+        ("POST", "validation/٣"),
+    ],
 )
 def test_no_path_names_a_file(server, method, path):
     with connect(server) as connection:
-        connection.sendall(f"{method} /{server.key}/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n".encode())
+        connection.sendall(
+            f"{method} /{server.key}/{path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\n\r\n".encode()
+        )
         answer = connection.makefile("rb").read()
     assert int(answer.split(b" ", 2)[1]) == 404
     assert answer.endswith(b'{"error": "nothing here"}')
@@ -147,13 +164,17 @@ def test_more_images_than_wait_are_refused_and_those_that_wait_are_done():
         predictor.engine.is_free.clear()
         answers = []
         threads = [
-            threading.Thread(target=lambda: answers.append(ask(running, "POST", "predict", PNG)[0])) for _ in range(MAX_WAITING)
+            threading.Thread(target=lambda: answers.append(ask(running, "POST", "predict", PNG)[0]))
+            for _ in range(MAX_WAITING)
         ]
         for thread in threads:
             thread.start()
         wait_until(lambda: running.places._value == 0 and running.is_busy)
         big = PNG + bytes(24 * 2**20)  # read to its end, so that the answer arrives
-        assert refusal(ask(running, "POST", "predict", big)) == (503, "4 images are waiting already; try again in a moment")
+        assert refusal(ask(running, "POST", "predict", big)) == (
+            503,
+            "4 images are waiting already; try again in a moment",
+        )
         assert running.is_busy
         assert ask(running, "GET", "facts")[0] == 200
         predictor.engine.is_free.set()
@@ -179,7 +200,10 @@ def test_a_large_image_says_how_far_it_is_and_stops_when_its_browser_leaves():
             return logits(images)
 
         predictor.engine.logits = compute
-        data, connection = cv2_bytes(".png", np.zeros((64, 16, 3), np.uint8)), connect(running)  # tiles start at 0, 8, ..., 48
+        data, connection = (
+            cv2_bytes(".png", np.zeros((64, 16, 3), np.uint8)),
+            connect(running),
+        )  # tiles start at 0, 8, ..., 48
         head = f"POST /{running.key}/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n\r\n"
         connection.sendall(head.encode() + data)
         wait_until(lambda: not predictor.engine.is_free.is_set())  # the second tile has begun
@@ -249,7 +273,8 @@ def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(monkeypatch
     monkeypatch.setattr(try_server, "decode_image", lambda data, min_side: pytest.fail("decoded"))
     data = grey_png(8000, 8000, 1, b"")
     with pytest.raises(
-        ReadError, match=r"^8000×8000 pixels; the page takes up to 50 megapixels, and python train_unet.py predict takes"
+        ReadError,
+        match=r"^8000×8000 pixels; the page takes up to 50 megapixels, and python train_unet.py predict takes",
     ):
         decode_for_page(data)
 

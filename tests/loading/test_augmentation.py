@@ -12,7 +12,9 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
 
-CORNERS = np.array([[[0] * 3, [1] * 3], [[2] * 3, [3] * 3]], np.uint8)  # the first corner tells which flips were applied
+CORNERS = np.array(
+    [[[0] * 3, [1] * 3], [[2] * 3, [3] * 3]], np.uint8
+)  # the first corner tells which flips were applied
 # 16-bit microscopy, a signed scan and a small float: none of them lies in 0 to 1
 DEEP = {
     "16 bit": ImageSpec(1, "uint16", (33000.0,), (200.0,), 32000.0, 35000.0),
@@ -135,7 +137,9 @@ def test_the_message_about_a_misspelt_name_names_the_nearest(wrong, meant):
     assert refusal(wrong) == f"augmentation: unknown transform {wrong!r}; did you mean {meant}?"
 
 
-@pytest.mark.parametrize("entry", [3, None, {"HorizontalFlip": 0.5}, {"HorizontalFlip": None, "VerticalFlip": None}, ["Transpose"]])
+@pytest.mark.parametrize(
+    "entry", [3, None, {"HorizontalFlip": 0.5}, {"HorizontalFlip": None, "VerticalFlip": None}, ["Transpose"]]
+)
 def test_an_entry_that_is_neither_a_name_nor_a_name_with_parameters_is_refused(entry):
     assert refusal({"OneOf": {"transforms": [entry]}}) == (
         f"augmentation: got {entry!r}; need Name or {{Name: {{parameter: value}}}}"
@@ -143,7 +147,9 @@ def test_an_entry_that_is_neither_a_name_nor_a_name_with_parameters_is_refused(e
 
 
 def test_all_problems_are_reported_at_once():
-    message = refusal("Normalize", "HorizontalFlp", "Transpose", {"OneOf": {"transforms": ["Lambda", {"Affine": {"rotat": 1}}]}})
+    message = refusal(
+        "Normalize", "HorizontalFlp", "Transpose", {"OneOf": {"transforms": ["Lambda", {"Affine": {"rotat": 1}}]}}
+    )
     assert [line.strip().split(";")[0] for line in message.splitlines()] == [
         "augmentation: Normalize cannot be used: batches keep the dtype of the files, and the device normalises them",
         "augmentation: unknown transform 'HorizontalFlp'",

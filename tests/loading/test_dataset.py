@@ -47,7 +47,9 @@ def test_random_crops_are_cut_and_augmented_by_key(tmp_path):
 
     def build(seed=9):
         tiling = RandomCrops((32, 48), 1, 6, ((1,),), 0.5, seed)
-        return make_dataset([pair], BINARY, tiling, augmentation=build_augmentation("default", (32, 48), RGB_8BIT), seed=seed)
+        return make_dataset(
+            [pair], BINARY, tiling, augmentation=build_augmentation("default", (32, 48), RGB_8BIT), seed=seed
+        )
 
     first, second, other = build(), build(), build(seed=8)
     assert len(first) == 6
@@ -166,7 +168,10 @@ def test_epochs_that_share_a_pass_hold_every_sample_once():
 def test_processes_divide_each_step_of_the_seeds_order(num_parts):
     """Two processes with batches of 3 see in each step what one with batches of 6 sees."""
     one = EpochBatches(np.arange(40), 6, seed=3, shuffle=True, num_parts=num_parts)
-    two = [EpochBatches(np.arange(40), 3, seed=3, shuffle=True, num_parts=num_parts, rank=rank, world_size=2) for rank in range(2)]
+    two = [
+        EpochBatches(np.arange(40), 3, seed=3, shuffle=True, num_parts=num_parts, rank=rank, world_size=2)
+        for rank in range(2)
+    ]
     assert len(one) == len(two[0]) == len(two[1]) == 40 // num_parts // 6
     for epoch in range(3):
         for batch in range(len(one)):

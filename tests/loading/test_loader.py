@@ -15,7 +15,9 @@ from unet_trainer.system.distributed import Launch
 
 
 def test_batches_of_cutmix_carry_their_rectangles_from_any_number_of_workers(tiny_data):
-    loaders = [make_loader(build_dataset(tiny_data), 4, num_workers, shuffle=True, cutmix=1.0) for num_workers in (0, 2)]
+    loaders = [
+        make_loader(build_dataset(tiny_data), 4, num_workers, shuffle=True, cutmix=1.0) for num_workers in (0, 2)
+    ]
     alone, pooled = ([batch.cut_boxes for batch in loader.epoch(1)] for loader in loaders)
     assert len(alone) == 2
     assert not torch.equal(*alone)
@@ -32,7 +34,9 @@ def test_an_epoch_can_begin_at_any_batch_and_earlier_ones_are_not_read(tiny_data
     dataset = build_dataset(tiny_data)
     loader = make_loader(dataset, 2, num_workers, shuffle=True)
     skipped = {index for batch in range(3) for _, index in loader.batches.keys(1, batch)}
-    dataset.pairs = [None if index in skipped else pair for index, pair in enumerate(dataset.pairs)]  # reading one is an error
+    dataset.pairs = [
+        None if index in skipped else pair for index, pair in enumerate(dataset.pairs)
+    ]  # reading one is an error
     late = keep(loader.epoch(1, first_batch=3))
     assert len(late) == 2
     assert all(torch.equal(one.images, two.images) for one, two in zip(straight[3:], late, strict=True))
@@ -72,7 +76,13 @@ def test_tiles_of_an_image_are_validated_by_one_process(tiny_data):
 
 def test_processes_of_a_job_cut_other_pieces(tiny_data):
     loaders = [
-        Loader(build_dataset(tiny_data), 4, shuffle=True, cutmix=1.0, launch=Launch(rank=rank, world_size=2, is_torchrun=True))
+        Loader(
+            build_dataset(tiny_data),
+            4,
+            shuffle=True,
+            cutmix=1.0,
+            launch=Launch(rank=rank, world_size=2, is_torchrun=True),
+        )
         for rank in range(2)
     ]
     first, second = (loader.read(0, 0).cut_boxes for loader in loaders)
@@ -112,7 +122,13 @@ def test_pieces_come_from_the_image_before_with_their_masks():
 
 def times(**changes):
     """400 images/s while waiting half of the time: the model could take 800. A worker needs 8 ms for an image."""
-    given = {"images_per_second": 400.0, "data_wait": 0.5, "read_seconds": 0.006, "augment_seconds": 0.002, "num_workers": 4}
+    given = {
+        "images_per_second": 400.0,
+        "data_wait": 0.5,
+        "read_seconds": 0.006,
+        "augment_seconds": 0.002,
+        "num_workers": 4,
+    }
     return EpochTimes(**{**given, **changes})
 
 
@@ -128,4 +144,6 @@ def test_the_setting_with_the_largest_gain_is_named_with_the_rate_it_gives():
         "cache: ram would give about 800 images/s instead of 400"
     )
     # 5 workers: 625 images/s, no cache to add
-    assert advise(times(), 6, "ram", on_cpu=False).endswith("num_workers: 5 would give about 625 images/s instead of 400")
+    assert advise(times(), 6, "ram", on_cpu=False).endswith(
+        "num_workers: 5 would give about 625 images/s instead of 400"
+    )

@@ -85,7 +85,9 @@ def test_what_cannot_be_written_is_an_error_with_the_fix_and_leaves_nothing(tmp_
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.posix_fallocate", full)
-    with pytest.raises(UserError, match=r"cache: disk cannot be written to .*No space left.* set cache: none or checkpoint_dir"):
+    with pytest.raises(
+        UserError, match=r"cache: disk cannot be written to .*No space left.* set cache: none or checkpoint_dir"
+    ):
         build("disk", tmp_path)
     assert names(tmp_path) == []
 
@@ -125,7 +127,11 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed_but_replaced(kind, t
         cache.path.rename(tmp_path / "elsewhere")
         cache.path.symlink_to("elsewhere")
     else:
-        for path in (cache.path, tmp_path / f"other{pixel_cache.SUFFIX}", tmp_path / f".other{pixel_cache.DRAFT_SUFFIX}"):
+        for path in (
+            cache.path,
+            tmp_path / f"other{pixel_cache.SUFFIX}",
+            tmp_path / f".other{pixel_cache.DRAFT_SUFFIX}",
+        ):
             replace_by(kind, path)
     assert build("disk", tmp_path)[1] == 4
     assert cache.path.is_file()

@@ -46,14 +46,19 @@ def test_the_stem_equals_a_convolution_of_stride_two(channels):
 @pytest.mark.parametrize("size", [(8, 12), (7, 12), (8, 9)])
 def test_a_pool_has_the_maxima_and_gradients_of_the_plain_one(size):
     torch.manual_seed(0)
-    for features in (torch.randn(2, 5, *size, dtype=torch.float64), torch.randint(-2, 3, (2, 5, *size)).double()):  # many are equal
+    for features in (
+        torch.randn(2, 5, *size, dtype=torch.float64),
+        torch.randint(-2, 3, (2, 5, *size)).double(),
+    ):  # many are equal
         assert_same(MaxPool(3, 2, 1), torch.nn.MaxPool2d(3, 2, 1), features)
 
 
 def test_a_pool_passes_on_what_is_not_finite():
     features = torch.randn(1, 1, 6, 6)
     features[0, 0, 2, 3] = torch.nan  # in windows 1 and 2
-    assert MaxPool(3, 2, 1)(features.requires_grad_()).isnan().tolist() == [[[[False] * 3, [False, True, True], [False] * 3]]]
+    assert MaxPool(3, 2, 1)(features.requires_grad_()).isnan().tolist() == [
+        [[[False] * 3, [False, True, True], [False] * 3]]
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +105,9 @@ def test_a_block_takes_odd_sizes_and_skips(kind, size, skip_channels):
 
 
 def test_blocks_with_attention_are_left_as_they_are():
-    network = smp.Unet("resnet18", encoder_weights=None, decoder_channels=(16,) * 5, decoder_attention_type="scse").double()
+    network = smp.Unet(
+        "resnet18", encoder_weights=None, decoder_channels=(16,) * 5, decoder_attention_type="scse"
+    ).double()
     fast = copy.deepcopy(network)
     use_fast_layers(fast)
     assert kinds(fast).count(UnetDecoderBlock) == 5
@@ -111,7 +118,9 @@ def test_the_undo_restores_the_class_of_every_layer(resnet):
     network = copy.deepcopy(resnet)
     before = kinds(network)
     undo = use_fast_layers(network)
-    assert sum(one is not other for one, other in zip(before, kinds(network), strict=True)) == 8 + kinds(network).count(BatchNorm)
+    assert sum(one is not other for one, other in zip(before, kinds(network), strict=True)) == 8 + kinds(network).count(
+        BatchNorm
+    )
     undo()
     assert kinds(network) == before
     assert not network.encoder._forward_pre_hooks

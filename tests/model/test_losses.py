@@ -55,7 +55,10 @@ def random_case(num_classes, seed=0):
     [
         ("bce", -(math.log(0.9) + math.log(0.8) + math.log(0.6) + math.log(0.9)) / 4),
         ("cross_entropy", -(math.log(0.9) + math.log(0.8) + math.log(0.6) + math.log(0.9)) / 4),
-        ("focal", -(0.1**2 * math.log(0.9) + 0.2**2 * math.log(0.8) + 0.4**2 * math.log(0.6) + 0.1**2 * math.log(0.9)) / 4),
+        (
+            "focal",
+            -(0.1**2 * math.log(0.9) + 0.2**2 * math.log(0.8) + 0.4**2 * math.log(0.6) + 0.1**2 * math.log(0.9)) / 4,
+        ),
         # 1.5 pixels hit, 0.5 missed, 0.3 false, and 1 pixel of smoothing on both sides
         ("dice", 1 - (1.5 + 1) / (1.5 + 0.5 * 0.5 + 0.5 * 0.3 + 1)),
         ("iou", 1 - (1.5 + 1) / (1.5 + 0.5 + 0.3 + 1)),
@@ -71,7 +74,10 @@ def test_a_term_with_one_class_equals_the_hand_computed_value(name, expected):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("focal", -(0.3**2 * math.log(0.7) + 0.2**2 * math.log(0.8) + 0.6**2 * math.log(0.4) + 0.5**2 * math.log(0.5)) / 4),
+        (
+            "focal",
+            -(0.3**2 * math.log(0.7) + 0.2**2 * math.log(0.8) + 0.6**2 * math.log(0.4) + 0.5**2 * math.log(0.5)) / 4,
+        ),
         # hit, missed, false: class 0 has 0.7, 0.3, 0.6; class 1 has 1.3, 0.7, 0.5; class 2 has 0.4, 0.6, 0.5
         ("tversky", 1 - (1.7 / (1.7 + 0.21 + 0.18) + 2.3 / (2.3 + 0.49 + 0.15) + 1.4 / (1.4 + 0.42 + 0.15)) / 3),
     ],
@@ -84,7 +90,9 @@ def test_class_weights_multiply_pixels_of_cross_entropy_and_classes_of_dice():
     weights = [1.0, 2.0, 1.0]
     entropy = -(math.log(0.7) + 2 * math.log(0.8) + math.log(0.4) + 2 * math.log(0.5)) / (1 + 2 + 1 + 2)
     overlap = (0.45 / 2.15 + 2 * 0.6 / 2.9 + 0.55 / 1.95) / (1 + 2 + 1)
-    assert loss_of("cross_entropy", three_class_logits(), THREE_TRUTH, 3, weights).item() == pytest.approx(entropy, rel=1e-5)
+    assert loss_of("cross_entropy", three_class_logits(), THREE_TRUTH, 3, weights).item() == pytest.approx(
+        entropy, rel=1e-5
+    )
     assert loss_of("dice", three_class_logits(), THREE_TRUTH, 3, weights).item() == pytest.approx(overlap, rel=1e-5)
 
 
@@ -196,7 +204,9 @@ def test_a_class_absent_from_the_batch_costs_when_it_is_predicted(name):
     assert loss_of(name, loud, masks, 3) > loss_of(name, quiet, masks, 3) + 0.1
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("dice", torch.float16), ("lovasz", torch.bfloat16), ("bce", torch.float16)])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("dice", torch.float16), ("lovasz", torch.bfloat16), ("bce", torch.float16)]
+)
 def test_16_bit_logits_are_summed_in_float32(name, dtype):
     assert torch.ones(512, 512, dtype=torch.float16).sum().isinf()  # the sum that must not happen in float16
     masks = torch.zeros(1, 512, 512, dtype=torch.uint8)
@@ -249,7 +259,9 @@ PIXEL_MEANS = [case for case in WEIGHTED if case[0] in ("cross_entropy", "bce", 
 
 @pytest.mark.parametrize("lengths", [(2, 2, 2), (4, 1, 1)], ids=str)
 @pytest.mark.parametrize(("name", "num_classes", "class_weights"), PIXEL_MEANS)
-def test_means_over_pixels_of_the_parts_of_a_batch_add_up_to_that_of_the_batch(name, num_classes, class_weights, lengths):
+def test_means_over_pixels_of_the_parts_of_a_batch_add_up_to_that_of_the_batch(
+    name, num_classes, class_weights, lengths
+):
     logits, masks = uneven_case(num_classes)
     loss = WeightedLoss({name: 1.0}, num_classes, class_weights)
     whole_logits = logits.clone().requires_grad_()
@@ -296,11 +308,18 @@ def test_the_loss_of_a_set_does_not_depend_on_its_batches(weights, num_classes, 
     assert whole > 0
     for lengths in ((1,) * 6, (2, 2, 2), (4, 2), (5, 1)):
         assert set_loss(loss, logits, masks, lengths) == pytest.approx(whole, rel=1e-6)
-    padded = torch.cat([logits, torch.full_like(logits[:2], 9.0)]), torch.cat([masks, torch.full_like(masks[:2], IGNORED)])
-    assert set_loss(loss, *padded, (4, 4)) == pytest.approx(whole, rel=1e-6)  # the last batch is filled with ignored images
+    padded = (
+        torch.cat([logits, torch.full_like(logits[:2], 9.0)]),
+        torch.cat([masks, torch.full_like(masks[:2], IGNORED)]),
+    )
+    assert set_loss(loss, *padded, (4, 4)) == pytest.approx(
+        whole, rel=1e-6
+    )  # the last batch is filled with ignored images
 
 
-@pytest.mark.parametrize(("weights", "num_classes", "class_weights"), [case for case in EVERY_LOSS if "lovasz" not in case[0]])
+@pytest.mark.parametrize(
+    ("weights", "num_classes", "class_weights"), [case for case in EVERY_LOSS if "lovasz" not in case[0]]
+)
 def test_the_loss_of_a_set_of_one_batch_is_the_training_loss(weights, num_classes, class_weights):
     logits, masks = uneven_case(num_classes)
     loss = WeightedLoss(weights, num_classes, class_weights)

@@ -28,7 +28,11 @@ def test_iou_and_dice_equal_the_hand_computed_values():
     assert [one["dice"] for one in found.classes] == [6 / 9, 10 / 14, 2 / 3]
     assert found.iou == pytest.approx((3 / 6 + 5 / 9 + 1 / 2) / 3)
     assert found.dice == pytest.approx((6 / 9 + 10 / 14 + 2 / 3) / 3)
-    assert [(one["precision"], one["recall"]) for one in found.classes] == [(3 / 5, 3 / 4), (5 / 6, 5 / 8), (1 / 2, 1 / 1)]
+    assert [(one["precision"], one["recall"]) for one in found.classes] == [
+        (3 / 5, 3 / 4),
+        (5 / 6, 5 / 8),
+        (1 / 2, 1 / 1),
+    ]
 
 
 def test_a_class_that_does_not_occur_has_no_iou_and_is_left_out_of_the_mean():

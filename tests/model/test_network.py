@@ -137,7 +137,11 @@ STEM, NORM = "model.conv_stem.weight", "model.bn1.weight"
     ("name", "value", "problem"),
     [
         (NORM, None, f"lacks 1 of the encoder's 80 tensors, e.g. {NORM}; is it another encoder's?"),
-        (STEM, torch.zeros(16, 4, 3, 3), f"has 1 tensors of another shape, e.g. {STEM} is (16, 4, 3, 3), need (24, 3, 3, 3)"),
+        (
+            STEM,
+            torch.zeros(16, 4, 3, 3),
+            f"has 1 tensors of another shape, e.g. {STEM} is (16, 4, 3, 3), need (24, 3, 3, 3)",
+        ),
         (NORM, torch.full((24,), torch.nan), f"holds NaN or infinite values, e.g. in {NORM}"),
     ],
 )
@@ -151,7 +155,9 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_leave_the_encoder_as_it
     assert_same_encoder(encoder, before)
 
 
-@pytest.mark.parametrize(("extension", "content"), [(".pt", b""), (".pt", b"\x80\x02u."), (".safetensors", b"hello, world\n")])
+@pytest.mark.parametrize(
+    ("extension", "content"), [(".pt", b""), (".pt", b"\x80\x02u."), (".safetensors", b"hello, world\n")]
+)
 def test_a_file_that_holds_no_weights_is_refused(tmp_path, fresh_encoder, extension, content):
     path = tmp_path / f"weights{extension}"
     path.write_bytes(content)
@@ -169,7 +175,9 @@ class Hostile:
         return Path.touch, (Path(self.canary),)
 
 
-@pytest.mark.parametrize("writer", [torch.save, lambda content, path: Path(path).write_bytes(pickle.dumps(content, protocol=2))])
+@pytest.mark.parametrize(
+    "writer", [torch.save, lambda content, path: Path(path).write_bytes(pickle.dumps(content, protocol=2))]
+)
 def test_a_hostile_pickle_is_refused_and_runs_nothing(tmp_path, fresh_encoder, writer):
     canary, path = tmp_path / "canary", tmp_path / "weights.pth"
     pickle.loads(pickle.dumps(Hostile(canary)))
@@ -255,4 +263,6 @@ def test_training_adds_the_losses_of_the_heads(segmenter):
     value, _ = build_train_forward(segmenter, loss, FLOAT32, deep_supervision=0.5)(images(), masks, None)
     with torch.no_grad():
         _, auxiliary = forward_with_auxiliary(segmenter, images())
-    assert float(value.detach()) == pytest.approx(float(plain + 0.5 * auxiliary_loss(loss, auxiliary, masks, None)), rel=1e-5)
+    assert float(value.detach()) == pytest.approx(
+        float(plain + 0.5 * auxiliary_loss(loss, auxiliary, masks, None)), rel=1e-5
+    )

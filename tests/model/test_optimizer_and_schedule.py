@@ -19,7 +19,9 @@ def test_the_warm_up_rises_in_equal_steps_to_the_peak():
 
 
 def test_cosine_halves_in_the_middle_and_ends_at_0():
-    rate = LearningRate(1.0, "cosine", num_epochs=5, steps_per_epoch=5, num_warmup_steps=5)  # 20 steps after the warm-up
+    rate = LearningRate(
+        1.0, "cosine", num_epochs=5, steps_per_epoch=5, num_warmup_steps=5
+    )  # 20 steps after the warm-up
     assert rate.at(5 + 5) == pytest.approx(0.5 * (1 + math.sqrt(0.5)))
     assert rate.at(5 + 10) == pytest.approx(0.5)
     assert rate.at(5 + 15) == pytest.approx(0.5 * (1 - math.sqrt(0.5)))
@@ -45,7 +47,11 @@ def test_plateau_drops_after_each_patience_without_improvement():
 
 def test_biases_and_normalisation_have_no_weight_decay():
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Flatten(), torch.nn.Linear(4, 2), torch.nn.LayerNorm(2)
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.Flatten(),
+        torch.nn.Linear(4, 2),
+        torch.nn.LayerNorm(2),
     )
     decayed, plain = parameter_groups(model, 0.01)
     conv, norm, _, linear, layer_norm = model

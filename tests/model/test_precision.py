@@ -7,7 +7,13 @@ import torch
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
-from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware, local_device, set_backends
+from unet_trainer.model.precision import (
+    choose_device,
+    cpu_computes_bfloat16,
+    inspect_hardware,
+    local_device,
+    set_backends,
+)
 from unet_trainer.system.distributed import Launch
 
 # The device
@@ -17,7 +23,9 @@ def test_a_gpu_that_is_asked_for_and_missing_is_an_error_with_the_fix(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(UserError) as raised:
         choose_device("cuda")
-    assert str(raised.value) == (f"device: cuda is not available: torch {torch.__version__} finds no GPU; use device: cpu or auto")
+    assert str(raised.value) == (
+        f"device: cuda is not available: torch {torch.__version__} finds no GPU; use device: cpu or auto"
+    )
 
 
 def test_a_gpu_beyond_the_last_one_is_an_error_that_names_the_range(monkeypatch):
@@ -32,7 +40,8 @@ def test_a_gpu_beyond_the_last_one_is_an_error_that_names_the_range(monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("has_cuda", "has_mps", "expected"), [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")]
+    ("has_cuda", "has_mps", "expected"),
+    [(True, True, "cuda"), (True, False, "cuda"), (False, True, "mps"), (False, False, "cpu")],
 )
 def test_auto_is_the_gpu_if_there_is_one(monkeypatch, has_cuda, has_mps, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
@@ -90,7 +99,11 @@ def test_backend_switches_are_set_and_unset_again(backends_restored, monkeypatch
 
 @pytest.mark.parametrize(
     ("line", "expected"),
-    [("flags\t\t: fpu avx512_bf16 amx_tile", True), ("Features\t: fp asimd bf16 i8mm", True), ("flags\t: fpu avx2", False)],
+    [
+        ("flags\t\t: fpu avx512_bf16 amx_tile", True),
+        ("Features\t: fp asimd bf16 i8mm", True),
+        ("flags\t: fpu avx2", False),
+    ],
 )
 def test_bfloat16_of_a_cpu_is_read_from_its_flags(line, expected, monkeypatch):
     monkeypatch.setattr("unet_trainer.model.precision.read_text", lambda path: f"processor\t: 0\n{line}\n")
@@ -100,7 +113,13 @@ def test_bfloat16_of_a_cpu_is_read_from_its_flags(line, expected, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "local_rank", "num_gpus", "expected"),
-    [("auto", 1, 2, "cuda:1"), ("cuda", 3, 4, "cuda:3"), ("cuda", 1, 1, "cuda:0"), ("auto", 1, 0, "cpu"), ("cpu", 1, 4, "cpu")],
+    [
+        ("auto", 1, 2, "cuda:1"),
+        ("cuda", 3, 4, "cuda:3"),
+        ("cuda", 1, 1, "cuda:0"),
+        ("auto", 1, 0, "cpu"),
+        ("cpu", 1, 4, "cpu"),
+    ],
 )
 def test_a_process_of_a_job_has_the_gpu_of_its_number(monkeypatch, name, local_rank, num_gpus, expected):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)

@@ -58,7 +58,9 @@ def fill_cache(cache, encoder, state):
     """Returns the path of the weights."""
     contents = hub_contents(encoder, state)
     for file in weight_files(encoder, "imagenet"):
-        blob = hub.write_cached(cache, file.repo_id, file.revision, file.names[0], contents[f"{file.repo_id}/{file.names[0]}"])
+        blob = hub.write_cached(
+            cache, file.repo_id, file.revision, file.names[0], contents[f"{file.repo_id}/{file.names[0]}"]
+        )
     return blob
 
 

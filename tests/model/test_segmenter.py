@@ -15,7 +15,9 @@ from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
 DEEP = ImageSpec(2, "uint16", (33000.0, 500.0), (200.0, 40.0), 32000.0, 35000.0)
 SPECS = {
     "one class": make_spec(),
-    "16 bit, three classes": make_spec(DEEP, num_classes=3, fit="crop", image_size=(64, 96), decoder_channels=(8, 8, 8, 8, 8)),
+    "16 bit, three classes": make_spec(
+        DEEP, num_classes=3, fit="crop", image_size=(64, 96), decoder_channels=(8, 8, 8, 8, 8)
+    ),
     "colours, void and a threshold": dataclasses.replace(
         make_spec(), coding=MaskCoding(None, 127, 255), id_colours=((0, 0, 0), (255, 128, 0)), id_names=("sky", "cat")
     ),
@@ -110,6 +112,8 @@ def test_images_that_differ_in_light_alone_are_one_image_to_a_network_that_norma
     flat = torch.tensor(RGB_8BIT.mean) + pixels / 100
     Segmenter(make_spec(normalize="image"), network, False)(torch.cat([image, image + 3 * pixels, flat]))
     given = network.given
-    torch.testing.assert_close(given[0], given[1], rtol=0.2, atol=0.01)  # but for what keeps flat ones from being amplified
+    torch.testing.assert_close(
+        given[0], given[1], rtol=0.2, atol=0.01
+    )  # but for what keeps flat ones from being amplified
     torch.testing.assert_close(given.mean((1, 2, 3)), torch.zeros(3), rtol=0, atol=1e-4)
     assert given.std((1, 2, 3)).tolist() == pytest.approx([0.85, 0.96, 0.05], abs=0.02)

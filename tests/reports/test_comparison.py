@@ -49,7 +49,9 @@ def test_the_page_lays_runs_over_each_other_by_epoch_and_by_time(tmp_path):
 
 
 def test_hostile_names_are_text(tmp_path):
-    page = render_comparison(summaries(write_run(tmp_path / "a", encoder=ATTACK), write_run(tmp_path / "<b>", encoder="x")))
+    page = render_comparison(
+        summaries(write_run(tmp_path / "a", encoder=ATTACK), write_run(tmp_path / "<b>", encoder="x"))
+    )
     assert "<img src=x" not in page
     assert "&lt;b&gt;" in page
     assert "<b>" not in page

@@ -26,12 +26,17 @@ GREEN = (0, 200, 120)
 
 def many(number):
     """IoU from 1 / number to 1."""
-    return [image_score(f"{index:03}.png", "m.png", [[0, 0, 0], [index, number, index]], ["x"]) for index in range(1, number + 1)]
+    return [
+        image_score(f"{index:03}.png", "m.png", [[0, 0, 0], [index, number, index]], ["x"])
+        for index in range(1, number + 1)
+    ]
 
 
 def test_the_worst_the_middle_and_the_best_are_chosen_and_take_turns():
     chosen = choose_images(many(101))
-    names = {group: [int(score.image[:3]) for score, its in chosen if its == group] for group in ("worst", "median", "best")}
+    names = {
+        group: [int(score.image[:3]) for score, its in chosen if its == group] for group in ("worst", "median", "best")
+    }
     assert names == {"worst": list(range(1, 10)), "median": list(range(48, 54)), "best": [101, 100, 99, 98, 97, 96]}
     assert [group for _, group in chosen[:6]] == ["worst", "median", "best"] * 2
 
@@ -91,14 +96,18 @@ def test_time_that_runs_out_ends_it_within_a_large_image(tmp_path, monkeypatch):
     predictor.whole, predictor.tile = 100, (16, 16)
     monkeypatch.setattr(gallery, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     found = draw_gallery(SCORES, pairs, tmp_path, predictor, max_seconds=3)
-    assert (list(found.pictures), found.note) == ([], "4 images could not be shown (images/a.png: there was no time left for it).")
+    assert (list(found.pictures), found.note) == (
+        [],
+        "4 images could not be shown (images/a.png: there was no time left for it).",
+    )
     assert 0 < len(predictor.engine.shapes) < 5
 
 
 def test_a_run_without_its_model_or_its_data_says_so(tmp_path):
     folder = write_run(tmp_path / "run")
     assert (
-        make_gallery(read_run_summary(folder)).note == "There are no pictures: the run has no best.pt, or no scores of its images."
+        make_gallery(read_run_summary(folder)).note
+        == "There are no pictures: the run has no best.pt, or no scores of its images."
     )
     (folder / "best.pt").write_bytes(b"x")
     assert "split.csv and config.yaml, which name them" in make_gallery(read_run_summary(folder)).note

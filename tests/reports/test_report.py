@@ -33,7 +33,9 @@ def page_of(folder, *given, **named):
 
 
 def words(markup):
-    return " ".join(unescape(re.sub(r"<[^>]*>", " ", re.sub(r"<(style|script)>.*?</\1>", "", markup, flags=re.DOTALL))).split())
+    return " ".join(
+        unescape(re.sub(r"<[^>]*>", " ", re.sub(r"<(style|script)>.*?</\1>", "", markup, flags=re.DOTALL))).split()
+    )
 
 
 def section(page, key):
@@ -42,7 +44,9 @@ def section(page, key):
 
 def charts(page):
     """By key: what the page's script draws."""
-    return {key: json.loads(unescape(data)) for data, key in re.findall(r'data-chart="([^"]*)" data-key="([^"]*)"', page)}
+    return {
+        key: json.loads(unescape(data)) for data, key in re.findall(r'data-chart="([^"]*)" data-key="([^"]*)"', page)
+    }
 
 
 def log_more(folder, ids, *events, **start):
@@ -84,19 +88,28 @@ def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
     ):
         assert part in said, part
     assert said.index("Set by you (4)") < said.index("Decided from the data and the machine (1)")
-    assert page.count("<table") == 12  # five curves, classes, matrix, bars, classes in the masks, two of settings, stages
+    assert (
+        page.count("<table") == 12
+    )  # five curves, classes, matrix, bars, classes in the masks, two of settings, stages
 
 
 def test_curves_have_their_lines_and_marks(tmp_path):
     folder = write_run(tmp_path / "run", IDS, end="interrupted")
     log_more(
-        folder, IDS, ("rollback", {"epoch": 3, "text": "NaN"}), ("epoch", epoch_event(4, IDS, 0.5)), resumed_after={"epoch": 3}
+        folder,
+        IDS,
+        ("rollback", {"epoch": 3, "text": "NaN"}),
+        ("epoch", epoch_event(4, IDS, 0.5)),
+        resumed_after={"epoch": 3},
     )
     log_more(folder, IDS, ("end", {"how": "stopped early"}), resumed_after={"epoch": 4})
     found = charts(page_of(folder))
     assert list(found) == ["distribution", "iou", "classes-curve", "loss", "rate", "speed"]
     (view,) = found["iou"]["views"]
-    assert [(line["name"], line["ys"][:3]) for line in view["lines"]] == [("val", [0.4, 0.6, 0.5]), ("train", [0.45, 0.65, 0.55])]
+    assert [(line["name"], line["ys"][:3]) for line in view["lines"]] == [
+        ("val", [0.4, 0.6, 0.5]),
+        ("train", [0.45, 0.65, 0.55]),
+    ]
     assert [view["name"] for view in found["classes-curve"]["views"]] == ["IoU", "Dice", "Precision", "Recall"]
     assert [line["name"] for line in found["classes-curve"]["views"][0]["lines"]] == list(IDS)
     marks = [(mark["kind"], mark["x"]) for mark in found["iou"]["marks"]]
@@ -111,7 +124,9 @@ def test_a_score_no_better_than_a_baseline_warnings_and_errors_stand_at_the_top(
     assert "not clearly better than no model: predicting all foreground gives IoU 0.500." in useless
     weak = [[[80, 88, 88], [2, 6, 6]], [[80, 88, 88], [5, 6, 6]]]  # the interval reaches the baseline
     assert "not clearly better than no model" in page_of(write_run(tmp_path / "weak", images=weak, ious=(0.6,)))
-    (tmp_path / "bad/result.json").write_text(json.dumps({"warnings": ["this model is of no use: <IoU> 0.45", "too few steps"]}))
+    (tmp_path / "bad/result.json").write_text(
+        json.dumps({"warnings": ["this model is of no use: <IoU> 0.45", "too few steps"]})
+    )
     page = page_of(tmp_path / "bad")
     assert re.findall(r'class="banner[^<]*', page) == [
         'class="banner bad" role="note">this model is of no use: &lt;IoU&gt; 0.45\ntoo few steps'
@@ -235,7 +250,9 @@ def test_prediction_that_fails_is_told_and_the_newest_samples_of_training_are_sh
 
 def test_what_happened_is_told_in_order(tmp_path):
     folder = write_run(tmp_path / "run", end="interrupted")
-    log_more(folder, (), ("warning", {"text": "the disk is slow"}), ("end", {"how": "finished"}), resumed_after={"epoch": 3})
+    log_more(
+        folder, (), ("warning", {"text": "the disk is slow"}), ("end", {"how": "finished"}), resumed_after={"epoch": 3}
+    )
     said = words(section(page_of(folder), "events"))
     assert "Interrupted 1 time." in said
     kinds = re.findall(r"UTC (Started|Interrupted|Resumed|Warning|Finished)", said)
@@ -251,12 +268,19 @@ def test_commands_fit_the_state_of_the_run(tmp_path):
     for name in ("best.pt", "last.pt"):
         (folder / name).write_bytes(b"x")
     said = words(section(page_of(folder), "next"))
-    for line in (f"--resume '{folder}' num_epochs=6", f"evaluate '{folder}'", f"predict '{folder}' IMAGES", "try ", "export "):
+    for line in (
+        f"--resume '{folder}' num_epochs=6",
+        f"evaluate '{folder}'",
+        f"predict '{folder}' IMAGES",
+        "try ",
+        "export ",
+    ):
         assert line in said
     assert "--split test" not in said
     log_more(folder, (), resumed_after={"epoch": 3}, data={"num_test": 3})
-    assert f"scores on 3 test images, kept from training python train_unet.py evaluate '{folder}' --split test" in words(
-        page_of(folder)
+    assert (
+        f"scores on 3 test images, kept from training python train_unet.py evaluate '{folder}' --split test"
+        in words(page_of(folder))
     )
 
 

@@ -31,7 +31,10 @@ def report(tmp_path_factory):
     folder = write_run(place / "run", IDS, end="interrupted", encoder=ATTACK)
     log = EventLog()
     log.open(
-        folder, resumed_after={"epoch": 3, "batch": 0}, model={"ids": list(IDS), "encoder": ATTACK}, data={"notices": [ATTACK]}
+        folder,
+        resumed_after={"epoch": 3, "batch": 0},
+        model={"ids": list(IDS), "encoder": ATTACK},
+        data={"notices": [ATTACK]},
     )
     log.add("epoch", **epoch_event(4, list(IDS), 0.55, {"cow": 0.1}))
     log.add("end", how="finished")
@@ -46,7 +49,11 @@ class ReportPage(Page):
         self.run("arguments[0].click()", self.find(f'[name="{name}"][value="{value}"]'))
 
     def select(self, selector, value):
-        self.run("arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))", self.find(selector), value)
+        self.run(
+            "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('change'))",
+            self.find(selector),
+            value,
+        )
 
     def names(self):
         return [card.get_attribute("data-name") for card in self.all("#gallery li") if card.is_displayed()]
@@ -117,8 +124,14 @@ def test_a_picture_has_its_own_shape_and_its_slider_which_appears_with_the_focus
     assert slide.value_of_css_property("opacity") == "0"
     slide.send_keys(*[ARROW_RIGHT] * 5)
     assert slide.value_of_css_property("opacity") == "1"
-    assert page.run("return getComputedStyle(document.querySelector('#gallery .truth')).clipPath") == "inset(0px 45% 0px 0px)"
-    assert page.run("return getComputedStyle(document.querySelector('#gallery .prediction')).clipPath") == "inset(0px 0px 0px 55%)"
+    assert (
+        page.run("return getComputedStyle(document.querySelector('#gallery .truth')).clipPath")
+        == "inset(0px 45% 0px 0px)"
+    )
+    assert (
+        page.run("return getComputedStyle(document.querySelector('#gallery .prediction')).clipPath")
+        == "inset(0px 0px 0px 55%)"
+    )
 
 
 def test_choices_of_the_gallery_and_of_the_matrix_are_followed_and_hostile_names_are_text(page):
@@ -157,7 +170,9 @@ def test_a_picture_is_shown_in_full_size_and_the_next_one_follows(page):
 
 def test_runs_are_compared_by_epoch_and_by_time(driver, tmp_path):
     folders = write_run(tmp_path / "a"), write_run(tmp_path / "b", ious=(0.7,))
-    (tmp_path / "page.html").write_text(render_comparison([read_run_summary(folder) for folder in folders]), encoding="utf-8")
+    (tmp_path / "page.html").write_text(
+        render_comparison([read_run_summary(folder) for folder in folders]), encoding="utf-8"
+    )
     page = ReportPage(driver, (tmp_path / "page.html").as_uri()).open(390, 844, is_phone=True)
     assert page.run("return document.documentElement.scrollWidth") == 390
     assert len(page.all('[data-key="val-iou"] .line')) == 2

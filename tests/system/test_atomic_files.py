@@ -40,7 +40,14 @@ def assert_only(file, content):
 def test_drafts_of_killed_writers_are_deleted_and_nothing_else(file):
     """A name that only looks like one is somebody else's, and so is a folder or a link."""
     ours = (".last.pt.k2j3_a9b.tmp", ".previous.pt.123.tmp", ".epoch_0001.png.00000000.tmp")
-    others = ("notes.tmp", ".hidden", ".report.docx.tmp", ".last.pt.tmp", ".report.k2j3_a9b.tmp", ".last.pt.K2J3_A9B.tmp")
+    others = (
+        "notes.tmp",
+        ".hidden",
+        ".report.docx.tmp",
+        ".last.pt.tmp",
+        ".report.k2j3_a9b.tmp",
+        ".last.pt.K2J3_A9B.tmp",
+    )
     for name in (*ours, *others):
         (file.parent / name).touch()
     (file.parent / ".last.pt.11111111.tmp").mkdir()
@@ -167,5 +174,7 @@ def test_standard_output_is_written_to_in_its_place_also_where_it_is_a_file(name
     with path.open("w") as file:
         subprocess.run([sys.executable, "-c", SAY, name], stdout=file, cwd=ROOT, check=True, timeout=60)
     assert path.read_text() == "before\ntext\nafter\n"
-    done = subprocess.run([sys.executable, "-c", SAY, name], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", SAY, name], capture_output=True, text=True, cwd=ROOT, check=True, timeout=60
+    )
     assert done.stdout == "before\ntext\nafter\n"

@@ -67,7 +67,10 @@ def test_every_item_has_its_outcome_once(children):
 @needs_fork
 @pytest.mark.parametrize(
     ("function", "message"),
-    [(lambda item, read_stderr: 1 // 0, "ZeroDivisionError"), (lambda item, read_stderr: threading.Lock(), "cannot pickle")],
+    [
+        (lambda item, read_stderr: 1 // 0, "ZeroDivisionError"),
+        (lambda item, read_stderr: threading.Lock(), "cannot pickle"),
+    ],
 )
 def test_an_exception_in_a_child_is_raised_with_its_traceback(function, message, children):
     with pytest.raises(RuntimeError, match=rf"a child process failed:\nTraceback(.|\n)*{message}"):
@@ -106,7 +109,9 @@ def test_every_item_may_crash_or_hang(children):
 @needs_fork
 def test_children_ignore_the_signals_that_the_parent_handles():
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    assert [alive for _, alive in forked_map(lambda item, read_stderr: os.kill(os.getpid(), item) or 1, numbers, 1)] == [1, 1, 1]
+    assert [
+        alive for _, alive in forked_map(lambda item, read_stderr: os.kill(os.getpid(), item) or 1, numbers, 1)
+    ] == [1, 1, 1]
 
 
 @needs_fork
@@ -134,7 +139,9 @@ def test_children_end_when_the_parent_is_killed(hangs):
         "outcomes = forked_map(work, [*range(30), *['hang'] * int(sys.argv[1]), *range(30)], 3)\n"
         "print(*sorted({next(outcomes)[1] for _ in range(30)}), flush=True); time.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(3 * hangs)], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(3 * hangs)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         were_running = list(map(is_running, pids))
         parent.kill()

@@ -23,7 +23,14 @@ from unet_trainer.system.console import (
 )
 
 ROW = {
-    **{"epoch": 3, "train_loss": 0.23449, "val_loss": 0.25671, "train_iou": 0.65432, "val_iou": 0.62341, "val_dice": 0.7},
+    **{
+        "epoch": 3,
+        "train_loss": 0.23449,
+        "val_loss": 0.25671,
+        "train_iou": 0.65432,
+        "val_iou": 0.62341,
+        "val_dice": 0.7,
+    },
     **{"learning_rate": 0.00025, "seconds": 45.25, "images_per_second": 87.6, "data_wait": 0.034},
     **{"skipped_steps": 0, "nan_steps": 0, "peak_memory_gib": 3.14},
 }
@@ -121,7 +128,8 @@ def test_messages_are_labelled_and_passed_on_with_their_kind(capsys):
     console.note("bfloat16 on a CPU")
     console.warn("the GPU waits")
     assert (
-        stream.getvalue() == "  Data:       10 pairs\n              of two kinds\nNote: bfloat16 on a CPU\nWarning: the GPU waits\n"
+        stream.getvalue()
+        == "  Data:       10 pairs\n              of two kinds\nNote: bfloat16 on a CPU\nWarning: the GPU waits\n"
     )
     assert heard == [("note", "bfloat16 on a CPU"), ("warning", "the GPU waits")]
     show_error("caf\udce9.png is empty")
@@ -204,7 +212,11 @@ def test_the_log_has_the_same_lines_wherever_they_are_shown_and_goes_on_when_a_r
         assert "Error" not in stream.getvalue()
     lines = log.read_text(encoding="utf-8").splitlines()
     assert lines[:3] == lines[3:]
-    assert (lines[0], lines[1][:23], lines[2]) == ("before there is a log", "Epoch 3/100  train loss", "Error: out of memory")
+    assert (lines[0], lines[1][:23], lines[2]) == (
+        "before there is a log",
+        "Epoch 3/100  train loss",
+        "Error: out of memory",
+    )
 
 
 def test_a_log_that_was_deleted_begins_anew_and_another_folder_of_its_name_gets_nothing(tmp_path):
@@ -222,7 +234,18 @@ def test_a_log_that_was_deleted_begins_anew_and_another_folder_of_its_name_gets_
     assert (list(folder.iterdir()), (tmp_path / "moved" / "train.log").read_text()) == ([], "two\n")
 
 
-NASTY = [" lead", "cr\rname", "nl\nname", 'qu"ote', "com,ma", "esc\x1b[31mred", os.fsdecode(b"bad\xe4name"), "ß→😀", "", '"']
+NASTY = [
+    " lead",
+    "cr\rname",
+    "nl\nname",
+    'qu"ote',
+    "com,ma",
+    "esc\x1b[31mred",
+    os.fsdecode(b"bad\xe4name"),
+    "ß→😀",
+    "",
+    '"',
+]
 
 
 @pytest.mark.parametrize(

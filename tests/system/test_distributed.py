@@ -62,7 +62,8 @@ def test_a_run_is_resumed_as_it_was_started(environment, start, monkeypatch, tmp
 
 
 @pytest.mark.parametrize(
-    ("gpus", "backend"), [(["", ""], "gloo"), (["a"], "nccl"), (["a", "b"], "nccl"), (["a", "b", "b"], "gloo"), (["a", ""], "gloo")]
+    ("gpus", "backend"),
+    [(["", ""], "gloo"), (["a"], "nccl"), (["a", "b"], "nccl"), (["a", "b", "b"], "gloo"), (["a", ""], "gloo")],
 )
 def test_nccl_unless_processes_share_a_gpu(gpus, backend, monkeypatch):
     """Each process may see one GPU alone: all of them are cuda:0 then, and differ by their UUIDs."""
@@ -100,7 +101,11 @@ class Meeting(Job):
 
 
 def test_the_gravest_of_several_errors_is_the_cause_and_the_first_of_its_kind():
-    told, user, late = Failure(1, "told"), Failure(2, "error", "a.png: changed", 2), Failure(3, "error", "b.png: changed", 2)
+    told, user, late = (
+        Failure(1, "told"),
+        Failure(2, "error", "a.png: changed", 2),
+        Failure(3, "error", "b.png: changed", 2),
+    )
     assert Meeting(told, user, late).agree(Interrupted(15)) == user
     assert (str(user.as_error()), user.as_error().exit_code) == ("rank 2: a.png: changed", 2)
     assert Meeting(told, user).agree(ZeroDivisionError("a bug")) == Failure(0, "bug", "ZeroDivisionError: a bug", 1)
@@ -156,7 +161,9 @@ def test_a_job_that_never_becomes_complete_says_so_and_ends(rank, monkeypatch, c
     error = start_alone(rank, monkeypatch)
     assert error.startswith("not all 2 processes have started within 1 s (")
     assert error.endswith("; to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment")
-    assert capsys.readouterr().err == ("Waiting for all 2 processes to start (WORLD_SIZE is 2) ...\n" if rank == 0 else "")
+    assert capsys.readouterr().err == (
+        "Waiting for all 2 processes to start (WORLD_SIZE is 2) ...\n" if rank == 0 else ""
+    )
 
 
 class Runs:

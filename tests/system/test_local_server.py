@@ -51,4 +51,7 @@ def test_errors_have_a_status_and_a_sentence(server):
     assert refusal(ask(server, "GET", "user")) == (422, "mend it")
     assert refusal(ask(server, "GET", "memory")) == (507, "too large")
     assert refusal(ask(server, "GET", "elsewhere")) == (404, "nothing here")
-    assert refusal(ask(server, "GET", "fault")) == (500, "a fault of the program (ZeroDivisionError); the terminal shows it")
+    assert refusal(ask(server, "GET", "fault")) == (
+        500,
+        "a fault of the program (ZeroDivisionError); the terminal shows it",
+    )

@@ -53,7 +53,9 @@ def acquire(folder):
 def test_a_folder_locked_by_another_process_is_refused_with_its_number(tmp_path, holder, monkeypatch):
     child = holder(60)
     monkeypatch.setattr(locks, "WAIT_SECONDS", 0.3)
-    with pytest.raises(UserError, match=rf"in use: process {child.pid} on .* trains there; end it first, or .* run_name"):
+    with pytest.raises(
+        UserError, match=rf"in use: process {child.pid} on .* trains there; end it first, or .* run_name"
+    ):
         acquire(tmp_path)
     assert (is_locked(tmp_path), is_locked_here(tmp_path)) == (True, False)
 

@@ -37,7 +37,8 @@ def test_an_error_of_the_machine_names_the_file_the_cause_and_what_to_do(number,
 
 @pytest.mark.skipif(os_errors.resource is None, reason="Windows has no such limits")
 @pytest.mark.parametrize(
-    ("number", "limit", "command"), [(errno.EMFILE, "RLIMIT_NOFILE", "ulimit -n"), (errno.EAGAIN, "RLIMIT_NPROC", "ulimit -u")]
+    ("number", "limit", "command"),
+    [(errno.EMFILE, "RLIMIT_NOFILE", "ulimit -n"), (errno.EAGAIN, "RLIMIT_NPROC", "ulimit -u")],
 )
 def test_a_limit_is_named_with_its_value(number, limit, command, monkeypatch):
     monkeypatch.setattr(os_errors.resource, "getrlimit", lambda which: (8, 100))
@@ -61,7 +62,15 @@ def test_no_memory_is_of_the_machine(text, reason):
 
 
 @pytest.mark.parametrize(
-    "error", [made(errno.ENOENT), made(errno.EEXIST), made(errno.EINVAL), OSError("odd"), RuntimeError("odd"), ValueError("odd")]
+    "error",
+    [
+        made(errno.ENOENT),
+        made(errno.EEXIST),
+        made(errno.EINVAL),
+        OSError("odd"),
+        RuntimeError("odd"),
+        ValueError("odd"),
+    ],
 )
 def test_a_bug_keeps_its_traceback(error):
     assert not is_of_the_machine(error)

@@ -8,7 +8,9 @@ from unet_trainer.system import resources
 from unet_trainer.system.resources import count_cores, free_host_memory, total_host_memory
 
 GIB = 2**30
-HOST = {"proc/meminfo": "MemTotal:  67108864 kB\nMemFree:  1048576 kB\nMemAvailable:   33554432 kB\nHugePages_Total:       0\n"}
+HOST = {
+    "proc/meminfo": "MemTotal:  67108864 kB\nMemFree:  1048576 kB\nMemAvailable:   33554432 kB\nHugePages_Total:       0\n"
+}
 V2, V1_CPU, V1_MEMORY = "sys/fs/cgroup", "sys/fs/cgroup/cpu", "sys/fs/cgroup/memory"
 UNLIMITED = 9223372036854771712  # what the kernel writes in v1 where there is no limit
 
@@ -50,14 +52,33 @@ def memory_v2(folder, limit, usage):
         ({}, 8),
         *(
             ({"proc/self/cgroup": "0::/", f"{V2}/cpu.max": quota}, cores)  # a container sees its own group as the root
-            for quota, cores in (("max 100000", 8), ("150000 100000", 2), ("1000 100000", 1), ("3200000 100000", 8), ("", 8))
+            for quota, cores in (
+                ("max 100000", 8),
+                ("150000 100000", 2),
+                ("1000 100000", 1),
+                ("3200000 100000", 8),
+                ("", 8),
+            )
         ),
         *(
-            ({"proc/self/cgroup": "4:memory:/\n3:cpu,cpuacct:/\n1:name=systemd:/", **quota_v1(V1_CPU, quota, period)}, cores)
+            (
+                {
+                    "proc/self/cgroup": "4:memory:/\n3:cpu,cpuacct:/\n1:name=systemd:/",
+                    **quota_v1(V1_CPU, quota, period),
+                },
+                cores,
+            )
             for quota, period, cores in ((-1, 100000, 8), (150000, 100000, 2), (100000, 50000, 2), (200000, 0, 8))
         ),
         ({"proc/self/cgroup": "0::/a/b", f"{V2}/a/b/cpu.max": "max 100000", f"{V2}/a/cpu.max": "300000 100000"}, 3),
-        ({"proc/self/cgroup": "0::/mine", f"{V2}/mine/cpu.max": "max 100000", f"{V2}/other/cpu.max": "100000 100000"}, 8),
+        (
+            {
+                "proc/self/cgroup": "0::/mine",
+                f"{V2}/mine/cpu.max": "max 100000",
+                f"{V2}/other/cpu.max": "100000 100000",
+            },
+            8,
+        ),
         ({"proc/self/cgroup": "3:cpu,cpuacct:/docker/0123abcd", **quota_v1(V1_CPU, 300000)}, 3),  # the path on the host
     ],
     ids=str,
@@ -76,7 +97,11 @@ def test_the_smallest_quota_of_the_groups_limits_the_cores(files, cores, make_ro
         ({"proc/self/cgroup": "4:memory:/", **memory_v1(V1_MEMORY, UNLIMITED, 40 * GIB)}, 32, 64),
         ({"proc/self/cgroup": "4:memory:/docker/0123abcd", **memory_v1(V1_MEMORY, 4 * GIB, GIB)}, 3, 4),
         (  # other groups in the outer one use 8 GiB
-            {"proc/self/cgroup": "0::/a/b", **memory_v2(f"{V2}/a/b", 8 * GIB, GIB), **memory_v2(f"{V2}/a", 10 * GIB, 9 * GIB)},
+            {
+                "proc/self/cgroup": "0::/a/b",
+                **memory_v2(f"{V2}/a/b", 8 * GIB, GIB),
+                **memory_v2(f"{V2}/a", 10 * GIB, 9 * GIB),
+            },
             1,
             8,
         ),

@@ -25,7 +25,9 @@ print("out"); print("err", file=sys.stderr); exit_process(130)
 @pytest.mark.parametrize(("disk", "printed"), [("stuck", "out\n"), ("done", "out\ntorn down\n")])
 def test_exit_does_not_tear_the_interpreter_down_while_a_file_is_written(disk, printed):
     """It would wait for the disk, and a thread inside torch would abort the process (134)."""
-    done = subprocess.run([sys.executable, "-c", EXIT, disk], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", EXIT, disk], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (130, printed, "err\n")
 
 

@@ -21,7 +21,9 @@ from unet_trainer.training.compilation import fit_into_memory
 from unet_trainer.training.settings import build_settings
 
 
-def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_shows_all_of_it(config, console, tmp_path):
+def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_shows_all_of_it(
+    config, console, tmp_path
+):
     (tmp_path / "an empty folder").mkdir()
     with pytest.raises(DataError) as caught:
         build_dataset(dataclasses.replace(config, data_dir=str(tmp_path / "an empty folder")), console, None)
@@ -31,7 +33,9 @@ def test_a_dataset_that_cannot_be_trained_on_is_answered_with_the_command_that_s
 
 def test_a_run_whose_images_have_moved_asks_where_they_are(config, console, tmp_path):
     (tmp_path / "split.csv").write_text("image,mask,split\nimages/gone.png,masks/gone.png,train\n")
-    with pytest.raises(DataError, match=r"put them back, say where they are now \(data_dir=FOLDER\), or start a new run\n"):
+    with pytest.raises(
+        DataError, match=r"put them back, say where they are now \(data_dir=FOLDER\), or start a new run\n"
+    ):
         build_dataset(config, console, tmp_path)
 
 
@@ -44,7 +48,10 @@ def test_a_batch_that_is_larger_than_the_dataset_is_refused(config, console):
 
 @pytest.mark.parametrize(
     ("repeats", "told"),
-    [(0.25, r"2 training images of an epoch \(repeats: 0.25\); need at most 2, or larger"), (0.05, "0 .*0.05\\); need larger")],
+    [
+        (0.25, r"2 training images of an epoch \(repeats: 0.25\); need at most 2, or larger"),
+        (0.05, "0 .*0.05\\); need larger"),
+    ],
 )
 def test_a_batch_that_is_larger_than_the_share_of_an_epoch_is_told_of_repeats(config, console, repeats, told):
     dataset = build_dataset(config, console, None)
@@ -70,9 +77,14 @@ def test_processes_of_a_machine_go_without_a_cache_where_the_file_that_they_woul
     (tmp_path / "file").touch()
     config = dataclasses.replace(config, cache="ram")
     dataset, job = build_dataset(config, console, None), Job(Launch(0, 2, 0, 2, True))
-    taken = dataclasses.replace(build_settings(config, CPU_FACTS, dataset, console).taken, checkpoint_dir=str(tmp_path / "file"))
+    taken = dataclasses.replace(
+        build_settings(config, CPU_FACTS, dataset, console).taken, checkpoint_dir=str(tmp_path / "file")
+    )
     assert build_loaders(taken, dataset, CPU, console, job).train.dataset.cache is None
-    assert "(Not a directory); set cache: none or checkpoint_dir; files are read in every epoch" in console.stream.getvalue()
+    assert (
+        "(Not a directory); set cache: none or checkpoint_dir; files are read in every epoch"
+        in console.stream.getvalue()
+    )
     with pytest.raises(UserError, match="cache: disk cannot be written"):
         build_loaders(dataclasses.replace(taken, cache="disk"), dataset, CPU, console, job)
 
@@ -98,7 +110,11 @@ def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, 
     assert settings.decisions["encoder_weights"].reason.startswith(
         "imagenet weights cannot be loaded (encoder_weights: the file of"
     )
-    assert console.stream.getvalue().splitlines()[-1].startswith("Note: encoder_weights: imagenet weights cannot be loaded (")
+    assert (
+        console.stream.getvalue()
+        .splitlines()[-1]
+        .startswith("Note: encoder_weights: imagenet weights cannot be loaded (")
+    )
     assert same(everything(components), everything(tiny_components()))
     with pytest.raises(UserError, match="in the download cache is damaged"):
         build_with_weights(found_weights(encoder_weights="imagenet"), console)

@@ -28,7 +28,13 @@ from unet_trainer.training.checkpoint_file import (
 )
 
 # The least that a checkpoint holds which a run can be resumed from.
-CONTENT = {**small_components().state.state_dict(), "config": {}, "decisions": {}, "split": {"train": [], "val": []}, "model": {}}
+CONTENT = {
+    **small_components().state.state_dict(),
+    "config": {},
+    "decisions": {},
+    "split": {"train": [], "val": []},
+    "model": {},
+}
 CONTENT["random_state"] = torch.zeros(8, dtype=torch.uint8)
 
 
@@ -124,7 +130,12 @@ def test_a_hostile_file_is_refused_in_one_line_and_nothing_of_it_runs(number, tm
 @pytest.mark.parametrize(
     ("name", "content", "compression", "message"),
     [
-        ("another", bytes(20_000_000), zipfile.ZIP_DEFLATED, r"changed\.pt is not a checkpoint: it unpacks to more than it is"),
+        (
+            "another",
+            bytes(20_000_000),
+            zipfile.ZIP_DEFLATED,
+            r"changed\.pt is not a checkpoint: it unpacks to more than it is",
+        ),
         ("archive/data.pkl", b"", zipfile.ZIP_STORED, "it holds two entries of one name"),
     ],
 )
@@ -148,8 +159,17 @@ def test_a_zip_bomb_and_two_entries_of_one_name_are_refused(name, content, compr
 @pytest.mark.parametrize(("part", "value"), [("model", float("nan")), ("ema", float("inf"))])
 def test_weights_that_are_not_finite_are_never_saved(part, value, small):
     before = small.read_bytes()
-    weights = {"good": torch.zeros(2), "empty": torch.zeros(0), "count": torch.tensor(3), "bad": torch.tensor([[0.0, value]])}
-    content = {**CONTENT, "ema": {"model": {}}, **({"model": weights} if part == "model" else {"ema": {"model": weights}})}
+    weights = {
+        "good": torch.zeros(2),
+        "empty": torch.zeros(0),
+        "count": torch.tensor(3),
+        "bad": torch.tensor([[0.0, value]]),
+    }
+    content = {
+        **CONTENT,
+        "ema": {"model": {}},
+        **({"model": weights} if part == "model" else {"ema": {"model": weights}}),
+    }
     with pytest.raises(NonFinite, match=r"the weights \(bad\) are not finite and were not saved as .*last\.pt"):
         write_checkpoint(small, content)
     assert small.read_bytes() == before
@@ -176,7 +196,9 @@ def test_a_disk_that_fills_up_at_any_point_of_a_save_loses_no_checkpoint(small, 
         monkeypatch.setattr(FullDisk, "free_bytes", free_bytes)
         with pytest.raises(SaveError) as caught:
             write_checkpoint(small, content, previous=small.with_name("previous.pt"))
-        assert str(caught.value).startswith(f"{small} could not be written (No space left on device): 0.0 MB are needed, ")
+        assert str(caught.value).startswith(
+            f"{small} could not be written (No space left on device): 0.0 MB are needed, "
+        )
         assert small.read_bytes() == before
         assert [entry.name for entry in small.parent.iterdir()] == ["last.pt"]
 

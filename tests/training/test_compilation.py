@@ -7,7 +7,16 @@ from unittest import mock
 import pytest
 import torch
 
-from helpers.steps import everything, make_batch, make_settings, same, silent_console, small_components, take_step, weights
+from helpers.steps import (
+    everything,
+    make_batch,
+    make_settings,
+    same,
+    silent_console,
+    small_components,
+    take_step,
+    weights,
+)
 from unet_trainer.training.compilation import compile_steps, is_out_of_memory, restoring, shrink, try_steps
 
 BATCH = make_batch(2, side=32)
@@ -77,12 +86,16 @@ def test_a_compiler_that_fails_leaves_the_steps_as_they_were(monkeypatch):
 
 @pytest.mark.soak
 def test_compiled_and_eager_steps_agree():
-    eager, compiled = (small_components(optimizer="sgd") for _ in range(2))  # Adam would enlarge rounding errors of zero gradients
+    eager, compiled = (
+        small_components(optimizer="sgd") for _ in range(2)
+    )  # Adam would enlarge rounding errors of zero gradients
     assert compile_components(compiled) is None
     for components in (eager, compiled):
         components.set_training_mode(0)
         for seed in range(3):
-            take_step(components.train_step, make_batch(2, seed, side=32), metrics=components.state.metrics, learning_rate=0.1)
+            take_step(
+                components.train_step, make_batch(2, seed, side=32), metrics=components.state.metrics, learning_rate=0.1
+            )
     assert compiled.state.metrics.loss() == pytest.approx(eager.state.metrics.loss(), rel=1e-5)
     assert torch.equal(eager.state.metrics.matrix, compiled.state.metrics.matrix)
     assert torch.allclose(weights(eager.state.segmenter), weights(compiled.state.segmenter), atol=1e-6)
@@ -115,7 +128,12 @@ def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypat
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
         (MemoryError(), True),
-        (RuntimeError("backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"), True),
+        (
+            RuntimeError(
+                "backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+            ),
+            True,
+        ),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("shapes do not match"), False),
         (ValueError("DefaultCPUAllocator"), False),

@@ -24,7 +24,9 @@ def drawn(monkeypatch):
     """The figure, and by the title of a chart its lines by their label."""
     figures = []
     save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **named: figures.append(figure) or save(figure, *given, **named))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *given, **named: figures.append(figure) or save(figure, *given, **named)
+    )
     return lambda: {
         axes.get_title("left"): {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
         for axes in figures[-1].axes
@@ -41,7 +43,9 @@ def add_epochs(log, *ious, first=1, names=("a", "b")):
 def test_the_picture_shows_loss_iou_of_each_class_learning_rate_and_throughput(log, tmp_path, drawn):
     write_curves(tmp_path)
     assert not (tmp_path / "curves.png").exists()  # no epoch has ended
-    add_epochs(log, 0.2, 0.4, names=("a", "_b $ 汉\n"))  # neither a formula nor hidden; without the letter that the font lacks
+    add_epochs(
+        log, 0.2, 0.4, names=("a", "_b $ 汉\n")
+    )  # neither a formula nor hidden; without the letter that the font lacks
     write_curves(tmp_path)
     assert read_image(tmp_path / "curves.png").shape == (830, 1320, 3)
     charts = drawn()
@@ -60,14 +64,18 @@ def test_what_happened_is_marked_and_explained(log, tmp_path, drawn, monkeypatch
     add_epochs(again, 0.3, first=5)
     again.add("end", how="stopped early")
     marks, mark = {}, Axes.axvline
-    monkeypatch.setattr(Axes, "axvline", lambda axes, x, **style: marks.update({style["color"]: x}) or mark(axes, x, **style))
+    monkeypatch.setattr(
+        Axes, "axvline", lambda axes, x, **style: marks.update({style["color"]: x}) or mark(axes, x, **style)
+    )
     write_curves(tmp_path)
     assert marks == {INK: 2, INTERRUPTED: 4.5, ROLLBACK: 3.5, STOPPED: 5}
 
 
 def test_the_only_epoch_of_a_run_is_a_whole_number_on_the_axis(log, tmp_path, monkeypatch):
     figures, save = [], Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *given, **named: figures.append(figure) or save(figure, *given, **named))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *given, **named: figures.append(figure) or save(figure, *given, **named)
+    )
     add_epochs(log, 0.5)
     write_curves(tmp_path)
     ((low, high), ticks) = figures[0].axes[0].get_xlim(), figures[0].axes[0].get_xticks()

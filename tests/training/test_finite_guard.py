@@ -6,7 +6,17 @@ import pytest
 import torch
 
 from helpers.bad_numbers import SPOILERS, spoil_loss
-from helpers.steps import CPU, everything, make_batch, make_step, plain_segmenter, same, small_components, take_step, weights
+from helpers.steps import (
+    CPU,
+    everything,
+    make_batch,
+    make_step,
+    plain_segmenter,
+    same,
+    small_components,
+    take_step,
+    weights,
+)
 from unet_trainer.config.errors import NonFinite
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import FiniteGuard

@@ -5,7 +5,15 @@ import torch
 import torch.distributed as dist
 
 from helpers.ports import free_port
-from helpers.steps import make_batch, make_settings, make_step, plain_segmenter, silent_console, small_components, take_step
+from helpers.steps import (
+    make_batch,
+    make_settings,
+    make_step,
+    plain_segmenter,
+    silent_console,
+    small_components,
+    take_step,
+)
 from unet_trainer.system.distributed import Job, Launch
 from unet_trainer.training.compilation import connect_gradients, unsynchronized
 from unet_trainer.training.gradient_sync import GradientSync
@@ -110,7 +118,8 @@ def test_gradients_may_be_averaged_in_bfloat16(job):
     for each in (alone, step):
         take_group(each, [make_batch(2)])
     moved, wanted = (
-        torch.cat([(now - then).flatten() for now, then in zip(each.parameters, before, strict=True)]) for each in (step, alone)
+        torch.cat([(now - then).flatten() for now, then in zip(each.parameters, before, strict=True)])
+        for each in (step, alone)
     )
     assert not torch.equal(moved, wanted)
     torch.testing.assert_close(moved, wanted, rtol=2**-7, atol=1e-8)

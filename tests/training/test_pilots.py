@@ -45,7 +45,9 @@ def test_the_run_is_one_that_began_with_the_rate_that_was_taken(recipe, capsys):
     assert timeless_rows(tried.run_dir) == timeless_rows(fresh.run_dir)
     assert said.count("train IoU 0.") >= 3
     assert said.count("← taken") == 1
-    assert "learning_rate: 0.01  # decided: pilots of 3 steps: train IoU 0." in (tried.run_dir / "config.yaml").read_text()
+    assert (
+        "learning_rate: 0.01  # decided: pilots of 3 steps: train IoU 0." in (tried.run_dir / "config.yaml").read_text()
+    )
     assert "Learning rates" not in capsys.readouterr().out  # one that is set is not tried
 
 
@@ -133,13 +135,19 @@ def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes
     assert weights_digest(resumed.run_dir) == weights_digest(whole.run_dir)
     assert sum(one["kind"] == "pilots" for one in read_events(cut)) == 1
     names = "early_stopping_patience", "warmup_epochs", "ema_decay"
-    assert [read_run_summary(cut).value(one) for one in names] == [read_run_summary(whole.run_dir).value(one) for one in names]
+    assert [read_run_summary(cut).value(one) for one in names] == [
+        read_run_summary(whole.run_dir).value(one) for one in names
+    ]
 
 
 @pytest.mark.parametrize(
     ("found", "num_tried", "taken"),
     [
-        ([(0.02, False), (0.05, False), (0.22, True)], 3, 0.0033),  # the first two are hardly apart: nothing was learned
+        (
+            [(0.02, False), (0.05, False), (0.22, True)],
+            3,
+            0.0033,
+        ),  # the first two are hardly apart: nothing was learned
         ([(0.40, True), (0.01, False), (0.60, True)], 2, 0.03),
     ],
 )
@@ -212,7 +220,9 @@ def test_the_second_attempt_is_a_run_that_began_with_the_gentler_recipe(open_rec
     assert "training did not learn with learning_rate 0.04" in (again.run_dir / "config.yaml").read_text()
 
 
-def test_a_run_that_was_interrupted_after_it_began_again_resumes_to_the_same_bits(open_recipe, first_fails, monkeypatch):
+def test_a_run_that_was_interrupted_after_it_began_again_resumes_to_the_same_bits(
+    open_recipe, first_fails, monkeypatch
+):
     whole, cut = whole_and_cut(open_recipe, epoch=2)
     assert read_run(cut, print)["num_restarts"] == 1
     monkeypatch.setattr(pilots, "begin_again", None)  # not a second time
@@ -242,7 +252,11 @@ def test_a_run_that_learns_and_one_whose_recipe_was_set_go_on(open_recipe, monke
         ([0.02, 0.05, 0.11, 0.04], [1.4, 1.3, 1.2, 1.2], False),
         ([0.02, 0.05, 0.06, 0.08], [1.4, 1.3, 1.2, 1.1], False),  # below the constant prediction, and learning
         ([0.02, 0.4, 0.5, 0.02, 0.01, 0.0], [1.4, 0.9, 0.7, 1.3, 1.4, 1.4], True),  # fell to nothing
-        ([0.09, 0.02, 0.01, 0.0], [1.7, 1.2, 1.2, 1.2], True),  # from everything to nothing: the loss falls, and is not learning
+        (
+            [0.09, 0.02, 0.01, 0.0],
+            [1.7, 1.2, 1.2, 1.2],
+            True,
+        ),  # from everything to nothing: the loss falls, and is not learning
         ([math.nan] * 3, [1.4, 1.4, 1.4], False),
     ],
 )

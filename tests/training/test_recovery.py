@@ -61,7 +61,9 @@ def test_the_second_time_or_with_on_nan_stop_training_ends(on_nan, num_rollbacks
         match=r"the validation loss is not finite in epoch 1\. Try a lower learning_rate, grad_clip=1\.0; .*last\.pt",
     ):
         recover(run, NonFinite("the validation loss is not finite", val_batch=0))
-    assert same(run.initial_state[:5], list(saved(run)["model"].values())[:5])  # that of the start: nothing else was saved
+    assert same(
+        run.initial_state[:5], list(saved(run)["model"].values())[:5]
+    )  # that of the start: nothing else was saved
 
 
 def test_a_group_that_memory_interrupted_is_begun_anew_from_the_last_saved_state(run):
@@ -93,7 +95,9 @@ def test_the_memory_of_the_failed_step_is_freed_before_parts_get_smaller(run, mo
 
     shrink = recovery.shrink
     monkeypatch.setattr(
-        recovery, "shrink", lambda *arguments: (was_alive.extend(ref() is not None for ref in alive), shrink(*arguments))[1]
+        recovery,
+        "shrink",
+        lambda *arguments: (was_alive.extend(ref() is not None for ref in alive), shrink(*arguments))[1],
     )
     with recovering(run):
         step()
@@ -109,7 +113,9 @@ def test_a_bug_or_a_signal_ends_the_run_with_the_state_saved(error, run):
 
 
 def test_a_bug_is_not_hidden_by_an_error_while_saving(run, monkeypatch):
-    monkeypatch.setattr(run.checkpointer, "save_on_failure", lambda state_is_whole: fail(TrainingFailed("the disk is full")))
+    monkeypatch.setattr(
+        run.checkpointer, "save_on_failure", lambda state_is_whole: fail(TrainingFailed("the disk is full"))
+    )
     with pytest.raises(ZeroDivisionError):
         recover(run, ZeroDivisionError())
 

@@ -59,7 +59,9 @@ def test_a_useless_model_is_told_after_the_table_and_in_result_json(tiny_data, t
     result = report(run)
     assert result.baseline_iou == pytest.approx(1 / 3)
     (warning,) = result.warnings
-    assert warning.startswith("this model is of no use: its val IoU is 0.000, and all foreground everywhere gives 0.333. ")
+    assert warning.startswith(
+        "this model is of no use: its val IoU is 0.000, and all foreground everywhere gives 0.333. "
+    )
     assert "\n  - 10 optimizer steps may be too few: num_epochs=200\n" in warning  # 5 in an epoch
     assert f"  foreground  0.0000\nWarning: {warning}\nTime: " in said(run)
     written = json.loads((run.checkpointer.folder / "result.json").read_text())
@@ -121,7 +123,9 @@ def test_a_good_run_is_not_warned_about():
 
 
 def test_training_that_did_not_learn_points_to_steps_masks_and_rate():
-    ((problem, advice),) = judge(ALL_FOREGROUND, rows([0.2, 0.32]), steps_per_epoch=10, num_epochs=2, data_dir="my data")
+    ((problem, advice),) = judge(
+        ALL_FOREGROUND, rows([0.2, 0.32]), steps_per_epoch=10, num_epochs=2, data_dir="my data"
+    )
     assert problem == (
         "this model is of no use: its val IoU is 0.300, and all foreground everywhere gives 0.300. "
         "Training did not learn either (train IoU 0.320 at best)"
@@ -159,7 +163,9 @@ def test_a_foreground_that_is_rare_and_never_predicted_is_told_with_how_to_find_
     ((problem, _),) = judge(ALL_BACKGROUND, rows([0.0]))  # 30% is not rare
     assert "of no use" in problem
     _, (problem, advice) = judge([[990, 0], [10, 0]], rows([0.0]))
-    assert problem.endswith("foreground (0.01 of the validation pixels, 100% of them taken for background; never predicted)")
+    assert problem.endswith(
+        "foreground (0.01 of the validation pixels, 100% of them taken for background; never predicted)"
+    )
     assert advice == [
         "small objects vanish when images are made smaller: fit=crop rare_class_crops=0.5",
         "a rare class weighs little in the loss: 'class_weights=[5.0]'",
@@ -184,7 +190,12 @@ def test_every_setting_that_is_advised_can_be_given_on_the_command_line():
     confusion, history = [[980, 0, 0], [10, 0, 0], [10, 0, 0]], rows([0.9] * 6)
     lines = advice_of(judge(confusion, history, num_classes=3, steps_per_epoch=50, image_size=[64, 32]))
     lines += "\n" + advice_of(judge(confusion, rows([0.3]), num_classes=3, data_dir="some where"))
-    settings = [word.rstrip(",") for line in lines.splitlines() for word in shlex.split(line.replace(", or ", " ")) if "=" in word]
+    settings = [
+        word.rstrip(",")
+        for line in lines.splitlines()
+        for word in shlex.split(line.replace(", or ", " "))
+        if "=" in word
+    ]
     names = [word.partition("=")[0] for word in settings]
     assert set(names) == {
         *("num_epochs", "fit", "rare_class_crops", "class_weights", "loss", "learning_rate"),
@@ -202,12 +213,16 @@ def test_classes_that_are_not_found_are_named_with_what_they_are_taken_for():
         [0, 1779, 0, 21, 0],  # 21 / 1800 = 0.0117
         [0, 0, 0, 0, 0],  # does not occur
     ]
-    ((problem, advice),) = judge(confusion, rows([0.5]), num_classes=5, class_names=["sky", "road", "cow", "sea", "sand"])
+    ((problem, advice),) = judge(
+        confusion, rows([0.5]), num_classes=5, class_names=["sky", "road", "cow", "sea", "sand"]
+    )
     assert problem == (
         "classes that the model hardly finds: cow (0.02 of the validation pixels, 90% of them taken for sky; never predicted), "
         "sea (0.18 of the validation pixels, 99% of them taken for road; 1.2% of them found)"
     )
-    assert "a rare class weighs little in the loss: 'class_weights=[1.0, 1.0, 2.5, 2.5, 1.0]'" in advice  # auto has decided on none
+    assert (
+        "a rare class weighs little in the loss: 'class_weights=[1.0, 1.0, 2.5, 2.5, 1.0]'" in advice
+    )  # auto has decided on none
 
 
 @pytest.mark.parametrize(

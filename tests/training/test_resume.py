@@ -37,14 +37,18 @@ def test_another_loss_is_refused_only_where_the_loss_is_monitored(change):
         compare({"monitor": "val_loss"}, {"monitor": "val_loss", **change})
 
 
-@pytest.mark.parametrize(("budget", "setting"), [("10m", "time_budget=20m"), ("31s", "time_budget=2m"), (None, "num_epochs=8")])
+@pytest.mark.parametrize(
+    ("budget", "setting"), [("10m", "time_budget=20m"), ("31s", "time_budget=2m"), (None, "num_epochs=8")]
+)
 def test_twice_as_long_is_twice_the_time_in_whole_minutes_or_twice_the_epochs(budget, setting):
     assert longer(replace(make_settings(num_epochs=4).taken, time_budget=budget)) == setting
 
 
 def test_changes_that_make_the_result_meaningless_are_refused_all_at_once():
     with pytest.raises(CheckpointError) as caught:
-        compare({"num_classes": 1, "encoder": "resnet34"}, {"encoder": "resnet18", "num_classes": 3, "learning_rate": 0.5})
+        compare(
+            {"num_classes": 1, "encoder": "resnet34"}, {"encoder": "resnet18", "num_classes": 3, "learning_rate": 0.5}
+        )
     assert str(caught.value) == (
         "cannot go on with other settings than the run began with:\n"
         "  num_classes: 1 in the checkpoint, 3 now; it decides the classes\n"
@@ -109,7 +113,9 @@ def test_what_is_open_is_as_the_run_began():
     ],
 )
 def test_another_split_is_refused_by_example(now, problem):
-    with pytest.raises(CheckpointError, match=rf"cannot go on with another data split: {problem} \(data_dir, val_fraction"):
+    with pytest.raises(
+        CheckpointError, match=rf"cannot go on with another data split: {problem} \(data_dir, val_fraction"
+    ):
         compare_splits({"train": ["a", "b"], "val": ["c"]}, now)
 
 
@@ -156,14 +162,20 @@ def stream():
 def test_other_batches_restart_the_epoch_and_another_rate_undoes_its_reduction(change, batch, factor, state, stream):
     adapt_to_changes(make_settings(**change).taken, BEFORE, state, Console(stream))
     assert (state.batch, state.learning_rate.factor, state.num_rollbacks) == (batch, factor, 0 if factor == 1 else 1)
-    assert state.num_restarts == state.num_rollbacks  # else one more epoch would end the run, as one that does not learn
+    assert (
+        state.num_restarts == state.num_rollbacks
+    )  # else one more epoch would end the run, as one that does not learn
     expected = "" if batch else f"Note: epoch 3 begins anew, because {next(iter(change))} changed\n"
     assert stream.getvalue() == expected
 
 
 @pytest.mark.parametrize(
     ("scheduler", "how"),
-    [("cosine", "now spans 50 epochs instead of 20"), ("poly", "now spans 50 epochs instead of 20"), ("constant", "stays")],
+    [
+        ("cosine", "now spans 50 epochs instead of 20"),
+        ("poly", "now spans 50 epochs instead of 20"),
+        ("constant", "stays"),
+    ],
 )
 def test_another_number_of_epochs_is_told_with_what_it_does_to_the_schedule(scheduler, how, stream):
     settings = make_settings(scheduler=scheduler, num_epochs=50, warmup_epochs=0)

@@ -67,13 +67,17 @@ def train_batches(run, num_batches, seconds=1.0):
 @pytest.fixture
 def long_epoch(tiny_data, tmp_path, monkeypatch):
     """A run of 100 s whose epochs of 200 batches would take longer, and whose validation took 20 s."""
-    run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, repeats=40, planned=1, learning_rate=0.5, warmup_epochs=0)
+    run = budgeted_run(
+        tiny_data, tmp_path / "run", monkeypatch, repeats=40, planned=1, learning_rate=0.5, warmup_epochs=0
+    )
     run.budget.val_seconds = 20.0
     return run
 
 
 def test_an_epoch_that_is_faster_than_planned_leaves_the_learning_rate_high_for_those_that_follow(long_epoch):
-    assert train_batches(long_epoch, 200, seconds=0.1) == 200  # 20 s, and there are 60 s for another one and its validation
+    assert (
+        train_batches(long_epoch, 200, seconds=0.1) == 200
+    )  # 20 s, and there are 60 s for another one and its validation
     assert long_epoch.state.learning_rate.at(200) == pytest.approx(0.25)  # half of the cosine
     epochs_of(long_epoch, 20.0)
     assert not long_epoch.is_finished()

@@ -100,8 +100,13 @@ def test_every_image_has_its_row_and_its_tiles_count_together():
     tiling = tile_images([(4, 8), (4, 4)], (4, 4))
     num_tiles = [tile.pair for tile in tiling.tiles].count(0)
     counts = np.array([[[1, 1, 1], [2, 3, 4]]] * num_tiles + [[[9, 9, 9], [1, 1, 1]]])
-    rows = csv.DictReader(val_scores_csv(SimpleNamespace(pairs=pairs, tiling=tiling), counts, Path("data"), config).splitlines())
-    assert [(row["hit_pixels"], row["truth_pixels"]) for row in rows] == [(str(2 * num_tiles), str(3 * num_tiles)), ("1", "1")]
+    rows = csv.DictReader(
+        val_scores_csv(SimpleNamespace(pairs=pairs, tiling=tiling), counts, Path("data"), config).splitlines()
+    )
+    assert [(row["hit_pixels"], row["truth_pixels"]) for row in rows] == [
+        (str(2 * num_tiles), str(3 * num_tiles)),
+        ("1", "1"),
+    ]
     assert num_tiles > 1
 
 
@@ -183,7 +188,12 @@ def test_nothing_is_written_through_a_link_or_into_another_folder_of_that_name(l
     ],
 )
 def test_a_restored_state_undoes_the_epochs_after_it(undoing):
-    events = [{"kind": "start"}, *({"kind": "epoch", "epoch": number} for number in (1, 2, 3, 4)), {"kind": "epoch"}, undoing]
+    events = [
+        {"kind": "start"},
+        *({"kind": "epoch", "epoch": number} for number in (1, 2, 3, 4)),
+        {"kind": "epoch"},
+        undoing,
+    ]
     assert list(current_epochs(events)) == [1, 2]
     again = {"kind": "epoch", "epoch": 3, "val_iou": 0.5}
     assert current_epochs([*events, again])[3] is again
@@ -192,7 +202,10 @@ def test_a_restored_state_undoes_the_epochs_after_it(undoing):
 
 def kept(folder):
     """What a run keeps, without what depends on the clock."""
-    epochs = [(epoch.number, epoch.get("val_iou"), epoch.classes, epoch.confusion) for epoch in read_run_summary(folder).epochs]
+    epochs = [
+        (epoch.number, epoch.get("val_iou"), epoch.classes, epoch.confusion)
+        for epoch in read_run_summary(folder).epochs
+    ]
     return epochs, (folder / "val_scores.csv").read_text()
 
 

@@ -71,7 +71,9 @@ def test_a_start_with_resume_auto_keeps_its_name_or_the_next_start_would_not_fin
 @pytest.mark.parametrize("resume", [None, "auto"])
 def test_a_checkpoint_dir_that_cannot_be_written_to_is_the_users_to_mend(resume, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=rf"checkpoint_dir: {tmp_path / 'file'} cannot be written to \(.*\); .*(no|not a) folder"):
+    with pytest.raises(
+        UserError, match=rf"checkpoint_dir: {tmp_path / 'file'} cannot be written to \(.*\); .*(no|not a) folder"
+    ):
         start_folder(resume, "run", tmp_path / "file")
 
 

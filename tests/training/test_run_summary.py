@@ -86,7 +86,11 @@ DAMAGED = [
     ("events.jsonl", EPOCH % ("seconds", deep(200_000)), "events.jsonl, line 4: it is nested too deeply"),
     ("events.jsonl", EPOCH % ("classes", '{"sky": 3}'), "events.jsonl, line 4: classes: 3 is no object"),
     ("events.jsonl", EPOCH % ("confusion", "[[1, 2], [3]]"), "events.jsonl: epoch 2 has other classes than the run"),
-    ("events.jsonl", EPOCH % ("classes", '{"tree": {"iou": 0.5}}'), "events.jsonl: epoch 1 has other classes than the run"),
+    (
+        "events.jsonl",
+        EPOCH % ("classes", '{"tree": {"iou": 0.5}}'),
+        "events.jsonl: epoch 1 has other classes than the run",
+    ),
     ("events.jsonl", START % '{"classes": [3]}', "events.jsonl, line 4: data: classes: "),
     ("result.json", '{"warnings": "none"}', "result.json: warnings: 'none' is no list"),
     ("events.jsonl", EPOCH % ("skipped_steps", 10**30), "events.jsonl, line 4: skipped_steps: 1000"),

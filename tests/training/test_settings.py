@@ -26,17 +26,24 @@ def test_a_precision_that_was_not_asked_for_is_told_with_its_reason(config, cons
 
 def test_decisions_are_told(config, console, monkeypatch):
     monkeypatch.setattr(choices, "RARE_CLASS", 1.0)  # so that classes are weighted
-    config = dataclasses.replace(config, num_workers="auto", num_classes=2, class_names=("field", "road"), class_weights="auto")
+    config = dataclasses.replace(
+        config, num_workers="auto", num_classes=2, class_names=("field", "road"), class_weights="auto"
+    )
     dataset = build_dataset(config, console, None)
     settings = build_settings(config, CPU_FACTS, dataset, console)
     assert settings.taken.num_workers == 1
     field, road = settings.taken.class_weights
-    assert "  Loader:     1 worker beside the training process (num_workers: auto, 2 cores)\n" in console.stream.getvalue()
+    assert (
+        "  Loader:     1 worker beside the training process (num_workers: auto, 2 cores)\n" in console.stream.getvalue()
+    )
     assert f"  Weights:    field {field:g}, road {road:g}\n" in console.stream.getvalue()
     assert "10 train, 2 val" in console.stream.getvalue()
     # What was decided and does nothing (one crop, no attention) is in config.yaml, not here.
     lines = console.stream.getvalue().partition("Decided from the data and this machine")[2].splitlines()[1:]
-    assert [line for line in lines if line.endswith(")") and ": " in line] == ["  repeats: 1  (num_epochs is set)", lines[-2]]
+    assert [line for line in lines if line.endswith(")") and ": " in line] == [
+        "  repeats: 1  (num_epochs is set)",
+        lines[-2],
+    ]
     assert lines[-2].startswith("  Loader:")
     assert settings.decisions["crops_per_image"].source == "decided"
 
@@ -44,7 +51,9 @@ def test_decisions_are_told(config, console, monkeypatch):
 def test_settings_that_do_nothing_are_told(config, console):
     dataset = build_dataset(config, console, None)
     build_settings(dataclasses.replace(config, crops_per_image=3), CPU_FACTS, dataset, console)
-    assert "Note: crops_per_image: for fit: crop alone; with fit: resize there are no crops\n" in console.stream.getvalue()
+    assert (
+        "Note: crops_per_image: for fit: crop alone; with fit: resize there are no crops\n" in console.stream.getvalue()
+    )
 
 
 GIB = 2**30
@@ -84,7 +93,10 @@ def test_a_config_that_leaves_things_open_has_no_findings(hardware):
         ({"image_size": 1024}, ("image_size", "image_size: auto, fit: auto")),
         ({"image_size": 128}, ("image_size", "image_size: auto, fit: auto")),  # 8 pixels thin become 2
         ({"num_epochs": 19}, ("num_epochs", "num_epochs: auto")),  # 950 steps
-        ({"cost": StepCost(0.1, 0.001, 39 * GIB)}, ("batch_size", "batch_size: 8 with accumulation_steps: 2, or batch_parts: 2")),
+        (
+            {"cost": StepCost(0.1, 0.001, 39 * GIB)},
+            ("batch_size", "batch_size: 8 with accumulation_steps: 2, or batch_parts: 2"),
+        ),
     ],
     ids=lambda case: str(case) if isinstance(case, dict) else "",
 )

@@ -132,7 +132,9 @@ def test_a_run_that_another_process_began_in_the_meantime_is_left_alone(config, 
         (folder / "last.pt").touch()
 
     monkeypatch.setattr(setup, "try_components", begin_elsewhere)
-    with pytest.raises(UserError, match=r"run was begun by another process in the meantime; the same command resumes it"):
+    with pytest.raises(
+        UserError, match=r"run was begun by another process in the meantime; the same command resumes it"
+    ):
         start(config, resume="auto")
     assert names(folder) == ["last.pt"]
 
@@ -146,7 +148,8 @@ def test_a_compiler_that_fails_is_told_and_config_yaml_keeps_what_was_asked_for(
     assert not run.config.compile_model
     said = capsys.readouterr().out
     assert (
-        "Warning: compile_model: compiling failed, training continues uncompiled (RuntimeError: no working C++ compiler)\n" in said
+        "Warning: compile_model: compiling failed, training continues uncompiled (RuntimeError: no working C++ compiler)\n"
+        in said
     )
     assert "✓ Compiled" not in said
     line = "compile_model: true  # here false: compiling failed (RuntimeError: no working C++ compiler)"
@@ -208,7 +211,9 @@ def test_a_state_whose_model_is_not_described_is_refused_in_a_sentence(config, f
     train_and_save(config)
     content = read_checkpoint(folder / "last.pt")
     write_checkpoint(folder / "last.pt", {**content, "spec": spec if not spec else {**content["spec"], **spec}})
-    with pytest.raises(CheckpointError, match=rf"^{folder} cannot be resumed: what it says of its model cannot be right \("):
+    with pytest.raises(
+        CheckpointError, match=rf"^{folder} cannot be resumed: what it says of its model cannot be right \("
+    ):
         start(config, resume="run")
 
 
@@ -219,12 +224,16 @@ def test_other_facts_on_another_machine_are_refused_by_name():
     """All would take rank 0's, in silence."""
     told = FakeJob(1, broadcast=lambda value: {"batch_size": "2", "seed": "42"})
     check_same(told, {"batch_size": "2", "seed": "42"}, "", "the same config")
-    with pytest.raises(UserError, match=r"^batch_size: 4 on .*, 2 for rank 0; seed: 7 on .*, 42 for rank 0; all machines need the"):
+    with pytest.raises(
+        UserError, match=r"^batch_size: 4 on .*, 2 for rank 0; seed: 7 on .*, 42 for rank 0; all machines need the"
+    ):
         check_same(told, {"batch_size": "4", "seed": "7"}, "", "the same config")
 
 
 def test_what_may_differ_between_machines_is_left_out_and_packages_are_not():
-    one, two = (config_facts(Config(data_dir=f"/scratch/{name}", num_workers=number)) for name, number in (("a", 4), ("b", 8)))
+    one, two = (
+        config_facts(Config(data_dir=f"/scratch/{name}", num_workers=number)) for name, number in (("a", 4), ("b", 8))
+    )
     assert one == two
     assert one != config_facts(Config(batch_size=4))
     assert {"torch", "timm"} <= set(one)
@@ -240,8 +249,12 @@ def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all(is_lost, config
     assert found == ((0, [], []) if is_lost else (1, [0.5], [[5, 1], [1, 2]]))
 
 
-@pytest.mark.parametrize(("before", "now", "batch", "expected"), [(2, 1, 3, 6), (2, 1, 0, 0), (3, 1, 1, 3), (1, 2, 3, 0)])
-def test_another_number_of_processes_goes_on_at_the_same_sample_or_begins_the_epoch_anew(before, now, batch, expected, console):
+@pytest.mark.parametrize(
+    ("before", "now", "batch", "expected"), [(2, 1, 3, 6), (2, 1, 0, 0), (3, 1, 1, 3), (1, 2, 3, 0)]
+)
+def test_another_number_of_processes_goes_on_at_the_same_sample_or_begins_the_epoch_anew(
+    before, now, batch, expected, console
+):
     """Batches of 2 images: 3 batches of 2 processes are 12 samples, and 6 batches of one; 3 of one end within a step of two."""
     state, config = small_components().state, dataclasses.replace(make_settings().taken, batch_size=2)
     state.batch = batch

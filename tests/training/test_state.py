@@ -37,7 +37,8 @@ def components():
 
 def through_a_file(state, folder, **more):
     write_checkpoint(
-        folder / "last.pt", {"config": {}, "decisions": {}, "split": {"train": [], "val": []}, **state.state_dict(), **more}
+        folder / "last.pt",
+        {"config": {}, "decisions": {}, "split": {"train": [], "val": []}, **state.state_dict(), **more},
     )
     return read_last(folder / "last.pt")
 
@@ -57,7 +58,11 @@ def test_the_scale_of_the_scaler_is_restored_and_its_settings_are_those_of_this_
     content = through_a_file(state, tmp_path)
     state.scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=100, backoff_factor=0.25)
     state.load_state_dict(content)
-    assert (state.scaler.get_scale(), state.scaler.get_growth_interval(), state.scaler.get_backoff_factor()) == (128.0, 100, 0.25)
+    assert (state.scaler.get_scale(), state.scaler.get_growth_interval(), state.scaler.get_backoff_factor()) == (
+        128.0,
+        100,
+        0.25,
+    )
 
 
 def test_one_bad_loss_does_not_spoil_the_mean_of_the_epoch():
@@ -87,7 +92,9 @@ def places(value, path=()):
     """The path of every value in nested dicts and lists; of lists and dicts with many alike, the first two."""
     yield path
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in list(items)[: None if path in ((), ("progress",), ("learning_rate",), ("totals",), ("history", 0)) else 2]:
+    for key, item in list(items)[
+        : None if path in ((), ("progress",), ("learning_rate",), ("totals",), ("history", 0)) else 2
+    ]:
         yield from places(item, (*path, key))
 
 
@@ -103,8 +110,25 @@ def changed(content, path, change):
 
 def other_values(value):
     """Of other types, and numbers that no run comes to."""
-    others = [None, "text", [], {}, -1, 2**60, 0.5, True, torch.zeros(3), torch.zeros(2, 2, dtype=torch.int64), [None], {"a": None}]
-    return [other for other in others if type(other) is not type(value) or (isinstance(value, dict | list) and value and not other)]
+    others = [
+        None,
+        "text",
+        [],
+        {},
+        -1,
+        2**60,
+        0.5,
+        True,
+        torch.zeros(3),
+        torch.zeros(2, 2, dtype=torch.int64),
+        [None],
+        {"a": None},
+    ]
+    return [
+        other
+        for other in others
+        if type(other) is not type(value) or (isinstance(value, dict | list) and value and not other)
+    ]
 
 
 def test_every_field_that_is_missing_or_of_another_kind_is_refused_or_does_no_harm(content):
@@ -146,7 +170,9 @@ def test_every_field_that_is_missing_or_of_another_kind_is_refused_or_does_no_ha
 )
 def test_what_does_not_fit_is_named(path, value, message, content):
     with pytest.raises(ValueError, match=message):
-        small_components().state.load_state_dict(changed(content, path, lambda place, key: place.__setitem__(key, value)))
+        small_components().state.load_state_dict(
+            changed(content, path, lambda place, key: place.__setitem__(key, value))
+        )
 
 
 # Several ranks
@@ -203,7 +229,9 @@ def test_patience_ends_after_exactly_that_many_epochs_without_improvement(patien
     stopping = EarlyStopping(higher_is_better=True)
     stopping.update(0.5, 1)
     stopping.update(0.7, 2)
-    stopped = [epoch for epoch in range(3, 10) if not stopping.update(0.6, epoch) and stopping.patience_used >= patience]
+    stopped = [
+        epoch for epoch in range(3, 10) if not stopping.update(0.6, epoch) and stopping.patience_used >= patience
+    ]
     assert stopped[0] == 2 + patience
 
 

@@ -33,7 +33,8 @@ def test_accumulation_equals_the_big_batch():
 def encoder_and_decoder(components):
     network = components.state.segmenter.network
     return tuple(
-        torch.cat([parameter.detach().flatten() for parameter in part.parameters()]) for part in (network.encoder, network.decoder)
+        torch.cat([parameter.detach().flatten() for parameter in part.parameters()])
+        for part in (network.encoder, network.decoder)
     )
 
 
@@ -119,6 +120,8 @@ def test_pieces_of_other_images_are_trained_on_with_their_masks(num_parts):
     images, masks = paste_pieces(batch.images, batch.masks, boxes)
     assert not torch.equal(masks, batch.masks)
     found = take_step(make_step(mixed, num_parts=num_parts), batch._replace(cut_boxes=boxes), learning_rate=0.5)
-    known = take_step(make_step(expected, num_parts=num_parts), batch._replace(images=images, masks=masks), learning_rate=0.5)
+    known = take_step(
+        make_step(expected, num_parts=num_parts), batch._replace(images=images, masks=masks), learning_rate=0.5
+    )
     assert torch.equal(weights(mixed), weights(expected))
     assert torch.equal(found.matrix, known.matrix)

@@ -75,8 +75,14 @@ def test_a_step_is_measured_in_a_process_of_its_own(tmp_path):
 @pytest.mark.parametrize(
     ("image", "changes"),
     [
-        (RGB_8BIT, {"deep_supervision": 0.5, "decoder_attention": "scse", "ema_decay": 0.9, "decoder_channels": [16] * 5}),
-        (ImageSpec(5, "uint16", (9.0,) * 5, (2.0,) * 5, low=0.0, high=99.0), {"num_classes": 3, "batch_size": 4, "batch_parts": 2}),
+        (
+            RGB_8BIT,
+            {"deep_supervision": 0.5, "decoder_attention": "scse", "ema_decay": 0.9, "decoder_channels": [16] * 5},
+        ),
+        (
+            ImageSpec(5, "uint16", (9.0,) * 5, (2.0,) * 5, low=0.0, high=99.0),
+            {"num_classes": 3, "batch_size": 4, "batch_parts": 2},
+        ),
         (RGB_8BIT, {"freeze_encoder_epochs": 1, "accumulation_steps": 4, "grad_clip": 1.0}),
     ],
     ids=["heads and average", "deep images in parts", "frozen at first"],
@@ -91,7 +97,10 @@ def test_every_kind_of_step_can_be_measured(image, changes):
     ("script", "failure"),
     [
         ("raise SystemExit(1)", "the process of the trial ended"),
-        ("import os, sys; sys.stdin.readline(); os.write(1, b'{\"seconds\"'); os._exit(9)", "the process of the trial ended"),
+        (
+            "import os, sys; sys.stdin.readline(); os.write(1, b'{\"seconds\"'); os._exit(9)",
+            "the process of the trial ended",
+        ),
         ("import sys; sys.stdin.readline(); print('what?', flush=True)", "Expecting value"),
         ('import sys; sys.stdin.readline(); print(\'{"failure": "out of memory"}\', flush=True)', "out of memory"),
     ],

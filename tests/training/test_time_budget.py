@@ -45,8 +45,12 @@ def test_a_run_is_its_epochs_and_what_comes_once():
         ("cpu", 0, 4, 2.1),
     ],
 )
-def test_loading_is_hidden_by_workers_beside_a_gpu_and_shares_the_cores_of_a_cpu(device, num_workers, num_cores, seconds):
-    assert with_loading(0.5, 1.6, make_config(device=device, num_workers=num_workers), num_cores) == pytest.approx(seconds)
+def test_loading_is_hidden_by_workers_beside_a_gpu_and_shares_the_cores_of_a_cpu(
+    device, num_workers, num_cores, seconds
+):
+    assert with_loading(0.5, 1.6, make_config(device=device, num_workers=num_workers), num_cores) == pytest.approx(
+        seconds
+    )
 
 
 def test_a_cache_spares_reading_but_not_augmenting():

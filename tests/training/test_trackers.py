@@ -199,7 +199,8 @@ def test_epochs_are_logged_in_order_and_the_outcome_at_the_end(folder):
 
 
 @pytest.mark.parametrize(
-    ("failing", "error"), [("init", SystemExit(1)), ("log", ConnectionError("no route to host")), ("finish", KeyError("x"))]
+    ("failing", "error"),
+    [("init", SystemExit(1)), ("log", ConnectionError("no route to host")), ("finish", KeyError("x"))],
 )
 def test_whatever_a_service_raises_is_told_once(failing, error, folder):
     tracker = Recorder([failing], error)

@@ -1,4 +1,5 @@
-"""python train_unet.py COMMAND: module and function of each, imported when used and called with (arguments, script_config)."""
+"""python train_unet.py COMMAND: module and function of each, imported when used and called with (arguments,
+script_config)."""
 
 COMMANDS = {
     "check": "unet_trainer.commands.doctor:check",

@@ -1,7 +1,7 @@
 """python train_unet.py bench: the same training in several precisions, each in a process of its own, as a table.
 
-Every row is an ordinary run of the script with a few settings changed. It measures what the user gets: loader, validation and
-checkpoints included.
+Every row is an ordinary run of the script with a few settings changed. It measures what the user gets: loader,
+validation and checkpoints included.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     parser = CommandParser("bench", "Trains in several precisions and compares them.")
     extent = parser.add_mutually_exclusive_group()
     extent.add_argument("--quick", action="store_true", help="fewer rows and epochs")
-    extent.add_argument("--step", action="store_true", help="no training: the config's step alone, on a batch on the device")
+    extent.add_argument(
+        "--step", action="store_true", help="no training: the config's step alone, on a batch on the device"
+    )
     given = parser.parse_intermixed_args(arguments)
     config = read_config_words(given.words, script_config, "bench")
     console = Console()
@@ -72,20 +74,32 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     has_bfloat16 = inspect_hardware(device).has_bfloat16 if on_gpu else cpu_computes_bfloat16()
     if config.batch_size == "auto":
         config = dataclasses.replace(config, batch_size=wanted_batch_size(0, on_cpu=not on_gpu))
-    bench(config, choose_trials(int(config.batch_size), on_gpu, has_bfloat16, given.quick), SCRIPT, given.quick, console)
+    bench(
+        config, choose_trials(int(config.batch_size), on_gpu, has_bfloat16, given.quick), SCRIPT, given.quick, console
+    )
 
 
 def choose_trials(batch_size: int, on_gpu: bool, has_bfloat16: bool, quick: bool) -> Trials:
     """The rows that make sense on this hardware, the baseline first."""
     plain = {"use_amp": False, "compile_model": False, "channels_last": False}
-    amp = {"use_amp": True, "amp_dtype": "bfloat16" if has_bfloat16 else "float16", "compile_model": False, "channels_last": True}
+    amp = {
+        "use_amp": True,
+        "amp_dtype": "bfloat16" if has_bfloat16 else "float16",
+        "compile_model": False,
+        "channels_last": True,
+    }
     rows: list[tuple[str, dict[str, Any], bool, bool]] = [  # and whether it suits the hardware, and --quick has it
         ("Baseline (float32)", plain, True, True),
         ("float32 + compiled", {**plain, "compile_model": True}, not on_gpu, True),
         ("AMP", amp, on_gpu or has_bfloat16, True),
         ("AMP + large batch", {**amp, "batch_size": batch_size * LARGE}, on_gpu, False),
         ("AMP + compiled", {**amp, "compile_model": True}, on_gpu, True),
-        ("AMP float16 + compiled", {**amp, "amp_dtype": "float16", "compile_model": True}, on_gpu and has_bfloat16, False),
+        (
+            "AMP float16 + compiled",
+            {**amp, "amp_dtype": "float16", "compile_model": True},
+            on_gpu and has_bfloat16,
+            False,
+        ),
     ]
     return {name: settings for name, settings, suits, is_quick in rows if suits and (is_quick or not quick)}
 
@@ -123,9 +137,16 @@ def bench(config: Config, trials: Trials, script: Path, quick: bool, console: Co
 
 
 def _run(
-    trial: str, changes: Mapping[str, Any], config: Config, num_epochs: int, script: Path, folder: Path, tick: Callable[[], object]
+    trial: str,
+    changes: Mapping[str, Any],
+    config: Config,
+    num_epochs: int,
+    script: Path,
+    folder: Path,
+    tick: Callable[[], object],
 ) -> tuple[dict[str, float], str]:
-    """One trial in a process of its own, whose output goes into a file beside its run: its figures, or why there are none."""
+    """One trial in a process of its own, whose output goes into a file beside its run: its figures, or why there are
+    none."""
     name = re.sub(r"\W+", "_", trial).strip("_").lower()
     warmup = "auto" if config.warmup_epochs == "auto" else min(config.warmup_epochs, num_epochs / 2)
     settings = {
@@ -158,7 +179,9 @@ def _run(
                 child.kill()
             raise
     if child.returncode != 0:
-        errors = [line for line in lines if line.startswith("Error: ")] or [line for line in lines if line] or ["no output"]
+        errors = (
+            [line for line in lines if line.startswith("Error: ")] or [line for line in lines if line] or ["no output"]
+        )
         return {}, errors[-1].removeprefix("Error: ")
     return _read_figures(folder / name, asked, lines)
 
@@ -196,10 +219,17 @@ def table_lines(rows: Sequence[Row]) -> list[str]:
         if row["failure"]:
             table.append((row["trial"], *"–––––––"))
             continue
-        speed = f"{row['seconds_per_epoch']:.2f}", f"{row['images_per_second']:.0f}", f"{row['images_per_second'] / first:.2f}×"
+        speed = (
+            f"{row['seconds_per_epoch']:.2f}",
+            f"{row['images_per_second']:.0f}",
+            f"{row['images_per_second'] / first:.2f}×",
+        )
         memory = (f"{row[key]:.2f}" if row[key] else "–" for key in ("allocated_gib", "reserved_gib"))
         table.append((row["trial"], *speed, *memory, f"{row['data_wait']:.0%}", f"{row['val_iou']:.4f}"))
-    return [*aligned(table, to_the_right=True), *(f"{row['trial']}: {row['failure']}" for row in rows if row["failure"])]
+    return [
+        *aligned(table, to_the_right=True),
+        *(f"{row['trial']}: {row['failure']}" for row in rows if row["failure"]),
+    ]
 
 
 def _write(folder: Path, config: Config, rows: Sequence[Row], winner: str) -> None:
@@ -207,12 +237,16 @@ def _write(folder: Path, config: Config, rows: Sequence[Row], winner: str) -> No
     from unet_trainer.images.image_decoding import encode_image
 
     settings = {name: as_dict(config)[name] for name in ("data_dir", "image_size", "batch_size", "encoder")}
-    write_text_atomically(folder / "bench.json", json.dumps({**settings, "rows": rows, "winner": winner}, indent=2) + "\n")
+    write_text_atomically(
+        folder / "bench.json", json.dumps({**settings, "rows": rows, "winner": winner}, indent=2) + "\n"
+    )
     good = [row for row in rows if not row["failure"]]
     charts = [("images/s", [row["images_per_second"] for row in good])]
     if any(memory := [row["allocated_gib"] for row in good]):
         charts.append(("peak memory, GiB", memory))
-    write_bytes_atomically(folder / "bench.png", encode_image(bar_chart([row["trial"] for row in good], charts), ".png"))
+    write_bytes_atomically(
+        folder / "bench.png", encode_image(bar_chart([row["trial"] for row in good], charts), ".png")
+    )
 
 
 # --step: the training step alone, on a batch that is on the device. No loader can be faster.
@@ -235,11 +269,18 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     hardware = build_hardware(config, console)
     size = NO_DATA_SIZE if config.image_size == "auto" else as_shape(config.image_size)
     num_classes = implied_num_classes(config) or 1
-    facts = DatasetFacts(3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size], num_classes=num_classes)
+    facts = DatasetFacts(
+        3, RGB_8BIT.mean, RGB_8BIT.std, IMAGENET_REASON, "auto", None, "", (1.0,), [size], num_classes=num_classes
+    )
     batch_size = REFERENCE_BATCH if config.batch_size == "auto" else config.batch_size
     compiles = hardware.kind == "cuda" if config.compile_model == "auto" else config.compile_model
     weights = None if config.encoder_weights == "auto" else config.encoder_weights
-    step: dict[str, Any] = {"image_size": size, "batch_size": batch_size, "compile_model": compiles, "encoder_weights": weights}
+    step: dict[str, Any] = {
+        "image_size": size,
+        "batch_size": batch_size,
+        "compile_model": compiles,
+        "encoder_weights": weights,
+    }
     data: dict[str, Any] = {"in_channels": 3, "class_weights": None, "num_epochs": 1, "time_budget": None}
     settings = resolve(dataclasses.replace(config, **step, **data), hardware, facts)
     set_backends(config.allow_tf32, config.deterministic)
@@ -253,7 +294,8 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
 
 
 def time_step(components: Components, batch: Batch, console: Console) -> None:
-    """Times forward, loss, IoU counts, backward, the check for finite numbers and the optimizer; prints images per second."""
+    """Times forward, loss, IoU counts, backward, the check for finite numbers and the optimizer; prints images per
+    second."""
     from unet_trainer.training.compilation import is_out_of_memory, out_of_memory_message, peak_memory_gib
     from unet_trainer.training.state import EpochMetrics
 
@@ -283,4 +325,6 @@ def time_step(components: Components, batch: Batch, console: Console) -> None:
     seconds, size = median(times), batch.num_images
     spread = f"{size / max(times):.0f} to {size / min(times):.0f} in {NUM_ROUNDS} rounds"
     memory = f", {peak_memory_gib(device)[0]:.2f} GiB at the peak" if on_gpu else ""
-    console.say(f"The step alone: {size / seconds:.0f} images/s at batch {size} ({1000 * seconds:.2f} ms; {spread}){memory}")
+    console.say(
+        f"The step alone: {size / seconds:.0f} images/s at batch {size} ({1000 * seconds:.2f} ms; {spread}){memory}"
+    )

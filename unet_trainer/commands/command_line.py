@@ -28,7 +28,9 @@ from unet_trainer.training.run_folder import CONFIG_YAML, begun_later, find_run,
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides
-_is_file = os.path.isfile  # unlike Path.is_file, False for a name that is too long or has a NUL: reported where it is read
+_is_file = (
+    os.path.isfile
+)  # unlike Path.is_file, False for a name that is too long or has a NUL: reported where it is read
 NEWEST = "\0newest"  # --resume without a name; no name can be this
 CONFIG_WORDS = ("CONFIG | key=value", "a YAML file, and settings that override it")
 SHARED_OPTIONS: dict[str, dict[str, Any]] = {
@@ -45,7 +47,12 @@ class CommandParser(argparse.ArgumentParser):
     """Answers a mistake with one message, like every other error, in place of the usage."""
 
     def __init__(
-        self, command: str, description: str | None, words: tuple[str, str] | None = CONFIG_WORDS, shared: str = "", **more: Any
+        self,
+        command: str,
+        description: str | None,
+        words: tuple[str, str] | None = CONFIG_WORDS,
+        shared: str = "",
+        **more: Any,
     ) -> None:
         """`words`: what the words are that are no options, and their help. `shared`: names of SHARED_OPTIONS."""
         super().__init__(f"train_unet.py {command}".rstrip(), description=description, **more)
@@ -80,14 +87,18 @@ def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
         open_closed_streams()
         is_torchrun = current().launch.is_torchrun
         if is_torchrun:
-            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # before torch is loaded: stack traces of connections that broke
+            os.environ.setdefault(
+                "TORCH_CPP_LOG_LEVEL", "ERROR"
+            )  # before torch is loaded: stack traces of connections that broke
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
         end_with_parent(is_torchrun)
         try:
             if sys.flags.optimize > 1:
-                raise UserError("python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O")
+                raise UserError(
+                    "python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O"
+                )
             return main(*args, **kwargs)
         except (UserError, TrainingFailed, PeerFailed, PeerLost) as error:
             return _end(str(error), error.exit_code)
@@ -124,7 +135,9 @@ def read_training_command(arguments: Sequence[str], description: str | None, scr
         words.append(resume)  # --resume key=value: the newest run, with an override
         resume = NEWEST
     if resume is not None and not resume.strip():
-        raise UserError("--resume: got an empty name; name a run, or leave the name out (is a variable of the shell not set?)")
+        raise UserError(
+            "--resume: got an empty name; name a run, or leave the name out (is a variable of the shell not set?)"
+        )
     if resume is None:
         return read_config_words(words, script_config)
     files, overrides = _sort_words(words)
@@ -171,13 +184,17 @@ def _sort_words(words: Sequence[str]) -> tuple[list[str], list[str]]:
         if word.isidentifier() and not Path(word).is_dir() and not Path("configs", f"{word}.yaml").is_file():
             meant = near_miss(word, COMMANDS)
             hint = f"did you mean {meant}?" if meant else f"commands, which come first, are {', '.join(COMMANDS)}."
-            raise UserError(f"{word}: no command and no config file; {hint} To train: python train_unet.py [CONFIG] [key=value]")
+            raise UserError(
+                f"{word}: no command and no config file; {hint} To train: python train_unet.py [CONFIG] [key=value]"
+            )
     if len(files) > 1:
         raise UserError(f"got {len(files)} config files ({', '.join(files)}); need one, and key=value for the rest")
     return files, overrides
 
 
-def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], script_config: ScriptConfig) -> tuple[Path, list[str]]:
+def _resume_source(
+    run: str, files: Sequence[str], overrides: Sequence[str], script_config: ScriptConfig
+) -> tuple[Path, list[str]]:
     """--resume: the named config, or else the run's own; and what to resume from."""
     own = dict(override.split("=", 1) for override in overrides)
     if "resume" in own:
@@ -196,7 +213,8 @@ def _resume_source(run: str, files: Sequence[str], overrides: Sequence[str], scr
 
 
 def check_may_write(path: Path | None) -> None:
-    """Of --write FILE: raises UserError where a file stands that would be lost, before minutes are spent on measuring."""
+    """Of --write FILE: raises UserError where a file stands that would be lost, before minutes are spent on
+    measuring."""
     if path is None:
         return
     check_output("--write", path)

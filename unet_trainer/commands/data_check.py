@@ -1,8 +1,8 @@
 """The report of `check`: what a dataset holds, what is wrong with it, its contact sheet and the settings for it.
 
-What is open is answered first, each question by the most likely of its answers, so that classes and split are judged as training
-will find them. The settings are one block of YAML that trains when it is pasted into a config, or written as one.
-"""
+What is open is answered first, each question by the most likely of its answers, so that classes and split are judged as
+training will find them. The settings are one block of YAML that trains when it is pasted into a config, or written as
+one."""
 
 import hashlib
 import os
@@ -31,7 +31,16 @@ from unet_trainer.datasets.mask_evidence import (
     has_background,
     ignored_share,
 )
-from unet_trainer.datasets.pairs import Box, Choice, FoundPairs, Pair, Problem, Question, describe_problems, setting_lines
+from unet_trainer.datasets.pairs import (
+    Box,
+    Choice,
+    FoundPairs,
+    Pair,
+    Problem,
+    Question,
+    describe_problems,
+    setting_lines,
+)
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.images.drawing import COLOURS, contact_sheet, to_display
@@ -75,7 +84,9 @@ class AnsweredReport:
     config: Config
     report: DatasetReport
     answers: list[Answer] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)  # all of them: those that the answers solve, and those that are left
+    problems: list[Problem] = field(
+        default_factory=list
+    )  # all of them: those that the answers solve, and those that are left
     questions: list[Question] = field(default_factory=list)  # likewise
     notices: list[str] = field(default_factory=list)
 
@@ -96,8 +107,8 @@ class AnsweredReport:
 
 
 def build_answered_report(config: Config, console: Console) -> AnsweredReport:
-    """Builds the report, answers what is open and builds it again, until no answer is left. Raises DataError if no pairs can be
-    found, and no answer is known."""
+    """Builds the report, answers what is open and builds it again, until no answer is left. Raises DataError if no
+    pairs can be found, and no answer is known."""
     answers: list[Answer] = []
     solved: list[Problem | Question] = []
     found: FoundPairs | None = None
@@ -144,8 +155,8 @@ def _with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
 
 
 def _answer_where_the_data_is(config: Config, question: Question, console: Console) -> tuple[Answer, FoundPairs | None]:
-    """The first answer by which every file has its partner, or else that which pairs most, and what it finds if nothing is left to
-    ask; raises the question if no answer helps."""
+    """The first answer by which every file has its partner, or else that which pairs most, and what it finds if nothing
+    is left to ask; raises the question if no answer helps."""
     best: tuple[tuple[bool, int], Choice, FoundPairs | None] | None = None
     for choice in question.choices:
         found = None
@@ -183,8 +194,11 @@ def _take_advice(answered: AnsweredReport, console: Console) -> AnsweredReport:
 # What is printed and written
 
 
-def check_data(config: Config, console: Console, json_file: Path | None = None, config_file: Path | None = None) -> bool:
-    """Prints the report and writes the contact sheet; returns whether the settings that it ends with train. Raises UserError.
+def check_data(
+    config: Config, console: Console, json_file: Path | None = None, config_file: Path | None = None
+) -> bool:
+    """Prints the report and writes the contact sheet; returns whether the settings that it ends with train. Raises
+    UserError.
 
     They are written to `config_file` if they do, and everything to `json_file`.
     """
@@ -207,7 +221,9 @@ def check_data(config: Config, console: Console, json_file: Path | None = None, 
     if report.coding is not None:
         absent = absent_classes(report.masks, report.coding, id_names(report.decided(answered.config)))
         if absent:
-            answered.notices.append(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
+            answered.notices.append(
+                f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?"
+            )
     answered_keys = {name for guess in answered.guesses for name in guess.settings}
     for notice in answered.notices:
         if not any(f"({name}" in notice for name in answered_keys):  # what a problem below says
@@ -215,7 +231,9 @@ def check_data(config: Config, console: Console, json_file: Path | None = None, 
     # The lines of the classes show each value of the masks, and the table of a question would repeat them.
     shows_values = report.coding is not None and report.coding.values is not None and not report.coding.ignores_unknown
     open_texts = [describe_problems([problem], where=IN_JSON) for problem in answered.problems]
-    open_texts += ["\n  ".join([question.text, *([] if shows_values else question.table)]) for question in answered.questions]
+    open_texts += [
+        "\n  ".join([question.text, *([] if shows_values else question.table)]) for question in answered.questions
+    ]
     for text in open_texts:
         console.say(f"\n{shorten(text)}")
     lines = block_lines(answered, shorten) if answered.is_settled or answered.is_settled_but_for_files else []
@@ -230,7 +248,8 @@ def check_data(config: Config, console: Console, json_file: Path | None = None, 
 
 
 def names_inside(data_dir: Path) -> Callable[[str], str]:
-    """Makes paths in a text relative to data_dir, which the settings name. A name without a slash, such as size, may be a word."""
+    """Makes paths in a text relative to data_dir, which the settings name. A name without a slash, such as size, may be
+    a word."""
     forms = {re.escape(str(form)) for form in (data_dir, data_dir.absolute(), data_dir.resolve())}
     pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(forms)})(?:(/)|(?![\w./-]))")
     return lambda text: pattern.sub(lambda found: "" if found[1] else "data_dir" if "/" in found[0] else found[0], text)
@@ -239,7 +258,9 @@ def names_inside(data_dir: Path) -> Callable[[str], str]:
 def _verdict(answered: AnsweredReport) -> str:
     """Whether the data can be trained on, as a heading for the settings."""
     num_guesses = len(answered.guesses)
-    confirm = f", with {'one guess' if num_guesses == 1 else f'{num_guesses} guesses'} to confirm" if num_guesses else ""
+    confirm = (
+        f", with {'one guess' if num_guesses == 1 else f'{num_guesses} guesses'} to confirm" if num_guesses else ""
+    )
     if answered.is_settled:
         return f"Ready to train with these settings{confirm} ({WRITES}):"
     if not answered.is_settled_but_for_files:
@@ -253,7 +274,9 @@ def _write_config(path: Path, answered: AnsweredReport, lines: Sequence[str], co
     if not answered.is_settled:
         console.say("\n--write: nothing was written, because the data is not ready.")
         return
-    header = [f"# {line}" for line in file_header(path, "check", Path(answered.config.data_dir).resolve().name).splitlines()]
+    header = [
+        f"# {line}" for line in file_header(path, "check", Path(answered.config.data_dir).resolve().name).splitlines()
+    ]
     write_output("--write", path, "\n".join([*header, "", *lines, ""]))
     console.say(f"\nWritten. It trains as it is: {train_command(path)}")
 
@@ -269,7 +292,9 @@ def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> 
     if len(depths) > 1:
         console.fact("", ", ".join(f"{count} {depth}" for depth, count in depths.most_common()))
     if report.image_spec is not None:
-        mean, std = (", ".join(f"{value:g}" for value in values) for values in (report.image_spec.mean, report.image_spec.std))
+        mean, std = (
+            ", ".join(f"{value:g}" for value in values) for values in (report.image_spec.mean, report.image_spec.std)
+        )
         console.fact("Statistics", f"mean {mean}; std {std} ({report.statistics_reason})")
     if report.coding is not None and report.classes is not None:
         guess = next((guess.reason for guess in answered.guesses if "num_classes" in guess.settings), None)
@@ -292,16 +317,28 @@ def _say_classes(report: DatasetReport, coding: MaskCoding, names: Sequence[str]
     ]
     if ignored := ignored_share(report.masks, coding):
         table.append((IGNORED, "ignored", describe_ignored(coding), f"{ignored:8.3%} of all pixels"))
-    name_width, value_width = max(len(name) for _, name, _, _ in table), min(MAX_WIDTH, max(len(row[2]) for row in table))
+    name_width, value_width = (
+        max(len(name) for _, name, _, _ in table),
+        min(MAX_WIDTH, max(len(row[2]) for row in table)),
+    )
     for class_id, name, values, share in table:
         holders = sum(class_id in held for held in ids)
-        console.say(f"      {name:<{name_width}}  {values:>{value_width}}  {share}, in {holders} of {counted(len(ids), 'mask')}")
+        console.say(
+            f"      {name:<{name_width}}  {values:>{value_width}}  {share}, in {holders} of {counted(len(ids), 'mask')}"
+        )
 
 
 def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines: Sequence[str]) -> None:
     report = answered.report
-    config, split, spec, evidence = report.decided(answered.config), report.split, report.image_spec, MaskEvidence(report.masks)
-    sizes, dtypes, channels = (Counter(getattr(image, name) for image in report.images) for name in ("size", "dtype", "channels"))
+    config, split, spec, evidence = (
+        report.decided(answered.config),
+        report.split,
+        report.image_spec,
+        MaskEvidence(report.masks),
+    )
+    sizes, dtypes, channels = (
+        Counter(getattr(image, name) for image in report.images) for name in ("size", "dtype", "channels")
+    )
     classes = [] if report.coding is None else class_table(report.masks, report.coding, id_names(config))
     content = {
         "ok": answered.is_settled,
@@ -320,11 +357,18 @@ def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines:
             for value, _ in evidence.counts.most_common()
         ],
         "problems": [
-            {**{name: getattr(one, name) for name in ("kind", "title", "fix")}, "lines": list(one.lines), **_settings_of(one)}
+            {
+                **{name: getattr(one, name) for name in ("kind", "title", "fix")},
+                "lines": list(one.lines),
+                **_settings_of(one),
+            }
             for one in answered.problems
         ],
         "questions": [
-            {"text": one.text, "choices": [{"meaning": choice.meaning, **_settings_of(choice)} for choice in one.choices]}
+            {
+                "text": one.text,
+                "choices": [{"meaning": choice.meaning, **_settings_of(choice)} for choice in one.choices],
+            }
             for one in answered.questions
         ],
         "guesses": [{"reason": guess.reason, **_settings_of(guess)} for guess in answered.guesses],
@@ -378,7 +422,8 @@ def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -
 
 
 def _keys_of(answer: Answer, values: Mapping[str, Any]) -> list[str]:
-    """The settings of an answer, in the order of the config; with one about the classes go all settings of the classes."""
+    """The settings of an answer, in the order of the config; with one about the classes go all settings of the
+    classes."""
     names = {*answer.settings, *(CLASS_KEYS if "num_classes" in answer.settings else ())}
     return [name for name in FIELDS if name in names and name in values]
 
@@ -402,14 +447,18 @@ def _group_lines(settings: Mapping[str, Any], answer: Answer, shorten: Callable[
 
 
 def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
-    """Writes the sheet under checkpoint_dir. Where nobody knows what the values mean, each is drawn as a class of its own."""
+    """Writes the sheet under checkpoint_dir. Where nobody knows what the values mean, each is drawn as a class of its
+    own."""
     if not report.pairs:
         return None
     if report.coding is not None:
         coding, names = report.coding, id_names(report.decided(config))
     else:  # the most frequent values, as many as there are colours; the others are drawn as ignored
         values = sorted(value for value, _ in MaskEvidence(report.masks).counts.most_common(len(COLOURS)))
-        coding, names = given_coding([as_written([value]) for value in values], None, True), list(map(show_value, values))
+        coding, names = (
+            given_coding([as_written([value]) for value in values], None, True),
+            list(map(show_value, values)),
+        )
     is_background = has_background(names, class_shares(report.masks, coding, len(names)))
     pictures, labels = [], []
     for index, class_id in _rarest_first(report.masks, coding, len(names))[:NUM_PICTURES]:
@@ -454,13 +503,16 @@ def sheet_name(data_dir: Path) -> str:
 
 
 def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[tuple[int, int]]:
-    """Index of a pair and the class it is shown for: by turns the pairs of each class but the most common, rarest class first.
+    """Index of a pair and the class it is shown for: by turns the pairs of each class but the most common, rarest class
+    first.
 
     Of each class, pairs with much of it and with little, spread over all that hold it.
     """
     held = [class_ids(mask.counts, coding) for mask in masks]
     shares = class_shares(masks, coding, num_ids)
-    classes = sorted((class_id for class_id in range(num_ids) if shares[class_id] > 0), key=lambda class_id: shares[class_id])
+    classes = sorted(
+        (class_id for class_id in range(num_ids) if shares[class_id] > 0), key=lambda class_id: shares[class_id]
+    )
     rare, turns = classes[:-1] or classes, []
     for class_id in rare:
         holders = [index for index, its in enumerate(held) if class_id in its]

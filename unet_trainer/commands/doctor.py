@@ -1,7 +1,8 @@
-"""python train_unet.py doctor: one page on what this machine and this data can do, and what a run would do; and check, of the data.
+"""python train_unet.py doctor: one page on what this machine and this data can do, and what a run would do; and check,
+of the data.
 
-Machine, data, the settings that a run would take with their reasons, its time and memory, and what in the config could be better.
-"""
+Machine, data, the settings that a run would take with their reasons, its time and memory, and what in the config could
+be better."""
 
 from __future__ import annotations
 
@@ -32,8 +33,24 @@ from unet_trainer.config.choices import COMPILE_GAIN, COMPILE_SECONDS, describe_
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import check_output, write_output
-from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, Finding, Level, counted, finding_lines, first_line
-from unet_trainer.system.resources import ROOT, count_cores, free_disk, free_host_memory, read_if_there, total_host_memory
+from unet_trainer.system.console import (
+    EXIT_DONE,
+    EXIT_USER_ERROR,
+    Console,
+    Finding,
+    Level,
+    counted,
+    finding_lines,
+    first_line,
+)
+from unet_trainer.system.resources import (
+    ROOT,
+    count_cores,
+    free_disk,
+    free_host_memory,
+    read_if_there,
+    total_host_memory,
+)
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, StepCost
@@ -94,15 +111,21 @@ def check(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     config = read_config_words(given.words, script_config, "check")
     check_may_write(given.write)
 
-    from unet_trainer.commands.data_check import check_data  # numpy and OpenCV: a typo is answered before they are loaded
+    from unet_trainer.commands.data_check import (
+        check_data,
+    )  # numpy and OpenCV: a typo is answered before they are loaded
 
     is_good = check_data(config, Console(), given.json, given.write)
     return EXIT_DONE if is_good else EXIT_USER_ERROR
 
 
 def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
-    parser = CommandParser("doctor", "Says what this machine and this data can do, and what a run would do.", shared="json write")
-    parser.add_argument("--budget", metavar="TIME", help="time that the run may take, e.g. 2h; the same as time_budget=2h")
+    parser = CommandParser(
+        "doctor", "Says what this machine and this data can do, and what a run would do.", shared="json write"
+    )
+    parser.add_argument(
+        "--budget", metavar="TIME", help="time that the run may take, e.g. 2h; the same as time_budget=2h"
+    )
     parser.add_argument("--fast", action="store_true", help="compile nothing: the time is then an estimate")
     given = parser.parse_intermixed_args(arguments)
     words = list(given.words)
@@ -120,7 +143,9 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
         page.console.say(f"--write: {given.write} was not written, because there are no settings for this data.")
     elif given.write is not None and settings is not None:
         header = file_header(given.write, "doctor", settings.taken.data_dir)
-        write_output("--write", given.write, settings.to_yaml(header, resume=None, encoder_weights=config.encoder_weights))
+        write_output(
+            "--write", given.write, settings.to_yaml(header, resume=None, encoder_weights=config.encoder_weights)
+        )
         page.console.say(f"Written: {given.write}. It runs as it is: {train_command(given.write)}")
     code = EXIT_USER_ERROR if "problem" in page.levels() else EXIT_DONE
     if given.json is not None:
@@ -186,8 +211,8 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, is_fast: b
 
 
 def try_step(probe: Any, taken: ResolvedConfig, is_fast: bool) -> tuple[StepCost | None, float, str, str]:
-    """Takes the step of the run as it will be taken: compiled, unless that would take too long. Its cost, the seconds of compiling,
-    why it failed, and why compiling did: the cost is that of the uncompiled step then."""
+    """Takes the step of the run as it will be taken: compiled, unless that would take too long. Its cost, the seconds
+    of compiling, why it failed, and why compiling did: the cost is that of the uncompiled step then."""
     compiles = taken.compile_model
     # A trial has no time budget, which goes with num_epochs: auto only.
     tried = dataclasses.replace(taken, compile_model=compiles and not is_fast, time_budget=None)
@@ -246,7 +271,11 @@ def forecast_findings(
     from unet_trainer.training.pilots import has_time
 
     taken, rate = settings.taken, settings.taken.batch_size / cost.seconds
-    per_epoch = f"{found.seconds_per_epoch:.1f} s" if found.seconds_per_epoch < 10 else describe_seconds(found.seconds_per_epoch)
+    per_epoch = (
+        f"{found.seconds_per_epoch:.1f} s"
+        if found.seconds_per_epoch < 10
+        else describe_seconds(found.seconds_per_epoch)
+    )
     detail = f"about {describe_seconds(found.seconds)}: {counted(found.num_epochs, 'epoch')} of {per_epoch}"
     if settings.replans():  # the number that was planned from the step alone is among the settings
         detail = f"about {describe_seconds(found.seconds)}, with as many epochs of {per_epoch} as there is time for"
@@ -258,20 +287,28 @@ def forecast_findings(
     findings = [Finding("ok", "Time", detail)]
     if found.seconds > OVER_BUDGET * settings.budget():
         detail += f"; more than time_budget: {taken.time_budget}, since a run starts up and validates once at least"
-        findings = [Finding("warning", "Time", detail, "a longer time_budget, a smaller image_size or a smaller encoder")]
+        findings = [
+            Finding("warning", "Time", detail, "a longer time_budget, a smaller image_size or a smaller encoder")
+        ]
     if found.memory:
-        detail = f"{found.memory / 2**30:.1f} GiB of the {hardware.free_memory / 2**30:.1f} GiB that are free on the GPU"
+        detail = (
+            f"{found.memory / 2**30:.1f} GiB of the {hardware.free_memory / 2**30:.1f} GiB that are free on the GPU"
+        )
         findings.append(Finding("ok", "Memory", detail))
     loading = taken.batch_size * (sample.augment_seconds + (0.0 if taken.cache != "none" else sample.read_seconds))
     if hardware.kind != "cpu" and loading / max(1, taken.num_workers) > 1.1 * cost.seconds:
-        times = f"reading {sample.read_seconds * 1e3:.0f} ms and augmenting {sample.augment_seconds * 1e3:.0f} ms an image"
+        times = (
+            f"reading {sample.read_seconds * 1e3:.0f} ms and augmenting {sample.augment_seconds * 1e3:.0f} ms an image"
+        )
         detail = f"the GPU would wait: {times}, {counted(taken.num_workers, 'worker')}"
-        findings.append(Finding("warning", "Loading", detail, "more cores" + ("" if taken.cache != "none" else ", or cache: ram")))
+        findings.append(
+            Finding("warning", "Loading", detail, "more cores" + ("" if taken.cache != "none" else ", or cache: ram"))
+        )
     return findings
 
 
-# The machine: what it can do for training, what is in the way, and what to do about it. Every probe returns what it could find: a
-# broken driver is a finding, not a crash.
+# The machine: what it can do for training, what is in the way, and what to do about it. Every probe returns what it
+# could find: a broken driver is a finding, not a crash.
 
 
 def machine_findings(checkpoint_dir: Path, wants_gpu: bool) -> list[Finding]:
@@ -293,7 +330,11 @@ def device_findings(torch: Any, level: Level) -> list[Finding]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # `init` raises what `is_available` warns of
             if torch.cuda.is_available():
-                return [finding for index in range(torch.cuda.device_count()) for finding in gpu_findings(torch, index, level)]
+                return [
+                    finding
+                    for index in range(torch.cuda.device_count())
+                    for finding in gpu_findings(torch, index, level)
+                ]
             if torch.backends.mps.is_available():
                 return [Finding("ok", "GPU", f"Apple GPU (mps), torch {torch.__version__}")]
             torch.cuda.init()
@@ -322,7 +363,8 @@ def gpu_findings(torch: Any, index: int, level: Level) -> list[Finding]:
 
 
 def no_gpu_finding(torch: str, cuda: str | None, failure: str, level: Level) -> Finding:
-    """Why torch finds no GPU. `torch`: its name and version; `cuda`: the version that it is built for; `failure`: what it says."""
+    """Why torch finds no GPU. `torch`: its name and version; `cuda`: the version that it is built for; `failure`: what
+    it says."""
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
     if not has_nvidia_gpu():
         detail = "none: training runs on the CPU, in float32 and with a smaller model, many times slower than on a GPU"
@@ -333,7 +375,9 @@ def no_gpu_finding(torch: str, cuda: str | None, failure: str, level: Level) -> 
     if hidden is not None and hidden.strip() in ("", "-1"):
         detail = f"hidden by CUDA_VISIBLE_DEVICES={hidden!r}: training would run on the CPU"
         return Finding("warning", "GPU", detail, "unset CUDA_VISIBLE_DEVICES")
-    return Finding(level, "GPU", f"there is an NVIDIA GPU, and {torch} (CUDA {cuda}) cannot use it ({failure})", MEND_DRIVER)
+    return Finding(
+        level, "GPU", f"there is an NVIDIA GPU, and {torch} (CUDA {cuda}) cannot use it ({failure})", MEND_DRIVER
+    )
 
 
 def has_nvidia_gpu(root: Path = ROOT) -> bool:
@@ -360,7 +404,9 @@ def memory_finding() -> Finding:
     free = free_host_memory()
     detail = f"{free / GIB:.1f} of {total_host_memory() / GIB:.1f} GiB free"
     if free < 2 * GIB:
-        return Finding("warning", "Memory", detail, "end other programs, or take a smaller batch_size and num_workers: 0")
+        return Finding(
+            "warning", "Memory", detail, "end other programs, or take a smaller batch_size and num_workers: 0"
+        )
     return Finding("ok", "Memory", detail)
 
 
@@ -394,6 +440,10 @@ def version_findings(versions: Mapping[str, str]) -> list[Finding]:
         detail = f"{torch} can be made to run code by a checkpoint that it loads (CVE-2026-24747)"
         found.append(Finding("problem", "torch", detail, "python -m pip install -U 'torch>=2.10'"))
     if albumentations != ALBUMENTATIONS:
-        detail = f"{albumentations}; this trainer is tested with {ALBUMENTATIONS}, the last version under the MIT licence"
-        found.append(Finding("warning", "albumentations", detail, f"python -m pip install albumentations=={ALBUMENTATIONS}"))
+        detail = (
+            f"{albumentations}; this trainer is tested with {ALBUMENTATIONS}, the last version under the MIT licence"
+        )
+        found.append(
+            Finding("warning", "albumentations", detail, f"python -m pip install albumentations=={ALBUMENTATIONS}")
+        )
     return found

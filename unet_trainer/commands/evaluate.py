@@ -35,7 +35,8 @@ MAX_NAME, MAX_LONG_NAME = 22, 36
 MAX_CONFUSION = 7  # class ids in a confusion matrix that is printed
 NUM_CONFUSED = 5
 TITLES = {
-    "iou": "IoU", "dice": "Dice", "precision": "precision", "recall": "recall", "boundary_iou": "boundary IoU", "cldice": "clDice",
+    "iou": "IoU", "dice": "Dice", "precision": "precision", "recall": "recall", "boundary_iou": "boundary IoU",
+    "cldice": "clDice",
 }  # fmt: skip
 COUNTS = {"images_with_a_score": "images", "empty_truths": "no truth", "empty_predictions": "no pred."}
 
@@ -46,7 +47,9 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     names, overrides = split_words(given.words, "evaluate", DATA_KEYS)
     if len(names) != 1:
         what = f"got {', '.join(names)}" if names else "none was named"
-        raise UserError(f"evaluate takes one model, {what}: python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)")
+        raise UserError(
+            f"evaluate takes one model, {what}: python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)"
+        )
     check_options(given, may_be_as_trained=True)
 
     from unet_trainer.inference.engine import find_model
@@ -60,7 +63,9 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     what = "Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them)."
-    words = f"a run's folder or name, a .pt or .onnx file; and the images, if not those of the run: {', '.join(DATA_KEYS)}"
+    words = (
+        f"a run's folder or name, a .pt or .onnx file; and the images, if not those of the run: {', '.join(DATA_KEYS)}"
+    )
     parser = CommandParser("evaluate", what, ("RUN|FILE | key=value", words), "tta threshold raw device")
     what = "which images; without it val, or all of a data_dir that is not divided into train and val"
     parser.add_argument("--split", choices=SPLITS, help=what)
@@ -76,7 +81,9 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_intermixed_args(arguments)
 
 
-def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_file: Path | None, console: Console) -> None:
+def run(
+    given: argparse.Namespace, overrides: dict[str, str], file: Path, other_file: Path | None, console: Console
+) -> None:
     """Evaluates, prints and writes. Raises UserError."""
     from unet_trainer.inference.evaluate import make_folder, write_evaluation
     from unet_trainer.inference.inputs import check_comparable, check_same_classes, find_source, load_evaluation_data
@@ -113,7 +120,12 @@ def run(given: argparse.Namespace, overrides: dict[str, str], file: Path, other_
         console.note(f"nothing was written: {file} is not in a run folder; --out DIR keeps scores and pictures")
         return
     compared_with = None if other_file is None else str(other_file)
-    content = {**describe(predictor, file, data, given), "compared_with": compared_with, **summary, "comparison": comparison}
+    content = {
+        **describe(predictor, file, data, given),
+        "compared_with": compared_with,
+        **summary,
+        "comparison": comparison,
+    }
     write_evaluation(folder, content, evaluated, data, spec)
     console.say(f"Scores: {folder / 'evaluation.json'} | images, worst first: {folder / 'evaluation.csv'}")
     console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
@@ -127,7 +139,9 @@ def check_options(given: argparse.Namespace, may_be_as_trained: bool = False) ->
         tile_side(given.tile, "--tile")
 
 
-def load(given: argparse.Namespace, file: Path, console: Console, precision: NumberFormat | Literal["auto"] = "auto") -> Predictor:
+def load(
+    given: argparse.Namespace, file: Path, console: Console, precision: NumberFormat | Literal["auto"] = "auto"
+) -> Predictor:
     """Of evaluate and predict. Raises UserError for options that are not for this model."""
     from unet_trainer.inference.engine import SymmetricEngine, load_engine
     from unet_trainer.inference.predictor import Predictor, chosen_tile
@@ -135,7 +149,9 @@ def load(given: argparse.Namespace, file: Path, console: Console, precision: Num
     engine = load_engine(file, given.device, precision, given.raw)
     spec = engine.card.spec
     if given.threshold is not None and spec.num_ids != 2:
-        raise UserError(f"--threshold: for a model of two class ids; {file} has {spec.num_ids} ({', '.join(spec.id_names)})")
+        raise UserError(
+            f"--threshold: for a model of two class ids; {file} has {spec.num_ids} ({', '.join(spec.id_names)})"
+        )
     if given.tile == AS_TRAINED and spec.fit == "resize":
         console.note("--tile: the model sees whole images, resized, in training and here; there are no tiles")
     tile = None if given.tile == AS_TRAINED else chosen_tile(given.tile, spec)
@@ -148,7 +164,9 @@ def load(given: argparse.Namespace, file: Path, console: Console, precision: Num
     return Predictor(engine, tile)
 
 
-def evaluate_model(predictor: Predictor, data: EvaluationData, given: argparse.Namespace, console: Console) -> EvaluatedSet:
+def evaluate_model(
+    predictor: Predictor, data: EvaluationData, given: argparse.Namespace, console: Console
+) -> EvaluatedSet:
     import torch
 
     from unet_trainer.inference.evaluate import evaluate
@@ -183,9 +201,13 @@ def say_training_images(data: EvaluationData, file: Path, other_file: Path | Non
     for name in (file, *([] if other_file is None else [other_file])):
         folder = run_folder_of(name)
         if folder is None:
-            console.note(f"{name} is not in a run folder: whether it was trained on some of these images cannot be told")
+            console.note(
+                f"{name} is not in a run folder: whether it was trained on some of these images cannot be told"
+            )
         elif seen := listed_pairs(data.pairs, folder, "train")[0]:
-            console.warn(f"{name} was trained on {len(seen)} of these images, such as {seen[0].image}: its scores are too good")
+            console.warn(
+                f"{name} was trained on {len(seen)} of these images, such as {seen[0].image}: its scores are too good"
+            )
 
 
 def say_doubts(
@@ -195,9 +217,13 @@ def say_doubts(
     from unet_trainer.datasets.splits import OF_ONE_IMAGE
 
     if given.cldice:
-        console.note("clDice compares centre lines, for thin shapes; that of a compact object is a few pixels (docs/metrics.md)")
+        console.note(
+            "clDice compares centre lines, for thin shapes; that of a compact object is a few pixels (docs/metrics.md)"
+        )
     if summary["num_images"] < FEW_IMAGES:
-        console.note(f"{counted(summary['num_images'], 'image')}: intervals from so few are rough, and likely too narrow")
+        console.note(
+            f"{counted(summary['num_images'], 'image')}: intervals from so few are rough, and likely too narrow"
+        )
     if data.source.config.split == "blocks" and any(pair.box for pair in data.pairs):
         console.note(OF_ONE_IMAGE)
     trained, spec, iou = predictor.engine.card.val_iou, predictor.spec, summary["mean"]["dataset"]["iou"]["value"]
@@ -241,13 +267,19 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     """All tables of an evaluation, as `summarise` gives it."""
     others = [name for name in summary["mean"]["dataset"] if name != "iou"]
     dataset: list[Sequence[str]] = [["", TITLES["iou"], "95 % interval", *(TITLES[name] for name in others)]]
-    means: list[Sequence[str]] = [["", *(TITLES[name] for name in summary["mean"]["mean_over_images"]), *COUNTS.values()]]
+    means: list[Sequence[str]] = [
+        ["", *(TITLES[name] for name in summary["mean"]["mean_over_images"]), *COUNTS.values()]
+    ]
     for row in _rows(summary):
         scores = row["dataset"]
         ends = scores["iou"]["interval"]
         interval = "–" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}"
-        dataset.append([row["name"], _score(scores["iou"]["value"]), interval, *(_score(scores[name]["value"]) for name in others)])
-        means.append([row["name"], *map(_score, row["mean_over_images"].values()), *(str(row.get(name, "")) for name in COUNTS)])
+        dataset.append(
+            [row["name"], _score(scores["iou"]["value"]), interval, *(_score(scores[name]["value"]) for name in others)]
+        )
+        means.append(
+            [row["name"], *map(_score, row["mean_over_images"].values()), *(str(row.get(name, "")) for name in COUNTS)]
+        )
     return [
         f"Whole set ({counted(summary['num_images'], 'image')} as one, from one confusion matrix):",
         *_table(dataset),
@@ -316,14 +348,18 @@ def verdict(difference: float | None, ends: Sequence[float] | None) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], max_name: int = MAX_NAME, most: int = MAX_CLASSES) -> list[str]:
-    """Rows below a header: the first column to the left, the others to the right. Of many classes, the first and the mean."""
+    """Rows below a header: the first column to the left, the others to the right. Of many classes, the first and the
+    mean."""
     header, *others = rows
     left_out = len(others) - 1 - most
     if left_out > 0:
         others = [*others[:most], [f"… {left_out} more", *([""] * (len(header) - 1))], others[-1]]
     shown = [header, *others]
     room = WIDTH - 2 - sum(2 + max(map(len, column)) for column in list(zip(*shown, strict=True))[1:])
-    return [f"  {line}" for line in aligned([[cut(row[0], min(max_name, room)), *row[1:]] for row in shown], to_the_right=True)]
+    return [
+        f"  {line}"
+        for line in aligned([[cut(row[0], min(max_name, room)), *row[1:]] for row in shown], to_the_right=True)
+    ]
 
 
 def _score(value: float | None) -> str:

@@ -1,5 +1,6 @@
-"""python train_unet.py export and shard, for use elsewhere: a trained model as a file or folder for other programs, compared with
-torch before it is kept; a dataset as tar shards, which train from a disk or from object storage as the files would."""
+"""python train_unet.py export and shard, for use elsewhere: a trained model as a file or folder for other programs,
+compared with torch before it is kept; a dataset as tar shards, which train from a disk or from object storage as the
+files would."""
 
 import argparse
 import dataclasses
@@ -79,7 +80,9 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
     from unet_trainer.inference.engine import SMP_CARD
     from unet_trainer.inference.export import SMP_FILES
 
-    suffix, default_name = ("", "model_smp") if name == "smp" else (f".{name}", f"model.{name}")  # that of smp is a folder
+    suffix, default_name = (
+        ("", "model_smp") if name == "smp" else (f".{name}", f"model.{name}")
+    )  # that of smp is a folder
     try:
         # A link that the user names is written through, not replaced; one in a run's folder could lead anywhere.
         target = checkpoint.parent / default_name if out is None else final_path(out) if out.is_symlink() else out
@@ -99,7 +102,8 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
         # A folder is replaced as a whole, and what somebody put into it would be lost.
         if others := sorted(file.name for file in target.iterdir() if file.name not in SMP_FILES):
             raise UserError(
-                f"--out: {target} holds {first_few(others, 3)} beside an earlier export, which would be deleted with it; move it "
+                f"--out: {target} holds {first_few(others, 3)} beside an earlier export, which would be deleted "
+                "with it; move it "
                 "away, or name a folder that does not exist"
             )
     return target
@@ -113,14 +117,20 @@ MEGABYTE = 10**6
 def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     what = "Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them."
     parser = CommandParser("shard", what)
-    parser.add_argument("--out", metavar="FOLDER | URL", required=True, help="where the shards go: a folder, s3://..., gs://...")
-    parser.add_argument("--shard-mb", metavar="MB", type=float, default=256.0, help="largest size of a shard (default 256)")
+    parser.add_argument(
+        "--out", metavar="FOLDER | URL", required=True, help="where the shards go: a folder, s3://..., gs://..."
+    )
+    parser.add_argument(
+        "--shard-mb", metavar="MB", type=float, default=256.0, help="largest size of a shard (default 256)"
+    )
     given = parser.parse_intermixed_args(arguments)
     config = read_config_words(given.words, script_config, "shard")
     if not given.out.strip():
         raise UserError("--out: got an empty name; need a folder or a URL (is a variable of the shell not set?)")
     if not 0.01 <= given.shard_mb <= 1e6:
-        raise UserError(f"--shard-mb: got {given.shard_mb:g}; need a number of megabytes from 0.01 to 1000000, e.g. 256")
+        raise UserError(
+            f"--shard-mb: got {given.shard_mb:g}; need a number of megabytes from 0.01 to 1000000, e.g. 256"
+        )
     check_url("--out", given.out)
     shard_data(config, given.out, int(given.shard_mb * MEGABYTE), Console())
 
@@ -150,8 +160,13 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     if not is_url(out) and Path(out).resolve() in folders:
         raise UserError(f"--out: {out} holds images or masks of the data; need another folder")
     if found.class_file is None and (class_file := find_class_file(data_dir, report.pairs)) is not None:
-        found = dataclasses.replace(found, class_file=(class_file.path.name, read_text(class_file.path, encoding="utf-8-sig")))
-    scanned = [*zip(report.pairs, report.images, report.masks, strict=True), *((pair, None, None) for pair in found.test)]
+        found = dataclasses.replace(
+            found, class_file=(class_file.path.name, read_text(class_file.path, encoding="utf-8-sig"))
+        )
+    scanned = [
+        *zip(report.pairs, report.images, report.masks, strict=True),
+        *((pair, None, None) for pair in found.test),
+    ]
     with console.bar("Writing shards:", len(scanned), keep=False) as bar:
         index = write_shards(found, scanned, data_dir.resolve().name, place, shard_bytes, bar.tick)
     pairs, shards = counted(index.num_samples, "pair"), counted(len(index.shards), "shard")

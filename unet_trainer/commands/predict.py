@@ -59,21 +59,31 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
 def _parser() -> CommandParser:
     what = "Writes what a trained model sees in images, as files."
     parser = CommandParser("predict", what, None, "tta threshold raw device")
-    parser.add_argument("model", metavar="RUN|FILE", help="a run's name or folder (its best.pt is taken), a .pt or an .onnx file")
+    parser.add_argument(
+        "model", metavar="RUN|FILE", help="a run's name or folder (its best.pt is taken), a .pt or an .onnx file"
+    )
     what = "images, folders with their subfolders, a CSV with a column image"
     parser.add_argument("inputs", nargs="+", metavar="IMAGE|FOLDER|GLOB|CSV", help=what)
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the results are written")
-    parser.add_argument("--among-images", action="store_true", help="write into the folder of the images if --out is that")
+    parser.add_argument(
+        "--among-images", action="store_true", help="write into the folder of the images if --out is that"
+    )
     parser.add_argument("--values", action="store_true", help="masks with the values of the dataset's own masks too")
     parser.add_argument("--overlay", action="store_true", help="the images with the classes drawn over them too")
     what = "probabilities too: 16-bit PNG, or float32 .npy"
     parser.add_argument("--probabilities", nargs="?", const="png", choices=("png", "npy"), help=what)
-    parser.add_argument("--polygons", action="store_true", help="the outlines of objects too: COCO JSON, or GeoJSON of GeoTIFFs")
+    parser.add_argument(
+        "--polygons", action="store_true", help="the outlines of objects too: COCO JSON, or GeoJSON of GeoTIFFs"
+    )
     what = "fit: crop: side of the tiles, a multiple of 32; without it the one that training chose"
     parser.add_argument("--tile", metavar="N", help=what)
     parser.add_argument("--skip-existing", action="store_true", help="leave images alone whose results are there")
-    parser.add_argument("--batch-size", metavar="N", type=int, help="images at a time; by default as the device can use")
-    parser.add_argument("--time", action="store_true", help="say also how fast reading, the network and a plain loop are alone")
+    parser.add_argument(
+        "--batch-size", metavar="N", type=int, help="images at a time; by default as the device can use"
+    )
+    parser.add_argument(
+        "--time", action="store_true", help="say also how fast reading, the network and a plain loop are alone"
+    )
     return parser
 
 
@@ -85,7 +95,9 @@ def predict(
     from unet_trainer.loading.worker_pool import WorkerError
 
     predictor = load(given, path, console)
-    folder = PredictionFolder(given.out, predictor.spec, Kinds(given.values, given.overlay, given.probabilities, given.polygons))
+    folder = PredictionFolder(
+        given.out, predictor.spec, Kinds(given.values, given.overlay, given.probabilities, given.polygons)
+    )
     folder.refuse_overwriting(inputs)
     is_done = [given.skip_existing and folder.is_done(name) for _, name in inputs]
     num_todo = len(inputs) - sum(is_done)
@@ -134,7 +146,9 @@ def predict(
 def _say_result(stream: PredictionStream, inputs: Sequence[Input], seconds: float, console: Console) -> None:
     from unet_trainer.datasets.pairs import Problem, describe_problems
 
-    rate = f" in {seconds:.1f} s" + (f" ({stream.num_written / seconds:.1f} images/s)" if stream.num_written > 1 else "")
+    rate = f" in {seconds:.1f} s" + (
+        f" ({stream.num_written / seconds:.1f} images/s)" if stream.num_written > 1 else ""
+    )
     console.say(f"Predicted {counted(stream.num_written, 'image')}{rate if stream.num_written else ''}.")
     failed = {path for path, _ in stream.failed}
     if len(inputs) > len(failed):  # some may have been there before
@@ -156,10 +170,18 @@ def result_lines(folder: PredictionFolder, inputs: Sequence[Input]) -> list[tupl
     out, spec, kinds = folder.out, folder.spec, folder.kinds
     is_binary = len(folder.probable_ids) == 1
     example = f"numpy.array(PIL.Image.open({str(folder.mask(inputs[0].name))!r}))"
-    lines = [("masks", f"{out}: class ids in PNGs with a palette ({_classes(spec, range(spec.num_ids))}); in Python {example}")]
+    lines = [
+        (
+            "masks",
+            f"{out}: class ids in PNGs with a palette ({_classes(spec, range(spec.num_ids))}); in Python {example}",
+        )
+    ]
     if kinds.values:
         lines.append(
-            ("values", f"{out / VALUES}: the values of the dataset's masks: {_classes(spec, folder.values.tolist(), True)}")
+            (
+                "values",
+                f"{out / VALUES}: the values of the dataset's masks: {_classes(spec, folder.values.tolist(), True)}",
+            )
         )
     if kinds.overlay:
         lines.append(("overlays", f"{out / OVERLAYS}"))
@@ -167,7 +189,11 @@ def result_lines(folder: PredictionFolder, inputs: Sequence[Input]) -> list[tupl
         what = "of the foreground, height × width" if is_binary else "height × width × classes"
         lines.append(("probabilities", f"{out / PROBABILITIES}: float32 arrays, {what}"))
     elif kinds.probabilities == "png":
-        which = "of the foreground" if is_binary else f"a folder for each class, such as {class_folder(0, spec.id_names[0])}"
+        which = (
+            "of the foreground"
+            if is_binary
+            else f"a folder for each class, such as {class_folder(0, spec.id_names[0])}"
+        )
         lines.append(("probabilities", f"{out / PROBABILITIES}: 16-bit PNGs, 65535 is 1; {which}"))
     if kinds.polygons and (out / COCO_NAME).is_file():
         lines.append(("polygons", f"{out / COCO_NAME}: COCO, one annotation for each connected object"))
@@ -188,7 +214,11 @@ def _say_rates(rates: Rates, end_to_end: float, console: Console) -> None:
     lines = [
         ("reading alone", rates.reading, ""),
         ("forward pass alone", rates.forward, ""),
-        ("predict, all in all", end_to_end, f"  {end_to_end / min(rates.reading, rates.forward):.0%} of the lower of the two"),
+        (
+            "predict, all in all",
+            end_to_end,
+            f"  {end_to_end / min(rates.reading, rates.forward):.0%} of the lower of the two",
+        ),
     ]
     if rates.plain is not None:
         lines.append(("plain loop", rates.plain, "  read, forward in float32 and write, one after the other"))

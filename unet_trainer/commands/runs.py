@@ -40,7 +40,9 @@ def list_runs(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     names, settings = split_words(given.words, "runs", ["checkpoint_dir"])
     places = [*names, *settings.values()]
     if len(places) > 1:
-        raise UserError(f"runs takes one folder, got {' '.join(given.words)}: python train_unet.py runs [checkpoint_dir=FOLDER]")
+        raise UserError(
+            f"runs takes one folder, got {' '.join(given.words)}: python train_unet.py runs [checkpoint_dir=FOLDER]"
+        )
     folder = Path(places[0] if places else script_config(()).checkpoint_dir)
     if places and not folder.is_dir():
         raise UserError(f"checkpoint_dir: {folder} is no folder")
@@ -79,7 +81,15 @@ def table(summaries: Sequence[RunSummary]) -> list[str]:
     for summary in summaries:
         iou, planned = summary.best_iou, f"/{summary.num_epochs}" if summary.num_epochs else ""
         written = "" if summary.updated is None else f"{summary.updated.astimezone():%Y-%m-%d %H:%M}"
-        rows.append([summary.name, summary.state, "–" if iou is None else f"{iou:.4f}", f"{len(summary.epochs)}{planned}", written])
+        rows.append(
+            [
+                summary.name,
+                summary.state,
+                "–" if iou is None else f"{iou:.4f}",
+                f"{len(summary.epochs)}{planned}",
+                written,
+            ]
+        )
     header, *lines = aligned(rows)
     start = header.index("state")
     coloured = []
@@ -106,7 +116,8 @@ def _warn_of_damage(summaries: Sequence[RunSummary], console: Console) -> None:
 def read_run_words(
     words: Sequence[str], script_config: ScriptConfig, command: str, takes_data: bool = False
 ) -> tuple[list[str], list[Path], Path | None]:
-    """The names of runs, their folders (that of the newest run without a name), and where their data are now, if it was said.
+    """The names of runs, their folders (that of the newest run without a name), and where their data are now, if it was
+    said.
 
     Words are names, and key=value for where runs and data lie. Raises UserError.
     """
@@ -147,7 +158,9 @@ def report(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     load_config({"device": given.device})  # checks it
     names, (folder, *_), data_dir = read_run_words(given.words, script_config, "report", takes_data=True)
     if len(names) > 1:
-        raise UserError(f"got {len(names)} runs ({', '.join(names)}); need one. python train_unet.py compare takes several")
+        raise UserError(
+            f"got {len(names)} runs ({', '.join(names)}); need one. python train_unet.py compare takes several"
+        )
 
     from unet_trainer.reports.run_report import write_report  # with OpenCV
 
@@ -191,7 +204,9 @@ def compare(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     if len(names) > len(folders) == 1:
         raise UserError(f"{' and '.join(names)} are the same run; name another: python train_unet.py runs lists them")
     if len(folders) < 2:
-        raise UserError(f"compare takes two or more runs, got {', '.join(names) or 'none'}: python train_unet.py compare RUN RUN")
+        raise UserError(
+            f"compare takes two or more runs, got {', '.join(names) or 'none'}: python train_unet.py compare RUN RUN"
+        )
 
     from unet_trainer.reports.comparison import compare_runs, render_comparison
 
@@ -218,7 +233,9 @@ def comparison_lines(found: Comparison) -> list[str]:
         progress = NONE if best is None else f"{best.number} of {len(summary.epochs)}"
         difference = NONE if run.difference is None else f"{run.difference} {run.difference.verdict}"
         speed = [duration(summary.seconds), rate(summary.images_per_second), run.memory_text]
-        rows.append([run.name, score(summary.best_iou, 4), interval(run.interval), difference, progress, *speed, summary.state])
+        rows.append(
+            [run.name, score(summary.best_iou, 4), interval(run.interval), difference, progress, *speed, summary.state]
+        )
     lines = [*aligned(rows), "", *([found.note, ""] if found.note else [])]
     if not found.settings:
         return [*lines, "The runs have the same settings, as far as they are kept."]

@@ -1,5 +1,5 @@
-"""What the model gets to see and how it is trained: each setting that is left open, decided from what was measured in the data,
-the hardware, the cost of a step and a budget of time.
+"""What the model gets to see and how it is trained: each setting that is left open, decided from what was measured in
+the data, the hardware, the cost of a step and a budget of time.
 
 Pure functions from facts to a value and its reason. The figures behind the constants are in docs/quality.md.
 """
@@ -18,11 +18,16 @@ Size = tuple[int, int]  # height, width
 DIFFERENT_IMAGES = 0.33  # share of the pixels' variance between images: light, stain or exposure hides what is in them
 WHOLE_IMAGE_STRUCTURE = 0.2  # structures of at least this share of the image's side need the whole image as context
 MOST_OF_IMAGE = 0.6  # share of the median image: a crop of so much is no better than the whole (docs/quality.md)
-SMALL_SHARE = 0.9  # of the images, that are no larger than GPU_AREA where the whole image is taken instead of a large crop
+SMALL_SHARE = (
+    0.9  # of the images, that are no larger than GPU_AREA where the whole image is taken instead of a large crop
+)
 VANISHING = 2.0  # pixels: structures thinner than this in the largest resized image need native resolution
 MIN_THICKNESS = 4.0  # pixels: thinner structures are lost in the decoder
 GPU_AREA, CPU_AREA = 512**2, 256**2  # of an image that is resized
-SHORT_AREA, SHORT_BUDGET = 160**2, 1800.0  # on a CPU in less than so many seconds: more images taught more than finer ones
+SHORT_AREA, SHORT_BUDGET = (
+    160**2,
+    1800.0,
+)  # on a CPU in less than so many seconds: more images taught more than finer ones
 MAX_AREA = 1024**2  # where thin structures need more
 GPU_CROPS, CPU_CROPS = (256, 512), (128, 256)  # smallest and largest side of a crop
 CROP_STRUCTURES = 8  # a crop is as wide as so many structures
@@ -39,7 +44,9 @@ INTENSITY_JITTER = {
 }
 CLASS_BALANCE = 0.25  # power of a class's rarity
 RARE_CLASS = 0.001  # share of the pixels; classes that are less rare gain nothing by weights
-MAX_CLASS_WEIGHT = 2.5  # relative to the median class, and the inverse of the least: beyond, a few pixels would dominate
+MAX_CLASS_WEIGHT = (
+    2.5  # relative to the median class, and the inverse of the least: beyond, a few pixels would dominate
+)
 MAX_CPU_WORKERS, MAX_GPU_WORKERS = 4, 16
 REFERENCE_BATCH = 16  # that the learning rate and the number of steps were found at
 NUM_VIEWS = 96_000  # augmented images that a model sees in training: 6,000 steps of the reference batch
@@ -47,7 +54,9 @@ MIN_PASSES = 40  # over a large dataset
 MAX_VIEWS = 4_000_000
 NUM_EPOCHS = 100  # validations of a run, about
 VALIDATION_SHARE = 0.1  # of the time, about
-SPARE_STEPS = 1.5  # in a single epoch, that the time will end: the machine may become faster than it was when the step was tried
+SPARE_STEPS = (
+    1.5  # in a single epoch, that the time will end: the machine may become faster than it was when the step was tried
+)
 MIN_STEPS_PER_EPOCH = 10
 MIN_VALIDATIONS = 3  # with fewer, one at the end: there is no time left to act on what another would tell
 CPU_BUDGET = 3600.0  # seconds, where none is given
@@ -96,7 +105,9 @@ def choose_fit(measured: Measurements | None, sizes: Sequence[Size], are_blocks:
     share = f"structures are {measured.relative_structure:.0%} of the image's side"
     if measured.relative_structure >= WHOLE_IMAGE_STRUCTURE:
         return "resize", f"{share}: the model sees the whole image"
-    side, _ = choose_image_size("crop", sizes, measured, on_cpu=False)  # what is seen best is a matter of the data alone
+    side, _ = choose_image_size(
+        "crop", sizes, measured, on_cpu=False
+    )  # what is seen best is a matter of the data alone
     areas = sorted(height * width for height, width in sizes)
     is_small = areas[int(SMALL_SHARE * (len(areas) - 1))] <= GPU_AREA
     if is_small and isinstance(side, int) and side**2 >= MOST_OF_IMAGE * median(areas):
@@ -168,13 +179,23 @@ def choose_augmentation(
         light = round(min(max(2 * measured.brightness_spread, 0.1), 0.3, room), 2)
         transforms.append(_change_light(light, p=0.6) if is_8bit else INTENSITY_JITTER["default"])
     if channels == 3 and measured.has_colour and is_8bit:
-        transforms.append({"HueSaturationValue": {"hue_shift_limit": 10, "sat_shift_limit": 30, "val_shift_limit": 0, "p": 0.5}})
+        transforms.append(
+            {"HueSaturationValue": {"hue_shift_limit": 10, "sat_shift_limit": 30, "val_shift_limit": 0, "p": 0.5}}
+        )
     return tuple(transforms), describe_symmetry(measured, fit)
 
 
 def _change_light(limit: float, p: float) -> dict[str, Any]:
-    """Brightness by a share of the image's mean: by a share of 255 (as by val_shift_limit) a dark image would become black."""
-    return {"RandomBrightnessContrast": {"brightness_limit": limit, "contrast_limit": limit, "brightness_by_max": False, "p": p}}
+    """Brightness by a share of the image's mean: by a share of 255 (as by val_shift_limit) a dark image would become
+    black."""
+    return {
+        "RandomBrightnessContrast": {
+            "brightness_limit": limit,
+            "contrast_limit": limit,
+            "brightness_by_max": False,
+            "p": p,
+        }
+    }
 
 
 def flips_of(augmentation: str | Sequence[Any]) -> tuple[Any, ...]:
@@ -192,13 +213,18 @@ def describe_symmetry(measured: Measurements, fit: Fit) -> str:
     elif measured.keeps_labels("vertical_flip", in_views):
         turns = "and rotated" if measured.keeps_labels("quarter_turn", in_views) else "but not rotated"
         up = f"{seen} look much the same upside down ({share:.0%} recognised, 50% is chance) {turns}"
-    sides = "left and right are different classes: no horizontal flip" if measured.has_sides else "mirrored left to right"
-    spread = f"object sizes differ by a factor of {measured.size_spread:.1f}, brightness by {measured.brightness_spread:.0%}"
+    sides = (
+        "left and right are different classes: no horizontal flip" if measured.has_sides else "mirrored left to right"
+    )
+    spread = (
+        f"object sizes differ by a factor of {measured.size_spread:.1f}, brightness by {measured.brightness_spread:.0%}"
+    )
     return f"{up}; {sides}; {spread}"
 
 
 def named_augmentation(name: str, channels: int, is_8bit: bool, is_upright: bool) -> tuple[Any, ...]:
-    """`default` and `strong`: transforms of geometry, then of light and colour. Images with an up are not turned upside down."""
+    """`default` and `strong`: transforms of geometry, then of light and colour. Images with an up are not turned upside
+    down."""
     reflect = {"border_mode": BORDER_REFLECT_101}
     affine: dict[str, Any]
     if name == "default":
@@ -223,13 +249,18 @@ def named_augmentation(name: str, channels: int, is_8bit: bool, is_upright: bool
     return (*flips, {"Affine": affine}, *elastic, *(colour if is_8bit else [INTENSITY_JITTER[name]]))
 
 
-def choose_number_format(amp_dtype: Literal["bfloat16", "float16"], hardware: HardwareFacts) -> tuple[NumberFormat, str]:
+def choose_number_format(
+    amp_dtype: Literal["bfloat16", "float16"], hardware: HardwareFacts
+) -> tuple[NumberFormat, str]:
     """The format of mixed precision: what was asked for if the hardware has it, else the next best; and why."""
     if amp_dtype == "bfloat16" and hardware.has_bfloat16:
         return "bfloat16", f"{hardware.name} takes it; no loss scaling needed"
     if amp_dtype == "bfloat16" and hardware.has_float16:
         needs = "compute capability 8.0 (Ampere)" if hardware.kind == "cuda" else "macOS 14"
-        return "float16", f"{hardware.name} has no bfloat16, which needs {needs} or newer; float16 with loss scaling instead"
+        return (
+            "float16",
+            f"{hardware.name} has no bfloat16, which needs {needs} or newer; float16 with loss scaling instead",
+        )
     if hardware.has_float16:
         return "float16", f"{hardware.name} computes in it, with loss scaling against underflow"
     if hardware.kind == "cpu":
@@ -248,13 +279,15 @@ def choose_use_amp(hardware: HardwareFacts) -> tuple[bool, str]:
 
 
 def choose_num_workers(num_cores: int, on_cpu: bool, num_processes: int = 1) -> int:
-    """All cores but one beside a GPU; half of them where the model itself needs the cores. Of each process, times their number."""
+    """All cores but one beside a GPU; half of them where the model itself needs the cores. Of each process, times their
+    number."""
     own = max(1, num_cores // num_processes)
     return num_processes * (min(own // 2, MAX_CPU_WORKERS) if on_cpu else max(1, min(own - 1, MAX_GPU_WORKERS)))
 
 
 def choose_class_weights(class_shares: Sequence[float], num_classes: int) -> tuple[tuple[float, ...] | None, str]:
-    """None, or, where a class is very rare, the fourth root of (median share / share) of each; 1 for a class that does not occur.
+    """None, or, where a class is very rare, the fourth root of (median share / share) of each; 1 for a class that does
+    not occur.
 
     Full balance (the ratio itself) costs more of the common classes than it gives the rare ones.
     """
@@ -291,10 +324,10 @@ def plan_steps(
     repeats: float | None = None,
     may_end_early: bool = False,
 ) -> tuple[int, float, str, float]:
-    """Enough views (augmented images) to learn from, in about NUM_EPOCHS epochs, within a budget of seconds: the number of epochs,
-    how often an epoch has each image (below 1: the share of the images that it has), why, and the share of all that which there
-    will be time for. `cost`: of a step that memory holds. `may_end_early`: an epoch that there is no time for ends before its last
-    batch."""
+    """Enough views (augmented images) to learn from, in about NUM_EPOCHS epochs, within a budget of seconds: the number
+    of epochs, how often an epoch has each image (below 1: the share of the images that it has), why, and the share of
+    all that which there will be time for. `cost`: of a step that memory holds. `may_end_early`: an epoch that there is
+    no time for ends before its last batch."""
     views = wanted_views(num_samples)
     reason = f"{views:,} augmented images, {views / num_samples:,.0f} passes"
     if cost is not None and budget is not None:
@@ -313,7 +346,9 @@ def plan_steps(
     is_open, is_limited = repeats is None, views < wanted_views(num_samples)
     if repeats is None:
         passes = per_epoch * batch_size / num_samples
-        is_long = num_samples >= MIN_STEPS_PER_EPOCH * batch_size  # a pass: one more of them may leave time for a single epoch
+        is_long = (
+            num_samples >= MIN_STEPS_PER_EPOCH * batch_size
+        )  # a pass: one more of them may leave time for a single epoch
         repeats = max(1, round(passes) if is_limited and is_long else math.ceil(passes))
         if cost is not None and budget is not None and num_samples > 1.5 * per_epoch * batch_size:
             # A pass is longer than a good epoch; each of its parts has a batch at least.
@@ -410,7 +445,10 @@ def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: in
         return False, "the time of a step is not known"
     saved = COMPILE_GAIN * cost.seconds * num_steps
     verb = "saves" if saved > COMPILE_SECONDS else "would save"
-    return saved > COMPILE_SECONDS, f"{verb} about {saved:.0f} s of {num_steps:,} steps, for {COMPILE_SECONDS:.0f} s of compiling"
+    return (
+        saved > COMPILE_SECONDS,
+        f"{verb} about {saved:.0f} s of {num_steps:,} steps, for {COMPILE_SECONDS:.0f} s of compiling",
+    )
 
 
 def choose_cache(num_bytes: int, host_memory: int, num_reads: float) -> tuple[Literal["none", "ram"], str]:

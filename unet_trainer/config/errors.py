@@ -24,7 +24,8 @@ class NewerFormat(CheckpointError):
 
 
 class TrainingFailed(RuntimeError):
-    """Training, or a prediction that had begun, cannot go on; the message says why, what is saved and what to try. Exit code 3."""
+    """Training, or a prediction that had begun, cannot go on; the message says why, what is saved and what to try. Exit
+    code 3."""
 
     exit_code = 3
 

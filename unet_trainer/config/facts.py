@@ -35,7 +35,8 @@ class Measurements:
     """What was measured in the training images and masks. Lengths are in pixels of the files."""
 
     num_pairs: int  # that were measured
-    structure: float  # size of the largest kind of structure: a typical object's side, or four times its thickness if that is less
+    # size of the largest kind of structure: a typical object's side, or four times its thickness if that is less
+    structure: float
     relative_structure: float  # the same, relative to its image's side
     thickness: float  # of the thinnest class
     size_spread: float  # 90th / 10th percentile of object sizes

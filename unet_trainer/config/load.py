@@ -1,7 +1,7 @@
 """Reads settings from a dict, a YAML file and key=value overrides into a checked Config.
 
-Input is checked here, once: all problems are reported together, each with its key, its value and the fix. Imports no torch,
-so that a typo is answered at once.
+Input is checked here, once: all problems are reported together, each with its key, its value and the fix. Imports no
+torch, so that a typo is answered at once.
 """
 
 import dataclasses
@@ -35,15 +35,20 @@ from unet_trainer.system.input_files import open_file
 NAMES_ELSEWHERE = {
     "learning_rate": "lr lr0 base_lr", "encoder_lr_factor": "encoder_lr backbone_lr",
     "num_epochs": "epochs max_epochs n_epochs num_steps max_steps iterations", "time_budget": "time max_time",
-    "repeats": "repeat", "batch_size": "batch bs", "image_size": "imgsz img_size crop_size size scale patch_size tile_size",
-    "early_stopping_patience": "patience early_stopping", "early_stopping_min_delta": "min_delta", "num_workers": "workers",
+    "repeats": "repeat", "batch_size": "batch bs", "image_size": ("imgsz img_size crop_size size scale patch_size "
+                                                                 "tile_size"),
+    "early_stopping_patience": "patience early_stopping", "early_stopping_min_delta": "min_delta",
+    "num_workers": "workers",
     "use_amp": "amp mixed_precision fp32", "use_amp and amp_dtype": "bf16 fp16 half", "amp_dtype": "precision dtype",
-    "compile_model": "compile torch_compile", "allow_tf32": "tf32", "num_classes": "classes n_classes nc", "class_names": "names",
+    "compile_model": "compile torch_compile", "allow_tf32": "tf32", "num_classes": "classes n_classes nc",
+    "class_names": "names",
     "ignore_value": "ignore_index", "val_fraction": "val_percent val_split validation", "num_folds": "k_folds n_splits",
-    "in_channels": "n_channels channels", "image_mean": "mean", "image_std": "std", "data_dir": "data dataset data_root",
+    "in_channels": "n_channels channels", "image_mean": "mean", "image_std": "std",
+    "data_dir": "data dataset data_root",
     "image_dir": "images", "mask_dir": "masks labels", "augmentation": "augment augmentations transforms",
     "architecture": "arch model", "encoder": "backbone encoder_name", "encoder_weights": "pretrained weights",
-    "freeze_encoder_epochs": "freeze freeze_encoder", "loss": "criterion loss_fn", "optimizer": "optim", "weight_decay": "wd",
+    "freeze_encoder_epochs": "freeze freeze_encoder", "loss": "criterion loss_fn", "optimizer": "optim",
+    "weight_decay": "wd",
     "scheduler": "lr_scheduler schedule cos_lr", "warmup_epochs": "warmup",
     "accumulation_steps": "accumulate gradient_accumulation_steps accumulate_grad_batches",
     "grad_clip": "clip_grad gradient_clip_val gradient_clipping max_norm", "ema_decay": "ema", "monitor": "metric",
@@ -59,8 +64,11 @@ REMOVED_KEYS = frozenset(["scaler_growth_factor", "scaler_backoff_factor", "scal
 NO_LONGER_DECIDED = ("decoder_attention", "deep_supervision", "encoder_lr_factor")  # auto was always the default
 
 
-def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()) -> Config:
-    """One source plus overrides (key=value texts, or a dict) as a checked Config; raises ConfigError with every problem."""
+def load_config(
+    source: Config | Mapping[str, Any] | str | Path, overrides: Sequence[str] | Mapping[str, Any] = ()
+) -> Config:
+    """One source plus overrides (key=value texts, or a dict) as a checked Config; raises ConfigError with every
+    problem."""
     problems: list[str] = []
     origin, raw, sources = _read_source(source, problems)
     if isinstance(overrides, Mapping):
@@ -69,15 +77,21 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
         given = _read_overrides(overrides, problems)
     sources |= dict.fromkeys(given, "argument" if isinstance(overrides, Mapping) else "command line")
     config, wrong = _parse_values({**(raw or {}), **given}, problems)
-    if "num_epochs" in given and config.num_epochs != "auto":  # a preset that is tried for a few epochs: what is longer gives way
+    if (
+        "num_epochs" in given and config.num_epochs != "auto"
+    ):  # a preset that is tried for a few epochs: what is longer gives way
         instead = {"early_stopping_patience": None, "warmup_epochs": config.num_epochs / 2}
         fitting: dict[str, Any] = {
             name: value for name, value in instead.items() if name not in given and _is_too_long(config, name)
         }
         config = dataclasses.replace(config, **fitting)
         sources |= dict.fromkeys(fitting, sources["num_epochs"])
-    if raw is not None:  # of an unreadable file the overrides would be checked against defaults, which the file may change
-        problems += [text for text in _contradictions(config) if not any(re.search(rf"\b{name}\b", text) for name in wrong)]
+    if (
+        raw is not None
+    ):  # of an unreadable file the overrides would be checked against defaults, which the file may change
+        problems += [
+            text for text in _contradictions(config) if not any(re.search(rf"\b{name}\b", text) for name in wrong)
+        ]
     data_dir = config.data_dir
     if problems and not ("://" in data_dir or is_demo_dir(data_dir) or os.path.exists(data_dir)):  # noqa: PTH110 (no OSError)
         problems.append(f"data_dir: {data_dir} does not exist; need a folder with images/ and masks/")
@@ -88,8 +102,11 @@ def load_config(source: Config | Mapping[str, Any] | str | Path, overrides: Sequ
 
 
 def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any], demo_file: Path) -> Config:
-    """A script's own settings plus overrides; while data_dir is the demo's, the settings of `demo_file` for those that are open."""
-    given = overrides if isinstance(overrides, Mapping) else dict(override.partition("=")[::2] for override in overrides)
+    """A script's own settings plus overrides; while data_dir is the demo's, the settings of `demo_file` for those that
+    are open."""
+    given = (
+        overrides if isinstance(overrides, Mapping) else dict(override.partition("=")[::2] for override in overrides)
+    )
     asked = {**own, **given}
     demo = {}
     if is_demo_dir(str(asked.get("data_dir", DEMO_DIR))):
@@ -108,7 +125,8 @@ def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[st
 def _read_source(
     source: Config | Mapping[str, Any] | str | Path, problems: list[str]
 ) -> tuple[str, dict[str, Any] | None, dict[str, str]]:
-    """The name of the source in messages, its raw values (None: a file that cannot be read), and where each came from."""
+    """The name of the source in messages, its raw values (None: a file that cannot be read), and where each came
+    from."""
     if isinstance(source, Config):
         return "the config", as_dict(source), dict(source.sources)
     if isinstance(source, Mapping):
@@ -130,7 +148,8 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
             content = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
         raise YamlError(
-            f"{path} is a folder; need a YAML file (to train on it: data_dir={path}; to go on with a run: --resume {path})"
+            f"{path} is a folder; need a YAML file (to train on it: data_dir={path}; to go on with a run: "
+            f"--resume {path})"
         ) from None
     except FileNotFoundError:
         preset = Path(__file__).parents[1] / "configs" / path.name  # there where pip has installed it
@@ -139,7 +158,13 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         siblings = sorted(path.parent.glob("*.y*ml")) or sorted(Path("configs").glob("*.yaml"))
         by_stem = {sibling.stem: str(sibling) for sibling in siblings}
         meant = near_miss(path.stem, by_stem)
-        hint = f"; did you mean {by_stem[meant]}?" if meant else f"; there are {', '.join(by_stem.values())}" if siblings else ""
+        hint = (
+            f"; did you mean {by_stem[meant]}?"
+            if meant
+            else f"; there are {', '.join(by_stem.values())}"
+            if siblings
+            else ""
+        )
         raise YamlError(f"no such file{hint}") from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
@@ -166,7 +191,9 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
             problems.append(f"{shorten(override)}: need key=value, e.g. batch_size=16")
             continue
         if name in given:
-            problems.append(f"{_one_line(name)}: given twice, {shorten(given[name])} and {shorten(value)}; leave one of them out")
+            problems.append(
+                f"{_one_line(name)}: given twice, {shorten(given[name])} and {shorten(value)}; leave one of them out"
+            )
             continue
         given[name] = value
         raw[name] = Plain(value)
@@ -205,7 +232,9 @@ def _suggestion(name: str) -> str:
     if lowered in OTHER_TOOLS_NAMES:
         return f"; the name here is {OTHER_TOOLS_NAMES[lowered]}"
     meant = near_miss(lowered, [*FIELDS, *OTHER_TOOLS_NAMES])
-    return f"; did you mean {OTHER_TOOLS_NAMES.get(meant, meant)}?" if meant else "; configs/default.yaml lists every key"
+    return (
+        f"; did you mean {OTHER_TOOLS_NAMES.get(meant, meant)}?" if meant else "; configs/default.yaml lists every key"
+    )
 
 
 def _one_line(name: str) -> str:
@@ -242,12 +271,17 @@ def _contradictions(c: Config) -> Iterator[str]:
     if c.decoder_channels and c.architecture not in WITH_DECODER_CHANNELS:
         yield f"decoder_channels: not for architecture: {c.architecture}; only for {', '.join(WITH_DECODER_CHANNELS)}"
     if c.decoder_attention == "scse" and c.architecture not in WITH_ATTENTION:
-        yield f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {c.architecture}; use none"
+        yield (
+            f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: "
+            f"{c.architecture}; use none"
+        )
     elif c.decoder_attention == "scse" and c.decoder_channels and min(c.decoder_channels) < MIN_ATTENTION_CHANNELS:
         least = f"decoder_channels of at least {MIN_ATTENTION_CHANNELS}; got {list(c.decoder_channels)}"
         yield f"decoder_attention: scse needs {least}"
     if c.deep_supervision and c.architecture != "unet":
-        yield f"deep_supervision: got {c.deep_supervision:g}; need 0 with architecture: {c.architecture}, it is for unet"
+        yield (
+            f"deep_supervision: got {c.deep_supervision:g}; need 0 with architecture: {c.architecture}, it is for unet"
+        )
 
 
 def class_contradictions(c: Config) -> Iterator[str]:
@@ -255,7 +289,9 @@ def class_contradictions(c: Config) -> Iterator[str]:
     num_classes, source = None if c.num_classes == "auto" else c.num_classes, "num_classes"
     if num_classes is None:
         num_classes = implied_num_classes(c)
-        source = "class_names" if c.class_names else "class_weights" if isinstance(c.class_weights, tuple) else "mask_values"
+        source = (
+            "class_names" if c.class_names else "class_weights" if isinstance(c.class_weights, tuple) else "mask_values"
+        )
     if num_classes is not None:
         if "bce" in c.loss and num_classes > 1:
             yield f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy"

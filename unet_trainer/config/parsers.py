@@ -1,7 +1,7 @@
 """Raw input as typed values, by the type hints of the config; or what is needed instead.
 
-Raw input is text from YAML or the command line (`Plain` where it was not quoted), or a Python object. Hints are plain types,
-Literal, None, tuples, unions of them, and Annotated with a Range of numbers or a Kind.
+Raw input is text from YAML or the command line (`Plain` where it was not quoted), or a Python object. Hints are plain
+types, Literal, None, tuples, unions of them, and Annotated with a Range of numbers or a Kind.
 """
 
 import difflib
@@ -28,17 +28,22 @@ COLOUR_LENGTH = 3
 MAX_MASK_VALUE = 65535
 SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "16": "float16"}
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_ENCODERS = (  # of segmentation-models-pytorch, which takes seconds to import; and of timm, those that are chosen on a CPU
-    "resnet18 resnet34 resnet50 resnet101 resnet152 resnext50_32x4d resnext101_32x4d resnext101_32x8d resnext101_32x16d "
-    "resnext101_32x32d resnext101_32x48d dpn68 dpn68b dpn92 dpn98 dpn107 dpn131 vgg11 vgg11_bn vgg13 vgg13_bn vgg16 vgg16_bn "
+# of segmentation-models-pytorch, which takes seconds to import; and of timm, those that are chosen on a CPU
+_ENCODERS = (
+    "resnet18 resnet34 resnet50 resnet101 resnet152 resnext50_32x4d resnext101_32x4d resnext101_32x8d "
+    "resnext101_32x16d "
+    "resnext101_32x32d resnext101_32x48d dpn68 dpn68b dpn92 dpn98 dpn107 dpn131 vgg11 vgg11_bn vgg13 vgg13_bn "
+    "vgg16 vgg16_bn "
     "vgg19 vgg19_bn senet154 se_resnet50 se_resnet101 se_resnet152 se_resnext50_32x4d se_resnext101_32x4d densenet121 "
     "densenet169 densenet201 densenet161 inceptionresnetv2 inceptionv4 efficientnet-b0 efficientnet-b1 efficientnet-b2 "
-    "efficientnet-b3 efficientnet-b4 efficientnet-b5 efficientnet-b6 efficientnet-b7 mobilenet_v2 xception mit_b0 mit_b1 mit_b2 "
+    "efficientnet-b3 efficientnet-b4 efficientnet-b5 efficientnet-b6 efficientnet-b7 mobilenet_v2 xception mit_b0 "
+    "mit_b1 mit_b2 "
     "mit_b3 mit_b4 mit_b5 mobileone_s0 mobileone_s1 mobileone_s2 mobileone_s3 mobileone_s4 "
     "tu-mobilenetv3_small_100 tu-mobilenetv3_small_050 tu-test_resnet"
 )
 ENCODERS = frozenset(_ENCODERS.split())
-# The entries of TERMS, read from the text of their module: importing it would import torch, and a typo is answered before that.
+# The entries of TERMS, read from the text of their module: importing it would import torch, and a typo is answered
+# before that.
 _SOURCE = (pkgutil.get_data("unet_trainer", "model/losses.py") or b"").decode()
 LOSSES = (*re.findall(r'^    "(\w+)": Term\(', _SOURCE, re.MULTILINE), "own")
 
@@ -57,14 +62,17 @@ class Range:
 
     def describe(self, is_whole: bool) -> str:
         if is_whole:
-            return f"from {self.minimum} to {self.maximum}" if self.maximum < math.inf else f"of at least {self.minimum}"
+            return (
+                f"from {self.minimum} to {self.maximum}" if self.maximum < math.inf else f"of at least {self.minimum}"
+            )
         named = {"at least": self.minimum, "above": self.above, "below": self.below, "at most": self.maximum}
         return " and ".join(f"{word} {bound:g}" for word, bound in named.items() if math.isfinite(bound))
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Values that no plain type describes. `parse` raises ValueError, with more than the words if there is more to say."""
+    """Values that no plain type describes. `parse` raises ValueError, with more than the words if there is more to
+    say."""
 
     parse: Callable[[Any], Any]
     words: str
@@ -154,7 +162,9 @@ def _python_value(raw: Any) -> Any:
 
 
 def is_list(raw: Any) -> bool:
-    return isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping) and getattr(raw, "shape", None) != ()
+    return (
+        isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping) and getattr(raw, "shape", None) != ()
+    )
 
 
 def _null(raw: Any) -> None:
@@ -202,14 +212,16 @@ _PLAIN_TYPES: dict[Any, Callable[[Any], Any]] = {
 
 
 def word_or_empty(raw: Any) -> str:
-    """Text without a NUL, which no path may have, and without half of a surrogate pair, which no UTF-8 file may have."""
+    """Text without a NUL, which no path may have, and without half of a surrogate pair, which no UTF-8 file may
+    have."""
     if not isinstance(raw, str) or "\0" in raw or any("\ud800" <= letter <= "\udfff" for letter in raw):
         raise ValueError
     return str(raw)
 
 
 def tile_side(raw: Any, key: str) -> int:
-    """Of an option of a command, named by its key; raises UserError. The deepest stage of a network has a 32nd of the pixels."""
+    """Of an option of a command, named by its key; raises UserError. The deepest stage of a network has a 32nd of the
+    pixels."""
     try:
         side: int = parse(raw, Annotated[int, Range(32, 8192)])
     except ValueError:
@@ -287,17 +299,22 @@ def weighted_losses(raw: Any) -> dict[str, float]:
         raise ValueError
     if unknown := [name for name in terms if name not in LOSSES]:
         meant = near_miss(str(unknown[0]), LOSSES)
-        raise ValueError("" if isinstance(raw, str) else f"{unknown[0]}: {f'did you mean {meant}?' if meant else 'unknown'}")
+        raise ValueError(
+            "" if isinstance(raw, str) else f"{unknown[0]}: {f'did you mean {meant}?' if meant else 'unknown'}"
+        )
     return {str(name): parse(weight, Annotated[float, Range(above=0)]) for name, weight in terms.items()}
 
 
 def transform_list(raw: Any) -> tuple[Any, ...]:
-    """A list of transforms: `Name`, or `{Name: {parameter: value}}`; the names are checked where the library is imported."""
+    """A list of transforms: `Name`, or `{Name: {parameter: value}}`; the names are checked where the library is
+    imported."""
     if not isinstance(raw, list | tuple):
         raise ValueError
     items = map_leaves(interpret, raw)
     for item in items:
-        is_named = isinstance(item, dict) and len(item) == 1 and isinstance(next(iter(item.values())), dict | type(None))
+        is_named = (
+            isinstance(item, dict) and len(item) == 1 and isinstance(next(iter(item.values())), dict | type(None))
+        )
         if not isinstance(item, str) and not is_named:
             raise ValueError
     return tuple(map_leaves(_parameter, items))
@@ -357,7 +374,9 @@ def _mask_value(raw: Any) -> MaskValue:
         red, green, blue = (int(parse(item, Annotated[int, Range(0, 255)])) for item in items)
     except ValueError:
         shown, apart = ", ".join(map(str, items)), ", ".join(f"[{item}]" for item in items)
-        raise ValueError(f"[{shown}] would be a colour, each from 0 to 255; three values of one class are [{apart}]") from None
+        raise ValueError(
+            f"[{shown}] would be a colour, each from 0 to 255; three values of one class are [{apart}]"
+        ) from None
     return red, green, blue
 
 

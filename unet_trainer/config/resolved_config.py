@@ -1,8 +1,8 @@
-"""auto → value and reason, for every setting that the user left open, from facts about the hardware, the dataset and the cost of a
-step; and the settings of a run that come of it.
+"""auto → value and reason, for every setting that the user left open, from facts about the hardware, the dataset and
+the cost of a step; and the settings of a run that come of it.
 
-`resolve` is called once per run; the choices themselves are in choices. `Settings` owns what was asked for, what is taken, and why.
-Imports no torch and reads no files.
+`resolve` is called once per run; the choices themselves are in choices. `Settings` owns what was asked for, what is
+taken, and why. Imports no torch and reads no files.
 """
 
 from __future__ import annotations
@@ -30,8 +30,9 @@ from unet_trainer.config.schema import (
     to_yaml,
 )
 
-# config.yaml keeps what was asked for, so that the run can be repeated or resumed on another machine. Where that is auto and the
-# choice changes the numbers (use_amp, compile_model), it keeps what was chosen: a resumed run has the same bits.
+# config.yaml keeps what was asked for, so that the run can be repeated or resumed on another machine. Where that is
+# auto and the choice changes the numbers (use_amp, compile_model), it keeps what was chosen: a resumed run has the same
+# bits.
 MACHINE_KEYS = ("device", "num_workers", "use_amp", "amp_dtype", "compile_model", "cache")
 KEPT_AS_CHOSEN = ("use_amp", "compile_model")
 # Decided like the others, and said in lines of their own.
@@ -100,7 +101,8 @@ def parsed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Decision(NamedTuple):
-    """Where a value came from (default, demo, file, config, command line, argument, or decided) and, if decided, why."""
+    """Where a value came from (default, demo, file, config, command line, argument, or decided) and, if decided,
+    why."""
 
     source: str
     reason: str = ""
@@ -158,8 +160,8 @@ class Settings:
         return as_dict(self.repeatable())
 
     def to_yaml(self, header: str, **values: Any) -> str:
-        """config.yaml of the run, with the reason of each value that was decided; `values` replace settings that belong to one
-        start only."""
+        """config.yaml of the run, with the reason of each value that was decided; `values` replace settings that belong
+        to one start only."""
         taken, machine_keys = as_dict(self.taken), self.machine_keys()
         reasons = {
             name: (f"here {value_text(taken[name])}: " if name in machine_keys else "decided: ") + decision.reason
@@ -182,7 +184,9 @@ class Settings:
         return [
             (name, value_text(taken[name]), decision.reason)
             for name, decision in self.decisions.items()
-            if decision.source == "decided" and name not in SAID_ELSEWHERE and not (name in PLAIN and taken[name] == PLAIN[name])
+            if decision.source == "decided"
+            and name not in SAID_ELSEWHERE
+            and not (name in PLAIN and taken[name] == PLAIN[name])
         ]
 
 
@@ -200,8 +204,8 @@ def resolve(
     find_weights: FindWeights = lambda encoder: (None, "not looked for"),
     seconds_spent: Callable[[], float] = lambda: 0.0,
 ) -> Settings:
-    """Decides all that `config` leaves open; values that it sets are kept. `seconds_spent`: what training does not have of
-    time_budget, asked when the time is planned."""
+    """Decides all that `config` leaves open; values that it sets are kept. `seconds_spent`: what training does not have
+    of time_budget, asked when the time is planned."""
     draft = _Draft(config, hardware, dataset, seconds_spent)
     _resolve_machine(draft)
     _resolve_data(draft)
@@ -224,7 +228,9 @@ def resolve(
 class _Draft:
     """A config on its way to a resolved one."""
 
-    def __init__(self, config: Config, hardware: HardwareFacts, dataset: DatasetFacts, seconds_spent: Callable[[], float]) -> None:
+    def __init__(
+        self, config: Config, hardware: HardwareFacts, dataset: DatasetFacts, seconds_spent: Callable[[], float]
+    ) -> None:
         self.config, self.hardware, self.dataset = config, hardware, dataset
         self.seconds_spent = seconds_spent
         self.on_cpu = hardware.kind == "cpu"
@@ -282,7 +288,9 @@ def _resolve_machine(draft: _Draft) -> None:
         elif number_format != draft["amp_dtype"]:
             draft.decide("amp_dtype", number_format, reason)
     num_workers = choices.choose_num_workers(hardware.num_cores, draft.on_cpu, hardware.num_local_processes)
-    draft.decide_if_open("num_workers", num_workers, "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores")
+    draft.decide_if_open(
+        "num_workers", num_workers, "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores"
+    )
 
 
 def _resolve_data(draft: _Draft) -> None:
@@ -309,11 +317,15 @@ def _resolve_data(draft: _Draft) -> None:
     if draft.is_open("crops_per_image") and draft["fit"] == "crop":
         crops = choices.choose_crops_per_image(dataset.train_sizes, as_shape(draft["image_size"]))
         draft.decide(
-            "crops_per_image", crops, f"as many as fit side by side into an image of median area, at most {choices.MAX_CROPS}"
+            "crops_per_image",
+            crops,
+            f"as many as fit side by side into an image of median area, at most {choices.MAX_CROPS}",
         )
     draft.decide_if_open("crops_per_image", 1, "not with fit: resize")
     draft.decide_if_open("class_weights", *choices.choose_class_weights(dataset.class_shares, draft["num_classes"]))
-    draft.decide_if_open("loss", {"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel")
+    draft.decide_if_open(
+        "loss", {"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel"
+    )
 
 
 def _resolve_augmentation(draft: _Draft) -> None:
@@ -337,7 +349,9 @@ def _settle_contradictions(draft: _Draft) -> None:
     if patience is not None and patience >= num_epochs:
         draft.decide("early_stopping_patience", None, f"{patience} can never be reached in {num_epochs} epochs")
     if draft["warmup_epochs"] >= num_epochs:
-        draft.decide("warmup_epochs", num_epochs / 2, f"{draft['warmup_epochs']:g} would leave nothing of {num_epochs} epochs")
+        draft.decide(
+            "warmup_epochs", num_epochs / 2, f"{draft['warmup_epochs']:g} would leave nothing of {num_epochs} epochs"
+        )
     if draft["sync_batchnorm"] and draft["compile_model"] and draft.hardware.num_processes > 1:
         draft.decide("compile_model", False, "sync_batchnorm breaks the compiled graph, and waits for the host")
     if draft["batch_parts"] > draft["batch_size"]:
@@ -348,7 +362,9 @@ def needs_cost(config: Config, hardware: HardwareFacts) -> bool:
     """Whether trials of the step decide something."""
     if config.num_epochs == "auto" and (hardware.kind == "cpu" or config.time_budget is not None):
         return True
-    return (config.batch_size == "auto" and hardware.kind != "cpu") or (config.compile_model == "auto" and hardware.kind == "cuda")
+    return (config.batch_size == "auto" and hardware.kind != "cpu") or (
+        config.compile_model == "auto" and hardware.kind == "cuda"
+    )
 
 
 def _resolve_step(draft: _Draft, measure_step: MeasureStep, may_be_pretrained: bool) -> Mapping[int, StepCost | None]:
@@ -358,7 +374,11 @@ def _resolve_step(draft: _Draft, measure_step: MeasureStep, may_be_pretrained: b
     must_measure = needs_cost(draft.config, hardware)
 
     def measure(batch_size: int, **model: Any) -> StepCost | None:
-        return measure_step(draft.filled(**{**_neutral(draft), **model, "batch_size": batch_size})) if must_measure else None
+        return (
+            measure_step(draft.filled(**{**_neutral(draft), **model, "batch_size": batch_size}))
+            if must_measure
+            else None
+        )
 
     costs: dict[int, StepCost | None] = {}
     if draft.is_open("encoder") and is_planned and draft.budget is not None:
@@ -368,7 +388,9 @@ def _resolve_step(draft: _Draft, measure_step: MeasureStep, may_be_pretrained: b
     limit = choices.MEMORY_SHARE * hardware.free_memory or math.inf
     for size in sizes:
         cost = costs[size] = costs[size] if size in costs else measure(size)
-        if cost is None or (cost.is_possible and cost.memory <= limit):  # None: smaller batches cannot be measured either
+        if cost is None or (
+            cost.is_possible and cost.memory <= limit
+        ):  # None: smaller batches cannot be measured either
             break
     if draft.is_open("batch_size"):
         known = {size: cost for size, cost in costs.items() if cost is not None}
@@ -393,8 +415,8 @@ def _choose_encoder(
     encoders: Sequence[tuple[str, tuple[int, ...] | None]],
     measure: Callable[..., StepCost | None],
 ) -> StepCost | None:
-    """The largest encoder that sees enough images in the budget; returns its cost. On a CPU the smallest is tried first: its steps
-    are short, and where it is too slow already no other is tried."""
+    """The largest encoder that sees enough images in the budget; returns its cost. On a CPU the smallest is tried
+    first: its steps are short, and where it is too slow already no other is tried."""
     has_widths = draft["decoder_channels"] is None and draft["architecture"] in WITH_DECODER_CHANNELS
     on_cpu, num_processes = draft.on_cpu, draft.hardware.num_processes
     num_val = draft.num_val // num_processes
@@ -410,8 +432,13 @@ def _choose_encoder(
         else:
             budget = draft.budget or choices.CPU_BUDGET
             views = choices.affordable_views(batch_size * num_processes, cost, num_val, budget)
-            speed = f"{batch_size / cost.seconds:.1f} images/s" + (f" on {draft.hardware.num_cores} cores" if on_cpu else "")
-            reason, is_enough = f"{speed}: {views:,} images in {choices.describe_seconds(budget)}", views >= choices.WANTED_VIEWS
+            speed = f"{batch_size / cost.seconds:.1f} images/s" + (
+                f" on {draft.hardware.num_cores} cores" if on_cpu else ""
+            )
+            reason, is_enough = (
+                f"{speed}: {views:,} images in {choices.describe_seconds(budget)}",
+                views >= choices.WANTED_VIEWS,
+            )
         if chosen is None or is_enough or not on_cpu:
             chosen = encoder, widths, cost, reason
         if is_enough != on_cpu or cost is None or not cost.is_possible:
@@ -425,12 +452,19 @@ def _choose_encoder(
 
 
 def _neutral(draft: _Draft) -> dict[str, Any]:
-    """Values for a trial of the step, which do not change its cost: of settings that are open, and of those about the whole run."""
+    """Values for a trial of the step, which do not change its cost: of settings that are open, and of those about the
+    whole run."""
     while_open = {
         "repeats": 1, "encoder": choices.GPU_ENCODER, "encoder_weights": None, "learning_rate": 1e-3,
         "weight_decay": 0.0, "ema_decay": 0.999, "cutmix": 0.0, "cache": "none",
     }  # fmt: skip
-    fixed = {"num_epochs": 1, "time_budget": None, "early_stopping_patience": None, "warmup_epochs": 0.0, "compile_model": False}
+    fixed = {
+        "num_epochs": 1,
+        "time_budget": None,
+        "early_stopping_patience": None,
+        "warmup_epochs": 0.0,
+        "compile_model": False,
+    }
     return {name: value for name, value in while_open.items() if draft.is_open(name)} | fixed
 
 
@@ -438,7 +472,9 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     hardware, num_samples = draft.hardware, draft.num_samples
     batch_size = draft["batch_size"] * hardware.num_processes  # of all processes
     cost = costs.get(draft["batch_size"])
-    cost = cost if cost is not None and cost.is_possible else None  # a batch that memory does not hold: training says so
+    cost = (
+        cost if cost is not None and cost.is_possible else None
+    )  # a batch that memory does not hold: training says so
     if cost is not None:
         cost = dataclasses.replace(cost, eval_seconds=cost.eval_seconds / hardware.num_processes)
     share = 1.0  # of the epochs, that there is time for
@@ -446,7 +482,9 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
         repeats = None if draft.is_open("repeats") else draft["repeats"]
         accumulation = draft["accumulation_steps"]
         ends_early = draft["time_budget"] is not None and draft.hardware.num_processes == 1
-        plan = choices.plan_steps(num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats, ends_early)
+        plan = choices.plan_steps(
+            num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats, ends_early
+        )
         num_epochs, repeats, reason, share = plan
         draft.decide("num_epochs", num_epochs, reason)
         num_batches = max(1, int(num_samples * repeats) // batch_size)
@@ -459,8 +497,12 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
         passes *= draft["crops_per_image"] * math.prod(as_shape(draft["image_size"])) / area
     if draft.config.augmentation == "auto" and draft["augmentation"] != "default" and passes < choices.AUGMENTED_PASSES:
         flips, found = choices.flips_of(draft["augmentation"]), draft.decided["augmentation"][1]
-        draft.decide("augmentation", flips or "none", f"images come {passes:.1f} times, too seldom for more than flips; {found}")
-    draft.decide_if_open("cutmix", *choices.choose_cutmix(passes, draft.config.augmentation == "auto", draft["normalize"]))
+        draft.decide(
+            "augmentation", flips or "none", f"images come {passes:.1f} times, too seldom for more than flips; {found}"
+        )
+    draft.decide_if_open(
+        "cutmix", *choices.choose_cutmix(passes, draft.config.augmentation == "auto", draft["normalize"])
+    )
     batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
     num_steps = math.ceil(share * num_epochs * math.ceil(batches / draft["accumulation_steps"]))
     effective = batch_size * draft["accumulation_steps"] // (hardware.num_processes if draft["scale_lr"] else 1)

@@ -1,7 +1,7 @@
 """Reads untrusted YAML text into plain values, and writes values as YAML that reads back as the same.
 
-Scalars keep the text the user typed (`Plain`), because only the key decides whether `no` is text or a boolean and that `1e-3`
-is a number. Tags, anchors, several documents, duplicate keys, deep nesting and long texts are refused.
+Scalars keep the text the user typed (`Plain`), because only the key decides whether `no` is text or a boolean and that
+`1e-3` is a number. Tags, anchors, several documents, duplicate keys, deep nesting and long texts are refused.
 """
 
 import json
@@ -74,7 +74,9 @@ def _value(events: Iterator[Any], event: Any, depth: int, problems: list[str]) -
     if depth > MAX_DEPTH:
         raise YamlError(f"{_place(event)}: nested deeper than {MAX_DEPTH} levels")
     if event.anchor is not None:
-        raise YamlError(f"{_place(event)}: anchors and aliases ({shorten(event.anchor)}) are not allowed, write the value")
+        raise YamlError(
+            f"{_place(event)}: anchors and aliases ({shorten(event.anchor)}) are not allowed, write the value"
+        )
     if event.tag is not None:
         raise YamlError(f"{_place(event)}: tag {shorten(event.tag)}; tags are not allowed, write the plain value")
     if isinstance(event, yaml.ScalarEvent):
@@ -143,7 +145,8 @@ def _place(event: yaml.Event) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that would be read back as something else: our numbers are not those of PyYAML, and it loses a \\x85."""
+    """Quotes text that would be read back as something else: our numbers are not those of PyYAML, and it loses a
+    \\x85."""
 
     def represent_text(self, text: str) -> yaml.ScalarNode:
         style = '"' if not text.isprintable() else "'" if interpret(Plain(text)) != text else None

@@ -41,13 +41,18 @@ Suffix = Annotated[str, Kind(p.word_or_empty, "text")]
 Pattern = Annotated[str, Kind(p.pattern, "a regular expression")]
 Duration = Annotated[str, Kind(p.duration, "a time with its unit")]
 Repeats = Annotated[float, Kind(p.repeats, "a whole number up to 100000, or a share below 1")]
-FolderName = Annotated[str, Kind(p.folder_name, "a plain name of at most 200 bytes, without slashes (checkpoint_dir says where)")]
+FolderName = Annotated[
+    str, Kind(p.folder_name, "a plain name of at most 200 bytes, without slashes (checkpoint_dir says where)")
+]
 Device = Annotated[str, Kind(p.device_name, "auto, cpu, cuda, cuda:N or mps")]
 Encoder = Annotated[str, Kind(p.encoder_name, "the name of an encoder")]
 Losses = Annotated[dict[str, float], Kind(p.weighted_losses, f"one of {', '.join(LOSSES)}, or a weighted sum", LOSSES)]
-Transforms = Annotated[tuple[Any, ...], Kind(p.transform_list, "a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]")]
+Transforms = Annotated[
+    tuple[Any, ...], Kind(p.transform_list, "a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]")
+]
 Values = Annotated[
-    MaskValues, Kind(p.parse_mask_values, "auto, nonzero, above 127, or a list with the values or colours of each class")
+    MaskValues,
+    Kind(p.parse_mask_values, "auto, nonzero, above 127, or a list with the values or colours of each class"),
 ]
 OneClass = Annotated[MaskClass, Kind(p.parse_mask_class, "a value from 0 to 65535, a colour, or a list of several")]
 

@@ -1,8 +1,8 @@
 """The formats of labelling tools: COCO, LabelMe, Supervisely, CVAT, Label Studio and YOLO; and tables of run lengths.
 
-Of each format, `parse_*` lists classes, images and entries of one file, and `*_shape` turns an entry into pixels when its mask is
-drawn. An annotation file is anyone's: what is not as its tool writes it fails where it is used, and `inside` says in which entry.
-A box alone is no mask.
+Of each format, `parse_*` lists classes, images and entries of one file, and `*_shape` turns an entry into pixels when
+its mask is drawn. An annotation file is anyone's: what is not as its tool writes it fails where it is used, and
+`inside` says in which entry. A box alone is no mask.
 """
 
 import base64
@@ -40,7 +40,14 @@ MAX_NAME = 100  # characters
 MAX_SHOWN = 100  # characters of what Python says of a wrong value
 NO_MASK = "a box without an outline, and a box is no mask; export polygons or masks, or remove it"
 # What a value of a wrong type, or one that is missing, raises where it is used.
-MALFORMED: tuple[type[Exception], ...] = (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+MALFORMED: tuple[type[Exception], ...] = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+)
 MALFORMED += (zlib.error, cv2.error, csv.Error, ElementTree.ParseError)
 
 LINE, RECTANGLE, IN_CROWD = "line", "rectangle", "crowd"  # what is said of a shape
@@ -104,7 +111,9 @@ def inside(name: object) -> Iterator[None]:
             reason = f"{reason} is missing"
         elif isinstance(error, (TypeError, AttributeError)):  # in Python's words: 'NoneType' object is not iterable
             reason = "a value has the wrong type, such as null in place of a list"
-        raise DataError(f"{name}: {reason}; was it cut off, or edited by hand? Correct it, or export it again") from None
+        raise DataError(
+            f"{name}: {reason}; was it cut off, or edited by hand? Correct it, or export it again"
+        ) from None
 
 
 def path_pieces(name: str) -> list[str]:
@@ -204,10 +213,18 @@ def parse_coco(path: Path, content: Mapping[str, Any]) -> Parsed:
             size = as_size(image.get("height"), image.get("width"))
             images[image["id"]] = AnnotatedImage(str(image["file_name"]), by_image.pop(image["id"], []), size)
     orphans = sum(map(len, by_image.values()))
-    notices = [f"{counted(orphans, 'annotation')} in {path.name} of images that it does not list, left out"] if orphans else []
+    notices = (
+        [f"{counted(orphans, 'annotation')} in {path.name} of images that it does not list, left out"]
+        if orphans
+        else []
+    )
     # Roboflow lists the name of the dataset as category 0, a group of the others without objects of its own.
     in_order = sorted(categories.items(), key=lambda item: (isinstance(item[0], str), item[0]))
-    return [name for key, name in in_order if key != 0 or name in used or name not in groups], [*images.values()], notices
+    return (
+        [name for key, name in in_order if key != 0 or name in used or name not in groups],
+        [*images.values()],
+        notices,
+    )
 
 
 def coco_shape(annotation: Mapping[str, Any], height: int, width: int) -> Shape:
@@ -218,10 +235,14 @@ def coco_shape(annotation: Mapping[str, Any], height: int, width: int) -> Shape:
     if isinstance(segmentation, dict):
         size, counts = segmentation["size"], segmentation["counts"]
         if size != [height, width]:
-            raise ReadError(f"its run lengths are for the size {size!r:.60}; need [{height}, {width}], height and width")
+            raise ReadError(
+                f"its run lengths are for the size {size!r:.60}; need [{height}, {width}], height and width"
+            )
         runs = raster.decompress_runs(counts) if isinstance(counts, str) else counts
         return raster.crop(raster.unroll(runs, width, height).T), note  # down the columns
-    polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]  # or one without the list around it
+    polygons = (
+        segmentation if isinstance(segmentation[0], list) else [segmentation]
+    )  # or one without the list around it
     return raster.join([fill_polygon(as_points(polygon), height, width) for polygon in polygons]), note
 
 
@@ -231,7 +252,9 @@ LINE_WIDTH = 10.0
 
 
 def parse_labelme(path: Path, content: Mapping[str, Any]) -> Parsed:
-    entries = _entries(content["shapes"], "shape", "label", lambda shape: shape.get("shape_type") not in ("point", "points"))
+    entries = _entries(
+        content["shapes"], "shape", "label", lambda shape: shape.get("shape_type") not in ("point", "points")
+    )
     name = content["imagePath"] if isinstance(content["imagePath"], str) else ""
     return [], [AnnotatedImage(name, entries, as_size(content.get("imageHeight"), content.get("imageWidth")))], []
 
@@ -242,10 +265,14 @@ def labelme_shape(shape: Mapping[str, Any], height: int, width: int) -> Shape:
         return NO_SHAPE
     if kind in ("line", "linestrip"):
         return raster.draw_line(points, LINE_WIDTH, height, width), LINE
-    if kind in ("polygon", "rotation") or (kind == "rectangle" and len(points) == 4):  # some tools write all four corners
+    if kind in ("polygon", "rotation") or (
+        kind == "rectangle" and len(points) == 4
+    ):  # some tools write all four corners
         return fill_polygon(points, height, width), ""
     if kind not in ("rectangle", "circle", "mask"):
-        raise ReadError(f"shape_type {kind!r:.60} is not known; need polygon, rectangle, circle, line, linestrip, mask or point")
+        raise ReadError(
+            f"shape_type {kind!r:.60} is not known; need polygon, rectangle, circle, line, linestrip, mask or point"
+        )
     (x0, y0), (x1, y1) = as_points(shape["points"], 2).tolist()
     if kind == "rectangle":
         return fill_polygon(box_outline(x0, y0, x1, y1), height, width), RECTANGLE
@@ -255,8 +282,8 @@ def labelme_shape(shape: Mapping[str, Any], height: int, width: int) -> Shape:
     return paste_picture(base64.b64decode(shape["mask"], validate=True), x0, y0, height, width)
 
 
-# Supervisely: meta.json with the classes, and for each image ann/NAME.json. Coordinates are those of pixels, not of their corners:
-# a polygon includes the pixels that it passes through, as in Supervisely's own library.
+# Supervisely: meta.json with the classes, and for each image ann/NAME.json. Coordinates are those of pixels, not of
+# their corners: a polygon includes the pixels that it passes through, as in Supervisely's own library.
 
 
 def parse_supervisely(path: Path, content: Mapping[str, Any]) -> Parsed:
@@ -274,7 +301,9 @@ def supervisely_shape(item: Mapping[str, Any], height: int, width: int) -> Shape
         ((left, top),) = as_points(item["bitmap"]["origin"], 1).tolist()
         inflater = zlib.decompressobj()
         packed = base64.b64decode(item["bitmap"]["data"], validate=True)
-        data = inflater.decompress(packed, 4 * height * width + 2**16)  # at most a picture of the image without compression
+        data = inflater.decompress(
+            packed, 4 * height * width + 2**16
+        )  # at most a picture of the image without compression
         if not inflater.eof:
             raise ReadError("data is cut off, or larger than its image")
         return paste_picture(data, left, top, height, width)
@@ -302,8 +331,9 @@ def _fill_with_outline(exterior: Pixels, holes: Sequence[Pixels], height: int, w
     return Patch(int(top), int(left), canvas.astype(np.bool_))
 
 
-# CVAT for images, XML 1.1. A document with a DTD is refused before anything in it is read: CVAT writes none, and entities that
-# expand without end, or that name other files, are declared there. Boxes are filled, as in CVAT's own mask export.
+# CVAT for images, XML 1.1. A document with a DTD is refused before anything in it is read: CVAT writes none, and
+# entities that expand without end, or that name other files, are declared there. Boxes are filled, as in CVAT's own
+# mask export.
 
 CVAT_FILLED = frozenset(["polygon", "box", "ellipse", "mask"])
 CVAT_SHAPES = CVAT_FILLED | {"polyline", "points", "cuboid", "skeleton"}
@@ -356,9 +386,9 @@ def cvat_shape(shape: ElementTree.Element, height: int, width: int) -> Shape:
     return NO_SHAPE
 
 
-# YOLO segmentation: a text file for each image, a line for each object: class x1 y1 x2 y2 ..., in shares of width and height. The
-# names of the classes come from data.yaml (or classes.txt). An image without a label file, or with an empty one, is all background,
-# as Ultralytics has it.
+# YOLO segmentation: a text file for each image, a line for each object: class x1 y1 x2 y2 ..., in shares of width and
+# height. The names of the classes come from data.yaml (or classes.txt). An image without a label file, or with an empty
+# one, is all background, as Ultralytics has it.
 
 CLASS_NUMBER = re.compile(r"[0-9]{1,4}")
 NAME_FILES = ("classes.txt", "obj.names", "classes.names", "labels.txt")
@@ -367,8 +397,8 @@ FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
 
 
 class YoloNames(NamedTuple):
-    """The names of the classes, the file that has them, and the folders of train, val and test in it, or the lines of the lists
-    that it names, by the name of the image; empty without one."""
+    """The names of the classes, the file that has them, and the folders of train, val and test in it, or the lines of
+    the lists that it names, by the name of the image; empty without one."""
 
     names: Sequence[str] = ()
     file: str = ""
@@ -376,9 +406,9 @@ class YoloNames(NamedTuple):
     lists: Mapping[str, Sequence[tuple[Part, str]]] = {}
 
     def part_of(self, image: str) -> Part | None:
-        """The part that lists the image, with more or fewer folders before it: val before test, and what either lists must not
-        train. Or the one of whose folders, such as ../train/images, one stands in this order above it; None if none does, or those
-        of several."""
+        """The part that lists the image, with more or fewer folders before it: val before test, and what either lists
+        must not train. Or the one of whose folders, such as ../train/images, one stands in this order above it; None if
+        none does, or those of several."""
         above, path = f"/{image.rpartition('/')[0]}/", f"/{image}"
         lines = self.lists.get(PurePosixPath(image).name, ())
         listed = {part for part, line in lines if path.endswith(f"/{line}") or f"/{line}".endswith(path)}
@@ -435,12 +465,16 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
             if isinstance(content, dict) and (names := content.get("names")):
                 if isinstance(names, dict):  # with the numbers from 0 as its keys
                     if set(names) != {str(number) for number in range(len(names))}:
-                        raise ReadError(f"names has the keys {first_few(names)}; need the numbers from 0 to {len(names) - 1}")
+                        raise ReadError(
+                            f"names has the keys {first_few(names)}; need the numbers from 0 to {len(names) - 1}"
+                        )
                     names = [names[str(number)] for number in range(len(names))]
                 if not isinstance(names, list):
                     raise ReadError(f"names is {names!r:.60}; need a list")
                 given = [(part, content.get(part)) for part in get_args(Part)]
-                every = [(part, item) for part, value in given for item in (value if isinstance(value, list) else [value])]
+                every = [
+                    (part, item) for part, value in given for item in (value if isinstance(value, list) else [value])
+                ]
                 folders = [(part, "/".join(path_pieces(item))) for part, item in every if isinstance(item, str)]
                 lists: dict[str, list[tuple[Part, str]]] = defaultdict(list)
                 for part, name in folders:  # or a text file with the images of the part, a line each
@@ -457,8 +491,8 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
     return YoloNames()
 
 
-# Label Studio, its JSON export: tasks, each with annotations of which the last that was not cancelled counts. Coordinates are
-# percents. A brush is RGBA bytes, packed by the bit: runs of one byte, and blocks of single ones.
+# Label Studio, its JSON export: tasks, each with annotations of which the last that was not cancelled counts.
+# Coordinates are percents. A brush is RGBA bytes, packed by the bit: runs of one byte, and blocks of single ones.
 
 STUDIO_SHAPES = frozenset(["polygon", "rectangle", "ellipse", "brush"])
 UPLOAD_ID = re.compile(r"[0-9a-f]{8}-(?=.)")  # that it puts before the names of uploaded files
@@ -481,7 +515,9 @@ def parse_label_studio(path: Path, content: Any) -> Parsed:
                 shape = str(item.get("type", "")).removesuffix("labels")
                 if shape in STUDIO_SHAPES or shape == "keypoint":
                     if turn := item.get("image_rotation"):
-                        raise ReadError(f"image_rotation of result {place} is {turn!r:.60}; need 0: it was turned in the tool")
+                        raise ReadError(
+                            f"image_rotation of result {place} is {turn!r:.60}; need 0: it was turned in the tool"
+                        )
                     label = as_name(_studio_label(item) or labels.get(item.get("id")))
                     size = as_size(item.get("original_height"), item.get("original_width"))
                     what = f"result {place} of task {number} ({label})"
@@ -524,18 +560,23 @@ def label_studio_shape(item: Mapping[str, Any], height: int, width: int) -> Shap
     return fill_polygon(corners.round(6), height, width), RECTANGLE
 
 
-# Tables of run lengths, as of Kaggle: a row for each object, or for each class of an image, with the name of the image and
-# "start length start length ...". An empty cell is an image without that object.
+# Tables of run lengths, as of Kaggle: a row for each object, or for each class of an image, with the name of the image
+# and "start length start length ...". An empty cell is an image without that object.
 
-RUN_COLUMNS = {  # in lower case, without separators → whether its runs go down the columns; in two competitions they do not
+# in lower case, without separators → whether its runs go down the columns; in two competitions they do not
+RUN_COLUMNS = {
     **dict.fromkeys(("encodedpixels", "rle", "rlemask", "maskrle", "encoding", "rleencoding", "encodedrle"), True),
     "annotation": False, "segmentation": False,
 }  # fmt: skip
 IMAGE_COLUMNS = ("imageid", "image", "imagename", "filename", "imagefile", "file", "img", "imgid", "id")
 CLASS_COLUMNS = ("classid", "class", "classname", "categoryid", "category", "label", "defecttype")
-JOINED_COLUMNS = frozenset(image + label for image in IMAGE_COLUMNS for label in CLASS_COLUMNS)  # ImageId_ClassId: a.jpg_1
+JOINED_COLUMNS = frozenset(
+    image + label for image in IMAGE_COLUMNS for label in CLASS_COLUMNS
+)  # ImageId_ClassId: a.jpg_1
 MIN_COMPARED, MAX_COMPARED, MAX_COMPARED_BYTES = 5, 20, 2**23  # images whose edges tell in which direction runs go
-MIN_GAIN = 1.2  # by which steps between pixels are larger at the right borders; 1.3 to 6 in sets of cells, vessels and streets
+MIN_GAIN = (
+    1.2  # by which steps between pixels are larger at the right borders; 1.3 to 6 in sets of cells, vessels and streets
+)
 NO_RUNS = frozenset(["", "-1", "nan", "none", "null"])
 ONE_CLASS = "object"
 
@@ -552,8 +593,8 @@ def _separator(header: str) -> str:
 
 
 def find_run_columns(header: Sequence[str]) -> dict[str, str] | None:
-    """The columns for image, runs, label, joined (image and label), height and width of a CSV file, those that it has; None if it
-    is not one of run lengths."""
+    """The columns for image, runs, label, joined (image and label), height and width of a CSV file, those that it has;
+    None if it is not one of run lengths."""
     names = {re.sub(r"[\W_]", "", cell.lower()): cell for cell in header}
     roles = {"image": IMAGE_COLUMNS, "runs": RUN_COLUMNS, "label": CLASS_COLUMNS, "joined": JOINED_COLUMNS}
     if "height" in names and "width" in names:
@@ -589,7 +630,9 @@ def parse_runs(path: Path, content: tuple[Mapping[str, str], str]) -> Parsed:
                 label = as_name(f"class {label}" if label.isdecimal() else label)
                 labels.add(label)
         by_image[name] += [Entry(label or ONE_CLASS, f"line {line}", (row["runs"], down_columns))] if has_runs else []
-    declared = sorted(labels, key=lambda name: [int(word) if word.isdecimal() else 0 for word in name.split()[-1:]] + [name])
+    declared = sorted(
+        labels, key=lambda name: [int(word) if word.isdecimal() else 0 for word in name.split()[-1:]] + [name]
+    )
     return declared, [AnnotatedImage(name, entries, sizes.get(name)) for name, entries in by_image.items()], []
 
 
@@ -599,15 +642,19 @@ def runs_shape(content: tuple[str, bool], height: int, width: int, is_turned: bo
     if len(text.split()) % 2 or not all(word.isdecimal() for word in text.split()):
         raise ReadError(f"run lengths {text!r:.60}; need pairs of start and length")
     numbers = [int(word) for word in text.split()]
-    num_back = sum(start < before for before, start in pairwise(numbers[::2]))  # one for each further object, if they were joined
+    num_back = sum(
+        start < before for before, start in pairwise(numbers[::2])
+    )  # one for each further object, if they were joined
     if 4 * num_back > len(numbers[::2]) > 3 and sum(numbers) <= height * width:  # as of SIIM-ACR
-        raise ReadError(f"run lengths {text!r:.60}, with starts counted from the run before; need them from the first pixel")
+        raise ReadError(
+            f"run lengths {text!r:.60}, with starts counted from the run before; need them from the first pixel"
+        )
     return raster.fill_runs(text, height, width, down_columns), ""
 
 
 def are_runs_turned(images: Iterable[AnnotatedImage]) -> bool:
-    """Whether the runs go in the other direction than the name of their column says: then the objects end at edges in nearly all
-    images. Read wrong they are stripes, or in square images the objects turned over, which end anywhere."""
+    """Whether the runs go in the other direction than the name of their column says: then the objects end at edges in
+    nearly all images. Read wrong they are stripes, or in square images the objects turned over, which end anywhere."""
     gains: list[float] = []
     for image in images:
         with contextlib.suppress(OSError, *MALFORMED):  # what cannot be read is told when it is drawn
@@ -631,11 +678,19 @@ def _step_at_borders(pixels: Pixels, entries: Sequence[Entry], is_turned: bool) 
 FORMATS = {
     "COCO": Format(parse_coco, coco_shape, False, "by category id", "the smaller object is on top"),
     "LabelMe": Format(parse_labelme, labelme_shape, True, "in alphabetical order", "the later shape is on top"),
-    "Supervisely": Format(parse_supervisely, supervisely_shape, True, "in the order of meta.json", "the later object is on top"),
-    "CVAT": Format(
-        parse_cvat, cvat_shape, False, "in the order of the labels", "the higher z_order, then the later shape, is on top"
+    "Supervisely": Format(
+        parse_supervisely, supervisely_shape, True, "in the order of meta.json", "the later object is on top"
     ),
-    "Label Studio": Format(parse_label_studio, label_studio_shape, False, "in alphabetical order", "the later result is on top"),
+    "CVAT": Format(
+        parse_cvat,
+        cvat_shape,
+        False,
+        "in the order of the labels",
+        "the higher z_order, then the later shape, is on top",
+    ),
+    "Label Studio": Format(
+        parse_label_studio, label_studio_shape, False, "in alphabetical order", "the later result is on top"
+    ),
     "YOLO": Format(parse_yolo, yolo_shape, True, "by number", "the smaller object is on top"),
     "run lengths": Format(parse_runs, runs_shape, False, "by number or name", "the later row is on top"),
 }

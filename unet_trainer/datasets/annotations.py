@@ -1,8 +1,8 @@
-"""Annotations in place of masks: finds the files of labelling tools in a folder, and draws them as masks of class ids, once, which
-are kept under checkpoint_dir.
+"""Annotations in place of masks: finds the files of labelling tools in a folder, and draws them as masks of class ids,
+once, which are kept under checkpoint_dir.
 
-0 is the background, 1 the first class. Only files in the folder of images can be meant, whatever path an annotation names. A
-format that is not read is named for what it is, with what to do.
+0 is the background, 1 the first class. Only files in the folder of images can be meant, whatever path an annotation
+names. A format that is not read is named for what it is, with what to do.
 """
 
 from collections import Counter, defaultdict
@@ -20,7 +20,17 @@ from unet_trainer.datasets import annotation_readers as readers
 from unet_trainer.datasets.annotation_readers import FORMATS, AnnotatedImage, Shape, path_pieces
 from unet_trainer.datasets.converted import Conversion, Converted, Converter
 from unet_trainer.datasets.layouts import describe_results, list_files, part_in, walk
-from unet_trainer.datasets.pairs import NUM_NAMED, FoundPairs, Pair, Part, Problem, composed, divided, first_few, path_in
+from unet_trainer.datasets.pairs import (
+    NUM_NAMED,
+    FoundPairs,
+    Pair,
+    Part,
+    Problem,
+    composed,
+    divided,
+    first_few,
+    path_in,
+)
 from unet_trainer.datasets.rasterize import Canvas
 from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, naming
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, describe_file, read_image
@@ -30,7 +40,13 @@ from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
 EXTENSIONS = frozenset([".json", ".geojson", ".xml", ".txt", ".csv", ".ndjson", ".jsonl"])
-COCO_TASKS = ("captions_", "person_keypoints_", "image_info_", "panoptic_", "stuff_")  # COCO's own files beside instances_
+COCO_TASKS = (
+    "captions_",
+    "person_keypoints_",
+    "image_info_",
+    "panoptic_",
+    "stuff_",
+)  # COCO's own files beside instances_
 NUM_LOOKED_AT = 20  # files without an extension, texts that may be labels, and items of a JSON document
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
@@ -48,23 +64,29 @@ NOTES: Mapping[str, tuple[str, str]] = {
 EXPORT = "export COCO, with polygons or masks"
 VGG = f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"
 META = "meta"  # of Supervisely: the file with the classes
-# Keys of a JSON document, or of the first one in a list or dict of them → its format, or what it is and what to do if it is not
-# read. The first that fits counts.
+# Keys of a JSON document, or of the first one in a list or dict of them → its format, or what it is and what to do if
+# it is not read. The first that fits counts.
 KINDS_OF_JSON = {
-    "segments_info": "COCO panoptic, whose masks are in its PNG files; use COCO's instances, or convert these to class ids",
+    "segments_info": (
+        "COCO panoptic, whose masks are in its PNG files; use COCO's instances, or convert these to class ids"
+    ),
     "images annotations categories": "COCO",
     "shapes imagePath": "LabelMe",
     "objects size": "Supervisely",
     "title shape": META,
     "_via_img_metadata": VGG,
     "filename regions": VGG,
-    "annotations images": "COCO without categories (captions?), so that its classes are not known; use the instances file",
+    "annotations images": (
+        "COCO without categories (captions?), so that its classes are not known; use the instances file"
+    ),
     "image_id category_id": "COCO results (predictions), without the images; use the annotation file",
     "data annotations": "Label Studio",
     "annotator annotation_id": "Label Studio's JSON-MIN, which is not read; export JSON",
     "data_row projects": f"Labelbox's own JSON, which is not read; {EXPORT}",
     "items categories": f"Datumaro's own JSON, which is not read; {EXPORT} (datum convert -f coco_instances)",
-    "type features": "GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks first (gdal_rasterize)",
+    "type features": (
+        "GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks first (gdal_rasterize)"
+    ),
     "imgHeight imgWidth objects": "Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them",
 }
 
@@ -85,7 +107,8 @@ class Annotations(NamedTuple):
 
 
 def find_annotations(config: Config, data_dir: Path, console: Console | None = None) -> FoundPairs | None:
-    """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. Raises DataError.
+    """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. Raises
+    DataError.
 
     mask_dir may be the folder of the annotations, or one file.
     """
@@ -103,12 +126,15 @@ def find_annotations(config: Config, data_dir: Path, console: Console | None = N
     annotations = _read([path for path in texts if path not in left_out], index, data_dir)
     if annotations is None:
         return None
-    drawn = draw_masks(annotations, index, Converter(data_dir, Path(config.checkpoint_dir), console), config.class_names)
+    drawn = draw_masks(
+        annotations, index, Converter(data_dir, Path(config.checkpoint_dir), console), config.class_names
+    )
     return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
 
 
 def _read(texts: Sequence[Path], index: "ImageIndex", data_dir: Path) -> Annotations | None:
-    """The annotations in the one format that there is; raises DataError for several, and for those that are not read."""
+    """The annotations in the one format that there is; raises DataError for several, and for those that are not
+    read."""
     if any(path.name.startswith("instances_") for path in texts):  # COCO's captions and so on are not opened
         texts = [path for path in texts if not path.name.startswith(COCO_TASKS)]
     files: dict[str, list[tuple[Path, Any]]] = defaultdict(list)
@@ -138,7 +164,9 @@ def _read(texts: Sequence[Path], index: "ImageIndex", data_dir: Path) -> Annotat
     if not kinds:
         return None
     if len(kinds) > 1:
-        raise DataError(f"mask_dir: annotations of {' and '.join(kinds)} in {data_dir}; set mask_dir to the folder or file of one")
+        raise DataError(
+            f"mask_dir: annotations of {' and '.join(kinds)} in {data_dir}; set mask_dir to the folder or file of one"
+        )
     if broken:
         raise DataError(cannot)
     if not index.files:
@@ -149,11 +177,14 @@ def _read(texts: Sequence[Path], index: "ImageIndex", data_dir: Path) -> Annotat
 
 
 def _kind_of(path: Path) -> tuple[str, Any]:
-    """The format of a file, "" for no annotation, and its content; raises DataError, UnknownAnnotations if it is not read."""
+    """The format of a file, "" for no annotation, and its content; raises DataError, UnknownAnnotations if it is not
+    read."""
     if path.suffix.lower() == ".xml":
         root = readers.read_xml(path)
         if root.tag == "annotation":
-            what = "Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if it has any"
+            what = (
+                "Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if it has any"
+            )
             raise UnknownAnnotations(f"{path} is {what}")
         return "CVAT" if root.tag == "annotations" else "", root
     if path.suffix.lower() == ".csv":
@@ -182,7 +213,9 @@ def kind_of_json(content: Any) -> str:
     inside = content.values() if isinstance(content, dict) else content if isinstance(content, list) else []
     firsts = [item[0] if isinstance(item, list) and item else item for item in islice(inside, NUM_LOOKED_AT)]
     keys = [set(document) for document in (content, *firsts) if isinstance(document, dict)]
-    return next((what for wanted, what in KINDS_OF_JSON.items() if any(found.issuperset(wanted.split()) for found in keys)), "")
+    return next(
+        (what for wanted, what in KINDS_OF_JSON.items() if any(found.issuperset(wanted.split()) for found in keys)), ""
+    )
 
 
 def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: "ImageIndex", data_dir: Path) -> Annotations:
@@ -211,7 +244,11 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: "ImageIndex
             part = image.part or (None if form.is_one_each else part_in([path.stem])) or part_in(folders)
             found = index.find(image.name, near, part, with_folders)
             if found is None and (form.is_one_each or tool == "Label Studio"):
-                plain = path.stem if form.is_one_each else readers.UPLOAD_ID.sub("", PurePosixPath(image.name).name, count=1)
+                plain = (
+                    path.stem
+                    if form.is_one_each
+                    else readers.UPLOAD_ID.sub("", PurePosixPath(image.name).name, count=1)
+                )
                 found = index.find(plain, near, part, False)
             if found is None:
                 missing.append(f"{path.name} ({image.name or 'no imagePath'})" if form.is_one_each else image.name)
@@ -226,7 +263,11 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: "ImageIndex
         shown = f"{counted(len(listing), kind)} such as {PurePosixPath(listing[0]).name}"
     if not images:
         is_renamed = any(index.knows(PurePosixPath(name.replace("\\", "/")).stem) for name in missing)
-        fix = "files of these names have another extension: rename either" if is_renamed else "set image_dir to their folder"
+        fix = (
+            "files of these names have another extension: rename either"
+            if is_renamed
+            else "set image_dir to their folder"
+        )
         raise DataError(f"{shown} ({tool}): none of their images is in {index.root} ({first_few(missing)}); {fix}")
     order = form.class_order if declared or tool == "COCO" else "in alphabetical order"
     if names is not None:
@@ -238,7 +279,11 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: "ImageIndex
             if path not in paths and part in parts:
                 empty.append(AnnotatedImage(path.name, [], None, part, path, None, shown_path))
         images += empty
-        if listed := [image for image in images if names.part_of(path_in(data_dir, image.image))] if names.lists else []:
+        if (
+            listed := [image for image in images if names.part_of(path_in(data_dir, image.image))]
+            if names.lists
+            else []
+        ):
             if len(listed) < len(images):
                 notices.append(f"{counted(len(images) - len(listed), 'image')} in no list of {names.file} left out")
             images = listed
@@ -248,7 +293,9 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: "ImageIndex
             what = f"{counted(len(empty), 'image')} without a label file, {first_few(image.name for image in empty)}"
             notices.append(f"all background, as in YOLO: {what}")
     if missing:
-        notices.append(f"{counted(len(missing), 'image')} of {shown} without a readable file left out: {first_few(missing)}")
+        notices.append(
+            f"{counted(len(missing), 'image')} of {shown} without a readable file left out: {first_few(missing)}"
+        )
     used = {entry.label for image in images for entry in image.entries}
     return Annotations(tool, shown, [*declared, *sorted(used)], order, images, notices)
 
@@ -259,10 +306,15 @@ def describe_other_files(folder: Path) -> list[str]:
     for path in walk(folder):
         if path.suffix.lower() not in IMAGE_EXTENSIONS | EXTENSIONS:
             by_extension[path.suffix.lower()].append(path)
-    kinds = [(paths, [what for path in paths[:NUM_LOOKED_AT] if (what := describe_file(path))]) for paths in by_extension.values()]
+    kinds = [
+        (paths, [what for path in paths[:NUM_LOOKED_AT] if (what := describe_file(path))])
+        for paths in by_extension.values()
+    ]
     found = [(paths, what[0]) for paths, what in kinds if what]
     found.sort(key=lambda kind: -len(kind[0]))
-    return [f"{counted(len(paths), 'file')} such as {paths[0].relative_to(folder)}: {what}" for paths, what in found[:3]]
+    return [
+        f"{counted(len(paths), 'file')} such as {paths[0].relative_to(folder)}: {what}" for paths, what in found[:3]
+    ]
 
 
 class ImageIndex:
@@ -285,11 +337,12 @@ class ImageIndex:
         return part_in(path_in(self.root, path).split("/")[:-1])
 
     def find(self, name: str, near: Path, part: Part | None, with_folders: bool) -> Path | None:
-        """The file for a name, possibly with folders before it; None if there is none. Raises DataError if several are possible.
+        """The file for a name, possibly with folders before it; None if there is none. Raises DataError if several are
+        possible.
 
-        Of several files with the same name, the one whose folders agree most, then those below `near`, then those of the part.
-        A file of another part than `part` is none: val/1.png is not the 1.png of train. `with_folders`: all folders must agree.
-        """
+        Of several files with the same name, the one whose folders agree most, then those below `near`, then those of
+        the part. A file of another part than `part` is none: val/1.png is not the 1.png of train. `with_folders`: all
+        folders must agree."""
         pieces = path_pieces(name) or [""]
         part, plain = part_in(pieces[:-1]) or part, [_plain(piece) for piece in pieces]
         found: list[Path] = []
@@ -310,7 +363,8 @@ class ImageIndex:
 
 
 def _plain(name: str) -> str:
-    """Equal for names that differ in case or in the form of accents only: a name may come from another operating system."""
+    """Equal for names that differ in case or in the form of accents only: a name may come from another operating
+    system."""
     return composed(name).casefold()
 
 
@@ -319,7 +373,9 @@ def is_background(name: str) -> bool:
     return name.lower().strip("_") == "background"
 
 
-def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter, class_names: Sequence[str] | None) -> FoundPairs:
+def draw_masks(
+    annotations: Annotations, index: ImageIndex, converter: Converter, class_names: Sequence[str] | None
+) -> FoundPairs:
     """The pairs of annotated images and drawn masks. `class_names` is the setting, if it is set. Raises DataError."""
     form = FORMATS[annotations.tool]
     first: dict[Path, AnnotatedImage] = {}
@@ -335,7 +391,9 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
         # Test images without a single object were not annotated: all of them background would be a wrong truth.
         images = [image for image in images if image.part != "test"] or images
     if len(images) < len(annotations.images):
-        notices.append(f"{counted(len(annotations.images) - len(images), 'test image')} left out: none has any annotation")
+        notices.append(
+            f"{counted(len(annotations.images) - len(images), 'test image')} left out: none has any annotation"
+        )
     read_shape, settings = form.read_shape, [classes, smaller_on_top]
     if annotations.tool == "run lengths":
         if is_turned := readers.are_runs_turned(images):
@@ -377,7 +435,8 @@ def draw_masks(annotations: Annotations, index: ImageIndex, converter: Converter
 
 
 def choose_classes(annotations: Annotations, class_names: Sequence[str] | None) -> tuple[tuple[str, ...], list[str]]:
-    """The classes that occur, in the order of class_names (which may name more) or in their own; and notices. Raises DataError.
+    """The classes that occur, in the order of class_names (which may name more) or in their own; and notices. Raises
+    DataError.
 
     A single class may have any name, because its id is clear.
     """
@@ -390,25 +449,34 @@ def choose_classes(annotations: Annotations, class_names: Sequence[str] | None) 
     if len(classes) > MAX_CLASSES:
         raise DataError(f"{what} has {len(classes)} classes; need at most {MAX_CLASSES}")
     unused = [name for name in names if name not in used]
-    notices = [f"{counted(len(unused), 'class', 'classes')} without any object left out: {first_few(unused)}"] if unused else []
+    notices = (
+        [f"{counted(len(unused), 'class', 'classes')} without any object left out: {first_few(unused)}"]
+        if unused
+        else []
+    )
     wanted = [name for name in class_names or () if not is_background(name)]
     if not wanted or len(wanted) == len(classes) == 1:
         return classes, notices
     others = [name for name in classes if name not in wanted]
     if others:
         wanted_names = first_few(["background", *classes], 40)
-        raise DataError(f"class_names: it lacks {first_few(others)} of {annotations.files}; leave it out, or list {wanted_names}")
+        raise DataError(
+            f"class_names: it lacks {first_few(others)} of {annotations.files}; leave it out, or list {wanted_names}"
+        )
     return tuple(wanted), notices
 
 
 def draw_mask(
     image: AnnotatedImage, read_shape: Callable[[Any, int, int], Shape], ids: Mapping[str, int], smaller_on_top: bool
 ) -> tuple[Pixels, dict[str, int]]:
-    """H,W uint8 class ids of one image, and how often something is worth a note. Raises DataError without the image's name."""
+    """H,W uint8 class ids of one image, and how often something is worth a note. Raises DataError without the image's
+    name."""
     with naming(f"the file {image.image.name}"):
         height, width = size = read_image(image.image).shape[:2]
     if image.size is not None and image.size != size:
-        turned = " (is it rotated by its EXIF orientation, and the annotation is not?)" if image.size == size[::-1] else ""
+        turned = (
+            " (is it rotated by its EXIF orientation, and the annotation is not?)" if image.size == size[::-1] else ""
+        )
         annotated = f"annotated at {image.size[1]}×{image.size[0]}"
         raise ReadError(f"{annotated}, and the file {image.image.name} has {width}×{height} pixels{turned}")
     canvas = Canvas(height, width, smaller_on_top)
@@ -416,14 +484,18 @@ def draw_mask(
     for entry in image.entries:
         with readers.inside(entry.name):
             patch, note = read_shape(entry.content, height, width)
-            class_id = 0 if is_background(entry.label) else IGNORED if entry.label == IGNORE_NAME else ids.get(entry.label, 0)
+            class_id = (
+                0 if is_background(entry.label) else IGNORED if entry.label == IGNORE_NAME else ids.get(entry.label, 0)
+            )
             num_pixels = canvas.draw(patch, class_id, is_crowd=note == readers.IN_CROWD)
             notes[note if num_pixels else LEFT_OUT] += 1
     notes[OVERLAP] = int(np.count_nonzero(canvas.contested))
     return canvas.ids, {note: number for note, number in notes.items() if note and number}
 
 
-def _notices(annotations: Annotations, images: list[AnnotatedImage], drawn: list[Converted], index: ImageIndex) -> list[str]:
+def _notices(
+    annotations: Annotations, images: list[AnnotatedImage], drawn: list[Converted], index: ImageIndex
+) -> list[str]:
     notices = []
     empty = [image.image for image in images if not image.entries and image.source]
     if empty:

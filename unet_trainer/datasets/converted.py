@@ -1,9 +1,9 @@
-"""Masks and images that are no plain files (polygons, one file an object or class, pages of a stack, blocks of a large image, the
-arrays of a Python caller) as plain ones.
+"""Masks and images that are no plain files (polygons, one file an object or class, pages of a stack, blocks of a large
+image, the arrays of a Python caller) as plain ones.
 
-Each is written once, under checkpoint_dir/.converted, and again when a file that it comes from has changed. Everything after this
-(scan, split, loader, cache) sees files only; messages name the files that they come from. Objects become foreground. Classes get
-ids from 1 on; where they overlap, the later one wins.
+Each is written once, under checkpoint_dir/.converted, and again when a file that it comes from has changed. Everything
+after this (scan, split, loader, cache) sees files only; messages name the files that they come from. Objects become
+foreground. Classes get ids from 1 on; where they overlap, the later one wins.
 """
 
 import contextlib
@@ -52,7 +52,8 @@ NUMBERED = re.compile(r"\D*\d+\D*")
 
 
 class Conversion(NamedTuple):
-    """A file to make. `make` gives its pixels or bytes, and counts of what they hold; raises DataError for bad sources."""
+    """A file to make. `make` gives its pixels or bytes, and counts of what they hold; raises DataError for bad
+    sources."""
 
     name: str  # relative path, without extension
     sources: Sequence[Path]
@@ -78,13 +79,16 @@ class Converter:
     num_processes: int | None = None  # None: by the number of files
 
     def write(self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str) -> list[Converted]:
-        """The outcome of each. `settings`: what the files depend on besides their sources, e.g. the names of the classes.
+        """The outcome of each. `settings`: what the files depend on besides their sources, e.g. the names of the
+        classes.
 
         Bad sources are told in the outcome; a file that cannot be written raises DataError.
         """
         key = json.dumps([FORMAT, str(self.data_dir.resolve()), kind, settings], default=str)
         # split.csv names these files: absolute, because its paths are relative to data_dir.
-        folder = self.checkpoint_dir.absolute() / ".converted" / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        folder = (
+            self.checkpoint_dir.absolute() / ".converted" / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        )
         files = read_cache(folder / INDEX).get("files")
         known = files if isinstance(files, dict) else {}  # name → stamps of the sources, and facts
         paths = [folder / f"{conversion.name}{conversion.extension}" for conversion in conversions]
@@ -110,7 +114,9 @@ class Converter:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, lambda file: file.write(data))
             except OSError as error:
-                return DataError(f"{path} cannot be written ({error.strerror}); converted masks are kept under checkpoint_dir")
+                return DataError(
+                    f"{path} cannot be written ({error.strerror}); converted masks are kept under checkpoint_dir"
+                )
             return found
 
         waiting = [number for number in range(len(conversions)) if not is_known(number)]
@@ -124,7 +130,9 @@ class Converter:
                     if isinstance(outcome, DataError):
                         raise outcome
                     if isinstance(outcome, Crash | str):
-                        problems[number] = outcome if isinstance(outcome, str) else f"reading it crashed ({outcome.reason})"
+                        problems[number] = (
+                            outcome if isinstance(outcome, str) else f"reading it crashed ({outcome.reason})"
+                        )
                     else:
                         known[conversions[number].name] = [stamps[number], outcome]
                     shown.tick()
@@ -136,8 +144,11 @@ class Converter:
             for number, path in enumerate(paths)
         ]
 
-    def write_pairs(self, kind: str, settings: Any, wanted: list[tuple[Pair, Conversion, Conversion]], label: str) -> list[Pair]:
-        """The pairs, with the files that the conversions of their image and mask make. Raises DataError for bad sources."""
+    def write_pairs(
+        self, kind: str, settings: Any, wanted: list[tuple[Pair, Conversion, Conversion]], label: str
+    ) -> list[Pair]:
+        """The pairs, with the files that the conversions of their image and mask make. Raises DataError for bad
+        sources."""
         files = self.write(kind, settings, [conversion for _, *both in wanted for conversion in both], label)
         if problem := next((file.problem for file in files if file.problem), ""):
             raise DataError(problem)
@@ -152,8 +163,9 @@ MaskParts = dict[File, list[tuple[str, Path]]]  # image → the files of its mas
 
 
 def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_sequences: bool) -> MaskParts | None:
-    """The mask files of each image where each object has a file of its own: in a folder with the image (ID/images/x.png,
-    ID/masks/*.png), or in one of the image's name (masks/x/*.png). None if the masks are laid out in another way."""
+    """The mask files of each image where each object has a file of its own: in a folder with the image
+    (ID/images/x.png, ID/masks/*.png), or in one of the image's name (masks/x/*.png). None if the masks are laid out in
+    another way."""
     places = {image.folder if is_in_sequences else f"{image.folder}{image.stem}/": image for image in images}
     by_place: dict[str, list[File]] = defaultdict(list)
     for mask in masks:
@@ -194,8 +206,8 @@ def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder
 
 
 def find_ending_files(images: Sequence[File], masks: Sequence[File]) -> MaskParts | None:
-    """The mask files of each image whose names end in its class or in the number of an object: s0_head.png, s0_tail.png. None if
-    they are named in another way, or hold more than two values."""
+    """The mask files of each image whose names end in its class or in the number of an object: s0_head.png,
+    s0_tail.png. None if they are named in another way, or hold more than two values."""
     by_ending = masks_by_ending(images, masks)
     looked_at = [mask.path for its in by_ending.values() for mask in list(its.values())[:NUM_LOOKED_AT]]
     if not by_ending or not all(map(_holds_two_values, looked_at)):
@@ -222,8 +234,8 @@ def _holds_two_values(path: Path) -> bool:
 def merge_masks(
     converter: Converter, part: Part, parts: MaskParts, classes: Sequence[str], notices: list[str]
 ) -> tuple[list[Pair], list[str], bool, bool]:
-    """The pairs of images and merged masks: of classes, or of objects if there are no classes. And the files that cannot be used,
-    whether some pixels belong to no class, and whether the classes mark the same pixels."""
+    """The pairs of images and merged masks: of classes, or of objects if there are no classes. And the files that
+    cannot be used, whether some pixels belong to no class, and whether the classes mark the same pixels."""
     conversions = [
         Conversion(f"{part}/{image.folder}{image.stem}", [path for _, path in files], partial(_merge, files, classes))
         for image, files in parts.items()
@@ -241,7 +253,8 @@ def merge_masks(
     are_alike = judged["overlap"] > SAME_THING * judged["foreground"]
     if total["overlap"]:
         notices.append(
-            f"{total['overlap']} pixels in {sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks belong to several "
+            f"{total['overlap']} pixels in {sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks "
+            "belong to several "
             f"classes: the later of {', '.join(classes)} wins (class_names sets another order)"
         )
     return pairs, [mask.problem for mask in written if mask.problem], total["background"] > 0, are_alike
@@ -302,10 +315,14 @@ def split_into_rows(converter: Converter, path: Path, part: Part | None) -> list
         if not columns:
             return []
         if len(images) != 1 or len(masks) != 1:
-            raise DataError(f"{path} has the columns of images {', '.join(columns)}; need one image and one mask (image, mask)")
+            raise DataError(
+                f"{path} has the columns of images {', '.join(columns)}; need one image and one mask (image, mask)"
+            )
         chosen = images[0], masks[0]
         paths = file.read([f"{column}.path" for column in chosen], use_threads=False)
-        names = [[str((cell or {}).get("path") or "") for cell in paths.column(column).to_pylist()] for column in chosen]
+        names = [
+            [str((cell or {}).get("path") or "") for cell in paths.column(column).to_pylist()] for column in chosen
+        ]
         sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
     stems = [Path(name).stem for name in names[0]]
     are_names = all(stems) and len(set(stems)) == len(stems)
@@ -321,7 +338,9 @@ def split_into_rows(converter: Converter, path: Path, part: Part | None) -> list
         )
         origins = (f"{path}, row {number}, {column}" for column in chosen)
         wanted.append((Pair(name, path, path, part, "", *origins), image, mask))
-    return converter.write_pairs("rows", str(path.relative_to(converter.data_dir)), wanted, "Writing the rows as files:")
+    return converter.write_pairs(
+        "rows", str(path.relative_to(converter.data_dir)), wanted, "Writing the rows as files:"
+    )
 
 
 @contextlib.contextmanager
@@ -373,7 +392,8 @@ def has_pages(path: Path) -> bool:
 
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
-    """A pair of files for each page of image stacks and their mask stacks; raises DataError, which names the user's files."""
+    """A pair of files for each page of image stacks and their mask stacks; raises DataError, which names the user's
+    files."""
     wanted = []
     for stack in stacks:
         is_stack = _is_volume(stack.image) or stack.image.suffix.lower() in (".tif", ".tiff")
@@ -442,7 +462,9 @@ def _open_volume(path: Path) -> tuple[int, Any, Callable[[], Pixels]]:
         file: Any = nibabel.load(path)
         shape, num_bytes = (*file.shape, *[1] * (3 - len(file.shape))), path.stat().st_size
         if len(shape) > 4 or min(shape) < 1 or file.get_data_dtype().kind not in "uifb":
-            raise ValueError(f"{file.get_data_dtype()} of shape {file.shape}; need numbers in 3 dimensions, or 4 with channels")
+            raise ValueError(
+                f"{file.get_data_dtype()} of shape {file.shape}; need numbers in 3 dimensions, or 4 with channels"
+            )
         if math.prod(shape) > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
             raise ValueError(f"{num_bytes / 1e6:.2g} MB that decompress to {math.prod(shape) / 1e6:.3g} million values")
 
@@ -474,7 +496,9 @@ def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
         image = Conversion(f"images/{name}", [box.image], partial(_image_block, box), ".tiff")
         wanted.append((pair, image, Conversion(f"masks/{name}", [box.mask, box.image], partial(_mask_block, box))))
     # One process: it decodes the image once, and each further one would hold it in memory too.
-    cut = iter(replace(converter, num_processes=1).write_pairs("blocks", None, wanted, "Cutting the image into blocks:"))
+    cut = iter(
+        replace(converter, num_processes=1).write_pairs("blocks", None, wanted, "Cutting the image into blocks:")
+    )
     return [pair if pair.box is None else next(cut) for pair in pairs]
 
 
@@ -496,7 +520,8 @@ def _read_whole_mask(path: Path, size: tuple[int, int]) -> Pixels:
 
 
 def _image_block(box: Box) -> tuple[bytes, dict[str, int]]:
-    """A TIFF: of any number of channels and depth, not compressed, with what the file says of alpha and of missing data."""
+    """A TIFF: of any number of channels and depth, not compressed, with what the file says of alpha and of missing
+    data."""
     import tifffile
 
     image, has_alpha, nodata = _read_whole(box.image)
@@ -539,8 +564,8 @@ class Pairs(Protocol):
 
 
 def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
-    """Reads every pair once, in order, and returns the folder that holds them as .npy files, named by their content. `parts`: train
-    and val; without val the run splits. Raises UserError."""
+    """Reads every pair once, in order, and returns the folder that holds them as .npy files, named by their content.
+    `parts`: train and val; without val the run splits. Raises UserError."""
     given = {part: pairs for part, pairs in parts.items() if pairs is not None}
     for part, pairs in given.items():
         if len(pairs) == 0:
@@ -555,7 +580,9 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
                     image, mask = pairs[index]
                     arrays = {"images": as_pixels(image), "masks": as_pixels(mask)}
                 except (TypeError, ValueError, IndexError) as error:
-                    raise UserError(f"{part}_data[{index}]: {error}; need (image, mask), see docs/extending.md") from error
+                    raise UserError(
+                        f"{part}_data[{index}]: {error}; need (image, mask), see docs/extending.md"
+                    ) from error
                 for kind, array in arrays.items():
                     path = place / kind / f"{index:06d}.npy"
                     try:
@@ -576,7 +603,8 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
 
 
 def as_pixels(given: Any) -> Pixels:
-    """H,W or H,W,C. A torch tensor has its channels first; one channel alone needs no axis. Raises ValueError or TypeError."""
+    """H,W or H,W,C. A torch tensor has its channels first; one channel alone needs no axis. Raises ValueError or
+    TypeError."""
     is_tensor = hasattr(given, "detach")
     array = np.asarray(given.detach().cpu() if is_tensor else given)
     if is_tensor and array.ndim == 3:

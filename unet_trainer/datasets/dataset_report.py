@@ -1,7 +1,8 @@
-"""Everything known of a dataset before the first step: pairs, facts of every file, classes, image spec, split, problems.
+"""Everything known of a dataset before the first step: pairs, facts of every file, classes, image spec, split,
+problems.
 
-find_dataset finds the pairs, however they lie in data_dir; build_dataset_report reads every file, and decides kind, classes and
-split. Training and `check` both use this report: a dataset that passes check can be trained on.
+find_dataset finds the pairs, however they lie in data_dir; build_dataset_report reads every file, and decides kind,
+classes and split. Training and `check` both use this report: a dataset that passes check can be trained on.
 """
 
 from collections import Counter, defaultdict
@@ -23,12 +24,34 @@ from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.folder_pairs import find_in_folders, find_in_tables
 from unet_trainer.datasets.layouts import refuse_unreadable
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
-from unet_trainer.datasets.mask_reading import ChosenClasses, ask_for_classes, choose_classes, describe_misfit, other_way_round
+from unet_trainer.datasets.mask_reading import (
+    ChosenClasses,
+    ask_for_classes,
+    choose_classes,
+    describe_misfit,
+    other_way_round,
+)
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
-from unet_trainer.datasets.pairs import UNREADABLE, FoundPairs, Pair, Problem, Question, describe_problems, first_few, setting_lines
+from unet_trainer.datasets.pairs import (
+    UNREADABLE,
+    FoundPairs,
+    Pair,
+    Problem,
+    Question,
+    describe_problems,
+    first_few,
+    setting_lines,
+)
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.splits import OF_ONE_IMAGE, Split, add_groups, build_split, choose_image_blocks, read_split_csv
+from unet_trainer.datasets.splits import (
+    OF_ONE_IMAGE,
+    Split,
+    add_groups,
+    build_split,
+    choose_image_blocks,
+    read_split_csv,
+)
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask, show_value
@@ -157,8 +180,8 @@ def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:
 def build_dataset_report(
     config: Config, console: Console, found: FoundPairs | None = None, is_resumed: bool = False
 ) -> DatasetReport:
-    """Finds the pairs, unless they are given, reads every file, and decides kind, coding and split. A resumed run keeps its split,
-    and is not told again that it is too easy. Raises DataError if no pairs can be found."""
+    """Finds the pairs, unless they are given, reads every file, and decides kind, coding and split. A resumed run keeps
+    its split, and is not told again that it is too easy. Raises DataError if no pairs can be found."""
     found = found or find_dataset(config, console)
     cache = scan.open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
     report = read_every_pair(config, found, cache, console)
@@ -172,7 +195,9 @@ def build_dataset_report(
             _cut_into_blocks(report, report.coding, config, cache, console)
         if not is_alone or not report.blocking_message:
             _split(report, config, is_resumed)
-    has_answers = any(question.choices for question in report.questions) or any(problem.settings for problem in report.problems)
+    has_answers = any(question.choices for question in report.questions) or any(
+        problem.settings for problem in report.problems
+    )
     if not is_resumed and not has_answers:  # neighbours are looked at once the questions are answered
         _compare_neighbours(report, config, console)
     _add_notices(report)
@@ -180,10 +205,11 @@ def build_dataset_report(
 
 
 def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, console: Console) -> DatasetReport:
-    """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided yet.
+    """A report with the facts of every pair that can be read, and with the problems of the others; nothing is decided
+    yet.
 
-    Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were. The pairs get the
-    digests of their files as they are now.
+    Masks that resize_masks would resize are kept, whether it is set or not: what follows is judged as if it were. The
+    pairs get the digests of their files as they are now.
     """
     report = DatasetReport(found, problems=[*found.problems], notices=[*found.notices])
     facts = scan.scan_pairs(found.pairs, console, cache, config.worker_timeout)
@@ -224,7 +250,12 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
         same = "rotate the masks too, or save the images without EXIF orientation"
     size = "mask", "of another size than the image"
     problems = [
-        Problem("unreadable", *UNREADABLE, tuple(unreadable), "repair these files, or remove them together with their partners"),
+        Problem(
+            "unreadable",
+            *UNREADABLE,
+            tuple(unreadable),
+            "repair these files, or remove them together with their partners",
+        ),
         Problem("sizes", *size, tuple(resizable), resize, {"resize_masks": True}),
         Problem("sizes", *size, tuple(others), same),
     ]
@@ -251,7 +282,9 @@ def _choose_kind(report: DatasetReport, config: Config) -> None:
     report.masks = [report.masks[index] for index in kept]
 
 
-def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, cache: ScanCache, console: Console) -> None:
+def _cut_into_blocks(
+    report: DatasetReport, coding: MaskCoding, config: Config, cache: ScanCache, console: Console
+) -> None:
     """Blocks in place of the only pair, if it is large enough; some of them validate."""
     (pair,), (image,), kind = report.pairs, report.images, report.kind
     assert kind is not None
@@ -277,12 +310,14 @@ def _cut_into_blocks(report: DatasetReport, coding: MaskCoding, config: Config, 
 
 def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     coding = report.coding
-    digests = [  # volumes share their empty slices, which are no reason to keep them together; a resumed run keeps its images
+    # volumes share their empty slices, which are no reason to keep them together; a resumed run keeps its images
+    digests = [
         "" if pair.group and image.low == image.high else image.digest if is_resumed else image.content
         for pair, image in zip(report.pairs, report.images, strict=True)
     ]
     labels: list[set[int]] = [
-        set() if coding is None else set(mask_evidence.class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
+        set() if coding is None else set(mask_evidence.class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN}
+        for mask in report.masks
     ]
     if is_resumed:
         config = replace(config, num_folds=None)
@@ -302,7 +337,10 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     train, val = (set().union(*(held[pair] for pair in side)) for side in (report.split.train, report.split.val))
     report.untaught_ids = val - train
     taught = "training mask (nothing teaches them)"
-    for missing, where in ((train - val, "validation mask (val_iou says nothing of them)"), (report.untaught_ids, taught)):
+    for missing, where in (
+        (train - val, "validation mask (val_iou says nothing of them)"),
+        (report.untaught_ids, taught),
+    ):
         if missing:
             shown = first_few(id_names(report.decided(config))[class_id] for class_id in sorted(missing))
             fix = "add images with them, or choose with split_file=FILE.csv"
@@ -317,9 +355,15 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     _refuse_swapped_palettes(report)
     is_open = config.mask_values == "auto"
     evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored)
-    class_file = mask_evidence.find_class_file(Path(config.data_dir), report.pairs, report.found.class_file) if is_open else None
+    class_file = (
+        mask_evidence.find_class_file(Path(config.data_dir), report.pairs, report.found.class_file) if is_open else None
+    )
     if len(evidence.seen) < 2 and is_open:
-        every = f"{show_value(evidence.seen[0])}" if evidence.seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
+        every = (
+            f"{show_value(evidence.seen[0])}"
+            if evidence.seen
+            else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
+        )
         report.questions.append(_nothing_to_learn(report, every))
         return
     try:
@@ -341,7 +385,9 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     present = mask_evidence.class_ids(evidence.counts, chosen.coding).keys() - {IGNORED, UNKNOWN}
     if len(present) < 2:
         every = id_names(decided)[present.pop()] if present else "ignored or of no class"
-        report.questions.append(_nothing_to_learn(report, f"{every} (mask_values: {to_plain(chosen.coding.mask_values)})"))
+        report.questions.append(
+            _nothing_to_learn(report, f"{every} (mask_values: {to_plain(chosen.coding.mask_values)})")
+        )
     elif is_open and chosen.num_classes == 1 and report.found.num_classes is None:
         _, share = mask_evidence.class_shares(report.masks, chosen.coding, 2)
         if share >= LARGE_FOREGROUND and (settings := other_way_round(chosen.coding, evidence)) is not None:
@@ -362,7 +408,9 @@ def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) ->
     if number is None or config.mask_values != "auto" or config.num_classes not in ("auto", number):
         return None
     void = VOID if config.ignore_value is None and VOID in evidence.counts else config.ignore_value
-    first = 1 if 0 not in evidence.counts and number in evidence.counts else 0  # classes that cover the images leave no background
+    first = (
+        1 if 0 not in evidence.counts and number in evidence.counts else 0
+    )  # classes that cover the images leave no background
     values = tuple(range(first, first + max(2, number)))
     coding = given_coding(values, void, config.unknown_values == "ignore", reason="class ids")
     reason = "as in the files that the masks are made from"
@@ -377,7 +425,8 @@ def _nothing_to_learn(report: DatasetReport, every: str) -> Question:
 
 
 def _refuse_swapped_palettes(report: DatasetReport) -> None:
-    """The values of masks with a palette are places in it: a colour that has another place in some masks has two meanings."""
+    """The values of masks with a palette are places in it: a colour that has another place in some masks has two
+    meanings."""
     places: dict[int, dict[int, list[str]]] = {}  # colour → its places in palettes → masks
     for pair, mask in zip(report.pairs, report.masks, strict=True):
         palette = mask.palette or {}
@@ -393,7 +442,9 @@ def _refuse_swapped_palettes(report: DatasetReport) -> None:
                 lines.setdefault(shown, f"{shown}: {what}")
     if lines:
         fix = "save the masks in colour, or all with the same palette: their values are places in it"
-        report.problems.append(Problem("palettes", "mask", "with a palette in another order", tuple(lines.values()), fix))
+        report.problems.append(
+            Problem("palettes", "mask", "with a palette in another order", tuple(lines.values()), fix)
+        )
 
 
 def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
@@ -405,7 +456,9 @@ def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
         unknown = [value for value, class_id in zip(values, ids, strict=True) if class_id == UNKNOWN]
         if unknown:
             total = sum(mask.counts.values())
-            shares = ", ".join(f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6])
+            shares = ", ".join(
+                f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6]
+            )
             lines.append(f"{pair.shown_mask}: {shares}")
     return lines
 
@@ -431,7 +484,9 @@ def _add_notices(report: DatasetReport) -> None:
     turned = sum(image.is_turned for image in images)
     grey = sum(image.channels == 1 for image in images) if kind is not None and kind.channels > 1 else 0
     in_alpha = sum(mask.is_alpha for mask in masks)
-    is_scaled = spec is not None and spec.is_8bit and report.statistics_reason == "as given" and max(*spec.mean, *spec.std) <= 1
+    is_scaled = (
+        spec is not None and spec.is_8bit and report.statistics_reason == "as given" and max(*spec.mean, *spec.std) <= 1
+    )
     flat = [pair.shown_image for pair, image in zip(pairs, images, strict=True) if image.low == image.high]
     by_digest: dict[str, list[int]] = defaultdict(list)
     for index, image in enumerate(images):
@@ -439,10 +494,14 @@ def _add_notices(report: DatasetReport) -> None:
     differing = [same for same in by_digest.values() if len({masks[index].digest for index in same}) > 1]
     same_images = [" = ".join(pairs[index].shown_image for index in same[:3]) for same in differing]
     notices = [
-        (in_alpha, f"the alpha channel of {some(in_alpha, masks, 'mask')} is the mask; their colour is the same everywhere"),
+        (
+            in_alpha,
+            f"the alpha channel of {some(in_alpha, masks, 'mask')} is the mask; their colour is the same everywhere",
+        ),
         (
             turned,
-            f"{some(turned, images, 'image')} {'is' if turned == 1 else 'are'} rotated by the EXIF orientation, a mask only by one "
+            f"{some(turned, images, 'image')} {'is' if turned == 1 else 'are'} rotated by the EXIF orientation, a "
+            "mask only by one "
             "of its own: if masks lie wrong, rotate them too, or save the images without it",
         ),
         (grey, f"{some(grey, images, 'image')} {'is' if grey == 1 else 'are'} grey, whose channel is repeated"),
@@ -452,16 +511,20 @@ def _add_notices(report: DatasetReport) -> None:
             "every group has only one image; is group_pattern right?",
         ),
         (flat, f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}"),
-        (differing, f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(same_images)}"),
+        (
+            differing,
+            f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(same_images)}",
+        ),
     ]
     report.notices += [text for holds, text in notices if holds]
 
 
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
-    """The pairs of data_dir, by its folders, its annotations or split_file; raises DataError where they cannot be found.
+    """The pairs of data_dir, by its folders, its annotations or split_file; raises DataError where they cannot be
+    found.
 
-    The demo is made if it is missing. Masks that are not one file for each image are written as such under checkpoint_dir, with a
-    progress bar if there is a console.
+    The demo is made if it is missing. Masks that are not one file for each image are written as such under
+    checkpoint_dir, with a progress bar if there is a console.
     """
     data_dir = Path(config.data_dir)
     if is_demo_dir(data_dir) and ensure_demo(data_dir) and console is not None:
@@ -482,8 +545,12 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
         converter = Converter(data_dir, Path(config.checkpoint_dir), console)
         found = read_split_csv(table, data_dir, stored, converter)
         if config.group_pattern and any(pair.group for pair in found.pairs):
-            raise DataError(f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column")
-    return replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
+            raise DataError(
+                f"group_pattern: {config.split_file} has groups of its own; leave out the pattern, or the column"
+            )
+    return (
+        replace(found, pairs=add_groups(found.pairs, config.group_pattern, data_dir)) if config.group_pattern else found
+    )
 
 
 def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console | None) -> FoundPairs:

@@ -1,4 +1,5 @@
-"""Writes the demo dataset: cells on textured tissue, with debris, noise and uneven light. The same pixels every time."""
+"""Writes the demo dataset: cells on textured tissue, with debris, noise and uneven light. The same pixels every
+time."""
 
 import shutil
 import tempfile
@@ -23,8 +24,8 @@ Floats = NDArray[np.float32]
 
 
 def ensure_demo(folder: Path) -> bool:
-    """Writes the demo dataset unless the folder exists; returns whether it was written. Never leaves an incomplete folder, and
-    removes what a process that was killed left of one. Raises UserError."""
+    """Writes the demo dataset unless the folder exists; returns whether it was written. Never leaves an incomplete
+    folder, and removes what a process that was killed left of one. Raises UserError."""
     try:
         if folder.exists():
             return False
@@ -109,7 +110,14 @@ def _draw_fibres(rng: np.random.Generator, image: Floats) -> None:
         colour = [float(c) for c in rng.uniform((0.55, 0.35, 0.50), (0.75, 0.55, 0.70))]
         cv2.polylines(image, [curve.astype(np.int32)], False, colour, int(rng.integers(1, 3)), cv2.LINE_AA)
     for x, y in rng.integers(0, side, (rng.integers(10, 30), 2)):
-        cv2.circle(image, (int(x), int(y)), int(rng.integers(1, 3)), [float(c) for c in rng.uniform(0.3, 0.6, 3)], -1, cv2.LINE_AA)
+        cv2.circle(
+            image,
+            (int(x), int(y)),
+            int(rng.integers(1, 3)),
+            [float(c) for c in rng.uniform(0.3, 0.6, 3)],
+            -1,
+            cv2.LINE_AA,
+        )
 
 
 def _draw_cell(rng: np.random.Generator, image: Floats, mask: Pixels) -> None:

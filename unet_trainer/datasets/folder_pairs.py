@@ -1,8 +1,8 @@
 """The pairs of a dataset, found in its folders: those of train, val and test, or of the lists that divide them.
 
-Files pair up by their names; only those that may be results of predict are opened. What leaves files unpaired, or could be meant in
-several ways, is described with the settings that decide it. Masks that are not one file for each image become such files.
-"""
+Files pair up by their names; only those that may be results of predict are opened. What leaves files unpaired, or could
+be meant in several ways, is described with the settings that decide it. Masks that are not one file for each image
+become such files."""
 
 import contextlib
 import csv
@@ -22,7 +22,18 @@ from unet_trainer.datasets import pairs as pairing
 from unet_trainer.datasets.annotation_readers import inside
 from unet_trainer.datasets.layouts import PARTS, Group, Layout
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
-from unet_trainer.datasets.pairs import Choice, FoundPairs, Pair, Part, Problem, Question, composed, divided, first_few, path_in
+from unet_trainer.datasets.pairs import (
+    Choice,
+    FoundPairs,
+    Pair,
+    Part,
+    Problem,
+    Question,
+    composed,
+    divided,
+    first_few,
+    path_in,
+)
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
@@ -45,9 +56,13 @@ class Search:
     config: Config
     converter: converted.Converter
     notices: list[str] = field(default_factory=list)
-    classes: list[str] = field(default_factory=list)  # where each class has its files: their names, without the background
+    classes: list[str] = field(
+        default_factory=list
+    )  # where each class has its files: their names, without the background
     has_background: bool = False  # some pixels belong to none of them
-    origins: dict[Path, str] = field(default_factory=dict)  # of images that were made from several files: what messages name
+    origins: dict[Path, str] = field(
+        default_factory=dict
+    )  # of images that were made from several files: what messages name
 
 
 @dataclass
@@ -64,8 +79,16 @@ class Paired:
     @property
     def unpaired(self) -> str:
         """3 images without a mask and 1 mask without an image."""
-        counts = [counted(len(self.match.images), "image without a mask", "images without a mask")] if self.match.images else []
-        counts += [counted(len(self.match.masks), "mask without an image", "masks without an image")] if self.match.masks else []
+        counts = (
+            [counted(len(self.match.images), "image without a mask", "images without a mask")]
+            if self.match.images
+            else []
+        )
+        counts += (
+            [counted(len(self.match.masks), "mask without an image", "masks without an image")]
+            if self.match.masks
+            else []
+        )
         return " and ".join(counts)
 
 
@@ -91,8 +114,8 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
 
 
 def find_in_tables(config: Config, data_dir: Path, console: Console | None = None) -> FoundPairs | None:
-    """The pairs that metadata.jsonl or metadata.csv lists, or that parquet files hold where there is no image file; None without
-    such a table. Raises DataError."""
+    """The pairs that metadata.jsonl or metadata.csv lists, or that parquet files hold where there is no image file;
+    None without such a table. Raises DataError."""
     if config.image_dir is not None or config.mask_dir is not None:
         return None
     files = [*layouts.walk(data_dir)]
@@ -107,7 +130,9 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             if image is None or mask is None:
                 missing.append(f"{path}, row {number}: no file {row.get(columns[image is not None])}")
                 continue
-            part = PARTS.get(str(row.get("split", "")).lower()) or layouts.part_in(path_in(data_dir, image).split("/")[:-1])
+            part = PARTS.get(str(row.get("split", "")).lower()) or layouts.part_in(
+                path_in(data_dir, image).split("/")[:-1]
+            )
             pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, part))
             used[f"{path_in(data_dir, path)}, {columns[0]} and {columns[1]}"] = None
     tables = sorted(path for path in files if path.suffix.lower() == ".parquet")
@@ -120,7 +145,9 @@ def find_in_tables(config: Config, data_dir: Path, console: Console | None = Non
             used |= {path_in(data_dir, path): None} if rows_of_file else {}
     if not pairs:
         return None
-    problem = Problem("no_image", "row", "without an image or a mask", tuple(missing), "add the files, or remove these rows")
+    problem = Problem(
+        "no_image", "row", "without an image or a mask", tuple(missing), "add the files, or remove these rows"
+    )
     return divided(pairs, f"listed in {first_few(used)}", [problem])
 
 
@@ -207,7 +234,8 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
 def _describe_unpaired(parts: Sequence[Paired], num_pairs: int) -> list[Problem]:
     """Files without a partner, each with the fix; unpaired: skip is one if there are pairs to train on."""
     fix = (
-        f"set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other folders, or {TO_CSV}"
+        "set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other "
+        f"folders, or {TO_CSV}"
     )
     settings = pairing.SKIP.settings if num_pairs > 1 else {}
     fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip" if settings else ""
@@ -222,13 +250,17 @@ def _describe_unpaired(parts: Sequence[Paired], num_pairs: int) -> list[Problem]
         what = f"without a mask in {parts[0].masks.place} ({how})"
         problems.append(Problem("no_mask", "image", what, images, f"add the masks; or {fix}", settings))
     if masks:
-        what, advice = f"without an image in {parts[0].images.place}", "add their images" if images else f"add the images; or {fix}"
+        what, advice = (
+            f"without an image in {parts[0].images.place}",
+            "add their images" if images else f"add the images; or {fix}",
+        )
         problems.append(Problem("no_image", "mask", what, masks, advice, settings))
     return problems
 
 
 def _find_test(search: Search, layout: Layout, rule: Rule) -> tuple[list[Pair], bool]:
-    """The pairs that neither train nor validate, and whether they are complete. What is wrong with them stops no training."""
+    """The pairs that neither train nor validate, and whether they are complete. What is wrong with them stops no
+    training."""
     images, masks = layout.parts["test"]
     place = path_in(search.converter.data_dir, images.place)
     if masks is None:
@@ -245,11 +277,14 @@ def _find_test(search: Search, layout: Layout, rule: Rule) -> tuple[list[Pair], 
 
 
 def _find_results(layout: Layout, mask_suffix: str) -> list[Path]:
-    """Files that predict wrote among images, or beside masks that it did not write: training may be meant to use its masks."""
+    """Files that predict wrote among images, or beside masks that it did not write: training may be meant to use its
+    masks."""
     found: list[Path] = []
     for images, masks in layout.parts.values():
         results = [file for file in images.files if is_result(file.path)]
-        if images is masks and not layouts.holds_masks_too([file for file in images.files if file not in results], mask_suffix):
+        if images is masks and not layouts.holds_masks_too(
+            [file for file in images.files if file not in results], mask_suffix
+        ):
             results = []
         if masks is not None and images is not masks:
             seen = [file for file in masks.files if is_result(file.path)]
@@ -262,24 +297,29 @@ def _find_results(layout: Layout, mask_suffix: str) -> list[Path]:
 
 
 def _read_split_lists(images: Group) -> tuple[SplitLists | None, str]:
-    """The lists beside the folders of images (one set for each folder, as in VOC2007/ and VOC2012/), and how messages name them;
-    None if one has none. Images in no list do not belong to the dataset."""
+    """The lists beside the folders of images (one set for each folder, as in VOC2007/ and VOC2012/), and how messages
+    name them; None if one has none. Images in no list do not belong to the dataset."""
     parts: SplitLists = {}
     names: dict[str, None] = {}
     known = {f"{image.folder}{image.stem}" for image in images.files}
     for sequence, folder in images.folders.items():
         there = {file.stem.lower(): file for file in sorted((folder.parent / LISTS).glob("*.txt"))}
-        files = {PARTS[name]: file for name, file in there.items() if name in PARTS}  # train.txt; CVAT: Train.txt, Validation.txt
+        files = {
+            PARTS[name]: file for name, file in there.items() if name in PARTS
+        }  # train.txt; CVAT: Train.txt, Validation.txt
         if "trainval" in there:
             files.setdefault("train", there["trainval"])
         if "train" not in files:
             return None, ""
         for part, file in sorted(files.items(), key=lambda item: get_args(Part).index(item[0])):
             try:
-                lines = [line.strip() for line in read_text(file, errors="surrogateescape").splitlines() if line.strip()]
+                lines = [
+                    line.strip() for line in read_text(file, errors="surrogateescape").splitlines() if line.strip()
+                ]
             except OSError as error:
                 raise DataError(f"{file} cannot be read ({error.strerror})") from None
-            # A line is a name, or its first word is: the rest then says whether a class occurs. A name in two lists belongs to the
+            # A line is a name, or its first word is: the rest then says whether a class occurs. A name in two lists
+            # belongs to the
             # later: it must not train.
             for line in lines:
                 name = composed(f"{sequence}{line}")
@@ -320,14 +360,18 @@ def _keep_listed(search: Search, images: list[File], lists: SplitLists) -> tuple
         search.notices.append(f"{counted(len(missing), 'listed name')} without an image left out (unpaired: skip)")
     elif missing:
         fix = "add the images, remove the names from the lists, or set unpaired: skip"
-        return listed, [Problem("no_image", "name", f"in {LISTS} without an image", missing, fix, pairing.SKIP.settings)]
+        return listed, [
+            Problem("no_image", "name", f"in {LISTS} without an image", missing, fix, pairing.SKIP.settings)
+        ]
     return listed, []
 
 
 # The pairs of one part
 
 
-def _pair_part(search: Search, layout: Layout, part: Part, rule: Rule | None = None, lists: SplitLists | None = None) -> Paired:
+def _pair_part(
+    search: Search, layout: Layout, part: Part, rule: Rule | None = None, lists: SplitLists | None = None
+) -> Paired:
     """The pairs of a part. `rule`: that of the training names; images in none of `lists` are left out.
 
     Raises DataError where there is a question to answer first.
@@ -348,7 +392,9 @@ def _pair_part(search: Search, layout: Layout, part: Part, rule: Rule | None = N
     images, channels = _join_channels(search, images, masks, image_group.place, part, problems)
     match = best_match(images, masks, image_group.place, rule)
     if lists is not None:  # masks of other images, and test images without one, do not matter
-        match = match._replace(images=[image for image in match.images if lists[image.folder + image.stem] != "test"], masks=[])
+        match = match._replace(
+            images=[image for image in match.images if lists[image.folder + image.stem] != "test"], masks=[]
+        )
     found = Paired(image_group, mask_group, match, problems=problems)
     in_step = None if match.is_complete or config.unpaired == "skip" else name_matching.offset_match(match)
     if in_step is not None and config.unpaired == "error":
@@ -356,7 +402,11 @@ def _pair_part(search: Search, layout: Layout, part: Part, rule: Rule | None = N
     found.match = in_step or match
     if not found.match.is_complete and not config.mask_suffix:
         parts = None if is_one_folder else converted.find_object_files(images, masks, image_group.is_in_sequences)
-        parts = converted.find_class_files(images, masks, image_group.place) if parts is None and not is_one_folder else parts
+        parts = (
+            converted.find_class_files(images, masks, image_group.place)
+            if parts is None and not is_one_folder
+            else parts
+        )
         parts = parts or converted.find_ending_files(images, masks) or _find_task_files(images, masks, config.unpaired)
         if parts and _merge_files(search, found, images, parts, part):
             return found
@@ -368,14 +418,16 @@ def _pair_part(search: Search, layout: Layout, part: Part, rule: Rule | None = N
 
 
 def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: converted.MaskParts, part: Part) -> bool:
-    """Each image has files of objects or of classes, which are merged. Or it has one file, in a folder of its own or of its batch:
-    then only the match is set, and False returned."""
+    """Each image has files of objects or of classes, which are merged. Or it has one file, in a folder of its own or of
+    its batch: then only the match is set, and False returned."""
     place = found.masks.place
     names = sorted({name for files in parts.values() for name, _ in files if name})
     found.match = Match(Rule(), [], [image for image in images if image not in parts], [])
     as_classes: dict[str, Any] = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
     given = list(search.config.class_names or ())
-    in_given = next((order for order in (given, given[1:]) if given and sorted(order) == names), [])  # the first: background
+    in_given = next(
+        (order for order in (given, given[1:]) if given and sorted(order) == names), []
+    )  # the first: background
     are_sure = bool(search.classes or in_given)
     if all(len(files) == 1 for files in parts.values()) and not (names and are_sure):
         if len(names) > 1:
@@ -400,14 +452,18 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
         if not are_sure:
             listing = ", ".join(f"{ending} ({name})" for name, ending in endings.items())
             one = f"to train on one of them alone, set mask_suffix: {endings[names[0]]}"
-            search.notices.append(f"masks in {place} are taken as those of classes by the endings of their names: {listing}; {one}")
+            search.notices.append(
+                f"masks in {place} are taken as those of classes by the endings of their names: {listing}; {one}"
+            )
     if names and not search.classes:
         search.classes = in_given or names
     unknown = sorted(set(names) - set(search.classes))
     if unknown:
         raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
     classes = search.classes if names else []
-    pairs, unreadable, has_background, are_alike = converted.merge_masks(search.converter, part, parts, classes, search.notices)
+    pairs, unreadable, has_background, are_alike = converted.merge_masks(
+        search.converter, part, parts, classes, search.notices
+    )
     search.has_background |= has_background
     if not are_sure and (are_alike or (has_folders and any(map(name_matching.READERS.search, names)))):
         key = "mask_dir" if has_folders else "mask_suffix"
@@ -421,8 +477,8 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
 
 
 def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: str) -> converted.MaskParts:
-    """The masks of each image that Label Studio exported as pictures of brushes, both in their order; empty if they are others, or
-    not as many. Raises Question: their names hold the number of a task and not the image."""
+    """The masks of each image that Label Studio exported as pictures of brushes, both in their order; empty if they are
+    others, or not as many. Raises Question: their names hold the number of a task and not the image."""
     by_task: dict[int, list[tuple[str, Path]]] = defaultdict(list)
     for mask in masks:
         if (match := name_matching.TASK_MASK.fullmatch(mask.stem)) is None:
@@ -433,14 +489,17 @@ def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: st
     if found and unpaired != "offset":
         (first, first_masks), (last, last_masks) = found[0], found[-1]
         shown = f"{first.path.name} is {first_masks[0][1].name}, ..., {last.path.name} is {last_masks[0][1].name}"
-        unclear = f"the names of Label Studio's pictures, such as {masks[0].path.name}, do not say which image they belong to"
+        unclear = (
+            f"the names of Label Studio's pictures, such as {masks[0].path.name}, do not say which image they belong to"
+        )
         meaning = f"in the order of their names: {shown}"
         raise Question(f"{unclear}; its JSON export beside them says it", Choice(meaning, {"unpaired": "offset"}))
     return dict(found)
 
 
 def _take_plain(search: Search, found: Paired, part: Part) -> None:
-    """Each mask is a file of its own, or a page of a stack. Those of predict, beside their images, only if mask_suffix says so."""
+    """Each mask is a file of its own, or a page of a stack. Those of predict, beside their images, only if mask_suffix
+    says so."""
     pairs = [
         Pair(f"{image.folder}{image.stem}", image.path, mask.path, image_origin=search.origins.get(image.path, ""))
         for image, mask in found.match.pairs
@@ -476,7 +535,8 @@ def _ask_about_offset(found: Paired, in_step: Match) -> Question:
 
 
 def _choose_kind(search: Search, place: Path, images: Sequence[File], masks: Sequence[File], match: Match) -> Match:
-    """The match without further kinds of masks, if each image has a mask of its own name; raises Question for several others."""
+    """The match without further kinds of masks, if each image has a mask of its own name; raises Question for several
+    others."""
     kinds = name_matching.mask_kinds(images, masks)
     if kinds and "" not in kinds:
         listing = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
@@ -494,13 +554,17 @@ def _choose_kind(search: Search, place: Path, images: Sequence[File], masks: Seq
 def _join_channels(
     search: Search, images: list[File], masks: Sequence[File], place: Path, part: Part, problems: list[Problem]
 ) -> tuple[list[File], str]:
-    """The images, those whose channels are files of their own (nnU-Net: a_0000.png, a_0001.png for the mask a.png) joined; and what
-    the rule says of them. Raises DataError where an image lacks channels of others."""
+    """The images, those whose channels are files of their own (nnU-Net: a_0000.png, a_0001.png for the mask a.png)
+    joined; and what the rule says of them. Raises DataError where an image lacks channels of others."""
     cases: dict[tuple[str, str], list[File]] = defaultdict(list)
     for image in sorted(images):
         cases[image.folder, name_matching.CHANNEL.sub("", image.stem)].append(image)
     most, stems = max(map(len, cases.values()), default=0), {(mask.folder, mask.stem) for mask in masks}
-    if most < 2 or not any(case in stems for case in cases) or any((image.folder, image.stem) in stems for image in images):
+    if (
+        most < 2
+        or not any(case in stems for case in cases)
+        or any((image.folder, image.stem) in stems for image in images)
+    ):
         return images, ""
     conversions = []
     for (folder, stem), files in cases.items():
@@ -508,7 +572,8 @@ def _join_channels(
         if [file.stem for file in files] != wanted:
             there = first_few(file.path.name for file in files)
             raise DataError(
-                f"image_dir: {place} has {most} channel files for others, and for {folder}{stem} {there}; need {first_few(wanted)}"
+                f"image_dir: {place} has {most} channel files for others, and for {folder}{stem} {there}; need "
+                f"{first_few(wanted)}"
             )
         paths = [file.path for file in files]
         make = partial(converted.join_channels, paths)
@@ -528,8 +593,8 @@ def _join_channels(
 
 
 def _one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
-    """Images and masks of one folder: by mask_suffix, or by the one mark (such as _mask) or extension of masks that leaves no file
-    unpaired. Of a.jpg and a.png, the JPEG is the image."""
+    """Images and masks of one folder: by mask_suffix, or by the one mark (such as _mask) or extension of masks that
+    leaves no file unpaired. Of a.jpg and a.png, the JPEG is the image."""
     files = group.files
     if mask_suffix:
         return _by_suffix(files, group.place, mask_suffix)
@@ -539,7 +604,10 @@ def _one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]
     shared = [extensions for extensions in by_name.values() if len(extensions) > 1]
     is_beside_jpeg = bool(shared) and all(".jpg" in extensions and len(extensions) == 2 for extensions in shared)
     kinds = {
-        file: {*mask_marks(file.stem), *({_extension(file)} - {".jpg"} if len(by_name[file.folder, file.stem]) > 1 else ())}
+        file: {
+            *mask_marks(file.stem),
+            *({_extension(file)} - {".jpg"} if len(by_name[file.folder, file.stem]) > 1 else ()),
+        }
         for file in files
     }
     counts = Counter(kind for its in kinds.values() for kind in its)
@@ -558,10 +626,17 @@ def _one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]
     unclear = f"cannot tell images from masks in {group.place}"
     if not by_kind:
         text = f"{unclear}: no file is named like a mask (X_mask, X_label, gt_X, ...)"
-        raise _ask_for_suffix(f"{text}; set image_dir and mask_dir to two folders, mask_suffix, or {TO_CSV}", files, files)
+        raise _ask_for_suffix(
+            f"{text}; set image_dir and mask_dir to two folders, mask_suffix, or {TO_CSV}", files, files
+        )
     listing = ", ".join(f"{kind} ({counts[kind]} files)" for kind in by_kind)
-    names = {kind: [f"{file.stem}{_extension(file) if kind in IMAGE_EXTENSIONS else ''}" for file in files] for kind in by_kind}
-    endings = [next((name[-len(kind) :] for name in its if name.lower().endswith(kind)), "") for kind, its in names.items()]
+    names = {
+        kind: [f"{file.stem}{_extension(file) if kind in IMAGE_EXTENSIONS else ''}" for file in files]
+        for kind in by_kind
+    }
+    endings = [
+        next((name[-len(kind) :] for name in its if name.lower().endswith(kind)), "") for kind, its in names.items()
+    ]
     choices = ({"mask_suffix": ending} for ending in endings if ending)
     raise Question(f"{unclear}: several kinds of names could be masks: {listing}", *choices)
 
@@ -601,7 +676,8 @@ def _extension(file: File) -> str:
 
 
 def _ask_for_suffix(text: str, images: Sequence[File], masks: Sequence[File]) -> Question:
-    """Offers what follows the name of an image in at least half as many names of masks as the most frequent ending does."""
+    """Offers what follows the name of an image in at least half as many names of masks as the most frequent ending
+    does."""
     names = {(image.folder, image.stem) for image in images}
     counts = Counter(
         mask.stem[found.start() :]

@@ -1,9 +1,10 @@
-"""Which files are images and which are masks, by the names of their folders or by image_dir and mask_dir. Opens no file.
+"""Which files are images and which are masks, by the names of their folders or by image_dir and mask_dir. Opens no
+file.
 
-The folders of a path are read one by one: a name for images or masks (K), for a part (P), both in one (PK), or that of a sequence
-(*). Files below K, K/P, P/K, PK, */K and P/*/K are images or masks; where none is named so, those below P or data_dir itself. If
-more than one folder is possible, none is chosen: the question names them and the lines to set. Hidden files are not searched, and
-none that this program writes.
+The folders of a path are read one by one: a name for images or masks (K), for a part (P), both in one (PK), or that of
+a sequence (*). Files below K, K/P, P/K, PK, */K and P/*/K are images or masks; where none is named so, those below P or
+data_dir itself. If more than one folder is possible, none is chosen: the question names them and the lines to set.
+Hidden files are not searched, and none that this program writes.
 """
 
 import os
@@ -14,7 +15,14 @@ from itertools import groupby, product, takewhile
 from pathlib import Path
 from typing import Literal
 
-from unet_trainer.datasets.name_matching import File, best_match, mask_marks, masks_by_ending, name_files, split_by_endings
+from unet_trainer.datasets.name_matching import (
+    File,
+    best_match,
+    mask_marks,
+    masks_by_ending,
+    name_files,
+    split_by_endings,
+)
 from unet_trainer.datasets.pairs import Part, Question, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, VOLUME_EXTENSIONS
@@ -26,7 +34,8 @@ SHEETS = "check"  # in a checkpoint_dir, beside .scan or runs
 
 
 def walk(folder: Path, follows: Callable[[Path], bool] | None = None) -> Iterator[Path]:
-    """The files of a folder and of those below it, sorted in each; without hidden ones, those of this program, and links to folders
+    """The files of a folder and of those below it, sorted in each; without hidden ones, those of this program, and
+    links to folders
     unless `follows` says so: they may lead in a circle."""
     for place, folders, names in os.walk(folder, followlinks=follows is not None):
         inner = [Path(place, name) for name in _searched(Path(place), folders)]
@@ -35,15 +44,21 @@ def walk(folder: Path, follows: Callable[[Path], bool] | None = None) -> Iterato
 
 
 def list_files(
-    folder: Path, without: Set[Path] = frozenset(), follows: Callable[[Path], bool] | None = None, with_volumes: bool = False
+    folder: Path,
+    without: Set[Path] = frozenset(),
+    follows: Callable[[Path], bool] | None = None,
+    with_volumes: bool = False,
 ) -> list[Path]:
-    """The image files of a folder and its subfolders, sorted, without hidden files and the files `without`. With volumes: those too
-    that lie in folders without an image file. Broken links count as files, so that they are reported as missing."""
+    """The image files of a folder and its subfolders, sorted, without hidden files and the files `without`. With
+    volumes: those too that lie in folders without an image file. Broken links count as files, so that they are reported
+    as missing."""
     paths = [*walk(folder, follows)]
     images = [path for path in paths if path.name.lower().endswith((*IMAGE_EXTENSIONS,)) and path not in without]
     if with_volumes:
         places = {path.parent for path in images}
-        images += [path for path in paths if path.name.lower().endswith(VOLUME_EXTENSIONS) and path.parent not in places]
+        images += [
+            path for path in paths if path.name.lower().endswith(VOLUME_EXTENSIONS) and path.parent not in places
+        ]
     return sorted(path for path in images if path.is_file() or (path.is_symlink() and not path.exists()))
 
 
@@ -54,7 +69,8 @@ def subfolders(folder: Path) -> list[Path]:
 
 
 def _searched(folder: Path, names: Sequence[str]) -> list[str]:
-    """The folders in a folder that may hold data. A checkpoint_dir and a run's folder do not: their pictures are no data."""
+    """The folders in a folder that may hold data. A checkpoint_dir and a run's folder do not: their pictures are no
+    data."""
     ours = {
         name
         for name in names
@@ -78,12 +94,15 @@ def describe_results(results: Sequence[Path]) -> str:
 def part_in(names: Iterable[str]) -> Part | None:
     """train, val or test, if the names hold words for one of them only: instances_train2017, train/a.jpg."""
     words = [word for name in names for word in re.findall("[a-z]+", name.lower())]
-    found = {PARTS[word] for word in words if word in PARTS and len(word) > 2}  # "tr" and "ts" mean little in a file's name
+    found = {
+        PARTS[word] for word in words if word in PARTS and len(word) > 2
+    }  # "tr" and "ts" mean little in a file's name
     return found.pop() if len(found) == 1 else None
 
 
 def refuse_unreadable(data_dir: Path, others: Sequence[str | None] = ()) -> None:
-    """Raises DataError for the first folder that this user may not list or search: it would look empty, and its images be missed.
+    """Raises DataError for the first folder that this user may not list or search: it would look empty, and its images
+    be missed.
 
     That is data_dir, one above it, one below it, or one of `others`, relative to it. Hidden folders are not searched.
     """
@@ -109,14 +128,17 @@ KEYS: dict[Kind, str] = {"image": "image_dir", "mask": "mask_dir"}
 # Folder names, in lower case and without separators: img_dir is imgdir.
 KINDS: dict[str, Kind] = {
     **dict.fromkeys(
-        ("image", "images", "img", "imgs", "imgdir", "imagedir", "imagefolder", "jpegimages", "pngimages", "input", "inputs",
+        ("image", "images", "img", "imgs", "imgdir", "imagedir", "imagefolder", "jpegimages", "pngimages", "input",
+        "inputs",
          "frame", "frames", "photo", "photos", "picture", "pictures", "rgb", "leftimg8bit"),
         "image",
     ),
     **dict.fromkeys(
-        ("mask", "masks", "maskdir", "label", "labels", "labeldir", "annotation", "annotations", "annot", "annots", "ann", "anns",
+        ("mask", "masks", "maskdir", "label", "labels", "labeldir", "annotation", "annotations", "annot", "annots",
+        "ann", "anns",
          "anndir", "annotationdir", "gt", "gts", "groundtruth", "groundtruths", "gtfine", "seg", "segs", "segmentation",
-         "segmentations", "segmentationclass", "segmentationmask", "segmentationmasks", "target", "targets", "truth", "manual",
+         "segmentations", "segmentationclass", "segmentationmask", "segmentationmasks", "target", "targets", "truth",
+         "manual",
          "1stmanual", "2ndmanual", "trimap", "trimaps", "matte", "mattes"),
         "mask",
     ),
@@ -126,7 +148,9 @@ PARTS: dict[str, Part] = {
     "test": "test", "testing": "test", "ts": "test", "stage1train": "train", "stage1test": "test",
 }  # fmt: skip
 
-PART_NAME = re.compile(rf"^({'|'.join(PARTS)})(?:set|data|dataset|split|v\d|(?:19|20)\d\d)$")  # train_set, COCO's train2017
+PART_NAME = re.compile(
+    rf"^({'|'.join(PARTS)})(?:set|data|dataset|split|v\d|(?:19|20)\d\d)$"
+)  # train_set, COCO's train2017
 
 MAX_DEPTH = 3  # of folders whose names say what they hold: P/*/K
 MAX_PROPOSED = 8  # folders among which two are looked for whose names pair up
@@ -140,7 +164,9 @@ class Group:
     part: str
     part_name: str
     value: str
-    folders: dict[str, Path] = field(default_factory=dict)  # by the name of the sequence, with a slash; "" if there are none
+    folders: dict[str, Path] = field(
+        default_factory=dict
+    )  # by the name of the sequence, with a slash; "" if there are none
     by_sequence: dict[str, list[File]] = field(default_factory=dict)
 
     @property
@@ -165,18 +191,22 @@ class Layout:
 
 
 Groups = dict[Kind | None, list[Group]]
-Words = Mapping[Kind, tuple[tuple[str, ...], bool]]  # names in image_dir and mask_dir; whether that is a folder of the root
+Words = Mapping[
+    Kind, tuple[tuple[str, ...], bool]
+]  # names in image_dir and mask_dir; whether that is a folder of the root
 
 
 def find_layout(
     data_dir: Path, image_dir: str | None, mask_dir: str | None, mask_suffix: str = "", without: Set[Path] = frozenset()
 ) -> Layout:
     """The images and masks in data_dir; what image_dir or mask_dir names is not searched for. Raises DataError."""
-    given: dict[Kind, str] = {kind: value for kind, value in zip(KEYS, (image_dir, mask_dir), strict=True) if value is not None}
+    given: dict[Kind, str] = {
+        kind: value for kind, value in zip(KEYS, (image_dir, mask_dir), strict=True) if value is not None
+    }
 
     def follows(link: Path) -> bool:
-        """Links that are, or hold, folders of images or masks; of those below such a folder, the ones of parts. And the only one.
-        Others may lead to a whole disk. None that leads to a folder in which it lies."""
+        """Links that are, or hold, folders of images or masks; of those below such a folder, the ones of parts. And the
+        only one. Others may lead to a whole disk. None that leads to a folder in which it lies."""
         *above, name = link.relative_to(data_dir).parts
         part, kind = _meaning(name)
         if len(above) >= MAX_DEPTH or resolved(link.parent).is_relative_to(resolved(link)):
@@ -212,7 +242,9 @@ def find_layout(
     parts: dict[Part, tuple[Group, Group | None]] = {"train": (image, mask)}
     images, masks = path_in(data_dir, image.place), path_in(data_dir, mask.place)
     phrase = f"{images}/ + {masks}/" + (f" in {len(image.folders)} folders" if image.is_in_sequences else "")
-    phrase = phrase if image is not mask else "image and mask side by side" + ("" if images == "." else f" in {images}/")
+    phrase = (
+        phrase if image is not mask else "image and mask side by side" + ("" if images == "." else f" in {images}/")
+    )
     val_image, val_mask = (_only(data_dir, kind, groups, ("val",)) for kind in KEYS)
     if val_image and (not val_mask if image is not mask else not holds_masks_too(val_image.files, mask_suffix)):
         text = f"no masks of {val_image.place}; {_contents(data_dir)}; add them, or to train and validate on one folder"
@@ -228,9 +260,12 @@ def find_layout(
 
 
 def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
-    """Whether some of the files are masks: some but not all of a folder are named like one, two files share a name (a.jpg, a.png),
-    or have its name and that of a class (a.png, a_cat.png, a_dog.png)."""
-    marked = {(file.folder, bool(mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix)))) for file in files}
+    """Whether some of the files are masks: some but not all of a folder are named like one, two files share a name
+    (a.jpg, a.png), or have its name and that of a class (a.png, a_cat.png, a_dog.png)."""
+    marked = {
+        (file.folder, bool(mask_marks(file.stem) or (mask_suffix and file.stem.endswith(mask_suffix))))
+        for file in files
+    }
     has_both = len(marked) > len({folder for folder, _ in marked})
     has_marked = has_both or len({(file.folder, file.stem) for file in files}) < len(files)
     return has_marked or bool(masks_by_ending(*split_by_endings(files)))
@@ -239,11 +274,14 @@ def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
 def _inner_root(data_dir: Path, files: Sequence[Path]) -> Path:
     """data_dir, or the folder in it that an archive put around its content."""
     common = os.path.commonpath([path.parent for path in files]) if files else data_dir
-    return data_dir.joinpath(*takewhile(lambda name: _meaning(name) == ("", None), Path(common).relative_to(data_dir).parts))
+    return data_dir.joinpath(
+        *takewhile(lambda name: _meaning(name) == ("", None), Path(common).relative_to(data_dir).parts)
+    )
 
 
 def _meaning(name: str) -> tuple[str, Kind | None]:
-    """Part and kind of a folder by its name: train_masks → train, mask; imgs → "", image; val2017 → val, None; foo → "", None."""
+    """Part and kind of a folder by its name: train_masks → train, mask; imgs → "", image; val2017 → val, None; foo →
+    "", None."""
     word = re.sub(r"[-_. ]", "", name.lower())
     word = PART_NAME.sub(r"\1", word)
     if word in KINDS or word in PARTS:
@@ -256,14 +294,16 @@ def _meaning(name: str) -> tuple[str, Kind | None]:
 
 
 def _role(names: tuple[str, ...], given: Words) -> tuple[Kind | None, str, str, str, str, int]:
-    """What the files of a folder are, by the names on the way to it: kind, part ("": data that is not divided), name of the folder
-    that makes it train or val, what selects it in the config, the sequence with a slash, and the number of names that say this;
-    those behind them belong to the names of the files. `given`: the longer one first."""
+    """What the files of a folder are, by the names on the way to it: kind, part ("": data that is not divided), name of
+    the folder that makes it train or val, what selects it in the config, the sequence with a slash, and the number of
+    names that say this; those behind them belong to the names of the files. `given`: the longer one first."""
     part = part_name = sequence = ""
     for index in range(min(len(names) + 1, MAX_DEPTH)):
         name = names[index] if index < len(names) else ""
         named = [
-            kind for kind, (words, is_there) in given.items() if names[index:][: len(words)] == words and is_there == (index == 0)
+            kind
+            for kind, (words, is_there) in given.items()
+            if names[index:][: len(words)] == words and is_there == (index == 0)
         ]
         own_part, kind = ("", named[0]) if named else _meaning(name)
         if named or (kind and kind not in given and (own_part in ("", part) or not part)):
@@ -287,7 +327,9 @@ def _role(names: tuple[str, ...], given: Words) -> tuple[Kind | None, str, str, 
 def _group_files(root: Path, files: Sequence[Path], given: Mapping[Kind, str], without: Set[Path]) -> Groups:
     inside = {kind: Path(os.path.relpath(root / value, root)).parts for kind, value in given.items()}
     outside = {kind: root / given[kind] for kind, names in inside.items() if names[:1] == ("..",)}
-    by_length = sorted(inside.items(), key=lambda item: -len(item[1]))  # of images/ and images/masks/, the latter decides
+    by_length = sorted(
+        inside.items(), key=lambda item: -len(item[1])
+    )  # of images/ and images/masks/, the latter decides
     words = {kind: (names, root.joinpath(*names).is_dir()) for kind, names in by_length}
     groups: dict[tuple[Kind | None, str, Path], Group] = {}
 
@@ -314,16 +356,21 @@ def _group_files(root: Path, files: Sequence[Path], given: Mapping[Kind, str], w
 
 
 def _without_stray_sequences(groups: Groups, root: Path) -> Groups:
-    """Sequences only where no other folder holds the data, and those with images and masks; one of test may lack masks."""
+    """Sequences only where no other folder holds the data, and those with images and masks; one of test may lack
+    masks."""
     kinds = [group for kind in KEYS for group in groups[kind]]
     has_others = any(group.part in ("", "train") and not group.is_in_sequences for group in kinds)
     has_files = any(file.path.parent == root for group in groups[None] for file in group.files)
     for group in kinds:
         if not group.is_in_sequences:
             continue
-        others = [other for kind in KEYS if group not in groups[kind] for other in groups[kind] if other.part == group.part]
+        others = [
+            other for kind in KEYS if group not in groups[kind] for other in groups[kind] if other.part == group.part
+        ]
         for name in [*group.folders]:
-            has_partner = any(name in other.folders for other in others) or (group.part == "test" and group in groups["image"])
+            has_partner = any(name in other.folders for other in others) or (
+                group.part == "test" and group in groups["image"]
+            )
             if has_others or not has_partner or (has_files and not group.part):
                 del group.folders[name], group.by_sequence[name]
     return {kind: [group for group in found if group.folders] for kind, found in groups.items()}
@@ -351,9 +398,13 @@ def _add_bare_folders(groups: Groups, root: Path, mask_suffix: str) -> None:
 
 def _only(data_dir: Path, kind: Kind, groups: Groups, parts: Sequence[str]) -> Group | None:
     """The one group of these parts, or None; raises Question if several are left."""
-    candidates = sorted((group for group in groups[kind] if group.part in parts), key=lambda group: (group.part, group.place))
+    candidates = sorted(
+        (group for group in groups[kind] if group.part in parts), key=lambda group: (group.part, group.place)
+    )
     # Files beside images/train/ belong to no part.
-    candidates = [one for one in candidates if not any(one.place == other.place.parent for other in candidates if other.part)]
+    candidates = [
+        one for one in candidates if not any(one.place == other.place.parent for other in candidates if other.part)
+    ]
     if len(candidates) < 2:
         return candidates[0] if candidates else None
     paths = [path_in(data_dir, group.place) for group in candidates]
@@ -365,15 +416,20 @@ def _only(data_dir: Path, kind: Kind, groups: Groups, parts: Sequence[str]) -> G
 
 
 def _missing(data_dir: Path, root: Path, groups: Groups, image: Group | None, mask: Group | None) -> DataError:
-    """What was not found, with the folders that may be meant: those of val or test, or two whose names pair up, larger files being
-    the images."""
+    """What was not found, with the folders that may be meant: those of val or test, or two whose names pair up, larger
+    files being the images."""
     for part in ("val", "test"):
         there = [[group for group in groups[kind] if group.part == part and not group.is_in_sequences] for kind in KEYS]
         if there[0] and there[1]:
             images, masks = (path_in(data_dir, found[0].place) for found in there)
-            return Question(f"data_dir: {data_dir} holds {images}/ but no train/", {"image_dir": images, "mask_dir": masks})
+            return Question(
+                f"data_dir: {data_dir} holds {images}/ but no train/", {"image_dir": images, "mask_dir": masks}
+            )
     keys = [key for key, there in zip(KEYS.values(), (image, mask), strict=True) if not there]
-    wanted = {"image_dir": "no folder of images (images, imgs, ...)", "mask_dir": "no folder of masks (masks, labels, ...)"}
+    wanted = {
+        "image_dir": "no folder of images (images, imgs, ...)",
+        "mask_dir": "no folder of masks (masks, labels, ...)",
+    }
     text = f"data_dir: {' and '.join(wanted[key] for key in keys)} in {root}; {_contents(root)}"
     named = ((folder, name_files(list_files(folder, with_volumes=True), folder)) for folder in subfolders(root))
     filled = dict([(folder, files) for folder, files in named if files][:MAX_PROPOSED])
@@ -393,6 +449,11 @@ def _missing(data_dir: Path, root: Path, groups: Groups, image: Group | None, ma
 
 
 def _contents(folder: Path) -> str:
-    names = [f"{path.name}/{'' if list_files(path, with_volumes=True) else ' (no image file)'}" for path in subfolders(folder)]
-    extensions = f"; need files with one of {', '.join(sorted(IMAGE_EXTENSIONS))}" if "(no image" in "".join(names) else ""
+    names = [
+        f"{path.name}/{'' if list_files(path, with_volumes=True) else ' (no image file)'}"
+        for path in subfolders(folder)
+    ]
+    extensions = (
+        f"; need files with one of {', '.join(sorted(IMAGE_EXTENSIONS))}" if "(no image" in "".join(names) else ""
+    )
     return f"{folder} holds {first_few(names, 10) if names else 'no folder'}{extensions}"

@@ -1,5 +1,5 @@
-"""What the values of all masks of a dataset look like together: soft edges, ids of objects, void, groups of colours, noise; and
-how often each class occurs.
+"""What the values of all masks of a dataset look like together: soft edges, ids of objects, void, groups of colours,
+noise; and how often each class occurs.
 
 Each answer of MaskEvidence is for one question of mask_reading, which decides.
 """
@@ -25,11 +25,15 @@ from unet_trainer.system.input_files import parse_json, read_text
 
 MANY_VALUES = 8  # as many distinct greys in masks of two classes come from soft edges or compression
 MIN_BRIGHT = 3  # as many of them are near the brightest; 255 alone beside ids is void
-MIN_CLEAR_SHARE = 0.9  # share of pixels that must be within EDGE_WIDTH of an end; with fewer, a grey between may be a class
+MIN_CLEAR_SHARE = (
+    0.9  # share of pixels that must be within EDGE_WIDTH of an end; with fewer, a grey between may be a class
+)
 MIN_BESIDE_BOTH = 0.8  # share of the greys between that must lie beside both ends: in all masks together,
 FEW = 0.01  # and in each mask in which they are a larger share of its pixels than this
 MAX_PIECES = 1.5  # connected pieces of an id of an object, on average
-MANY_SIZES = 6  # where masks hold 1 to n for so many different n, these are ids of objects, however many pieces they have
+MANY_SIZES = (
+    6  # where masks hold 1 to n for so many different n, these are ids of objects, however many pieces they have
+)
 NUM_SCATTERED = 20  # ids of objects that begin anywhere are as many at least
 NESTED_SHARE = 0.95  # of the masks whose ids of objects are 1 to n
 MAX_VOID_SHARE = 0.1  # void is rare,
@@ -46,10 +50,24 @@ MIN_REGION = 16  # pixels of a connected piece of a class, on average, in the sm
 NOISE_SHARE = 1e-3  # of all pixels: rarer values that occur in a single mask are noise
 MIN_MASKS = 4  # with fewer, that a value occurs in one mask says nothing
 CHANNELS = ("red", "green", "blue")
-GROUP_WIDTH = 12  # colours within this distance of a more frequent one are shown with it; EDGE_WIDTH of masks saved as JPEG
+GROUP_WIDTH = (
+    12  # colours within this distance of a more frequent one are shown with it; EDGE_WIDTH of masks saved as JPEG
+)
 MAX_GROUPS = 64
 UNNAMED = "class 0"
-BACKGROUND_NAMES = ("background", "bg", "back", "none", "nothing", "unlabeled", "unlabelled", "void", "other", "others", "rest")
+BACKGROUND_NAMES = (
+    "background",
+    "bg",
+    "back",
+    "none",
+    "nothing",
+    "unlabeled",
+    "unlabelled",
+    "void",
+    "other",
+    "others",
+    "rest",
+)
 NUM_SHOWN = 8  # classes in the line that describes them
 
 
@@ -65,7 +83,9 @@ class ValueGroup:
 class MaskEvidence:
     """The values of all masks, without those that are ignored or set aside."""
 
-    def __init__(self, masks: Sequence[MaskFacts], ignored: Collection[int] = (), set_aside: Collection[int] = ()) -> None:
+    def __init__(
+        self, masks: Sequence[MaskFacts], ignored: Collection[int] = (), set_aside: Collection[int] = ()
+    ) -> None:
         self.masks = masks
         self.structures = [(mask, mask.structure) for mask in masks if mask.structure is not None]
         self.ignored = frozenset(ignored)  # by ignore_value
@@ -106,19 +126,24 @@ class MaskEvidence:
     # Soft edges
 
     def edge_threshold(self) -> int | None:
-        """The middle between the darkest and the brightest value if the greys between are soft edges, or a mask saved as JPEG."""
+        """The middle between the darkest and the brightest value if the greys between are soft edges, or a mask saved
+        as JPEG."""
         low, high = self.seen[0], self.seen[-1]
         if len(self.seen) < MANY_VALUES or high > 255 or high - low < MIN_EDGE:
             return None
         bright = [value for value in self.seen if high - value <= EDGE_WIDTH]
         top, bottom = self.share(*bright), self.share(*(value for value in self.seen if value - low <= EDGE_WIDTH))
-        if len(bright) < MIN_BRIGHT or top + bottom < MIN_CLEAR_SHARE or 2 * top + bottom < 1:  # fewer bright pixels than between
+        if (
+            len(bright) < MIN_BRIGHT or top + bottom < MIN_CLEAR_SHARE or 2 * top + bottom < 1
+        ):  # fewer bright pixels than between
             return None
         all_between = all_beside = 0
         for mask in self.masks:
             between = sum(n for value, n in mask.counts.items() if low + EDGE_WIDTH < value < high - EDGE_WIDTH)
             structure = mask.structure
-            beside = round(between * structure.beside_both / structure.between) if structure and structure.between else 0
+            beside = (
+                round(between * structure.beside_both / structure.between) if structure and structure.between else 0
+            )
             if between > FEW * mask.height * mask.width and beside < MIN_BESIDE_BOTH * between:
                 return None
             all_between += between
@@ -130,7 +155,8 @@ class MaskEvidence:
 
     @cached_property
     def are_objects(self) -> bool:
-        """Whether the values but 0 are numbers of objects: each is one piece, and k occurs where 1 to k-1 do, or in few masks."""
+        """Whether the values but 0 are numbers of objects: each is one piece, and k occurs where 1 to k-1 do, or in few
+        masks."""
         sets = [held for mask in self.masks if (held := set(mask.counts) - self.left_out - {0})]
         sizes = {len(held) for held in sets}
         num_values = sum(structure.num_values for _, structure in self.structures)
@@ -156,7 +182,9 @@ class MaskEvidence:
     def has_regions(self) -> bool:
         """Whether the values lie in regions, as classes do, and not in specks, as the greys of a photograph."""
         pieces = sum(structure.num_pieces for _, structure in self.structures)
-        return pieces * MIN_REGION <= sum(mask.height * mask.width // piece_stride(mask.size) ** 2 for mask, _ in self.structures)
+        return pieces * MIN_REGION <= sum(
+            mask.height * mask.width // piece_stride(mask.size) ** 2 for mask, _ in self.structures
+        )
 
     @cached_property
     def look_like_photographs(self) -> bool:
@@ -205,7 +233,9 @@ class MaskEvidence:
     def is_beside_classes(self, value: int) -> bool:
         """Whether a value occurs in a mask that also holds another value but 0, or no mask holds such a value."""
         others = [set(mask.counts) - self.left_out - {0, value} for mask in self.masks]
-        return any(held for held, mask in zip(others, self.masks, strict=True) if value in mask.counts) or not any(others)
+        return any(held for held, mask in zip(others, self.masks, strict=True) if value in mask.counts) or not any(
+            others
+        )
 
     # Noise and groups
 
@@ -219,7 +249,8 @@ class MaskEvidence:
 
     @cached_property
     def noise(self) -> list[int]:
-        """Rare values that occur in one mask only, and are not in a row with the others. JPEG makes many that mean nothing."""
+        """Rare values that occur in one mask only, and are not in a row with the others. JPEG makes many that mean
+        nothing."""
         if len(self.masks) < MIN_MASKS or self.is_lossy or self.seen == list(range(len(self.seen))):
             return []
         return [value for value in self.seen if value and self.holders[value] == 1 and self.share(value) < NOISE_SHARE]
@@ -236,7 +267,9 @@ class MaskEvidence:
         found = [ValueGroup(value, 1, self.counts[value]) for value in wide[:MAX_GROUPS]]
         while is_free.any() and len(found) < MAX_GROUPS:
             first = int(np.argmax(is_free))  # the most frequent that belongs to none yet
-            close = is_free & (np.abs(colours - colours[first]).max(axis=1) <= (EDGE_WIDTH if self.is_lossy else GROUP_WIDTH))
+            close = is_free & (
+                np.abs(colours - colours[first]).max(axis=1) <= (EDGE_WIDTH if self.is_lossy else GROUP_WIDTH)
+            )
             found.append(ValueGroup(narrow[first], int(np.count_nonzero(close)), int(pixels[close].sum())))
             is_free &= ~close
         return sorted(found, key=lambda group: -group.pixels)
@@ -303,7 +336,10 @@ class ClassRow(NamedTuple):
 def class_table(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> list[ClassRow]:
     """A row for each class id."""
     shares = class_shares(masks, coding, len(names))
-    return [ClassRow(coding.describe(index), name, share) for index, (name, share) in enumerate(zip(names, shares, strict=True))]
+    return [
+        ClassRow(coding.describe(index), name, share)
+        for index, (name, share) in enumerate(zip(names, shares, strict=True))
+    ]
 
 
 def describe_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str]) -> str:
@@ -312,7 +348,10 @@ def describe_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequ
     text = ", ".join(table[:NUM_SHOWN]) + (", …" if len(table) > NUM_SHOWN else "") + " of pixels"
     if ignored := ignored_share(masks, coding):
         values = describe_ignored(coding)
-        text += f"; {values} {'is' if values == show_values(coding.ignored[:1]) else 'are'} ignored, {ignored:.1%} of all pixels"
+        text += (
+            f"; {values} {'is' if values == show_values(coding.ignored[:1]) else 'are'} ignored, "
+            f"{ignored:.1%} of all pixels"
+        )
     return text + (f" ({coding.reason})" if coding.reason != "mask_values" else "")
 
 
@@ -338,7 +377,10 @@ FORMS = {  # of every line
     "label_colors.txt": rf"{COLOUR_OF}[\s,]+(?P<name>\S.*)",  # 9 9 9 Animal
     "labelmap.txt": rf"(?P<name>[^:]+):{COLOUR_OF}(:.*)?",  # name:r,g,b:parts:actions
 }
-COLUMNS = {"class_dict.csv": ["name", "r", "g", "b"], "_classes.csv": ["value", "name"]}  # of CSV files: the first of the header
+COLUMNS = {
+    "class_dict.csv": ["name", "r", "g", "b"],
+    "_classes.csv": ["value", "name"],
+}  # of CSV files: the first of the header
 SPELLINGS = {"class": "name", "label": "name", "pixel value": "value"}
 # {"background": 0, "tumour": 1} or {"0": "background"}: of nnU-Net, as `labels` in it, and of Hugging Face.
 JSON_NAMES = ("dataset.json", "id2label.json")
@@ -347,7 +389,8 @@ NAMES = (*JSON_NAMES, "label_colors.txt", *COLUMNS, "labelmap.txt", "class_names
 
 @dataclass(frozen=True)
 class NamedClass:
-    """A class of a file. `value` is its number in a mask, a colour where `is_colour`; None: the file gives names only."""
+    """A class of a file. `value` is its number in a mask, a colour where `is_colour`; None: the file gives names
+    only."""
 
     name: str
     value: int | None
@@ -373,8 +416,8 @@ class ClassFile:
 
 
 def find_class_file(data_dir: Path, pairs: Sequence[Pair], stored: tuple[str, str] | None = None) -> ClassFile | None:
-    """The first file of a known name and form, nearest to the masks; one with values before one with names only. `stored`: name and
-    text of the one that shards hold."""
+    """The first file of a known name and form, nearest to the masks; one with values before one with names only.
+    `stored`: name and text of the one that shards hold."""
     if stored is not None:
         return parse_class_file(*stored)
     places = {Path(pair.mask_origin or pair.mask).parent for pair in pairs}
@@ -394,7 +437,9 @@ def parse_class_file(path: str | Path, text: str) -> ClassFile | None:
     path = Path(path)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     try:
-        classes = _parse_labels(text) if path.name in JSON_NAMES else _parse(path.name, lines) if path.name in NAMES else []
+        classes = (
+            _parse_labels(text) if path.name in JSON_NAMES else _parse(path.name, lines) if path.name in NAMES else []
+        )
     except (ValueError, csv.Error):
         return None
     values = [one.value for one in classes if one.value is not None]
@@ -435,7 +480,9 @@ def _parse_labels(text: str) -> list[NamedClass]:
     labels = content.get("labels", content) if isinstance(content, dict) else None
     if not isinstance(labels, dict):
         return []
-    items = [(one, other) if isinstance(one, str) and one.isdecimal() else (other, one) for one, other in labels.items()]
+    items = [
+        (one, other) if isinstance(one, str) and one.isdecimal() else (other, one) for one, other in labels.items()
+    ]
     if not all(str(number).isdecimal() and isinstance(name, str) and int(number) < 2**16 for number, name in items):
         return []
     return [NamedClass(name, int(number)) for number, name in sorted(items, key=lambda item: str(item[0]).zfill(9))]

@@ -1,8 +1,8 @@
 """Decides what the values of the masks mean, and how many classes there are, where the config leaves it open.
 
-evidence → a reading that is clear, with its reason (choose_classes); else a question with the readings that a person may mean, the
-most likely first, as a few lines of YAML (ask_for_classes). Every choice that is offered was tried on the values of the masks.
-"""
+evidence → a reading that is clear, with its reason (choose_classes); else a question with the readings that a person
+may mean, the most likely first, as a few lines of YAML (ask_for_classes). Every choice that is offered was tried on the
+values of the masks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,11 +15,27 @@ from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.parsers import MaskValues
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, implied_num_classes, to_plain
-from unet_trainer.datasets.mask_evidence import VOID, ClassFile, MaskEvidence, NamedClass, ValueGroup, class_ids, is_background
+from unet_trainer.datasets.mask_evidence import (
+    VOID,
+    ClassFile,
+    MaskEvidence,
+    NamedClass,
+    ValueGroup,
+    class_ids,
+    is_background,
+)
 from unet_trainer.datasets.pairs import Choice, Question, first_few
 from unet_trainer.images import mask_decoding as masks
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, as_written, given_coding, show_value, show_values
+from unet_trainer.images.mask_decoding import (
+    COLOUR,
+    IGNORED,
+    MaskCoding,
+    as_written,
+    given_coding,
+    show_value,
+    show_values,
+)
 from unet_trainer.images.mask_shapes import EDGE_WIDTH
 from unet_trainer.system.console import counted
 
@@ -32,7 +48,10 @@ BLACK, WHITE = 0x000000, 0xFFFFFF  # in a palette
 MAX_LISTED = 40  # values that are offered as classes
 MAX_CHOICES = 5
 EDGE_RARITY = 200  # one of so many pixels: the share of a colour that edges make
-MANY_MIXED, MIN_MIXED = 4, 0.9  # colours of soft edges: so many for each class, and the share of their pixels that mix two classes
+MANY_MIXED, MIN_MIXED = (
+    4,
+    0.9,
+)  # colours of soft edges: so many for each class, and the share of their pixels that mix two classes
 NUM_CUTS = 2  # between frequent colours and those of edges, in masks saved as JPEG
 NUM_SHOWN = 12  # values in the table
 
@@ -79,8 +98,8 @@ def _of_each(values: Sequence[int], reason: str, num_classes: int | None = None,
 
 
 def choose_classes(config: Config, evidence: MaskEvidence, class_file: ClassFile | None = None) -> ChosenClasses | None:
-    """The classes, if there is only one way to read the masks; None where the user must be asked. `evidence` is without the values
-    of ignore_value. Raises DataError for settings that the masks contradict."""
+    """The classes, if there is only one way to read the masks; None where the user must be asked. `evidence` is without
+    the values of ignore_value. Raises DataError for settings that the masks contradict."""
     implied = implied_num_classes(config)
     asked = implied if config.num_classes == "auto" else config.num_classes
     ignores_unknown = config.unknown_values == "ignore"
@@ -95,7 +114,9 @@ def choose_classes(config: Config, evidence: MaskEvidence, class_file: ClassFile
         return None
     ignored = (*sorted(evidence.ignored), *reading.ignored)
     tolerance = reading.tolerance if config.mask_tolerance == "auto" else config.mask_tolerance
-    coding = given_coding(reading.values, as_written(ignored) if ignored else None, ignores_unknown, tolerance, reading.reason)
+    coding = given_coding(
+        reading.values, as_written(ignored) if ignored else None, ignores_unknown, tolerance, reading.reason
+    )
     _check_tolerance(coding, evidence)
     reason = reading.num_classes_reason
     if config.class_names or isinstance(config.class_weights, tuple):
@@ -105,11 +126,15 @@ def choose_classes(config: Config, evidence: MaskEvidence, class_file: ClassFile
 
 
 def other_way_round(coding: MaskCoding, evidence: MaskEvidence) -> dict[str, Any] | None:
-    """Of foreground and background, the settings that exchange them; None for ids of objects, which have no other way."""
+    """Of foreground and background, the settings that exchange them; None for ids of objects, which have no other
+    way."""
     if coding.values is not None:
         values, tolerance = tuple(as_written(coding.values_of(class_id)) for class_id in (1, 0)), coding.tolerance
     elif coding.threshold:
-        values, tolerance = (evidence.seen[-1], evidence.seen[0]), masks.largest_tolerance([evidence.seen[0], evidence.seen[-1]])
+        values, tolerance = (
+            (evidence.seen[-1], evidence.seen[0]),
+            masks.largest_tolerance([evidence.seen[0], evidence.seen[-1]]),
+        )
     else:
         return None
     ignored = {"ignore_value": coding.written_ignore_value} if coding.ignored else {}
@@ -146,9 +171,13 @@ def _check_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> None:
         return
     most = masks.largest_tolerance(coding.known_values)
     if coding.tolerance > most:
-        raise DataError(f"mask_tolerance: got {coding.tolerance}; need at most {most}: with more, a value is close to two classes")
+        raise DataError(
+            f"mask_tolerance: got {coding.tolerance}; need at most {most}: with more, a value is close to two classes"
+        )
     ids = coding.encode(np.array(evidence.seen, np.int64)).tolist()
-    far = {value for value, class_id in zip(evidence.seen, ids, strict=True) if class_id == IGNORED} - set(coding.ignored)
+    far = {value for value, class_id in zip(evidence.seen, ids, strict=True) if class_id == IGNORED} - set(
+        coding.ignored
+    )
     if evidence.share(*far) > MAX_BLURRED:
         named = [group.value for group in evidence.groups if group.value in far][:4]
         fix = f"{show_values(named)}; add these to mask_values or ignore_value, or save the masks as PNG"
@@ -167,10 +196,14 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
     void = tuple(value for value, one in by_value.items() if one.is_void and value in evidence.counts)
     classes = {value: one for value, one in by_value.items() if not one.is_void}
     num_named = len(classes)
-    if class_file.has_colours and evidence.has_colours:  # colours that no mask has would be classes that nothing is learnt of
+    if (
+        class_file.has_colours and evidence.has_colours
+    ):  # colours that no mask has would be classes that nothing is learnt of
         seen = [group.value for group in evidence.groups] if evidence.is_lossy else evidence.seen
         limit = MIN_TOLERANCE if evidence.is_lossy else 0
-        classes = {value: one for value, one in classes.items() if any(masks.distance(value, other) <= limit for other in seen)}
+        classes = {
+            value: one for value, one in classes.items() if any(masks.distance(value, other) <= limit for other in seen)
+        }
     num_classes = 1 if len(classes) == 2 and asked in (None, 1) else len(classes)
     if evidence.share(*void) > MAX_VOID or not 2 <= len(classes) <= MAX_CLASSES or asked not in (None, num_classes):
         return None
@@ -189,7 +222,9 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
     absent = f", {num_named - len(classes)} more occur in no mask" if num_named > len(classes) else ""
     names = tuple(classes[value].name for value in (order[1:] if num_classes == 1 else order))
     count = f"{len(classes)} classes in {name}{absent}"
-    return _of_each(order, reason, num_classes, num_classes_reason=count, ignored=void, tolerance=tolerance, names=names)
+    return _of_each(
+        order, reason, num_classes, num_classes_reason=count, ignored=void, tolerance=tolerance, names=names
+    )
 
 
 def describe_misfit(class_file: ClassFile, evidence: MaskEvidence) -> str:
@@ -198,8 +233,14 @@ def describe_misfit(class_file: ClassFile, evidence: MaskEvidence) -> str:
     void = {value: one.name for value, one in by_value.items() if one.is_void and value in evidence.counts}
     if (share := evidence.share(*void)) > MAX_VOID:
         names = " and ".join(void.values())
-        return f"{names} would be ignored, which is {share:.0%} of the pixels; if it is the background, name it background there"
-    what = f"it names {len(class_file.classes)} classes, and the masks hold {len(evidence.seen)} values that do not fit them"
+        return (
+            f"{names} would be ignored, which is {share:.0%} of the pixels; if it is the background, name it "
+            "background there"
+        )
+    what = (
+        f"it names {len(class_file.classes)} classes, and the masks hold {len(evidence.seen)} values that do "
+        "not fit them"
+    )
     return f"{what}; correct it, or set class_names"
 
 
@@ -230,7 +271,8 @@ def _values_of_file(class_file: ClassFile, evidence: MaskEvidence) -> dict[int, 
 
 
 def _clear_readings(asked: int | None, evidence: MaskEvidence) -> Iterator[Reading]:
-    """The readings that the values leave no doubt about, of which the first is taken. `asked`: num_classes, None if it is open."""
+    """The readings that the values leave no doubt about, of which the first is taken. `asked`: num_classes, None if it
+    is open."""
     seen, low, high, may_be_one = evidence.seen, evidence.seen[0], evidence.seen[-1], asked in (None, 1)
     # 0 and any other value or colour; black and white of a palette. Of two others either may be the background.
     if len(seen) == 2 and asked in (None, 1, 2):
@@ -259,7 +301,9 @@ def _clear_readings(asked: int | None, evidence: MaskEvidence) -> Iterator[Readi
             yield _of_each(range(num_ids), "class ids", asked, num_classes_reason=why)
         elif evidence.is_beside_classes(VOID):
             why += "; 255 beside them is taken as void"
-            yield _of_each(range(num_ids), "class ids; 255 is taken as void", asked, num_classes_reason=why, ignored=(VOID,))
+            yield _of_each(
+                range(num_ids), "class ids; 255 is taken as void", asked, num_classes_reason=why, ignored=(VOID,)
+            )
     # As many greys as classes, in the order of their brightness; so are ids from 1.
     if asked is not None and asked > 1 and len(seen) == asked and high < COLOUR:
         yield _of_each(seen, f"{asked} values, in their order", asked)
@@ -272,7 +316,13 @@ def _are_classes(evidence: MaskEvidence, ids: list[int]) -> bool:
     """Whether dense ids are those of classes, and the last one is a class too."""
     if len(ids) == 2:
         return True
-    if len(ids) > MAX_CLASSES or evidence.are_objects or evidence.occur_once or evidence.is_lossy or not evidence.has_regions:
+    if (
+        len(ids) > MAX_CLASSES
+        or evidence.are_objects
+        or evidence.occur_once
+        or evidence.is_lossy
+        or not evidence.has_regions
+    ):
         return False
     has_void = bool(evidence.ignored) or evidence.seen[-1] != ids[-1]
     return has_void or not evidence.last_may_be_void
@@ -292,7 +342,11 @@ def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str]
     if (number := config.num_classes) != "auto":
         if not evidence.are_objects:
             found.sort(key=lambda choice: choice.settings["num_classes"] != number)
-        accepted = f"the ids 0 to {number - 1} or any {number} greys" if number > 1 else "{0, 1}, {0, 255} or 0 and any other value"
+        accepted = (
+            f"the ids 0 to {number - 1} or any {number} greys"
+            if number > 1
+            else "{0, 1}, {0, 255} or 0 and any other value"
+        )
         lines[0] += f"; num_classes: {number} accepts {accepted}"
     lines += [hint] if hint else [text for holds, text in _hints(evidence) if holds][:1]
     return Question("\n  ".join(lines), *found[:MAX_CHOICES], table=_table(evidence, names))
@@ -319,10 +373,14 @@ def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
     looks_like_objects = "nearly each is one piece, and masks with more of them hold those of the others too"
     yield evidence.are_objects, f"They look like ids of objects: {looks_like_objects}"
     is_photo = (
-        "They look like those of photographs; is mask_dir the folder of the masks? Of cut-outs, save the alpha channel as the mask"
+        "They look like those of photographs; is mask_dir the folder of the masks? Of cut-outs, save the "
+        "alpha channel as the mask"
     )
     yield evidence.look_like_photographs, is_photo
-    yield evidence.is_lossy, "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can"
+    yield (
+        evidence.is_lossy,
+        "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can",
+    )
     is_alone = seen[-1] == VOID and len(seen) > 2 and not evidence.is_beside_classes(VOID)
     yield is_alone, "255 occurs only in masks that hold no class but 0: is it void, or another mark of the foreground?"
     yield len(seen) == 2, "Which of the two is the background?"
@@ -332,7 +390,8 @@ def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
 
 
 def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
-    """The most frequent values, those close to one of them with it, and those that occur in one mask only; none of photographs."""
+    """The most frequent values, those close to one of them with it, and those that occur in one mask only; none of
+    photographs."""
     if evidence.look_like_photographs:
         return []
     noise = [] if evidence.are_objects else evidence.noise
@@ -350,7 +409,10 @@ def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
         lines.append(f"{show_value(group.value)}: {share}, in {evidence.holders[group.value]} of {num_masks}")
     if sum(group.num_values for group in groups) + len(noise) < len(evidence.seen):
         lines.append(f"… {len(evidence.seen)} values in all (check --json FILE lists them)")
-    held = [(name, [value for value in noise if value in mask.counts]) for name, mask in zip(names, evidence.masks, strict=True)]
+    held = [
+        (name, [value for value in noise if value in mask.counts])
+        for name, mask in zip(names, evidence.masks, strict=True)
+    ]
     named = [f"{show_values(values[:6])} in {name}" for name, values in held if values]
     return lines + ([f"In one mask only, perhaps noise: {first_few(named, 3)}"] if named else [])
 
@@ -360,11 +422,17 @@ def _proposals(evidence: MaskEvidence) -> Iterator[Reading]:
     if evidence.look_like_photographs:
         return
     seen, high = evidence.seen, evidence.seen[-1]
-    last_is_void = [_of_each(seen[:-1], f"{show_value(high)} is ignored", ignored=(high,))] if 3 <= len(seen) <= MAX_CLASSES else []
+    last_is_void = (
+        [_of_each(seen[:-1], f"{show_value(high)} is ignored", ignored=(high,))]
+        if 3 <= len(seen) <= MAX_CLASSES
+        else []
+    )
     if evidence.are_objects:
         yield Reading("nonzero", 1, "every object is foreground")
     elif soft := _soft_colours(evidence):
-        meaning = "a class for each of the most frequent, in an order that you may change; the others are their soft edges"
+        meaning = (
+            "a class for each of the most frequent, in an order that you may change; the others are their soft edges"
+        )
         yield _of_each(soft, meaning, tolerance=_jpeg_tolerance(soft))
     yield from _without_noise(evidence)
     if evidence.has_outlying_void and last_is_void:
@@ -386,7 +454,9 @@ def _proposals(evidence: MaskEvidence) -> Iterator[Reading]:
         for groups in _frequent_groups(evidence):
             yield from _class_for_each(evidence, [group.value for group in groups])
     elif evidence.has_colours:
-        yield from _class_for_each(evidence, [group.value for group in evidence.without(evidence.noise).groups[:MAX_LISTED]])
+        yield from _class_for_each(
+            evidence, [group.value for group in evidence.without(evidence.noise).groups[:MAX_LISTED]]
+        )
     elif len(seen) <= MAX_LISTED and seen != list(range(len(seen))):  # dense ids are offered as such
         yield from _class_for_each(evidence, seen)
     if 0 in evidence.counts and not evidence.is_lossy:  # JPEG makes values next to 0 of it
@@ -427,7 +497,11 @@ def _class_for_each(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Rea
     values, num_others = sorted(main), len(evidence.seen) - len(main)
     if len(values) < 2:
         return
-    meaning = f"{show_value(values[1])} is foreground" if len(values) == 2 else "a class for each, in an order that you may change"
+    meaning = (
+        f"{show_value(values[1])} is foreground"
+        if len(values) == 2
+        else "a class for each, in an order that you may change"
+    )
     if num_others and evidence.is_lossy:
         meaning += "; values between them go to the nearest"
     elif num_others:
@@ -436,7 +510,8 @@ def _class_for_each(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Rea
 
 
 def _soft_colours(evidence: MaskEvidence) -> list[int]:
-    """The colours before a large drop in frequency, if the others are many, and nearly all of their pixels mix two of these."""
+    """The colours before a large drop in frequency, if the others are many, and nearly all of their pixels mix two of
+    these."""
     if evidence.is_lossy or not evidence.has_colours:
         return []
     for groups in _frequent_groups(evidence):
@@ -455,9 +530,12 @@ def _soft_colours(evidence: MaskEvidence) -> list[int]:
 
 
 def _frequent_groups(evidence: MaskEvidence) -> list[list[Any]]:
-    """The groups before the largest drops in frequency, the likely cut first: of masks saved as JPEG, the others are the edges."""
+    """The groups before the largest drops in frequency, the likely cut first: of masks saved as JPEG, the others are
+    the edges."""
     pixels = [group.pixels for group in evidence.groups[:MAX_LISTED]]
-    pixels.append(max(1, evidence.total // EDGE_RARITY))  # all of them may be classes, if the last is more than edges are
+    pixels.append(
+        max(1, evidence.total // EDGE_RARITY)
+    )  # all of them may be classes, if the last is more than edges are
     drops = [(pixels[number - 1] / pixels[number], number) for number in range(2, len(pixels))]
     return [evidence.groups[:number] for _, number in sorted(drops, reverse=True)[:NUM_CUTS]]
 

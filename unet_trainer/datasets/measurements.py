@@ -49,12 +49,19 @@ TRANSFORMS: dict[str, Callable[[Floats], Floats]] = {
 
 
 def measure_dataset(
-    pairs: Sequence[Pair], coding: MaskCoding, num_ids: int, common_id: int, console: Console, cache_folder: Path | None = None
+    pairs: Sequence[Pair],
+    coding: MaskCoding,
+    num_ids: int,
+    common_id: int,
+    console: Console,
+    cache_folder: Path | None = None,
 ) -> Measurements:
     """Measures up to MAX_PAIRS pairs, spread over all. `common_id` is the class that is taken for background."""
     chosen = [pairs[index] for index in np.unique(np.linspace(0, len(pairs) - 1, MAX_PAIRS).round().astype(int))]
     files = [(str(path.absolute()), file_stamp(path)) for pair in chosen for path in (pair.image, pair.mask)]
-    key = hashlib.sha256(json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files]).encode()).hexdigest()[:24]
+    key = hashlib.sha256(json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files]).encode()).hexdigest()[
+        :24
+    ]
     cache = None if cache_folder is None else cache_folder / f"{key}.json"
     if (known := read_known(Measurements, cache, CACHE_FORMAT)) is not None:
         return known
@@ -91,17 +98,22 @@ def _measure_pair(seed: int, pair: Pair, coding: MaskCoding, num_ids: int, commo
 def _measure_structures(
     ids: Pixels, num_ids: int, common_id: int, factor: int
 ) -> tuple[list[tuple[int, float, float, float]], list[float]]:
-    """Structure, relative structure and thickness of each class but the common one; and the sizes of all objects. `factor`: by
-    which the ids were made smaller."""
+    """Structure, relative structure and thickness of each class but the common one; and the sizes of all objects.
+    `factor`: by which the ids were made smaller."""
     found, sizes = [], []
     for class_id in np.unique(ids):
         if class_id == common_id or class_id >= num_ids:
             continue
         is_class = (ids == class_id).astype(np.uint8)
-        thickness = float(max(ids.shape))  # at most, and of a class without an edge: there OpenCV's distances are undefined
+        thickness = float(
+            max(ids.shape)
+        )  # at most, and of a class without an edge: there OpenCV's distances are undefined
         if not is_class.all():
-            # The mean distance to the edge is a quarter of the width of a stripe. Beyond the image's edge the class goes on.
-            distances = cv2.distanceTransform(cv2.copyMakeBorder(is_class, 1, 1, 1, 1, cv2.BORDER_REPLICATE), cv2.DIST_L2, 3)
+            # The mean distance to the edge is a quarter of the width of a stripe. Beyond the image's edge the class
+            # goes on.
+            distances = cv2.distanceTransform(
+                cv2.copyMakeBorder(is_class, 1, 1, 1, 1, cv2.BORDER_REPLICATE), cv2.DIST_L2, 3
+            )
             thickness = min(thickness, 4 * float(distances[1:-1, 1:-1][is_class > 0].mean()))
         _, _, statistics, _ = cv2.connectedComponentsWithStats(is_class, connectivity=8)
         areas = statistics[1:, cv2.CC_STAT_AREA].astype(np.float64)
@@ -119,7 +131,8 @@ def _class_map(ids: Pixels, num_ids: int) -> Floats:
 
 
 def _image_map(image: Pixels) -> Floats:
-    """3,GRID,GRID: two of colour, one of texture. Ratios: a gradient of light over the image, as of microscopes, changes none."""
+    """3,GRID,GRID: two of colour, one of texture. Ratios: a gradient of light over the image, as of microscopes,
+    changes none."""
     pixels = cv2.resize(image, (32 * GRID, 32 * GRID), interpolation=cv2.INTER_AREA).astype(np.float32)
     red, green, blue = (pixels[:, :, channel] for channel in range(3))
     total = red + green + blue + 15
@@ -162,21 +175,26 @@ def _summarise(found: Sequence[tuple[Any, ...]]) -> Measurements:
     )
 
 
-def _told_by_either(class_maps: Sequence[Floats], image_maps: Sequence[Floats]) -> tuple[dict[str, float], dict[str, float]]:
+def _told_by_either(
+    class_maps: Sequence[Floats], image_maps: Sequence[Floats]
+) -> tuple[dict[str, float], dict[str, float]]:
     """By the masks or by the images, whichever tells more; and the chance of that, for two trials."""
     told, chance = {}, {}
     for name, transform in TRANSFORMS.items():
-        share, probability = max((share_told(maps, transform) for maps in (class_maps, image_maps)), key=lambda found: found[0])
+        share, probability = max(
+            (share_told(maps, transform) for maps in (class_maps, image_maps)), key=lambda found: found[0]
+        )
         told[name], chance[name] = share, min(1.0, 2 * probability)
     return told, chance
 
 
 def share_told(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) -> tuple[float, float]:
-    """Share of the images that can be told from their transform by what the other images look like; and the chance of that.
+    """Share of the images that can be told from their transform by what the other images look like; and the chance of
+    that.
 
-    Each map minus its transform is compared with the sum of that difference over all other maps: where the transform leaves the
-    distribution as it is, half of the images agree with it. The chance is that of a share at least as large when each image is
-    transformed at random, which then changes nothing.
+    Each map minus its transform is compared with the sum of that difference over all other maps: where the transform
+    leaves the distribution as it is, half of the images agree with it. The chance is that of a share at least as large
+    when each image is transformed at random, which then changes nothing.
     """
     if len(maps) < 2:
         return 0.5, 1.0
@@ -185,10 +203,15 @@ def share_told(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) ->
     turned = [np.stack(maps) / scale]
     for _ in range(NUM_TURNS):
         turned.append(transform(turned[-1] * scale) / scale)
-    differences = np.stack([(now - later).reshape(len(maps), -1) for now, later in pairwise(turned)])  # turns, images, values
+    differences = np.stack(
+        [(now - later).reshape(len(maps), -1) for now, later in pairwise(turned)]
+    )  # turns, images, values
     rng = np.random.default_rng(0)
     every, shares = np.arange(len(maps)), []
-    for turns in (0 * every, *(rng.integers(0, NUM_TURNS, len(maps)) for _ in range(NUM_SHUFFLES))):  # as they are, and at random
+    for turns in (
+        0 * every,
+        *(rng.integers(0, NUM_TURNS, len(maps)) for _ in range(NUM_SHUFFLES)),
+    ):  # as they are, and at random
         shown = differences[turns, every]
         agreement = (shown * (shown.sum(axis=0) - shown)).sum(axis=1)
         shares.append(float(np.mean(np.where(agreement == 0, 0.5, agreement > 0))))

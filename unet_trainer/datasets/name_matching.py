@@ -1,4 +1,5 @@
-"""Which names belong together. A rule removes prefixes and suffixes from the names of images and masks and compares the rest.
+"""Which names belong together. A rule removes prefixes and suffixes from the names of images and masks and compares the
+rest.
 
 The first rule that leaves nothing unpaired is used; equal names come first. Opens no file.
 """
@@ -19,9 +20,15 @@ MASK_WORDS = (
     "masks?|labels?|labelids|labeltrainids|lbl|segs?|segmentations?|segmented|gt|ground_?truth|truth|annotations?|annot|ann|targets?"
     "|manual[12]?|1stho|2ndho|trimap|matte"
 )
-MASK_MARK = re.compile(rf"(?:^|[-_. ])(?:{MASK_WORDS})$|^(?:{MASK_WORDS})[-_. ]|^task-(?=\d+-annotation-\d+-)", re.IGNORECASE)
-TASK_MASK = re.compile(r"task-(\d{1,18})-annotation-\d+-by-.*?-tag-(.+)-\d+")  # of Label Studio's brushes: task and class
-CHANNEL_FOLDER = "imagestr"  # nnU-Net: case_0000.png in imagesTr is the first channel of the case whose label is case.png
+MASK_MARK = re.compile(
+    rf"(?:^|[-_. ])(?:{MASK_WORDS})$|^(?:{MASK_WORDS})[-_. ]|^task-(?=\d+-annotation-\d+-)", re.IGNORECASE
+)
+TASK_MASK = re.compile(
+    r"task-(\d{1,18})-annotation-\d+-by-.*?-tag-(.+)-\d+"
+)  # of Label Studio's brushes: task and class
+CHANNEL_FOLDER = (
+    "imagestr"  # nnU-Net: case_0000.png in imagesTr is the first channel of the case whose label is case.png
+)
 CHANNEL = re.compile(r"_\d{4}$")
 LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)")
 MIN_NUMBERED = 4  # files of each kind: fewer numbers differ by the same by chance
@@ -36,7 +43,8 @@ IMAGE_AFFIXES, MASK_AFFIXES = (
 # Of several kinds of masks, the ones to train on come first: what their names say of them.
 BEST_KINDS = ("labeltrainids", "labelids", "label", "mask", "seg", "gt", "")
 READERS = re.compile(
-    r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)", re.I
+    r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)",
+    re.I,
 )
 LAST_KINDS = ("instance", "color", "colour", "polygon", "overlay", "vis", "edge", "boundary")
 
@@ -80,7 +88,8 @@ class Match(NamedTuple):
 
 
 def name_files(paths: Iterable[Path], root: Path, sequence: str = "") -> list[File]:
-    """The files with their names inside `root`: v0 for v0.png and for v0.nii.gz. `sequence`: what stands before their folders."""
+    """The files with their names inside `root`: v0 for v0.png and for v0.nii.gz. `sequence`: what stands before their
+    folders."""
     files = []
     for path in paths:
         folder = path.relative_to(root).as_posix().removesuffix(path.name)
@@ -102,7 +111,9 @@ def mask_marks(stem: str) -> list[str]:
     return [found.group().lower() for found in MASK_MARK.finditer(stem)]
 
 
-def best_match(images: Sequence[File], masks: Sequence[File], image_folder: Path, preferred: Rule | None = None) -> Match:
+def best_match(
+    images: Sequence[File], masks: Sequence[File], image_folder: Path, preferred: Rule | None = None
+) -> Match:
     """The match of the first rule that leaves nothing unpaired, else of the rule that pairs most by whole words.
 
     `preferred`: the rule of the training pairs, which comes first for those of validation.
@@ -139,8 +150,8 @@ def _match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> M
 
 
 def _keeps_words_whole(match: Match) -> bool:
-    """Whether the affixes are whole words, or end where a number begins, in all names. What a few masks have in common may be more:
-    of a_mask and aa_mask, a is no prefix. A complete match shows that by itself."""
+    """Whether the affixes are whole words, or end where a number begins, in all names. What a few masks have in common
+    may be more: of a_mask and aa_mask, a is no prefix. A complete match shows that by itself."""
     return all(
         (not prefix or SEPARATOR.match(prefix[-1]) or file.stem.removeprefix(prefix)[:1].isdigit())
         and (not suffix or SEPARATOR.match(suffix[0]) or file.stem.removesuffix(suffix)[-1:].isdigit())
@@ -150,9 +161,12 @@ def _keeps_words_whole(match: Match) -> bool:
 
 
 def _affix_rules(images: set[str], masks: set[str]) -> Iterator[Rule]:
-    """Rules that remove the common prefix and suffix of the masks, and of the images; or one of them: masks of some of the images
-    may share more than all images do."""
-    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = _affixes(images, IMAGE_AFFIXES), _affixes(masks, MASK_AFFIXES)
+    """Rules that remove the common prefix and suffix of the masks, and of the images; or one of them: masks of some of
+    the images may share more than all images do."""
+    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = (
+        _affixes(images, IMAGE_AFFIXES),
+        _affixes(masks, MASK_AFFIXES),
+    )
     seen = {Rule()}
     for has_prefix, has_suffix in ((True, True), (False, True), (True, False)):
         mask = mask_prefix * has_prefix, mask_suffix * has_suffix
@@ -175,7 +189,8 @@ def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> Affixes:
 
 
 def _without_shared(image: Affixes, mask: Affixes) -> Rule:
-    """Without the words that images and masks share: of x_000019_leftImg8bit and x_000019_gtFine, 000019 is not removed."""
+    """Without the words that images and masks share: of x_000019_leftImg8bit and x_000019_gtFine, 000019 is not
+    removed."""
     start = _shared_words(image[1], mask[1])
     image_end, mask_end = (len(prefix) - _shared_words(image[0][::-1], mask[0][::-1]) for prefix in (image[0], mask[0]))
     return Rule((image[0][:image_end], image[1][start:]), (mask[0][:mask_end], mask[1][start:]))
@@ -188,7 +203,8 @@ def _shared_words(one: str, other: str) -> int:
 
 
 def _hides_numbers(rule: Rule) -> bool:
-    """Whether the affixes hold numbers that may identify files: s1_a and s2_a. The 1 of 21_manual1 belongs to its word."""
+    """Whether the affixes hold numbers that may identify files: s1_a and s2_a. The 1 of 21_manual1 belongs to its
+    word."""
     sides: tuple[list[str], list[str]] = ([], [])
     for affixes in zip(rule.image, rule.mask, strict=True):
         if NUMBER.findall(affixes[0]) != NUMBER.findall(affixes[1]):
@@ -198,8 +214,8 @@ def _hides_numbers(rule: Rule) -> bool:
 
 
 def offset_match(match: Match) -> Match | None:
-    """The match by numbers that are ahead of each other by the same in every pair, such as img_001 and mask_000; None if there is
-    no such offset. One file that is left over at each end is its sign."""
+    """The match by numbers that are ahead of each other by the same in every pair, such as img_001 and mask_000; None
+    if there is no such offset. One file that is left over at each end is its sign."""
 
     def key(file: File, is_mask: bool) -> tuple[str, str, int, File]:
         """Folder, the text around the last number of the name, and the number."""
@@ -219,7 +235,8 @@ def offset_match(match: Match) -> Match | None:
 
 
 def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
-    """Endings of the masks' names, where an image has several masks: _labelIds and _color → the number of masks of each.
+    """Endings of the masks' names, where an image has several masks: _labelIds and _color → the number of masks of
+    each.
 
     Kinds that are common, those to train on first; empty if no image has several.
     """
@@ -227,35 +244,46 @@ def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
     endings = ["", *(suffix[found.start() :] for found in SEPARATOR.finditer(suffix))]
     cores = {(image.folder, image.stem.removesuffix(ending)) for image, ending in product(images, endings)}
     ends = [(mask, end) for mask in masks if (end := _end_of_name(mask, cores)) is not None]
-    counts, with_mask = Counter(mask.stem[end:] for mask, end in ends), {(mask.folder, mask.stem[:end]) for mask, end in ends}
+    counts, with_mask = (
+        Counter(mask.stem[end:] for mask, end in ends),
+        {(mask.folder, mask.stem[:end]) for mask, end in ends},
+    )
     common = {kind: count for kind, count in counts.items() if 2 * count > max(counts.values())}
 
     def rank(kind: str) -> tuple[int, str]:
         word = kind.lower()
         is_last = any(last in word for last in LAST_KINDS)
-        return len(BEST_KINDS) if is_last else next(place for place, best in enumerate(BEST_KINDS) if best in word), kind
+        return len(BEST_KINDS) if is_last else next(
+            place for place, best in enumerate(BEST_KINDS) if best in word
+        ), kind
 
     return {kind: common[kind] for kind in sorted(common, key=rank)} if sum(common.values()) > len(with_mask) else {}
 
 
 def _end_of_name(mask: File, names: Container[tuple[str, str]]) -> int | None:
-    """Where the longest of the names, by folder and stem, ends in the stem of a mask; None if it begins with none of them."""
+    """Where the longest of the names, by folder and stem, ends in the stem of a mask; None if it begins with none of
+    them."""
     ends = [len(mask.stem), *(found.start() for found in reversed([*SEPARATOR.finditer(mask.stem)]))]
     return next((end for end in ends if (mask.folder, mask.stem[:end]) in names), None)
 
 
 def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:
-    """Files of one folder as images and masks: a mask has the name of another file and more behind it, s0 and s0_head."""
+    """Files of one folder as images and masks: a mask has the name of another file and more behind it, s0 and
+    s0_head."""
     stems = {(file.folder, file.stem) for file in files}
-    is_mask = [any((file.folder, file.stem[: sep.start()]) in stems for sep in SEPARATOR.finditer(file.stem)) for file in files]
-    images, masks = ([file for file, its in zip(files, is_mask, strict=True) if its == wanted] for wanted in (False, True))
+    is_mask = [
+        any((file.folder, file.stem[: sep.start()]) in stems for sep in SEPARATOR.finditer(file.stem)) for file in files
+    ]
+    images, masks = (
+        [file for file, its in zip(files, is_mask, strict=True) if its == wanted] for wanted in (False, True)
+    )
     return images, masks
 
 
 def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, dict[File, File]]:
-    """Class or object → image → mask, where masks have the name of their image and an ending: head and tail of s0_head, s0_tail; of
-    objects 1, 2, ... and "" (s0_mask, s0_mask_1). Words for masks do not count. Empty unless the endings are clear: several, of
-    classes with several images, and none for readers or for views of one mask."""
+    """Class or object → image → mask, where masks have the name of their image and an ending: head and tail of s0_head,
+    s0_tail; of objects 1, 2, ... and "" (s0_mask, s0_mask_1). Words for masks do not count. Empty unless the endings
+    are clear: several, of classes with several images, and none for readers or for views of one mask."""
     by_core = {(image.folder, image.stem): image for image in images}
     found: dict[str, dict[File, File]] = defaultdict(dict)
     endings: dict[str, set[str]] = defaultdict(set)
@@ -268,7 +296,9 @@ def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, 
         endings[name].add(mask.stem[place:])
     are_objects = all((NUMBER.fullmatch(name) or not name) and "mask" in min(endings[name]).lower() for name in found)
     are_classes = all(re.fullmatch(r"[^\W\d]{2,}", name) and len(its) > 1 for name, its in found.items())
-    are_classes = are_classes and not any(re.search(f"{'|'.join(LAST_KINDS)}|{READERS.pattern}", name, re.I) for name in found)
+    are_classes = are_classes and not any(
+        re.search(f"{'|'.join(LAST_KINDS)}|{READERS.pattern}", name, re.I) for name in found
+    )
     are_clear = len(found) > 1 and all(len(its) == 1 for its in endings.values()) and (are_objects or are_classes)
     with_mask = {image for its in found.values() for image in its}
     return dict(sorted(found.items())) if are_clear and 2 * len(with_mask) > len(images) else {}
@@ -276,4 +306,7 @@ def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, 
 
 def by_number(file: File) -> list[tuple[int, str]]:
     """Sorts a2 before a10."""
-    return [(int(word), "") if word.isdecimal() else (-1, word) for word in (file.folder, *NUMBER_OR_TEXT.findall(file.stem))]
+    return [
+        (int(word), "") if word.isdecimal() else (-1, word)
+        for word in (file.folder, *NUMBER_OR_TEXT.findall(file.stem))
+    ]

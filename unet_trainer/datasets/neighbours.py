@@ -1,10 +1,11 @@
-"""Whether images are like their neighbours (frames of a video, slices of a stack, tiles that overlap, both eyes of a person), so
-that a random split would put almost the same image into train and val.
+"""Whether images are like their neighbours (frames of a video, slices of a stack, tiles that overlap, both eyes of a
+person), so that a random split would put almost the same image into train and val.
 
-Names suggest it, the images decide: measured is how often the most similar image is a neighbour by name. Most similar are tiles
+Names suggest it, the images decide: measured is how often the most similar image is a neighbour by name. Most similar
+are tiles
 that hold the same pixels: the outermost row or column of one lies inside of the other. Reads some hundred files
-where the names form sequences or groups; what was measured is cached. A note says why the split is too easy, with the settings that
-mend it.
+where the names form sequences or groups; what was measured is cached. A note says why the split is too easy, with the
+settings that mend it.
 """
 
 import hashlib
@@ -39,7 +40,10 @@ SIDE = 16  # of the thumbnails that are compared
 MAX_TILE = 2048  # side of images whose rows and columns are compared
 MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photographs have 0.02, videos 0.7 to 1
 MIN_DEVIATIONS = 5  # standard deviations above chance
-MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike because of the place, the camera or the kind of object
+MIN_GROUPS, MAX_MEAN_SIZE = (
+    5,
+    16,
+)  # fewer or larger groups may be alike because of the place, the camera or the kind of object
 FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
 CACHE_FORMAT = 6
 VAL_SHARES = (0.4, 2.5)  # times val_fraction: what a pattern with few groups may make of it
@@ -57,7 +61,8 @@ NAME_PATTERNS = (
     r"(?:^|/)([^/\d]*\d+)[^/\d][^/]*$",
 )
 LEFT_AND_RIGHT = r"(?i)([^/]*\d)[-_. ]?(?:L|R|left|right|OD|OS)\.[^./]+$"
-VERSION = r"([^/]+)\.rf\.[0-9A-Za-z]{16,}\.[^./]+$"  # augmented versions of one image, as Roboflow names them: a_jpg.rf.0f3c...jpg
+# augmented versions of one image, as Roboflow names them: a_jpg.rf.0f3c...jpg
+VERSION = r"([^/]+)\.rf\.[0-9A-Za-z]{16,}\.[^./]+$"
 LEFT_OR_RIGHT = r"(?i)(L|R|left|right|OD|OS)\.[^./]+$"
 
 Groupings = dict[str, list[str]]  # group_pattern → the group that it gives to each path
@@ -85,7 +90,8 @@ NOTHING: Note = "", {}
 
 
 def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> Note:
-    """The note on images that are like their neighbours, if some are and a setting keeps them apart: the pattern with most groups
+    """The note on images that are like their neighbours, if some are and a setting keeps them apart: the pattern with
+    most groups
     that can be split, or split: blocks for a sequence. What was measured is kept under checkpoint_dir."""
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
     of_originals = _groups_by(VERSION, paths)
@@ -103,7 +109,9 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
         why = f"images of one {'original' if versions else 'number'} are of the same subject by their names ({names})"
         if likeness is not None:
             where = "in the numbering" if is_sequence else "by name"
-            why = f"images are like their neighbours {where} ({names}): the most similar image is a neighbour {likeness}"
+            why = (
+                f"images are like their neighbours {where} ({names}): the most similar image is a neighbour {likeness}"
+            )
         if overlapping >= MIN_SHARE:
             why = f"images are tiles that overlap ({names}): {overlapping:.0%} share pixels with another one"
         lines = "\n".join(f"  {line}" for line in setting_lines(settings))
@@ -127,7 +135,10 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
         is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
         by_number = _likeness(is_near, nearest)
         is_sequence = by_number.is_high
-        found = {pattern: _likeness(_are_same([its[index] for index in chosen]), nearest) for pattern, its in groupings.items()}
+        found = {
+            pattern: _likeness(_are_same([its[index] for index in chosen]), nearest)
+            for pattern, its in groupings.items()
+        }
         groupings = _choose_groupings(groupings, found, is_sequence or overlapping >= MIN_SHARE)
     for pattern, groups in sorted(groupings.items(), key=lambda item: -len(set(item[1]))):
         if _can_be_split(config, pairs, pattern):
@@ -149,7 +160,9 @@ def _choose_groupings(groupings: Groupings, found: dict[str, Likeness], are_neig
     alike = {pattern: groups for pattern, groups in groupings.items() if found[pattern].is_high}
     if not are_neighbours:  # patients or scenes, and not kinds of objects, are many groups of few images each
         counts = {pattern: len(set(groups)) for pattern, groups in alike.items()}
-        alike = {key: groups for key, groups in alike.items() if MIN_GROUPS <= counts[key] >= len(groups) / MAX_MEAN_SIZE}
+        alike = {
+            key: groups for key, groups in alike.items() if MIN_GROUPS <= counts[key] >= len(groups) / MAX_MEAN_SIZE
+        }
     most = max((found[pattern].share for pattern in alike), default=0.0)
     return {pattern: groups for pattern, groups in alike.items() if found[pattern].share >= FINE_SHARE * most}
 
@@ -166,10 +179,12 @@ def _can_be_split(config: Config, pairs: Sequence[Pair], pattern: str) -> bool:
 
 
 def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[Pair], console: Console) -> Note:
-    """The note on a split that is given, if the training image that is most like a validation image is its neighbour in the
-    numbering more often than by chance. No setting mends it."""
+    """The note on a split that is given, if the training image that is most like a validation image is its neighbour in
+    the numbering more often than by chance. No setting mends it."""
     pairs = [*train, *val]
-    ours, theirs = ({match[1]: pair for pair in side if (match := re.search(VERSION, pair.image.name))} for side in (val, train))
+    ours, theirs = (
+        {match[1]: pair for pair in side if (match := re.search(VERSION, pair.image.name))} for side in (val, train)
+    )
     if shared := [name for name in ours if name in theirs]:
         what = f"{counted(len(shared), 'image')} with versions in train and in val by their names, such as"
         return f"{what} {ours[shared[0]].shown_image} and {theirs[shared[0]].shown_image}: val_iou is too good", {}
@@ -195,13 +210,17 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
         return NOTHING
     similar, overlapping = found
     if overlapping >= MIN_SHARE:
-        text = f"{overlapping:.0%} of the validation images are tiles that share pixels with training images: val_iou is too good"
+        text = (
+            f"{overlapping:.0%} of the validation images are tiles that share pixels with training images: "
+            "val_iou is too good"
+        )
         return text, {}
     share = np.mean([others[place] in nearest[index] for index, place in zip(chosen, similar, strict=True)])
     chance = np.mean([len(nearest[index]) / len(others) for index in chosen])
     likeness = Likeness(float(share), float(chance), len(chosen))
     text = (
-        "validation images are like their neighbours in train: the most similar training image is the one before or after in the "
+        "validation images are like their neighbours in train: the most similar training image is the one before "
+        "or after in the "
         f"numbering {likeness}; val_iou shows how well the model knows these sequences, not new ones"
     )
     return (text, {}) if likeness.is_high else NOTHING
@@ -209,7 +228,9 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
 
 def _spread(indices: Sequence[int]) -> list[int]:
     """At most NUM_ACROSS of them, from all along."""
-    return [indices[place] for place in np.linspace(0, len(indices) - 1, min(len(indices), NUM_ACROSS)).round().astype(int)]
+    return [
+        indices[place] for place in np.linspace(0, len(indices) - 1, min(len(indices), NUM_ACROSS)).round().astype(int)
+    ]
 
 
 def _are_same(keys: Sequence[object]) -> Pixels:
@@ -221,21 +242,28 @@ def _are_same(keys: Sequence[object]) -> Pixels:
 def _likeness(is_related: Pixels, most_similar: Sequence[int]) -> Likeness:
     count = len(most_similar)
     others = is_related & ~np.eye(count, dtype=np.bool_)
-    return Likeness(float(others[np.arange(count), most_similar].mean()), float(others.sum() / (count * (count - 1))), count)
+    return Likeness(
+        float(others[np.arange(count), most_similar].mean()), float(others.sum() / (count * (count - 1))), count
+    )
 
 
 def _most_similar(
     config: Config, pairs: Sequence[Pair], others: Sequence[Pair], console: Console
 ) -> tuple[list[int], float] | None:
-    """Of each image, the place of the one among the others that is most like it (without others: among the same, but for itself),
-    and the share that have pixels of it; from the files or the cache. None if one of them cannot be read."""
+    """Of each image, the place of the one among the others that is most like it (without others: among the same, but
+    for itself), and the share that have pixels of it; from the files or the cache. None if one of them cannot be
+    read."""
     every = [*pairs, *others]
     files = [(str(pair.image.absolute()), file_stamp(pair.image)) for pair in every]
     content = json.dumps([CACHE_FORMAT, len(pairs), files])
     cache = Path(config.checkpoint_dir) / f".cache/neighbours-{hashlib.sha256(content.encode()).hexdigest()[:24]}.json"
     known, overlapping = (read_cache(cache).get(key) for key in ("places", "overlapping"))
     places = range(len(others or pairs))
-    if isinstance(known, list) and len(known) == len(pairs) and all(type(place) is int and place in places for place in known):
+    if (
+        isinstance(known, list)
+        and len(known) == len(pairs)
+        and all(type(place) is int and place in places for place in known)
+    ):
         return known, overlapping if isinstance(overlapping, float) else 0.0
 
     def view(_: int, pair: Pair) -> tuple[Pixels, list[int]]:
@@ -260,8 +288,8 @@ def _most_similar(
 
 
 def _lines(image: Pixels) -> list[int]:
-    """Hashes of the rows and columns of an image, 0 for those that it has twice, such as padding, bars and gradients, which others
-    may have by chance. The outermost four come first."""
+    """Hashes of the rows and columns of an image, 0 for those that it has twice, such as padding, bars and gradients,
+    which others may have by chance. The outermost four come first."""
     if max(image.shape[:2]) > MAX_TILE:
         return []
     rows, columns = ([hash(line.tobytes()) for line in side] for side in (image, image.swapaxes(0, 1)))
@@ -299,7 +327,8 @@ def find_groupings(paths: Sequence[str]) -> Groupings:
 
 
 def find_left_and_right(paths: Sequence[str]) -> Groupings:
-    """The left and the right one of each number, such as the eyes of a person: 21_L and 21_R, Image_01L and Image_01R."""
+    """The left and the right one of each number, such as the eyes of a person: 21_L and 21_R, Image_01L and
+    Image_01R."""
     groups, ends = _groups_by(LEFT_AND_RIGHT, paths), _groups_by(LEFT_OR_RIGHT, paths)
     sides: dict[str, set[str]] = defaultdict(set)
     for group, end in zip(groups, ends, strict=False):

@@ -1,5 +1,6 @@
-"""A pair: an image and its mask. The pairs of a dataset, however they were found, and what is wrong with it: problems, each with
-its files and the fix, and questions with the settings that answer them, as lines that can be pasted into a config.
+"""A pair: an image and its mask. The pairs of a dataset, however they were found, and what is wrong with it: problems,
+each with its files and the fix, and questions with the settings that answer them, as lines that can be pasted into a
+config.
 
 Opens no file.
 """
@@ -48,8 +49,8 @@ class Choice:
 
 
 class Question(DataError):
-    """What only the user knows, and its answers, the most likely first. As an error it goes on with `table`, what was found, and
-    ends with the lines that answer it."""
+    """What only the user knows, and its answers, the most likely first. As an error it goes on with `table`, what was
+    found, and ends with the lines that answer it."""
 
     def __init__(self, text: str, *choices: Mapping[str, Any] | Choice, table: Sequence[str] = ()) -> None:
         self.text, self.table = text, table
@@ -68,8 +69,8 @@ def setting_lines(settings: Mapping[str, Any]) -> list[str]:
 
 
 def describe_problems(problems: Sequence[Problem], most: int = NUM_NAMED, where: str = "") -> str:
-    """Every problem with its fix and its first `most` lines; `where` says where the others are. A reason that several files have
-    stands once, with their number, above their names."""
+    """Every problem with its fix and its first `most` lines; `where` says where the others are. A reason that several
+    files have stands once, with their number, above their names."""
     lines: list[str] = []
     for problem in problems:
         by_reason: dict[str, list[str]] = defaultdict(list)
@@ -137,7 +138,9 @@ class Pair:
     group: str = ""  # pairs of one group stay on one side of the split
     image_origin: str = ""  # of a file that was made from others: what the user knows it by
     mask_origin: str = ""
-    content: str = field(default="", compare=False)  # digest of both files as they were read; of a resumed run, when it began
+    content: str = field(
+        default="", compare=False
+    )  # digest of both files as they were read; of a resumed run, when it began
     box: Box | None = field(default=None, kw_only=True)  # that both files were cut out of
 
     @property
@@ -155,7 +158,8 @@ class Pair:
         return (self.image, self.mask) if self.box is None else (self.box.image, self.box.mask)
 
     def files_in(self, data_dir: Path) -> tuple[str, str]:
-        """Image and mask as tables of scores name them, by their paths in data_dir; of a block with its rows and columns."""
+        """Image and mask as tables of scores name them, by their paths in data_dir; of a block with its rows and
+        columns."""
         box = self.box
         part = "" if box is None else f"[{box.top}:{box.bottom}, {box.left}:{box.right}]"
         image, mask = (f"{path_in(data_dir, file)}{part}" for file in self.user_files)
@@ -167,7 +171,8 @@ class Pair:
         return box.pair(box.name_in(self.name), part)
 
     def path_in(self, data_dir: Path) -> str:
-        """The image's path inside data_dir, by which patterns know it; a page of a stack has one below that of the stack."""
+        """The image's path inside data_dir, by which patterns know it; a page of a stack has one below that of the
+        stack."""
         return composed(f"{self.name}{self.image.suffix}" if self.image_origin else path_in(data_dir, self.image))
 
 
@@ -199,8 +204,8 @@ class FoundPairs:
 
 
 def divided(pairs: Sequence[Pair], rule: str, problems: Sequence[Problem] = (), **others: Any) -> FoundPairs:
-    """Pairs that a table or annotations list, with their parts: train and val count if there are both, and then what is of no part
-    trains; test counts beside any other. Names are made distinct."""
+    """Pairs that a table or annotations list, with their parts: train and val count if there are both, and then what is
+    of no part trains; test counts beside any other. Names are made distinct."""
     parts, names = {pair.part for pair in pairs}, Counter(pair.name for pair in pairs)
     is_divided, has_test = {"train", "val"} <= parts, len(parts) > 1
     found = []
@@ -220,5 +225,6 @@ def path_in(data_dir: Path, path: Path) -> str:
 
 
 def composed(text: str) -> str:
-    """The form in which names are compared (NFC): ä is one letter, not an a and its dots, as archives made on macOS hold it."""
+    """The form in which names are compared (NFC): ä is one letter, not an a and its dots, as archives made on macOS
+    hold it."""
     return unicodedata.normalize("NFC", text)

@@ -1,9 +1,9 @@
 """Outlines and run lengths → pixels, exactly: a pixel belongs to a shape if its centre lies inside.
 
-Coordinates are continuous, x to the right and y down; (0, 0) is the outer corner of the first pixel, whose centre is (0.5, 0.5). A
-centre on a right or lower edge of a polygon is inside, on a left or upper edge outside, as with pycocotools: two that share
-an edge share no pixel. A polygon that crosses itself is filled by the even-odd rule. What lies beyond the border is cut off.
-"""
+Coordinates are continuous, x to the right and y down; (0, 0) is the outer corner of the first pixel, whose centre is
+(0.5, 0.5). A centre on a right or lower edge of a polygon is inside, on a left or upper edge outside, as with
+pycocotools: two that share an edge share no pixel. A polygon that crosses itself is filled by the even-odd rule. What
+lies beyond the border is cut off."""
 
 import math
 from collections.abc import Sequence
@@ -98,7 +98,9 @@ def draw_line(points: Pixels, line_width: float, height: int, width: int) -> Pat
     for start, stop in pairwise(points):
         half = np.linspace(-np.pi / 2, np.pi / 2, 361) + math.atan2(stop[1] - start[1], stop[0] - start[0])
         ends = [(stop, half), (start, half + np.pi)]
-        around = [end + ROUND * line_width / 2 * np.stack([np.cos(angles), np.sin(angles)], axis=1) for end, angles in ends]
+        around = [
+            end + ROUND * line_width / 2 * np.stack([np.cos(angles), np.sin(angles)], axis=1) for end, angles in ends
+        ]
         patches.append(fill_polygon(np.concatenate(around), height, width))
     return join(patches)
 
@@ -134,15 +136,16 @@ def join(patches: Sequence[Patch]) -> Patch:
 
 
 def unroll(runs: Sequence[Any], height: int, width: int) -> Pixels:
-    """H,W bool from run lengths along the rows, by turns outside and inside; raises DataError if they do not fit the size."""
+    """H,W bool from run lengths along the rows, by turns outside and inside; raises DataError if they do not fit the
+    size."""
     if any(type(run) is not int or run < 0 for run in runs) or sum(runs) != height * width:
         raise DataError(f"run lengths that are not {height * width} pixels together, those of the image")
     return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(height, width)
 
 
 def fill_runs(text: str, height: int, width: int, down_columns: bool) -> Patch:
-    """From the start, counted from 1, and the length of each run: "3 2 9 4", as in tables of Kaggle. Raises ValueError, of which
-    DataError is one."""
+    """From the start, counted from 1, and the length of each run: "3 2 9 4", as in tables of Kaggle. Raises ValueError,
+    of which DataError is one."""
     numbers, area = np.array([int(word) for word in text.split()]).reshape(-1, 2) - [1, 0], height * width
     starts, lengths = numbers.T
     if numbers.min() < 0 or numbers.max() > area or (starts + lengths).max() > area or lengths.sum() > area:
@@ -159,9 +162,9 @@ def fill_runs(text: str, height: int, width: int, down_columns: bool) -> Patch:
 
 
 def unpack_brush(packed: Sequence[Any], height: int, width: int) -> Pixels:
-    """H,W bool of Label Studio's brush: where the alpha of its RGBA bytes is not 0. Numbers stand bit by bit: how many bytes (32),
-    the bits of each less 1 (5), four lengths of counts less 1 (4 each); then blocks: whether it is a run (1), which length (2), the
-    count less 1, and the byte of the run or all bytes. Raises DataError."""
+    """H,W bool of Label Studio's brush: where the alpha of its RGBA bytes is not 0. Numbers stand bit by bit: how many
+    bytes (32), the bits of each less 1 (5), four lengths of counts less 1 (4 each); then blocks: whether it is a run
+    (1), which length (2), the count less 1, and the byte of the run or all bytes. Raises DataError."""
     bits, place = np.unpackbits(np.array(packed, np.uint8)), 0
 
     def take(count: int) -> Pixels:
@@ -176,7 +179,9 @@ def unpack_brush(packed: Sequence[Any], height: int, width: int) -> Pixels:
 
     total, word, *lengths = read(32), read(5) + 1, *(read(4) + 1 for _ in range(4))
     if total != 4 * height * width or word != 8:
-        raise DataError(f"rle of {total} values of {word} bits; need {4 * height * width} of 8 bits, RGBA of {width}×{height}")
+        raise DataError(
+            f"rle of {total} values of {word} bits; need {4 * height * width} of 8 bits, RGBA of {width}×{height}"
+        )
     values, start = np.zeros(total, np.uint8), 0
     while start < total:
         is_run = read(1)
@@ -187,8 +192,8 @@ def unpack_brush(packed: Sequence[Any], height: int, width: int) -> Pixels:
 
 
 def decompress_runs(text: str) -> list[int]:
-    """COCO's compressed run lengths: each number in groups of five bits, lowest first, with a bit that says whether more follow,
-    plus 48; from the fourth on, the difference to the number two before. Raises DataError."""
+    """COCO's compressed run lengths: each number in groups of five bits, lowest first, with a bit that says whether
+    more follow, plus 48; from the fourth on, the difference to the number two before. Raises DataError."""
     runs: list[int] = []
     number = shift = 0
     for character in text:
@@ -209,8 +214,8 @@ def decompress_runs(text: str) -> list[int]:
 class Canvas:
     """The class ids of one image, drawn shape by shape.
 
-    With `smaller_on_top`, of two shapes the one with fewer pixels is seen, whatever their order (of equal ones the later);
-    without it, the later. Counts the pixels that shapes of different classes claim.
+    With `smaller_on_top`, of two shapes the one with fewer pixels is seen, whatever their order (of equal ones the
+    later); without it, the later. Counts the pixels that shapes of different classes claim.
     """
 
     def __init__(self, height: int, width: int, smaller_on_top: bool) -> None:
@@ -220,7 +225,8 @@ class Canvas:
         self.num_drawn = 0
 
     def draw(self, patch: Patch, class_id: int, is_crowd: bool = False) -> int:
-        """Draws a shape; a crowd region is below all others. Returns its number of pixels. Raises DataError after MAX_DRAWN."""
+        """Draws a shape; a crowd region is below all others. Returns its number of pixels. Raises DataError after
+        MAX_DRAWN."""
         self.num_drawn += patch.pixels.size
         if self.num_drawn > MAX_DRAWN:
             raise DataError("its shapes cover the image thousands of times; need fewer or smaller ones")

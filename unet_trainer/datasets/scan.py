@@ -1,7 +1,8 @@
-"""Reads every file once before the first step, so that a bad file is reported at the start and not in the middle of a run.
+"""Reads every file once before the first step, so that a bad file is reported at the start and not in the middle of a
+run.
 
-Facts about a file are cached by its path, size and times: the next start reads only new and changed files. From the facts follows
-what the images of a dataset share: channels, depth and statistics.
+Facts about a file are cached by its path, size and times: the next start reads only new and changed files. From the
+facts follows what the images of a dataset share: channels, depth and statistics.
 """
 
 import contextlib
@@ -22,9 +23,24 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images import image_decoding as headers
-from unet_trainer.images.file_bytes import DataError, ReadError, ShardError, content_digest, file_stamp, find_member, read_bytes
+from unet_trainer.images.file_bytes import (
+    DataError,
+    ReadError,
+    ShardError,
+    content_digest,
+    file_stamp,
+    find_member,
+    read_bytes,
+)
 from unet_trainer.images.image_decoding import Pixels, decode_image, read_image, refuse_bomb
-from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpec, depth_name, extreme_value, find_missing
+from unet_trainer.images.image_spec import (
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    ImageSpec,
+    depth_name,
+    extreme_value,
+    find_missing,
+)
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
@@ -37,7 +53,8 @@ CACHE_FORMAT = 4
 PART_VALUES = 2**22  # that are measured at a time
 MANY_OPACITIES = 16  # values of an alpha channel that is a band,
 MAX_FREQUENT = 0.5  # of whose pixels but 0 no value has this share
-# Of a photograph in place of a mask, the most frequent colours are kept, and groups of the others: all would fill the memory.
+# Of a photograph in place of a mask, the most frequent colours are kept, and groups of the others: all would fill the
+# memory.
 PIXELS_PER_COLOUR, NUM_KEPT = 16, 512
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
 # What libjpeg prints about wrong data. Some cameras write extra bytes before the end marker: these are harmless.
@@ -57,7 +74,8 @@ class AlphaFacts:
 
 @dataclass(frozen=True)
 class Extreme:
-    """A value that may mark missing data, by the tag of GDAL or far from all others; and the statistics of the others."""
+    """A value that may mark missing data, by the tag of GDAL or far from all others; and the statistics of the
+    others."""
 
     value: float
     mean: tuple[float, ...]
@@ -82,7 +100,9 @@ class ImageFacts:
     alpha: AlphaFacts | None
     is_turned: bool  # rotated or mirrored because of its EXIF orientation
     digest: str  # of the file's bytes
-    pixels: str  # digest of the values without opacity, of one channel if all are equal; empty: shards of earlier versions
+    pixels: (
+        str  # digest of the values without opacity, of one channel if all are equal; empty: shards of earlier versions
+    )
     missing: tuple[int, ...] = ()  # values of each channel that are no data, as find_missing tells; empty: none
     marks: tuple[str, ...] = ()  # what these hold
     extreme: Extreme | None = None
@@ -102,7 +122,8 @@ class ImageFacts:
         return min(self.size) > 0 and has_channels
 
     def as_read(self, channels: int, nodata: Sequence[float] = ()) -> "ImageFacts":
-        """As a model of so many channels takes it: with alpha if it is one of them, without values that mark missing data."""
+        """As a model of so many channels takes it: with alpha if it is one of them, without values that mark missing
+        data."""
         facts = self
         if self.extreme is not None and self.extreme.value in nodata:
             others = {name: value for name, value in vars(self.extreme).items() if name != "value"}
@@ -112,7 +133,11 @@ class ImageFacts:
         alpha = self.alpha
         if alpha is None or channels != self.channels + 1:
             return facts
-        mean, std, missing = (*facts.mean, alpha.mean), (*facts.std, alpha.std), (*facts.missing, *[0] * bool(facts.missing))
+        mean, std, missing = (
+            (*facts.mean, alpha.mean),
+            (*facts.std, alpha.std),
+            (*facts.missing, *[0] * bool(facts.missing)),
+        )
         low, high = min(facts.low, alpha.low), max(facts.high, alpha.high)
         return replace(facts, channels=channels, mean=mean, std=std, missing=missing, low=low, high=high, alpha=None)
 
@@ -205,8 +230,8 @@ def scan_pairs(
 ) -> list[PairFacts]:
     """The facts of all pairs, in their order. Decodes the files that the cache does not know.
 
-    `timeout`: seconds after which the files of a pair count as never read. Raises DataError then: a disk that does not answer would
-    take as long for every other pair.
+    `timeout`: seconds after which the files of a pair count as never read. Raises DataError then: a disk that does not
+    answer would take as long for every other pair.
     """
     cache = cache or ScanCache(None)
     facts: dict[tuple[str, Path], Any] = {}
@@ -265,8 +290,8 @@ def _scan_pair(task: Task, read_stderr: ReadStderr) -> dict[str, Any] | str:
 
 
 def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: Console, label: str) -> list[Any]:
-    """What `read` makes of each pair and its number, in child processes; None of a pair that has changed since the scan, which
-    training tells. Raises DataError where a shard cannot be read: the others would take as long."""
+    """What `read` makes of each pair and its number, in child processes; None of a pair that has changed since the
+    scan, which training tells. Raises DataError where a shard cannot be read: the others would take as long."""
 
     def attempt(item: tuple[int, Pair], _: ReadStderr) -> Any:
         try:
@@ -320,7 +345,8 @@ def _scan_mask(pair: Pair) -> MaskFacts:
     return MaskFacts(height, width, counts, content_digest(data), headers.is_lossy(data), is_alpha, structure, palette)
 
 
-# Mean and standard deviation of each channel, lowest and highest value, and the number of missing values of each channel.
+# Mean and standard deviation of each channel, lowest and highest value, and the number of missing values of each
+# channel.
 Statistics = tuple[tuple[float, ...], tuple[float, ...], float, float, tuple[int, ...]]
 
 
@@ -333,7 +359,8 @@ def _measure_alpha(alpha: Pixels) -> AlphaFacts:
 
 
 def _measure_values(image: Pixels, tag: float | None) -> tuple[Statistics, Extreme | None, tuple[str, ...]]:
-    """The statistics of the values that are data, a value that may mark others, and what marks those that are surely none."""
+    """The statistics of the values that are data, a value that may mark others, and what marks those that are surely
+    none."""
     tags, is_float = (() if tag is None else (tag,)), image.dtype.kind == "f"
     is_missing = find_missing(image, tags) if is_float else None
     candidate = extreme_value(image, is_missing) if is_float else tag
@@ -361,8 +388,8 @@ def _measure(image: Pixels, is_missing: Pixels | None = None) -> Statistics:
 
 
 def _row_parts(image: Pixels, is_missing: Pixels | None) -> Iterator[tuple[Pixels, Pixels | int]]:
-    """Some rows at a time as float64, 0 where values are missing, and where they are not. The whole would take up to eight times
-    the image's memory."""
+    """Some rows at a time as float64, 0 where values are missing, and where they are not. The whole would take up to
+    eight times the image's memory."""
     num_rows = max(1, PART_VALUES // (image.shape[1] * image.shape[2]))
     for top in range(0, len(image), num_rows):
         is_held = 1 if is_missing is None else ~is_missing[top : top + num_rows]
@@ -377,7 +404,9 @@ def _count_values(mask: Pixels) -> dict[int, int]:
     if mask.dtype == np.int32 and len(values) > max(MAX_CACHED_VALUES, min(mask.size // PIXELS_PER_COLOUR, 2**16)):
         is_kept = np.zeros(len(values), bool)
         is_kept[np.argsort(-counts, kind="stable")[:NUM_KEPT]] = True
-        groups = np.linspace(0, np.count_nonzero(~is_kept), NUM_KEPT, endpoint=False).astype(int)  # neighbours in their order
+        groups = np.linspace(0, np.count_nonzero(~is_kept), NUM_KEPT, endpoint=False).astype(
+            int
+        )  # neighbours in their order
         values = np.append(values[is_kept], values[~is_kept][groups])
         counts = np.append(counts[is_kept], np.add.reduceat(counts[~is_kept], groups))
     return dict(zip(values.tolist(), counts.tolist(), strict=True))
@@ -405,7 +434,8 @@ class ImageKind:
 
 
 def choose_kind(images: Sequence[ImageFacts], in_channels: int | str) -> ImageKind:
-    """The kind of most images; grey images among colour images count as colour, and alpha counts where it is a band in most."""
+    """The kind of most images; grey images among colour images count as colour, and alpha counts where it is a band in
+    most."""
     depth = Counter(depth_of(image) for image in images).most_common(1)[0][0]
     if in_channels != "auto":
         return ImageKind(int(in_channels), depth)
@@ -436,8 +466,8 @@ def choose_nodata(images: Sequence[ImageFacts], nodata: str) -> tuple[float, ...
 def describe_reading(
     images: Sequence[ImageFacts], channels: int, nodata: Sequence[float], is_ignored: bool, can_be_set: bool = True
 ) -> list[str]:
-    """What is done with alpha channels and with missing data, a line each, and the settings for other ways if there are any. Of
-    images as they were scanned."""
+    """What is done with alpha channels and with missing data, a line each, and the settings for other ways if there are
+    any. Of images as they were scanned."""
     total, lines = counted(len(images), "image"), []
     alpha = [image for image in images if image.alpha is not None]
     kept = [image for image in alpha if image.channels + 1 == channels]
@@ -476,7 +506,8 @@ def mismatch(image: ImageFacts, kind: ImageKind) -> str | None:
 def build_image_spec(
     config: Config, kind: ImageKind, images: Sequence[ImageFacts], nodata: tuple[float, ...]
 ) -> tuple[ImageSpec, str]:
-    """The spec, and the source of its statistics: as given, ImageNet's for 8-bit RGB, else those of the training images."""
+    """The spec, and the source of its statistics: as given, ImageNet's for 8-bit RGB, else those of the training
+    images."""
     given = {"image_mean": config.image_mean, "image_std": config.image_std}
     wrong = [
         f"{name}: got {len(value)} values; the images have {kind.channels} channels"
@@ -488,7 +519,9 @@ def build_image_spec(
     is_8bit = kind.depth == "uint8"
     is_photo = is_8bit and kind.channels == 3
     found = (IMAGENET_MEAN, IMAGENET_STD) if is_photo else pooled_statistics(images, kind.channels)
-    mean, std = (its if isinstance(value, str) else tuple(value) for its, value in zip(found, given.values(), strict=True))
+    mean, std = (
+        its if isinstance(value, str) else tuple(value) for its, value in zip(found, given.values(), strict=True)
+    )
     is_given = not any(isinstance(value, str) for value in given.values())
     reason = "as given" if is_given else IMAGENET_REASON if is_photo else "of the training images"
     held = [image for image in images if sum(image.missing) < image.height * image.width * image.channels] or images
@@ -498,16 +531,16 @@ def build_image_spec(
 
 
 def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel over the values of all images that are data; a channel without any spread has
-    std 1."""
+    """Mean and standard deviation of each channel over the values of all images that are data; a channel without any
+    spread has std 1."""
     mean, within, between, has_spread = _moments(images, channels)
     std = np.where(has_spread, np.sqrt(within + between), 1.0)
     return tuple(float(f"{value:.6g}") for value in mean), tuple(float(f"{value:.6g}") for value in std)
 
 
 def brightness_share(images: Sequence[ImageFacts], channels: int) -> float:
-    """Of the variance of pixel values, the share that lies between images and not within them; the mean of the channels that have
-    any. 0 where values are missing: what they are filled with would count as data."""
+    """Of the variance of pixel values, the share that lies between images and not within them; the mean of the channels
+    that have any. 0 where values are missing: what they are filled with would count as data."""
     _, within, between, has_spread = _moments(images, channels)
     if not has_spread.any() or any(sum(image.missing) for image in images):
         return 0.0
@@ -515,8 +548,8 @@ def brightness_share(images: Sequence[ImageFacts], channels: int) -> float:
 
 
 def _moments(images: Sequence[ImageFacts], channels: int) -> tuple[Any, Any, Any, Any]:
-    """Of each channel, over all values that are data: the mean, the variance within images and that between their means, and
-    whether there is any. A constant has a tiny one from rounding."""
+    """Of each channel, over all values that are data: the mean, the variance within images and that between their
+    means, and whether there is any. A constant has a tiny one from rounding."""
     means, stds, missing = (
         np.array([np.broadcast_to(values, channels) for values in columns])
         for columns in zip(*((image.mean, image.std, image.missing or 0) for image in images), strict=True)

@@ -1,8 +1,9 @@
-"""The index of shards: for each sample where its image and its mask lie in a tar file, with checksums, and facts about both.
+"""The index of shards: for each sample where its image and its mask lie in a tar file, with checksums, and facts about
+both.
 
-It is a JSON file, shards.json, beside the shards that `shard` writes. Shards of other tools are indexed once: samples are found by
-WebDataset's naming, in which the files of a sample share their name up to the first dot. Nothing is ever unpacked.
-"""
+It is a JSON file, shards.json, beside the shards that `shard` writes. Shards of other tools are indexed once: samples
+are found by WebDataset's naming, in which the files of a sample share their name up to the first dot. Nothing is ever
+unpacked."""
 
 import io
 import json
@@ -31,7 +32,18 @@ TAR_ERRORS = (tarfile.TarError, EOFError, OverflowError, ValueError, MemoryError
 # Extensions of WebDataset, without the first dot, in lower case.
 IMAGES = ("jpg", "jpeg", "png", "bmp", "tif", "tiff", "webp", "gif", "npy")
 IMAGE_WORDS = ("image", "img", "input", "rgb", "photo")  # a.image.jpg
-MASK_WORDS = ("mask", "masks", "seg", "segmentation", "label", "labels", "gt", "target", "annotation", "annot")  # a.seg.png
+MASK_WORDS = (
+    "mask",
+    "masks",
+    "seg",
+    "segmentation",
+    "label",
+    "labels",
+    "gt",
+    "target",
+    "annotation",
+    "annot",
+)  # a.seg.png
 LOSSLESS = ("png", "tif", "tiff", "bmp", "gif", "npy")  # a mask beside a photo, a.png beside a.jpg, is one of these
 END_BYTES = 2**20  # behind the end of an archive that must be zeros: the rest of its last record
 
@@ -111,7 +123,10 @@ class ShardIndex:
 
 def index_to_json(index: ShardIndex) -> str:
     """One line per sample, so that a person can read it and a tool can compare two."""
-    head = {"format": FORMAT, **{name: getattr(index, name) for name in ("class_names", "num_classes", "unpaired", "class_file")}}
+    head = {
+        "format": FORMAT,
+        **{name: getattr(index, name) for name in ("class_names", "num_classes", "unpaired", "class_file")},
+    }
     shards = []
     for shard in index.shards:
         rows = ",\n".join(json.dumps(list(sample)) for sample in shard.samples)
@@ -149,8 +164,9 @@ def add_member(archive: tarfile.TarFile, name: str, content: bytes) -> Member:
 
 
 def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
-    """Name, offset and length of the plain files in a tar file, in their order. Reads headers only. Raises ShardError, without the
-    file's name: tarfile itself takes a damaged header, or a file that was cut off between two members, for the end."""
+    """Name, offset and length of the plain files in a tar file, in their order. Reads headers only. Raises ShardError,
+    without the file's name: tarfile itself takes a damaged header, or a file that was cut off between two members, for
+    the end."""
     if file.read(6).startswith(COMPRESSED):
         raise ShardError(f"compressed; {NOT_PLAIN}")
     file.seek(0)
@@ -177,8 +193,8 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
 
 
 def index_shard(name: str, file: BinaryIO, num_bytes: int, tick: Callable[[int], object]) -> tuple[Shard, list[str]]:
-    """The samples of a shard of any tool, and those that lack an image or a mask. Reads all of it, once; `tick` is called with the
-    number of bytes that were read. Raises ShardError, without the shard's name."""
+    """The samples of a shard of any tool, and those that lack an image or a mask. Reads all of it, once; `tick` is
+    called with the number of bytes that were read. Raises ShardError, without the shard's name."""
     by_key: dict[str, list[Member]] = {}  # WebDataset's key is the path up to the first dot of its last part
     done = 0
     for raw, offset, length in list_members(file):
@@ -201,7 +217,8 @@ def index_shard(name: str, file: BinaryIO, num_bytes: int, tick: Callable[[int],
 
 
 def _image_and_mask(members: Sequence[Member]) -> tuple[Member, Member] | None:
-    """a.jpg or a.image.jpg with a.seg.png or a.mask.png, or with a.png. None if there is no such pair, or more than one."""
+    """a.jpg or a.image.jpg with a.seg.png or a.mask.png, or with a.png. None if there is no such pair, or more than
+    one."""
     words = {member: member.name.rpartition("/")[2].lower().split(".")[1:] for member in members}
     images = [member for member in members if len(words[member]) == 1 or words[member][-2] in IMAGE_WORDS]
     masks = [member for member in members if len(words[member]) > 1 and words[member][-2] in MASK_WORDS]

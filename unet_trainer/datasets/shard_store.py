@@ -1,11 +1,12 @@
-"""The files of shards, and open shards: the bytes of any file in them, checked. What is fetched of remote ones is kept on the disk.
+"""The files of shards, and open shards: the bytes of any file in them, checked. What is fetched of remote ones is kept
+on the disk.
 
-Files below a folder or a URL (s3://, gs://, http://, ...) are read in parts; remote ones through fsspec, with retries. fsspec comes
-with torch; what it needs for a protocol (s3fs, gcsfs, aiohttp) is named where it is missing.
+Files below a folder or a URL (s3://, gs://, http://, ...) are read in parts; remote ones through fsspec, with retries.
+fsspec comes with torch; what it needs for a protocol (s3fs, gcsfs, aiohttp) is named where it is missing.
 
 A file in a shard has a path below that of the shard: data/nuclei-000000.tar/cell_17.png. Whatever reads files asks
-`file_bytes.find_member` for it; the stores that are open in this process answer. Of remote shards an image and its mask are fetched
-together, ahead of their use where the reader says what it will read.
+`file_bytes.find_member` for it; the stores that are open in this process answer. Of remote shards an image and its mask
+are fetched together, ahead of their use where the reader says what it will read.
 """
 
 import contextlib
@@ -60,7 +61,8 @@ class MissingFile(ShardError):
 
 
 class Files:
-    """Files below a folder or a URL, by their names relative to it; from several threads, and in processes forked from this one."""
+    """Files below a folder or a URL, by their names relative to it; from several threads, and in processes forked from
+    this one."""
 
     def __init__(self, root: str, waits: tuple[float, ...] | None = None, workspace: Path | None = None) -> None:
         """`workspace`: where files are written before their upload."""
@@ -110,7 +112,9 @@ class Files:
         """The names of all files."""
         if not self.is_remote:  # folders that may not be read are named when the data is searched
             return sorted(
-                Path(place, name).relative_to(self.root).as_posix() for place, _, names in os.walk(self.root) for name in names
+                Path(place, name).relative_to(self.root).as_posix()
+                for place, _, names in os.walk(self.root)
+                for name in names
             )
         found = self._retried(lambda system, place: system.find(place), "", "be listed")
         urls = (name if is_url(name) else f"{self.protocol}://{name.lstrip('/')}" for name in found)
@@ -122,10 +126,14 @@ class Files:
             return self._retried(lambda system, place: os.fdopen(open_handle(place), "rb"), name)
         size, _ = self.size_and_version(name)
         if size is None:
-            raise ShardError(f"{self.place(name)}: the server does not tell its size, so that it cannot be read in parts")
+            raise ShardError(
+                f"{self.place(name)}: the server does not tell its size, so that it cannot be read in parts"
+            )
         from fsspec.spec import AbstractBufferedFile  # 0.2 s
 
-        kind = type("RangeFile", (AbstractBufferedFile,), {"_fetch_range": lambda _, start, end: self.read(name, start, end)})
+        kind = type(
+            "RangeFile", (AbstractBufferedFile,), {"_fetch_range": lambda _, start, end: self.read(name, start, end)}
+        )
         return cast(BinaryIO, kind(None, name, block_size=BLOCK_BYTES, cache_type="readahead", size=size))
 
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
@@ -142,7 +150,9 @@ class Files:
                 file.flush()
                 return self._retried(lambda system, url: system.put_file(file.name, url), name, "be written")
         except OSError as error:
-            raise cannot(f"{folder}" if self.is_remote else f"--out: {self.place(name)}", "be written", error, folder) from None
+            raise cannot(
+                f"{folder}" if self.is_remote else f"--out: {self.place(name)}", "be written", error, folder
+            ) from None
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(ShardError):
@@ -160,7 +170,8 @@ class Files:
             except NotImplementedError:
                 raise ShardError(f"{place} cannot {what}: {self.protocol}:// does not allow it") from None
             except Exception as error:  # each library has its own
-                # fsspec raises FileNotFoundError for any failed question about a web server's file; the cause has the status.
+                # fsspec raises FileNotFoundError for any failed question about a web server's file; the cause has the
+                # status.
                 is_missing = isinstance(error, FileNotFoundError)
                 failure = error.__cause__ or error if is_missing else error
                 status = getattr(failure, "status", None)
@@ -170,7 +181,9 @@ class Files:
                     reason = getattr(failure, "strerror", None) or first_line(failure)
                     tries = f"; {len(self.waits) + 1} tries" if wait is None and self.waits else ""
                     raise ShardError(f"{place} cannot {what} ({reason}{tries})") from None
-                time.sleep(wait * random.uniform(0.5, 1.0))  # processes that were refused together must not come back together
+                time.sleep(
+                    wait * random.uniform(0.5, 1.0)
+                )  # processes that were refused together must not come back together
         raise AssertionError
 
 
@@ -194,7 +207,9 @@ def _connect(protocol: str) -> Any:
     if not protocol:
         return _LocalSystem()
     if protocol not in PROTOCOLS:
-        raise ShardError(f"{protocol}:// is not known; need s3://, gs://, abfs://, https:// or http://, or the path of a folder")
+        raise ShardError(
+            f"{protocol}:// is not known; need s3://, gs://, abfs://, https:// or http://, or the path of a folder"
+        )
     options: dict[str, Any] = {}
     try:
         import fsspec
@@ -206,7 +221,9 @@ def _connect(protocol: str) -> Any:
             options = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
         return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
     except ImportError:
-        raise ShardError(f"{protocol}:// needs the package {PROTOCOLS[protocol]}: pip install {PROTOCOLS[protocol]}") from None
+        raise ShardError(
+            f"{protocol}:// needs the package {PROTOCOLS[protocol]}: pip install {PROTOCOLS[protocol]}"
+        ) from None
 
 
 class Span(NamedTuple):
@@ -297,7 +314,9 @@ class ShardStore:
             found = list(threads.map(self.files.size_and_version, [shard.name for shard in self.index.shards]))
         for shard, (size, _) in zip(self.index.shards, found, strict=True):
             if size not in (None, shard.num_bytes):
-                sizes = f"{self.files.place(shard.name)} has {size} bytes, and {shard.num_bytes} by the index: {CHANGED}"
+                sizes = (
+                    f"{self.files.place(shard.name)} has {size} bytes, and {shard.num_bytes} by the index: {CHANGED}"
+                )
                 raise ShardError(
                     f"{sizes}; write them again with shard; of other tools, delete checkpoint_dir/.shards/index-*.json"
                 )
@@ -315,7 +334,8 @@ class ShardStore:
         return bytes(file.span.cut(content, file.member))
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
-        """Begins to fetch what this thread will read next, as far as memory allows. What it asked for earlier is dropped."""
+        """Begins to fetch what this thread will read next, as far as memory allows. What it asked for earlier is
+        dropped."""
         num_bytes, ahead = 0, {}
         state = self._state()
         for span in dict.fromkeys(file.span for file in files) if self.is_remote else ():
@@ -334,7 +354,11 @@ class ShardStore:
         """From the cache, or from where the shards are. Raises ShardError."""
         if (kept := self._kept(span)) is not None:
             return kept
-        if self.gives_whole_files and self.cache is not None and self.cache.keeps(span.shard, self.cache.sizes[span.shard]):
+        if (
+            self.gives_whole_files
+            and self.cache is not None
+            and self.cache.keeps(span.shard, self.cache.sizes[span.shard])
+        ):
             with self._state().whole:  # the whole shard, once for all threads of this process
                 if (kept := self._kept(span)) is None:
                     self.cache.write(span.shard, 0, self.files.read(span.shard))
@@ -355,17 +379,18 @@ class ShardStore:
 
 
 class RangeCache:
-    """Parts of remote shards on the local disk, in a bounded number of bytes, for all processes of a machine and for later runs.
+    """Parts of remote shards on the local disk, in a bounded number of bytes, for all processes of a machine and for
+    later runs.
 
-    Each shard has a file here in which its parts lie where they lie in the shard; the rest of it is a hole that takes no room. The
-    reader verifies checksums, so no table says which parts are there: what was never written, cut off by a kill or is of an older
-    shard has wrong ones and is fetched. Kept are the first shards, as far as they fit: every epoch reads each sample once, so
-    a cache that replaced the oldest by the newest would have discarded most of them before they are read again.
-    """
+    Each shard has a file here in which its parts lie where they lie in the shard; the rest of it is a hole that takes
+    no room. The reader verifies checksums, so no table says which parts are there: what was never written, cut off by a
+    kill or is of an older shard has wrong ones and is fetched. Kept are the first shards, as far as they fit: every
+    epoch reads each sample once, so a cache that replaced the oldest by the newest would have discarded most of them
+    before they are read again."""
 
     def __init__(self, folder: Path, url: str, shards: Sequence[Shard], max_bytes: int) -> None:
-        """Makes room by deleting what is kept of other URLs, the longest unused first, and keeps at most half of what is free
-        on the disk. Raises OSError where nothing can be written."""
+        """Makes room by deleting what is kept of other URLs, the longest unused first, and keeps at most half of what
+        is free on the disk. Raises OSError where nothing can be written."""
         self.folder = folder / short_digest(url)
         self.sizes = {shard.name: shard.num_bytes for shard in shards}
         folder.mkdir(parents=True, exist_ok=True)

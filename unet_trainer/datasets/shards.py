@@ -1,10 +1,12 @@
-"""The pairs in the shards that data_dir names: a folder or URL of shards, one shard, or several by a pattern (a-{000..011}.tar).
+"""The pairs in the shards that data_dir names: a folder or URL of shards, one shard, or several by a pattern
+(a-{000..011}.tar).
 
-Shards that `shard` wrote have their index beside them. Those of other tools are read once, and their index is kept under
-checkpoint_dir; so is what is fetched of remote shards. Names, parts and groups are those of the files that they were written from.
+Shards that `shard` wrote have their index beside them. Those of other tools are read once, and their index is kept
+under checkpoint_dir; so is what is fetched of remote shards. Names, parts and groups are those of the files that they
+were written from.
 
-write_shards makes them of the pairs of a dataset: NAME-000000.tar, ... (NAME-train-000000.tar where the data is divided), with
-KEY.jpg and KEY.mask.png, byte for byte. The index is written last: shards without one are unfinished.
+write_shards makes them of the pairs of a dataset: NAME-000000.tar, ... (NAME-train-000000.tar where the data is
+divided), with KEY.jpg and KEY.mask.png, byte for byte. The index is written last: shards without one are unfinished.
 """
 
 import contextlib
@@ -27,7 +29,15 @@ from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, f
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
 from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
-from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, open_stores, read_bytes
+from unet_trainer.images.file_bytes import (
+    DataError,
+    ShardError,
+    content_digest,
+    file_stamp,
+    naming,
+    open_stores,
+    read_bytes,
+)
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import open_handle
@@ -58,14 +68,19 @@ def find_place(data_dir: str) -> ShardPlace | None:
     data_dir = SINGLE_SLASH.sub(r"\1://", data_dir)
     if COMPRESSED_TAR.search(data_dir) and not Path(data_dir).is_dir():
         raise DataError(
-            f"data_dir: {data_dir}: {shard_index.NOT_PLAIN}; an archive of folders images/ and masks/ has to be unpacked"
+            f"data_dir: {data_dir}: {shard_index.NOT_PLAIN}; an archive of folders images/ and masks/ has to be "
+            "unpacked"
         )
     if is_url(data_dir):
         is_web = data_dir.lower().startswith(("http://", "https://"))
         if is_web and ("?" in data_dir or "#" in data_dir):
-            raise DataError("data_dir: a URL with ? or # (pre-signed?) names one file, and shards are several; use s3:// or gs://")
+            raise DataError(
+                "data_dir: a URL with ? or # (pre-signed?) names one file, and shards are several; use s3:// or gs://"
+            )
         if is_web and "@" in data_dir.split("/")[2]:  # the message does not repeat the password
-            raise DataError("data_dir: a user or password in a URL would be written to every file of the run; put it into ~/.netrc")
+            raise DataError(
+                "data_dir: a user or password in a URL would be written to every file of the run; put it into ~/.netrc"
+            )
         data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")
         folder, _, last = data_dir.rpartition("/")
         return ShardPlace(folder, _expand(last)) if last.endswith(".tar") else ShardPlace(data_dir)
@@ -74,7 +89,9 @@ def find_place(data_dir: str) -> ShardPlace | None:
         if path.name.endswith(".tar") and not path.is_dir():
             return ShardPlace(str(path.parent), _expand(path.name))
         path = path.parent if path.name == INDEX_NAME and path.is_file() else path
-        if path.is_dir() and ((path / INDEX_NAME).is_file() or (_list_shards(Files(data_dir)) and not list_files(path))):
+        if path.is_dir() and (
+            (path / INDEX_NAME).is_file() or (_list_shards(Files(data_dir)) and not list_files(path))
+        ):
             return ShardPlace(str(path))
     return None
 
@@ -118,7 +135,9 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
     index = _read_index(place, Files(place.root, FIRST_WAITS))
     if index is None:
         if (place.names is None or not files.is_remote) and files.exists(UNFINISHED):
-            raise ShardError(f"{place.root}: the shards there are not finished (there is no {INDEX_NAME} yet); start shard again")
+            raise ShardError(
+                f"{place.root}: the shards there are not finished (there is no {INDEX_NAME} yet); start shard again"
+            )
         index = _index_others(place, files, folder, console)
     store = ShardStore(files, index)
     store.check()
@@ -126,7 +145,9 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
         return store
     try:
         if max_bytes := int(config.cache_gb * GB):
-            store.cache = cache = RangeCache(folder, " ".join((place.root, *(place.names or ()))), index.shards, max_bytes)
+            store.cache = cache = RangeCache(
+                folder, " ".join((place.root, *(place.names or ()))), index.shards, max_bytes
+            )
             if cache.is_limited_by_disk:
                 kept = f"{cache.max_bytes / GB:.3g} GB of the shards are kept"
                 console.note(f"cache_gb: {kept}, half of what is free on the disk of {folder}")
@@ -134,7 +155,9 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
         console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
     store.gives_whole_files = bool(index.shards) and not files.has_ranges(index.shards[0].name)
     if store.gives_whole_files:
-        kept = "each is fetched once and kept (cache_gb)" if store.cache is not None else "each sample takes a whole shard"
+        kept = (
+            "each is fetched once and kept (cache_gb)" if store.cache is not None else "each sample takes a whole shard"
+        )
         console.note(f"{place.root} gives whole files only, not parts of them (no HTTP ranges): {kept}")
     return store
 
@@ -146,9 +169,13 @@ def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
     except MissingFile:
         return None
     except ShardError as error:
-        if place.names is not None and files.is_remote:  # a server that answers everything with a page, or refuses other files
+        if (
+            place.names is not None and files.is_remote
+        ):  # a server that answers everything with a page, or refuses other files
             return None
-        raise _naming(files.place(INDEX_NAME), f"{error}; if it is damaged, write the shards again with shard") from None
+        raise _naming(
+            files.place(INDEX_NAME), f"{error}; if it is damaged, write the shards again with shard"
+        ) from None
     if place.names is None:
         return index
     known = {shard.name: shard for shard in index.shards}
@@ -163,7 +190,8 @@ def _naming(place: str, message: str) -> ShardError:
 
 
 def _index_others(place: ShardPlace, files: Files, folder: Path, console: Console) -> ShardIndex:
-    """Of shards of other tools. What an earlier start has read of a shard is cached, and read again if it has changed."""
+    """Of shards of other tools. What an earlier start has read of a shard is cached, and read again if it has
+    changed."""
     try:
         names = place.names or tuple(_list_shards(files))
     except MissingFile:
@@ -195,28 +223,38 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
 
 
 def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs | None:
-    """The pairs of the shards that data_dir names, which are open from now on; None if it names none. Raises DataError."""
+    """The pairs of the shards that data_dir names, which are open from now on; None if it names none. Raises
+    DataError."""
     store = open_shards(config, console)
     if store is None:
         return None
     index, root = store.index, store.files.root
     for name in KNOWN_BY_SHARDS:
         if getattr(config, name):
-            raise DataError(f"{name}: {config.data_dir} holds shards, which say what is an image and what a mask; leave it out")
+            raise DataError(
+                f"{name}: {config.data_dir} holds shards, which say what is an image and what a mask; leave it out"
+            )
     pairs, num_shards = _pairs(store), counted(len(index.shards), "shard")
     if not pairs:
         there = f"; there is {first_few(index.unpaired, 3)}" if index.unpaired else ""
-        needed = "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png; an archive of folders has to be unpacked"
+        needed = (
+            "need WebDataset's names, a.jpg with a.png, a.seg.png or a.mask.png; an archive of folders has "
+            "to be unpacked"
+        )
         raise DataError(f"data_dir: no sample with an image and a mask in the {num_shards} of {root}{there}; {needed}")
     used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
     notices, problems = [], []
     if not store.is_remote and (others := list_files(Path(root))):
-        notices.append(f"{counted(len(others), 'image file')} beside the shards in {root} left out, such as {others[0]}")
+        notices.append(
+            f"{counted(len(others), 'image file')} beside the shards in {root} left out, such as {others[0]}"
+        )
     what = "without one image and one mask"
     if index.unpaired and config.unpaired == "skip":
         notices.append(f"{counted(len(index.unpaired), 'sample')} {what} left out (unpaired: skip)")
     elif index.unpaired:
-        problems.append(Problem("no_mask", "sample", what, index.unpaired, "unpaired: skip leaves them out", SKIP.settings))
+        problems.append(
+            Problem("no_mask", "sample", what, index.unpaired, "unpaired: skip leaves them out", SKIP.settings)
+        )
     rule = f"{num_shards}, {describe_size(index.num_bytes)}"
     return FoundPairs(used, rule, tuple(problems), test, (), tuple(notices), index.class_names, index.class_file)
 
@@ -236,7 +274,9 @@ def _pairs(store: ShardStore) -> list[Pair]:
         members = sample.image.name, sample.mask.name
         image, mask = (Path(f"{store.path_prefix}{shard}/{member}") for member in members)
         origins = (f"{store.files.place(shard)}/{member}" for member in members)
-        pairs.append(Pair(name, image, mask, parts.get(sample.part, "train" if is_divided else None), sample.group, *origins))
+        pairs.append(
+            Pair(name, image, mask, parts.get(sample.part, "train" if is_divided else None), sample.group, *origins)
+        )
     return pairs
 
 
@@ -245,11 +285,14 @@ ScannedPair = tuple[Pair, ImageFacts | None, MaskFacts | None]
 
 
 def refuse_other_files(files: Files) -> None:
-    """Raises DataError if shards are there: nothing is overwritten but what an earlier start of this command left unfinished."""
+    """Raises DataError if shards are there: nothing is overwritten but what an earlier start of this command left
+    unfinished."""
     names = _names(files)
     shards = sorted(name for name in names if name.endswith(".tar") or name == INDEX_NAME)
     if INDEX_NAME in names or (shards and UNFINISHED not in names):
-        raise DataError(f"--out: there are shards in {files.root} ({shards[0]}); name another place, or delete them first")
+        raise DataError(
+            f"--out: there are shards in {files.root} ({shards[0]}); name another place, or delete them first"
+        )
 
 
 def _names(files: Files) -> list[str]:
@@ -263,12 +306,20 @@ def _names(files: Files) -> list[str]:
 
 
 def write_shards(
-    found: FoundPairs, pairs: Sequence[ScannedPair], name: str, files: Files, shard_bytes: int, tick: Callable[[], object]
+    found: FoundPairs,
+    pairs: Sequence[ScannedPair],
+    name: str,
+    files: Files,
+    shard_bytes: int,
+    tick: Callable[[], object],
 ) -> ShardIndex:
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
     # Of both files with header and padding, about; one that is gone has no bytes, which reading it tells.
-    sizes = [sum((file_stamp(path) or [0])[0] + 2 * shard_index.BLOCK for path in (pair.image, pair.mask)) for pair, *_ in pairs]
+    sizes = [
+        sum((file_stamp(path) or [0])[0] + 2 * shard_index.BLOCK for path in (pair.image, pair.mask))
+        for pair, *_ in pairs
+    ]
     if not files.is_remote:
         needed, free = sum(sizes), free_disk(Path(files.root))
         if needed > free:
@@ -287,15 +338,21 @@ def write_shards(
         own = re.compile(rf"{re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar")
         for other in _names(files):
             draft = DRAFT.fullmatch(other)
-            if own.fullmatch(draft["name"] if draft else other) or (draft and draft["name"] in (INDEX_NAME, UNFINISHED)):
+            if own.fullmatch(draft["name"] if draft else other) or (
+                draft and draft["name"] in (INDEX_NAME, UNFINISHED)
+            ):
                 files.delete(other)
         shards = tuple(
-            _write_shard(f"{stem}-{part}-{number:06d}.tar" if part else f"{stem}-{number:06d}.tar", members, files, tick)
+            _write_shard(
+                f"{stem}-{part}-{number:06d}.tar" if part else f"{stem}-{number:06d}.tar", members, files, tick
+            )
             for part, its in divided.items()
             for number, members in enumerate(its)
         )
         index = ShardIndex(shards, found.class_names, found.num_classes, class_file=found.class_file)
-        files.write(INDEX_NAME, lambda file: file.write(shard_index.index_to_json(index).encode("utf-8", "surrogateescape")))
+        files.write(
+            INDEX_NAME, lambda file: file.write(shard_index.index_to_json(index).encode("utf-8", "surrogateescape"))
+        )
     return index
 
 
@@ -327,7 +384,9 @@ def _keys(pairs: Sequence[Pair]) -> list[str]:
     return list(taken)
 
 
-def _write_shard(name: str, members: Sequence[tuple[ScannedPair, str]], files: Files, tick: Callable[[], object]) -> Shard:
+def _write_shard(
+    name: str, members: Sequence[tuple[ScannedPair, str]], files: Files, tick: Callable[[], object]
+) -> Shard:
     samples: list[Sample] = []
     num_bytes = 0
 

@@ -1,9 +1,10 @@
-"""Which pairs train and which validate: seeded and stratified by class. Pairs of a group, and identical images, stay together.
+"""Which pairs train and which validate: seeded and stratified by class. Pairs of a group, and identical images, stay
+together.
 
-Or contiguous blocks of a sequence, for images that are like their neighbours; or blocks of pixels, for an image that is alone. And
-the split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run, which has the
-names of the pairs and digests of their content besides, and the boxes of blocks. Names that are not UTF-8 are written there as the
-bytes that they are, and read back.
+Or contiguous blocks of a sequence, for images that are like their neighbours; or blocks of pixels, for an image that is
+alone. And the split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv
+of a run, which has the names of the pairs and digests of their content besides, and the boxes of blocks. Names that are
+not UTF-8 are written there as the bytes that they are, and read back.
 """
 
 import csv
@@ -32,7 +33,10 @@ from unet_trainer.system.console import UNDECODED, counted, csv_line
 from unet_trainer.system.input_files import read_text
 
 SPLIT_STREAM = 1  # part of the seed: random numbers of the split are independent of those of the batches
-MAX_BLOCKS, MIN_BLOCK = 5, 10  # split: blocks validates on up to so many blocks, of at least so many images if there are several
+MAX_BLOCKS, MIN_BLOCK = (
+    5,
+    10,
+)  # split: blocks validates on up to so many blocks, of at least so many images if there are several
 GAP_SHARE, MAX_GAP = 0.2, 25  # images left out on both sides of a block: a share of its length
 BY_HAND = "split_file=FILE.csv divides them as you say"
 SECONDS = 60.0  # in which group_pattern must match all paths; ordinary ones take a microsecond each
@@ -69,24 +73,37 @@ def describe_split(split: Split) -> str:
 
 
 def build_split(config: Config, found: FoundPairs, labels: Sequence[Iterable[int]], digests: Sequence[str]) -> Split:
-    """Splits the pairs. `labels` are the classes in each mask; images with the same digest are identical. Raises DataError."""
+    """Splits the pairs. `labels` are the classes in each mask; images with the same digest are identical. Raises
+    DataError."""
     num_pairs, num_folds, fold, in_blocks = len(found.pairs), config.num_folds, config.fold, config.split == "blocks"
-    how = f"val_fraction {config.val_fraction:g}, seed {config.seed}" if num_folds is None else f"fold {fold} of {num_folds}"
+    how = (
+        f"val_fraction {config.val_fraction:g}, seed {config.seed}"
+        if num_folds is None
+        else f"fold {fold} of {num_folds}"
+    )
     if found.is_divided:
         for key, is_set in (("num_folds", num_folds is not None), ("split: blocks", in_blocks)):
             if is_set:
-                raise DataError(f"{key}: the data is already divided into train and val ({found.rule}); leave {key} out")
+                raise DataError(
+                    f"{key}: the data is already divided into train and val ({found.rule}); leave {key} out"
+                )
         return _given_split(found, digests)
     if in_blocks:
         if any(pair.group for pair in found.pairs):
-            raise DataError("split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out")
+            raise DataError(
+                "split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out"
+            )
         return _split_into_blocks(config, found, labels, digests, how)
     units = _group_pairs(found.pairs, digests)
     if len(units) < (needed := max(2, num_folds or 0)):
         alike = "or with identical images, or boxes that overlap"
         grouped = f" in {counted(len(units), 'group')} ({alike}); {BY_HAND}" if len(units) < num_pairs else ""
-        room = f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
-        raise DataError(f"need at least {needed} pairs{room if num_pairs == 1 else ''}; got {counted(num_pairs, 'pair')}{grouped}")
+        room = (
+            f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
+        )
+        raise DataError(
+            f"need at least {needed} pairs{room if num_pairs == 1 else ''}; got {counted(num_pairs, 'pair')}{grouped}"
+        )
     if num_folds is None:
         num_val = min(max(1, round(num_pairs * config.val_fraction)), num_pairs - 1)
         fold, sizes = 1, [num_pairs - num_val, num_val]
@@ -110,16 +127,20 @@ def _divide(found: FoundPairs, parts: Sequence[str | None], digests: Sequence[st
     if identical := by_part["identical"]:
         what = f"{counted(len(identical), 'training image')} left out, identical to a validation image"
         notices = (f"{what}: {first_few(pair.shown_image for pair in identical)}", *notices)
-    return Split(tuple(by_part["train"]), tuple(by_part["val"]), rule, notices, found.test, (*by_part[UNUSED], *identical))
+    return Split(
+        tuple(by_part["train"]), tuple(by_part["val"]), rule, notices, found.test, (*by_part[UNUSED], *identical)
+    )
 
 
-def assign(units: Sequence[Sequence[int]], labels: Sequence[Iterable[int]], sizes: Sequence[int], seed: int) -> list[int]:
-    """The side of each unit, so that every side gets about its size and its share of each class. A unit: indices of pairs that stay
-    together. `labels`: the classes that each pair holds.
+def assign(
+    units: Sequence[Sequence[int]], labels: Sequence[Iterable[int]], sizes: Sequence[int], seed: int
+) -> list[int]:
+    """The side of each unit, so that every side gets about its size and its share of each class. A unit: indices of
+    pairs that stay together. `labels`: the classes that each pair holds.
 
-    Iterative stratification (Sechidis et al., 2011), with units of several pairs: class by class, the rarest first, each unit
-    goes to the side that lacks most of that class. The same units and seed give the same sides on every machine.
-    """
+    Iterative stratification (Sechidis et al., 2011), with units of several pairs: class by class, the rarest first,
+    each unit goes to the side that lacks most of that class. The same units and seed give the same sides on every
+    machine."""
     total = sum(sizes)
     free = [float(size) for size in sizes]  # pairs that each side still lacks
     holding = [Counter(label for index in unit for label in labels[index]) for unit in units]  # pairs of each class
@@ -133,7 +154,9 @@ def assign(units: Sequence[Sequence[int]], labels: Sequence[Iterable[int]], size
             if sides[index] >= 0 or (label is not None and label not in holding[index]):
                 continue
             open_sides = [side for side in range(len(sizes)) if free[side] > 0] or list(range(len(sizes)))
-            sides[index] = max(open_sides, key=lambda side: (0.0 if label is None else wanted[label][side], free[side], -side))
+            sides[index] = max(
+                open_sides, key=lambda side: (0.0 if label is None else wanted[label][side], free[side], -side)
+            )
             free[sides[index]] -= len(units[index])
             for held, count in holding[index].items():
                 wanted[held][sides[index]] -= count
@@ -197,7 +220,9 @@ def _find_overlaps(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Pair]]:
         whole = [pair for pair in its if pair.box is None]
         yield from ((one, other) for one in whole for other in its if other is not one)
         above: list[tuple[Box, Pair]] = []  # boxes that reach down to where the next begins
-        for box, pair in sorted(((pair.box, pair) for pair in its if pair.box is not None), key=lambda item: item[0].top):
+        for box, pair in sorted(
+            ((pair.box, pair) for pair in its if pair.box is not None), key=lambda item: item[0].top
+        ):
             above = [item for item in above if item[0].bottom > box.top]
             yield from ((other, pair) for other_box, other in above if other_box.overlaps(box))
             above.append((box, pair))
@@ -211,15 +236,21 @@ def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[
     if not identical:
         return ()
     shown = first_few((" = ".join(images[:3]) for images in identical), 2)
-    return (f"{sum(map(len, identical))} images are identical to another one; identical images stay on one side: {shown}",)
+    return (
+        f"{sum(map(len, identical))} images are identical to another one; identical images stay on one side: {shown}",
+    )
 
 
 def _split_into_blocks(
     config: Config, found: FoundPairs, labels: Sequence[Iterable[int]], digests: Sequence[str], how: str
 ) -> Split:
-    """Contiguous blocks in the order of the names validate; their neighbours on both sides neither train nor validate."""
+    """Contiguous blocks in the order of the names validate; their neighbours on both sides neither train nor
+    validate."""
     num_pairs, num_folds, fold = len(found.pairs), config.num_folds, config.fold
-    text = f"split: blocks: {counted(num_pairs, 'pair')} are too few to train on, to validate on and to leave a gap between"
+    text = (
+        f"split: blocks: {counted(num_pairs, 'pair')} are too few to train on, to validate on and to leave a "
+        "gap between"
+    )
     too_few = Question(text, {"split": "random"})
     if num_pairs < max(3, num_folds or 0):  # one to train on, one to validate on and one between them
         raise too_few
@@ -236,7 +267,9 @@ def _split_into_blocks(
         for start, end in blocks
         for position, step in ((start, -1), (end - 1, 1))
         for near in range(position + step, position + step * (gap + 1), step)
-        if 0 <= near < num_pairs and order[near] not in val and places[order[near]].sequence == places[order[position]].sequence
+        if 0 <= near < num_pairs
+        and order[near] not in val
+        and places[order[near]].sequence == places[order[position]].sequence
     }
     parts = ["val" if index in val else UNUSED if index in around else "train" for index in range(num_pairs)]
     gaps = (f"{counted(len(around), 'pair')} between the blocks of train and val left out, as a gap",) if around else ()
@@ -248,12 +281,15 @@ def _split_into_blocks(
 
 
 def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[tuple[int, int]]:
-    """Start and end of the blocks that validate: one in each of several equal stretches, at places where their classes are most
-    like those of all images."""
+    """Start and end of the blocks that validate: one in each of several equal stretches, at places where their classes
+    are most like those of all images."""
     num_blocks = max(1, min(MAX_BLOCKS, num_val // MIN_BLOCK))
-    stretches = [(len(labels) * index // num_blocks, len(labels) * (index + 1) // num_blocks) for index in range(num_blocks)]
+    stretches = [
+        (len(labels) * index // num_blocks, len(labels) * (index + 1) // num_blocks) for index in range(num_blocks)
+    ]
     sizes = [
-        min(end - start, num_val // num_blocks + (index < num_val % num_blocks)) for index, (start, end) in enumerate(stretches)
+        min(end - start, num_val // num_blocks + (index < num_val % num_blocks))
+        for index, (start, end) in enumerate(stretches)
     ]
     counts: Counter[int] = Counter(label for held in labels for label in held)
     rng, tried = np.random.default_rng([seed, SPLIT_STREAM]), []
@@ -269,19 +305,21 @@ def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[
 def choose_image_blocks(
     ids: Pixels, val_fraction: float, seed: int
 ) -> tuple[dict[Part, list[tuple[int, int, int, int]]], tuple[int, int], int] | None:
-    """Divides an image by the class ids of its mask; None if it is too small. Top, left, bottom and right of the blocks that train
-    and that validate, the height and width of most of them, and the pixels that lie at least between one of train and one of val.
+    """Divides an image by the class ids of its mask; None if it is too small. Top, left, bottom and right of the blocks
+    that train and that validate, the height and width of most of them, and the pixels that lie at least between one of
+    train and one of val.
 
-    Blocks are the cells of a grid. Those that train are cut back by the gap where they meet one that validates. Of several
-    choices, the one with fewest classes that one side lacks, and then with shares of the classes in val most like those of the
-    image. Cells with ignored pixels only are left out.
+    Blocks are the cells of a grid. Those that train are cut back by the gap where they meet one that validates. Of
+    several choices, the one with fewest classes that one side lacks, and then with shares of the classes in val most
+    like those of the image. Cells with ignored pixels only are left out.
     """
     side = min(max(math.sqrt(ids.size / NUM_IMAGE_BLOCKS), IMAGE_BLOCK_SIDES[0]), IMAGE_BLOCK_SIDES[1])
     numbers = [max(1, round(length / side)) for length in ids.shape]
     size = ids.shape[0] // numbers[0], ids.shape[1] // numbers[1]
     gap = min(size) // IMAGE_GAP
     rows, columns = (
-        [length * index // number for index in range(number + 1)] for length, number in zip(ids.shape, numbers, strict=True)
+        [length * index // number for index in range(number + 1)]
+        for length, number in zip(ids.shape, numbers, strict=True)
     )
     # Each cell in 3×3 parts, the outer ones as wide as the gap: rows,columns,3,3,classes of numbers of pixels.
     down, across = (
@@ -317,8 +355,8 @@ def choose_image_blocks(
 
 
 def _cut_sides(is_val: Pixels) -> Pixels:
-    """4,rows,columns: whether a cell that trains is cut back at its top, bottom, left and right. Of one that touches a cell of val
-    with a corner alone, the top or the bottom is."""
+    """4,rows,columns: whether a cell that trains is cut back at its top, bottom, left and right. Of one that touches a
+    cell of val with a corner alone, the top or the bottom is."""
     around = np.pad(is_val, 1)
     above, here, below = around[:-2], around[1:-1], around[2:]
     left, right = here[:, :-2], here[:, 2:]
@@ -334,7 +372,8 @@ class Place(NamedTuple):
 
 
 def places_of(names: Sequence[str]) -> list[Place]:
-    """The sequence and number of each name. Of several numbers in a name, the one that forms the longest runs counts."""
+    """The sequence and number of each name. Of several numbers in a name, the one that forms the longest runs
+    counts."""
     stems = [PurePosixPath(name).name for name in names]
     by_template: dict[str, list[int]] = defaultdict(list)
     for index, stem in enumerate(stems):
@@ -354,17 +393,21 @@ def places_of(names: Sequence[str]) -> list[Place]:
 
 
 def _counter_position(numbers: Sequence[Sequence[str]]) -> int | None:
-    """Which of the numbers counts: with the others fixed, it has runs of MIN_RUN or more; the last one if several are alike."""
+    """Which of the numbers counts: with the others fixed, it has runs of MIN_RUN or more; the last one if several are
+    alike."""
 
     def num_in_runs(candidate: int) -> int:
-        runs = Counter((*(int(number) for number in (*found[:candidate], *found[candidate + 1 :])),) for found in numbers)
+        runs = Counter(
+            (*(int(number) for number in (*found[:candidate], *found[candidate + 1 :])),) for found in numbers
+        )
         return sum(count for count in runs.values() if count >= MIN_RUN)
 
     return max(reversed(range(len(numbers[0]))), key=num_in_runs, default=None)
 
 
 def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: float = SECONDS) -> tuple[Pair, ...]:
-    """The pairs with their groups: what the pattern matches in the path inside data_dir, or its first bracket if it has one.
+    """The pairs with their groups: what the pattern matches in the path inside data_dir, or its first bracket if it has
+    one.
 
     The pattern is the user's, and some take years for one name: it is matched in a child process, which can be killed.
     """
@@ -376,8 +419,13 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
 
     ((_, groups),) = forked_map(match, [paths], 1, timeout=seconds)
     if isinstance(groups, Crash):
-        why = "a repeat inside of a repeat, like (a+)+, takes for ever where nothing matches: use a simpler one, e.g. ^([^_]+)_"
-        raise DataError(f"group_pattern: {pattern!r} has not decided after {seconds:g} s about {first_few(paths, 2)}; {why}")
+        why = (
+            "a repeat inside of a repeat, like (a+)+, takes for ever where nothing matches: use a simpler one, "
+            "e.g. ^([^_]+)_"
+        )
+        raise DataError(
+            f"group_pattern: {pattern!r} has not decided after {seconds:g} s about {first_few(paths, 2)}; {why}"
+        )
     unmatched = [path for path, group in zip(paths, groups, strict=True) if group is None]
     if unmatched:
         what = f"matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
@@ -385,10 +433,13 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
     return tuple(replace(pair, group=group or "") for pair, group in zip(pairs, groups, strict=True))
 
 
-def read_split_csv(path: Path, data_dir: Path, now: FoundPairs | None = None, converter: Converter | None = None) -> FoundPairs:
+def read_split_csv(
+    path: Path, data_dir: Path, now: FoundPairs | None = None, converter: Converter | None = None
+) -> FoundPairs:
     """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
 
-    `now`: pairs that are there. Rows of the same name stand for those whose files were made from others, wherever they lie now. The
+    `now`: pairs that are there. Rows of the same name stand for those whose files were made from others, wherever they
+    lie now. The
     `converter` cuts the blocks out of their images.
     """
     rows = _read_rows(path)
@@ -446,21 +497,25 @@ def read_split_csv(path: Path, data_dir: Path, now: FoundPairs | None = None, co
         raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
     if not pairs:
         raise DataError(f"split_file: {path} has no row of train or val")
-    notices = (f"{counted(num_unusable, 'row')} of test in {path.name} that cannot be used left out",) if num_unusable else ()
+    notices = (
+        (f"{counted(num_unusable, 'row')} of test in {path.name} that cannot be used left out",) if num_unusable else ()
+    )
     if converter is not None and any(pair.box for pair in (*pairs, *test)):
         pairs, test = cut_blocks(converter, pairs), cut_blocks(converter, test)
     return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
 
 
 def _find_file(data_dir: Path, cell: str) -> Path:
-    """The file that a cell names: as it stands there, without spaces around it, in another form of Unicode, or as on Windows."""
+    """The file that a cell names: as it stands there, without spaces around it, in another form of Unicode, or as on
+    Windows."""
     forms = [unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")]
     spellings = (cell, cell.strip(), *forms, *(text.replace("\\", "/") for text in forms))
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
 def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
-    """Of the rows of a part, the images as absolute paths, whether they are there or not; and digests of the pairs, where the table
+    """Of the rows of a part, the images as absolute paths, whether they are there or not; and digests of the pairs,
+    where the table
     has them: the same files in another place have the same. Raises DataError."""
     rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
     contents = {content for row in rows if (content := row.get("content", "").strip())}
@@ -480,8 +535,8 @@ def _read_rows(path: Path) -> list[tuple[int, dict[str, str]]]:
 
 
 def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
-    """The header of a CSV file, and line number and cells of each row that is not empty; commas, semicolons or tabs between cells.
-    Raises DataError."""
+    """The header of a CSV file, and line number and cells of each row that is not empty; commas, semicolons or tabs
+    between cells. Raises DataError."""
     try:
         text = read_text(path, MAX_BYTES, "utf-8-sig", "surrogateescape")
         separator = max(",;\t", key=text.split("\n", 1)[0].count)

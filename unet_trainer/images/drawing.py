@@ -19,12 +19,16 @@ PANEL_SIDE, SAMPLE_SIDE = 512, 224  # longer side of a panel of one image, and o
 PANELS = ("image", "truth", "prediction", "errors")
 INK, PAPER = (40, 40, 40), 255
 DIMMED = 0.35  # of the image below the errors
-# Distinct on most images, the first with common colour blindness too; more classes than colours start from the first again.
+# Distinct on most images, the first with common colour blindness too; more classes than colours start from the first
+# again.
 COLOURS = np.array(
     [
-        [0, 200, 120], [255, 130, 0], [60, 130, 255], [230, 60, 160], [240, 220, 0], [150, 90, 220], [0, 200, 230], [170, 110, 60],
-        [0, 0, 250], [0, 250, 0], [10, 80, 0], [0, 120, 150], [220, 240, 150], [250, 0, 250], [110, 40, 100], [250, 180, 250],
-        [0, 80, 140], [110, 170, 0], [150, 250, 220], [180, 70, 90], [250, 190, 90], [0, 40, 200], [0, 130, 110], [150, 30, 0],
+        [0, 200, 120], [255, 130, 0], [60, 130, 255], [230, 60, 160], [240, 220, 0], [150, 90, 220], [0, 200, 230],
+        [170, 110, 60],
+        [0, 0, 250], [0, 250, 0], [10, 80, 0], [0, 120, 150], [220, 240, 150], [250, 0, 250], [110, 40, 100],
+        [250, 180, 250],
+        [0, 80, 140], [110, 170, 0], [150, 250, 220], [180, 70, 90], [250, 190, 90], [0, 40, 200], [0, 130, 110],
+        [150, 30, 0],
         [130, 170, 240], [120, 120, 10], [180, 250, 0], [240, 160, 170], [0, 60, 160], [130, 250, 110], [250, 120, 90],
         [190, 10, 180], [150, 0, 230], [110, 160, 90], [220, 190, 140], [140, 110, 160], [250, 60, 0], [80, 70, 20],
         [250, 130, 250], [250, 30, 70],
@@ -74,7 +78,8 @@ def display_range(image: Pixels) -> tuple[float, float]:
 
 
 def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixels:
-    """H,W,C of any depth → H,W,3 uint8: the first three channels; depths other than 8 bit are scaled to the values that occur.
+    """H,W,C of any depth → H,W,3 uint8: the first three channels; depths other than 8 bit are scaled to the values that
+    occur.
 
     `shown`: the display_range of the whole, where the image is a part.
     """
@@ -88,15 +93,17 @@ def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixel
 
 
 def overlay(image: Pixels, ids: Pixels, has_background: bool = True) -> Pixels:
-    """H,W,3 image with every class tinted and outlined in its colour, but 0 if it is the background; ignored pixels are grey."""
+    """H,W,3 image with every class tinted and outlined in its colour, but 0 if it is the background; ignored pixels are
+    grey."""
     return overlay_rows(image, ids, None, None, np.array(class_colours(256, has_background), np.uint8))
 
 
 def overlay_rows(image: Pixels, ids: Pixels, above: Pixels | None, below: Pixels | None, colours: Pixels) -> Pixels:
-    """As `overlay`, of some rows of an image. `above` and `below`: ids of the row before and after, None at the image's edge.
+    """As `overlay`, of some rows of an image. `above` and `below`: ids of the row before and after, None at the image's
+    edge.
 
-    Outlines lie on the border between two classes, not along the edge of the image. `colours`: 256,3, by id; a class 0 that is
-    black is the background.
+    Outlines lie on the border between two classes, not along the edge of the image. `colours`: 256,3, by id; a class 0
+    that is black is the background.
     """
     around = np.vstack([ids[:1] if above is None else above, ids, ids[-1:] if below is None else below])
     around = cv2.copyMakeBorder(around, 0, 0, 1, 1, cv2.BORDER_REPLICATE)
@@ -109,10 +116,13 @@ def overlay_rows(image: Pixels, ids: Pixels, above: Pixels | None, below: Pixels
 
 
 def contact_sheet(
-    pictures: Sequence[tuple[Pixels, Pixels]], labels: Sequence[str], names: Sequence[str] = (), has_background: bool = True
+    pictures: Sequence[tuple[Pixels, Pixels]],
+    labels: Sequence[str],
+    names: Sequence[str] = (),
+    has_background: bool = True,
 ) -> Pixels:
-    """Each image with its overlay beside it and its label above; a row is as high as its highest image. `names`: of the classes,
-    for a legend below."""
+    """Each image with its overlay beside it and its label above; a row is as high as its highest image. `names`: of the
+    classes, for a legend below."""
     cells = []
     for (image, ids), label in zip(pictures, labels, strict=True):
         drawn = (image, overlay(image, ids, has_background))
@@ -126,18 +136,22 @@ def contact_sheet(
 def error_sheet(
     samples: Sequence[tuple[Pixels, Pixels, Pixels]], id_names: Sequence[str], has_background: bool, title: str = ""
 ) -> Pixels:
-    """H,W,3 uint8 image, H,W true and predicted ids of each sample → a row of image | truth | prediction | errors, as RGB; one
-    legend for all of them. `has_background`: class 0 is what no class is, and has no colour."""
+    """H,W,3 uint8 image, H,W true and predicted ids of each sample → a row of image | truth | prediction | errors, as
+    RGB; one legend for all of them. `has_background`: class 0 is what no class is, and has no colour."""
     side = PANEL_SIDE if len(samples) == 1 else SAMPLE_SIDE
     is_binary = has_background and len(id_names) == 2
     rows = []
     for image, truth, predicted in samples:
         size = _size_within(truth, side)
         drawn = (image, overlay(image, truth, has_background), overlay(image, predicted, has_background))
-        rows.append([*(_resized(picture, size) for picture in drawn), error_map(image, truth, predicted, size, is_binary)])
+        rows.append(
+            [*(_resized(picture, size) for picture in drawn), error_map(image, truth, predicted, size, is_binary)]
+        )
     width = max(panels[0].shape[1] for panels in rows)
     header = _beside([_text([(name, None)], width) for name in PANELS])
-    sheet = _below([header, _below([_beside([_widened(panel, width) for panel in panels]) for panels in rows], gap=GAP)])
+    sheet = _below(
+        [header, _below([_beside([_widened(panel, width) for panel in panels]) for panels in rows], gap=GAP)]
+    )
     meanings: list[tuple[str, Colour | None]] = [("wrong", ERROR_COLOURS[ErrorKind.WRONG])]
     if is_binary:
         kinds = {ErrorKind.FOUND: "found", ErrorKind.MISSED: "missed", ErrorKind.FALSE: "falsely found"}
@@ -149,7 +163,8 @@ def error_sheet(
 
 
 def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
-    """The image dimmed, with wrong pixels in colour; of one class and background, missed and falsely found ones in two colours.
+    """The image dimmed, with wrong pixels in colour; of one class and background, missed and falsely found ones in two
+    colours.
 
     Made smaller, a pixel is wrong if any of those that it stands for is.
     """
@@ -180,7 +195,8 @@ def error_kinds(truth: Pixels, predicted: Pixels, size: tuple[int, int], is_bina
 
 
 def legend(masks: Sequence[Pixels], names: Sequence[str], has_background: bool, width: int) -> Pixels:
-    """A square and a name for each class that is drawn, and for ignored pixels if a mask has any; in as many rows as it takes."""
+    """A square and a name for each class that is drawn, and for ignored pixels if a mask has any; in as many rows as it
+    takes."""
     drawn = [(name, _colour_of(index)) for index, name in enumerate(names) if index or not has_background]
     entries: list[tuple[str, Colour | None]] = [*drawn[:MAX_LEGEND]]
     if names and any((ids == IGNORED).any() for ids in masks):
@@ -189,7 +205,8 @@ def legend(masks: Sequence[Pixels], names: Sequence[str], has_background: bool, 
 
 
 def _text(entries: Sequence[tuple[str, Colour | None]], width: int, keeps_end: bool = False) -> Pixels:
-    """Texts beside each other on white, each after a square of its colour, in as many rows as it takes. OpenCV draws ASCII only.
+    """Texts beside each other on white, each after a square of its colour, in as many rows as it takes. OpenCV draws
+    ASCII only.
 
     Of what is longer than a row, the beginning is shown, or the end.
     """
@@ -205,7 +222,9 @@ def _text(entries: Sequence[tuple[str, Colour | None]], width: int, keeps_end: b
             place = 0
         if colour is not None:
             cv2.rectangle(rows[-1], (place, 6), (place + 12, 18), colour, -1)
-        cv2.putText(rows[-1], shown, (place + start, LINE_HEIGHT - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, INK, 1, cv2.LINE_AA)
+        cv2.putText(
+            rows[-1], shown, (place + start, LINE_HEIGHT - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, INK, 1, cv2.LINE_AA
+        )
         place += start + _text_width(shown) + 2 * GAP
     return np.vstack(rows)
 
@@ -233,7 +252,9 @@ def _widened(picture: Pixels, width: int) -> Pixels:
 
 def _beside(pictures: Sequence[Pixels], gap: int = GAP) -> Pixels:
     height = max(picture.shape[0] for picture in pictures)
-    equal = [np.pad(picture, ((0, height - len(picture)), (0, gap), (0, 0)), constant_values=PAPER) for picture in pictures]
+    equal = [
+        np.pad(picture, ((0, height - len(picture)), (0, gap), (0, 0)), constant_values=PAPER) for picture in pictures
+    ]
     return np.hstack(equal)[:, : -gap or None]
 
 

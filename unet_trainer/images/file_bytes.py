@@ -40,7 +40,8 @@ open_stores: dict[Hashable, Any] = {}  # ShardStores, by what names them; the on
 
 
 def find_member(path: Path) -> Any:
-    """The StoredFile of an open shard that has this path, data/cells-000000.tar/cell_17.png; None for any other path."""
+    """The StoredFile of an open shard that has this path, data/cells-000000.tar/cell_17.png; None for any other
+    path."""
     if not open_stores or ".tar" not in (text := path.as_posix()):
         return None
     return next((found for store in reversed(open_stores.values()) if (found := store.find(text)) is not None), None)

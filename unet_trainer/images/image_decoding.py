@@ -1,9 +1,9 @@
-"""Reads and writes image files, and tells what their bytes say before they are decoded: size, depth, palette, alpha, orientation,
-whether they are complete, and what a file is that is no image. Masks: see mask_decoding.
+"""Reads and writes image files, and tells what their bytes say before they are decoded: size, depth, palette, alpha,
+orientation, whether they are complete, and what a file is that is no image. Masks: see mask_decoding.
 
-Values keep their depth, and nothing is converted silently. OpenCV decodes PNG, JPEG, WebP and BMP, tifffile TIFF. Where OpenCV
-would damage data (palettes turned into colours, cut-off files accepted), PIL decodes instead, or the file is refused.
-"""
+Values keep their depth, and nothing is converted silently. OpenCV decodes PNG, JPEG, WebP and BMP, tifffile TIFF. Where
+OpenCV would damage data (palettes turned into colours, cut-off files accepted), PIL decodes instead, or the file is
+refused."""
 
 import io
 import logging
@@ -37,7 +37,9 @@ GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RI
 PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
 JPEG_SCANS = frozenset({0xDA})  # the marker before the pixel data
-MANY_GREYS = 8  # so many in a palette, not in the order of their brightness, were put there by a program that reduced colours
+MANY_GREYS = (
+    8  # so many in a palette, not in the order of their brightness, were put there by a program that reduced colours
+)
 
 Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; refuse_bomb replaces that check
 # What PIL raises for a broken header.
@@ -51,8 +53,8 @@ def read_image(path: Path, min_side: int | None = None) -> Pixels:
 
 
 def decode_image(data: bytes, min_side: int | None = None, channels: int | None = None) -> Pixels:
-    """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is dropped, unless
-    it is one of the `channels` that are wanted.
+    """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is
+    dropped, unless it is one of the `channels` that are wanted.
 
     A decompression bomb is refused before it is decoded. Raises ReadError.
     """
@@ -65,7 +67,9 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
         if data.startswith(GIF_START):
             return decode_with_pil(data, "RGB")
         keeps_alpha = channels is not None and channels_with_alpha(data) == channels
-        if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):  # which is not turned
+        if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (
+            4,
+        ):  # which is not turned
             wanted = [0, 3] if png_colour_type(data) == PNG_GREY_ALPHA else [2, 1, 0, 3]
             return np.ascontiguousarray(tiff_files.upright(image[:, :, wanted], orientation_of(data)))
         image = decode_with_opencv(data, reduction(data, min_side)[1])
@@ -77,8 +81,8 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
 
 
 def refuse_bomb(data: bytes, expected: tuple[int, int] | None = None) -> None:
-    """Raises ReadError for a small file that decompresses to a huge image, unless it has the expected height and width. The pages
-    and channels of a TIFF are summed."""
+    """Raises ReadError for a small file that decompresses to a huge image, unless it has the expected height and width.
+    The pages and channels of a TIFF are summed."""
     tiff = tiff_header(data)
     is_plain = not data.startswith((NPY_START, *TIFF_STARTS))
     size = tiff.stored_size if tiff is not None else stored_size(data) if is_plain else None
@@ -110,10 +114,11 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
 
 
 def reduction(data: bytes, min_side: int | None) -> tuple[int, int]:
-    """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's flags for it.
+    """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's flags
+    for it.
 
-    Decoded at a fraction of its size it costs much less time. The factor must divide both sides: rounded up, the image would be
-    stretched against its mask.
+    Decoded at a fraction of its size it costs much less time. The factor must divide both sides: rounded up, the image
+    would be stretched against its mask.
     """
     frame = None if min_side is None else jpeg_frame(data)
     if frame is not None and min_side is not None:
@@ -163,12 +168,13 @@ def map_npy(path: Path) -> Pixels:
     return tiff_files.with_channels_last(array)
 
 
-# What the bytes of a file say before it is decoded. For a broken header, what a file without the property says; decoding it fails.
+# What the bytes of a file say before it is decoded. For a broken header, what a file without the property says;
+# decoding it fails.
 
 
 def look_with_pil(file: bytes | BinaryIO, look: Callable[[Image.Image], Found], default: Found) -> Found:
-    """What `look` finds in a picture, of which the header alone is read; the default where PIL cannot read it. Moves the position
-    of a file."""
+    """What `look` finds in a picture, of which the header alone is read; the default where PIL cannot read it. Moves
+    the position of a file."""
     stream = io.BytesIO(file) if isinstance(file, bytes) else file
     stream.seek(0)
     try:
@@ -201,21 +207,26 @@ def nodata_of(data: bytes) -> float | None:
 
 
 def palette_colours(data: bytes) -> list[tuple[int, int, int]]:
-    """Where the pixels are indices into a table of colours, red, green and blue of each; empty for other files. Greys in order are
+    """Where the pixels are indices into a table of colours, red, green and blue of each; empty for other files. Greys
+    in order are
     no palette: PIL gives a BMP of them mode L, without one."""
     if (tiff := tiff_header(data)) is not None:
         return [] if tiff.palette is None else [(red, green, blue) for red, green, blue in tiff.palette.tolist()]
     none: list[int] = []
-    has_indices = png_colour_type(data) == PNG_PALETTE or (data.startswith(BMP_START) and len(data) > 30 and data[28] <= 8)
+    has_indices = png_colour_type(data) == PNG_PALETTE or (
+        data.startswith(BMP_START) and len(data) > 30 and data[28] <= 8
+    )
     channels = look_with_pil(data, lambda picture: picture.getpalette("RGB") or none, none) if has_indices else none
     return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
 
 
 def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
-    """The value of each index in a mask with this palette: the index, unless its place means nothing. In a palette of black and
-    white, black is 0 and white is 1; many greys that are in no order are their brightness."""
+    """The value of each index in a mask with this palette: the index, unless its place means nothing. In a palette of
+    black and white, black is 0 and white is 1; many greys that are in no order are their brightness."""
     greys = [red for red, green, blue in colours if red == green == blue]
-    num_used = max((index + 1 for index, grey in enumerate(greys) if grey), default=0)  # TIFF fills its table with black
+    num_used = max(
+        (index + 1 for index, grey in enumerate(greys) if grey), default=0
+    )  # TIFF fills its table with black
     if num_used == 0 or len(greys) < len(colours):
         return list(range(len(colours)))
     if {*greys} <= {0, 255}:
@@ -250,22 +261,27 @@ def orientation_of(data: bytes) -> int:
 
 
 def is_cut_off(data: bytes) -> bool:
-    """Whether the end of a PNG or JPEG is missing. OpenCV fills the missing part of a JPEG with grey and reports nothing."""
+    """Whether the end of a PNG or JPEG is missing. OpenCV fills the missing part of a JPEG with grey and reports
+    nothing."""
     if data.startswith(PNG_START):
         return PNG_END not in data[-4096:]
     if not data.startswith(JPEG_START):
         return False
-    pixels = _find_jpeg_marker(data, JPEG_SCANS)  # a thumbnail before them has an end marker too, and other data may follow
+    pixels = _find_jpeg_marker(
+        data, JPEG_SCANS
+    )  # a thumbnail before them has an end marker too, and other data may follow
     return not data.endswith(JPEG_END, pixels) and data.find(JPEG_END, pixels) < 0
 
 
 def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
-    """Height and width as stored, before any EXIF rotation; None where PIL cannot read the header. Moves the position of a file."""
+    """Height and width as stored, before any EXIF rotation; None where PIL cannot read the header. Moves the position
+    of a file."""
     return look_with_pil(file, lambda picture: (picture.height, picture.width), None)
 
 
 def stored_size(data: bytes) -> tuple[int, int] | None:
-    """As picture_size, but for JPEG and PNG without PIL, which takes longer. Not for TIFF, of which PIL knows few kinds."""
+    """As picture_size, but for JPEG and PNG without PIL, which takes longer. Not for TIFF, of which PIL knows few
+    kinds."""
     frame = jpeg_frame(data)
     if frame is not None:
         return frame[:2]
@@ -309,25 +325,41 @@ def png_bits(data: bytes) -> int:
 HEAD_BYTES = 512
 ARCHIVE = "an archive; unpack it, and give the folder in its place"
 FOREIGN_FORMATS = {  # by their extensions: what a file is, with what to do about it
-    ".heic .heif": "a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)",
+    ".heic .heif": (
+        "a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)"
+    ),
     ".avif": "an AVIF picture; convert it to PNG or JPEG",
     ".jfif .jpe": "a JPEG under another name; rename it to .jpg",
-    ".ppm .pgm .pnm .jp2 .j2k .jxl .tga": "a picture of a form that is not read; convert it to PNG or TIFF (magick FILE out.png)",
+    ".ppm .pgm .pnm .jp2 .j2k .jxl .tga": (
+        "a picture of a form that is not read; convert it to PNG or TIFF (magick FILE out.png)"
+    ),
     ".npz": "arrays in one file; save each image and each mask in it as .npy (numpy.load reads them)",
-    ".dcm .dicom .ima": "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them, dcm2niix makes volumes)",
-    ".nii .nii.gz": "a NIfTI volume; save its slices as TIFF or .npy, a file each (nibabel reads them; training takes volumes)",
-    ".czi .nd2 .lif .oib .oif .lsm .vsi .ims": "a file of a microscope; save it as TIFF, a page a slice (bfconvert FILE out.tif)",
-    ".mha .mhd .nrrd": "a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)",
+    ".dcm .dicom .ima": (
+        "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them, dcm2niix makes volumes)"
+    ),
+    ".nii .nii.gz": (
+        "a NIfTI volume; save its slices as TIFF or .npy, a file each (nibabel reads them; training takes volumes)"
+    ),
+    (
+        ".czi .nd2 .lif .oib .oif .lsm .vsi .ims"
+    ): "a file of a microscope; save it as TIFF, a page a slice (bfconvert FILE out.tif)",
+    ".mha .mhd .nrrd": (
+        "a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)"
+    ),
     ".zip .tar .7z .rar .gz": ARCHIVE,
     ".tgz .tar.gz .tar.bz2 .tar.xz .tar.zst": f"{ARCHIVE} (or, if it is a shard, decompress it: shards are plain .tar)",
-    ".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv": "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
+    (
+        ".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv"
+    ): "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
     ".h5 .hdf5 .mat": "an HDF5 or MATLAB file; save each image in it as .npy or TIFF (h5py and scipy.io read them)",
     ".pdf": "a PDF; save its pages as images",
     ".svg": "a vector drawing; save it as PNG",
     ".psd": "a Photoshop file; save it as PNG or TIFF",
     "git-lfs": "a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned",
 }
-FOREIGN_EXTENSIONS = {extension: text for extensions, text in FOREIGN_FORMATS.items() for extension in extensions.split()}
+FOREIGN_EXTENSIONS = {
+    extension: text for extensions, text in FOREIGN_FORMATS.items() for extension in extensions.split()
+}
 # Bytes that tell a format, with their place in the file; the first that fits counts.
 SIGNATURES: dict[str, Sequence[tuple[int, bytes]]] = {
     ".heic": [(4, b"ftyp" + brand) for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")],
@@ -337,10 +369,17 @@ SIGNATURES: dict[str, Sequence[tuple[int, bytes]]] = {
     ".czi": [(0, b"ZISRAWFILE"), (0, b"\xda\xce\xbe\n")],
     ".nrrd": [(0, b"NRRD0")],
     ".zip": [
-        (0, start) for start in (b"PK\3\4", b"PK\5\6", b"\x1f\x8b", b"BZh", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\7", b"\xfd7zXZ\0")
+        (0, start)
+        for start in (b"PK\3\4", b"PK\5\6", b"\x1f\x8b", b"BZh", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\7", b"\xfd7zXZ\0")
     ],
     ".tar": [(257, b"ustar")],
-    ".mp4": [(0, b"\x1aE\xdf\xa3"), (0, b"\0\0\1\xba"), (0, b"\0\0\1\xb3"), (8, b"AVI "), (4, b"ftyp")],  # ftyp of any other brand
+    ".mp4": [
+        (0, b"\x1aE\xdf\xa3"),
+        (0, b"\0\0\1\xba"),
+        (0, b"\0\0\1\xb3"),
+        (8, b"AVI "),
+        (4, b"ftyp"),
+    ],  # ftyp of any other brand
     ".h5": [(0, b"\x89HDF\r\n\x1a\n"), (0, b"MATLAB 5.0")],
     ".pdf": [(0, b"%PDF-")],
     ".psd": [(0, b"8BPS")],

@@ -1,6 +1,6 @@
-"""What all images of a dataset share: channels, depth, value range, the statistics that normalise them, and what marks values
-without data. Such values are filled with the mean, so that a network sees 0 there. And images as a model of such a spec takes them,
-read whole or in parts."""
+"""What all images of a dataset share: channels, depth, value range, the statistics that normalise them, and what marks
+values without data. Such values are filled with the mean, so that a network sees 0 there. And images as a model of such
+a spec takes them, read whole or in parts."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,7 +20,8 @@ from unet_trainer.images.tiling import Size, fit_image, resize_image
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
 IMAGENET_STD = (58.395, 57.12, 57.375)
 MISSING = 1e30  # larger numbers of floats mark values without data, as NaN does
-# Marks that are common, and how far all others are from one of them at least, as a multiple of their range. Any other value at an
+# Marks that are common, and how far all others are from one of them at least, as a multiple of their range. Any other
+# value at an
 # end must be farther: it may be a background, or saturated.
 COMMON_MARKS, COMMON_GAP, OTHER_GAP = (-999.0, -9999.0, -99999.0, -999999.0, -32767.0, -32768.0), 0.1, 10.0
 MANY = 2**20  # values among which those that differ are counted
@@ -33,7 +34,8 @@ DEPTH_NAMES = {"uint8": "8-bit", "uint16": "16-bit", "int16": "signed 16-bit", "
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How images enter a batch: their channels, uint8 or float32, and the statistics that the device normalises them with."""
+    """How images enter a batch: their channels, uint8 or float32, and the statistics that the device normalises them
+    with."""
 
     channels: int
     depth: str  # a key of DEPTH_NAMES, or another dtype
@@ -41,7 +43,9 @@ class ImageSpec:
     std: tuple[float, ...]
     low: float  # lowest and highest value that occur; augmentations from a list see this range as 0 to 1
     high: float
-    nodata: tuple[float, ...] = ()  # values of the training images that mark missing data, besides NaN and what is beyond MISSING
+    nodata: tuple[
+        float, ...
+    ] = ()  # values of the training images that mark missing data, besides NaN and what is beyond MISSING
     ignores_nodata: bool = False  # pixels without data count in no loss and no metric
 
     @property
@@ -62,8 +66,8 @@ class ImageSpec:
         return Decoded(filled, size, None if is_missing is None else np.all(is_missing, axis=2))
 
     def fill(self, image: Pixels, tag: float | None = None) -> tuple[Pixels, Pixels | None]:
-        """H,W,C pixels, values without data replaced by the mean; and where these are, as in find_missing. `tag`: of their file,
-        which marks them too; whole numbers only where it was one in training: 0 may be black elsewhere."""
+        """H,W,C pixels, values without data replaced by the mean; and where these are, as in find_missing. `tag`: of
+        their file, which marks them too; whole numbers only where it was one in training: 0 may be black elsewhere."""
         is_float = image.dtype.kind == "f"
         marks = (*self.nodata, tag) if is_float else (tag,) if tag in self.nodata else ()
         is_missing = find_missing(image, [mark for mark in marks if mark is not None])
@@ -117,7 +121,8 @@ def find_missing(image: Pixels, marks: Iterable[float] = ()) -> Pixels | None:
 
 
 def extreme_value(image: Pixels, is_missing: Pixels | None = None) -> float | None:
-    """Of a float image, the lowest or the highest value if it is so far from all others that it may be a mark for missing data."""
+    """Of a float image, the lowest or the highest value if it is so far from all others that it may be a mark for
+    missing data."""
     values = image if is_missing is None else image[~is_missing]
     if values.size == 0 or (low := values.min()) == (high := values.max()):
         return None
@@ -170,8 +175,8 @@ class ImageReader:
 
 @contextlib.contextmanager
 def open_reader(path: Path, spec: ImageSpec) -> Iterator[ImageReader]:
-    """TIFF files by blocks, arrays mapped into memory, all others decoded whole. `spec` of the model: an alpha channel beyond its
-    channels is dropped, missing data filled. Raises ReadError."""
+    """TIFF files by blocks, arrays mapped into memory, all others decoded whole. `spec` of the model: an alpha channel
+    beyond its channels is dropped, missing data filled. Raises ReadError."""
     with open_file(path) as file:
         start = file.read(8)
         if start.startswith(TIFF_STARTS):
@@ -187,8 +192,8 @@ def open_reader(path: Path, spec: ImageSpec) -> Iterator[ImageReader]:
 def read_small(path: Path, spec: ImageSpec, min_side: int | None = None) -> Decoded | None:
     """An image, or None, with nothing decoded, if it is large. `spec` as in open_reader.
 
-    A JPEG may be decoded at 1/2 to 1/8 while both sides stay at least `min_side`; the size is that of the whole. Raises ReadError.
-    """
+    A JPEG may be decoded at 1/2 to 1/8 while both sides stay at least `min_side`; the size is that of the whole. Raises
+    ReadError."""
     with open_file(path) as file:
         data = file.read(HEADER_BYTES)
         if not data:
@@ -202,7 +207,8 @@ def read_small(path: Path, spec: ImageSpec, min_side: int | None = None) -> Deco
 
 
 def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: Size) -> Pixels:
-    """H,W,C of an image that is read some rows at a time, at the new size, each pixel the mean of the area that it covers.
+    """H,W,C of an image that is read some rows at a time, at the new size, each pixel the mean of the area that it
+    covers.
 
     A side that would not shrink stays as it is. Equal to fit_image but for rounding.
     """
@@ -214,14 +220,17 @@ def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: S
         bottom = min(top + ROWS_AT_ONCE, height)
         rows = read(slice(top, bottom), slice(0, width))
         narrow = resize_image(rows.astype(np.float32), (new_width, bottom - top), cv2.INTER_AREA)
-        # New row i covers the rows from i · height / new_height on; shares in whole numbers, so that no rounding adds up.
+        # New row i covers the rows from i · height / new_height on; shares in whole numbers, so that no rounding adds
+        # up.
         first, last = top * new_height // height, -(-bottom * new_height // height)
         starts = np.arange(first, last)[:, None] * height
         places = np.arange(top, bottom)[None] * new_height
         shares = (np.minimum(starts + height, places + new_height) - np.maximum(starts, places)).clip(0) / height
         total[first:last] += np.tensordot(shares.astype(np.float32), narrow, 1)
     if corner.dtype.kind in "ui":
-        limits = np.iinfo(corner.dtype)  # float32 rounds the highest of 32 bits up; such a cast differs between processors
+        limits = np.iinfo(
+            corner.dtype
+        )  # float32 rounds the highest of 32 bits up; such a cast differs between processors
         total = total.astype(np.float64).round().clip(limits.min, limits.max)
     return total.astype(corner.dtype)
 

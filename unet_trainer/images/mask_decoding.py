@@ -44,7 +44,8 @@ def decode_mask(data: bytes) -> Pixels:
 
 
 def decode_mask_or_alpha(data: bytes) -> tuple[Pixels, bool]:
-    """The mask, and whether it is the alpha channel: of a picture in one colour with holes in it, the alpha channel is the mask."""
+    """The mask, and whether it is the alpha channel: of a picture in one colour with holes in it, the alpha channel is
+    the mask."""
     with read_errors():
         tiff = TiffImage(io.BytesIO(data), as_ids=True) if data.startswith(TIFF_STARTS) else None
         if tiff is None:
@@ -67,7 +68,9 @@ def _decode_mask_values(data: bytes) -> Pixels:
     if data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
         return np.ascontiguousarray(_join_colours(image_decoding.decode_with_pil(data, "RGB")))
     colours = image_decoding.palette_colours(data)
-    if colours or image_decoding.png_colour_type(data) == image_decoding.PNG_PALETTE:  # of a broken PNG, PIL says what is wrong
+    if (
+        colours or image_decoding.png_colour_type(data) == image_decoding.PNG_PALETTE
+    ):  # of a broken PNG, PIL says what is wrong
         return _shown_values(image_decoding.decode_with_pil(data), colours)
     mask = image_decoding.decode_with_opencv(data, AS_STORED)  # applies EXIF rotation, as for images
     if image_decoding.png_bits(data) in (2, 4):  # OpenCV scales values of few bits to 255
@@ -80,7 +83,10 @@ def _shown_values(indices: Pixels, colours: Sequence[Sequence[int]]) -> Pixels:
     values = image_decoding.mask_values_of(colours)
     if values == list(range(len(values))) or indices.max() >= len(values):
         return indices
-    lookup, used = np.array(values, np.uint8), cv2.calcHist([indices], [0], None, [256], [0, 256]).ravel()[: len(values)] > 0
+    lookup, used = (
+        np.array(values, np.uint8),
+        cv2.calcHist([indices], [0], None, [256], [0, 256]).ravel()[: len(values)] > 0,
+    )
     return lookup[indices] if len({*lookup[used].tolist()}) == np.count_nonzero(used) else indices
 
 

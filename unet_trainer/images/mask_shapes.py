@@ -20,8 +20,9 @@ BORDER_SIDE = 5  # pixels: a square of this side around a pixel away from any bo
 PIECES_SIDE = 256  # pieces are counted in a smaller mask
 
 
-# Outlines. Unlike OpenCV's contours, which run through the centres of pixels, a polygon covers exactly the pixels of its object.
-# Pixels that touch at a corner only belong to different objects, and no ring touches itself, so that the polygons are valid ones.
+# Outlines. Unlike OpenCV's contours, which run through the centres of pixels, a polygon covers exactly the pixels of
+# its object. Pixels that touch at a corner only belong to different objects, and no ring touches itself, so that the
+# polygons are valid ones.
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,21 @@ def find_polygons(ids: Pixels) -> Iterator[tuple[int, Polygon]]:
         for label in np.argsort(boxes[1:, cv2.CC_STAT_TOP], kind="stable") + 1:
             left, top, width, height, num_pixels = boxes[label].tolist()
             is_object = (labels[top : top + height, left : left + width] == label).astype(np.uint8)
-            # Each pixel becomes 2×2: a contour, which runs through their centres, is then a quarter of a pixel from the edge, and
-            # rounding leads to the corner of the pixel.
+            # Each pixel becomes 2×2: a contour, which runs through their centres, is then a quarter of a pixel from the
+            # edge, and rounding leads to the corner of the pixel.
             doubled = cv2.resize(is_object, None, fx=2, fy=2, interpolation=cv2.INTER_NEAREST)
             contours, tree = cv2.findContours(doubled, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
             rings = [_ring(contour[:, 0]) + np.array([left, top]) for contour in contours]
             outer = int(np.argmin(tree[0, :, 3]))  # the one without a parent
-            yield class_id, Polygon(rings[outer], [ring for index, ring in enumerate(rings) if index != outer], num_pixels)
+            yield (
+                class_id,
+                Polygon(rings[outer], [ring for index, ring in enumerate(rings) if index != outer], num_pixels),
+            )
 
 
 def _ring(contour: Pixels) -> Ring:
-    """The corners of a contour in a doubled mask. OpenCV runs the other way round. An inner corner comes twice: as the two ends of
-    a step from one edge to the next."""
+    """The corners of a contour in a doubled mask. OpenCV runs the other way round. An inner corner comes twice: as the
+    two ends of a step from one edge to the next."""
     points = (contour[::-1].astype(np.int64) + 1) // 2
     return points[(points != np.roll(points, 1, axis=0)).any(1)]
 
@@ -73,8 +77,9 @@ def joined_rings(polygon: Polygon) -> Ring:
     return ring
 
 
-# Centre lines: thinning by Guo and Hall (1989), in the form of Lam, Lee and Suen (1992). Pixels are removed from the edge inwards,
-# in two alternating passes; no 8-connected part of the mask falls apart or vanishes. The result is a line of one pixel's width.
+# Centre lines: thinning by Guo and Hall (1989), in the form of Lam, Lee and Suen (1992). Pixels are removed from the
+# edge inwards, in two alternating passes; no 8-connected part of the mask falls apart or vanishes. The result is a line
+# of one pixel's width.
 
 
 def thin(mask: Pixels) -> Pixels:
@@ -109,7 +114,8 @@ def _removable_pixels() -> tuple[Pixels, Pixels]:
 REMOVABLE = _removable_pixels()
 
 
-# How the values lie: few numbers, which tell soft edges from classes, ids of objects from ids of classes, and void from a class.
+# How the values lie: few numbers, which tell soft edges from classes, ids of objects from ids of classes, and void from
+# a class.
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,8 @@ def measure_structure(mask: Pixels, most_frequent: int) -> MaskStructure:
     num_values, num_pieces = _count_pieces(mask)
     is_border = _is_border(mask)
     border, of_last, of_most = (
-        int(np.count_nonzero(part)) for part in (is_border, is_border & (mask == mask.max()), is_border & (mask == most_frequent))
+        int(np.count_nonzero(part))
+        for part in (is_border, is_border & (mask == mask.max()), is_border & (mask == most_frequent))
     )
     return MaskStructure(between, beside_both, num_values, num_pieces, border, of_last, of_most, *_count_edges(mask))
 

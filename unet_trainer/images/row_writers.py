@@ -1,4 +1,5 @@
-"""Image files that are written some rows at a time, from top to bottom, so that a result of any size never lies in memory.
+"""Image files that are written some rows at a time, from top to bottom, so that a result of any size never lies in
+memory.
 
 OpenCV, PIL and tifffile take whole arrays or iterators. Each writer is given an open file and leaves it open.
 """
@@ -22,7 +23,8 @@ from unet_trainer.system.input_files import open_file
 Content = Literal["mask", "picture"]
 Palette = Sequence[tuple[int, int, int]] | None
 
-MARK = "unet-trainer predict"  # among the first bytes of every file that is written here, but of .npy, which has no place for it
+# among the first bytes of every file that is written here, but of .npy, which has no place for it
+MARK = "unet-trainer predict"
 MARK_BYTES = 1024
 MARKED = (".png", ".tif", ".json")  # files that carry it
 PROBABILITIES = "probabilities"  # folder of predict's arrays
@@ -47,7 +49,13 @@ class PngWriter:
     """Grey of 8 or 16 bit, RGB of 8 bit, or indices into a palette."""
 
     def __init__(
-        self, file: BinaryIO, size: Size, dtype: DTypeLike, channels: int = 1, palette: Palette = None, content: Content = "mask"
+        self,
+        file: BinaryIO,
+        size: Size,
+        dtype: DTypeLike,
+        channels: int = 1,
+        palette: Palette = None,
+        content: Content = "mask",
     ) -> None:
         self.file = file
         self.num_bits = 8 * np.dtype(dtype).itemsize
@@ -100,8 +108,8 @@ def was_written_here(path: Path) -> bool:
 
 
 def is_result(path: Path) -> bool:
-    """Whether predict wrote a file; False also for one that cannot be read, which is told where it is used. Of arrays, which
-    have no mark, the mask tells."""
+    """Whether predict wrote a file; False also for one that cannot be read, which is told where it is used. Of arrays,
+    which have no mark, the mask tells."""
     try:
         if path.suffix == ".npy":
             folder = next((above for above in path.parents if above.name == PROBABILITIES), None)
@@ -112,13 +120,20 @@ def is_result(path: Path) -> bool:
 
 
 class TiffWriter:
-    """Grey of 8 or 16 bit, RGB of 8 bit, or indices into a palette; strips of deflate. A BigTIFF where it may become too large.
+    """Grey of 8 or 16 bit, RGB of 8 bit, or indices into a palette; strips of deflate. A BigTIFF where it may become
+    too large.
 
     tifffile asks for strips where we are given rows: packed strips wait in a temporary file beside the result.
     """
 
     def __init__(
-        self, file: BinaryIO, size: Size, dtype: DTypeLike, channels: int = 1, palette: Palette = None, content: Content = "mask"
+        self,
+        file: BinaryIO,
+        size: Size,
+        dtype: DTypeLike,
+        channels: int = 1,
+        palette: Palette = None,
+        content: Content = "mask",
     ) -> None:
         self.file, self.dtype, self.palette = file, np.dtype(dtype).newbyteorder("<"), palette
         self.tags: Sequence[Any] = ()  # extratags of tifffile, as a Georeference holds them
@@ -154,7 +169,10 @@ class TiffWriter:
         if self.palette is not None:
             colours[:, : len(self.palette)] = np.array(self.palette, np.uint16).T * 257
         kind = "palette" if self.palette is not None else "rgb" if len(self.shape) == 3 else "minisblack"
-        with self.strips, tifffile.TiffWriter(self.file, bigtiff=self.shape[0] * self.row_bytes > BIGTIFF_BYTES) as writer:
+        with (
+            self.strips,
+            tifffile.TiffWriter(self.file, bigtiff=self.shape[0] * self.row_bytes > BIGTIFF_BYTES) as writer,
+        ):
             writer.write(
                 (self.strips.read(count) for count in self.counts),
                 shape=self.shape,

@@ -1,4 +1,5 @@
-"""TIFF, BigTIFF and GeoTIFF files, through tifffile and imagecodecs: decoded whole or by blocks, and where on Earth they lie."""
+"""TIFF, BigTIFF and GeoTIFF files, through tifffile and imagecodecs: decoded whole or by blocks, and where on Earth
+they lie."""
 
 import contextlib
 import io
@@ -46,11 +47,13 @@ Affine = tuple[float, float, float, float, float, float]
 
 
 class TiffImage:
-    """The first series of a TIFF file: the whole image at full size, of a pyramid too. Channels are samples, planes or pages.
+    """The first series of a TIFF file: the whole image at full size, of a pyramid too. Channels are samples, planes or
+    pages.
 
-    `image[rows, columns]` decodes the blocks of that part and no others; several threads may read. To be closed, with its file.
-    `channels` of the model: alpha is dropped unless it is one of them. `as_ids`: the values as stored, instead of the colours of a
-    palette and the brightness where white is 0. Raises ReadError.
+    `image[rows, columns]` decodes the blocks of that part and no others; several threads may read. To be closed, with
+    its file.
+    `channels` of the model: alpha is dropped unless it is one of them. `as_ids`: the values as stored, instead of the
+    colours of a palette and the brightness where white is 0. Raises ReadError.
     """
 
     def __init__(self, file: BinaryIO, channels: int | None = None, as_ids: bool = False) -> None:
@@ -63,12 +66,16 @@ class TiffImage:
             self.pages = list(self.series.pages)
             self._describe(channels)
         self.lock, self.file_lock = threading.Lock(), threading.Lock()
-        self.last_blocks: dict[int, Pixels] = {}  # the lowest row of blocks of the last part: the next part may begin there
+        self.last_blocks: dict[
+            int, Pixels
+        ] = {}  # the lowest row of blocks of the last part: the next part may begin there
         self.threads: ThreadPoolExecutor | None = None
 
     def _describe(self, channels: int | None) -> None:
         first, samples = self.first, int(self.first.samplesperpixel)
-        tags: Any = first.tags if len(self.pages) == 1 else {}  # where pages are channels, none of these is of all of them
+        tags: Any = (
+            first.tags if len(self.pages) == 1 else {}
+        )  # where pages are channels, none of these is of all of them
         is_colour = first.photometric in (RGB, YCBCR) and first.planarconfig == 1
         is_plain = len(self.pages) == 1 and (samples == 1 or (samples == 3 and is_colour))
         self.stored_size = int(first.imagelength), int(first.imagewidth)
@@ -106,7 +113,11 @@ class TiffImage:
             if array.size == 0 or array.dtype.kind not in "buif":
                 raise ReadError("not an image that can be decoded")
             planes, _, height, width, samples = self.first.shaped
-            if len(self.pages) == 1 and array.size == planes * height * width * samples and self.num_channels <= MAX_CHANNELS:
+            if (
+                len(self.pages) == 1
+                and array.size == planes * height * width * samples
+                and self.num_channels <= MAX_CHANNELS
+            ):
                 array = np.moveaxis(array.reshape(planes, height, width, samples), 0, 2).reshape(height, width, -1)
             else:
                 array = with_channels_last(array)
@@ -142,7 +153,11 @@ class TiffImage:
     def _refuse_other_layouts(self) -> None:
         """Raises ReadError unless the image is made of the blocks of its pages."""
         first, shape = self.first, tuple(self.series.shape)
-        if None in self.pages or first.imagedepth != 1 or self.num_values != math.prod(self.stored_size) * self.num_channels:
+        if (
+            None in self.pages
+            or first.imagedepth != 1
+            or self.num_values != math.prod(self.stored_size) * self.num_channels
+        ):
             raise ReadError(f"a TIFF of shape {shape}, which is not read by blocks")
         if self.num_channels > MAX_CHANNELS or (len(self.pages) > 1 and first.samplesperpixel > 1):
             raise ReadError(f"a TIFF of shape {shape}; need height, width and up to {MAX_CHANNELS} channels")
@@ -157,7 +172,11 @@ class TiffImage:
 
     @property
     def _block_height(self) -> int:
-        return int(self.first.tilelength) if self.first.is_tiled else min(int(self.first.rowsperstrip), self.stored_size[0])
+        return (
+            int(self.first.tilelength)
+            if self.first.is_tiled
+            else min(int(self.first.rowsperstrip), self.stored_size[0])
+        )
 
     def _read_run(self, rows: slice) -> Pixels:
         """Of an uncompressed file whose rows lie one behind the other, however high its blocks are."""
@@ -175,7 +194,8 @@ class TiffImage:
         wanted = range(rows.start // height, -(-rows.stop // height))
         with self.lock:
             found = {
-                index: self.last_blocks[index] if index in self.last_blocks else self._row_of_blocks(index) for index in wanted
+                index: self.last_blocks[index] if index in self.last_blocks else self._row_of_blocks(index)
+                for index in wanted
             }
             self.last_blocks = {wanted[-1]: found[wanted[-1]]}
         top = wanted[0] * height
@@ -187,7 +207,9 @@ class TiffImage:
         across, down = -(-self.stored_size[1] // width), -(-self.stored_size[0] // self._block_height)
         self.threads = self.threads or ThreadPoolExecutor(count_cores(), "TIFF blocks")
         planes = [
-            self.threads.map(partial(self._block, page), range((plane * down + row) * across, (plane * down + row + 1) * across))
+            self.threads.map(
+                partial(self._block, page), range((plane * down + row) * across, (plane * down + row + 1) * across)
+            )
             for page, plane in self._planes
         ]
         return np.concatenate([np.concatenate(list(blocks), 1) for blocks in planes], 2)
@@ -253,7 +275,11 @@ def _open(file: BinaryIO) -> Any:
         raise ReadError("the file is cut off") from None
     while offset:
         if offset in seen or len(seen) == MAX_PAGES:
-            why = "its directories point back at each other" if offset in seen else f"it has more than {MAX_PAGES} directories"
+            why = (
+                "its directories point back at each other"
+                if offset in seen
+                else f"it has more than {MAX_PAGES} directories"
+            )
             raise ReadError(f"cannot be decoded ({why})")
         seen.add(offset)
         file.seek(offset)
@@ -278,8 +304,14 @@ def with_channels_last(array: Pixels) -> Pixels:
     squeezed = array.reshape([side for side in array.shape if side > 1]) if array.ndim > 3 else array
     if squeezed.ndim == 2:
         return squeezed[:, :, None]
-    if squeezed.ndim != 3 or min(squeezed.shape[0], squeezed.shape[2]) > MAX_CHANNELS or squeezed.shape[0] == squeezed.shape[2]:
-        raise ReadError(f"an array of shape {array.shape}; need height, width and up to {MAX_CHANNELS} channels, first or last")
+    if (
+        squeezed.ndim != 3
+        or min(squeezed.shape[0], squeezed.shape[2]) > MAX_CHANNELS
+        or squeezed.shape[0] == squeezed.shape[2]
+    ):
+        raise ReadError(
+            f"an array of shape {array.shape}; need height, width and up to {MAX_CHANNELS} channels, first or last"
+        )
     return squeezed if squeezed.shape[2] < squeezed.shape[0] else np.moveaxis(squeezed, 0, 2)
 
 
@@ -296,7 +328,9 @@ class Georeference:
     """Where on Earth the pixels of a GeoTIFF lie."""
 
     tags: tuple[tuple[int, int, int, Any, bool], ...]  # as they are in the file, in the form that tifffile writes
-    transform: Affine | None  # a, b, c, d, e, f: the corner at (column, row) lies at (a·column + b·row + c, d·column + e·row + f)
+    transform: (
+        Affine | None
+    )  # a, b, c, d, e, f: the corner at (column, row) lies at (a·column + b·row + c, d·column + e·row + f)
     epsg: int | None  # number of the coordinate reference system
 
     def places(self, corners: Pixels) -> Pixels:
@@ -312,7 +346,9 @@ def read_georeference(path: Path) -> Georeference | None:
     try:
         with open_pages(path) as found:
             page = found.pages.first
-            tags = tuple((int(tag.code), int(tag.dtype), tag.count, tag.value, True) for tag in page.tags if tag.code in GEO_TAGS)
+            tags = tuple(
+                (int(tag.code), int(tag.dtype), tag.count, tag.value, True) for tag in page.tags if tag.code in GEO_TAGS
+            )
             orientation, keys = page.tags.valueof(ORIENTATION, 1), page.geotiff_tags or {}
     except ReadError:  # reading its pixels tells why
         return None
@@ -325,7 +361,8 @@ def read_georeference(path: Path) -> Georeference | None:
 
 
 def _transform(values: dict[int, Any], is_point: bool) -> Affine | None:
-    """None for ground control points alone, which are no affine map. `is_point`: coordinates are those of the pixels' centres."""
+    """None for ground control points alone, which are no affine map. `is_point`: coordinates are those of the pixels'
+    centres."""
     if len(values.get(TRANSFORMATION, ())) == 16:
         a, b, _, c, d, e, _, f = values[TRANSFORMATION][:8]
     elif len(values.get(PIXEL_SCALE, ())) >= 2 and len(values.get(TIE_POINTS, ())) >= 6:

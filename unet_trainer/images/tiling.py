@@ -1,7 +1,7 @@
 """Samples of one size from images of any size: the whole image resized, random crops, or overlapping tiles.
 
-The tiles of an image cover it at native resolution. Where tiles overlap, each pixel counts in one tile only, the one whose
-centre is nearest.
+The tiles of an image cover it at native resolution. Where tiles overlap, each pixel counts in one tile only, the one
+whose centre is nearest.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ OVERLAP = 0.25  # least share of a tile that its neighbour covers too
 class WholeImages:
     """Every pair is one sample, resized, or `repeats` of them, which augmentation makes different.
 
-    With `native_masks` only the image is resized, and its mask keeps its own size. `extract` takes the image (H,W,C) and the class
-    ids (H,W) of the sample's pair; crops and tiles look at a part of them alone.
+    With `native_masks` only the image is resized, and its mask keeps its own size. `extract` takes the image (H,W,C)
+    and the class ids (H,W) of the sample's pair; crops and tiles look at a part of them alone.
     """
 
     size: Size
@@ -48,7 +48,8 @@ class WholeImages:
 
 @dataclass(frozen=True)
 class RandomCrops:
-    """`per_image` crops of each pair, different ones in every epoch; a share of them is centred on a pixel of a rare class."""
+    """`per_image` crops of each pair, different ones in every epoch; a share of them is centred on a pixel of a rare
+    class."""
 
     size: Size
     num_pairs: int
@@ -129,7 +130,8 @@ def tile_images(image_sizes: Sequence[Size], size: Size) -> Tiles:
 
 
 def _spread(length: int, tile: int) -> list[tuple[int, tuple[int, int]]]:
-    """Start of each tile along an axis, and the range that counts in it: the border is the middle of two tiles' overlap."""
+    """Start of each tile along an axis, and the range that counts in it: the border is the middle of two tiles'
+    overlap."""
     if length <= tile:
         return [(0, (0, length))]
     count = 1 + int(np.ceil((length - tile) / (tile * (1 - OVERLAP))))
@@ -171,8 +173,8 @@ def resize_mask(mask: Pixels, size: Size) -> Pixels:
 
 @lru_cache(maxsize=4096)
 def nearest_positions(length: int, new_length: int) -> NDArray[np.int64]:
-    """The rows, or columns, of so many that `resize_mask` takes. Asked of OpenCV: where ⌊(i + ½) · length / new_length⌋ lies
-    between two pixels, its versions round differently."""
+    """The rows, or columns, of so many that `resize_mask` takes. Asked of OpenCV: where ⌊(i + ½) · length / new_length⌋
+    lies between two pixels, its versions round differently."""
     positions = np.arange(length, dtype=np.float32).reshape(1, length)
     return cv2.resize(positions, (new_length, 1), interpolation=cv2.INTER_NEAREST_EXACT)[0].astype(np.int64)
 

@@ -1,13 +1,13 @@
-"""A trained model: its file, found from what a user names and read without running anything in it, and what computes logits: a
-network of torch here, an exported .onnx file by onnxruntime. Everything after the logits is shared.
+"""A trained model: its file, found from what a user names and read without running anything in it, and what computes
+logits: a network of torch here, an exported .onnx file by onnxruntime. Everything after the logits is shared.
 
 The card is what is known of a model besides its weights. Exported files carry it as JSON; from a checkpoint it is read.
 
     .onnx    input    images   N,C,H,W float32, in the files' own units; H and W multiples of 32
              output   logits   N,K,H,W float32, a logit for every class id (with one class: 0 for the background)
 
-Images of other sizes are padded as the Segmenter pads them, and the padding is cut off again. The last metadata entry of an .onnx
-file is the SHA-256 digest of every byte before it. A file is checked before onnxruntime sees it.
+Images of other sizes are padded as the Segmenter pads them, and the padding is cut off again. The last metadata entry
+of an .onnx file is the SHA-256 digest of every byte before it. A file is checked before onnxruntime sees it.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ FOR_OTHERS = f"is an export for other programs; name its run, or export that as 
 # What content of other types or keys than a run saves raises.
 ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 CARD_FORMAT = 1
-# Transforms of albumentations → the symmetries that a model trained with them has seen. `default` and `strong` are stored by name
-# only where images have no up.
+# Transforms of albumentations → the symmetries that a model trained with them has seen. `default` and `strong` are
+# stored by name only where images have no up.
 TRANSFORM_SYMMETRIES: Mapping[str, tuple[Symmetry, ...]] = {
     "HorizontalFlip": ("horizontal_flip",),
     "VerticalFlip": ("vertical_flip",),
@@ -121,14 +121,17 @@ class ModelCard:
         """Raises ValueError, KeyError, TypeError or RecursionError for text that is no card."""
         content = json.loads(text)
         if content["format"] != CARD_FORMAT:
-            raise ValueError(f"written by another version (format {content['format']}); this one reads format {CARD_FORMAT}")
+            raise ValueError(
+                f"written by another version (format {content['format']}); this one reads format {CARD_FORMAT}"
+            )
         found = {field.name: content[field.name] for field in fields(ModelCard)}
         spec, symmetries = SegmenterSpec.from_dict(found["spec"]), tuple(found["symmetries"])
         return ModelCard(**{**found, "spec": spec, "symmetries": symmetries})
 
 
 def symmetries_of(augmentation: Any) -> tuple[Symmetry, ...]:
-    """The symmetries that training with this augmentation, as the config has it, taught: a name or a list of transforms."""
+    """The symmetries that training with this augmentation, as the config has it, taught: a name or a list of
+    transforms."""
     entries = augmentation if isinstance(augmentation, list | tuple) else [augmentation]
     names = [next(iter(entry), "") if isinstance(entry, Mapping) else entry for entry in entries]
     found = {symmetry for name in names for symmetry in TRANSFORM_SYMMETRIES.get(str(name), ())}
@@ -196,7 +199,9 @@ def _weights(path: Path, content: Mapping[str, Any], raw: bool) -> Mapping[str, 
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in weights.items()
     ):
         raise ValueError("its weights are no tensors by name")
-    bad = next((name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()), None)
+    bad = next(
+        (name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()), None
+    )
     if bad is not None:
         raise ValueError(f"{bad} is not finite")
     return weights
@@ -210,9 +215,12 @@ def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     first = images[0]
     dtype = torch.uint8 if first.dtype == np.uint8 else torch.float32
     batch = torch.empty((len(images), *first.shape), dtype=dtype, pin_memory=device.type == "cuda")
-    # from_numpy warns of arrays that cannot be written to, as PIL's, and takes none that runs backwards: bgr[..., ::-1].
+    # from_numpy warns of arrays that cannot be written to, as PIL's, and takes none that runs backwards: bgr[...,
+    # ::-1].
     suited = [image if image.flags.writeable and min(image.strides) >= 0 else image.copy() for image in images]
-    return torch.stack([torch.from_numpy(image) for image in suited], out=batch)  # one call: np.stack takes the GIL again and again
+    return torch.stack(
+        [torch.from_numpy(image) for image in suited], out=batch
+    )  # one call: np.stack takes the GIL again and again
 
 
 def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter]:
@@ -228,7 +236,8 @@ def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter
         heading, *others = str(error).splitlines()
         reason = (others[0].strip() if others and heading.endswith(":") else first_line(error))[:200]
         raise CheckpointError(
-            f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here ({reason}); they may come "
+            f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here "
+            f"({reason}); they may come "
             "from other versions of timm or segmentation-models-pytorch"
         ) from None
     return card, segmenter.eval().requires_grad_(False)
@@ -282,24 +291,33 @@ class OnnxEngine:
             self.card = ModelCard.from_json(metadata[CARD_KEY])
         except ILL_FORMED as error:
             why = reason_of(error)[:200]
-            raise CheckpointError(f"{path} cannot be used: {CARD_KEY} in its metadata is no card of a model ({why})") from None
+            raise CheckpointError(
+                f"{path} cannot be used: {CARD_KEY} in its metadata is no card of a model ({why})"
+            ) from None
         self.pads_inside = metadata.get(PADDING_KEY) == "inside"  # not in files of earlier versions
         self.device = torch.device("cpu")
         runtime = import_optional("onnxruntime")
         providers = _choose_providers(device, runtime.get_available_providers())
         options = runtime.SessionOptions()
         options.log_severity_level = SILENT
-        options.intra_op_num_threads = torch.get_num_threads()  # its own default is the host's cores, not the container's
+        options.intra_op_num_threads = (
+            torch.get_num_threads()
+        )  # its own default is the host's cores, not the container's
         options.enable_mem_pattern = False  # plans memory for one size, and images have many
         try:
-            # From memory: what was checked is what is run. The name of the file would also be where it looks for others.
+            # From memory: what was checked is what is run. The name of the file would also be where it looks for
+            # others.
             self.session = runtime.InferenceSession(content, options, providers=providers)
         except Exception as error:  # onnxruntime's errors share no base class
             why = first_line(error)[:200]
-            raise CheckpointError(f"{path} is no model that onnxruntime {runtime.__version__} can run ({why})") from None
+            raise CheckpointError(
+                f"{path} is no model that onnxruntime {runtime.__version__} can run ({why})"
+            ) from None
         provider: str = self.session.get_providers()[0]
         if device.startswith("cuda") and provider != CUDA:
-            raise UserError(f"device: {device} cannot be used by onnxruntime (its CUDA libraries do not load); use device: cpu")
+            raise UserError(
+                f"device: {device} cannot be used by onnxruntime (its CUDA libraries do not load); use device: cpu"
+            )
         self.description = f"onnxruntime on {'cuda' if provider == CUDA else 'cpu'}, float32"
         channels, num_ids = self.card.spec.image.channels, self.card.spec.num_ids
         both = (*self.session.get_inputs(), *self.session.get_outputs())
@@ -323,12 +341,15 @@ class OnnxEngine:
                 return torch.cat([self.logits(images[:half]), self.logits(images[half:])])
             raise UserError(f"onnxruntime cannot compute {width}×{height} pixels ({first_line(error)[:200]})") from None
         if found.shape != (len(images), self.card.spec.num_ids, *pixels.shape[2:]):
-            raise UserError(f"the exported model gives an array of shape {found.shape} for images of shape {tuple(pixels.shape)}")
+            raise UserError(
+                f"the exported model gives an array of shape {found.shape} for images of shape {tuple(pixels.shape)}"
+            )
         return torch.from_numpy(found)[:, :, :height, :width]
 
 
 def read_onnx(path: Path) -> tuple[bytes, dict[str, str]]:
-    """Content and metadata of a file whose bytes are as exported, and that needs no other file. Raises CheckpointError."""
+    """Content and metadata of a file whose bytes are as exported, and that needs no other file. Raises
+    CheckpointError."""
     onnx = import_optional("onnx")
     try:
         content = read_bytes(path, MAX_FILE_BYTES)
@@ -347,7 +368,9 @@ def read_onnx(path: Path) -> tuple[bytes, dict[str, str]]:
             f"{path} is damaged, or was changed since it was exported: its bytes do not match its digest "
             f"(if you changed it, delete {DIGEST_KEY} from its metadata)"
         )
-    if any(isinstance(part, onnx.TensorProto) and (part.external_data or part.data_location) for part in _messages(model)):
+    if any(
+        isinstance(part, onnx.TensorProto) and (part.external_data or part.data_location) for part in _messages(model)
+    ):
         raise CheckpointError(f"{path} keeps its weights in other files; export it again, into one file")
     return content, metadata
 
@@ -374,7 +397,8 @@ def import_optional(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as error:
         raise UserError(
-            f"{error.name or name} is not installed; exported models need: python -m pip install -r requirements-export.txt"
+            f"{error.name or name} is not installed; exported models need: python -m pip install -r "
+            "requirements-export.txt"
         ) from None
 
 
@@ -416,8 +440,8 @@ Engine = TorchEngine | OnnxEngine | SymmetricEngine
 
 
 def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:
-    """(mirrored left to right, quarter turns) of every image that the symmetries generate; the original first. A vertical flip is
-    a horizontal flip and half a turn."""
+    """(mirrored left to right, quarter turns) of every image that the symmetries generate; the original first. A
+    vertical flip is a horizontal flip and half a turn."""
     is_flipped = "horizontal_flip" in symmetries or "vertical_flip" in symmetries
     turns: tuple[int, ...] = (0, 2) if {"horizontal_flip", "vertical_flip"} <= set(symmetries) else (0,)
     turns = (0, 1, 2, 3) if "quarter_turn" in symmetries else turns
@@ -425,11 +449,15 @@ def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:
     return [(False, turn) for turn in turns] + [(True, (first + turn) % 4) for turn in turns if is_flipped]
 
 
-def load_engine(path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False) -> Engine:
+def load_engine(
+    path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False
+) -> Engine:
     """Of a file that find_model found."""
     if path.suffix == ONNX_SUFFIX:
         if raw:
-            raise UserError(f"raw: {path} holds the weights that it was exported with; name the run, or export it with --raw")
+            raise UserError(
+                f"raw: {path} holds the weights that it was exported with; name the run, or export it with --raw"
+            )
         if precision not in ("auto", "float32"):
             raise UserError(f"precision: got {precision!r}; {path} computes in float32")
         return OnnxEngine(path, device)
@@ -439,11 +467,12 @@ def load_engine(path: Path, device: str = "auto", precision: Literal["auto"] | N
 
 
 class ForwardGraphs:
-    """Computes logits as the engine does. They are valid until the next call: a graph writes them to the same memory each time.
+    """Computes logits as the engine does. They are valid until the next call: a graph writes them to the same memory
+    each time.
 
-    A network is some hundred calls. Between two of them its thread would wait for the GIL, which readers and writers hold most of
-    the time beside a fast GPU; replaying a CUDA graph is a single call. Other engines are called as they are.
-    """
+    A network is some hundred calls. Between two of them its thread would wait for the GIL, which readers and writers
+    hold most of the time beside a fast GPU; replaying a CUDA graph is a single call. Other engines are called as they
+    are."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

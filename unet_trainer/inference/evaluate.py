@@ -1,10 +1,11 @@
-"""One pass of a model over pairs of images and masks: counts for every image, at the masks' own size. And what it leaves in a
+"""One pass of a model over pairs of images and masks: counts for every image, at the masks' own size. And what it
+leaves in a
 folder: evaluation.json, evaluation.csv with a row for each image, and pictures of the worst.
 
     files → read ahead in threads → predicted in batches, here → scored in threads → counts
 
-Images, masks and predictions live as long as they are on this way; what stays are the counts of each image and the predictions of
-the few worst ones.
+Images, masks and predictions live as long as they are on this way; what stays are the counts of each image and the
+predictions of the few worst ones.
 """
 
 import contextlib
@@ -75,7 +76,9 @@ def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> Sampl
     if is_missing is not None and spec.image.ignores_nodata and truth.shape == size:
         truth = np.where(is_missing, np.uint8(IGNORED), truth)
     if size != data.images[index].size or truth.shape != size or (truth == UNKNOWN).any():
-        raise DataError(f"{shown_path(pair.image)} or its mask {shown_path(pair.mask)} has changed since it was looked at")
+        raise DataError(
+            f"{shown_path(pair.image)} or its mask {shown_path(pair.mask)} has changed since it was looked at"
+        )
     return Sample(index, given, truth)
 
 
@@ -87,11 +90,13 @@ def evaluate(
     as_trained: bool = False,
     tick: Callable[[], object] = lambda: None,
 ) -> EvaluatedSet:
-    """`threshold`: see predicted_ids. `with_lines`: what clDice needs. `as_trained`: fit: crop: tiles as training's validation
-    takes them, not blended. `tick` is called after each image. Raises DataError."""
+    """`threshold`: see predicted_ids. `with_lines`: what clDice needs. `as_trained`: fit: crop: tiles as training's
+    validation takes them, not blended. `tick` is called after each image. Raises DataError."""
     spec, num_images, lock = predictor.spec, len(data.pairs), threading.Lock()
     first_id = spec.num_ids - len(spec.class_names)  # with one class, the background is not reported
-    order = sorted(range(num_images), key=lambda index: (data.images[index].size, index))  # images of one size make a batch
+    order = sorted(
+        range(num_images), key=lambda index: (data.images[index].size, index)
+    )  # images of one size make a batch
     num_threads = min(MAX_THREADS, count_cores())
     counts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * num_images
     confusion = np.zeros((spec.num_ids, spec.num_ids), np.int64)
@@ -110,7 +115,10 @@ def evaluate(
             worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
             tick()
 
-    read, num_bytes = partial(read_sample, predictor, data), lambda sample: sample.given.pixels.nbytes + sample.truth.nbytes
+    read, num_bytes = (
+        partial(read_sample, predictor, data),
+        lambda sample: sample.given.pixels.nbytes + sample.truth.nbytes,
+    )
     samples = read_ahead(read, order, num_threads, num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
     with contextlib.closing(samples), WriteBehind(num_threads, MAX_BYTES_AHEAD) as counting:
         for predicted in predict_samples(predictor, (sample for _, sample in samples), threshold, as_trained):
@@ -155,13 +163,14 @@ def tiled_ids_as_trained(predictor: Predictor, sample: Sample, threshold: float 
     return ids
 
 
-# What it leaves in a folder. Each file is written whole or not at all, evaluation.json last. The same evaluation writes the same
-# bytes. Pictures of the one before, as its evaluation.json lists them, are deleted; nothing else in the folder is touched.
+# What it leaves in a folder. Each file is written whole or not at all, evaluation.json last. The same evaluation writes
+# the same bytes. Pictures of the one before, as its evaluation.json lists them, are deleted; nothing else in the folder
+# is touched.
 
 
 def make_folder(folder: Path, is_named: bool) -> None:
-    """Before the work is done, so that a folder that cannot be written to is told at once. `is_named`: by the user, who may name a
-    link; one in a run's folder could lead anywhere."""
+    """Before the work is done, so that a folder that cannot be written to is told at once. `is_named`: by the user, who
+    may name a link; one in a run's folder could lead anywhere."""
     try:
         if not is_named:
             make_own_folder(folder)
@@ -171,14 +180,19 @@ def make_folder(folder: Path, is_named: bool) -> None:
 
 
 def csv_text(evaluated: EvaluatedSet, pairs: Sequence[Pair], data_dir: Path, class_names: Sequence[str]) -> str:
-    """A row for each image, the worst first. With several classes: their mean, then each class. Undefined: an empty cell."""
+    """A row for each image, the worst first. With several classes: their mean, then each class. Undefined: an empty
+    cell."""
     scores = scores_from_counts(evaluated.counts)
     columns: dict[str, Sequence[Any]] = {}
     if len(class_names) > 1:
-        columns |= {f"mean_{score}": [_cell(value) for value in mean_over(values, axis=-1)] for score, values in scores.items()}
+        columns |= {
+            f"mean_{score}": [_cell(value) for value in mean_over(values, axis=-1)] for score, values in scores.items()
+        }
     for class_index, name in enumerate(class_names):
         suffix = f" {name}" if len(class_names) > 1 else ""
-        columns |= {f"{score}{suffix}": [_cell(value) for value in values[:, class_index]] for score, values in scores.items()}
+        columns |= {
+            f"{score}{suffix}": [_cell(value) for value in values[:, class_index]] for score, values in scores.items()
+        }
         for title, count in (("truth_pixels", Count.TRUTH), ("predicted_pixels", Count.PREDICTION)):
             columns[f"{title}{suffix}"] = evaluated.counts[:, class_index, count].tolist()
     columns |= {"wrong_pixels": evaluated.num_wrong.tolist(), "counted_pixels": evaluated.num_counted.tolist()}
@@ -197,7 +211,9 @@ def write_evaluation(
     try:
         earlier = _listed_pictures(folder)
         pictures = _write_pictures(folder, evaluated, data, spec)
-        write_text_atomically(folder / CSV_FILE, csv_text(evaluated, data.pairs, data.source.data_dir, spec.class_names))
+        write_text_atomically(
+            folder / CSV_FILE, csv_text(evaluated, data.pairs, data.source.data_dir, spec.class_names)
+        )
         everything = {"format": FORMAT, **content, "worst": pictures}
         write_text_atomically(folder / JSON_FILE, json_text(everything, indent=2, allow_nan=False) + "\n")
         for name in earlier - {picture["picture"] for picture in pictures}:
@@ -206,7 +222,9 @@ def write_evaluation(
         raise cannot(f"--out: {named_file(error) or folder}", "be written to", error, folder) from None
 
 
-def _write_pictures(folder: Path, evaluated: EvaluatedSet, data: EvaluationData, spec: SegmenterSpec) -> list[dict[str, Any]]:
+def _write_pictures(
+    folder: Path, evaluated: EvaluatedSet, data: EvaluationData, spec: SegmenterSpec
+) -> list[dict[str, Any]]:
     """Of the worst images; what was written, as evaluation.json lists it."""
     ious = mean_over(scores_from_counts(evaluated.counts)["iou"], axis=-1)
     make_own_folder(folder / PICTURES)

@@ -1,9 +1,11 @@
-"""Exports a trained model for other programs: ONNX, a program of torch.export (.pt2), or a folder for smp.from_pretrained.
+"""Exports a trained model for other programs: ONNX, a program of torch.export (.pt2), or a folder for
+smp.from_pretrained.
 
-    images in the files' own units, N,C,H,W float32, H and W multiples of 32  →  ExportNetwork  →  logits of every class id
+    images in the files' own units, N,C,H,W float32, H and W multiples of 32  →  ExportNetwork  →  logits of every class
+    id
 
-Every export is loaded again and compared with torch before it gets its name. An ONNX file takes any H and W: padding is added to
-its graph. In a program of torch.export it breaks variable sizes, and is left to the caller.
+Every export is loaded again and compared with torch before it gets its name. An ONNX file takes any H and W: padding is
+added to its graph. In a program of torch.export it breaks variable sizes, and is left to the caller.
 """
 
 import contextlib
@@ -70,8 +72,8 @@ class ExportNetwork(torch.nn.Module):
 
 
 def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
-    """One file with weights, normalisation and card. Returns what was compared. Raises ExportError; the file that was there is then
-    as it was."""
+    """One file with weights, normalisation and card. Returns what was compared. Raises ExportError; the file that was
+    there is then as it was."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         import_optional(package)
     with _exporting():
@@ -103,8 +105,8 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
 
 
 def _pad_inside(graph: Any) -> None:
-    """Images of any size are padded as the Segmenter pads them, and the logits cut to their size. Without it a size that is no
-    multiple of STRIDE gives other numbers, in silence."""
+    """Images of any size are padded as the Segmenter pads them, and the logits cut to their size. Without it a size
+    that is no multiple of STRIDE gives other numbers, in silence."""
     make = import_optional("onnx").helper.make_node
     renamed = {INPUT: f"{INPUT}_padded", OUTPUT: f"{OUTPUT}_padded"}
     for node in graph.node:
@@ -115,7 +117,9 @@ def _pad_inside(graph: Any) -> None:
         make("Neg", ["pad_size"], ["pad_negative_size"]),
         make("Constant", [], ["pad_stride"], value_ints=[STRIDE]),
         make("Mod", ["pad_negative_size", "pad_stride"], ["pad_missing"]),
-        make("Constant", [], ["pad_six_zeros"], value_ints=[0] * 6),  # before all axes, and behind those of images and channels
+        make(
+            "Constant", [], ["pad_six_zeros"], value_ints=[0] * 6
+        ),  # before all axes, and behind those of images and channels
         make("Concat", ["pad_six_zeros", "pad_missing"], ["pad_pads"], axis=0),
         make("Pad", [INPUT, "pad_pads"], [renamed[INPUT]], mode="edge"),
     ]
@@ -138,9 +142,14 @@ def onnx_metadata(card: ModelCard) -> dict[str, str]:
     units = "0 to 255" if image.is_8bit else f"{image.depth}, about {image.low:g} to {image.high:g}"
     return {
         CARD_KEY: card.to_json(),
-        "input": f"{INPUT}: N,{image.channels},H,W float32 in the files' own units ({units}), not normalised; any H and W",
+        "input": (
+            f"{INPUT}: N,{image.channels},H,W float32 in the files' own units ({units}), not normalised; any H and W"
+        ),
         PADDING_KEY: "inside",
-        "output": f"{OUTPUT}: N,{spec.num_ids},H,W float32; over axis 1, argmax gives the class of a pixel, softmax probabilities",
+        "output": (
+            f"{OUTPUT}: N,{spec.num_ids},H,W float32; over axis 1, argmax gives the class of a pixel, "
+            "softmax probabilities"
+        ),
         "classes": json.dumps(spec.id_names, ensure_ascii=False),
         "class_colours": json.dumps(spec.id_colours),
         "mask_values": json.dumps(spec.coding.mask_values),
@@ -155,7 +164,10 @@ def onnx_metadata(card: ModelCard) -> dict[str, str]:
         "size_advice": (
             "resize each image to trained_size (height, width), and the logits back"
             if spec.fit == "resize"
-            else "cut images at their own resolution into overlapping tiles (height, width), and take the mean of their logits"
+            else (
+                "cut images at their own resolution into overlapping tiles (height, width), and take the mean of "
+                "their logits"
+            )
         ),
     }
 
@@ -164,7 +176,9 @@ def export_pt2(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     """One file with the input and output of the .onnx file, and the card as `card.json`. Raises as export_onnx."""
     content = io.BytesIO()
     with _exporting():
-        program = torch.export.export(ExportNetwork(segmenter).eval(), (example_batch(card.spec),), dynamic_shapes=DYNAMIC_SHAPES)
+        program = torch.export.export(
+            ExportNetwork(segmenter).eval(), (example_batch(card.spec),), dynamic_shapes=DYNAMIC_SHAPES
+        )
         torch.export.save(program, content, extra_files={CARD_FILE: card.to_json()})
 
     @torch.inference_mode()
@@ -184,7 +198,8 @@ def _write(path: Path, content: bytes, verify: Callable[[Path], str]) -> str:
 
 
 def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
-    """A folder with the bare network, without normalisation, classes and sizes: those are in a JSON file and the README.
+    """A folder with the bare network, without normalisation, classes and sizes: those are in a JSON file and the
+    README.
 
     An earlier export there is replaced once the new one is compared. Raises ExportError.
     """
@@ -197,7 +212,11 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
         (draft / README).write_text(smp_readme(card), encoding="utf-8")
         for file in draft.iterdir():
             file.chmod(0o644)  # safetensors writes for the owner alone
-        with torch.inference_mode(), _quiet(), contextlib.redirect_stdout(io.StringIO()):  # smp prints where it loads from
+        with (
+            torch.inference_mode(),
+            _quiet(),
+            contextlib.redirect_stdout(io.StringIO()),
+        ):  # smp prints where it loads from
             loaded = smp.from_pretrained(str(draft)).eval()
             compared = compare(segmenter, Segmenter(card.spec, loaded, channels_last=False), pads=True)
         if folder.exists():
@@ -213,14 +232,17 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
 
 def smp_readme(card: ModelCard) -> str:
     """In place of smp's, which states the licence of its own code as that of the weights."""
-    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)  # Markdown has no escapes
+    environment = Environment(
+        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
+    )  # Markdown has no escapes
     environment.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
     values = {"card": card, "spec": card.spec, "card_file": SMP_CARD, "stride": STRIDE, "flat": FLAT}
     return environment.from_string(read_text(README_TEMPLATE)).render(values)
 
 
 def example_batch(spec: SegmenterSpec) -> torch.Tensor:
-    """N,C,H,W of the size that the model knows. Two images, and sides that differ: a tracer takes one, or equal ones, for fixed."""
+    """N,C,H,W of the size that the model knows. Two images, and sides that differ: a tracer takes one, or equal ones,
+    for fixed."""
     height, width = _trained_size(spec)
     return _to_nchw(comparison_images(spec.image, 2, height, width + STRIDE))
 
@@ -245,15 +267,22 @@ def comparison_images(image: ImageSpec, count: int, height: int, width: int) -> 
     return pixels.round().clamp(0, 255).to(torch.uint8) if image.is_8bit else pixels.contiguous()
 
 
-def compare(segmenter: Segmenter, run: Callable[[torch.Tensor], torch.Tensor], least_side: int = STRIDE, pads: bool = False) -> str:
-    """Runs several batches of N,H,W,C images of several sizes through both, and says what came out. `pads`: sizes that are no
-    multiples of STRIDE too.
+def compare(
+    segmenter: Segmenter, run: Callable[[torch.Tensor], torch.Tensor], least_side: int = STRIDE, pads: bool = False
+) -> str:
+    """Runs several batches of N,H,W,C images of several sizes through both, and says what came out. `pads`: sizes that
+    are no multiples of STRIDE too.
 
     Raises ExportError where they differ by more than TOLERANCE. Sizes that the network itself cannot take are left out.
     """
     spec = segmenter.spec
     height, width = _trained_size(spec)
-    batches = [(1, height, width), (2, height, width + STRIDE), (3, 3 * STRIDE, 5 * STRIDE), (1, least_side, least_side)]
+    batches = [
+        (1, height, width),
+        (2, height, width + STRIDE),
+        (3, 3 * STRIDE, 5 * STRIDE),
+        (1, least_side, least_side),
+    ]
     batches += [(2, 45, 83), (1, height - 1, width + 7)] if pads else [(1, height + STRIDE, 2 * STRIDE)]
     if _run_or_none(segmenter, comparison_images(spec.image, 1, height, width + STRIDE)) is None:
         batches = [(1, *spec.image_size), (2, *spec.image_size)]  # it takes the size of training alone
@@ -283,7 +312,9 @@ def compare(segmenter: Segmenter, run: Callable[[torch.Tensor], torch.Tensor], l
     if len(compared) < 2:
         raise ExportError("the network can compute too few of the sizes that an export is compared on")
     changed = f"{num_changed} of {num_pixels} pixels change class" if num_changed else "no pixel changes class"
-    return f"images: {', '.join(compared)}; logits reach {largest:.1f} and differ by {difference:.1e} at most; {changed}"
+    return (
+        f"images: {', '.join(compared)}; logits reach {largest:.1f} and differ by {difference:.1e} at most; {changed}"
+    )
 
 
 @torch.inference_mode()

@@ -1,7 +1,8 @@
 """Which images a command works on. Imports no torch.
 
 predict     what IMAGE, FOLDER, GLOB and CSV mean: the files, and the name of each result
-evaluate    the pairs of the model's run, or of a folder that is named, checked against what the model knows. Every file is read
+evaluate    the pairs of the model's run, or of a folder that is named, checked against what the model knows. Every file
+is read
             before the model sees the first one, so that all that does not fit is told at once
 """
 
@@ -52,11 +53,14 @@ class Input(NamedTuple):
 
 
 def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] = lambda text: None) -> list[Input]:
-    """The files in the order of the words, each once. Of a folder or pattern, results of predictions are left out, which is told by
+    """The files in the order of the words, each once. Of a folder or pattern, results of predictions are left out,
+    which is told by
     `note` of those that do not lie in `out`. Raises UserError.
     """
     if not all(word.strip() for word in words):  # Path("") would be the current folder
-        raise UserError("got an empty name; need images, folders, patterns or CSV files (is a variable of the shell not set?)")
+        raise UserError(
+            "got an empty name; need images, folders, patterns or CSV files (is a variable of the shell not set?)"
+        )
     paths = [Path(word) for word in words]
     alone = [path for path in paths if path.exists() and not path.is_dir() and path.suffix.lower() != CSV_SUFFIX]
     base = _common_folder(alone)
@@ -65,7 +69,9 @@ def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] =
         if path.is_dir():
             for others in describe_other_files(path):
                 note(f"left out of {word}: {others}")
-            found += _from_folder(path, list_files(path, follows=_leads_elsewhere(path)), out, f"{word} holds no image", note)
+            found += _from_folder(
+                path, list_files(path, follows=_leads_elsewhere(path)), out, f"{word} holds no image", note
+            )
         elif path.suffix.lower() == CSV_SUFFIX and path.exists():
             found += _from_csv(path)
         elif path.exists():
@@ -87,7 +93,8 @@ def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
     beside = next((result for folder, result in results.items() if folder.resolve() in folders), None)
     if beside is not None:
         raise UserError(
-            f"--out: got {out}; {beside} would lie among the images, and may be taken for one when they are read again. Choose "
+            f"--out: got {out}; {beside} would lie among the images, and may be taken for one when they are read "
+            "again. Choose "
             f"another folder, e.g. --out {out.parent / 'predictions'}, or add --among-images"
         )
 
@@ -116,14 +123,18 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 # Path.absolute() keeps ..
 
 
-def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str, note: Callable[[str], object]) -> list[Input]:
+def _from_folder(
+    folder: Path, files: Iterable[Path], out: Path, complaint: str, note: Callable[[str], object]
+) -> list[Input]:
     inside, parent = _absolute(out), _absolute(folder)
     may_hold_results = inside != parent and inside.is_relative_to(parent)
     images: list[Path] = []
     results: list[Path] = []
     for path in files:
         is_inside = may_hold_results and _absolute(path).is_relative_to(inside)
-        if is_inside and path.suffix == ".npy":  # of a prediction that was killed, the mask that would tell may be missing
+        if (
+            is_inside and path.suffix == ".npy"
+        ):  # of a prediction that was killed, the mask that would tell may be missing
             continue
         if not is_result(path):
             images.append(path)
@@ -139,8 +150,8 @@ def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str,
 
 
 def _from_csv(path: Path) -> list[Input]:
-    """Of the column `image`; a path is relative to the folder of the CSV file, to that of its data in the split.csv of a run, or to
-    where the command is given."""
+    """Of the column `image`; a path is relative to the folder of the CSV file, to that of its data in the split.csv of
+    a run, or to where the command is given."""
     header, rows = read_table(path, str(path))
     if "image" not in header:
         columns = first_few((f"{name:.60}" for name in header), 10) or "none"
@@ -158,7 +169,9 @@ def _from_csv(path: Path) -> list[Input]:
         found.append(Input(base / path_in_row, name.with_suffix("").as_posix()))
     missing = [str(image) for image, _ in found if not is_file(image)]
     if missing:
-        raise UserError(f"{path}: {len(missing)} of its {len(found)} images are not there: {first_few(missing, NUM_NAMED)}")
+        raise UserError(
+            f"{path}: {len(missing)} of its {len(found)} images are not there: {first_few(missing, NUM_NAMED)}"
+        )
     return found
 
 
@@ -227,7 +240,8 @@ def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pa
 
 
 def _read_split(run_folder: Path, config: Config, now: FoundPairs | None) -> FoundPairs:
-    """The table that the run wrote. `now`: pairs that are there; masks that are made from other files are found among those."""
+    """The table that the run wrote. `now`: pairs that are there; masks that are made from other files are found among
+    those."""
     converter = Converter(Path(config.data_dir), Path(config.checkpoint_dir))
     return read_split_csv(run_folder / SPLIT_CSV, Path(config.data_dir), now, converter)
 
@@ -242,7 +256,8 @@ def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int
         return DataSource(load_config({"num_classes": num_classes}, words), folder, is_own=False)
     if own is None or folder is None:
         raise UserError(
-            f"data_dir: {model_file} is not in a run folder, or its config.yaml is empty, so nothing says what to evaluate it on; "
+            f"data_dir: {model_file} is not in a run folder, or its config.yaml is empty, so nothing says what to "
+            "evaluate it on; "
             "name the images: data_dir=FOLDER with images/ and masks/"
         )
     is_own = not any(name in overrides for name in LAYOUT_KEYS)
@@ -268,9 +283,11 @@ def load_evaluation_data(
     return EvaluationData(source, chosen, found.rule, report.pairs, report.images, report.masks, coding)
 
 
-def find_split(source: DataSource, split: SplitName | None, console: Console | None = None) -> tuple[FoundPairs, SplitName]:
-    """The pairs of a split, and which one it is: without a wish val, or all pairs of a folder that is not divided. The data of a
-    run are divided as the run divided them; `test` is what neither trained nor validated."""
+def find_split(
+    source: DataSource, split: SplitName | None, console: Console | None = None
+) -> tuple[FoundPairs, SplitName]:
+    """The pairs of a split, and which one it is: without a wish val, or all pairs of a folder that is not divided. The
+    data of a run are divided as the run divided them; `test` is what neither trained nor validated."""
     now: FoundPairs | None = None
     try:
         now = find_dataset(source.config, console)
@@ -290,8 +307,12 @@ def find_split(source: DataSource, split: SplitName | None, console: Console | N
     chosen = tuple(pair for pair in found.pairs if pair.part == split)
     if not chosen:
         has = ", ".join(sorted(part for part in parts if part)) or "pairs that are not divided (--split all)"
-        fix = "; need test/images and test/masks there, or rows of test in split_file=FILE.csv" if split == "test" else ""
-        raise UserError(f"--split: {source.data_dir} has no {split} images with masks; it has {has} ({found.rule}){fix}")
+        fix = (
+            "; need test/images and test/masks there, or rows of test in split_file=FILE.csv" if split == "test" else ""
+        )
+        raise UserError(
+            f"--split: {source.data_dir} has no {split} images with masks; it has {has} ({found.rule}){fix}"
+        )
     return dataclasses.replace(found, pairs=chosen), split
 
 
@@ -300,11 +321,15 @@ def _own_pairs(source: DataSource, now: FoundPairs | None) -> FoundPairs:
     assert source.run_folder is not None
     table = source.run_folder / SPLIT_CSV
     if not table.is_file():
-        raise UserError(f"{table} is missing, which says what the run was validated on; name the images: data_dir=FOLDER")
+        raise UserError(
+            f"{table} is missing, which says what the run was validated on; name the images: data_dir=FOLDER"
+        )
     try:
         return FoundPairs(_read_split(source.run_folder, source.config, now).pairs, str(table))
     except DataError as error:
-        raise DataError(f"{error}\nIf the data have moved: data_dir=FOLDER split_file={shlex.quote(str(table))}") from None
+        raise DataError(
+            f"{error}\nIf the data have moved: data_dir=FOLDER split_file={shlex.quote(str(table))}"
+        ) from None
 
 
 def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
@@ -332,7 +357,9 @@ def _choose_coding(spec: SegmenterSpec, config: Config, overrides: Mapping[str, 
     if "mask_values" in overrides and config.mask_values != "auto":
         return given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
     ignored = given_coding("nonzero", config.ignore_value).ignored
-    return dataclasses.replace(spec.coding, ignore_value=ignored or None) if "ignore_value" in overrides else spec.coding
+    return (
+        dataclasses.replace(spec.coding, ignore_value=ignored or None) if "ignore_value" in overrides else spec.coding
+    )
 
 
 def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:
@@ -341,7 +368,9 @@ def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: Segment
     lines = unknown_value_lines(report, coding)
     if lines:
         what = f"with values that belong to no class of the model ({names})"
-        report.problems.append(Problem("values", "mask", what, tuple(lines), f"{order}; ignore_value=N leaves a value out"))
+        report.problems.append(
+            Problem("values", "mask", what, tuple(lines), f"{order}; ignore_value=N leaves a value out")
+        )
         return
     values, first = sorted(total_counts(report.masks)), spec.id_names[0]
     if {class_id for mask in report.masks for class_id in class_ids(mask.counts, coding)} - {0, IGNORED, UNKNOWN}:
@@ -355,7 +384,8 @@ def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: Segment
 
 
 def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
-    """Raises UserError unless both models can be compared on these images: on their own splits these must be the same."""
+    """Raises UserError unless both models can be compared on these images: on their own splits these must be the
+    same."""
     folder = run_folder_of(other)
     if not data.source.is_own or folder is None or data.split not in ("train", "val"):
         return
@@ -363,16 +393,23 @@ def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
     if num_theirs is None or len(same) == len(data.pairs) == num_theirs:
         return
     seen, _ = listed_pairs(data.pairs, folder, "train")
-    leak = f"; {other} was trained on {len(seen)} of {this}'s, such as {seen[0].image}" if seen and data.split == "val" else ""
+    leak = (
+        f"; {other} was trained on {len(seen)} of {this}'s, such as {seen[0].image}"
+        if seen and data.split == "val"
+        else ""
+    )
     raise UserError(
-        f"--compare: the {data.split} images of {this} and {other} differ ({len(data.pairs)} and {num_theirs}, of which "
-        f"{len(same)} are the same){leak}. Compare them on images that neither was trained on (data_dir=FOLDER), or train "
+        f"--compare: the {data.split} images of {this} and {other} differ ({len(data.pairs)} and {num_theirs}, "
+        "of which "
+        f"{len(same)} are the same){leak}. Compare them on images that neither was trained on (data_dir=FOLDER), "
+        "or train "
         f"both with one split: split_file={shlex.quote(str(this.parent / SPLIT_CSV))}"
     )
 
 
 def listed_pairs(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[Pair], int | None]:
-    """Those of the pairs that are in this part of a run's data, and how many that has; None: the run does not say. Wherever the
+    """Those of the pairs that are in this part of a run's data, and how many that has; None: the run does not say.
+    Wherever the
     files lie now: in a folder, or in shards of it."""
     table = run_folder / SPLIT_CSV
     try:
@@ -380,19 +417,27 @@ def listed_pairs(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[l
     except UserError:
         return [], None
     known = set(images)
-    return [pair for pair in pairs if resolved(pair.image) in known or (pair.content and pair.content in contents)], len(images)
+    return [
+        pair for pair in pairs if resolved(pair.image) in known or (pair.content and pair.content in contents)
+    ], len(images)
 
 
 def check_same_classes(data: EvaluationData, this: SegmenterSpec, other: SegmenterSpec, name: str) -> None:
-    """Raises UserError unless both models have the same classes and, by their own coding, mean the same by these masks."""
+    """Raises UserError unless both models have the same classes and, by their own coding, mean the same by these
+    masks."""
     if list(this.id_names) != list(other.id_names):
-        raise UserError(f"--compare: the classes of {name} are {', '.join(other.id_names)}; need {', '.join(this.id_names)}")
+        raise UserError(
+            f"--compare: the classes of {name} are {', '.join(other.id_names)}; need {', '.join(this.id_names)}"
+        )
     if data.coding != this.coding:  # given by the user for these masks, for both models
         return
     meanings = {**dict(enumerate(this.id_names)), IGNORED: "ignored", UNKNOWN: "no class"}
     values = np.array(sorted(total_counts(data.masks)))
-    for value, mine, theirs in zip(values.tolist(), this.coding.encode(values), other.coding.encode(values), strict=True):
+    for value, mine, theirs in zip(
+        values.tolist(), this.coding.encode(values), other.coding.encode(values), strict=True
+    ):
         if mine != theirs:
             raise UserError(
-                f"--compare: mask value {show_value(value)} is {meanings[int(mine)]} here and {meanings[int(theirs)]} for {name}"
+                f"--compare: mask value {show_value(value)} is {meanings[int(mine)]} here and "
+                f"{meanings[int(theirs)]} for {name}"
             )

@@ -1,10 +1,11 @@
-"""The files of a prediction, written some rows at a time under temporary names: all files of an image are there, or none.
+"""The files of a prediction, written some rows at a time under temporary names: all files of an image are there, or
+none.
 
 OUT/a/b.png                   class ids, with a palette          OUT/a/b.tif   the same, where the image is a GeoTIFF
 OUT/values/a/b.png            the mask values of the dataset     (of values and probabilities too)
 OUT/overlays/a/b.png          the image, with the classes drawn over it
-OUT/probabilities/a/b.png     16 bit, of the foreground; with more classes OUT/probabilities/1-name/a/b.png each; or .npy
-OUT/polygons.json             COCO, of all images                OUT/a/b.geojson   where the image is a GeoTIFF
+OUT/probabilities/a/b.png     16 bit, of the foreground; with more classes OUT/probabilities/1-name/a/b.png each; or
+.npy OUT/polygons.json             COCO, of all images                OUT/a/b.geojson   where the image is a GeoTIFF
 """
 
 import contextlib
@@ -66,7 +67,9 @@ class Rows(NamedTuple):
     """Results of some rows of an image."""
 
     ids: Pixels  # rows,W uint8
-    probabilities: Pixels = np.zeros(0)  # M,rows,W of the stored ids, if they are wanted: uint16 for PNG, float32 for .npy
+    probabilities: Pixels = np.zeros(
+        0
+    )  # M,rows,W of the stored ids, if they are wanted: uint16 for PNG, float32 for .npy
 
 
 class Output(NamedTuple):
@@ -100,7 +103,11 @@ class PredictionFolder:
         kinds, found = self.kinds, []
         if kinds.values:
             channels = 3 if self.values.ndim == 2 else 1
-            found.append(Output(self.out / VALUES / f"{name}.png", lambda rows: self.values[rows.ids], self.values.dtype, channels))
+            found.append(
+                Output(
+                    self.out / VALUES / f"{name}.png", lambda rows: self.values[rows.ids], self.values.dtype, channels
+                )
+            )
         if kinds.overlay:
             place = self.out / OVERLAYS / f"{name}.png"
             found.append(Output(place, lambda rows: rows.ids, channels=3, content="picture", is_overlay=True))
@@ -129,8 +136,8 @@ class PredictionFolder:
                     discard_drafts(written, process)
 
     def refuse_overwriting(self, inputs: Sequence[Input]) -> None:
-        """Raises UserError if two results would have one name, or one would replace an image or a file that is no result, such as
-        a mask of the dataset."""
+        """Raises UserError if two results would have one name, or one would replace an image or a file that is no
+        result, such as a mask of the dataset."""
         real_folder = cache(Path.resolve)
         sources = {real_folder(given.path.parent) / given.path.name for given in inputs}
         owners: dict[str, Path] = {}
@@ -139,9 +146,13 @@ class PredictionFolder:
         for given in inputs:
             may_be_geotiff = given.path.suffix.lower() in TIFF_SUFFIXES
             for path in self.files(given.name):
-                for written in (path, path.with_suffix(".tif")) if may_be_geotiff and path.suffix == ".png" else (path,):
+                for written in (
+                    (path, path.with_suffix(".tif")) if may_be_geotiff and path.suffix == ".png" else (path,)
+                ):
                     if real_folder(written.parent) / written.name in sources:
-                        raise UserError(f"--out: {written} is one of the images, and would be overwritten; choose another folder")
+                        raise UserError(
+                            f"--out: {written} is one of the images, and would be overwritten; choose another folder"
+                        )
                     _refuse_foreign(written)
                 other = owners.setdefault(str(path).casefold(), given.path)  # some file systems ignore case
                 if other != given.path:
@@ -183,18 +194,24 @@ def value_table(coding: MaskCoding, num_ids: int) -> Pixels:
     if max(values) < COLOUR:
         return np.array(values, np.uint8 if max(values) <= 255 else np.uint16)
     if any(255 < value < COLOUR for value in values):
-        raise UserError("--values: the dataset's masks have both colours and 16-bit values, which no single file can hold")
+        raise UserError(
+            "--values: the dataset's masks have both colours and 16-bit values, which no single file can hold"
+        )
     return np.array(
-        [((value >> 16) & 255, (value >> 8) & 255, value & 255) if value >= COLOUR else (value,) * 3 for value in values], np.uint8
+        [
+            ((value >> 16) & 255, (value >> 8) & 255, value & 255) if value >= COLOUR else (value,) * 3
+            for value in values
+        ],
+        np.uint8,
     )
 
 
 class ImageFiles(contextlib.ExitStack):
-    """The files of one image; use it in `with`. Its rows come from top to bottom, then `finish` gives the files their names. What
-    has none at the end is deleted.
+    """The files of one image; use it in `with`. Its rows come from top to bottom, then `finish` gives the files their
+    names. What has none at the end is deleted.
 
-    `picture`: the image where it is in memory, for the overlay; else it is read again. Raises OSError, and ReadError where the
-    image can no longer be read.
+    `picture`: the image where it is in memory, for the overlay; else it is read again. Raises OSError, and ReadError
+    where the image can no longer be read.
     """
 
     def __init__(self, folder: PredictionFolder, given: Input, size: Size, picture: ImageReader | None = None) -> None:
@@ -216,7 +233,9 @@ class ImageFiles(contextlib.ExitStack):
         if path.suffix == ".npy":
             writer = NpyWriter(self._draft(path), (*self.size, channels) if channels > 1 else self.size, dtype)
         else:
-            if georeference is not None and not is_overlay:  # is given its name first: the mask's PNG is the last file of all
+            if (
+                georeference is not None and not is_overlay
+            ):  # is given its name first: the mask's PNG is the last file of all
                 tiff = TiffWriter(self._draft(path.with_suffix(".tif")), self.size, dtype, channels, palette, content)
                 tiff.tags = georeference.tags
                 self.writers.append((tiff, take))
@@ -257,7 +276,8 @@ def georeference_of(path: Path) -> Georeference | None:
 
 
 class OverlayWriter:
-    """Reads the rows of the image as the ids of those rows come, and draws. One row behind: outlines depend on the row below."""
+    """Reads the rows of the image as the ids of those rows come, and draws. One row behind: outlines depend on the row
+    below."""
 
     def __init__(self, writer: PngWriter, picture: ImageReader, colours: Pixels, size: Size) -> None:
         self.writer, self.picture, self.colours, self.size = writer, picture, colours, size
@@ -265,7 +285,9 @@ class OverlayWriter:
         self.waiting = np.empty((0, size[1]), np.uint8)
         self.num_written = 0
         corner = picture.read(slice(0, 1), slice(0, 1))
-        self.shown = None if corner.dtype == np.uint8 else display_range(picture.read_resized((SAMPLE_SIDE, SAMPLE_SIDE)))
+        self.shown = (
+            None if corner.dtype == np.uint8 else display_range(picture.read_resized((SAMPLE_SIDE, SAMPLE_SIDE)))
+        )
 
     def write(self, rows: Pixels) -> None:
         ids = np.concatenate([self.waiting, rows])
@@ -286,14 +308,16 @@ class OverlayWriter:
 
 
 class CocoFile:
-    """Polygons of all images. They are added in any order and from any thread, and wait in a temporary file; `finish` writes them
-    in the order of the images. To be closed."""
+    """Polygons of all images. They are added in any order and from any thread, and wait in a temporary file; `finish`
+    writes them in the order of the images. To be closed."""
 
     def __init__(self, path: Path, spec: SegmenterSpec) -> None:
         self.path, self.spec, self.lock = path, spec, threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.waiting: BinaryIO = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115
-        self.images: dict[int, tuple[dict[str, Any], int, int]] = {}  # about it, and where its annotations wait: start, lines
+        self.images: dict[
+            int, tuple[dict[str, Any], int, int]
+        ] = {}  # about it, and where its annotations wait: start, lines
         self.close = self.waiting.close
 
     def add(self, index: int, file_name: str, ids: Pixels) -> None:
@@ -309,9 +333,13 @@ class CocoFile:
         if not self.images:
             return
         in_order = [self.images[index] for index in sorted(self.images)]
-        categories = [{"id": class_id, "name": self.spec.id_names[class_id]} for class_id in range(1, self.spec.num_ids)]
+        categories = [
+            {"id": class_id, "name": self.spec.id_names[class_id]} for class_id in range(1, self.spec.num_ids)
+        ]
         images = ",".join(f"\n{json_text(about)}" for about, _, _ in in_order)
-        head = f'{{"info": {{"description": "{MARK}"}},\n"categories": {json_text(categories)},\n"images": [{images}],\n'
+        head = (
+            f'{{"info": {{"description": "{MARK}"}},\n"categories": {json_text(categories)},\n"images": [{images}],\n'
+        )
 
         def annotations() -> Iterator[bytes]:
             number = 0
@@ -351,8 +379,8 @@ def _annotation(class_id: int, polygon: Polygon) -> dict[str, Any]:
 
 
 def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Georeference) -> None:
-    """A feature for each object, in the coordinates of the image's own reference system, which `crs` names as GDAL and QGIS read
-    it."""
+    """A feature for each object, in the coordinates of the image's own reference system, which `crs` names as GDAL and
+    QGIS read it."""
     head: dict[str, Any] = {"type": "FeatureCollection", "generator": MARK}
     if georeference.epsg is not None:
         head["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:EPSG::{georeference.epsg}"}}

@@ -1,13 +1,14 @@
-"""Predicts many images into files: threads read, the main thread runs the engine on batches of one shape, threads write.
+"""Predicts many images into files: threads read, the main thread runs the engine on batches of one shape, threads
+write.
 
     files → read_ahead → batches of one shape → device → HostCopy → WriteBehind → files
 
 Many small images on a fast GPU are read and written by StreamProcesses.
 
-Images keep their order, so that batches, and with them results, are the same in every run. The device is given the next batch
-before the one before it is done, and nothing in between waits for it. What is read ahead and what waits to be written is bounded
-in bytes. An image that is too large for that is read, computed and written in bands of rows, one image at a time.
-"""
+Images keep their order, so that batches, and with them results, are the same in every run. The device is given the next
+batch before the one before it is done, and nothing in between waits for it. What is read ahead and what waits to be
+written is bounded in bytes. An image that is too large for that is read, computed and written in bands of rows, one
+image at a time."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ from unet_trainer.system.console import Bar, Console
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
 
-# Of a batch, if its size is not given. While the network is called, its thread waits for the GIL beside readers and writers: large
-# batches keep a fast GPU busy all the same.
+# Of a batch, if its size is not given. While the network is called, its thread waits for the GIL beside readers and
+# writers: large batches keep a fast GPU busy all the same.
 CPU_BATCH_PIXELS = 2 * 512**2
 GPU_BATCH_PIXELS = {0: 16 * 512**2, 12: 32 * 512**2, 32: 64 * 512**2}  # by GiB of its memory
 MAX_BATCH = 64
@@ -68,8 +69,8 @@ Found = ModelInput | ImageReader | DataError | None  # None: large, and not read
 
 
 class PredictionStream:
-    """Runs once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids. `processes` read and write the images
-    that are computed in batches, in place of threads."""
+    """Runs once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids. `processes` read and write
+    the images that are computed in batches, in place of threads."""
 
     def __init__(
         self,
@@ -88,7 +89,9 @@ class PredictionStream:
         if device.type == "cuda":
             memory = torch.cuda.get_device_properties(device).total_memory / 2**30
             self.batch_pixels = max(pixels for least, pixels in GPU_BATCH_PIXELS.items() if memory >= least)
-        self.processes = None if folder.kinds.polygons else processes  # all polygons go into one file, which this process writes
+        self.processes = (
+            None if folder.kinds.polygons else processes
+        )  # all polygons go into one file, which this process writes
         # On a CPU the network has the cores.
         self.num_readers = max(2, count_cores() // 2) if device.type == "cuda" else 2
         self.num_writers = max(2, count_cores() // 4) if device.type == "cuda" else 2
@@ -105,7 +108,8 @@ class PredictionStream:
         self.on_device: deque[HostCopy] = deque()
 
     def warm_up(self, num_images: int) -> None:
-        """Loads the device's kernels for the batches that are known to come: those of a model that sees whole images resized."""
+        """Loads the device's kernels for the batches that are known to come: those of a model that sees whole images
+        resized."""
         self.num_images = num_images
         spec = self.predictor.spec
         shape = (*spec.image_size, spec.image.channels)
@@ -114,7 +118,9 @@ class PredictionStream:
             dtype = torch.uint8 if spec.image.is_8bit else torch.float32
             self.forward.prepare((batch_size, *shape), dtype)
             if self.device.type == "cuda":
-                if num_left := num_images % batch_size:  # the last batch: its kernels are chosen for its shape, layer by layer
+                if (
+                    num_left := num_images % batch_size
+                ):  # the last batch: its kernels are chosen for its shape, layer by layer
                     with contextlib.suppress(torch.OutOfMemoryError):  # told when it is computed
                         self.predictor.engine.logits(torch.zeros((num_left, *shape), dtype=dtype))
                 # Allocating page-locked memory stops the device; what is freed here is given out again.
@@ -123,9 +129,9 @@ class PredictionStream:
                 _ = [torch.empty(size, dtype=dtype, pin_memory=True) for size in sizes]
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> PredictionStream:
-        """Returns itself, with what came out. Raises OSError where results cannot be written, WorkerError where a process
-        died. Whatever ends it, there are whole files only. `is_done`: images whose files are there; they are left
-        alone, and their polygons made from their masks."""
+        """Returns itself, with what came out. Raises OSError where results cannot be written, WorkerError where a
+        process died. Whatever ends it, there are whole files only. `is_done`: images whose files are there; they are
+        left alone, and their polygons made from their masks."""
         self.numbers = {given: number for number, given in enumerate(inputs)}
         done = {given for given, is_there in zip(inputs, is_done or (), strict=False) if is_there}
         todo = [given for given in inputs if given not in done]
@@ -160,11 +166,17 @@ class PredictionStream:
         spec = self.predictor.spec
         shape = (*spec.image_size, spec.image.channels)
         num_bytes = math.prod(shape) * (1 if spec.image.is_8bit else 4)
-        if self.processes is None or spec.fit == "crop" or not self.processes.can_read(num_bytes, self.batch_size_of(shape)):
+        if (
+            self.processes is None
+            or spec.fit == "crop"
+            or not self.processes.can_read(num_bytes, self.batch_size_of(shape))
+        ):
             return read_ahead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
         return self._read_in_processes(images, self.processes)
 
-    def _read_in_processes(self, images: Sequence[Input], processes: StreamProcesses) -> Generator[tuple[Input, Found], None, None]:
+    def _read_in_processes(
+        self, images: Sequence[Input], processes: StreamProcesses
+    ) -> Generator[tuple[Input, Found], None, None]:
         spec = self.predictor.spec
         ahead = processes.read_ahead(images, spec.image, self.predictor.min_side, spec.image_size)
         for given, found, has_missing in ahead:
@@ -191,7 +203,9 @@ class PredictionStream:
         coming: deque[tuple[Sequence[tuple[Input, ModelInput]], Future[torch.Tensor]]] = deque()
         for images in self._group(ahead):
             if images:
-                coming.append((images, self.batches.submit(host_batch, [found.pixels for _, found in images], self.device)))
+                coming.append(
+                    (images, self.batches.submit(host_batch, [found.pixels for _, found in images], self.device))
+                )
             # At the start a batch is given to the device as soon as it is there: the next is still to be read.
             while coming and (len(coming) > 1 or coming[0][1].done()):
                 self._run_batch(*coming.popleft())
@@ -199,7 +213,8 @@ class PredictionStream:
             self._run_batch(*batch)
 
     def _group(self, ahead: Iterable[tuple[Input, Found]]) -> Iterator[Sequence[tuple[Input, ModelInput]]]:
-        """After each image those of one shape, if they are as many as a batch has, or none; large ones are predicted on the way."""
+        """After each image those of one shape, if they are as many as a batch has, or none; large ones are predicted on
+        the way."""
         waiting: dict[tuple[int, ...], list[tuple[Input, ModelInput]]] = {}  # by shape
         for given, found in ahead:
             full: Sequence[tuple[Input, ModelInput]] = ()
@@ -221,12 +236,15 @@ class PredictionStream:
     def batch_size_of(self, shape: Sequence[int]) -> int:
         if self.batch_size is not None:
             return self.batch_size
-        # While the first batch is read the device waits, and while the last is written too: of few images, batches are small.
+        # While the first batch is read the device waits, and while the last is written too: of few images, batches are
+        # small.
         most = SMALL_BATCH * max(1, -(-self.num_images // (SMALL_BATCH * MIN_BATCHES)))
         return max(1, min(MAX_BATCH, most, self.batch_pixels // (shape[0] * shape[1])))
 
     def _run_batch(self, images: Sequence[tuple[Input, ModelInput]], coming: Future[torch.Tensor]) -> None:
-        batch_logits = self.predictor.logits(coming.result(), self.forward.logits)  # before the next call they are used up
+        batch_logits = self.predictor.logits(
+            coming.result(), self.forward.logits
+        )  # before the next call they are used up
         self.num_to_come -= len(images)
         # At the end all writers take part: one would take as long for its images as three batches are computed.
         per_task = IMAGES_PER_TASK if self.num_to_come >= 3 * len(images) else -(-len(images) // self.num_at_once)
@@ -259,7 +277,8 @@ class PredictionStream:
         return [torch.cat(part, -2) for part in zip(*parts, strict=True)]
 
     def _results(self, logits: torch.Tensor) -> list[torch.Tensor]:
-        """…,K,rows,W logits → …,rows,W ids and, if they are wanted, …,M,rows,W probabilities, as the files have them."""
+        """…,K,rows,W logits → …,rows,W ids and, if they are wanted, …,M,rows,W probabilities, as the files have
+        them."""
         ids = predicted_ids(logits, self.threshold)
         kind = self.folder.kinds.probabilities
         if kind is None:
@@ -375,7 +394,8 @@ def _arrays(copy: HostCopy) -> list[Pixels]:
 
 @contextlib.contextmanager
 def one_thread_each(device: torch.device) -> Iterator[None]:
-    """Calls of OpenCV use one thread each, since there are as many readers and writers as cores; those of torch too, unless it has
+    """Calls of OpenCV use one thread each, since there are as many readers and writers as cores; those of torch too,
+    unless it has
     the network to compute: copying a batch by 16 threads on 16 busy cores took 13 ms, so that the GPU waited."""
     before, torch_before = cv2.getNumThreads(), torch.get_num_threads()
     cv2.setNumThreads(1)
@@ -394,7 +414,9 @@ def _use_device(device: torch.device) -> None:
 
 
 def _num_bytes(found: Found) -> int:
-    pixels = found.pixels if isinstance(found, ModelInput) else found.in_memory if isinstance(found, ImageReader) else None
+    pixels = (
+        found.pixels if isinstance(found, ModelInput) else found.in_memory if isinstance(found, ImageReader) else None
+    )
     return 0 if pixels is None else pixels.nbytes
 
 
@@ -413,8 +435,8 @@ class Rates(NamedTuple):
 
 
 def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Path) -> Rates:
-    """Of images that go through the network in batches. The plain loop writes its masks into `folder`. The first use of the device
-    is not counted."""
+    """Of images that go through the network in batches. The plain loop writes its masks into `folder`. The first use of
+    the device is not counted."""
     predictor, engine = stream.predictor, stream.predictor.engine
     sample: list[ModelInput] = []
     started = time.perf_counter()
@@ -455,7 +477,8 @@ def _rate(counts: Iterator[int], seconds: float) -> float:
 
 @torch.no_grad()
 def _plain_loop(engine: TorchEngine, inputs: Sequence[Input], folder: Path) -> Iterator[int]:
-    """As in the examples of segmentation-models-pytorch: read, forward in float32, argmax, write, one image after the other."""
+    """As in the examples of segmentation-models-pytorch: read, forward in float32, argmax, write, one image after the
+    other."""
     spec = engine.card.spec
     for given in inputs:
         try:

@@ -1,5 +1,5 @@
-"""One image of any size → logits at its own size, in bands of rows: ids, probabilities and files are made from the bands, so that
-memory does not grow with the image.
+"""One image of any size → logits at its own size, in bands of rows: ids, probabilities and files are made from the
+bands, so that memory does not grow with the image.
 
     fit: resize    the whole image at the size that the model was trained at; logits are upsampled
     fit: crop      overlapping tiles at native resolution, of the size that validation had; an image that is no
@@ -37,14 +37,17 @@ from unet_trainer.system.console import counted
 
 SIGMA = 1 / 8  # of the Gaussian, in tiles
 BATCH_PIXELS = {"cuda": 16 * 512**2, "cpu": 4 * 512**2}  # that go through the network at once
-Forward = Callable[[torch.Tensor], torch.Tensor]  # N,H,W,C images → N,K,H,W logits, which may be overwritten by the next call
+Forward = Callable[
+    [torch.Tensor], torch.Tensor
+]  # N,H,W,C images → N,K,H,W logits, which may be overwritten by the next call
 GPU_WHOLE, CPU_WHOLE = 2048**2, 1024**2  # pixels of the largest image whose logits are computed all at once
 FAR = 4  # fit: resize: times larger or smaller than every training image, and objects look like none of them
 
 
-# Logits of one image in bands of rows. Tiles start at evenly spread places, half a tile or less apart, and their logits are added
-# up with Gaussian weights. While the tiles of one row of tiles are computed, their logits add up in a buffer of K × tile × width;
-# the rows that no later tile touches are then complete and leave it. Memory is that of the buffer, whatever the image's height.
+# Logits of one image in bands of rows. Tiles start at evenly spread places, half a tile or less apart, and their logits
+# are added up with Gaussian weights. While the tiles of one row of tiles are computed, their logits add up in a buffer
+# of K × tile × width; the rows that no later tile touches are then complete and leave it. Memory is that of the buffer,
+# whatever the image's height.
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ def tile_starts(length: int, tile: int) -> list[int]:
 
 
 def tile_weights(tile: int) -> torch.Tensor:
-    """Along one side; the weight of a pixel is the product of both sides'. Nowhere 0, so that every pixel has a mean."""
+    """Along one side; the weight of a pixel is the product of both sides'. Nowhere 0, so that every pixel has a
+    mean."""
     offsets = (torch.arange(tile, dtype=torch.float64) - (tile - 1) / 2) / (SIGMA * tile)
     return torch.exp(-0.5 * offsets**2).clamp_min(1e-4)
 
@@ -101,8 +105,8 @@ class TileGrid:
         forward: Forward,
         on_tiles: Callable[[int], object] = lambda num_tiles: None,
     ) -> None:
-        """Adds the weighted logits of the tiles at these rows of N,H,W,C images to N,K,H,W; tiles of all images go through the
-        network together."""
+        """Adds the weighted logits of the tiles at these rows of N,H,W,C images to N,K,H,W; tiles of all images go
+        through the network together."""
         height, width = self.tile
         places = [(top, left) for top in tops for left in self.lefts]
         num_calls = -(-len(places) * len(images) * height * width // self.batch_pixels)
@@ -151,7 +155,8 @@ class TiledLogits:
                 total[:, :, rows - num_done :] = 0
 
     def _strips(self) -> Generator[Pixels, None, None]:
-        """The pixels of each row of tiles. Rows that two of them share are read once, and the next is read meanwhile."""
+        """The pixels of each row of tiles. Rows that two of them share are read once, and the next is read
+        meanwhile."""
         (height, width), tops, rows = self.size, self.grid.tops, self.grid.tile[0]
         new_rows = [slice(0, min(rows, height)), *(slice(before + rows, top + rows) for before, top in pairwise(tops))]
 
@@ -169,7 +174,8 @@ Logits = WholeLogits | TiledLogits  # bands() may be called once only
 
 
 def predicted_ids(logits: torch.Tensor, threshold: float | None = None) -> torch.Tensor:
-    """…,K,H,W logits → …,H,W uint8 ids, where the logits are. `threshold`: least probability of the foreground, of two ids."""
+    """…,K,H,W logits → …,H,W uint8 ids, where the logits are. `threshold`: least probability of the foreground, of two
+    ids."""
     if logits.shape[-3] == 2:
         least = 0.0 if threshold is None else float(np.log(threshold) - np.log1p(-threshold))
         return (logits.select(-3, 1) - logits.select(-3, 0) > least).to(torch.uint8)
@@ -234,8 +240,8 @@ class Predictor:
         return self.spec.fit == "crop" and size[0] * size[1] > self.whole
 
     def prepare(self, image: Pixels, size: Size | None = None) -> ModelInput:
-        """H,W,C or H,W pixels in the files' own units, checked against the spec. `size`: of the result, if the image was read at
-        less than its own. Raises DataError."""
+        """H,W,C or H,W pixels in the files' own units, checked against the spec. `size`: of the result, if the image
+        was read at less than its own. Raises DataError."""
         pixels = check_image(image, self.spec.image)
         size = size or (pixels.shape[0], pixels.shape[1])
         fit = fit_image if self.spec.fit == "resize" else mirrored_to
@@ -256,9 +262,12 @@ class Predictor:
         (height, width), (rows, columns), (least, most) = far_sizes[0], self.spec.image_size, self.spec.source_sides
         side = math.sqrt(rows * columns)
         return (
-            f"{counted(len(far_sizes), 'image is', 'images are')} seen at a scale far from training's: {width}×{height} "
-            f"pixels become {columns}×{rows}, scaled by {side / math.sqrt(height * width):.2g}; in training by {side / most:.2g} "
-            f"to {side / least:.2g}. Unless their objects fill as much of the image as in training, results are poor: give parts "
+            f"{counted(len(far_sizes), 'image is', 'images are')} seen at a scale far from training's: "
+            f"{width}×{height} "
+            f"pixels become {columns}×{rows}, scaled by {side / math.sqrt(height * width):.2g}; in training by "
+            f"{side / most:.2g} "
+            f"to {side / least:.2g}. Unless their objects fill as much of the image as in training, results are "
+            "poor: give parts "
             f"of them of about {most:.0f}×{most:.0f} pixels, or train with fit=crop"
         )
 
@@ -273,7 +282,8 @@ class Predictor:
     def _tile_of(self, size: Size) -> Size:
         """That of an image of this size: no larger than the image, unless training's crops are."""
         height, width = (
-            min(side, max(length, trained)) for side, length, trained in zip(self.tile, size, self.spec.image_size, strict=True)
+            min(side, max(length, trained))
+            for side, length, trained in zip(self.tile, size, self.spec.image_size, strict=True)
         )
         return height, width
 
@@ -287,7 +297,9 @@ class Predictor:
             images = [given.pixels[: given.size[0], : given.size[1]] for given in inputs]
             return [self._tiled(ImageReader(image), lambda pixels: pixels) for image in images]
         logits = self.logits(host_batch([given.pixels for given in inputs], self.engine.device))
-        return [WholeLogits(self.at_size(one, given.size), given.size) for one, given in zip(logits, inputs, strict=True)]
+        return [
+            WholeLogits(self.at_size(one, given.size), given.size) for one, given in zip(logits, inputs, strict=True)
+        ]
 
     def predict_image(self, image: Pixels) -> Logits:
         """Of one image, in bands if it is large."""
@@ -304,8 +316,8 @@ class Predictor:
 
 
 def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
-    """H,W,C or H,W → H,W,C as a batch has it, missing data filled; raises DataError for another depth and other channels than the
-    model knows."""
+    """H,W,C or H,W → H,W,C as a batch has it, missing data filled; raises DataError for another depth and other
+    channels than the model knows."""
     if image.ndim == 2:
         image = image[:, :, None]
     if image.ndim != 3 or image.size == 0:
@@ -318,12 +330,24 @@ def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
 
 # A trained model for Python: `from unet_trainer import load; model = load("checkpoints/demo"); mask = model(image)`.
 
-PIL_MODES = ("1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N")  # not indices, CMYK, YCbCr, HSV, LAB
+PIL_MODES = (
+    "1",
+    "L",
+    "LA",
+    "RGB",
+    "RGBA",
+    "I",
+    "F",
+    "I;16",
+    "I;16L",
+    "I;16B",
+    "I;16N",
+)  # not indices, CMYK, YCbCr, HSV, LAB
 
 
 class LoadedModel:
-    """Called with an image (numpy, height × width × channels or height × width, in the files' own units, any size) it gives the
-    class id of every pixel. May be called from several threads."""
+    """Called with an image (numpy, height × width × channels or height × width, in the files' own units, any size) it
+    gives the class id of every pixel. May be called from several threads."""
 
     def __init__(self, engine: Engine, tile: int | None = None) -> None:
         self.engine, self.card = engine, engine.card
@@ -353,11 +377,15 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         spec = self.card.spec
-        return f"LoadedModel({spec.architecture} {spec.encoder}, classes {', '.join(self.classes)}, {self.engine.description})"
+        return (
+            f"LoadedModel({spec.architecture} {spec.encoder}, classes {', '.join(self.classes)}, "
+            f"{self.engine.description})"
+        )
 
 
 def _pixels(image: ArrayLike, channels: int) -> Pixels:
-    """Without the alpha channel of RGBA, or grey with alpha, unless the model has so many `channels`: as files are read.
+    """Without the alpha channel of RGBA, or grey with alpha, unless the model has so many `channels`: as files are
+    read.
 
     Raises DataError for an image of PIL whose numbers are no brightness: numpy would take them for it."""
     if isinstance(image, torch.Tensor):
@@ -369,7 +397,9 @@ def _pixels(image: ArrayLike, channels: int) -> Pixels:
     pixels = np.asarray(image)
     if mode == "1":  # bool in numpy; in files black and white are 0 and 255
         pixels = pixels * np.uint8(255)
-    has_alpha = pixels.ndim == 3 and pixels.dtype.kind == "u" and pixels.shape[2] in (2, 4) and pixels.shape[2] != channels
+    has_alpha = (
+        pixels.ndim == 3 and pixels.dtype.kind == "u" and pixels.shape[2] in (2, 4) and pixels.shape[2] != channels
+    )
     return pixels[:, :, :-1] if has_alpha and pixels.shape[2] - 1 in (1, channels) else pixels
 
 
@@ -383,9 +413,12 @@ def load(
     *,
     model: OwnModel | None = None,
 ) -> LoadedModel:
-    """A run (its folder or name: best.pt is taken), a .pt file or an exported .onnx file. `raw`: the weights as trained, not their
-    average. `tta`: means over the mirrored and turned images that training had. `tile`: side of the tiles of a model of fit: crop,
-    in place of the one that training chose. `model`: the network of a run that train(model=...) was given. Raises UserError."""
+    """A run (its folder or name: best.pt is taken), a .pt file or an exported .onnx file. `raw`: the weights as
+    trained, not their average. `tta`: means over the mirrored and turned images that training had. `tile`: side of the
+    tiles of a model of
+    fit: crop, in place of the one that training chose. `model`: the network of a run that train(model=...) was given.
+    Raises
+    UserError."""
     with given(model=model):
         engine = load_engine(find_model(run, raw=raw), device, precision, raw)
     return LoadedModel(SymmetricEngine(engine, engine.card.symmetries) if tta else engine, tile)

@@ -1,10 +1,11 @@
-"""Scores of segmentations from counts of pixels, and how sure they are; docs/metrics.md defines them. Knows no files and no model.
+"""Scores of segmentations from counts of pixels, and how sure they are; docs/metrics.md defines them. Knows no files
+and no model.
 
-Counts add up and scores are ratios of counts. So one function gives the scores of an image, of a set (from the sum over its images)
-and of a resampled set (from a weighted sum). What is undefined is NaN.
+Counts add up and scores are ratios of counts. So one function gives the scores of an image, of a set (from the sum over
+its images) and of a resampled set (from a weighted sum). What is undefined is NaN.
 
-Intervals are those of a percentile bootstrap over images. Draws are seeded, do not depend on the order of the images, and are the
-same for every model that is scored on the same images, so that differences between two models are paired.
+Intervals are those of a percentile bootstrap over images. Draws are seeded, do not depend on the order of the images,
+and are the same for every model that is scored on the same images, so that differences between two models are paired.
 """
 
 import math
@@ -54,8 +55,11 @@ class ImageCounts(NamedTuple):
     counts: NDArray[np.int64]  # classes that are reported × columns of Count
 
 
-def count_image(truth: Pixels, predicted: Pixels, num_ids: int, first_id: int = 0, with_lines: bool = False) -> ImageCounts:
-    """H,W ids of one image, truth with IGNORED. Classes are reported from `first_id` on; `with_lines`: what clDice needs.
+def count_image(
+    truth: Pixels, predicted: Pixels, num_ids: int, first_id: int = 0, with_lines: bool = False
+) -> ImageCounts:
+    """H,W ids of one image, truth with IGNORED. Classes are reported from `first_id` on; `with_lines`: what clDice
+    needs.
 
     Ignored pixels are left out: for boundaries and centre lines they belong to no class, in truth and in prediction.
     """
@@ -70,8 +74,12 @@ def count_image(truth: Pixels, predicted: Pixels, num_ids: int, first_id: int = 
         if not row[Count.TRUTH] and not row[Count.PREDICTION]:
             continue
         masks: list[Pixels] = [(truth == class_id).view(np.uint8), (predicted == class_id).view(np.uint8) & is_counted]
-        left, top, columns, rows = cv2.boundingRect(cv2.bitwise_or(*masks))  # outside of it both are empty: the counts are the same
-        in_truth, in_prediction = (np.ascontiguousarray(mask[top : top + rows, left : left + columns]) for mask in masks)
+        left, top, columns, rows = cv2.boundingRect(
+            cv2.bitwise_or(*masks)
+        )  # outside of it both are empty: the counts are the same
+        in_truth, in_prediction = (
+            np.ascontiguousarray(mask[top : top + rows, left : left + columns]) for mask in masks
+        )
         boundaries = boundary_region(in_truth, width), boundary_region(in_prediction, width)
         row[Count.BOUNDARY_HITS] = cv2.countNonZero(cv2.bitwise_and(*boundaries))
         row[Count.BOUNDARY_UNION] = cv2.countNonZero(cv2.bitwise_or(*boundaries))
@@ -92,11 +100,14 @@ def confusion_matrix(truth: Pixels, predicted: Pixels, num_ids: int) -> NDArray[
 
 
 def boundary_region(mask: Pixels, width: int) -> Pixels:
-    """The pixels of a mask (uint8, 0 and 1) that are at most `width` steps, also diagonal ones, from a pixel outside of it.
+    """The pixels of a mask (uint8, 0 and 1) that are at most `width` steps, also diagonal ones, from a pixel outside of
+    it.
 
     What lies beyond the border of the array is outside.
     """
-    return mask - cv2.erode(mask, np.ones((3, 3), np.uint8), iterations=width, borderType=cv2.BORDER_CONSTANT, borderValue=0)
+    return mask - cv2.erode(
+        mask, np.ones((3, 3), np.uint8), iterations=width, borderType=cv2.BORDER_CONSTANT, borderValue=0
+    )
 
 
 def scores_from_counts(counts: NDArray[Any]) -> dict[str, Floats]:
@@ -129,11 +140,12 @@ def num_draws_of(num_images: int) -> int:
 
 
 def resampled_sums(counts: Sequence[NDArray[Any]]) -> list[Floats]:
-    """N,K,columns counts of the same N images, of one model or of several → draws,K,columns sums over N images drawn with
-    replacement."""
+    """N,K,columns counts of the same N images, of one model or of several → draws,K,columns sums over N images drawn
+    with replacement."""
     num_images = len(counts[0])
     num_draws = num_draws_of(num_images)
-    # An order that only the counts decide. The truth, which is that of all models, is in the seed: one seed would err alike in all.
+    # An order that only the counts decide. The truth, which is that of all models, is in the seed: one seed would err
+    # alike in all.
     truth = counts[0][..., Count.TRUTH].astype(np.float64)
     others = sum(one[..., [Count.HITS, Count.PREDICTION]].reshape(num_images, -1).astype(np.float64) for one in counts)
     order = np.lexsort(np.column_stack([truth, others]).T[::-1])
@@ -151,8 +163,8 @@ def resampled_sums(counts: Sequence[NDArray[Any]]) -> list[Floats]:
 
 
 def intervals(draws: Floats, num_images: int) -> list[Interval | None]:
-    """draws,K → of each of K the ends of the central 95 %. None: undefined, of a single image or in all draws; draws in which the
-    score is undefined are left out."""
+    """draws,K → of each of K the ends of the central 95 %. None: undefined, of a single image or in all draws; draws in
+    which the score is undefined are left out."""
     if num_images < 2:
         return [None] * draws.shape[1]
     is_defined = np.isfinite(draws).any(0)
@@ -172,19 +184,24 @@ class EvaluatedSet:
 
 
 def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Sequence[str]) -> dict[str, Any]:
-    """Scores of each class and of their mean, as evaluation.json has them; None: undefined. `class_names`: of the classes that are
+    """Scores of each class and of their mean, as evaluation.json has them; None: undefined. `class_names`: of the
+    classes that are
     reported, `id_names`: of all class ids."""
     counts = evaluated.counts
     per_image = scores_from_counts(counts)
     image_means = with_mean({name: mean_over(values, axis=0) for name, values in per_image.items()})
-    dataset, draws = with_mean(scores_from_counts(counts.sum(0))), with_mean(scores_from_counts(resampled_sums([counts])[0]))
+    dataset, draws = (
+        with_mean(scores_from_counts(counts.sum(0))),
+        with_mean(scores_from_counts(resampled_sums([counts])[0])),
+    )
     ends = {score: intervals(values, len(counts)) for score, values in draws.items()}
 
     def row(index: int, name: str) -> dict[str, Any]:
         about: dict[str, Any] = {
             "name": name,
             "dataset": {
-                score: {"value": number(values[index]), "interval": ends[score][index]} for score, values in dataset.items()
+                score: {"value": number(values[index]), "interval": ends[score][index]}
+                for score, values in dataset.items()
             },
             "mean_over_images": {score: number(values[index]) for score, values in image_means.items()},
         }
@@ -208,7 +225,9 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
 def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str]) -> dict[str, Any]:
     """Of two models that were evaluated on the same images, in the same order; as evaluation.json has it."""
     mine, theirs = (with_mean(scores_from_counts(evaluated.counts.sum(0))) for evaluated in (this, other))
-    my_draws, their_draws = (with_mean(scores_from_counts(drawn)) for drawn in resampled_sums([this.counts, other.counts]))
+    my_draws, their_draws = (
+        with_mean(scores_from_counts(drawn)) for drawn in resampled_sums([this.counts, other.counts])
+    )
     draws = {score: my_draws[score] - their_draws[score] for score in mine}
     ends = {score: intervals(values, len(this.counts)) for score, values in draws.items()}
 
@@ -221,7 +240,9 @@ def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str])
                 "other": number(theirs[score][index]),
                 "difference": number(mine[score][index] - theirs[score][index]),
                 "interval": ends[score][index],
-                "share_of_draws_above_0": number(mean_over(np.where(np.isnan(its_draws), np.nan, its_draws > 0), axis=0)),
+                "share_of_draws_above_0": number(
+                    mean_over(np.where(np.isnan(its_draws), np.nan, its_draws > 0), axis=0)
+                ),
             }
         return {"name": name, "dataset": scores}
 
@@ -231,7 +252,10 @@ def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str])
 
 def with_mean(scores: dict[str, Floats]) -> dict[str, Floats]:
     """...,K each → ...,K+1: the mean over the classes that have a value comes last."""
-    return {name: np.concatenate([values, mean_over(values, axis=-1)[..., None]], axis=-1) for name, values in scores.items()}
+    return {
+        name: np.concatenate([values, mean_over(values, axis=-1)[..., None]], axis=-1)
+        for name, values in scores.items()
+    }
 
 
 def number(value: float | Floats) -> float | None:

@@ -1,8 +1,8 @@
-"""Processes that read and write the small images of a PredictionStream: in threads, that would take the GIL from the thread that
-keeps a fast GPU busy. Forked before the GPU is started up; they never use CUDA.
+"""Processes that read and write the small images of a PredictionStream: in threads, that would take the GIL from the
+thread that keeps a fast GPU busy. Forked before the GPU is started up; they never use CUDA.
 
-A call lies in a slot of memory that the processes inherit, and so does what it returns: pixels that go through a pipe are copied
-under the GIL.
+A call lies in a slot of memory that the processes inherit, and so does what it returns: pixels that go through a pipe
+are copied under the GIL.
 """
 
 import contextlib
@@ -65,8 +65,8 @@ class ForkedCalls:
         self.workers.send(SLOT.pack(slot))
 
     def ended(self, seconds: float) -> Iterator[tuple[Any, Any, int]]:
-        """What was kept, what the function returned or the exception that it raised, and the slot, which the caller adds to `free`
-        once the arrays in it are used up. Waits for so long if no call has ended."""
+        """What was kept, what the function returned or the exception that it raised, and the slot, which the caller
+        adds to `free` once the arrays in it are used up. Waits for so long if no call has ended."""
         for (slot,) in SLOT.iter_unpack(self.workers.receive(seconds)):
             yield self.under_way.pop(slot), _load(self.slots[slot]), slot
 
@@ -85,7 +85,10 @@ class ForkedCalls:
 def _store(slot: Pixels, content: object) -> None:
     """A pickle, and behind it the memory of the arrays in it."""
     buffers: list[pickle.PickleBuffer] = []
-    parts: list[Any] = [pickle.dumps(content, protocol=5, buffer_callback=buffers.append), *(buffer.raw() for buffer in buffers)]
+    parts: list[Any] = [
+        pickle.dumps(content, protocol=5, buffer_callback=buffers.append),
+        *(buffer.raw() for buffer in buffers),
+    ]
     sizes, place = [len(part) for part in parts], SIZES.size
     SIZES.pack_into(slot.data, 0, len(sizes), *sizes, *[0] * (7 - len(sizes)))
     for part, size in zip(parts, sizes, strict=True):
@@ -104,7 +107,9 @@ def _load(slot: Pixels) -> Any:
     return pickle.loads(parts[0], buffers=parts[1:])  # of this process, or of one that it forked
 
 
-def _worker_main(slots: list[Pixels], receive: Callable[[], bytes], send: Callable[[bytes], object], number: int) -> None:
+def _worker_main(
+    slots: list[Pixels], receive: Callable[[], bytes], send: Callable[[bytes], object], number: int
+) -> None:
     gc.freeze()  # a collection would walk, and so copy, all that this process shares with its parent
     while message := receive():
         slot = slots[SLOT.unpack(message)[0]]
@@ -135,16 +140,16 @@ class StreamProcesses(contextlib.AbstractContextManager["StreamProcesses"]):
         self.writers.close()
 
     def can_read(self, num_bytes: int, batch_size: int) -> bool:
-        """Inputs of so many bytes each: what is under way, and three batches that are made and computed, must have slots, else all
-        would wait for one for ever."""
+        """Inputs of so many bytes each: what is under way, and three batches that are made and computed, must have
+        slots, else all would wait for one for ever."""
         num_held = 3 * -(-batch_size // READ_AT_ONCE)
         return READ_AT_ONCE * num_bytes <= READ_BYTES and num_held + 2 * self.readers.num_processes <= NUM_READ_SLOTS
 
     def read_ahead(
         self, images: Sequence[Input], *arguments: object
     ) -> Generator[tuple[Input, ModelInput | DataError | None, bool], None, None]:
-        """Each image in order, as read_images gives it with these arguments. The memory of pixels is used again once their
-        ModelInputs are gone. Raises WorkerError."""
+        """Each image in order, as read_images gives it with these arguments. The memory of pixels is used again once
+        their ModelInputs are gone. Raises WorkerError."""
         calls = self.readers
         tasks = [images[first : first + READ_AT_ONCE] for first in range(0, len(images), READ_AT_ONCE)]
         num_begun, outcomes = 0, dict[int, tuple[Any, int]]()
@@ -169,9 +174,12 @@ class StreamProcesses(contextlib.AbstractContextManager["StreamProcesses"]):
                 yield given, found._replace(held=held) if isinstance(found, ModelInput) else found, has_missing
             del outcome, held, found
 
-    def write(self, folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels], on_done: OnDone) -> None:
-        """As write_images, by one of the processes; `on_done` gets the images and what that returns, in a later call. Waits only
-        for a slot. Raises what a process raised, and WorkerError if one has died. From one thread at a time."""
+    def write(
+        self, folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels], on_done: OnDone
+    ) -> None:
+        """As write_images, by one of the processes; `on_done` gets the images and what that returns, in a later call.
+        Waits only for a slot. Raises what a process raised, and WorkerError if one has died. From one thread at a
+        time."""
         if not self.errors:
             self._collect(seconds=0.0)
         while not self.writers.free and not self.errors:
@@ -209,8 +217,8 @@ class _Held:
 
 
 def start_processes(num_images: int, device: str) -> StreamProcesses | None:
-    """For many images on what may become a CUDA device; None elsewhere. To be called before the device is started up: `device` is
-    the user's word for it. Raises OSError."""
+    """For many images on what may become a CUDA device; None elsewhere. To be called before the device is started up:
+    `device` is the user's word for it. Raises OSError."""
     # device_count asks the driver's monitoring library: the GPU is not started up by it.
     is_gpu = device.startswith(("auto", "cuda")) and torch.cuda.device_count() > 0
     # A daemonic process (a worker of somebody else's pool) may not have children.
@@ -222,7 +230,8 @@ def start_processes(num_images: int, device: str) -> StreamProcesses | None:
 def read_images(
     images: Sequence[Input], spec: ImageSpec, min_side: int | None, size: Size
 ) -> list[tuple[ModelInput | DataError | None, bool]]:
-    """Each resized, an error, or None, with nothing decoded, if it is large; and whether some of its values were missing."""
+    """Each resized, an error, or None, with nothing decoded, if it is large; and whether some of its values were
+    missing."""
     outcomes: list[tuple[ModelInput | DataError | None, bool]] = []
     for given in images:
         try:
@@ -235,8 +244,8 @@ def read_images(
 
 
 def write_images(folder: PredictionFolder, images: Sequence[Input], results: Sequence[Pixels]) -> list[str]:
-    """All files of images of one size; for each an empty text, or why it can no longer be read. `results`: N,H,W ids and, if they
-    are wanted, N,M,H,W probabilities. Raises OSError."""
+    """All files of images of one size; for each an empty text, or why it can no longer be read. `results`: N,H,W ids
+    and, if they are wanted, N,M,H,W probabilities. Raises OSError."""
     reasons = []
     for given, *rows in zip(images, *results, strict=True):
         try:

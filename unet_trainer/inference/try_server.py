@@ -7,9 +7,9 @@
     POST  /KEY/validation/N     its result, see predict_for_page
     POST  /KEY/predict          the result of the image in the body
 
-Nothing is written to disk, and no other path names a file. Who gets an answer: see system/local_server.py. Of an image the page
-gets the image, its class ids and probabilities small enough for a browser, and the mask at the image's own size.
-"""
+Nothing is written to disk, and no other path names a file. Who gets an answer: see system/local_server.py. Of an image
+the page gets the image, its class ids and probabilities small enough for a browser, and the mask at the image's own
+size."""
 
 import io
 import json
@@ -44,7 +44,13 @@ from unet_trainer.inference.predictor import Predictor, TiledLogits, check_image
 from unet_trainer.inference.scores import confusion_matrix
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.console import counted
-from unet_trainer.system.local_server import JSON_TYPE, LocalHandler, LocalServer, RequestRefused, content_security_policy
+from unet_trainer.system.local_server import (
+    JSON_TYPE,
+    LocalHandler,
+    LocalServer,
+    RequestRefused,
+    content_security_policy,
+)
 
 MAX_PIXELS = 100_000_000  # of an image that the page takes
 MAX_DECODED_BYTES = 8 * MAX_PIXELS  # of a TIFF, whose pages and channels its size does not tell
@@ -64,7 +70,8 @@ CHUNK = 2**20
 
 
 class TryServer(LocalServer):
-    """Serves one model. Images run one at a time, in one thread: torch's threads belong to the thread that calls them."""
+    """Serves one model. Images run one at a time, in one thread: torch's threads belong to the thread that calls
+    them."""
 
     is_busy = False
 
@@ -84,7 +91,9 @@ class TryServer(LocalServer):
     def warm_up(self) -> None:
         """Runs an empty image before the first one: memory and threads are made ready. Does not wait."""
         spec = self.predictor.spec
-        image = torch.zeros(1, *spec.image_size, spec.image.channels, dtype=torch.uint8 if spec.image.is_8bit else torch.float32)
+        image = torch.zeros(
+            1, *spec.image_size, spec.image.channels, dtype=torch.uint8 if spec.image.is_8bit else torch.float32
+        )
         self.worker.submit(self.predictor.engine.logits, image)
 
     def run(self, compute: Callable[[], bytes]) -> bytes:
@@ -110,7 +119,9 @@ class PageHandler(LocalHandler):
 
     def get(self, path: str) -> None:
         if path == "":
-            self.send(self.server.page, "text/html; charset=utf-8", {"Content-Security-Policy": self.server.page_policy})
+            self.send(
+                self.server.page, "text/html; charset=utf-8", {"Content-Security-Policy": self.server.page_policy}
+            )
         elif path == "facts":
             self.send(self.server.facts, JSON_TYPE)
         elif path == "progress":
@@ -128,7 +139,9 @@ class PageHandler(LocalHandler):
             raise RequestRefused(HTTPStatus.NOT_FOUND, "nothing here")
         num_bytes = self._content_length()
         if not self.server.places.acquire(blocking=False):
-            raise RequestRefused(HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_WAITING} images are waiting already; try again in a moment")
+            raise RequestRefused(
+                HTTPStatus.SERVICE_UNAVAILABLE, f"{MAX_WAITING} images are waiting already; try again in a moment"
+            )
         try:
             data = self._read_body(num_bytes)
             result = self._wait_for(self.server.worker.submit(self.server.run, lambda: self._predict(pair, data)))
@@ -192,7 +205,9 @@ def model_facts(predictor: Predictor, pairs: Sequence[Pair], note: str) -> dict[
     height, width = spec.image_size
     return {
         **card.facts(),
-        "classes": [{"name": name, "colour": list(colour)} for name, colour in zip(spec.id_names, spec.id_colours, strict=True)],
+        "classes": [
+            {"name": name, "colour": list(colour)} for name, colour in zip(spec.id_names, spec.id_colours, strict=True)
+        ],
         "first_scored": 1 if spec.num_classes == 1 else 0,  # class id of the first IoU
         "image_size": f"{height}×{width}",
         "fit": spec.fit,
@@ -209,13 +224,16 @@ def model_facts(predictor: Predictor, pairs: Sequence[Pair], note: str) -> dict[
 
 
 def predict_for_page(
-    predictor: Predictor, image: Pixels, truth: Pixels | None = None, on_tiles: OnTiles = lambda num_tiles, num_more: None
+    predictor: Predictor,
+    image: Pixels,
+    truth: Pixels | None = None,
+    on_tiles: OnTiles = lambda num_tiles, num_more: None,
 ) -> bytes:
     """One message: the length of a JSON header (4 bytes, little endian), the header, and the arrays that it lists.
 
-    H,W,C image in the files' own units, and H,W class ids of the truth. Raises DataError for an image that the model does not
-    know. `on_tiles` is called with the number of tiles of a large image, and of those that were done just now; what it raises ends
-    the work.
+    H,W,C image in the files' own units, and H,W class ids of the truth. Raises DataError for an image that the model
+    does not know. `on_tiles` is called with the number of tiles of a large image, and of those that were done just now;
+    what it raises ends the work.
     """
     spec = predictor.spec
     started = time.perf_counter()
@@ -233,7 +251,9 @@ def predict_for_page(
         bottom = top + band.shape[1]
         ids[top:bottom] = predicted_ids(band).cpu().numpy()
         first, last = np.searchsorted(grid_rows, (top, bottom))
-        rows, its_columns = (torch.from_numpy(places).to(band.device) for places in (grid_rows[first:last] - top, columns))
+        rows, its_columns = (
+            torch.from_numpy(places).to(band.device) for places in (grid_rows[first:last] - top, columns)
+        )
         picked = band.index_select(1, rows).index_select(2, its_columns)
         probabilities[:, first:last] = (picked.softmax(0) * 255).round().to(torch.uint8).cpu().numpy()
         top = bottom
@@ -261,7 +281,10 @@ def predict_for_page(
         header["iou"] = None if math.isnan(scores.iou) else scores.iou
         header["class_iou"] = scores.per_class_iou
     parts["image"] = encode_image(to_display(fit_image(check_image(image, spec.image), display)), ".png")
-    picture, file = Image.fromarray(ids), io.BytesIO()  # its values are the class ids; viewers show the classes' colours
+    picture, file = (
+        Image.fromarray(ids),
+        io.BytesIO(),
+    )  # its values are the class ids; viewers show the classes' colours
     picture.putpalette([value for colour in spec.id_colours for value in colour])
     picture.save(file, "PNG")
     parts["mask"] = file.getvalue()
@@ -275,23 +298,27 @@ def _scaled(size: Size, factor: float) -> Size:
 
 
 def _positions(length: int, new_length: int) -> NDArray[np.int64]:
-    """The rows, or columns, that stand for all where fewer are shown. Not averaged: ids have no mean, and probabilities are to be
-    those of the class that is shown."""
+    """The rows, or columns, that stand for all where fewer are shown. Not averaged: ids have no mean, and probabilities
+    are to be those of the class that is shown."""
     return ((np.arange(new_length) + 0.5) * length / new_length).astype(np.int64)
 
 
 def decode_for_page(data: bytes, spec: ImageSpec | None = None, min_side: int | None = None) -> Pixels:
-    """H,W,C, as a model of this spec takes it. Raises ReadError for what is no image, and for one too large for the page before it
-    is decoded."""
+    """H,W,C, as a model of this spec takes it. Raises ReadError for what is no image, and for one too large for the
+    page before it is decoded."""
     if not data:
         raise ReadError("the file is empty")
     refuse_bomb(data)
     size = None if data.startswith(headers.NPY_START) else headers.picture_size(data)
     if size is not None and size[0] * size[1] > MAX_PIXELS:
-        raise ReadError(f"{size[1]}×{size[0]} pixels; the page takes up to {MAX_PIXELS // 10**6} megapixels, and {LARGER}")
+        raise ReadError(
+            f"{size[1]}×{size[0]} pixels; the page takes up to {MAX_PIXELS // 10**6} megapixels, and {LARGER}"
+        )
     tiff = headers.tiff_header(data)
     if tiff is not None and (num_bytes := tiff.series.nbytes) > MAX_DECODED_BYTES:
-        raise ReadError(f"a TIFF of {num_bytes / 1e9:.1f} GB; the page takes up to {MAX_DECODED_BYTES / 1e9:.1f} GB, and {LARGER}")
+        raise ReadError(
+            f"a TIFF of {num_bytes / 1e9:.1f} GB; the page takes up to {MAX_DECODED_BYTES / 1e9:.1f} GB, and {LARGER}"
+        )
     return decode_image(data, min_side) if spec is None else spec.decode(data, min_side).pixels
 
 

@@ -1,7 +1,7 @@
 """Augmentation pipelines, by name or as a list from the config. The one module that imports albumentations.
 
-The library's own seeding is not used: in 2.0.8 a seeded Compose correlates its transforms completely, and forked workers
-repeat each other. Each sample gets random states derived from its own key instead.
+The library's own seeding is not used: in 2.0.8 a seeded Compose correlates its transforms completely, and forked
+workers repeat each other. Each sample gets random states derived from its own key instead.
 """
 
 import contextlib
@@ -48,7 +48,9 @@ class Augmentation:
         self.jitter = jitter  # brightness, contrast and noise of images that are not 8-bit
         self.unit_range = unit_range  # the range of values that the transforms see as 0 to 1
 
-    def __call__(self, image: Pixels, mask: Pixels, key: Sequence[int], is_gentle: bool = False) -> tuple[Pixels, Pixels]:
+    def __call__(
+        self, image: Pixels, mask: Pixels, key: Sequence[int], is_gentle: bool = False
+    ) -> tuple[Pixels, Pixels]:
         """`is_gentle`: its flips alone."""
         generator = np.random.default_rng(key)
         compose = self.flips if is_gentle else self.compose
@@ -66,9 +68,9 @@ class Augmentation:
 def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_spec: ImageSpec) -> Augmentation | None:
     """The pipeline that `augmentation` names or lists; None for none. Raises ConfigError with every problem.
 
-    `size` is the height and width of the images that it will be given: a crop must fit into them. albumentations assumes that
-    images other than uint8 lie in 0 to 1, and clips the rest. So a named pipeline keeps them in their own units and varies
-    them by their standard deviation; a list sees the range that occurs as 0 to 1.
+    `size` is the height and width of the images that it will be given: a crop must fit into them. albumentations
+    assumes that images other than uint8 lie in 0 to 1, and clips the rest. So a named pipeline keeps them in their own
+    units and varies them by their standard deviation; a list sees the range that occurs as 0 to 1.
     """
     if spec == "none" or len(spec) == 0:
         return None
@@ -139,12 +141,16 @@ def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseC
     if name in REFUSED:
         problems.append(f"{name} cannot be used: batches keep the dtype of the files, and the device normalises them")
         return None
-    of_library = [word for word, value in vars(A).items() if isinstance(value, type) and issubclass(value, A.BasicTransform)]
+    of_library = [
+        word for word, value in vars(A).items() if isinstance(value, type) and issubclass(value, A.BasicTransform)
+    ]
     known = [*GROUPS, *sorted(set(of_library) - set(ABSTRACT))]
     if name not in known:
         meant = near_miss(name, [word.lower() for word in known])
         proper = next((word for word in known if word.lower() == meant), None)
-        problems.append(f"unknown transform {name!r}" + (f"; did you mean {proper}?" if proper else "; see albumentations' list"))
+        problems.append(
+            f"unknown transform {name!r}" + (f"; did you mean {proper}?" if proper else "; see albumentations' list")
+        )
         return None
     if name in GROUPS:
         inner = parameters.pop("transforms", None)
@@ -177,7 +183,13 @@ def _try_out(augmentation: Augmentation, size: tuple[int, int], image_spec: Imag
         except (ValueError, TypeError, KeyError, cv2.error, CropSizeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(f"augmentation: the pipeline fails on a {width}×{height} image: {reason}") from None
-        if image.dtype != noise.dtype or mask.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != image_spec.channels:
+        if (
+            image.dtype != noise.dtype
+            or mask.dtype != np.uint8
+            or image.ndim != 3
+            or image.shape[2] != image_spec.channels
+        ):
             raise ConfigError(
-                f"augmentation: the pipeline returns {image.dtype} {image.shape}; need {noise.dtype} images as they came in"
+                f"augmentation: the pipeline returns {image.dtype} {image.shape}; need {noise.dtype} images as "
+                "they came in"
             )

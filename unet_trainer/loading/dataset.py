@@ -36,7 +36,9 @@ class Batch(NamedTuple):
     """A batch on the host: uint8 (or float32), channels last; normalisation happens on the device."""
 
     images: torch.Tensor  # N,H,W,C uint8, or float32 where the files are not 8-bit
-    masks: torch.Tensor  # N,H,W uint8 class ids; at the images' size, or padded with IGNORED to one that holds all of mask_sizes
+    masks: (
+        torch.Tensor
+    )  # N,H,W uint8 class ids; at the images' size, or padded with IGNORED to one that holds all of mask_sizes
     num_images: int  # without padding
     read_seconds: float = 0.0  # summed over the workers
     augment_seconds: float = 0.0
@@ -45,8 +47,8 @@ class Batch(NamedTuple):
 
 
 class PairSize(NamedTuple):
-    """Height and width of both files when they were scanned; and the stamp and digest of each, which tell whether it has changed
-    since."""
+    """Height and width of both files when they were scanned; and the stamp and digest of each, which tell whether it
+    has changed since."""
 
     image: Size
     mask: Size
@@ -70,7 +72,9 @@ class SegmentationDataset:
     seed: int
     resize_masks: bool = False
     cache: MemoryCache | None = None
-    mask_sizes: list[Size] | None = field(init=False, default=None)  # of each pair; None: masks have the size of the samples
+    mask_sizes: list[Size] | None = field(
+        init=False, default=None
+    )  # of each pair; None: masks have the size of the samples
 
     def __post_init__(self) -> None:
         # Of the masks of a batch: it holds every mask, so that the memory of a batch is fixed.
@@ -123,7 +127,9 @@ class SegmentationDataset:
             return
         pairs = dict.fromkeys(self.tiling.pair_index(index) for _, index in keys)
         missing = [self.pairs[pair] for pair in pairs if self.cache is None or pair >= len(self.cache)]
-        files = [stored for pair in missing for path in (pair.image, pair.mask) if (stored := find_member(path)) is not None]
+        files = [
+            stored for pair in missing for path in (pair.image, pair.mask) if (stored := find_member(path)) is not None
+        ]
         if files:
             files[0].store.read_ahead(files)
 
@@ -154,7 +160,8 @@ class SegmentationDataset:
     def _read(self, index: int) -> tuple[Pixels, Pixels]:
         """Decodes a pair. The files were checked before the first step, and may have changed since."""
         pair = self.pairs[index]
-        # A JPEG may be decoded at a fraction while it stays twice the size of the sample: resizing then still averages pixels.
+        # A JPEG may be decoded at a fraction while it stays twice the size of the sample: resizing then still averages
+        # pixels.
         min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
         known = self.sizes[index]
         with naming(shown_path(pair.image)):
@@ -166,7 +173,9 @@ class SegmentationDataset:
             mask = self.coding.encode(decode_mask(data))
         if mask.shape != known.mask or (mask == UNKNOWN).any():
             raise DataError(f"{shown_path(pair.mask)}: changed since the run began")
-        has_kind = image.shape[2] in (1, self.image_spec.channels) and (image.dtype == np.uint8) == self.image_spec.is_8bit
+        has_kind = (
+            image.shape[2] in (1, self.image_spec.channels) and (image.dtype == np.uint8) == self.image_spec.is_8bit
+        )
         if size != known.image or not has_kind:
             raise DataError(f"{shown_path(pair.image)}: changed since the run began")
         if self.resize_masks:
@@ -185,11 +194,12 @@ class SegmentationDataset:
 
 @dataclass(eq=False)
 class EpochBatches:
-    """The batches of every epoch as lists of (epoch, index). With `num_parts`, that many epochs share one pass over the samples.
+    """The batches of every epoch as lists of (epoch, index). With `num_parts`, that many epochs share one pass over the
+    samples.
 
-    The processes of a job divide what one process would read. Shuffled: the order is that of the seed, a step takes the next
-    batch_size × world_size samples of it, and each process its slice of them, so all have the same number of batches.
-    """
+    The processes of a job divide what one process would read. Shuffled: the order is that of the seed, a step takes the
+    next batch_size × world_size samples of it, and each process its slice of them, so all have the same number of
+    batches."""
 
     samples: NDArray[np.int64]  # shuffled: those of all processes; else those of this one, in order
     batch_size: int
@@ -198,7 +208,9 @@ class EpochBatches:
     num_parts: int = 1
     rank: int = 0
     world_size: int = 1
-    _last: tuple[int, NDArray[np.int64]] | None = field(init=False, default=None)  # epoch and its order, of the last call
+    _last: tuple[int, NDArray[np.int64]] | None = field(
+        init=False, default=None
+    )  # epoch and its order, of the last call
 
     def __len__(self) -> int:
         if self.shuffle:
@@ -246,9 +258,15 @@ class BatchAssembler:
         return images.view(self.dtype).reshape(self.image_shape), masks.reshape(self.mask_shape)
 
     def fill(
-        self, memory: Pixels, epoch: int, batch: int, piece: range, on_start: Callable[[int], object] = lambda position: None
+        self,
+        memory: Pixels,
+        epoch: int,
+        batch: int,
+        piece: range,
+        on_start: Callable[[int], object] = lambda position: None,
     ) -> tuple[float, float]:
-        """Writes the samples at these positions of a batch; positions beyond a short batch are padded with ignored pixels.
+        """Writes the samples at these positions of a batch; positions beyond a short batch are padded with ignored
+        pixels.
 
         Returns the seconds that reading and augmenting took.
         """
@@ -274,7 +292,11 @@ class BatchAssembler:
     def mask_sizes(self, epoch: int, batch: int) -> tuple[Size, ...] | None:
         """As a Batch has them."""
         sizes, tiling = self.dataset.mask_sizes, self.dataset.tiling
-        return None if sizes is None else tuple(sizes[tiling.pair_index(index)] for _, index in self.batches.keys(epoch, batch))
+        return (
+            None
+            if sizes is None
+            else tuple(sizes[tiling.pair_index(index)] for _, index in self.batches.keys(epoch, batch))
+        )
 
     def files(self, epoch: int, batch: int) -> list[Path]:
         """The images of a batch."""
@@ -282,7 +304,8 @@ class BatchAssembler:
         return [dataset.pairs[dataset.tiling.pair_index(index)].image for _, index in self.batches.keys(epoch, batch)]
 
     def pieces(self, num_workers: int) -> list[range]:
-        """Ranges of positions that workers fill independently. Tiles of one image stay together: each worker would decode it.
+        """Ranges of positions that workers fill independently. Tiles of one image stay together: each worker would
+        decode it.
 
         Of remote data a worker has a whole batch, whose samples it fetches all at once.
         """

@@ -1,4 +1,5 @@
-"""Iterates over the batches of an epoch, filled by a worker pool or in this process; CutMix; and advice where training waits.
+"""Iterates over the batches of an epoch, filled by a worker pool or in this process; CutMix; and advice where training
+waits.
 
 What this process reads, it reads in a thread that it waits for no longer than `timeout`.
 """
@@ -30,8 +31,8 @@ MIN_GAIN = 1.05  # a setting that gains less is not named
 class Loader:
     """Batches of a dataset. With a worker pool, a batch's memory is valid until the next one is asked for.
 
-    `timeout`: seconds without a batch after which reading is taken to hang; None: never. `cutmix`: share of the images that
-    get a piece of another. `launch`: this process reads its share of the samples; all of them where it is None.
+    `timeout`: seconds without a batch after which reading is taken to hang; None: never. `cutmix`: share of the images
+    that get a piece of another. `launch`: this process reads its share of the samples; all of them where it is None.
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class Loader:
     def epoch(
         self, epoch: int, first_batch: int = 0, is_stopping: Callable[[], bool] = lambda: False
     ) -> Generator[Batch, None, None]:
-        """The batches from `first_batch` on; earlier ones are not read. Ends early when `is_stopping` while it waits."""
+        """The batches from `first_batch` on; earlier ones are not read. Ends early when `is_stopping` while it
+        waits."""
         if self.pool is None:
             for batch in range(first_batch, len(self)):
                 try:
@@ -84,15 +86,21 @@ class Loader:
                 yield self._batch(torch.from_numpy(images), torch.from_numpy(masks), epoch, batch, seconds)
 
     def read(
-        self, epoch: int, batch: int, is_stopping: Callable[[], bool] = lambda: False, stop_seconds: float = STOP_SECONDS
+        self,
+        epoch: int,
+        batch: int,
+        is_stopping: Callable[[], bool] = lambda: False,
+        stop_seconds: float = STOP_SECONDS,
     ) -> Batch:
-        """One batch, read in this process into memory of its own. Raises WorkerError after `timeout`, or `stop_seconds` after
-        is_stopping."""
+        """One batch, read in this process into memory of its own. Raises WorkerError after `timeout`, or `stop_seconds`
+        after is_stopping."""
         memory = np.empty(self.assembler.num_bytes, np.uint8)
         reading = [0]
         whole = range(self.batches.batch_size)
         fill = partial(self._assembler.fill, memory, epoch, batch, whole, partial(reading.__setitem__, 0))
-        seconds = self._call(fill, lambda: str(self.assembler.files(epoch, batch)[reading[0]]), is_stopping, stop_seconds)
+        seconds = self._call(
+            fill, lambda: str(self.assembler.files(epoch, batch)[reading[0]]), is_stopping, stop_seconds
+        )
         images, masks = (torch.from_numpy(array) for array in self.assembler.views(memory))
         return self._batch(images, masks, epoch, batch, seconds)
 
@@ -115,7 +123,9 @@ class Loader:
             why = "a signal came" if is_stopping() else f"no batch in {self.timeout:g} s (worker_timeout)"
             raise WorkerError(f"{why}: reading {reading} hangs") from None
 
-    def _batch(self, images: torch.Tensor, masks: torch.Tensor, epoch: int, batch: int, seconds: tuple[float, float]) -> Batch:
+    def _batch(
+        self, images: torch.Tensor, masks: torch.Tensor, epoch: int, batch: int, seconds: tuple[float, float]
+    ) -> Batch:
         num_images = len(self.batches.keys(epoch, batch))
         boxes = None
         if self.cutmix:
@@ -126,16 +136,19 @@ class Loader:
 
 
 def samples_of(dataset: SegmentationDataset, rank: int, world_size: int) -> NDArray[np.int64]:
-    """Every world_size-th image, with all of its tiles: each would be decoded by each process otherwise. No sample comes twice."""
+    """Every world_size-th image, with all of its tiles: each would be decoded by each process otherwise. No sample
+    comes twice."""
     return np.flatnonzero([dataset.tiling.pair_index(index) % world_size == rank for index in range(len(dataset))])
 
 
-# CutMix: in some images of a batch, a rectangle is replaced by that of the image before, and so is its mask: a context that the
-# model has not seen. Where the rectangles lie is a pure function of (seed, epoch, batch); the pixels are moved on the device.
+# CutMix: in some images of a batch, a rectangle is replaced by that of the image before, and so is its mask: a context
+# that the model has not seen. Where the rectangles lie is a pure function of (seed, epoch, batch); the pixels are moved
+# on the device.
 
 
 def cut_boxes(key: tuple[int, int, int], num_images: int, size: tuple[int, int], share: float) -> torch.Tensor:
-    """N,4 int64 of a batch: first and last + 1 of the rows, then of the columns, that each image takes from the one before it.
+    """N,4 int64 of a batch: first and last + 1 of the rows, then of the columns, that each image takes from the one
+    before it.
 
     `key`: seed, epoch, batch. A share of the images has none: 0, 0, 0, 0. Rectangles may be cut off by the border.
     """

@@ -1,9 +1,9 @@
 """Decoded pairs kept for the run: in memory that all workers share, or in a file that later runs find again.
 
-A cache is filled before the first step and only read afterwards, so workers need no locks. The name of its file is a digest of
-the time and size of every image and mask: when one of them changes, the cache is built anew. All who may read the folder share it.
-Drafts of killed runs and files that no run has used for a while are deleted, never one that a run has open. In the file each pair
-ends with a checksum, which is checked when a run reads the pair first.
+A cache is filled before the first step and only read afterwards, so workers need no locks. The name of its file is a
+digest of the time and size of every image and mask: when one of them changes, the cache is built anew. All who may read
+the folder share it. Drafts of killed runs and files that no run has used for a while are deleted, never one that a run
+has open. In the file each pair ends with a checksum, which is checked when a run reads the pair first.
 """
 
 import contextlib
@@ -148,10 +148,11 @@ def fill_cache(
     mask_sizes: Sequence[Size] | None = None,
     timeout: float | None = None,
 ) -> MemoryCache:
-    """A cache of as many pairs as fit. `stamp`: when it is the same, a file on disk still holds what `read` would return.
+    """A cache of as many pairs as fit. `stamp`: when it is the same, a file on disk still holds what `read` would
+    return.
 
-    `mask_sizes`: of each pair, where they differ from the images'. Raises ReadTimeout if a pair is not read in `timeout` seconds.
-    """
+    `mask_sizes`: of each pair, where they differ from the images'. Raises ReadTimeout if a pair is not read in
+    `timeout` seconds."""
 
     def for_each(store: Callable[[int, tuple[Pixels, Pixels]], None], num_entries: int) -> None:
         ahead = read_ahead(lambda index: store(index, read(index)), range(num_entries), num_threads, timeout=timeout)

@@ -1,5 +1,5 @@
-"""A pool of workers that fill batches in memory shared with the training process: forked processes on Linux, threads elsewhere; and
-the copy of batches to the GPU.
+"""A pool of workers that fill batches in memory shared with the training process: forked processes on Linux, threads
+elsewhere; and the copy of batches to the GPU.
 
 The life of a batch:
 
@@ -10,9 +10,9 @@ The life of a batch:
     copied     on CUDA: the copy to the GPU has ended (`copying` holds buffers until then)
     free       the buffer is in `free`, for the next batch
 
-The training process plans ahead, past the end of an epoch and through validation, so that the workers never run dry. A piece
-that a worker failed to fill is read again in the training process: if it fails there too, that error ends the run with its
-real reason; if not, it is counted in `num_failed` for the user to be told.
+The training process plans ahead, past the end of an epoch and through validation, so that the workers never run dry. A
+piece that a worker failed to fill is read again in the training process: if it fails there too, that error ends the run
+with its real reason; if not, it is counted in `num_failed` for the user to be told.
 """
 
 import contextlib
@@ -49,7 +49,8 @@ STOP_SECONDS = 30.0  # for what this process still reads after a signal, to fini
 
 
 def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """On a GPU the copy is asynchronous: the compute stream waits for it, the host does not. The source must stay as it is."""
+    """On a GPU the copy is asynchronous: the compute stream waits for it, the host does not. The source must stay as it
+    is."""
     if device.type != "cuda":
         return tuple(tensor.to(device) for tensor in tensors)
     with torch.cuda.stream(copy_stream(device)):
@@ -57,7 +58,9 @@ def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[
     computing = torch.cuda.current_stream(device)
     computing.wait_stream(copy_stream(device))
     for tensor in moved:
-        tensor.record_stream(computing)  # else its memory could be reused for the next copy while the step still reads it
+        tensor.record_stream(
+            computing
+        )  # else its memory could be reused for the next copy while the step still reads it
     return moved
 
 
@@ -65,7 +68,8 @@ copy_stream = cache(torch.cuda.Stream)
 
 
 def pin(memory: torch.Tensor) -> bool:
-    """Page-locks existing memory, so that copies to the GPU are asynchronous. False if it fails: copies are slower, but correct."""
+    """Page-locks existing memory, so that copies to the GPU are asynchronous. False if it fails: copies are slower, but
+    correct."""
     if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
         return True
     with contextlib.suppress(RuntimeError):
@@ -85,11 +89,11 @@ class WorkerError(RuntimeError):
     """A worker died or hangs; the message says which, and what it was reading."""
 
 
-# A task: batch id, assembler, epoch, batch, buffer, and which positions of the batch are to be filled: the first, and the one after
-# the last.
+# A task: batch id, assembler, epoch, batch, buffer, and which positions of the batch are to be filled: the first, and
+# the one after the last.
 TASK = struct.Struct("7q")
-# What came of it: batch id, first position, whether it is filled, seconds of reading and of augmenting, and why it is not filled,
-# which is empty if the batch is not wanted any more.
+# What came of it: batch id, first position, whether it is filled, seconds of reading and of augmenting, and why it is
+# not filled, which is empty if the batch is not wanted any more.
 RESULT = struct.Struct("3q2d200s")
 
 
@@ -135,7 +139,9 @@ class SharedBuffers:
         # Of each worker: the batch id and the position in the batch that it is reading; -1 when it is idle.
         self.in_progress = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.int64).reshape(num_workers, 2)
         self.in_progress[:] = -1
-        self.first_wanted = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # tasks of earlier batch ids are handed back unfilled
+        self.first_wanted = np.frombuffer(
+            mmap.mmap(-1, 8), np.int64
+        )  # tasks of earlier batch ids are handed back unfilled
         self.memory = torch.from_numpy(memory)
 
 
@@ -162,7 +168,10 @@ class WorkerPool:
         self.device = device if device is not None and device.type == "cuda" else None
         self.with_threads = with_threads
         self.assemblers: list[BatchAssembler] = []
-        self.num_failed, self.failure_reason = 0, ""  # pieces that a worker failed to fill and the training process filled instead
+        self.num_failed, self.failure_reason = (
+            0,
+            "",
+        )  # pieces that a worker failed to fill and the training process filled instead
         self._reset()
 
     def _reset(self) -> None:
@@ -198,9 +207,9 @@ class WorkerPool:
     def epoch(
         self, assembler: int, epoch: int, first: int, is_stopping: Callable[[], bool], timeout: float | None
     ) -> Generator[tuple[Pixels, Pixels, tuple[float, float]], None, None]:
-        """Images and masks of the batches of an epoch, and the seconds that reading and augmenting took. They lie in a buffer, and
-        stay until the next ones are asked for. Other plans before the epoch are dropped, and all of them where it is left early.
-        Ends when the run is asked to stop while waiting. To be closed."""
+        """Images and masks of the batches of an epoch, and the seconds that reading and augmenting took. They lie in a
+        buffer, and stay until the next ones are asked for. Other plans before the epoch are dropped, and all of them
+        where it is left early. Ends when the run is asked to stop while waiting. To be closed."""
         following = self.pending[0].key if self.pending else self.planned[0] if self.planned else None
         if following != (assembler, epoch, first):
             self.drop_plans()
@@ -253,7 +262,8 @@ class WorkerPool:
                 reading = self._describe_reading()
                 self.close()
                 raise WorkerError(
-                    f"no batch in {timeout:g} s (worker_timeout): the worker processes hang, perhaps in reading {reading}"
+                    f"no batch in {timeout:g} s (worker_timeout): the worker processes hang, perhaps in reading "
+                    f"{reading}"
                 )
         batch = self.pending.popleft()
         self._fill_failed_pieces(batch, is_stopping, timeout)
@@ -291,7 +301,9 @@ class WorkerPool:
             raise WorkerError(f"{self.num_workers} worker processes could not be started ({error.strerror})") from None
         self.buffers = buffers
         self.free.extend(range(num_buffers))
-        if self.device is not None and pin(buffers.memory):  # after the fork: workers must not inherit registered memory
+        if self.device is not None and pin(
+            buffers.memory
+        ):  # after the fork: workers must not inherit registered memory
             weakref.finalize(buffers, unpin, buffers.memory, self.device)
         return self.workers, buffers
 
@@ -346,7 +358,9 @@ class WorkerPool:
         except ReadTimeout:
             files = assembler.files(epoch, of_epoch)
             self.close()  # and what the thread may still write into is not used again
-            raise WorkerError(f"no batch in {timeout or 0:g} s (worker_timeout): reading hangs, in {_first_files(files)}") from None
+            raise WorkerError(
+                f"no batch in {timeout or 0:g} s (worker_timeout): reading hangs, in {_first_files(files)}"
+            ) from None
         except BaseException:
             self._release(batch)
             raise
@@ -391,9 +405,13 @@ def _worker_main(
         is_filled, seconds, why = 0, (0.0, 0.0), ""
         if batch_id >= buffers.first_wanted[0]:
             try:
-                seconds = own[assembler].fill(buffers.arrays[buffer], epoch, batch, range(start, stop), partial(note, batch_id))
+                seconds = own[assembler].fill(
+                    buffers.arrays[buffer], epoch, batch, range(start, stop), partial(note, batch_id)
+                )
                 is_filled = 1
-            except Exception as error:  # of any kind: the training process reads the piece again and raises what it meets
+            except (
+                Exception
+            ) as error:  # of any kind: the training process reads the piece again and raises what it meets
                 why = f"{type(error).__name__}: {error}"
         in_progress[:] = -1
         send(RESULT.pack(batch_id, start, is_filled, *seconds, why.encode(errors="replace")))

@@ -8,8 +8,8 @@ Confusion = Sequence[Sequence[int]]  # rows truth, columns prediction; empty: no
 
 
 def overlap_ratios(hits: Any, truth: Any, predicted: Any) -> dict[str, tuple[Any, Any]]:
-    """Numerator and denominator of each score, from pixels of a class in both, in truth and in prediction: numbers, or arrays of
-    them. A score whose denominator is 0 is undefined."""
+    """Numerator and denominator of each score, from pixels of a class in both, in truth and in prediction: numbers, or
+    arrays of them. A score whose denominator is 0 is undefined."""
     return {
         "iou": (hits, truth + predicted - hits),
         "dice": (2 * hits, truth + predicted),
@@ -31,7 +31,8 @@ class Baseline:
 
 
 def best_baseline(confusion: Confusion, num_classes: int, names: Sequence[str]) -> Baseline | None:
-    """Of predicting one class everywhere: with one class the foreground, else the most frequent one. None without pixels.
+    """Of predicting one class everywhere: with one class the foreground, else the most frequent one. None without
+    pixels.
 
     `names`: one for each class id.
     """

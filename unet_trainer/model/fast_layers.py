@@ -1,8 +1,8 @@
-"""Layers that compute the same as those of torch and segmentation-models-pytorch, but faster: in a compiled step on a GPU, and on
-ARM processors.
+"""Layers that compute the same as those of torch and segmentation-models-pytorch, but faster: in a compiled step on a
+GPU, and on ARM processors.
 
-They hold the same parameters under the same names: checkpoints do not depend on them. docs/performance.md has the figures.
-"""
+They hold the same parameters under the same names: checkpoints do not depend on them. docs/performance.md has the
+figures."""
 
 import platform
 from collections.abc import Callable, Iterable
@@ -21,27 +21,37 @@ SMALL = 2**17  # values, up to which ArmConv takes all places of the kernel at o
 
 # Cells. A 3×3 convolution of pixels is one of cells of 2×2 pixels, with four times the channels at half the side:
 #
-#     . . | . .      Pixel i of a cell (0 or 1, along one side) takes from pixel u of the cell that lies a cells away (-1, 0 or 1)
-#     . a | b .      by tap 2a + u - i, if that is one of -1, 0, 1. Here a is pixel 1 of its cell: its taps are pixel 0 (tap -1) and
+#     . . | . .      Pixel i of a cell (0 or 1, along one side) takes from pixel u of the cell that lies a cells away
+# (-1, 0 or 1)
+#     . a | b .      by tap 2a + u - i, if that is one of -1, 0, 1. Here a is pixel 1 of its cell: its taps are pixel 0
+# (tap -1) and
 #     ----+----      itself (tap 0), and b, pixel 0 of the next cell: 2 + 0 - 1 = tap 1.
 #     . . | . .
-#     . . | . .      After a nearest upsampling the pixels of a cell are equal, and the taps on them add up: upsampling and
+#     . . | . .      After a nearest upsampling the pixels of a cell are equal, and the taps on them add up: upsampling
+# and
 #                    convolution are one convolution at the low resolution, and the large map is never made.
 #
-# Few channels on large maps are what convolutions of a GPU are slowest at. Weights are rearranged in each step, so parameters and
-# checkpoints are those of the plain layers. In memory a cell is (its 2 rows, its 2 columns, channels), channels innermost.
+# Few channels on large maps are what convolutions of a GPU are slowest at. Weights are rearranged in each step, so
+# parameters and checkpoints are those of the plain layers. In memory a cell is (its 2 rows, its 2 columns, channels),
+# channels innermost.
 
 
 class DecoderBlock(UnetDecoderBlock):
     """Upsampling and its part of the first convolution are one; the skip's part is added. Nothing is concatenated."""
 
     def forward(
-        self, feature_map: torch.Tensor, target_height: int, target_width: int, skip_connection: torch.Tensor | None = None
+        self,
+        feature_map: torch.Tensor,
+        target_height: int,
+        target_width: int,
+        skip_connection: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if (target_height, target_width) != (2 * feature_map.shape[2], 2 * feature_map.shape[3]):
             return super().forward(feature_map, target_height, target_width, skip_connection)
         convolution, norm, activation = self.conv1
-        of_map, of_skip = convolution.weight.split([feature_map.shape[1], convolution.in_channels - feature_map.shape[1]], dim=1)
+        of_map, of_skip = convolution.weight.split(
+            [feature_map.shape[1], convolution.in_channels - feature_map.shape[1]], dim=1
+        )
         pixels = to_pixels(F.conv2d(feature_map, upsampling_weight(of_map), padding=1))
         if skip_connection is not None and skip_connection.shape[1]:  # some encoders have stages without channels
             pixels = pixels + F.conv2d(skip_connection, of_skip, padding=1)
@@ -52,7 +62,11 @@ class LastDecoderBlock(UnetDecoderBlock):
     """Without a skip its output stays in cells, which HeadConv takes."""
 
     def forward(
-        self, feature_map: torch.Tensor, target_height: int, target_width: int, skip_connection: torch.Tensor | None = None
+        self,
+        feature_map: torch.Tensor,
+        target_height: int,
+        target_width: int,
+        skip_connection: torch.Tensor | None = None,
     ) -> torch.Tensor:
         is_doubled = (target_height, target_width) == (2 * feature_map.shape[2], 2 * feature_map.shape[3])
         if (skip_connection is not None and skip_connection.shape[1]) or not is_doubled:
@@ -62,7 +76,8 @@ class LastDecoderBlock(UnetDecoderBlock):
 
 
 def _norm_pixels(block: torch.nn.Sequential, cells: torch.Tensor) -> torch.Tensor:
-    """What follows the convolution treats each pixel alike: N,4C,H,W cells are N,C,H,4W pixels of some order, without a copy."""
+    """What follows the convolution treats each pixel alike: N,4C,H,W cells are N,C,H,4W pixels of some order, without a
+    copy."""
     batch, channels, height, width = cells.shape
     pixels = cells.permute(0, 2, 3, 1).reshape(batch, height, 4 * width, channels // 4).permute(0, 3, 1, 2)
     _, norm, activation = block
@@ -102,20 +117,23 @@ def upsampling_weight(weight: torch.Tensor) -> torch.Tensor:
 
 
 class HeadConv(torch.nn.Conv2d):
-    """Few output channels, padded to a multiple of 8: with one alone, cuDNN converts the memory layout back and forth. Takes pixels
-    or cells, and returns pixels."""
+    """Few output channels, padded to a multiple of 8: with one alone, cuDNN converts the memory layout back and forth.
+    Takes pixels or cells, and returns pixels."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         are_cells = features.shape[1] == 4 * self.in_channels
         weight = cell_weight(self.weight) if are_cells else self.weight
         missing = -weight.shape[0] % LANES
-        logits = F.conv2d(features, F.pad(weight, (0, 0, 0, 0, 0, 0, 0, missing)), padding=self.padding)[:, : weight.shape[0]]
+        logits = F.conv2d(features, F.pad(weight, (0, 0, 0, 0, 0, 0, 0, missing)), padding=self.padding)[
+            :, : weight.shape[0]
+        ]
         logits = to_pixels(logits) if are_cells else logits
         return logits if self.bias is None else logits + self.bias[:, None, None]
 
 
 class StemConv(torch.nn.Conv2d):
-    """7×7 with stride 2 on a few channels, as 4×4 with stride 1 on four times as many: 2×2 pixels become channels of one.
+    """7×7 with stride 2 on a few channels, as 4×4 with stride 1 on four times as many: 2×2 pixels become channels of
+    one.
 
     Shapes, for 3 channels and 64 outputs:
 
@@ -132,7 +150,9 @@ class StemConv(torch.nn.Conv2d):
         pixels = images.permute(0, 2, 3, 1).reshape(batch, height // 2, 2, width // 2, 2, channels)
         pixels = pixels.permute(0, 1, 3, 5, 2, 4).reshape(batch, height // 2, width // 2, 4 * channels)
         pixels = F.pad(pixels, (0, missing, 2, 1, 2, 1)).permute(0, 3, 1, 2)
-        weight = F.pad(self.weight.permute(0, 2, 3, 1), (0, 0, 1, 0, 1, 0)).reshape(self.out_channels, 4, 2, 4, 2, channels)
+        weight = F.pad(self.weight.permute(0, 2, 3, 1), (0, 0, 1, 0, 1, 0)).reshape(
+            self.out_channels, 4, 2, 4, 2, channels
+        )
         weight = weight.permute(0, 1, 3, 5, 2, 4).reshape(self.out_channels, 4, 4, 4 * channels)
         weight = F.pad(weight, (0, missing)).permute(0, 3, 1, 2)
         return F.conv2d(pixels, weight, self.bias)
@@ -148,7 +168,8 @@ class MaxPool(torch.nn.MaxPool2d):
 
 
 class _Pool(torch.autograd.Function):
-    """N,H,W,C → N,H/2,W/2,C. A window is three rows and columns: the last of the cell of 2×2 before, and both of its own."""
+    """N,H,W,C → N,H/2,W/2,C. A window is three rows and columns: the last of the cell of 2×2 before, and both of its
+    own."""
 
     @staticmethod
     def forward(ctx: Any, pixels: torch.Tensor) -> torch.Tensor:
@@ -164,14 +185,18 @@ class _Pool(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
-        """Each pixel takes from the windows that took it: that of its cell and, if it is the cell's last, the one behind. Written
-        out for the four pixels of a cell: a compiler makes two kernels of it; of a sum over the windows it made four."""
+        """Each pixel takes from the windows that took it: that of its cell and, if it is the cell's last, the one
+        behind. Written out for the four pixels of a cell: a compiler makes two kernels of it; of a sum over the windows
+        it made
+        four."""
         (taken,) = ctx.saved_tensors
 
         def given(place: int, down: int = 0, right: int = 0) -> torch.Tensor:
             """By the window so many cells away, if it took this place."""
             behind = (0, 0, 0, right, 0, down)
-            value, index = (F.pad(one, behind, value=fill)[:, down:, right:] for one, fill in ((gradient, 0), (taken, 9)))
+            value, index = (
+                F.pad(one, behind, value=fill)[:, down:, right:] for one, fill in ((gradient, 0), (taken, 9))
+            )
             return torch.where(index == place, value, 0)
 
         upper = given(4), given(5) + given(3, right=1)
@@ -185,7 +210,9 @@ class BatchNorm(torch.nn.BatchNorm2d):
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
         statistics = self.running_mean, self.running_var
-        return F.batch_norm(features, *statistics, self.weight, self.bias, self.training, self.momentum or 0.0, self.eps)
+        return F.batch_norm(
+            features, *statistics, self.weight, self.bias, self.training, self.momentum or 0.0, self.eps
+        )
 
 
 def count_batches(norms: Iterable[torch.nn.BatchNorm2d]) -> None:
@@ -196,7 +223,10 @@ def count_batches(norms: Iterable[torch.nn.BatchNorm2d]) -> None:
 
 def _is_plain(block: UnetDecoderBlock) -> bool:
     """With a norm, which makes a bias of no use, and without attention."""
-    return block.get_submodule("conv1.0").bias is None and type(block.get_submodule("attention1.attention")) is torch.nn.Identity
+    return (
+        block.get_submodule("conv1.0").bias is None
+        and type(block.get_submodule("attention1.attention")) is torch.nn.Identity
+    )
 
 
 def _is_conv(layer: object, side: int, stride: int) -> TypeGuard[torch.nn.Conv2d]:
@@ -208,7 +238,8 @@ def _is_conv(layer: object, side: int, stride: int) -> TypeGuard[torch.nn.Conv2d
 
 
 def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
-    """Swaps, in place, the layers that have a faster version here, and returns a function that undoes it. Sides must be even."""
+    """Swaps, in place, the layers that have a faster version here, and returns a function that undoes it. Sides must be
+    even."""
     swapped: list[tuple[torch.nn.Module, type[torch.nn.Module]]] = []
 
     def swap(module: torch.nn.Module, faster: type[torch.nn.Module]) -> None:
@@ -216,7 +247,9 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
         module.__class__ = faster
 
     head = getattr(network, "segmentation_head", [None])[0]
-    takes_cells = type(network) is smp.Unet and _is_conv(head, 3, stride=1)  # others may do more with the decoder's output
+    takes_cells = type(network) is smp.Unet and _is_conv(
+        head, 3, stride=1
+    )  # others may do more with the decoder's output
     blocks = [module for module in network.modules() if type(module) is UnetDecoderBlock]
     for block in blocks:
         if block.interpolation_mode == "nearest" and _is_plain(block):
@@ -228,10 +261,16 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
             swap(module, StemConv)
         if type(module) is torch.nn.MaxPool2d and module.extra_repr() == POOL and not module.return_indices:
             swap(module, MaxPool)
-    norms = [module for module in network.modules() if type(module) is torch.nn.BatchNorm2d and module.track_running_stats]
+    norms = [
+        module for module in network.modules() if type(module) is torch.nn.BatchNorm2d and module.track_running_stats
+    ]
     norms = [norm for norm in norms if norm.momentum is not None]
     encoder = getattr(network, "encoder", None)  # each forward pass calls it, with deep supervision too
-    hooks = [encoder.register_forward_pre_hook(lambda *_: count_batches(norms))] if isinstance(encoder, torch.nn.Module) else []
+    hooks = (
+        [encoder.register_forward_pre_hook(lambda *_: count_batches(norms))]
+        if isinstance(encoder, torch.nn.Module)
+        else []
+    )
     for norm in norms if hooks else []:
         swap(norm, BatchNorm)
 
@@ -244,16 +283,19 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
     return restore
 
 
-# Gradients of convolutions on ARM processors under Linux, where oneDNN computes them at a half to a fiftieth of the speed of its
-# forward pass. That of the input is computed as a forward pass, with the kernel turned by 180° and its channels swapped; that of
-# the weight as a matrix product for each row of the kernel or, where each channel is by itself, as a sum for each place of it.
+# Gradients of convolutions on ARM processors under Linux, where oneDNN computes them at a half to a fiftieth of the
+# speed of its forward pass. That of the input is computed as a forward pass, with the kernel turned by 180° and its
+# channels swapped; that of the weight as a matrix product for each row of the kernel or, where each channel is by
+# itself, as a sum for each place of it.
 
 
 class Convolution(torch.autograd.Function):
     """Kernels k×k without dilation, and stride 1, or one channel each. Shapes are N,C,H,W, channels last in memory."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, groups: int) -> torch.Tensor:
+    def forward(
+        ctx: Any, inputs: torch.Tensor, weight: torch.Tensor, stride: int, padding: int, groups: int
+    ) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.numbers = stride, padding, groups
         return F.conv2d(inputs, weight, None, stride, padding, 1, groups)
@@ -320,7 +362,12 @@ def use_arm_convolutions(network: torch.nn.Module) -> None:
     if platform.machine() != "aarch64" or not torch.backends.mkldnn.is_available():
         return
     for layer in network.modules():
-        if type(layer) is torch.nn.Conv2d and _is_square(layer) and layer.dilation == (1, 1) and layer.padding_mode == "zeros":
+        if (
+            type(layer) is torch.nn.Conv2d
+            and _is_square(layer)
+            and layer.dilation == (1, 1)
+            and layer.padding_mode == "zeros"
+        ):
             is_depthwise = 1 < layer.groups == layer.in_channels == layer.out_channels
             if is_depthwise or (layer.groups == 1 and layer.stride == (1, 1)):
                 layer.__class__ = ArmConv

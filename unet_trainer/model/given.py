@@ -1,8 +1,8 @@
 """A loss and a network that a Python caller brings: docs/extending.md.
 
-Configs and checkpoints say only `own`, which never names code to run: whoever resumes such a run or loads its model gives the part
-again. Held here while that call lasts, since a network is built in many places: for a restart, for a report, for prediction.
-"""
+Configs and checkpoints say only `own`, which never names code to run: whoever resumes such a run or loads its model
+gives the part again. Held here while that call lasts, since a network is built in many places: for a restart, for a
+report, for prediction."""
 
 import contextlib
 import copy
@@ -39,7 +39,9 @@ def own_loss(num_ids: int) -> OwnLoss:
     if isinstance(loss, torch.nn.Module):
         loss = copy.deepcopy(loss).cpu()
         if any(parameter.requires_grad for parameter in loss.parameters()):
-            raise UserError("loss: it has parameters, which would not be trained; register them as buffers, or in the model")
+            raise UserError(
+                "loss: it has parameters, which would not be trained; register them as buffers, or in the model"
+            )
     masks = torch.zeros(2, 8, 8, dtype=torch.int64)
     masks[:, 0] = IGNORED
     masks[:, 1] = 1
@@ -72,7 +74,9 @@ def own_network(spec: SegmenterSpec) -> torch.nn.Module:
     except Exception as error:  # it may raise anything
         raise UserError(f"model: it does not take images of shape {taken}: {first_line(error)}") from error
     if not torch.is_tensor(output):
-        raise UserError(f"model: it returns {type(output).__name__}; need a tensor of logits: wrap it in a module that picks them")
+        raise UserError(
+            f"model: it returns {type(output).__name__}; need a tensor of logits: wrap it in a module that picks them"
+        )
     if (made := tuple(output.shape)) not in (wanted, (1, spec.num_ids, *sides)):
         raise UserError(f"model: for images of shape {taken} it returns {made}; need logits of shape {wanted}")
     return network
@@ -80,5 +84,7 @@ def own_network(spec: SegmenterSpec) -> torch.nn.Module:
 
 def _take(name: str, what: str, how: str) -> Any:
     if name not in _given:
-        raise UserError(f"the run has a {what} of its own, which no file holds: give it from Python, {how}; see docs/extending.md")
+        raise UserError(
+            f"the run has a {what} of its own, which no file holds: give it from Python, {how}; see docs/extending.md"
+        )
     return _given[name]

@@ -1,11 +1,11 @@
 """Losses by name and their weighted sum, in float32 and with shapes that do not depend on values.
 
-Written here and not taken from segmentation-models-pytorch because its Dice and Jaccard drop a class that is absent from the
-batch (a false positive on an empty mask costs nothing), its BCE divides by ignored pixels too, and its focal and Lovász
-losses index by mask, which a CUDA graph cannot capture.
+Written here and not taken from segmentation-models-pytorch because its Dice and Jaccard drop a class that is absent
+from the batch (a false positive on an empty mask costs nothing), its BCE divides by ignored pixels too, and its focal
+and Lovász losses index by mask, which a CUDA graph cannot capture.
 
-Each term is computed in two parts: sums over pixels, and the value of those sums. In training the sums are those of a batch; in
-validation those of the whole set, so that its loss does not depend on how the set is cut into batches.
+Each term is computed in two parts: sums over pixels, and the value of those sums. In training the sums are those of a
+batch; in validation those of the whole set, so that its loss does not depend on how the set is cut into batches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,9 @@ FOCAL_GAMMA = 2.0
 class Target:
     """Logits and masks in the forms that the terms need, computed once for all of them."""
 
-    def __init__(self, logits: torch.Tensor, masks: torch.Tensor, class_weights: torch.Tensor, first_class: int) -> None:
+    def __init__(
+        self, logits: torch.Tensor, masks: torch.Tensor, class_weights: torch.Tensor, first_class: int
+    ) -> None:
         ids = torch.arange(logits.shape[1], dtype=masks.dtype, device=masks.device).view(1, -1, 1, 1)
         self.one_hot = (masks.unsqueeze(1) == ids).float()  # N,K,H,W; all zero where ignored
         self.valid = self.one_hot.sum(1)  # N,H,W: 1 where a class is known
@@ -89,13 +91,15 @@ def _class_mean(per_class: torch.Tensor, class_weights: torch.Tensor) -> torch.T
 
 
 def _lovasz_sums(target: Target) -> torch.Tensor:
-    """The loss of the batch and a count of 1: pixels are sorted over the whole batch, so there are no sums that add up."""
+    """The loss of the batch and a count of 1: pixels are sorted over the whole batch, so there are no sums that add
+    up."""
     loss = _lovasz(target, target.one_hot, target.probabilities, target.valid)
     return torch.stack([loss, torch.ones_like(loss)])
 
 
 def _lovasz_eval_sums(target: Target) -> torch.Tensor:
-    """The sum over images and their number, so that validation does not depend on the batch. Ignored images do not count."""
+    """The sum over images and their number, so that validation does not depend on the batch. Ignored images do not
+    count."""
     one_hot, probabilities, valid = target.one_hot, target.probabilities, target.valid
     return _image_sums(target, lambda image: _lovasz(target, one_hot[image], probabilities[image], valid[image]))
 
@@ -107,7 +111,8 @@ def _image_sums(target: Target, loss: Callable[[slice], torch.Tensor]) -> torch.
 
 
 def own_term(loss: OwnLoss) -> Term:
-    """A loss that the caller brings. Images without a pixel that counts get a mask of zeros: it may not know of ignored pixels."""
+    """A loss that the caller brings. Images without a pixel that counts get a mask of zeros: it may not know of ignored
+    pixels."""
 
     def sums(target: Target) -> torch.Tensor:
         value = loss(target.logits, target.masks.long()).reshape(())
@@ -124,9 +129,9 @@ def own_term(loss: OwnLoss) -> Term:
 def _lovasz(target: Target, one_hot: torch.Tensor, probabilities: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
     """Lovász extension of IoU. Ignored pixels have error 0, sort last and add nothing.
 
-    The Jaccard loss 1 - missed / union grows with each pixel, from the largest error on, by 1 / union if it is true and by
-    missed / (union · (union - 1)) if not. As a difference of two values near 1 that would be lost to rounding, and so would
-    float32 counts beyond 2^24 pixels.
+    The Jaccard loss 1 - missed / union grows with each pixel, from the largest error on, by 1 / union if it is true and
+    by missed / (union · (union - 1)) if not. As a difference of two values near 1 that would be lost to rounding, and
+    so would float32 counts beyond 2^24 pixels.
     """
     losses = []
     for class_id in range(target.first_class, one_hot.shape[1]):
@@ -135,7 +140,9 @@ def _lovasz(target: Target, one_hot: torch.Tensor, probabilities: torch.Tensor, 
         ordered, order = errors.sort(descending=True)
         is_true = truth[order] > 0
         missed = is_true.sum() - is_true.cumsum(0)
-        union = missed + torch.arange(1, len(order) + 1, device=order.device)  # all that are true, and false ones so far
+        union = missed + torch.arange(
+            1, len(order) + 1, device=order.device
+        )  # all that are true, and false ones so far
         # Without a true pixel the first false one makes the union 1 and the loss 1.
         gain = torch.where(is_true | (union == 1), 1 / union, missed / union / (union - 1))
         losses.append((ordered * gain).sum())
@@ -146,7 +153,9 @@ TERMS: dict[str, Term] = {
     "dice": Term(_overlap_sums, _overlap_value(missed=0.5, false=0.5), is_pixel_mean=False, has_class_sums=True),
     "iou": Term(_overlap_sums, _overlap_value(missed=1.0, false=1.0), is_pixel_mean=False, has_class_sums=True),
     "cross_entropy": Term(_cross_entropy_sums, _mean, is_pixel_mean=True, has_class_sums=False),
-    "bce": Term(_cross_entropy_sums, _mean, is_pixel_mean=True, has_class_sums=False),  # with one class they are the same
+    "bce": Term(
+        _cross_entropy_sums, _mean, is_pixel_mean=True, has_class_sums=False
+    ),  # with one class they are the same
     "focal": Term(_focal_sums, _mean, is_pixel_mean=True, has_class_sums=False),
     # A missed pixel costs more than a false one.
     "tversky": Term(_overlap_sums, _overlap_value(missed=0.7, false=0.3), is_pixel_mean=False, has_class_sums=True),
@@ -162,7 +171,9 @@ class WeightedLoss(torch.nn.Module):
     def __init__(self, weights: Mapping[str, float], num_classes: int, class_weights: Sequence[float] | None) -> None:
         super().__init__()
         self.weights = dict(weights)
-        self.own = own_loss(max(2, num_classes)) if OWN in weights else None  # a module moves to the device with this one
+        self.own = (
+            own_loss(max(2, num_classes)) if OWN in weights else None
+        )  # a module moves to the device with this one
         self.terms = {name: TERMS[name] if self.own is None or name != OWN else own_term(self.own) for name in weights}
         self.first_class = 1 if num_classes == 1 else 0  # of those that overlap losses average
         per_id = [1.0] * max(2, num_classes) if class_weights is None else list(class_weights)
@@ -171,18 +182,23 @@ class WeightedLoss(torch.nn.Module):
         self.host_class_weights = tuple(per_id)  # for sums on the host: reading the buffer would wait for the device
         self.sum_lengths = [3 * len(per_id) if self.terms[name].has_class_sums else 2 for name in self.weights]
 
-    def forward(self, logits: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, logits: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """N,K,H,W float32 logits of every class id and N,H,W ids → scalar.
 
-        `batch_masks`: the images are part of a batch with these masks. The losses of its parts add up to that of the batch:
-        exactly for means over pixels, and for overlap losses as the mean of the parts' own.
+        `batch_masks`: the images are part of a batch with these masks. The losses of its parts add up to that of the
+        batch: exactly for means over pixels, and for overlap losses as the mean of the parts' own.
         """
         target = self.target(logits, masks)
         values = {name: self.value(name, self.terms[name].sums(target)) for name in self.weights}
         if batch_masks is not None:
             share = len(masks) / len(batch_masks)
             pixel_share = target.pixel_weights.sum() / self.pixel_weights(batch_masks).sum().clamp_min(1e-6)
-            values = {name: value * (pixel_share if self.terms[name].is_pixel_mean else share) for name, value in values.items()}
+            values = {
+                name: value * (pixel_share if self.terms[name].is_pixel_mean else share)
+                for name, value in values.items()
+            }
         return torch.stack([weight * values[name] for name, weight in self.weights.items()]).sum()
 
     def target(self, logits: torch.Tensor, masks: torch.Tensor) -> Target:
@@ -201,11 +217,16 @@ class WeightedLoss(torch.nn.Module):
     def eval_sums(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """One row of sums for all terms; the rows of several batches add up to that of the set."""
         target = self.target(logits, masks)
-        return torch.cat([(self.terms[name].eval_sums or self.terms[name].sums)(target).reshape(-1) for name in self.weights])
+        return torch.cat(
+            [(self.terms[name].eval_sums or self.terms[name].sums)(target).reshape(-1) for name in self.weights]
+        )
 
     def from_sums(self, sums: torch.Tensor) -> float:
         """The loss of a set, from its summed row on the host."""
         class_weights = torch.tensor(self.host_class_weights, dtype=sums.dtype)
         terms = zip(self.weights.items(), sums.split(self.sum_lengths), strict=True)
-        values = (weight * float(self.terms[name].value(part, class_weights, self.first_class)) for (name, weight), part in terms)
+        values = (
+            weight * float(self.terms[name].value(part, class_weights, self.first_class))
+            for (name, weight), part in terms
+        )
         return sum(values, 0.0)

@@ -1,7 +1,8 @@
-"""IoU and Dice of a whole dataset, from one confusion matrix that is summed on the device; at the size that the masks have.
+"""IoU and Dice of a whole dataset, from one confusion matrix that is summed on the device; at the size that the masks
+have.
 
-Averages of per-batch IoUs are not IoU. A class that occurs neither in truth nor in prediction has no IoU and is left out of
-the mean; counting it as 1.0 would raise the mean of rare classes.
+Averages of per-batch IoUs are not IoU. A class that occurs neither in truth nor in prediction has no IoU and is left
+out of the mean; counting it as 1.0 would raise the mean of rare classes.
 """
 
 import math
@@ -44,7 +45,9 @@ def confusion_matrices(predicted: torch.Tensor, truth: torch.Tensor, num_ids: in
         return torch.stack([cell.sum(1) for cell in cells], 1).view(num_images, 2, 2)
     truth = truth.long()
     num_cells = num_ids * num_ids
-    places = torch.where(truth < num_ids, truth * num_ids + predicted, num_cells)  # ignored: one more cell, which is dropped
+    places = torch.where(
+        truth < num_ids, truth * num_ids + predicted, num_cells
+    )  # ignored: one more cell, which is dropped
     num_lanes = max(1, min(256, MAX_COUNTERS // (num_cells * max(1, num_images))))
     lanes = torch.arange(truth.shape[1], device=truth.device) % num_lanes
     lanes = lanes + torch.arange(num_images, device=truth.device).unsqueeze(1) * num_lanes
@@ -55,13 +58,15 @@ def confusion_matrices(predicted: torch.Tensor, truth: torch.Tensor, num_ids: in
 
 
 def class_counts(matrices: torch.Tensor) -> torch.Tensor:
-    """N,K,K confusion matrices → N,K,3: pixels of each class in both, in truth, in prediction. Never waits for the device."""
+    """N,K,K confusion matrices → N,K,3: pixels of each class in both, in truth, in prediction. Never waits for the
+    device."""
     return torch.stack([matrices.diagonal(dim1=1, dim2=2), matrices.sum(2), matrices.sum(1)], 2)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """`classes`: IoU, Dice, precision and recall of each class that is reported; None: undefined. And the means of IoU and Dice."""
+    """`classes`: IoU, Dice, precision and recall of each class that is reported; None: undefined. And the means of IoU
+    and Dice."""
 
     classes: list[dict[str, float | None]]
     confusion: list[list[int]]  # that they were computed from: rows truth, columns prediction
@@ -91,8 +96,9 @@ def compute_scores(matrix: torch.Tensor, num_classes: int) -> Scores:
     return Scores([{name: ratio(*parts) for name, parts in one.items()} for one in ratios], on_host.tolist())
 
 
-# Masks at their own size beside a model that sees another: scores are counted at the masks' size, the loss at the model's. Nothing
-# waits for the device, and memory does not grow with the masks: logits are upsampled a few rows at a time.
+# Masks at their own size beside a model that sees another: scores are counted at the masks' size, the loss at the
+# model's. Nothing waits for the device, and memory does not grow with the masks: logits are upsampled a few rows at a
+# time.
 
 
 def resize_masks(masks: torch.Tensor, sizes: Sequence[Size], size: Sequence[int]) -> torch.Tensor:
@@ -122,7 +128,9 @@ def native_confusion_matrices(logits: torch.Tensor, masks: torch.Tensor, sizes: 
         for first in range(start, stop, num_at_once):
             some = slice(first, min(first + num_at_once, stop))
             for rows, upsampled in upsampled_rows(logits[some], size):
-                ids = upsampled.max(1).indices  # the ids of predicted_ids; argmax is 30 times slower on CPUs in this memory format
+                ids = upsampled.max(
+                    1
+                ).indices  # the ids of predicted_ids; argmax is 30 times slower on CPUs in this memory format
                 counts[some] += confusion_matrices(ids, masks[some, rows, : size[1]], num_ids)
     return counts
 

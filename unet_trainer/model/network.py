@@ -25,15 +25,22 @@ from unet_trainer.system.os_errors import with_advice
 DOWNLOAD_LIMIT = 3600.0  # seconds, for weights that the config names
 WEIGHT_FILES = (".pt", ".pth", ".safetensors")
 FAR = 2048  # pixels; the deepest encoders gather what a pixel depends on from 1,500 around it
-RAREST = 0.01  # share of the pixels, that an untrained network expects of any class: to learn from those of rarer ones at once
+# share of the pixels, that an untrained network expects of any class: to learn from those of rarer ones at once
+RAREST = 0.01
 STAGES = (1, 2, 3)  # of the decoder, counted from 0; each doubles the size, from 1/16 on
 STRIDES = (8, 4, 2)
 SHARES = (0.25, 0.5, 1.0)
-WRAPPERS = ("module.", "_orig_mod.", "encoder.", "model.")  # prefixes that other tools put before an encoder's own names
+WRAPPERS = (
+    "module.",
+    "_orig_mod.",
+    "encoder.",
+    "model.",
+)  # prefixes that other tools put before an encoder's own names
 
 
 def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.Module:
-    """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be loaded."""
+    """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be
+    loaded."""
     if spec.architecture == OWN:
         return own_network(spec)
     try:
@@ -48,7 +55,9 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
     named: str | bool | None = None if file is not None else encoder_weights
     if named is not None and spec.encoder.startswith("tu-"):
         if named != "imagenet":
-            raise ConfigError(f"encoder_weights: got {named!r}; need imagenet, null or a file ({', '.join(WEIGHT_FILES)})")
+            raise ConfigError(
+                f"encoder_weights: got {named!r}; need imagenet, null or a file ({', '.join(WEIGHT_FILES)})"
+            )
         named = True  # timm encoders name their weights in the encoder's name
     files = [] if named is None or encoder_weights is None else weight_files(spec.encoder, encoder_weights)
     if not all(weights.is_here() for weights in files) and (failure := fetch(files, DOWNLOAD_LIMIT)) is not None:
@@ -59,7 +68,12 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
     try:
         with offline() if files else contextlib.nullcontext():
             network = smp.create_model(
-                spec.architecture, spec.encoder, named, in_channels=spec.image.channels, classes=spec.num_classes, **options
+                spec.architecture,
+                spec.encoder,
+                named,
+                in_channels=spec.image.channels,
+                classes=spec.num_classes,
+                **options,
             )
     except Exception as error:  # smp and timm share no base class
         if files and isinstance(error, SafetensorError | pickle.UnpicklingError | EOFError):
@@ -68,9 +82,13 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
                 f"({error}); delete it there, and it is downloaded again"
             ) from None
         if isinstance(error, KeyError):
-            raise ConfigError(f"encoder_weights: got {encoder_weights!r} for encoder: {spec.encoder}; {error.args[0]}") from None
+            raise ConfigError(
+                f"encoder_weights: got {encoder_weights!r} for encoder: {spec.encoder}; {error.args[0]}"
+            ) from None
         if isinstance(error, ValueError | NotImplementedError | RuntimeError | TypeError | AttributeError):
-            raise ConfigError(f"architecture: {spec.architecture} does not go with encoder: {spec.encoder}; {error}") from None
+            raise ConfigError(
+                f"architecture: {spec.architecture} does not go with encoder: {spec.encoder}; {error}"
+            ) from None
         raise
     if file is not None:
         load_encoder_weights(network.encoder, file)
@@ -81,8 +99,11 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
 
 @torch.no_grad()
 def expect_shares(network: torch.nn.Module, class_shares: Sequence[float]) -> None:
-    """An untrained network predicts each class with its share of the pixels, and need not learn first that some are rare."""
-    head = [layer for layer in network.get_submodule("segmentation_head").modules() if isinstance(layer, torch.nn.Conv2d)]
+    """An untrained network predicts each class with its share of the pixels, and need not learn first that some are
+    rare."""
+    head = [
+        layer for layer in network.get_submodule("segmentation_head").modules() if isinstance(layer, torch.nn.Conv2d)
+    ]
     if head and (bias := head[-1].bias) is not None:
         logits = torch.tensor(class_shares).clamp(min=RAREST).log()
         bias.copy_(logits[1:] - logits[:1] if len(bias) == 1 else logits - logits.mean())
@@ -90,8 +111,10 @@ def expect_shares(network: torch.nn.Module, class_shares: Sequence[float]) -> No
 
 @torch.no_grad()
 def sees_far(spec: SegmenterSpec) -> bool:
-    """Whether logits depend on pixels at any distance, as where a network pools over its whole input (squeeze-and-excite): such a
-    network sees something else in a larger image than in the crops that it was trained on. Not asked: how images are normalised."""
+    """Whether logits depend on pixels at any distance, as where a network pools over its whole input
+    (squeeze-and-excite): such a network sees something else in a larger image than in the crops that it was trained on.
+    Not asked: how images are
+    normalised."""
     with torch.random.fork_rng(devices=[]):
         network = build_network(spec, None).eval()
         for parameter in network.parameters():
@@ -119,12 +142,18 @@ def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:
         )
     stem = next(iter(wanted))
     if stem in found and found[stem].ndim == 4 and found[stem].shape[1] == 3 != wanted[stem].shape[1]:
-        found[stem] = adapt_input_conv(wanted[stem].shape[1], found[stem])  # of RGB images, for grey ones or more channels
+        found[stem] = adapt_input_conv(
+            wanted[stem].shape[1], found[stem]
+        )  # of RGB images, for grey ones or more channels
     wrong = [name for name in wanted if name in found and found[name].shape != wanted[name].shape]
     if wrong:
         shapes = f"{wrong[0]} is {tuple(found[wrong[0]].shape)}, need {tuple(wanted[wrong[0]].shape)}"
         raise UserError(f"encoder_weights: {path} has {len(wrong)} tensors of another shape, e.g. {shapes}")
-    bad = [name for name in wanted if name in found and found[name].is_floating_point() and not found[name].isfinite().all()]
+    bad = [
+        name
+        for name in wanted
+        if name in found and found[name].is_floating_point() and not found[name].isfinite().all()
+    ]
     if bad:
         raise UserError(f"encoder_weights: {path} holds NaN or infinite values, e.g. in {bad[0]}")
     encoder.load_state_dict({name: found.get(name, tensor) for name, tensor in wanted.items()})
@@ -134,11 +163,29 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
     if not path.is_file():
         raise UserError(f"encoder_weights: no file {path}")
     try:
-        content = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, OSError, LookupError, TypeError) as error:
+        content = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, map_location="cpu", weights_only=True)
+        )
+    except (
+        SafetensorError,
+        pickle.UnpicklingError,
+        RuntimeError,
+        EOFError,
+        ValueError,
+        OSError,
+        LookupError,
+        TypeError,
+    ) as error:
         reason = with_advice(error) if isinstance(error, OSError) else first_line(error)
-        if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):  # torch's message says how to load it anyway
-            reason = "it holds more than tensors, which could run when it is loaded; save its state_dict, best as .safetensors"
+        if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(
+            error
+        ):  # torch's message says how to load it anyway
+            reason = (
+                "it holds more than tensors, which could run when it is loaded; save its state_dict, best as "
+                ".safetensors"
+            )
         raise UserError(f"encoder_weights: {path} is no file of plain tensors ({reason})") from None
     for inner in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(inner), dict):
@@ -169,8 +216,9 @@ def set_training_mode(network: torch.nn.Module, encoder_frozen: bool) -> None:
             parameter.grad = None
 
 
-# Deep supervision: auxiliary heads on inner decoder stages of a U-Net, whose losses are added in training. They belong to the
-# network while it is trained, so that optimizer, averages and last.pt hold them; best.pt, the model that is used, leaves them out.
+# Deep supervision: auxiliary heads on inner decoder stages of a U-Net, whose losses are added in training. They belong
+# to the network while it is trained, so that optimizer, averages and last.pt hold them; best.pt, the model that is
+# used, leaves them out.
 #
 #     decoder stage   size of its output   weight of its loss
 #     1               1/8                  1/4 of deep_supervision
@@ -185,7 +233,8 @@ def add_auxiliary_heads(network: torch.nn.Module, num_classes: int) -> None:
 
 
 def forward_with_auxiliary(segmenter: Segmenter, images: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """N,H,W,C images → N,K,H,W logits and those of each auxiliary head, at its stage's own size (of the padded image)."""
+    """N,H,W,C images → N,K,H,W logits and those of each auxiliary head, at its stage's own size (of the padded
+    image)."""
     network, pixels = segmenter.network, segmenter.prepare(images)
     features = network.get_submodule("encoder")(pixels)
     decoder = network.get_submodule("decoder")

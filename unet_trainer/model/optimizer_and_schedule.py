@@ -35,15 +35,22 @@ def fill_momentum(sgd: torch.optim.SGD) -> None:
             sgd.state[parameter].setdefault("momentum_buffer", torch.zeros_like(parameter))
 
 
-def parameter_groups(network: torch.nn.Module, weight_decay: float, encoder_lr_factor: float = 1.0) -> list[dict[str, Any]]:
-    """Weight decay for matrices and kernels; none for biases and normalisation. The encoder apart if its factor is not 1."""
+def parameter_groups(
+    network: torch.nn.Module, weight_decay: float, encoder_lr_factor: float = 1.0
+) -> list[dict[str, Any]]:
+    """Weight decay for matrices and kernels; none for biases and normalisation. The encoder apart if its factor is not
+    1."""
     slow = set() if encoder_lr_factor == 1 else set(network.get_submodule("encoder").parameters())
     groups: list[dict[str, Any]] = []
     for in_encoder in (True, False) if slow else (False,):
         own = [parameter for parameter in network.parameters() if (parameter in slow) == in_encoder]
         factor = {"lr_factor": encoder_lr_factor} if in_encoder else {}
-        groups.append({"params": [parameter for parameter in own if parameter.ndim > 1], "weight_decay": weight_decay, **factor})
-        groups.append({"params": [parameter for parameter in own if parameter.ndim <= 1], "weight_decay": 0.0, **factor})
+        groups.append(
+            {"params": [parameter for parameter in own if parameter.ndim > 1], "weight_decay": weight_decay, **factor}
+        )
+        groups.append(
+            {"params": [parameter for parameter in own if parameter.ndim <= 1], "weight_decay": 0.0, **factor}
+        )
     return groups
 
 
@@ -116,14 +123,17 @@ def build_learning_rate(config: ResolvedConfig, steps_per_epoch: int) -> Learnin
 
 
 class Ema:
-    """Average of weights and buffers. The decay rises with the number of updates: the initial weights are soon forgotten."""
+    """Average of weights and buffers. The decay rises with the number of updates: the initial weights are soon
+    forgotten."""
 
     def __init__(self, segmenter: Segmenter, decay: float) -> None:
         self.segmenter = copy.deepcopy(segmenter).eval().requires_grad_(False)
         self.decay = decay
         device = next(segmenter.parameters()).device
         # On the device: the host does not wait to know whether a step was good.
-        self.num_updates = torch.zeros((), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device)
+        self.num_updates = torch.zeros(
+            (), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device
+        )
         # These tensors stay at their addresses: loading a state copies into them.
         named = zip(self.segmenter.state_dict().values(), segmenter.state_dict().values(), strict=True)
         # One that has two names moves once.

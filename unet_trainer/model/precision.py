@@ -30,11 +30,13 @@ class Numerics:
 
 
 def local_device(name: str, launch: Launch) -> str:
-    """The device of this process: with several on a machine, cuda is the GPU of its number; more processes than GPUs share them."""
+    """The device of this process: with several on a machine, cuda is the GPU of its number; more processes than GPUs
+    share them."""
     if not launch.is_torchrun or name not in ("auto", "cuda"):
         if launch.local_world_size > 1 and name.startswith("cuda:"):
             raise UserError(
-                f"device: {name} is one GPU for {launch.local_world_size} processes; need cuda, which gives each its own"
+                f"device: {name} is one GPU for {launch.local_world_size} processes; need cuda, which gives each "
+                "its own"
             )
         return name
     if not torch.cuda.is_available():
@@ -43,7 +45,8 @@ def local_device(name: str, launch: Launch) -> str:
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`: the GPU if there is one. A device that is asked for and missing is an error, not a slow run on the CPU."""
+    """`auto`: the GPU if there is one. A device that is asked for and missing is an error, not a slow run on the
+    CPU."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -51,9 +54,13 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         raise UserError(f"device: got {name!r}; need auto, cpu, cuda, cuda:N or mps") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(f"device: {name} is not available: torch {torch.__version__} finds no GPU; use device: cpu or auto")
+        raise UserError(
+            f"device: {name} is not available: torch {torch.__version__} finds no GPU; use device: cpu or auto"
+        )
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device: {name} does not exist; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}")
+        raise UserError(
+            f"device: {name} does not exist; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}"
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device: mps is not available here; use device: cpu or auto")
     if device.type == "cuda" and device.index is not None:
@@ -66,7 +73,9 @@ def inspect_hardware(device: torch.device) -> HardwareFacts:
     cores = count_cores()
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        has_bfloat16 = major >= 8 if torch.version.hip is None else torch.cuda.is_bf16_supported(including_emulation=False)
+        has_bfloat16 = (
+            major >= 8 if torch.version.hip is None else torch.cuda.is_bf16_supported(including_emulation=False)
+        )
         has_float16 = (major, minor) >= (5, 3) or torch.version.hip is not None
         return HardwareFacts(str(device), torch.cuda.get_device_name(device), has_bfloat16, has_float16, cores)
     if device.type == "mps":
@@ -81,13 +90,17 @@ def cpu_computes_bfloat16() -> bool:
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return True
-    flags = {word for line in read_text(path).splitlines() if line.startswith(("flags", "Features")) for word in line.split()}
+    flags = {
+        word for line in read_text(path).splitlines() if line.startswith(("flags", "Features")) for word in line.split()
+    }
     return bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
 
 
 def build_scaler(config: ResolvedConfig, device: torch.device) -> torch.amp.GradScaler:
     """Loss scaling for float16; for the other formats it is disabled and passes everything through."""
-    return torch.amp.GradScaler(device.type, init_scale=config.scaler_init_scale, enabled=config.number_format == "float16")
+    return torch.amp.GradScaler(
+        device.type, init_scale=config.scaler_init_scale, enabled=config.number_format == "float16"
+    )
 
 
 def set_backends(allow_tf32: bool, deterministic: bool) -> None:

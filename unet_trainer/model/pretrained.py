@@ -1,8 +1,9 @@
-"""Imagenet weights of an encoder by themselves: from this machine, or fetched within a time limit, or none, with the reason.
+"""Imagenet weights of an encoder by themselves: from this machine, or fetched within a time limit, or none, with the
+reason.
 
-Nothing here raises or hangs because of a network, a disk or a cache: what is on this machine is loaded without asking the network,
-and a download runs in a process of its own, `python pretrained.py FILES`, which is ended at the time limit. To start quickly, that
-imports neither torch nor what builds networks.
+Nothing here raises or hangs because of a network, a disk or a cache: what is on this machine is loaded without asking
+the network, and a download runs in a process of its own, `python pretrained.py FILES`, which is ended at the time
+limit. To start quickly, that imports neither torch nor what builds networks.
 """
 
 import contextlib
@@ -38,7 +39,9 @@ class HubFile:
 
     def is_here(self) -> bool:
         try:
-            found = [try_to_load_from_cache(self.repo_id, name, constants.HF_HUB_CACHE, self.revision) for name in self.names]
+            found = [
+                try_to_load_from_cache(self.repo_id, name, constants.HF_HUB_CACHE, self.revision) for name in self.names
+            ]
         except (OSError, ValueError):  # a cache that cannot be read, or whose refs are no text
             return False
         return any(isinstance(path, str) for path in found)
@@ -49,11 +52,15 @@ class HubFile:
                 hf_hub_download(self.repo_id, name, revision=self.revision)
                 return
             except EntryNotFoundError as error:
-                if isinstance(error, LocalEntryNotFoundError) or name == self.names[-1]:  # the former: the hub did not answer
+                if (
+                    isinstance(error, LocalEntryNotFoundError) or name == self.names[-1]
+                ):  # the former: the hub did not answer
                     raise
 
 
-def choose_encoder_weights(encoder: str, say: Callable[[str], object], time_limit: float = TIME_LIMIT) -> tuple[str | None, str]:
+def choose_encoder_weights(
+    encoder: str, say: Callable[[str], object], time_limit: float = TIME_LIMIT
+) -> tuple[str | None, str]:
     """ "imagenet" or None for random weights, and why, in one clause. `say` is told when a download begins."""
     files = weight_files(encoder, "imagenet")
     if not files:
@@ -82,7 +89,8 @@ def why_offline() -> str | None:
 
 
 def weight_files(encoder: str, weights: str) -> list[HubFile]:
-    """What segmentation-models-pytorch or timm load for an encoder that exists; empty where there are no such weights."""
+    """What segmentation-models-pytorch or timm load for an encoder that exists; empty where there are no such
+    weights."""
     if encoder.startswith("tu-"):
         return _timm_files(encoder.removeprefix("tu-"))
     import segmentation_models_pytorch as smp
@@ -90,7 +98,9 @@ def weight_files(encoder: str, weights: str) -> list[HubFile]:
     settings = smp.encoders.encoders[encoder]["pretrained_settings"].get(weights)
     if settings is None:
         return []
-    return [HubFile(settings["repo_id"], settings["revision"], (name,)) for name in ("config.json", "model.safetensors")]
+    return [
+        HubFile(settings["repo_id"], settings["revision"], (name,)) for name in ("config.json", "model.safetensors")
+    ]
 
 
 def _timm_files(name: str) -> list[HubFile]:
@@ -116,7 +126,9 @@ def fetch(files: list[HubFile], time_limit: float) -> str | None:
     variables["HF_HUB_DISABLE_XET"] = "1"  # its native code does not end at SIGTERM, and would leave parts of files
     nowhere = subprocess.DEVNULL
     try:
-        process = subprocess.Popen(command, env=variables, text=True, stdin=nowhere, stdout=subprocess.PIPE, stderr=nowhere)
+        process = subprocess.Popen(
+            command, env=variables, text=True, stdin=nowhere, stdout=subprocess.PIPE, stderr=nowhere
+        )
     except OSError as error:
         return f"no process could be started to fetch them ({error.strerror})"
     with process:
@@ -130,11 +142,14 @@ def fetch(files: list[HubFile], time_limit: float) -> str | None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(TERMINATE_LIMIT)
                 process.kill()
-    return None if process.returncode == 0 else output.strip() or f"the download failed (exit status {process.returncode})"
+    return (
+        None if process.returncode == 0 else output.strip() or f"the download failed (exit status {process.returncode})"
+    )
 
 
 def _check_connection() -> str | None:
-    """Why the host of the hub cannot be connected to within CONNECT_LIMIT; None if it can. A proxy may reach what we cannot."""
+    """Why the host of the hub cannot be connected to within CONNECT_LIMIT; None if it can. A proxy may reach what we
+    cannot."""
     from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 
     target, proxies = urlsplit(constants.ENDPOINT), urllib.request.getproxies()

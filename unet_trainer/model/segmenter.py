@@ -1,6 +1,7 @@
 """The deployable model: a network with all that is needed to use it.
 
-    images in the files' own units, N,H,W,C  →  Segmenter  →  logits of every class id at the images' own size, N,K,H,W float32
+    images in the files' own units, N,H,W,C  →  Segmenter  →  logits of every class id at the images' own size, N,K,H,W
+    float32
 
 Training, evaluation, prediction and export use this one module. There is no default spec.
 """
@@ -47,7 +48,9 @@ class SegmenterSpec:
     normalize: Literal["dataset", "image"] = "dataset"
     class_shares: tuple[float, ...] | None = None  # of the pixels that the masks give a class id
     tile: tuple[int, int] | None = None  # fit: crop: height and width that images are cut into; None: image_size
-    source_sides: tuple[float, float] | None = None  # fit: resize: √(height × width) of the smallest and largest training image
+    source_sides: tuple[float, float] | None = (
+        None  # fit: resize: √(height × width) of the smallest and largest training image
+    )
 
     @property
     def num_ids(self) -> int:
@@ -70,7 +73,8 @@ class SegmenterSpec:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> SegmenterSpec:
-        """Raises KeyError, TypeError or ValueError for content that no run can have saved. Earlier versions saved fewer fields."""
+        """Raises KeyError, TypeError or ValueError for content that no run can have saved. Earlier versions saved fewer
+        fields."""
         found = {name: as_tuples(value) for name, value in pick(SAVED, content).items()}
         image, coding = ImageSpec.from_dict(content["image"]), MaskCoding.from_dict(content["coding"])
         spec = SegmenterSpec(**{"decoder_channels": None, **found, "image": image, "coding": coding})
@@ -181,8 +185,8 @@ class Segmenter(torch.nn.Module):
 def class_logits(logits: torch.Tensor) -> torch.Tensor:
     """N,C,H,W of the network → N,K,H,W float32, a logit for every class id.
 
-    One class and many are one case from here on: a lone foreground logit z stands for the two-class logits (0, z), whose
-    softmax is the sigmoid. Float32, because sums over pixels exceed what 16 bits can hold.
+    One class and many are one case from here on: a lone foreground logit z stands for the two-class logits (0, z),
+    whose softmax is the sigmoid. Float32, because sums over pixels exceed what 16 bits can hold.
     """
     logits = logits.float()
     return torch.cat([torch.zeros_like(logits), logits], 1) if logits.shape[1] == 1 else logits
@@ -194,5 +198,8 @@ def network_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
 
 def deployable_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
     """The weights that a model is used with: without those that serve training alone."""
-    weights, is_own = network_weights(segmenter), segmenter.spec.architecture == OWN  # which may have a part of that name
+    weights, is_own = (
+        network_weights(segmenter),
+        segmenter.spec.architecture == OWN,
+    )  # which may have a part of that name
     return {name: tensor for name, tensor in weights.items() if is_own or not name.startswith(f"{AUXILIARY}.")}

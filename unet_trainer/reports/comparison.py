@@ -1,4 +1,5 @@
-"""How certain the scores of runs are, and several runs beside each other: `compare`, its page, and `watch` with several runs.
+"""How certain the scores of runs are, and several runs beside each other: `compare`, its page, and `watch` with several
+runs.
 
 Intervals follow from the counts of the validation images. Imports no torch.
 """
@@ -67,7 +68,10 @@ def same_images(this: Sequence[ImageScore], other: Sequence[ImageScore]) -> bool
     """
 
     def facts(scores: Sequence[ImageScore]) -> dict[tuple[str, str], list[tuple[str, int]]]:
-        return {(score.image, score.mask): [(name, counts.truth) for name, counts in score.classes.items()] for score in scores}
+        return {
+            (score.image, score.mask): [(name, counts.truth) for name, counts in score.classes.items()]
+            for score in scores
+        }
 
     return bool(this) and facts(this) == facts(other)
 
@@ -127,8 +131,8 @@ def compare_runs(summaries: Sequence[RunSummary]) -> Comparison:
 
 
 def _different_settings(summaries: Sequence[RunSummary]) -> list[tuple[str, list[str]]]:
-    """Settings that two runs have with different values, in the order of the first run's. One that a run does not have, of an
-    earlier version, is no difference."""
+    """Settings that two runs have with different values, in the order of the first run's. One that a run does not have,
+    of an earlier version, is no difference."""
     found = []
     for name in dict.fromkeys(name for summary in summaries for name in summary.settings if name not in NOT_COMPARED):
         values = [value_text(summary.value(name)) if name in summary.settings else None for summary in summaries]
@@ -142,7 +146,9 @@ def zoomed_axis(runs: Sequence[ComparedRun]) -> Interval:
     values = [value for run in runs for value in (run.summary.best_iou, *(run.interval or ())) if value is not None]
     low, high = min(values, default=0.0), max(values, default=1.0)
     step = 10.0 ** math.floor(math.log10(max(high - low, 0.01)))
-    return max(0.0, round((math.ceil(low / step) - 1) * step, 6)), min(1.0, round((math.floor(high / step) + 1) * step, 6))
+    return max(0.0, round((math.ceil(low / step) - 1) * step, 6)), min(
+        1.0, round((math.floor(high / step) + 1) * step, 6)
+    )
 
 
 def render_comparison(summaries: Sequence[RunSummary], live: str | None = None, links: bool = False) -> str:
@@ -152,7 +158,9 @@ def render_comparison(summaries: Sequence[RunSummary], live: str | None = None, 
     class_names = summaries[0].class_names
     has_classes = len(class_names) > 1 and all(summary.class_names == class_names for summary in summaries)
     per_class = [summary.per_class_iou for summary in summaries]
-    class_rows = [[name, *(score(values.get(name)) for values in per_class)] for name in class_names] if has_classes else []
+    class_rows = (
+        [[name, *(score(values.get(name)) for values in per_class)] for name in class_names] if has_classes else []
+    )
     scored = [run for run in found.runs if run.summary.best_iou is not None]
     present = {"runs": True, "curves": charts, "classes": class_rows, "settings": True}
     return render_page(

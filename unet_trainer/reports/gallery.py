@@ -1,6 +1,8 @@
-"""Pictures of validation images for a report: what the model of best.pt makes of the worst, the middle and the best of them.
+"""Pictures of validation images for a report: what the model of best.pt makes of the worst, the middle and the best of
+them.
 
-The image is one compressed picture; truth, prediction and errors are transparent layers above it, lossless and small. All of it
+The image is one compressed picture; truth, prediction and errors are transparent layers above it, lossless and small.
+All of it
 is bounded: images, seconds, pixels of an image, bytes.
 """
 
@@ -70,8 +72,8 @@ class Gallery:
 
 
 def choose_images(scores: Sequence[ImageScore]) -> list[tuple[ImageScore, Group]]:
-    """Of scores from the worst on; each image once. In the order in which they are made: the groups take turns, so that a part
-    has something of each. Images without an IoU, in which no class occurs, are not chosen."""
+    """Of scores from the worst on; each image once. In the order in which they are made: the groups take turns, so that
+    a part has something of each. Images without an IoU, in which no class occurs, are not chosen."""
     scored = [score for score in scores if score.iou is not None]
     third = -(-len(scored) // 3)
     num_worst, num_best = min(third, NUM_OF_GROUP["worst"]), min(third, NUM_OF_GROUP["best"], len(scored) - third)
@@ -94,8 +96,8 @@ def make_gallery(
     max_seconds: float = MAX_SECONDS,
     console: Console | None = None,
 ) -> Gallery:
-    """Predicts and draws. What is missing (data, best.pt, a file), and any error of predicting, is a note: the report is written
-    all the same."""
+    """Predicts and draws. What is missing (data, best.pt, a file), and any error of predicting, is a note: the report
+    is written all the same."""
     model = summary.folder / BEST
     if not (model.is_file() and summary.image_scores):
         return Gallery(note=f"There are no pictures: the run has no {BEST}, or no scores of its images.")
@@ -110,7 +112,9 @@ def make_gallery(
     except UserError as error:
         return Gallery(note=f"There are no pictures: {first_line(error)}.")
     except Exception as error:  # memory, a driver, a damaged file: more than can be listed
-        return Gallery(note=f"There are no pictures: predicting them failed ({type(error).__name__}: {str(error)[:300]}).")
+        return Gallery(
+            note=f"There are no pictures: predicting them failed ({type(error).__name__}: {str(error)[:300]})."
+        )
 
 
 def draw_gallery(
@@ -143,8 +147,8 @@ def draw_gallery(
 def draw_picture(
     predictor: Predictor, pair: Pair, score: ImageScore, group: Group, max_bytes: int, deadline: float = math.inf
 ) -> Picture:
-    """Raises DataError for a file that cannot be read or is too large, for one that the model does not take, and where time has run
-    out."""
+    """Raises DataError for a file that cannot be read or is too large, for one that the model does not take, and where
+    time has run out."""
     from unet_trainer.inference.predictor import TiledLogits, all_ids, check_image
     from unet_trainer.inference.try_server import decode_for_page, read_truth
 
@@ -187,8 +191,8 @@ def encode_webp(pixels: Pixels, quality: int) -> bytes:
 
 
 def class_layer(ids: Pixels, colours: Sequence[Colour]) -> Pixels:
-    """H,W,4: every class but 0 in its colour. Tinted, hatched, and outlined with a line in its colour and one of black or white
-    within it, so that it is seen on an image of the same colour."""
+    """H,W,4: every class but 0 in its colour. Tinted, hatched, and outlined with a line in its colour and one of black
+    or white within it, so that it is seen on an image of the same colour."""
     of_ids = np.zeros((256, 4), np.uint8)
     of_ids[: len(colours), :3], of_ids[1:, 3] = colours, FILL
     of_ids[IGNORED, :3] = IGNORED_COLOUR

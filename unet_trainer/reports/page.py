@@ -1,8 +1,8 @@
-"""Pages from Jinja2 templates: each is one file with its style and script in it, and its policy forbids everything else. And the
-data of the charts that page.js draws, each with its words and its numbers in a table. Imports no torch.
+"""Pages from Jinja2 templates: each is one file with its style and script in it, and its policy forbids everything
+else. And the data of the charts that page.js draws, each with its words and its numbers in a table. Imports no torch.
 
-Class names, paths, notices and names of files come from users and their data. Templates escape every value; no other code here
-makes markup.
+Class names, paths, notices and names of files come from users and their data. Templates escape every value; no other
+code here makes markup.
 """
 
 import base64
@@ -31,7 +31,9 @@ from unet_trainer.training.run_summary import EpochRecord, RunSummary
 from unet_trainer.training.val_scores import ImageScore
 
 TEMPLATES = Path(__file__).parent / "templates"
-CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")  # not allowed in HTML, or not in UTF-8
+CONTROLS = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]"
+)  # not allowed in HTML, or not in UTF-8
 NONE = "–"
 NUM_COLOURS = 8  # of page.css
 NUM_SHADES = 10  # of a cell of the confusion matrix
@@ -105,7 +107,9 @@ def duration(seconds: float | None) -> str:
         return NONE
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms" if seconds > 0 else "0 s"
-    unit, name = next((unit, name) for unit, name in ((86400, "d"), (3600, "h"), (60, "min"), (0, "s")) if seconds + 0.5 >= unit)
+    unit, name = next(
+        (unit, name) for unit, name in ((86400, "d"), (3600, "h"), (60, "min"), (0, "s")) if seconds + 0.5 >= unit
+    )
     value = seconds / max(1, unit)
     return f"{value:.1f}".removesuffix(".0") + f" {name}" if value < 10 else f"{value:.0f} {name}"
 
@@ -232,7 +236,11 @@ def distribution_chart(scores: Sequence[ImageScore]) -> PageChart | None:
         words += f"; {counted(num_undefined, 'image')} without an IoU, because no class is in truth or prediction"
     mark = {"x": median(values), "text": f"median {middle}"}
     data = {"counts": counts, "from": low, "to": 1, "x": "IoU of an image", "unit": "image", "marks": [mark]}
-    rows = [[f"{start:.2f} – {end:.2f}", number] for start, end, number in zip(edges, edges[1:], counts, strict=False) if number]
+    rows = [
+        [f"{start:.2f} – {end:.2f}", number]
+        for start, end, number in zip(edges, edges[1:], counts, strict=False)
+        if number
+    ]
     return PageChart("distribution", "IoU of each validation image", words, data, ["IoU", "images"], rows, "bars")
 
 
@@ -242,7 +250,9 @@ def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChar
         return None
 
     names = summary.worst_classes(MAX_CLASSES)
-    views = {title: {name: [epoch.score(name, kind) for epoch in epochs] for name in names} for title, kind in SCORES.items()}
+    views = {
+        title: {name: [epoch.score(name, kind) for epoch in epochs] for name in names} for title, kind in SCORES.items()
+    }
     if len(names) == 1:
         (name,) = names
         views = {name: {title: views[title][name] for title in SCORES if title != "IoU"}}
@@ -255,7 +265,9 @@ def _class_chart(summary: RunSummary, epochs: Sequence[EpochRecord]) -> PageChar
     if known := {name: value for name in names if (value := summary.per_class_iou.get(name)) is not None}:
         low, high = min(known, key=lambda name: known[name]), max(known, key=lambda name: known[name])
         words += f"; at the best epoch from {low} (IoU {score(known[low])}) to {high} ({score(known[high])})"
-    return _chart(summary, epochs, "classes-curve", "Scores of each class", words, views, score, thin=True, digits=3, y=[0, 1])
+    return _chart(
+        summary, epochs, "classes-curve", "Scores of each class", words, views, score, thin=True, digits=3, y=[0, 1]
+    )
 
 
 def _chart(
@@ -273,7 +285,10 @@ def _chart(
     """The reader chooses between several views; the table has the numbers of the first."""
     numbers, shown = [epoch.number for epoch in epochs], next(iter(views.values()))
     drawn = [
-        {"name": name, "lines": [_line(line, ys, colour, thin) for colour, (line, ys) in enumerate(values.items(), first_colour)]}
+        {
+            "name": name,
+            "lines": [_line(line, ys, colour, thin) for colour, (line, ys) in enumerate(values.items(), first_colour)],
+        }
         for name, values in views.items()
     ]
     data = {"xs": numbers, "x": "epoch", "views": drawn, "marks": marks(summary), **more}
@@ -308,7 +323,9 @@ def overlay_charts(runs: Sequence[tuple[str, RunSummary]]) -> list[PageChart]:
     ]
 
 
-def _overlay(runs: Sequence[tuple[int, str, RunSummary]], key: str, title: str, column: str, **limits: Any) -> PageChart:
+def _overlay(
+    runs: Sequence[tuple[int, str, RunSummary]], key: str, title: str, column: str, **limits: Any
+) -> PageChart:
     by_epoch, by_time, known = [], [], {}
     for index, name, summary in runs:
         minutes, passed = {}, 0.0
@@ -319,7 +336,10 @@ def _overlay(runs: Sequence[tuple[int, str, RunSummary]], key: str, title: str, 
         known[name] = drawn
         by_epoch.append(_line(name, list(drawn.values()), index, xs=list(drawn)))
         by_time.append(_line(name, list(drawn.values()), index, xs=[minutes[number] for number in drawn]))
-    views = [{"name": "by epoch", "x": "epoch", "lines": by_epoch}, {"name": "by time", "x": "minutes", "lines": by_time}]
+    views = [
+        {"name": "by epoch", "x": "epoch", "lines": by_epoch},
+        {"name": "by time", "x": "minutes", "lines": by_time},
+    ]
     data = {"xs": [], "x": "epoch", "views": views, "marks": [], "digits": 3, **limits}
     words = _from_first_to_last({name: list(drawn.values()) for name, drawn in known.items()}, score)
     numbers = sorted({number for drawn in known.values() for number in drawn})

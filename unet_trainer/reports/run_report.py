@@ -1,5 +1,5 @@
-"""report.html: one run on one page, and `watch`, which serves it while the run goes on. Never ends a run: what cannot be read or
-drawn is left out and said on the page."""
+"""report.html: one run on one page, and `watch`, which serves it while the run goes on. Never ends a run: what cannot
+be read or drawn is left out and said on the page."""
 
 import contextlib
 import hashlib
@@ -46,7 +46,12 @@ FEW_IMAGES = 20  # with fewer, an interval is rough
 MAX_MATRIX = 30  # classes in the confusion matrix
 MAX_PROBLEMS = 5  # damaged files and lines that are shown
 MAX_EVENTS = 200
-ERROR_WORDS = {ErrorKind.FOUND: "found", ErrorKind.MISSED: "missed", ErrorKind.FALSE: "falsely found", ErrorKind.WRONG: "wrong"}
+ERROR_WORDS = {
+    ErrorKind.FOUND: "found",
+    ErrorKind.MISSED: "missed",
+    ErrorKind.FALSE: "falsely found",
+    ErrorKind.WRONG: "wrong",
+}
 EVENT_WORDS = {
     **{"start": "Started", "resumed": "Resumed", "killed": "Killed", "interrupted": "Interrupted", "failed": "Failed"},
     **{"finished": "Finished", "stopped early": "Stopped early", "rollback": "Went back to a saved state"},
@@ -63,8 +68,8 @@ def write_report(
     max_seconds: float = MAX_SECONDS,
     console: Console | None = None,
 ) -> Path:
-    """Reads the run, predicts its pictures if they are wanted, and writes the page. Raises OSError; errors of the pictures are
-    told on the page. The console shows how far the pictures are."""
+    """Reads the run, predicts its pictures if they are wanted, and writes the page. Raises OSError; errors of the
+    pictures are told on the page. The console shows how far the pictures are."""
     summary = read_run_summary(folder)
     gallery = NO_PICTURES
     if with_pictures:
@@ -110,7 +115,9 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
         classes=classes,
         class_intervals=class_intervals,
         class_shares={entry.get("name"): entry.get("share") for entry in run.data.get("classes", [])},
-        val_shares={name: sum(row) / max(1, sum(map(sum, counts))) for name, row in zip(run.id_names, counts, strict=False)},
+        val_shares={
+            name: sum(row) / max(1, sum(map(sum, counts))) for name, row in zip(run.id_names, counts, strict=False)
+        },
         confusion=confusion,
         sheet=sheet,
         stage_rows=stage_rows,
@@ -127,14 +134,18 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
 
 
 def _doubts(run: RunSummary, low: float | None, baseline: Baseline | None) -> list[str]:
-    """What a reader must not overlook. Of a model of no use, the first says all that its run found. `low`: the least that its IoU
-    may be."""
+    """What a reader must not overlook. Of a model of no use, the first says all that its run found. `low`: the least
+    that its IoU may be."""
     found = ["\n".join(run.warnings)] if run.is_of_no_use else list(run.warnings)
     if baseline is not None and low is not None and low <= baseline.iou and not run.is_of_no_use:
         found.append(
-            f"The model is not clearly better than no model: predicting {baseline.prediction} gives IoU {score(baseline.iou)}."
+            f"The model is not clearly better than no model: predicting {baseline.prediction} gives IoU "
+            f"{score(baseline.iou)}."
         )
-    found += [f"Files of the run are damaged, and what they hold is left out: {problem}" for problem in run.problems[:MAX_PROBLEMS]]
+    found += [
+        f"Files of the run are damaged, and what they hold is left out: {problem}"
+        for problem in run.problems[:MAX_PROBLEMS]
+    ]
     if run.state == "failed":
         found += [f"The run ended with an error: {event.text}" for event in run.events if event.kind == "failed"][-1:]
     return found
@@ -153,7 +164,9 @@ def _confusion(counts: Sequence[Sequence[int]], names: list[str]) -> dict[str, A
     if wrong.any():
         shares = np.where(np.eye(len(matrix), dtype=bool), 0, np.nan_to_num(of_truth))
         row, column = np.unravel_index(shares.argmax(), shares.shape)
-        words = f"The largest confusion: {percent(shares[row, column])} of {names[row]} is predicted as {names[column]}."
+        words = (
+            f"The largest confusion: {percent(shares[row, column])} of {names[row]} is predicted as {names[column]}."
+        )
     if len(matrix) > len(shown):
         words += f" The {len(shown)} of {len(matrix)} classes with the most wrong pixels are shown."
     return {"words": words, "ids": shown, "pixels": matrix, "of_truth": of_truth, "of_predicted": of_predicted}
@@ -174,7 +187,10 @@ def _stage_rows(run: RunSummary) -> list[list[str]]:
     rows = [[name, duration(seconds), percent(seconds / whole, 0)] for name, seconds in times.items()]
     if waits := run.column("data_wait"):
         rows.append(["waiting for data, of training", NONE, percent(sum(waits.values()) / len(waits))])
-    for key, words in (("read_seconds_per_image", "reading an image"), ("augment_seconds_per_image", "augmenting an image")):
+    for key, words in (
+        ("read_seconds_per_image", "reading an image"),
+        ("augment_seconds_per_image", "augmenting an image"),
+    ):
         if values := [stage[key] for stage in stages if key in stage]:
             rows.append([words, duration(sum(values) / len(values)), NONE])
     if speeds := run.column("images_per_second").values():
@@ -206,12 +222,15 @@ WATCHED = (*(name for name in RUN_FILES if not name.endswith(".pt")), BEST, SETT
 
 
 class WatchServer(LocalServer):
-    """Pictures of the worst and best images are predicted once a run has ended: while it trains it needs the machine itself."""
+    """Pictures of the worst and best images are predicted once a run has ended: while it trains it needs the machine
+    itself."""
 
     def __init__(self, address: tuple[str, int], folders: Sequence[Path]) -> None:
         """Raises OSError if the address cannot be used."""
         self.folders = list(folders)
-        self.galleries: dict[Path, tuple[Any, Future[Gallery]]] = {}  # with the version of the files that they are made of
+        self.galleries: dict[
+            Path, tuple[Any, Future[Gallery]]
+        ] = {}  # with the version of the files that they are made of
         self.worker = ThreadPoolExecutor(1, "pictures")
         super().__init__(address, WatchHandler)
 
@@ -251,7 +270,11 @@ class WatchServer(LocalServer):
             # On the CPU: a run that trains beside needs the GPU's memory.
             self.galleries[summary.folder] = made_of, self.worker.submit(make_gallery, summary, "cpu")
         gallery = self.galleries[summary.folder][1]
-        return gallery.result() if gallery.done() else Gallery(note="Pictures of the worst and the best images are being made …")
+        return (
+            gallery.result()
+            if gallery.done()
+            else Gallery(note="Pictures of the worst and the best images are being made …")
+        )
 
 
 class WatchHandler(LocalHandler):

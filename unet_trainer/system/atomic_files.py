@@ -1,9 +1,10 @@
 """Writes a file completely or not at all: a reader, or a crash at any moment, finds the old content or the new.
 
-Names of our own within a folder (write_atomically, Draft): a link that stands there is replaced, never written through, and a
-device or pipe is refused.
+Names of our own within a folder (write_atomically, Draft): a link that stands there is replaced, never written through,
+and a device or pipe is refused.
 
-A path that the user names (write_output) is written to as by a shell's >, and nothing but a file is ever replaced by one:
+A path that the user names (write_output) is written to as by a shell's >, and nothing but a file is ever replaced by
+one:
 
 a device, a pipe     is written to; so is what this program's own output goes to (/dev/stdout)
 a link               is followed
@@ -31,8 +32,8 @@ from unet_trainer.system.os_errors import cannot
 
 ABANDONED_SECONDS = 3600.0  # a draft that nobody has written to for as long was left by a killed process
 BUFFER_BYTES = 2**16  # of a file that is written in pieces
-# Temporary files, which a crash may leave behind: .last.pt.1234-5678.tmp, of a hard link .previous.pt.1234.tmp, and, of earlier
-# versions, .last.pt.k2j3h4_a.tmp
+# Temporary files, which a crash may leave behind: .last.pt.1234-5678.tmp, of a hard link .previous.pt.1234.tmp, and, of
+# earlier versions, .last.pt.k2j3h4_a.tmp
 DRAFT = re.compile(r"\.(?P<name>.+)\.(?:[a-z0-9_]{8}|\d+|\d+-\d+)\.tmp")
 
 
@@ -185,7 +186,8 @@ def write_output(option: str, path: Path, text: str) -> None:
             return
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        # Its own stream at the place where its text stands: a handle of its own would begin at 0. Of a pipe: waits for its reader.
+        # Its own stream at the place where its text stands: a handle of its own would begin at 0. Of a pipe: waits for
+        # its reader.
         own = _own_stream(path.stat())
         with os.fdopen(os.dup(own) if own is not None else os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
             file.write(content)
@@ -207,7 +209,8 @@ def check_output(option: str, path: Path) -> None:
 
 
 def is_replaceable(path: Path) -> bool:
-    """Whether an ordinary file stands there, whose content would be lost. Raises OSError where nothing can be written."""
+    """Whether an ordinary file stands there, whose content would be lost. Raises OSError where nothing can be
+    written."""
     return path.exists() and not _is_stream(path)
 
 
@@ -222,7 +225,8 @@ def final_path(path: Path) -> Path:
 
 
 def _is_stream(path: Path) -> bool:
-    """Whether it is written to, not replaced: a device, a pipe, this program's own output. OSError: it is a folder or a disk."""
+    """Whether it is written to, not replaced: a device, a pipe, this program's own output. OSError: it is a folder or a
+    disk."""
     try:
         status = path.stat()
     except FileNotFoundError:

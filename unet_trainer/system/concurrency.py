@@ -1,8 +1,10 @@
 """What runs beside the main thread. There are four kinds:
 
-worker processes   forked from this one and killed with it: `forked_map`, and ForkedWorkers, which fill batches in shared memory
+worker processes   forked from this one and killed with it: `forked_map`, and ForkedWorkers, which fill batches in
+shared memory
                    (loading/worker_pool), and read images and write predictions (inference/stream_processes)
-threads            ahead of the caller (read_ahead), behind it (WriteBehind, BackgroundWriter), or because a call may hang
+threads            ahead of the caller (read_ahead), behind it (WriteBehind, BackgroundWriter), or because a call may
+hang
                    (call_with_timeout); for work that releases the GIL
 HTTP server        a thread for each request of `try` and `watch`: system/local_server
 probe              a Python process that tries what could crash this one: training/step_probe
@@ -40,7 +42,9 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 CAN_FORK = sys.platform == "linux"
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]  # Windows has no SIGHUP
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]  # Windows has no SIGHUP
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 KILL_SECONDS = 5.0  # to wait after SIGKILL; a process that is stuck in the kernel (a dead network disk) is left behind
 HANG_SECONDS = 600.0  # on one item of forked_map; as worker_timeout
@@ -55,12 +59,12 @@ PIPE_BYTES = 2**18  # asked for, of the pipes of ForkedWorkers
 
 
 def start_process(function: Callable[..., object], *arguments: Any) -> BaseProcess:
-    """Forks a process that ignores SIGINT, SIGTERM and SIGHUP, which go to a whole process group: this process handles them and
-    ends its children. When it is killed itself, Linux kills them.
+    """Forks a process that ignores SIGINT, SIGTERM and SIGHUP, which go to a whole process group: this process handles
+    them and ends its children. When it is killed itself, Linux kills them.
 
-    Meanwhile signals wait, else this process's handlers could run in the child. OpenCV is set to one thread, which the child keeps:
-    threads do not survive a fork, and a child of a process in which OpenCV has some waits for them for ever.
-    """
+    Meanwhile signals wait, else this process's handlers could run in the child. OpenCV is set to one thread, which the
+    child keeps: threads do not survive a fork, and a child of a process in which OpenCV has some waits for them for
+    ever."""
     import cv2  # 0.1 s
 
     parent, num_threads = os.getpid(), cv2.getNumThreads()
@@ -108,9 +112,9 @@ WorkerMain = Callable[[Callable[[], bytes], Callable[[bytes], object], int], Non
 
 
 class ForkedWorkers:
-    """Processes that share what there is at their start copy-on-write. All take their tasks from one pipe and send their results
-    into another. Messages have a fixed size and are smaller than a pipe's atomic write, so a killed process never leaves half a
-    message."""
+    """Processes that share what there is at their start copy-on-write. All take their tasks from one pipe and send
+    their results into another. Messages have a fixed size and are smaller than a pipe's atomic write, so a killed
+    process never leaves half a message."""
 
     def __init__(self, num_workers: int, main: WorkerMain, task_bytes: int, result_bytes: int) -> None:
         """Raises OSError if not all can be started."""
@@ -146,15 +150,19 @@ class ForkedWorkers:
         self.poller = select.poll()  # readable: a result has come; or a sentinel: a worker has ended
         for file in (self.result_reader, *(process.sentinel for process in self.processes)):
             self.poller.register(file, select.POLLIN)
-        # Tasks that may be open: two full pipes would block both ends for ever. A page of a pipe holds whole messages only.
-        self.capacity = min(fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in parent_ends) // (2 * max(task_bytes, result_bytes))
+        # Tasks that may be open: two full pipes would block both ends for ever. A page of a pipe holds whole messages
+        # only.
+        self.capacity = min(fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in parent_ends) // (
+            2 * max(task_bytes, result_bytes)
+        )
 
     def send(self, task: bytes) -> None:
         with contextlib.suppress(BrokenPipeError):  # all workers are dead: dead_worker says so
             os.write(self.task_writer, task)
 
     def receive(self, seconds: float) -> bytes:
-        """All results that have arrived; waits up to so many seconds for the first one, or for the death of a worker."""
+        """All results that have arrived; waits up to so many seconds for the first one, or for the death of a
+        worker."""
         self.poller.poll(1000 * seconds)
         with contextlib.suppress(BlockingIOError):
             return os.read(self.result_reader, 256 * self.result_bytes)
@@ -180,7 +188,8 @@ ReadStderr = Callable[[], str]  # what native code has printed since the last ca
 
 @dataclass(frozen=True)
 class Crash:
-    """The child that worked on an item died, or was killed because it took too long; `reason` says how, and what it printed."""
+    """The child that worked on an item died, or was killed because it took too long; `reason` says how, and what it
+    printed."""
 
     reason: str
     is_timeout: bool = False
@@ -192,11 +201,11 @@ def forked_map(
     num_children: int,
     timeout: float | None = HANG_SECONDS,
 ) -> Generator[tuple[int, Outcome | Crash], None, None]:
-    """Calls the function in child processes; index and outcome of each item, as they are done. Native code that crashes or hangs
-    costs one item. An exception in `function` is raised here, with its traceback as text.
+    """Calls the function in child processes; index and outcome of each item, as they are done. Native code that crashes
+    or hangs costs one item. An exception in `function` is raised here, with its traceback as text.
 
-    After `timeout` seconds on one item a child is killed. Where processes cannot be forked, threads do the work: nothing is caught
-    from standard error, a crash is a crash, and there is no time limit.
+    After `timeout` seconds on one item a child is killed. Where processes cannot be forked, threads do the work:
+    nothing is caught from standard error, a crash is a crash, and there is no time limit.
     """
     if not CAN_FORK or multiprocessing.current_process().daemon:  # a daemonic process may have no children
         with ThreadPoolExecutor(max(1, num_children)) as threads:
@@ -292,8 +301,8 @@ _unfinished: set[Future[Any]] = set()  # that the interpreter's exit waits for
 
 
 def start_thread(function: Callable[[], Outcome], name: str, is_awaited: bool = False) -> Future[Outcome]:
-    """Calls the function in a daemon thread, for which the interpreter's exit does not wait: it may hang. `is_awaited`: the exit
-    waits for JOIN_SECONDS. Raises RuntimeError where no more threads can be started."""
+    """Calls the function in a daemon thread, for which the interpreter's exit does not wait: it may hang. `is_awaited`:
+    the exit waits for JOIN_SECONDS. Raises RuntimeError where no more threads can be started."""
     future: Future[Outcome] = Future()
 
     def run() -> None:
@@ -334,8 +343,8 @@ def call_with_timeout(
     is_stopping: Callable[[], bool] = lambda: False,
     stop_seconds: float = 0.0,
 ) -> Outcome:
-    """What the function returns or raises. Raises ReadTimeout after `timeout` seconds, or `stop_seconds` after is_stopping: a file
-    on a dead network disk never answers. The thread that hangs is left behind."""
+    """What the function returns or raises. Raises ReadTimeout after `timeout` seconds, or `stop_seconds` after
+    is_stopping: a file on a dead network disk never answers. The thread that hangs is left behind."""
     future = start_thread(function, "reading")
     deadline = math.inf if timeout is None else time.monotonic() + timeout
     while not wait([future], STOP_POLL_SECONDS).done:
@@ -357,9 +366,9 @@ def read_ahead(
 ) -> Generator[tuple[Item, Outcome], None, None]:
     """Calls a function on items in threads; items and outcomes in order. To be closed if it is left early.
 
-    An exception of the function is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call
-    begins while results of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more.
-    """
+    An exception of the function is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds.
+    No call begins while results of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become
+    more."""
     room = threading.Condition()
     outcomes: dict[int, Future[tuple[Outcome, int]]] = {}  # with their bytes
     num_begun = num_taken = num_waiting_bytes = 0
@@ -417,10 +426,11 @@ def read_ahead(
 
 
 class WriteBehind:
-    """Runs tasks such as encoding and writing files in threads while the caller goes on; with one thread, in their order.
+    """Runs tasks such as encoding and writing files in threads while the caller goes on; with one thread, in their
+    order.
 
-    The caller waits while tasks that hold `max_bytes` are unfinished. It gets the exception of a task from a later call. Left by an
-    exception, tasks that have not begun are dropped and those under way are waited for.
+    The caller waits while tasks that hold `max_bytes` are unfinished. It gets the exception of a task from a later
+    call. Left by an exception, tasks that have not begun are dropped and those under way are waited for.
     """
 
     def __init__(self, num_threads: int, max_bytes: int) -> None:
@@ -438,7 +448,9 @@ class WriteBehind:
             is_over.set()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
             if error is None:
                 self.finish()
@@ -446,7 +458,9 @@ class WriteBehind:
             self.threads.shutdown(cancel_futures=True)
 
     def submit(self, task: Callable[[], object], num_bytes: int) -> None:
-        while self.pending and (self.pending[0][0].done() or sum(held for _, held in self.pending) + num_bytes > self.max_bytes):
+        while self.pending and (
+            self.pending[0][0].done() or sum(held for _, held in self.pending) + num_bytes > self.max_bytes
+        ):
             self._take_oldest()
         self.pending.append((self.threads.submit(task), num_bytes))
 
@@ -468,8 +482,8 @@ Jobs = dict[str, Callable[[], object]]  # what writes each of some files, in ord
 
 
 class BackgroundWriter:
-    """Writes files while training continues: one list of jobs at a time. After a job fails, all others run but those that require
-    it. Whether and when to try again is the caller's decision."""
+    """Writes files while training continues: one list of jobs at a time. After a job fails, all others run but those
+    that require it. Whether and when to try again is the caller's decision."""
 
     def __init__(self, requires: Mapping[str, str]) -> None:
         """`requires`: which job is not run when another one of the same list failed, and which one that is."""
@@ -499,7 +513,8 @@ class BackgroundWriter:
             self.future.result()
 
     def collect(self) -> tuple[Jobs, Exception | None]:
-        """The jobs that a disk error kept from being written, in their order, and the first error of any kind; each once."""
+        """The jobs that a disk error kept from being written, in their order, and the first error of any kind; each
+        once."""
         if self.is_busy():
             return {}, None
         unwritten, error = self.unwritten, self.error
@@ -507,7 +522,8 @@ class BackgroundWriter:
         return unwritten, error
 
     def cancel(self) -> None:
-        """Skips jobs that have not begun, and waits for the one under way: a thread inside torch would abort the process."""
+        """Skips jobs that have not begun, and waits for the one under way: a thread inside torch would abort the
+        process."""
         self.is_cancelled = True
         self.wait()
         self.collect()

@@ -1,8 +1,8 @@
 """Messages on the terminal, copied into the run's train.log; and the exit codes.
 
-On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a notebook) it is one line. Names of files may hold
-any byte but / and NUL: a terminal shows them without acting on them, in tables and JSON files they come back as they were.
-"""
+On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a notebook) it is one line. Names of files
+may hold any byte but / and NUL: a terminal shows them without acting on them, in tables and JSON files they come back
+as they were."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ Level = Literal["ok", "warning", "problem"]
 MARKS: dict[Level, str] = {"ok": "✓", "warning": "⚠", "problem": "✗"}
 TITLE_WIDTH = 10  # of a finding, at least
 UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
-# What a terminal obeys instead of showing it (escapes, carriage returns, marks that turn the direction of text), but no line
-# breaks and tabs; and what no encoding has.
+# What a terminal obeys instead of showing it (escapes, carriage returns, marks that turn the direction of text), but no
+# line breaks and tabs; and what no encoding has.
 UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
@@ -104,10 +104,13 @@ def finding_lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def wrapped(text: str, lead: str) -> list[str]:
-    """The text in lines that begin below each other, the first after `lead`. Line breaks in it are kept; paths are not broken."""
+    """The text in lines that begin below each other, the first after `lead`. Line breaks in it are kept; paths are not
+    broken."""
     lines: list[str] = []
     for paragraph in text.splitlines() or [""]:
-        lines += textwrap.wrap(paragraph, max(20, WIDTH - len(lead)), break_long_words=False, break_on_hyphens=False) or [""]
+        lines += textwrap.wrap(
+            paragraph, max(20, WIDTH - len(lead)), break_long_words=False, break_on_hyphens=False
+        ) or [""]
     return [(lead if number == 0 else " " * len(lead)) + line for number, line in enumerate(lines)]
 
 
@@ -140,7 +143,8 @@ def cause_line(error: BaseException) -> str:
 
 
 class Bar(contextlib.AbstractContextManager["Bar"]):
-    """A progress bar. `keep`: it stays on the screen. One that does not stays silent without a terminal, unless it takes long."""
+    """A progress bar. `keep`: it stays on the screen. One that does not stays silent without a terminal, unless it
+    takes long."""
 
     def __init__(self, console: Console, label: str, total: int, keep: bool, num_done: int) -> None:
         self.label, self.total, self.num_done = label, total, num_done
@@ -199,8 +203,8 @@ class FaultTolerantStream:
 
     def _report(self, error: OSError | ValueError) -> None:
         if isinstance(error, BrokenPipeError):
-            # The reader is gone. Text that stays in the stream would fail whenever others flush it, as multiprocessing does before
-            # it starts a process.
+            # The reader is gone. Text that stays in the stream would fail whenever others flush it, as multiprocessing
+            # does before it starts a process.
             with contextlib.suppress(OSError, ValueError):
                 number, nowhere = self.stream.fileno(), open_to_append(Path(os.devnull))
                 os.dup2(nowhere, number)
@@ -208,7 +212,10 @@ class FaultTolerantStream:
         report, self.report = self.report, None
         if report is not None:
             reason = getattr(error, "strerror", None) or str(error)
-            report(f"Warning: the terminal cannot be written to ({reason}); training continues, and this file has what is said")
+            report(
+                f"Warning: the terminal cannot be written to ({reason}); training continues, and this file has "
+                "what is said"
+            )
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -269,7 +276,9 @@ class Console:
 
     def epoch_begins(self, epoch: int, num_epochs: int) -> None:
         if self.interactive:
-            print(f"\n{painted(f'Epoch {epoch}/{num_epochs}', 'bold', self.stream)}\n{RULE}", file=self.stream, flush=True)
+            print(
+                f"\n{painted(f'Epoch {epoch}/{num_epochs}', 'bold', self.stream)}\n{RULE}", file=self.stream, flush=True
+            )
 
     def epoch_ends(self, row: Mapping[str, float | int], num_epochs: int, improved: bool, on_gpu: bool) -> None:
         best = " (best)" if improved else ""
@@ -287,7 +296,11 @@ class Console:
             print(line, file=self.stream, flush=True)
             return
         best = painted(best, "green", self.stream) if best else ""
-        details = [f"LR: {row['learning_rate']:.2e}", f"Time: {row['seconds']:.1f}s", f"{row['images_per_second']:.0f} images/s"]
+        details = [
+            f"LR: {row['learning_rate']:.2e}",
+            f"Time: {row['seconds']:.1f}s",
+            f"{row['images_per_second']:.0f} images/s",
+        ]
         details += [part for part in (memory, f"data wait: {row['data_wait']:.0%}", skipped) if part]
         print(
             f"\nEpoch {row['epoch']} Summary:\n"
@@ -299,15 +312,20 @@ class Console:
         )
 
     def class_table(self, scores: Mapping[str, float | None]) -> None:
-        """A class that does not occur shows as –. Of many classes the worst, so that the end of a run fits on a screen."""
+        """A class that does not occur shows as –. Of many classes the worst, so that the end of a run fits on a
+        screen."""
         shown: Sequence[tuple[str, float | None]] = list(scores.items())
         if len(shown) > MAX_CLASSES:
             found = [(name, value) for name, value in shown if value is not None]
             shown = sorted(found, key=lambda entry: entry[1])[: MAX_CLASSES - 1]
-        for line in aligned([("class", "IoU"), *((name, "–" if value is None else f"{value:.4f}") for name, value in shown)]):
+        for line in aligned(
+            [("class", "IoU"), *((name, "–" if value is None else f"{value:.4f}") for name, value in shown)]
+        ):
             self.say(f"  {line}")
         if len(shown) < len(scores):
-            self.say(f"  and {len(scores) - len(shown)} more, which are better or do not occur: per_class_iou in result.json")
+            self.say(
+                f"  and {len(scores) - len(shown)} more, which are better or do not occur: per_class_iou in result.json"
+            )
 
     def _record(self, text: str) -> None:
         if self.log is None:
@@ -324,9 +342,15 @@ class Console:
                 if os.path.samestat(self._log_folder, self.log.parent.stat()):
                     with os.fdopen(open_to_append(self.log), "ab", buffering=0) as file:
                         file.write((readable("\n".join(lines)) + "\n").encode("utf-8", "replace"))
-        except OSError as error:  # a full disk: failed saves are reported elsewhere; a missing log does not end training
+        except (
+            OSError
+        ) as error:  # a full disk: failed saves are reported elsewhere; a missing log does not end training
             if not self.log_has_failed:
-                print(f"Warning: {readable(str(self.log))} cannot be written to ({error.strerror})", file=self.stream, flush=True)
+                print(
+                    f"Warning: {readable(str(self.log))} cannot be written to ({error.strerror})",
+                    file=self.stream,
+                    flush=True,
+                )
             self.log_has_failed = True
 
 

@@ -1,11 +1,14 @@
-"""The processes of a torchrun job: which one this is, and what they exchange. A plain python process is a Job of one, in which
-nothing is exchanged.
+"""The processes of a torchrun job: which one this is, and what they exchange. A plain python process is a Job of one,
+in which nothing is exchanged.
 
-Rank 0 decides and broadcasts. The hosts exchange values through gloo, and every such exchange begins with an all_reduce of a flag
-"I have failed": a process that fails takes part in the next one, whatever the others were about to exchange, and all learn of it at
-the same point (PeerFailed); then they `agree` on the cause. A process that is killed or hangs breaks the exchange instead: the
-others end, and one message names it (PeerLost). Gradients have a group of their own, NCCL or gloo. It is made in `connect`, after
-the worker processes were forked, since NCCL is not fork-safe; from there on an exchange has a time limit.
+Rank 0 decides and broadcasts. The hosts exchange values through gloo, and every such exchange begins with an all_reduce
+of a flag "I have failed": a process that fails takes part in the next one, whatever the others were about to exchange,
+and all learn of it at the same point (PeerFailed); then they `agree` on the cause. A process that is killed or hangs
+breaks the exchange
+instead: the others end, and one message names it (PeerLost). Gradients have a group of their own, NCCL or gloo. It is
+made in
+`connect`, after the worker processes were forked, since NCCL is not fork-safe; from there on an exchange has a time
+limit.
 
 Imports torch only under torchrun.
 """
@@ -99,7 +102,9 @@ class Job:
     """The processes that torchrun has started, one or many; or a plain python process."""
 
     gradient_group: Any = None  # NCCL or gloo, from `connect` on
-    statistics_group: Any = None  # another one for SyncBatchNorm: a process that fails must not answer it with gradients
+    statistics_group: Any = (
+        None  # another one for SyncBatchNorm: a process that fails must not answer it with gradients
+    )
     _signals = Signals()
     _store: Any = None
     _control: Any = None  # gloo, between the hosts; where it is None, nothing is exchanged
@@ -107,7 +112,9 @@ class Job:
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.speaks = launch.local_rank == 0  # shows the error that it ends with. Before all are connected, all fail alike
+        self.speaks = (
+            launch.local_rank == 0
+        )  # shows the error that it ends with. Before all are connected, all fail alike
 
     @property
     def is_alone(self) -> bool:
@@ -136,7 +143,9 @@ class Job:
             self._store = dist.PrefixStore(find_attempt(store, rank, number), store)
         except dist.DistError as error:
             text = f"not all {number} processes have started within {START_SECONDS} s ({first_line(error)[:160]})"
-            raise PeerLost(f"{text}; to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment") from None
+            raise PeerLost(
+                f"{text}; to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
+            ) from None
         finally:
             timer.cancel()
         self._store.set(f"who/{rank}", f"process {os.getpid()} on {socket.gethostname()}")
@@ -162,7 +171,8 @@ class Job:
 
     @contextlib.contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Rank 0 first, then the first process of each other machine, then the others: they find what was written before."""
+        """Rank 0 first, then the first process of each other machine, then the others: they find what was written
+        before."""
         is_elsewhere = self.launch.rank > self.launch.local_rank  # than on the machine of rank 0
         turn = min(1, self.launch.rank) + (self.launch.local_rank > 0 and is_elsewhere)
         for _ in range(turn):
@@ -173,7 +183,8 @@ class Job:
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around work that waits for the others. A signal waits for the end of it. Errors of gloo and NCCL become PeerLost."""
+        """Around work that waits for the others. A signal waits for the end of it. Errors of gloo and NCCL become
+        PeerLost."""
         was_deferred, self._signals.is_deferred = self._signals.is_deferred, True
         try:
             yield
@@ -208,7 +219,8 @@ class Job:
         return f"{who} {state}, so all others end too; what it said last, and torchrun's report, tell why"
 
     def any_rank(self, wanted: bool = False, has_failed: bool = False) -> bool:
-        """Whether any process wants it; raises PeerFailed if another one has failed. Every exchange of values begins with this."""
+        """Whether any process wants it; raises PeerFailed if another one has failed. Every exchange of values begins
+        with this."""
         if self._control is None:
             return wanted
         import torch
@@ -269,9 +281,9 @@ class Job:
                 tensor /= self.launch.world_size
 
     def agree(self, error: BaseException, kind: str = "", position: tuple[int, int] | None = None) -> Failure:
-        """Called by every process when one has failed, itself or another: the cause, which is the gravest failure, of several the
-        one of the lowest rank. Its position is None unless all have the same. The process that has the cause speaks, and rank 0
-        where that is on another machine."""
+        """Called by every process when one has failed, itself or another: the cause, which is the gravest failure, of
+        several the one of the lowest rank. Its position is None unless all have the same. The process that has the
+        cause speaks, and rank 0 where that is on another machine."""
         known: dict[type, str] = {PeerFailed: "told", Interrupted: "signal"}
         kind = kind or known.get(type(error), "error" if hasattr(error, "exit_code") else "bug")
         rank, text = self.launch.rank, f"{type(error).__name__}: {first_line(error)}" if kind == "bug" else str(error)
@@ -288,8 +300,8 @@ class Job:
         return cause if len({one.position for one in found}) == 1 else cause._replace(position=None)
 
     def leave(self) -> None:
-        """In the middle of an exchange of a library, where the others cannot be told: they learn of it when this process has ended,
-        and leave it to this one to say why."""
+        """In the middle of an exchange of a library, where the others cannot be told: they learn of it when this
+        process has ended, and leave it to this one to say why."""
         self._store.set("told", "")
         self._control, self.speaks = None, True
         skip_teardown()
@@ -307,8 +319,8 @@ ALONE = Job(Launch())
 
 
 def find_attempt(store: Any, rank: int, world_size: int) -> str:
-    """A prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last start left there, and
-    restart counts need not be the same on all machines: rank 0 answers all that say hello now."""
+    """A prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last start left
+    there, and restart counts need not be the same on all machines: rank 0 answers all that say hello now."""
     if rank == 0:
         attempt = uuid.uuid4().hex
         for peer in range(1, world_size):
@@ -346,7 +358,8 @@ def is_of_the_link(error: BaseException) -> bool:
 
 
 def device_id(device: torch.device) -> str:
-    """Of a GPU, whatever number it has in this process: SLURM may show each process one, which is cuda:0. Empty for a CPU."""
+    """Of a GPU, whatever number it has in this process: SLURM may show each process one, which is cuda:0. Empty for a
+    CPU."""
     import torch
 
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""

@@ -1,7 +1,7 @@
 """Every file that is read is opened here: a regular file, opened without waiting, and read up to a limit.
 
-Opening a pipe that nobody writes to waits for ever, and a device may never end. Imports nothing of this project, so that every
-package may use it. The other direction is in atomic_files.
+Opening a pipe that nobody writes to waits for ever, and a device may never end. Imports nothing of this project, so
+that every package may use it. The other direction is in atomic_files.
 """
 
 import errno
@@ -58,7 +58,9 @@ def read_rest(file: BinaryIO, max_bytes: int) -> bytes:
         raise OSError(errno.EFBIG, f"{_amount(size)}; need at most {_amount(max_bytes)}", file.name)
     try:
         content = file.read() if size else b""
-        while not size and len(content) < UNSIZED_BYTES and (part := file.read(UNSIZED_BYTES)):  # None: it would be waited for
+        while (
+            not size and len(content) < UNSIZED_BYTES and (part := file.read(UNSIZED_BYTES))
+        ):  # None: it would be waited for
             content += part
     except MemoryError:
         raise OSError(errno.ENOMEM, "there is not enough memory to read it", file.name) from None

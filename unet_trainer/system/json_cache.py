@@ -1,7 +1,8 @@
-"""What was computed once, in JSON files of our own naming: a file that is lost, damaged or a link costs the time to compute it.
+"""What was computed once, in JSON files of our own naming: a file that is lost, damaged or a link costs the time to
+compute it.
 
-What is read is checked against the types that are declared for it (pydantic): a file may be damaged, edited or of another version,
-and a value of a wrong type would fail much later, at every start.
+What is read is checked against the types that are declared for it (pydantic): a file may be damaged, edited or of
+another version, and a value of a wrong type would fail much later, at every start.
 """
 
 import contextlib
@@ -67,7 +68,8 @@ def from_plain(kind: type[Kind], content: Any) -> Kind:
 
 
 def pick(shape: Shape, content: Any) -> dict[str, Any]:
-    """The fields that are declared, where an object has them: others, and those that are null, are left out. Raises ValueError."""
+    """The fields that are declared, where an object has them: others, and those that are null, are left out. Raises
+    ValueError."""
     found: dict[str, Any] = {}
     for name, declared in shape.items():
         if (value := as_object(content).get(name)) is None:
@@ -90,7 +92,8 @@ def as_object(content: Any) -> dict[str, Any]:
 
 
 def _checked(hint: Any, value: Any, is_strict: bool = True) -> Any:
-    """Raises ValueError if the value is not what the hint has. Not strict: a tuple is made of a list, and a number of a text."""
+    """Raises ValueError if the value is not what the hint has. Not strict: a tuple is made of a list, and a number of a
+    text."""
     from pydantic import ValidationError  # 0.1 s
 
     try:

@@ -1,8 +1,8 @@
 """Pages that are served to this machine alone: `try`, `watch`. Standard library only; knows nothing of what is served.
 
-KEY is random and part of the address that the command prints: who does not know it, another user of the machine or a page of
-another site, gets nothing. Host and Origin are checked besides, against pages whose host name is made to lead here.
-"""
+KEY is random and part of the address that the command prints: who does not know it, another user of the machine or a
+page of another site, gets nothing. Host and Origin are checked besides, against pages whose host name is made to lead
+here."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ CHUNK = 2**20
 LINGER_SECONDS = 60  # for which a refused upload is read on
 LOCALHOST = "127.0.0.1"
 LOOPBACK_NAMES = frozenset({"localhost", LOCALHOST, "::1"})
-HOST = re.compile(r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?")  # and nothing before an @
+HOST = re.compile(
+    r"(?:\[(?P<address>[0-9A-Fa-f:.]+)\]|(?P<name>[A-Za-z0-9._-]+))(?::[0-9]{1,5})?"
+)  # and nothing before an @
 JSON_TYPE, HTML_TYPE = "application/json", "text/html; charset=utf-8"
 
 
@@ -96,7 +98,10 @@ class LocalHandler(BaseHTTPRequestHandler):
     server: LocalServer
     timeout = SOCKET_SECONDS
     server_version, sys_version = "unet-trainer", ""
-    error_message_format, error_content_type = "not a request of this page\n", "text/plain"  # of another method, or no HTTP
+    error_message_format, error_content_type = (
+        "not a request of this page\n",
+        "text/plain",
+    )  # of another method, or no HTTP
 
     def get(self, path: str) -> None:
         raise NotImplementedError
@@ -131,19 +136,26 @@ class LocalHandler(BaseHTTPRequestHandler):
         """What follows the key in the path; raises RequestRefused."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
         if not self.server.is_known_host(host):
-            raise RequestRefused(HTTPStatus.MISDIRECTED_REQUEST, f"Host: {host[:100]!r} is not the address of this page")
+            raise RequestRefused(
+                HTTPStatus.MISDIRECTED_REQUEST, f"Host: {host[:100]!r} is not the address of this page"
+            )
         is_foreign = origin is not None and origin.partition("://")[2] != host
         is_foreign |= self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
-        is_link = self.command == "GET" and self.headers.get("Sec-Fetch-Mode") == "navigate"  # e.g. in a terminal within a browser
+        is_link = (
+            self.command == "GET" and self.headers.get("Sec-Fetch-Mode") == "navigate"
+        )  # e.g. in a terminal within a browser
         if is_foreign and not is_link:
             raise RequestRefused(HTTPStatus.FORBIDDEN, "requests of other sites are refused")
         _, key, *rest = f"{self.path.partition('?')[0]}/".split("/", 2)
         if not secrets.compare_digest(key.encode(), self.server.key.encode()):
-            raise RequestRefused(HTTPStatus.FORBIDDEN, "open the address that the command printed, with all that follows the port")
+            raise RequestRefused(
+                HTTPStatus.FORBIDDEN, "open the address that the command printed, with all that follows the port"
+            )
         return "".join(rest).removesuffix("/")
 
     def _send_error(self, status: HTTPStatus, sentence: str) -> None:
-        """What the browser still sends is read before the connection is closed: else it is reset, and the answer lost with it."""
+        """What the browser still sends is read before the connection is closed: else it is reset, and the answer lost
+        with it."""
         self.send(json.dumps({"error": sentence}).encode(), JSON_TYPE, status=status)
         if self.command == "POST":
             deadline = time.monotonic() + LINGER_SECONDS
@@ -153,7 +165,11 @@ class LocalHandler(BaseHTTPRequestHandler):
                     pass
 
     def send(
-        self, content: bytes, content_type: str, headers: dict[str, str] | None = None, status: HTTPStatus = HTTPStatus.OK
+        self,
+        content: bytes,
+        content_type: str,
+        headers: dict[str, str] | None = None,
+        status: HTTPStatus = HTTPStatus.OK,
     ) -> None:
         self.send_response(status)
         for name, value in {
@@ -249,7 +265,9 @@ def serve(server: LocalServer, given: argparse.Namespace, console: Console, what
 
 def _open_browser(url: str) -> None:
     """If there is surely a browser with a window: a text browser would take the terminal."""
-    has_display = sys.platform in ("darwin", "win32") or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+    has_display = sys.platform in ("darwin", "win32") or any(
+        os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY")
+    )
     if has_display and sys.stdout.isatty() and "SSH_CONNECTION" not in os.environ:
         with contextlib.suppress(webbrowser.Error, OSError):
             browser = webbrowser.get()

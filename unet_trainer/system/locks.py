@@ -1,5 +1,5 @@
-"""Locks of files, which the system releases when the process ends: one run at a time trains in a folder (FolderLock), and what
-nobody uses may be deleted (lock_shared, is_in_use).
+"""Locks of files, which the system releases when the process ends: one run at a time trains in a folder (FolderLock),
+and what nobody uses may be deleted (lock_shared, is_in_use).
 
 filelock is not used: it empties the file, which says who holds the lock.
 """
@@ -25,8 +25,8 @@ POLL_SECONDS = 0.2
 MAX_OWNER_BYTES = 300
 
 FolderId = tuple[int, int]  # device, inode
-# Folders that runs of this process hold. On a network disk flock(2) may lock for a whole process: a second run would be given the
-# same lock, and closing any handle of the file would release it.
+# Folders that runs of this process hold. On a network disk flock(2) may lock for a whole process: a second run would be
+# given the same lock, and closing any handle of the file would release it.
 _held_here: set[FolderId] = set()
 
 
@@ -52,10 +52,14 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
             return
         self.path = folder / NAME
         deadline, has_notified = time.monotonic() + WAIT_SECONDS, False
-        with contextlib.suppress(OSError):  # no locks on this file system; or a folder that the run says itself cannot be used
+        with contextlib.suppress(
+            OSError
+        ):  # no locks on this file system; or a folder that the run says itself cannot be used
             while (owner := self._lock()) is not None:
                 if time.monotonic() > deadline:
-                    raise UserError(f"{folder} is in use: {owner} trains there; end it first, or choose another run_name")
+                    raise UserError(
+                        f"{folder} is in use: {owner} trains there; end it first, or choose another run_name"
+                    )
                 if not has_notified:
                     notify(f"{folder} is in use: {owner} trains there; waiting for its end, {WAIT_SECONDS} s at most")
                     has_notified = True
@@ -67,8 +71,8 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     def is_ours(self) -> bool:
         """Whether the folder is still the one that was locked, and no other process has locked it since.
 
-        A folder that was deleted and made anew, or moved away, is not. A lock file that was deleted alone is made again.
-        """
+        A folder that was deleted and made anew, or moved away, is not. A lock file that was deleted alone is made
+        again."""
         if self.folder_id is None:
             return True
         if id_of(self.path.parent) != self.folder_id:
@@ -144,8 +148,8 @@ def lock_shared(handle: int) -> None:
 def is_in_use(path: Path, exclusively: bool = False) -> bool | None:
     """Whether a process holds the file with lock_shared; None where files cannot be locked. Raises OSError.
 
-    `exclusively`: as a FolderLock does. Tries a shared lock, for which others that look at the same time are no obstacle.
-    """
+    `exclusively`: as a FolderLock does. Tries a shared lock, for which others that look at the same time are no
+    obstacle."""
     if fcntl is None:
         return None
     handle = open_handle(path, follow=False)

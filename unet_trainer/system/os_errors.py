@@ -1,7 +1,7 @@
 """Errors of the operating system as sentences: why it failed, and what to do. No other module interprets error numbers.
 
-An error of the machine (permission, room, limits, a failing disk) is the user's to mend and is shown as one sentence. Any other
-OSError, such as a missing file that nobody named, is a bug and keeps its traceback.
+An error of the machine (permission, room, limits, a failing disk) is the user's to mend and is shown as one sentence.
+Any other OSError, such as a missing file that nobody named, is a bug and keeps its traceback.
 """
 
 import contextlib
@@ -51,8 +51,8 @@ def is_of_the_machine(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, path: Path | None = None) -> tuple[str, str]:
-    """Why it failed, in the system's own words where they say it, and what to do, where the reason does not say that. `path`: what
-    was to be written."""
+    """Why it failed, in the system's own words where they say it, and what to do, where the reason does not say that.
+    `path`: what was to be written."""
     if NO_TEMPORARY_FOLDER in str(error):
         return "there is no folder for temporary files that can be written to", "name one: TMPDIR=FOLDER"
     number = error.errno or 0 if isinstance(error, OSError) else errno.EAGAIN if NO_THREAD in str(error) else 0

@@ -40,7 +40,10 @@ def free_disk(folder: Path) -> int:
 
 def _meminfo() -> dict[str, int]:
     """/proc/meminfo in bytes; empty where there is none (macOS, Windows)."""
-    return {name: 1024 * int(number) for name, number in re.findall(r"(\w+): +(\d+) kB", read_if_there(ROOT / "proc/meminfo"))}
+    return {
+        name: 1024 * int(number)
+        for name, number in re.findall(r"(\w+): +(\d+) kB", read_if_there(ROOT / "proc/meminfo"))
+    }
 
 
 def _cpu_quotas() -> Iterator[float]:
@@ -58,16 +61,23 @@ def _cpu_quotas() -> Iterator[float]:
 def _memory_limits() -> Iterator[tuple[int, int]]:
     """(limit, used) of the cgroup and those above it. Page cache that can be dropped does not count as used."""
     for folder in _cgroup_folders("memory"):
-        for limit_file, usage_file in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        for limit_file, usage_file in (
+            ("memory.max", "memory.current"),
+            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+        ):
             limit, used = read_if_there(folder / limit_file).strip(), read_if_there(folder / usage_file).strip()
             if limit.isdigit() and used.isdigit():  # v1 writes a number near 2^63 where there is no limit, v2 a word
-                # v1 counts the group alone in inactive_file and those below it too in total_inactive_file, as usage_in_bytes does.
-                droppable = dict(re.findall(r"^(total_)?inactive_file (\d+)$", read_if_there(folder / "memory.stat"), re.MULTILINE))
+                # v1 counts the group alone in inactive_file and those below it too in total_inactive_file, as
+                # usage_in_bytes does.
+                droppable = dict(
+                    re.findall(r"^(total_)?inactive_file (\d+)$", read_if_there(folder / "memory.stat"), re.MULTILINE)
+                )
                 yield int(limit), max(0, int(used) - int(droppable.get("total_") or droppable.get("", 0)))
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
-    """The folders of this process's cgroup and its parents, v2 and v1. Inside a container the mount shows its own group as /."""
+    """The folders of this process's cgroup and its parents, v2 and v1. Inside a container the mount shows its own group
+    as /."""
     folders = []
     for line in read_if_there(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)

@@ -1,7 +1,7 @@
 """How this process ends and what it was started with: signals, the end of its parent, closed standard streams.
 
-SIGINT, SIGTERM and SIGHUP are recorded during training, so that the step can finish and the state be saved, and raised at once
-while a run starts. A second SIGINT never waits.
+SIGINT, SIGTERM and SIGHUP are recorded during training, so that the step can finish and the state be saved, and raised
+at once while a run starts. A second SIGINT never waits.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Interrupted(KeyboardInterrupt):
     def __init__(self, signal_number: int, cause: str = "") -> None:
         """`cause`: what it was by, if not the signal, which this process may have sent itself."""
         ended = _parent[1] if _parent is not None and os.getppid() != _parent[0] else ""
-        super().__init__(cause or (f"the end of {ended} (was it killed?)" if ended else signal.Signals(signal_number).name))
+        super().__init__(
+            cause or (f"the end of {ended} (was it killed?)" if ended else signal.Signals(signal_number).name)
+        )
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
 
@@ -42,9 +44,9 @@ class Interrupted(KeyboardInterrupt):
 class Signals:
     """Handles signals while entered; only in the main thread, where Python delivers them.
 
-    Python delivers them between any two instructions, also inside a destructor, where it prints what is raised as "Exception
-    ignored" and goes on. Such a signal is still recorded, and acted on by the next `check`; a second SIGINT then ends the process.
-    """
+    Python delivers them between any two instructions, also inside a destructor, where it prints what is raised as
+    "Exception ignored" and goes on. Such a signal is still recorded, and acted on by the next `check`; a second SIGINT
+    then ends the process."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -56,12 +58,16 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN:  # else nohup set it
+                if (
+                    number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN
+                ):  # else nohup set it
                     self.earlier[number] = signal.signal(number, self._handle)
             self.earlier_hook, sys.unraisablehook = sys.unraisablehook, self._handle_unraisable
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for number, handler in self.earlier.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python
         if self.earlier_hook is not None:
@@ -78,7 +84,8 @@ class Signals:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Inside, signals are recorded and raised by `check`: for work that must finish, or that swallows exceptions."""
+        """Inside, signals are recorded and raised by `check`: for work that must finish, or that swallows
+        exceptions."""
         self.is_deferred = True
         try:
             yield
@@ -109,8 +116,8 @@ def ending_with_this_process(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def end_with_parent(is_torchrun: bool = False) -> None:
-    """In the child: SIGTERM for itself once its parent is gone. Does nothing in a process that others started, torchrun excepted:
-    it puts each process into a session of its own, so that what kills torchrun reaches none of them."""
+    """In the child: SIGTERM for itself once its parent is gone. Does nothing in a process that others started, torchrun
+    excepted: it puts each process into a session of its own, so that what kills torchrun reaches none of them."""
     global _parent
     parent = os.environ.pop(PARENT_VARIABLE, "")  # popped: it is not meant for the children of this process
     if is_torchrun:
@@ -127,7 +134,8 @@ def _wait_for_parent(parent: int) -> None:
 
 
 def open_closed_streams() -> None:
-    """Standard streams that were closed (>&-) lead to os.devnull from here on. The system would give their numbers to the files
+    """Standard streams that were closed (>&-) lead to os.devnull from here on. The system would give their numbers to
+    the files
     that are opened next: what a library prints would end up in a checkpoint."""
     for name, (number, mode) in STANDARD_STREAMS.items():
         try:
@@ -148,13 +156,19 @@ def skip_teardown() -> None:
 
 
 def exit_process(code: int) -> NoReturn:
-    """Ends the process; without tearing the interpreter down if a save is under way, as after a second Ctrl-C, or it could hang."""
+    """Ends the process; without tearing the interpreter down if a save is under way, as after a second Ctrl-C, or it
+    could hang."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))  # else Python prints a traceback while it ends
+        signal.signal(
+            signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED)
+        )  # else Python prints a traceback while it ends
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except (OSError, ValueError):  # a closed pipe: the interpreter would flush again, print an error and exit with another code
+        except (
+            OSError,
+            ValueError,
+        ):  # a closed pipe: the interpreter would flush again, print an error and exit with another code
             with contextlib.suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     if is_writing() or _skips_teardown:

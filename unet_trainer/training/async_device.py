@@ -1,4 +1,5 @@
-"""Working with a CUDA device without waiting for it: late reads, copies to the host, recorded graphs, and how long it was idle."""
+"""Working with a CUDA device without waiting for it: late reads, copies to the host, recorded graphs, and how long it
+was idle."""
 
 from __future__ import annotations
 
@@ -56,8 +57,8 @@ class HostCopy:
 
     Tensors that `other`, made at the same moment, has copied are not copied again.
 
-    The copies lie in a few large blocks of memory: a block is allocated and written to the file with one call. Hundreds of small
-    calls would contend with the training loop for the GIL.
+    The copies lie in a few large blocks of memory: a block is allocated and written to the file with one call. Hundreds
+    of small calls would contend with the training loop for the GIL.
     """
 
     def __init__(self, content: Any, other: HostCopy | None = None) -> None:
@@ -122,9 +123,9 @@ class DirectLauncher:
 class CudaGraphCache:
     """Records work that comes twice in a row with the same key as a CUDA graph, and replays it from then on.
 
-    The key must hold all that may differ from one call to the next: the addresses of tensors that are handed in, and numbers.
-    Work may read and write device memory only; what it changes in Python happens while it is recorded, and not again.
-    """
+    The key must hold all that may differ from one call to the next: the addresses of tensors that are handed in, and
+    numbers. Work may read and write device memory only; what it changes in Python happens while it is recorded, and not
+    again."""
 
     uses_graphs = True
 
@@ -181,13 +182,16 @@ def _record(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
 
 
 class WaitMeter:
-    """How long the device was idle in an epoch for want of a batch. `seconds` lags behind by the steps that it has not reached yet.
+    """How long the device was idle in an epoch for want of a batch. `seconds` lags behind by the steps that it has not
+    reached yet.
 
-    On a CUDA device the host runs ahead: while it waits for a batch, the device may still be busy with queued steps. So the gap
-    between two steps is measured on the device's own clock, and counts for no longer than the host has waited.
+    On a CUDA device the host runs ahead: while it waits for a batch, the device may still be busy with queued steps. So
+    the gap between two steps is measured on the device's own clock, and counts for no longer than the host has waited.
     """
 
-    def __init__(self, device: torch.device, seconds: float = 0.0, new_event: Callable[[], torch.cuda.Event] | None = None) -> None:
+    def __init__(
+        self, device: torch.device, seconds: float = 0.0, new_event: Callable[[], torch.cuda.Event] | None = None
+    ) -> None:
         if new_event is None and device.type == "cuda":
             new_event = lambda: torch.cuda.Event(enable_timing=True)  # noqa: E731
         self.new_event = new_event
@@ -196,11 +200,14 @@ class WaitMeter:
         self.gaps: deque[tuple[Any, Any, float]] = deque()  # events: end of a step, begin of the next; the host's wait
 
     def wait_for(self, take: Callable[[], Item]) -> Item:
-        """Takes the batch of a step, which begins now; the host's time in it counts as waiting, unless the device was busy."""
+        """Takes the batch of a step, which begins now; the host's time in it counts as waiting, unless the device was
+        busy."""
         started = time.perf_counter()
         item = take()
         host_seconds = time.perf_counter() - started
-        if self.new_event is None or self.last_end is None:  # the host is the device; or nothing is queued before the first step
+        if (
+            self.new_event is None or self.last_end is None
+        ):  # the host is the device; or nothing is queued before the first step
             self.seconds += host_seconds
         else:
             begin = self.new_event()

@@ -60,7 +60,8 @@ class Loaders:
     pool: WorkerPool | None
 
     def take_notices(self) -> list[str]:
-        """What reading has noticed since the last call: pieces that workers failed to fill, files that changed, a damaged cache."""
+        """What reading has noticed since the last call: pieces that workers failed to fill, files that changed, a
+        damaged cache."""
         changed, notices = [], []
         if self.pool is not None and self.pool.num_failed:
             what = f"{counted(self.pool.num_failed, 'part')} of a batch in this epoch ({self.pool.failure_reason})"
@@ -72,7 +73,8 @@ class Loaders:
             if dataset.cache is not None and dataset.take_noticed(CACHE_DAMAGED):
                 dataset.cache.discard()
                 notices.append(
-                    "cache: the file of decoded pairs was changed by something else; damaged pairs are read from their files, "
+                    "cache: the file of decoded pairs was changed by something else; damaged pairs are read from "
+                    "their files, "
                     "which is slower. The next start makes it anew"
                 )
         if changed:
@@ -117,7 +119,9 @@ class Components:
     def draw_samples(self, loaders: Loaders) -> Callable[[], Pixels]:
         """Predicts a few samples now; the function that is returned draws them, once the device is done."""
         samples, spec = loaders.samples, self.state.eval_segmenter.spec
-        size = max(1, loaders.val.batches.batch_size // self.eval_step.num_parts)  # as many as validation had the memory for
+        size = max(
+            1, loaders.val.batches.batch_size // self.eval_step.num_parts
+        )  # as many as validation had the memory for
         parts = torch.from_numpy(np.stack([image for image, *_ in samples])).split(size)
         ids = torch.cat([predict(self.state.eval_segmenter, part, self.numerics).to(torch.uint8) for part in parts])
         copy = HostCopy(ids)
@@ -138,7 +142,10 @@ def build_dataset(config: Config, console: Console, run_folder: Path | None) -> 
     except DataError as error:
         more = f"To see all of it: python train_unet.py check data_dir={shlex.quote(config.data_dir)}"
         if earlier is not None:
-            more += "\nA resumed run needs every file and every class that it began with: put these back, or start a new run"
+            more += (
+                "\nA resumed run needs every file and every class that it began with: put these back, or "
+                "start a new run"
+            )
         raise DataError(f"{error}\n{more}") from None
 
 
@@ -160,7 +167,8 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
     added = [pair for pair in now.pairs if pair.image not in known] if now else []
     if added:
         console.note(
-            f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. {added[0].image}"
+            f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. "
+            f"{added[0].image}"
         )
     return dataclasses.replace(earlier, rule=f"as the run began, {table}", class_names=now.class_names if now else None)
 
@@ -175,22 +183,31 @@ def build_datasets(
         images = f"{len(train_tiling) // config.epoch_parts} training images"
         images += f" of an epoch (repeats: {config.repeats:g})" if config.epoch_parts > 1 else ""
         images += f" of {num_processes} processes" if num_processes > 1 else ""
-        fix = f"at most {most}" if config.epoch_parts == 1 else f"at most {most}, or larger repeats" if most else "larger repeats"
+        fix = (
+            f"at most {most}"
+            if config.epoch_parts == 1
+            else f"at most {most}, or larger repeats"
+            if most
+            else "larger repeats"
+        )
         raise UserError(f"batch_size: {config.batch_size} is more than the {images}; need {fix}")
     augmentation = build_augmentation(config.augmentation, config.shape, dataset.image_spec)
 
     def build(pairs: Sequence[Pair], tiling: Tiling, augmentation: Augmentation | None) -> SegmentationDataset:
         facts, coding, spec = zip(*dataset.facts_of(pairs), strict=True), dataset.coding, dataset.image_spec
-        sizes = [PairSize(image.size, mask.size, (image.stamp, image.digest), (mask.stamp, mask.digest)) for image, mask in facts]
+        sizes = [
+            PairSize(image.size, mask.size, (image.stamp, image.digest), (mask.stamp, mask.digest))
+            for image, mask in facts
+        ]
         return SegmentationDataset(pairs, sizes, coding, spec, tiling, augmentation, config.seed, config.resize_masks)
 
     return build(dataset.split.train, train_tiling, augmentation), build(dataset.split.val, val_tiling, None)
 
 
 def choose_tile(spec: SegmenterSpec, sizes: Sequence[Size], batch_size: int) -> Size | None:
-    """What images of these sizes are cut into in validation, by `predict` and by `evaluate`: twice training's crops, of which fewer
-    pixels lie at a border, as far as images are so large. None: as trained, where a batch has fewer pixels, most images are small
-    or the network sees far; or whole images."""
+    """What images of these sizes are cut into in validation, by `predict` and by `evaluate`: twice training's crops, of
+    which fewer pixels lie at a border, as far as images are so large. None: as trained, where a batch has fewer pixels,
+    most images are small or the network sees far; or whole images."""
     if spec.fit == "resize" or spec.architecture == OWN:
         return None
     rows, columns = (
@@ -210,8 +227,8 @@ def build_loaders(
     processes: Job = ALONE,
     tile: Size | None = None,
 ) -> Loaders:
-    """The processes of a machine divide its workers and share one cache, a file that the first of them writes: the system keeps
-    what is read of it in memory, once."""
+    """The processes of a machine divide its workers and share one cache, a file that the first of them writes: the
+    system keeps what is read of it in memory, once."""
     launch = processes.launch
     train_dataset, val_dataset = build_datasets(config, dataset, launch.world_size, tile)
     if config.cache != "none":
@@ -222,14 +239,17 @@ def build_loaders(
     pool = WorkerPool(num_workers, device) if num_workers else None
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout, launch=launch)
     return Loaders(
-        build_loader(train_dataset, config.batch_size, shuffle=True, num_parts=config.epoch_parts, cutmix=config.cutmix),
+        build_loader(
+            train_dataset, config.batch_size, shuffle=True, num_parts=config.epoch_parts, cutmix=config.cutmix
+        ),
         build_loader(val_dataset, eval_batch_size(config, device, val_dataset), shuffle=False),
         pool,
     )
 
 
 def eval_batch_size(config: ResolvedConfig, device: torch.device, dataset: SegmentationDataset | None = None) -> int:
-    """Without gradients, twice the images take less memory than a training batch. Masks at native resolution may be large."""
+    """Without gradients, twice the images take less memory than a training batch. Masks at native resolution may be
+    large."""
     size = config.batch_size * (2 if device.type == "cuda" else 1)
     if dataset is None:
         return size
@@ -242,11 +262,14 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset, tile: Size |
     """How samples are taken for training and for validation."""
     size, split = config.shape, dataset.split
     if config.fit == "resize":
-        return WholeImages(size, len(split.train), config.whole_repeats), WholeImages(size, len(split.val), native_masks=True)
+        return WholeImages(size, len(split.train), config.whole_repeats), WholeImages(
+            size, len(split.val), native_masks=True
+        )
     _, masks = dataset.facts_of(split.train)
     common = int(np.argmax(class_shares(masks, dataset.coding, max(2, config.num_classes))))
     rare_ids = [
-        [class_id for class_id in class_ids(mask.counts, dataset.coding) if class_id not in (common, IGNORED)] for mask in masks
+        [class_id for class_id in class_ids(mask.counts, dataset.coding) if class_id not in (common, IGNORED)]
+        for mask in masks
     ]
     crops = RandomCrops(
         size, len(masks), config.crops_per_image * config.whole_repeats, rare_ids, config.rare_class_crops, config.seed
@@ -254,15 +277,26 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset, tile: Size |
     return crops, tile_images(dataset.sizes_of(split.val), tile or size)
 
 
-def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console, place: Place) -> None:
+def _fill_caches(
+    config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console, place: Place
+) -> None:
     """Decodes every pair into memory or into a file; pairs that do not fit are read from their files in every epoch."""
     num_cached = num_bytes = 0
     folder = Path(config.checkpoint_dir) / ".cache"
     for dataset in datasets:
         spec, tiling = dataset.image_spec, dataset.tiling
         sizes = [tiling.size if isinstance(tiling, WholeImages) else size.image for size in dataset.sizes]
-        stamp = [dataset.coding.to_dict(), spec.channels, spec.is_8bit, type(tiling).__name__, tiling.size, config.resize_masks]
-        stamp += [spec.to_dict()] if spec.nodata or spec.depth == "float" else []  # missing data is filled with the mean
+        stamp = [
+            dataset.coding.to_dict(),
+            spec.channels,
+            spec.is_8bit,
+            type(tiling).__name__,
+            tiling.size,
+            config.resize_masks,
+        ]
+        stamp += (
+            [spec.to_dict()] if spec.nodata or spec.depth == "float" else []
+        )  # missing data is filled with the mean
         files = [path for pair in dataset.pairs for path in (pair.image, pair.mask)]
         stamp += [(str(file.absolute()), file_stamp(file)) for file in files]
         with console.bar("Decoding every pair once:", len(sizes), keep=False) as bar:
@@ -293,7 +327,9 @@ def _fill_caches(config: ResolvedConfig, datasets: Sequence[SegmentationDataset]
     where = "memory" if config.cache == "ram" else str(folder)
     console.fact("Cache", f"{num_cached} of {num_pairs} pairs in {where}, {num_bytes / 2**30:.2f} GiB")
     if num_cached < num_pairs:
-        console.warn(f"there is no room for {counted(num_pairs - num_cached, 'pair')}; these are read from files in every epoch")
+        console.warn(
+            f"there is no room for {counted(num_pairs - num_cached, 'pair')}; these are read from files in every epoch"
+        )
 
 
 def build_components_with_weights(
@@ -305,7 +341,8 @@ def build_components_with_weights(
     resumes: bool = False,
     launch: Launch = ALONE.launch,
 ) -> Components:
-    """As build_components; weights that encoder_weights: auto found and that cannot be loaded give way to random ones."""
+    """As build_components; weights that encoder_weights: auto found and that cannot be loaded give way to random
+    ones."""
     try:
         return build_components(settings.taken, spec, device, num_batches, console, resumes, launch)
     except Exception as error:  # what is not the fault of the weights is raised again below
@@ -341,7 +378,9 @@ def build_components(
     numerics = Numerics(device, config.number_format)
     network = build_network(spec, None if resumes else config.encoder_weights)
     if (config.freeze_encoder_epochs or config.encoder_lr_factor != 1) and not hasattr(network, "encoder"):
-        raise UserError("freeze_encoder_epochs, encoder_lr_factor: the model has no part that is called encoder; leave them out")
+        raise UserError(
+            "freeze_encoder_epochs, encoder_lr_factor: the model has no part that is called encoder; leave them out"
+        )
     if config.deep_supervision:
         add_auxiliary_heads(network, config.num_classes)
     if config.sync_batchnorm and launch.world_size > 1:
@@ -366,7 +405,9 @@ def build_components(
         state.learning_rate.peak *= launch.world_size
     num_parameters = sum(parameter.numel() for parameter in segmenter.parameters())
     weights = "weights of the checkpoint" if resumes else config.encoder_weights or "random weights"
-    name = f"{type(network).__name__}, yours" if config.architecture == OWN else f"{config.architecture}, {config.encoder}"
+    name = (
+        f"{type(network).__name__}, yours" if config.architecture == OWN else f"{config.architecture}, {config.encoder}"
+    )
     console.fact("Model", f"{name}, {num_parameters / 1e6:.1f} M parameters, {weights}")
     factors = [config.batch_size, config.accumulation_steps, *([launch.world_size] if launch.world_size > 1 else [])]
     effective = f"{' × '.join(map(str, factors))} = {math.prod(factors)} effective"
@@ -387,7 +428,11 @@ def build_components(
             max_bad_steps=1 if config.on_nan == "stop" else MAX_BAD_STEPS,
         ),
         eval_step=EvalStep(
-            build_eval_forward(state.eval_segmenter, loss, numerics), state.eval_segmenter, loss, device, config.batch_parts
+            build_eval_forward(state.eval_segmenter, loss, numerics),
+            state.eval_segmenter,
+            loss,
+            device,
+            config.batch_parts,
         ),
         loss=loss,
         numerics=numerics,

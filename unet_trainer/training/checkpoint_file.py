@@ -1,8 +1,9 @@
 """The checkpoint file format: how a file is written, verified and read.
 
-A checkpoint holds tensors and primitives only, is written whole or not at all, carries a digest of its every byte, and is
-loaded with weights_only=True after a check of what its pickle names. Whether it fits a model is checked by what it is loaded into:
-see TrainState.load_state_dict.
+A checkpoint holds tensors and primitives only, is written whole or not at all, carries a digest of its every byte, and
+is loaded with weights_only=True after a check of what its pickle names. Whether it fits a model is checked by what it
+is
+loaded into: see TrainState.load_state_dict.
 """
 
 import contextlib
@@ -36,7 +37,10 @@ ZIP_START = b"PK\x03\x04"
 SAFE_GLOBALS = {
     "torch._utils _rebuild_tensor_v2",
     "collections OrderedDict",
-    *(f"torch {kind}Storage" for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Byte", "Char", "Bool")),
+    *(
+        f"torch {kind}Storage"
+        for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Short", "Byte", "Char", "Bool")
+    ),
 }
 # Pickle opcodes that name or build things, and that torch.save does not use for tensors and primitives.
 UNSAFE_OPCODES = {"STACK_GLOBAL", "INST", "OBJ", "NEWOBJ", "NEWOBJ_EX", "EXT1", "EXT2", "EXT4", "BUILD", "PERSID"}
@@ -62,8 +66,8 @@ class SaveError(OSError):
 def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | None = None) -> None:
     """Writes a draft, verifies it and renames it; `previous` then names the file that it replaced.
 
-    Raises SaveError, or NonFinite for weights that are NaN or infinite. The content is a copy on the host, as HostCopy makes it, so
-    that the file loads on any machine.
+    Raises SaveError, or NonFinite for weights that are NaN or infinite. The content is a copy on the host, as HostCopy
+    makes it, so that the file loads on any machine.
     """
     stored = {"format": FORMAT, **content}
     bad = _first_non_finite(stored)
@@ -98,8 +102,8 @@ def _first_non_finite(content: Mapping[str, Any]) -> str | None:
 class HashedFile:
     """File object for torch.save that appends a zip comment with the digest of every byte before it.
 
-    The zip's own checksums leave its headers out. An OSError is kept until torch.save is done, which would replace it with an
-    error of its own; the remaining bytes are still counted, to say how much space is needed.
+    The zip's own checksums leave its headers out. An OSError is kept until torch.save is done, which would replace it
+    with an error of its own; the remaining bytes are still counted, to say how much space is needed.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -153,7 +157,8 @@ def _check_digest(path: Path) -> None:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Around reading a checkpoint: an OSError becomes CheckpointError or, where the file may be whole, UnreadableFile."""
+    """Around reading a checkpoint: an OSError becomes CheckpointError or, where the file may be whole,
+    UnreadableFile."""
     try:
         yield
     except FileNotFoundError:
@@ -165,7 +170,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def verify_checkpoint(path: Path) -> None:
-    """Raises CheckpointError unless every byte is as it was written, UnreadableFile where the system does not let us read it."""
+    """Raises CheckpointError unless every byte is as it was written, UnreadableFile where the system does not let us
+    read it."""
     with _reading(path):
         _check_digest(path)
 
@@ -197,12 +203,17 @@ def _check_archive(path: Path) -> None:
         num_bytes = os.fstat(file.fileno()).st_size
     with open_file(path) as file, zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
-        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries) or sum(e.file_size for e in entries) > num_bytes:
+        if (
+            any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+            or sum(e.file_size for e in entries) > num_bytes
+        ):
             raise CheckpointError(f"{path} is not a checkpoint: it unpacks to more than it is")
         if len({entry.filename for entry in entries}) != len(entries):
             raise CheckpointError(f"{path} is not a checkpoint: it holds two entries of one name")
         for entry in entries:
-            for opcode, argument, _ in pickletools.genops(archive.read(entry)) if entry.filename.endswith(".pkl") else ():
+            for opcode, argument, _ in (
+                pickletools.genops(archive.read(entry)) if entry.filename.endswith(".pkl") else ()
+            ):
                 if opcode.name in UNSAFE_OPCODES or (opcode.name == "GLOBAL" and argument not in SAFE_GLOBALS):
                     why = f"more than tensors and primitives ({argument if opcode.name == 'GLOBAL' else opcode.name})"
                     raise CheckpointError(f"{path} is not a checkpoint that can be read: {why}")
@@ -243,7 +254,9 @@ def read_run(where: Path, tell: Callable[[str], object]) -> dict[str, Any]:
     try:
         content = read_last(where / PREVIOUS)
     except CheckpointError as error:
-        raise CheckpointError(f"{damage}; {error}; no state of this run is left to go on from: resume=null trains anew") from None
+        raise CheckpointError(
+            f"{damage}; {error}; no state of this run is left to go on from: resume=null trains anew"
+        ) from None
     tell(f"{damage}; going on from {where / PREVIOUS}, which was saved before it{_move_damaged_aside(where)}")
     return content
 
@@ -251,8 +264,8 @@ def read_run(where: Path, tell: Callable[[str], object]) -> dict[str, Any]:
 def _move_damaged_aside(folder: Path) -> str:
     """Renames last.pt to damaged.pt and previous.pt to last.pt.
 
-    Otherwise the next save would rename the damaged last.pt over the good previous.pt, and a kill at that moment would leave no
-    usable state.
+    Otherwise the next save would rename the damaged last.pt over the good previous.pt, and a kill at that moment would
+    leave no usable state.
     """
     kept = ""
     with contextlib.suppress(OSError):  # told when the run opens its folder

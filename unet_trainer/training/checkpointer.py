@@ -53,11 +53,11 @@ RETRY_SECONDS = 60  # within an epoch, after a save that failed
 class Checkpointer:
     """Writes a run's files, each complete or as it was before.
 
-    Files wait in one ordered list, `waiting`, for the next save of the state: those of an epoch that ended while the disk was
-    busy, and those that a disk error kept from being written. best.pt is written before the last.pt that refers to it, and
-    last.pt not at all if best.pt failed: a crash in between repeats an epoch. best.pt is never written without the state of its
-    epoch, so that a rollback does not leave a best.pt of an epoch that was rolled back.
-    """
+    Files wait in one ordered list, `waiting`, for the next save of the state: those of an epoch that ended while the
+    disk was busy, and those that a disk error kept from being written. best.pt is written before the last.pt that
+    refers to it, and last.pt not at all if best.pt failed: a crash in between repeats an epoch. best.pt is never
+    written without the state of its epoch, so that a rollback does not leave a best.pt of an epoch that was rolled
+    back."""
 
     folder: Path
     settings: Settings
@@ -93,7 +93,11 @@ class Checkpointer:
         if not self.folder.is_dir():
             return f"{self.folder} is no longer there"
         state = next((file for file in (self.folder / LAST, self.folder / PREVIOUS) if file.is_file()), None)
-        return "there is no state to go on from" if state is None else f"{state} is whole; to go on: {resume_command(self.folder)}"
+        return (
+            "there is no state to go on from"
+            if state is None
+            else f"{state} is whole; to go on: {resume_command(self.folder)}"
+        )
 
     def write_config(self) -> None:
         """What the run is trained with, to repeat it or to go on with it."""
@@ -115,8 +119,8 @@ class Checkpointer:
     ) -> None:
         """A finished epoch, whose state is final; `best` is the evaluated model if it is the best so far.
 
-        `draw_samples` is called for the best only; what it returns is called in the background, and so is `make_scores`.
-        """
+        `draw_samples` is called for the best only; what it returns is called in the background, and so is
+        `make_scores`."""
         # The folder is read when a job is written: it may have become another one since, see _leave_folder.
         best_copy, name = None, f"epoch_{self.state.epoch:04d}.png"
         if best is not None:
@@ -130,13 +134,16 @@ class Checkpointer:
                 self.console.warn(f"no picture of epoch {self.state.epoch}: {first_line(error)}")
         history = [dict(row) for row in self.state.history]
         self.waiting[METRICS_CSV] = lambda: write_metrics(self.folder / METRICS_CSV, history)
-        if not self.writer.is_busy():  # else an epoch is shorter than a save: a copy of the state would only be replaced
+        if (
+            not self.writer.is_busy()
+        ):  # else an epoch is shorter than a save: a copy of the state would only be replaced
             self.save_state(best=best_copy)
 
     def check_best(self) -> str | None:
         """What became of best.pt if it is missing or damaged and its weights are lost: the run then has no best epoch.
 
-        If the state is that of the best epoch, the file is written anew, with a warning. Raises UnreadableFile where it cannot be
+        If the state is that of the best epoch, the file is written anew, with a warning. Raises UnreadableFile where it
+        cannot be
         read: it may be whole.
         """
         state, path = self.state, self.folder / BEST
@@ -159,7 +166,9 @@ class Checkpointer:
         return f"{damage}: the weights of epoch {best_epoch}, the best so far, are lost"
 
     def _copy_best(self, row: Row, best: Segmenter) -> HostCopy:
-        return HostCopy({**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": deployable_weights(best)})
+        return HostCopy(
+            {**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": deployable_weights(best)}
+        )
 
     def _write_best(self, copy: HostCopy) -> None:
         write_checkpoint(self.folder / BEST, copy.content())
@@ -193,10 +202,13 @@ class Checkpointer:
         self.attempt(lambda: self.writer.start(jobs))
 
     def _leave_folder(self, state: HostCopy | None) -> NoReturn:
-        """Nothing is written into a folder that another process has deleted, replaced or locked since this run locked it. Saves the
-        state, or else the one whose save has failed, in a new folder beside it; ends the run."""
+        """Nothing is written into a folder that another process has deleted, replaced or locked since this run locked
+        it. Saves the state, or else the one whose save has failed, in a new folder beside it; ends the run."""
         lost = self.folder
-        what = f"{lost} {'is another folder now' if lost.exists() else 'is gone'}, deleted, moved or taken by another process"
+        what = (
+            f"{lost} {'is another folder now' if lost.exists() else 'is gone'}, deleted, moved or taken by "
+            "another process"
+        )
         waiting, self.waiting = self.waiting, {}
         if state is None and LAST not in waiting:
             state = self.initial
@@ -215,18 +227,23 @@ class Checkpointer:
             elif LAST in waiting:
                 waiting[LAST]()
         except OSError as error:
-            raise TrainingFailed(f"{what}; the state is lost, it could not be saved elsewhere ({with_advice(error)})") from None
+            raise TrainingFailed(
+                f"{what}; the state is lost, it could not be saved elsewhere ({with_advice(error)})"
+            ) from None
         self.initial = None
         if not has_checkpoint(self.folder):
             raise TrainingFailed(f"{what}; the state is lost")
-        raise TrainingFailed(f"{what}; the state is saved as {self.folder / LAST}; to go on: {resume_command(self.folder)}")
+        raise TrainingFailed(
+            f"{what}; the state is saved as {self.folder / LAST}; to go on: {resume_command(self.folder)}"
+        )
 
     def save_if_due(self) -> None:
         if self.is_due():
             self.save_state()
 
     def is_due(self) -> bool:
-        """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free; after a failure, a minute later."""
+        """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free; after a failure, a
+        minute later."""
         if self.writer.is_busy():
             return False
         self._collect()
@@ -310,13 +327,16 @@ class Checkpointer:
             if not self.is_ours():
                 self._leave_folder(None)
             todo = f"{todo[0].upper()}{todo[1:]}, or set" if todo else "Set"
-            raise TrainingFailed(f"{what}; {self.describe_saved()}. {todo} on_save_error: continue to train on") from None
+            raise TrainingFailed(
+                f"{what}; {self.describe_saved()}. {todo} on_save_error: continue to train on"
+            ) from None
         self.console.warn(f"{what}; training continues (on_save_error: continue)")
 
 
 @dataclass(eq=False)
 class FollowingCheckpointer:
-    """What the other ranks of a torchrun job have in its place: rank 0 writes for all, and sends them what it restores."""
+    """What the other ranks of a torchrun job have in its place: rank 0 writes for all, and sends them what it
+    restores."""
 
     folder: Path
     num_test = 0

@@ -1,4 +1,5 @@
-"""Tries the steps of a run before it begins, compiles them, and splits batches into smaller parts where memory runs out."""
+"""Tries the steps of a run before it begins, compiles them, and splits batches into smaller parts where memory runs
+out."""
 
 import contextlib
 import gc
@@ -33,9 +34,13 @@ MESSAGES = (  # parts of a RuntimeError's text, in lower case
     "cublas_status_alloc_failed",
     "cudnn_status_alloc_failed",
 )
-NO_ENGINE = "unable to find an engine"  # cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
+# cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
+NO_ENGINE = "unable to find an engine"
 KEEPS = ("autograd_cache_allow_custom_autograd_functions",)  # of earlier compiling, on the disk
-OPTIONS = {"triton.cudagraphs", "combo_kernels"}  # the latter computes what is independent in one launch: the casts of the weights
+OPTIONS = {
+    "triton.cudagraphs",
+    "combo_kernels",
+}  # the latter computes what is independent in one launch: the casts of the weights
 MIN_EVAL_PIXELS = 2**26  # of a validation; for fewer, compiling it takes longer than it saves in a hundred
 SHORT_MEMORY = 0.1  # share of a GPU's memory that is left
 Result = TypeVar("Result")
@@ -58,8 +63,8 @@ def restoring(components: Components) -> Iterator[None]:
 
 
 def try_steps(components: Components, batch: Batch, eval_batch: Batch, num_times: int = 1) -> None:
-    """Takes the steps that the run will take: training with the encoder frozen, if it will be, and not; then evaluation. The
-    optimizer steps too, if it never has, so that its memory is tried."""
+    """Takes the steps that the run will take: training with the encoder frozen, if it will be, and not; then
+    evaluation. The optimizer steps too, if it never has, so that its memory is tried."""
     train_step, eval_step = components.train_step, components.eval_step
     metrics = EpochMetrics(train_step.segmenter.spec.num_classes, train_step.device)
     states = train_step.optimizer.state.values()  # SGD's momentum is there from the start
@@ -82,11 +87,11 @@ def try_steps(components: Components, batch: Batch, eval_batch: Batch, num_times
 def compile_steps(
     components: Components, batch: Batch, eval_batch: Batch, with_eval: bool = True
 ) -> tuple[str | None, Callable[[], None]]:
-    """Compiles the forward pass of training, and that of evaluation `with_eval`, and tries both on a batch each. Returns why it
-    failed, with all as it was before, or None; and what makes it so.
+    """Compiles the forward pass of training, and that of evaluation `with_eval`, and tries both on a batch each.
+    Returns why it failed, with all as it was before, or None; and what makes it so.
 
-    On CUDA the layers get their faster forms, cuDNN searches for the fastest kernels (5 % for some seconds), and the compiled
-    functions are replayed as CUDA graphs: below batch 16 the step is bound by kernel launches.
+    On CUDA the layers get their faster forms, cuDNN searches for the fastest kernels (5 % for some seconds), and the
+    compiled functions are replayed as CUDA graphs: below batch 16 the step is bound by kernel launches.
     """
     train_step, eval_step = components.train_step, components.eval_step
     eager = train_step.forward, eval_step.forward
@@ -112,12 +117,20 @@ def compile_steps(
         train_step.forward = _replayed(compiled(train_step.forward))
         if with_eval:
             eval_step.forward = _replayed(compiled(eval_step.forward))
-        # Layers with a gradient of their own are traced, so that what is kept of them is found again by what they compute.
+        # Layers with a gradient of their own are traced, so that what is kept of them is found again by what they
+        # compute.
         keeps = {name: True for name in KEEPS if hasattr(functorch_config, name)}
-        with restoring(components), warnings.catch_warnings(), _without_garbage_collection(), functorch_config.patch(keeps):
+        with (
+            restoring(components),
+            warnings.catch_warnings(),
+            _without_garbage_collection(),
+            functorch_config.patch(keeps),
+        ):
             warnings.simplefilter("ignore")  # advice to compiler developers
             torch.backends.cudnn.benchmark = on_cuda and not torch.backends.cudnn.deterministic
-            if torch.backends.cudnn.benchmark:  # here and not in a graph, which would keep the memory that kernels are tried with
+            if (
+                torch.backends.cudnn.benchmark
+            ):  # here and not in a graph, which would keep the memory that kernels are tried with
                 with contextlib.suppress(torch.OutOfMemoryError), torch.compiler.set_stance("force_eager"):
                     try_steps(components, batch, eval_batch)
                 release_device_memory(train_step.device, is_compiled=False)
@@ -185,8 +198,8 @@ def _memory_is_short() -> bool:
 
 
 def peak_memory_gib(device: torch.device) -> tuple[float, float]:
-    """Allocated and reserved since the start of the run; (0, 0) without a GPU. A CUDA graph takes its memory when it is recorded
-    and shows nothing when it is replayed, so a peak of one epoch would be too low."""
+    """Allocated and reserved since the start of the run; (0, 0) without a GPU. A CUDA graph takes its memory when it is
+    recorded and shows nothing when it is replayed, so a peak of one epoch would be too low."""
     if device.type != "cuda":
         return 0.0, 0.0
     return torch.cuda.max_memory_allocated(device) / 2**30, torch.cuda.max_memory_reserved(device) / 2**30
@@ -202,8 +215,9 @@ def out_of_memory_message(reason: str, device: torch.device) -> str:
 
 
 def release_device_memory(device: torch.device, is_compiled: bool) -> None:
-    """Returns cached memory to the device: it would be fragmented for the next try. CUDA graphs never give back the memory of
-    the batches that they were recorded with, so compiled steps are dropped and compiled again for smaller ones."""
+    """Returns cached memory to the device: it would be fragmented for the next try. CUDA graphs never give back the
+    memory of the batches that they were recorded with, so compiled steps are dropped and compiled again for smaller
+    ones."""
     if is_compiled:
         torch.compiler.reset()
     gc.collect()
@@ -218,8 +232,8 @@ def can_shrink(config: ResolvedConfig) -> bool:
 
 
 def shrink(settings: Settings, components: Components, reason: str, console: Console, saved: str) -> None:
-    """After memory ran out: doubles batch_parts, or raises TrainingFailed, as on_oom says. Not in the handler of the error, which
-    still holds the memory of the step. `saved` says what there is to go on from."""
+    """After memory ran out: doubles batch_parts, or raises TrainingFailed, as on_oom says. Not in the handler of the
+    error, which still holds the memory of the step. `saved` says what there is to go on from."""
     config, device = settings.taken, components.numerics.device
     message = out_of_memory_message(reason, device)
     if not can_shrink(config):
@@ -232,17 +246,20 @@ def shrink(settings: Settings, components: Components, reason: str, console: Con
     overlaps = [name for name in config.loss if name not in PIXEL_MEANS]
     what = " and ".join(["batch norm statistics", *([", ".join(overlaps)] if overlaps else [])])
     console.warn(
-        f"{message}. From here on a batch of {config.batch_size} goes through the model in {num_parts} parts (batch_parts): {what} "
-        f"are computed over {counted(-(-config.batch_size // num_parts), 'image')} at a time, all else over the whole batch"
+        f"{message}. From here on a batch of {config.batch_size} goes through the model in {num_parts} parts "
+        f"(batch_parts): {what} are computed over {counted(-(-config.batch_size // num_parts), 'image')} at a time, "
+        "all else over the whole batch"
     )
     settings.change("memory ran out (on_oom: shrink)", batch_parts=num_parts)
     components.set_num_parts(num_parts)
     release_device_memory(device, config.compile_model)
 
 
-def try_components(settings: Settings, components: Components, loaders: Loaders, console: Console, processes: Job = ALONE) -> None:
-    """Takes one step of each kind on a random batch, so that a model that cannot run, or that memory cannot hold, is reported
-    before the run has a folder. Raises UserError or TrainingFailed."""
+def try_components(
+    settings: Settings, components: Components, loaders: Loaders, console: Console, processes: Job = ALONE
+) -> None:
+    """Takes one step of each kind on a random batch, so that a model that cannot run, or that memory cannot hold, is
+    reported before the run has a folder. Raises UserError or TrainingFailed."""
 
     def try_once() -> None:
         config = settings.taken
@@ -251,7 +268,10 @@ def try_components(settings: Settings, components: Components, loaders: Loaders,
             with restoring(components):
                 try_steps(components, *batches)
         except (ValueError, RuntimeError) as error:
-            if is_out_of_memory(error) or OWN in (config.architecture, *config.loss):  # the traceback leads to the caller's code
+            if is_out_of_memory(error) or OWN in (
+                config.architecture,
+                *config.loss,
+            ):  # the traceback leads to the caller's code
                 raise
             names = ("architecture", "encoder", "batch_size", "image_size")
             described = ", ".join(f"{name}: {getattr(config, name)}" for name in names)
@@ -268,7 +288,8 @@ def compile_components(
     saved: str,
     processes: Job = ALONE,
 ) -> None:
-    """Compiles the steps of every phase before the first epoch; if that fails, in any process, warns and leaves them uncompiled in
+    """Compiles the steps of every phase before the first epoch; if that fails, in any process, warns and leaves them
+    uncompiled in
     all: compiled and uncompiled steps round differently, and all processes must keep the same weights."""
 
     val = None if loaders is None else loaders.val.dataset
@@ -280,7 +301,11 @@ def compile_components(
     failure, undo = fit_into_memory(compile_once, settings, components, console, saved, processes)
     failures = [one for one in processes.all_gather(failure) if one is not None]
     if failures:
-        where = "" if processes.launch.world_size == 1 else f" on {len(failures)} of {processes.launch.world_size} processes"
+        where = (
+            ""
+            if processes.launch.world_size == 1
+            else f" on {len(failures)} of {processes.launch.world_size} processes"
+        )
         if failure is None:
             undo()
         console.warn(f"compile_model: compiling failed{where}, training continues uncompiled ({failures[0]})")
@@ -295,8 +320,8 @@ def fit_into_memory(
     saved: str,
     processes: Job = ALONE,
 ) -> Result:
-    """What the attempt returns; repeats it with smaller parts of a batch while memory runs out, of any process, and on_oom allows
-    it."""
+    """What the attempt returns; repeats it with smaller parts of a batch while memory runs out, of any process, and
+    on_oom allows it."""
     while True:
         own_reason = None
         try:
@@ -326,7 +351,9 @@ def connect_gradients(
         size = -(-len(images) // step.num_parts)
         batch = images[:size], masks[:size], masks if step.num_parts > 1 else None
         step.optimizer.zero_grad(set_to_none=True)
-        spare = [torch.empty_like(weight) for weight in step.parameters for _ in range(2)]  # what the averages will take
+        spare = [
+            torch.empty_like(weight) for weight in step.parameters for _ in range(2)
+        ]  # what the averages will take
         step.forward(*batch)[0].backward()
         del spare
         return batch
@@ -342,7 +369,8 @@ def connect_gradients(
 
 
 def random_batches(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> tuple[Batch, Batch]:
-    """One like the training batches and one like the largest evaluation batch; without loaders, masks have the images' size."""
+    """One like the training batches and one like the largest evaluation batch; without loaders, masks have the images'
+    size."""
     spec = components.state.segmenter.spec.image
     dataset = None if loaders is None else loaders.val.dataset
     train_batch = _random_batch(config.shape, spec, config.batch_size)

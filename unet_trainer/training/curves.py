@@ -53,7 +53,9 @@ def draw_curves(summary: RunSummary) -> bytes:
 
     figure = Figure(figsize=(13.2, 8.3), dpi=100, facecolor="white")
     loss, iou, rate, speed = axes = list(figure.subplots(2, 2).flat)
-    figure.subplots_adjust(0.055, 0.12, 0.985, 0.9, wspace=0.12, hspace=0.3)  # constrained layout takes as long as all else
+    figure.subplots_adjust(
+        0.055, 0.12, 0.985, 0.9, wspace=0.12, hspace=0.3
+    )  # constrained layout takes as long as all else
     _draw(loss, "Loss", {"val": (summary.column("val_loss"), VAL), "train": (summary.column("train_loss"), TRAIN)})
     num_classes = len(summary.class_names)
     names = summary.worst_classes(MAX_CLASSES) if num_classes > 1 else []
@@ -64,7 +66,9 @@ def draw_curves(summary: RunSummary) -> bytes:
     _draw(rate, "Learning rate", {"": (summary.column("learning_rate"), RATE)})
     _draw(speed, "Images per second, in training", {"": (summary.column("images_per_second"), SPEED)})
     low = min(itertools.chain(*(line.get_ydata() for line in iou.lines)), default=0.0)
-    iou.set_ylim(0.0 if low < 0.5 else int(low * 10) / 10, 1.0)  # values close together well above 0 would be a flat line
+    iou.set_ylim(
+        0.0 if low < 0.5 else int(low * 10) / 10, 1.0
+    )  # values close together well above 0 would be a flat line
     meanings = _mark(summary, axes, {"val_loss": loss, "val_iou": iou})
     planned = f" of {summary.num_epochs}" if summary.num_epochs else ""
     when = "" if summary.updated is None else f", {summary.updated:%Y-%m-%d %H:%M} UTC"
@@ -78,7 +82,8 @@ def draw_curves(summary: RunSummary) -> bytes:
 
 
 def _plain(text: str) -> str:
-    """As matplotlib takes a name: a $ begins no formula, a _ hides no line, what the font lacks is replaced, long names are cut."""
+    """As matplotlib takes a name: a $ begins no formula, a _ hides no line, what the font lacks is replaced, long names
+    are cut."""
     from matplotlib.font_manager import findfont, get_font
 
     font = get_font(findfont("DejaVu Sans"))
@@ -87,14 +92,20 @@ def _plain(text: str) -> str:
     return (f" {shown}" if shown.startswith("_") else shown).replace("$", r"\$")
 
 
-def _draw(axes: Any, title: str, lines: dict[str, tuple[dict[int, float], str]], thin: frozenset[str] = frozenset()) -> None:
+def _draw(
+    axes: Any, title: str, lines: dict[str, tuple[dict[int, float], str]], thin: frozenset[str] = frozenset()
+) -> None:
     axes.set_title(title, loc="left", color=INK, fontsize=11, fontweight="bold")
     axes.grid(color="#e4e7ec")
     axes.spines[["top", "right"]].set_visible(False)
     axes.set_xlabel("epoch", color=SPEED)
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     for name, (points, colour) in lines.items():
-        style = {"linewidth": 1.0 if name in thin else 2.0, "marker": "o" if len(points) < MAX_DOTS else None, "markersize": 3}
+        style = {
+            "linewidth": 1.0 if name in thin else 2.0,
+            "marker": "o" if len(points) < MAX_DOTS else None,
+            "markersize": 3,
+        }
         axes.plot(list(points), list(points.values()), color=colour, label=_plain(name) or "_", **style)
     values = [value for points, _ in lines.values() for value in points.values()]
     if values and min(values) >= 0 and max(values) > 0:  # some losses are negative

@@ -63,7 +63,10 @@ def build_eval_forward(segmenter: Segmenter, loss: WeightedLoss, numerics: Numer
 def predict(segmenter: Segmenter, images: torch.Tensor, numerics: Numerics) -> torch.Tensor:
     """N,H,W,C images on any device → N,H,W class ids."""
     segmenter.eval()
-    was_searching, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # does not pay for a few images
+    was_searching, torch.backends.cudnn.benchmark = (
+        torch.backends.cudnn.benchmark,
+        False,
+    )  # does not pay for a few images
     try:
         with numerics.autocast():
             return predicted_ids(segmenter(images.to(numerics.device)))
@@ -82,7 +85,9 @@ class EvalMetrics:
         self.matrix = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=device)
         self.sample_counts: list[torch.Tensor] = []  # of each batch: as metrics.class_counts
         self.num_images = 0
-        self.first_bad = torch.full((), -1, dtype=torch.int64, device=device)  # images before the first batch that is not finite
+        self.first_bad = torch.full(
+            (), -1, dtype=torch.int64, device=device
+        )  # images before the first batch that is not finite
         self._reader = AsyncReader(device)
 
     def add(self, loss_sums: torch.Tensor, matrices: torch.Tensor, num_images: int) -> None:
@@ -105,8 +110,8 @@ class EvalMetrics:
 
 @dataclass
 class EvalStep:
-    """Forward without gradients, for a model in evaluation mode. The loss is that of what the model sees; scores are counted at
-    the masks' own size."""
+    """Forward without gradients, for a model in evaluation mode. The loss is that of what the model sees; scores are
+    counted at the masks' own size."""
 
     forward: EvalForward
     segmenter: Segmenter
@@ -132,7 +137,8 @@ class EvalStep:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Loss and scores of a dataset. `first_bad_batch`: the first whose loss is not finite, of this process or else of another (-1);
+    """Loss and scores of a dataset. `first_bad_batch`: the first whose loss is not finite, of this process or else of
+    another (-1);
     `loss` is NaN then.
 
     `sample_counts`: samples,K,3 as metrics.class_counts has them.
@@ -152,8 +158,8 @@ def evaluate(
     is_stopping: Callable[[], bool] = lambda: False,
     processes: Job = ALONE,
 ) -> Evaluation:
-    """One pass over a loader. `on_batch` is called after each batch and may raise to end the pass. Each process of a job evaluates
-    its own images, and all have the result of the whole set."""
+    """One pass over a loader. `on_batch` is called after each batch and may raise to end the pass. Each process of a
+    job evaluates its own images, and all have the result of the whole set."""
     started = time.perf_counter()
     metrics = step.new_metrics()
     step.segmenter.eval()
@@ -175,28 +181,33 @@ def evaluate(
     )
 
 
-def val_scores_csv(dataset: SegmentationDataset, sample_counts: NDArray[np.int64], data_dir: Path, config: ResolvedConfig) -> str:
+def val_scores_csv(
+    dataset: SegmentationDataset, sample_counts: NDArray[np.int64], data_dir: Path, config: ResolvedConfig
+) -> str:
     """samples,K,3 counts of the dataset's samples → the table. Tiles of one image count together."""
     totals = np.zeros((len(dataset.pairs), *sample_counts.shape[1:]), np.int64)
     pairs = [dataset.tiling.pair_index(sample) for sample in range(len(sample_counts))]
     np.add.at(totals, pairs, sample_counts)
     names = class_names(config)
     return val_scores_text(
-        [image_score(*pair.files_in(data_dir), counts, names) for pair, counts in zip(dataset.pairs, totals.tolist(), strict=True)]
+        [
+            image_score(*pair.files_in(data_dir), counts, names)
+            for pair, counts in zip(dataset.pairs, totals.tolist(), strict=True)
+        ]
     )
 
 
 def sum_over_ranks(own: Sequence[Any], processes: Job) -> Sequence[Any]:
-    """Loss sums, matrix, whether all is finite, counts of samples, and the samples' numbers → the first four of the whole set, its
-    samples in order. Counts are whole numbers: their sum does not depend on who counted what."""
+    """Loss sums, matrix, whether all is finite, counts of samples, and the samples' numbers → the first four of the
+    whole set, its samples in order. Counts are whole numbers: their sum does not depend on who counted what."""
     loss_sums, matrices, are_finite, counts, samples = zip(*processes.all_gather(tuple(own)), strict=True)
     in_order = torch.cat(counts)[torch.cat(samples).argsort()]
     return torch.stack(loss_sums).sum(0), torch.stack(matrices).sum(0), all(are_finite), in_order
 
 
 def choose_samples(dataset: SegmentationDataset, read: Callable[[Key], tuple[Pixels, Pixels]]) -> list[Sample]:
-    """A few images, spread over the set, and the same in every epoch: of one that is tiled, the tile with most pixels of any class
-    but 0. `read` gives a sample of the dataset."""
+    """A few images, spread over the set, and the same in every epoch: of one that is tiled, the tile with most pixels
+    of any class but 0. `read` gives a sample of the dataset."""
     tiling, size = dataset.tiling, dataset.tiling.size
     indices = _spread(len(dataset))
     if isinstance(tiling, Tiles):

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override what you need. In a job of several processes rank 0 calls them. What they raise ends the run; its state is saved."""
+    """Override what you need. In a job of several processes rank 0 calls them. What they raise ends the run; its state
+    is saved."""
 
     def on_start(self, run_dir: Path, config: ResolvedConfig) -> None:
         """Before the first epoch, or the first after a resume. `config` has every setting as it was decided."""
 
     def on_epoch(self, row: Row) -> bool | None:
-        """After an epoch, when it is saved. `row`: the columns of metrics.csv. True ends the run here, as if it were the last."""
+        """After an epoch, when it is saved. `row`: the columns of metrics.csv. True ends the run here, as if it were
+        the last."""
 
     def on_checkpoint(self, path: Path) -> None:
         """When an epoch was the best so far and its weights are in `path`."""
@@ -61,7 +63,9 @@ class Own(NamedTuple):
         config = load_config(config, changes) if changes else config
         for name, is_needed in (("loss", OWN in (config.loss or ())), ("model", config.architecture == OWN)):
             if is_needed and getattr(self, name) is None:
-                raise UserError(f"{name}: the run has its own, which no file holds: give it again, train(..., {name}=...)")
+                raise UserError(
+                    f"{name}: the run has its own, which no file holds: give it again, train(..., {name}=...)"
+                )
         return config
 
     def call(self, run: Run, moment: str, *arguments: Any) -> bool:

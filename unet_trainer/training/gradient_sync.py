@@ -16,8 +16,9 @@ from unet_trainer.training.step import TrainStep
 
 
 class GradientSync:
-    """DistributedDataParallel around the forward pass of a step. It averages the gradients over the processes within the last
-    backward pass of a group, while that still runs; what they have to know of each other's step follows in one small sum.
+    """DistributedDataParallel around the forward pass of a step. It averages the gradients over the processes within
+    the last backward pass of a group, while that still runs; what they have to know of each other's step follows in one
+    small sum.
 
     A process that has begun a step owes the others its part of every sum, even if it fails: see `finish_in_vain`.
     """
@@ -29,10 +30,12 @@ class GradientSync:
         batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
         compression: Literal["none", "bf16"] = "none",
     ) -> None:
-        """For the parameters that have gradients now, which are dropped. All processes at once: they compare shapes and strides.
+        """For the parameters that have gradients now, which are dropped. All processes at once: they compare shapes and
+        strides.
         `batch`: what the forward pass takes, for two steps in vain, which change statistics."""
         self.processes, self.compression = processes, compression
-        # Of the loss, so that the sum over the processes is their average: to divide gradients takes a pass over all of them.
+        # Of the loss, so that the sum over the processes is their average: to divide gradients takes a pass over all of
+        # them.
         self.divisor = 1 if compression == "bf16" else processes.launch.world_size
         self.faults = torch.zeros(2, device=step.device)  # as FiniteGuard.faults has them
         self.is_owed = False
@@ -51,9 +54,13 @@ class GradientSync:
                 model, process_group=processes.gradient_group, broadcast_buffers=False, gradient_as_bucket_view=True
             )
             self.model.register_comm_hook(self, lambda sync, bucket: sync._reduce(bucket))
-            for _ in range(2):  # it arranges its buckets after the first: a run that is resumed adds up in the same order
+            for _ in range(
+                2
+            ):  # it arranges its buckets after the first: a run that is resumed adds up in the same order
                 self(*batch, is_last=True)[0].backward()
-        self.buckets = {weight: weight.grad for weight in step.parameters if weight.grad is not None}  # each one's place in them
+        self.buckets = {
+            weight: weight.grad for weight in step.parameters if weight.grad is not None
+        }  # each one's place in them
         step.optimizer.zero_grad(set_to_none=True)
 
     def close(self) -> None:
@@ -62,8 +69,8 @@ class GradientSync:
         del self.model, self.buckets, self.empty  # they hold each other
 
     def prepare_compiler(self) -> None:
-        """Of several processes the backward pass is compiled in parts, a bucket each: one is averaged while the next is computed.
-        As a whole it is faster by itself."""
+        """Of several processes the backward pass is compiled in parts, a bucket each: one is averaged while the next is
+        computed. As a whole it is faster by itself."""
         torch._dynamo.config.optimize_ddp = self.processes.launch.world_size > 1
 
     def begin_step(self) -> None:
@@ -79,8 +86,11 @@ class GradientSync:
                 node.register_hook(partial(self._fill_buckets, [edge[0] for edge in node.next_functions]))
         return loss, counts
 
-    def _fill_buckets(self, takers: list[Any], gradients: tuple[torch.Tensor | None, ...], _: object) -> tuple[Any, ...]:
-        """Copies what a compiled pass has computed at once: DistributedDataParallel would do it one by one, in 140 launches."""
+    def _fill_buckets(
+        self, takers: list[Any], gradients: tuple[torch.Tensor | None, ...], _: object
+    ) -> tuple[Any, ...]:
+        """Copies what a compiled pass has computed at once: DistributedDataParallel would do it one by one, in 140
+        launches."""
         taken, places, values = list(gradients), [], []
         for index, (taker, gradient) in enumerate(zip(takers, gradients, strict=True)):
             weight = getattr(taker, "variable", None)

@@ -10,9 +10,9 @@ events.jsonl has all that happened, a JSON object a line, in the order of time. 
     rollback, shrink    the run went back to an earlier state, or takes a batch in smaller parts
     end        how: finished, stopped early, interrupted, failed
 
-A state that was restored (start, rollback, shrink) is after `epoch`: lines of later epochs before it are void. So the file needs no
-rewriting when a killed run is resumed. A line that was cut off by a kill or a full disk is skipped by readers.
-"""
+A state that was restored (start, rollback, shrink) is after `epoch`: lines of later epochs before it are void. So the
+file needs no rewriting when a killed run is resumed. A line that was cut off by a kill or a full disk is skipped by
+readers."""
 
 import contextlib
 import csv
@@ -37,7 +37,8 @@ from unet_trainer.training.run_folder import EVENTS
 Row = dict[str, float | int]
 
 COLUMNS = (
-    "epoch", "train_loss", "val_loss", "train_iou", "val_iou", "val_dice", "learning_rate", "seconds", "images_per_second",
+    "epoch", "train_loss", "val_loss", "train_iou", "val_iou", "val_dice", "learning_rate", "seconds",
+    "images_per_second",
     "data_wait", "skipped_steps", "nan_steps", "peak_memory_gib", "peak_reserved_gib",
 )  # fmt: skip
 # What a line may have besides its kind and its time.
@@ -59,7 +60,12 @@ EPOCH = {
 }
 START = {"resumed_after": POSITION, "machine": MACHINE, "data": DATA, "model": MODEL}
 PILOT = {"learning_rate": float, "iou": float, "steps": int, "is_chosen": bool}
-OTHERS = {"startup_seconds": float, "batch_parts": int, "pilots": [PILOT], **dict.fromkeys(("text", "how", "name", "id"), str)}
+OTHERS = {
+    "startup_seconds": float,
+    "batch_parts": int,
+    "pilots": [PILOT],
+    **dict.fromkeys(("text", "how", "name", "id"), str),
+}
 EVENT: Shape = {"kind": str, "time": str, **POSITION, **START, **EPOCH, **OTHERS}
 KINDS = frozenset(["start", "ready", "epoch", "warning", "note", "rollback", "shrink", "tracker", "pilots", "end"])
 
@@ -72,7 +78,9 @@ def column(rows: Sequence[Row], name: str) -> list[float]:
 def write_metrics(path: Path, rows: Sequence[Row]) -> None:
     """Writes the whole table, so that a resumed run leaves no epoch in it twice."""
     text = io.StringIO()
-    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")  # columns that a row lacks are empty
+    writer = csv.DictWriter(
+        text, COLUMNS, extrasaction="ignore", lineterminator="\n"
+    )  # columns that a row lacks are empty
     writer.writeheader()
     for row in rows:
         writer.writerow({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()})
@@ -97,20 +105,23 @@ def write_result(path: Path, result: Mapping[str, Any]) -> None:
 class EventLog:
     """Adds lines to events.jsonl. Those from before the run has its folder are kept until it has.
 
-    A line is with the operating system when `add` returns, so a killed process loses none; `sync` brings them to the disk. What
-    cannot be written is kept and tried again with the next line: a full disk ends no run here.
+    A line is with the operating system when `add` returns, so a killed process loses none; `sync` brings them to the
+    disk. What cannot be written is kept and tried again with the next line: a full disk ends no run here.
     """
 
     def __init__(self) -> None:
         self.path: Path | None = None
-        self._folder_id: FolderId | None = None  # lines go into this folder, not into another one that has its name later
+        self._folder_id: FolderId | None = (
+            None  # lines go into this folder, not into another one that has its name later
+        )
         self._unwritten: list[str] = []
         self._is_cut = False  # the last line in the file may lack its end
         self.has_ended = False  # an end is the last of its kind: what happens while a report is written is no other one
         self._lock = threading.Lock()
 
     def open(self, folder: Path, **start: Any) -> None:
-        """From here on lines go into the folder's file, the first of this start before those that wait. Raises OSError."""
+        """From here on lines go into the folder's file, the first of this start before those that wait. Raises
+        OSError."""
         path = folder / EVENTS
         os.close(open_to_append(path))  # makes it
         with open_file(path, follow=False) as file:
@@ -160,7 +171,8 @@ def _line(kind: str, facts: Mapping[str, Any]) -> str:
 
 @contextlib.contextmanager
 def noting(name: str, problems: list[str]) -> Iterator[None]:
-    """Around reading a file that need not be there: what is wrong with it is noted, and reading goes on after the block."""
+    """Around reading a file that need not be there: what is wrong with it is noted, and reading goes on after the
+    block."""
     try:
         yield
     except FileNotFoundError:
@@ -172,8 +184,8 @@ def noting(name: str, problems: list[str]) -> Iterator[None]:
 
 
 def read_events(folder: Path, problems: list[str] | None = None) -> list[dict[str, Any]]:
-    """All events of a run; none where there is no file. Lines that are not whole, or not of a kind that is known, are left out;
-    those that hold other values than a run writes as well, and `problems` then has the reason."""
+    """All events of a run; none where there is no file. Lines that are not whole, or not of a kind that is known, are
+    left out; those that hold other values than a run writes as well, and `problems` then has the reason."""
     reasons = [] if problems is None else problems
     content, found = b"", []
     with noting(EVENTS, reasons):

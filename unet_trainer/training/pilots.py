@@ -2,10 +2,10 @@
 
 One that is too high for the data shows within a few hundred steps.
 
-The rate that was decided and a third of it train from the same weights on the same batches, flipped and no more. The lower one is
-taken if it has learned clearly more, and is then tried against a third of itself, as it is where neither has learned anything; at
-such a rate a run needs more steps. It begins with the weights that it would have begun with if that rate had been set.
-"""
+The rate that was decided and a third of it train from the same weights on the same batches, flipped and no more. The
+lower one is taken if it has learned clearly more, and is then tried against a third of itself, as it is where neither
+has learned anything; at such a rate a run needs more steps. It begins with the weights that it would have begun with if
+that rate had been set."""
 
 import contextlib
 import dataclasses
@@ -52,7 +52,8 @@ class Pilot:
 
 
 def is_open(settings: Settings) -> bool:
-    """Whether the rate is one that was decided, and not by pilots: a value that is set is never tried against others."""
+    """Whether the rate is one that was decided, and not by pilots: a value that is set is never tried against
+    others."""
     decision = settings.decisions["learning_rate"]
     return decision.source == "decided" and not decision.reason.startswith("pilots")
 
@@ -67,7 +68,9 @@ def try_learning_rates(run: Run) -> None:
     chosen, one_has_learned = None, False
     run.components.set_training_mode(0)
     run.connect()  # memory may have run out since the start
-    with run.console.bar("Trying learning rates:", MAX_PILOTS * num_steps * config.accumulation_steps, keep=False) as bar:
+    with run.console.bar(
+        "Trying learning rates:", MAX_PILOTS * num_steps * config.accumulation_steps, keep=False
+    ) as bar:
         for number in range(MAX_PILOTS):
             rate = float(f"{config.learning_rate * FACTOR**number:.2g}")
             try:
@@ -115,7 +118,8 @@ def is_better(lower: Pilot, higher: Pilot) -> bool:
 
 
 def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool]:
-    """The training IoU that the rate comes to, and whether that is more than one class everywhere gives. Changes nothing."""
+    """The training IoU that the rate comes to, and whether that is more than one class everywhere gives. Changes
+    nothing."""
     step, metrics, size = run.components.train_step, run.state.metrics, run.config.accumulation_steps
     num_warmup, first_judged = max(1, int(WARMUP_SHARE * num_steps)), int((1 - JUDGED_SHARE) * num_steps)
     most_seconds = MOST_SHARE * run.budget.seconds
@@ -133,7 +137,9 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool
                     if number <= NUM_WARM_UP:
                         started = now
                     num_timed = number - NUM_WARM_UP
-                    batch_seconds = (now - started) / (num_timed * size) if num_timed > 0 else (now - began) / max(1, number * size)
+                    batch_seconds = (
+                        (now - started) / (num_timed * size) if num_timed > 0 else (now - began) / max(1, number * size)
+                    )
                     is_slow = MAX_PILOTS * num_steps * size * batch_seconds > most_seconds
                     is_told = num_timed >= NUM_TIMED or (number > 0 and now - began > most_seconds)
                     if run.processes.any_rank(is_slow and is_told):
@@ -165,18 +171,22 @@ def _batches(run: Run) -> Generator[Batch, None, None]:
 
 # A run that does not learn begins again, once, with a gentler recipe; if that does not learn either, it ends.
 #
-# Training does not learn if its IoU stays below that of a constant prediction (all foreground, or the most frequent class) and its
-# loss hardly falls: where most pixels are foreground, a model that does learn is below the constant one for a while. A learning
-# rate that is too high for the data and augmentation that is too strong both look like this, and nothing in the data tells
-# beforehand. Only values that were decided are changed: what the user has set stays.
+# Training does not learn if its IoU stays below that of a constant prediction (all foreground, or the most frequent
+# class) and its
+# loss hardly falls: where most pixels are foreground, a model that does learn is below the constant one for a while. A
+# learning rate that is too high for the data and augmentation that is too strong both look like this, and nothing in
+# the data tells beforehand. Only values that were decided are changed: what the user has set stays.
 
 TRIED_SHARE = 0.1  # of the epochs, after which a run should have begun to learn
 LATEST_SHARE = 0.5  # of the epochs, after which it does not begin again
 GIVEN_UP_SHARE = 0.4  # of the epochs of the second attempt: one of tiles at 64² began to learn after a quarter of them
 STUCK_EPOCHS = 3  # in a row: a single one may be an accident
 STUCK_STEPS = 300  # a good run of tiles with defects had passed the baseline by then
-LOSS_SHARE = 0.8  # of the first epoch's loss, below which training learns: 0.85 to 0.89 on those tiles, 0.71 at a rate that learns
-NOTHING_SHARE = 0.25  # of the baseline's IoU: background everywhere has a lower loss than random weights, and is not learning
+# of the first epoch's loss, below which training learns: 0.85 to 0.89 on those tiles, 0.71 at a rate that learns
+LOSS_SHARE = 0.8
+NOTHING_SHARE = (
+    0.25  # of the baseline's IoU: background everywhere has a lower loss than random weights, and is not learning
+)
 RATE_FACTOR = 0.25  # the rate that fails there learns when divided by 4 (docs/quality.md)
 
 
@@ -184,12 +194,18 @@ def begin_again_if_stuck(run: Run) -> None:
     """After an epoch. Sets `has_given_up` on a run that has had its second chance."""
     state, num_epochs = run.state, run.config.num_epochs
     baseline = best_baseline(state.confusion, run.config.num_classes, id_names(run.config))
-    if baseline is None or state.epoch * state.learning_rate.steps_per_epoch < STUCK_STEPS or not is_stuck(state.history, baseline):
+    if (
+        baseline is None
+        or state.epoch * state.learning_rate.steps_per_epoch < STUCK_STEPS
+        or not is_stuck(state.history, baseline)
+    ):
         return
     if state.num_restarts:
         run.has_given_up = state.epoch >= GIVEN_UP_SHARE * num_epochs
         if run.has_given_up and state.epoch < num_epochs:
-            run.console.warn(f"training does not learn with the gentler recipe either: it ends after epoch {state.epoch}")
+            run.console.warn(
+                f"training does not learn with the gentler recipe either: it ends after epoch {state.epoch}"
+            )
     elif TRIED_SHARE * num_epochs <= state.epoch <= LATEST_SHARE * num_epochs:
         changes = gentler(run.settings, can_change_samples=run.processes.is_alone)
         if changes:
@@ -201,7 +217,10 @@ def is_stuck(history: Sequence[Row], baseline: Baseline) -> bool:
     return (
         len(history) >= STUCK_EPOCHS
         and max(ious[-STUCK_EPOCHS:]) < baseline.iou
-        and (min(losses[-STUCK_EPOCHS:]) >= LOSS_SHARE * losses[0] or max(ious[-STUCK_EPOCHS:]) < NOTHING_SHARE * baseline.iou)
+        and (
+            min(losses[-STUCK_EPOCHS:]) >= LOSS_SHARE * losses[0]
+            or max(ious[-STUCK_EPOCHS:]) < NOTHING_SHARE * baseline.iou
+        )
     )
 
 
@@ -219,8 +238,8 @@ def gentler(settings: Settings, can_change_samples: bool = True) -> dict[str, An
 
 
 def begin_again(run: Run, changes: dict[str, Any], baseline: Baseline) -> None:
-    """From the initial weights, which follow from the seed, as if the run had begun with these settings. Raises UserError, with
-    nothing changed, for pretrained weights that cannot be loaded again."""
+    """From the initial weights, which follow from the seed, as if the run had begun with these settings. Raises
+    UserError, with nothing changed, for pretrained weights that cannot be loaded again."""
     settings, state, loaders = run.settings, run.state, run.loaders
     if settings.replans():
         changes = {**changes, "num_epochs": max(1, run.config.num_epochs - state.epoch)}  # what is left of the time
@@ -236,7 +255,10 @@ def begin_again(run: Run, changes: dict[str, Any], baseline: Baseline) -> None:
         launch=run.processes.launch,
     ).state
     best = max(column(state.history, "train_iou")[-STUCK_EPOCHS:])
-    seen = f"train IoU {best:.4f} after {counted(state.epoch, 'epoch')}, {baseline.prediction} everywhere gives {baseline.iou:.4f}"
+    seen = (
+        f"train IoU {best:.4f} after {counted(state.epoch, 'epoch')}, {baseline.prediction} everywhere gives "
+        f"{baseline.iou:.4f}"
+    )
     reason = f"training did not learn with {_describe(settings.taken, changes)}: {seen}"
     settings.change(reason, **changes)
     seconds, state.learning_rate = state.seconds, fresh.learning_rate

@@ -1,14 +1,14 @@
 """Decides what happens when an epoch cannot be finished. No other module turns errors of training into decisions.
 
-`recovering` wraps an epoch. After non-finite numbers the run goes back to the last saved state, once, with a tenth of the learning
-rate. After memory ran out it goes on with smaller parts of a batch if on_oom allows it. Both return to the loop, which begins the
-epoch again from the position of the state. Everything else saves the state and ends the run: a dead worker, a signal, a file that
-became unreadable, a bug.
+`recovering` wraps an epoch. After non-finite numbers the run goes back to the last saved state, once, with a tenth of
+the learning rate. After memory ran out it goes on with smaller parts of a batch if on_oom allows it. Both return to the
+loop, which begins the epoch again from the position of the state. Everything else saves the state and ends the run: a
+dead worker, a signal, a file that became unreadable, a bug.
 
-In a torchrun job the process that fails gives the others what they wait for, so that nobody hangs, and tells them at their next
-agreement. Then all gather their errors, and the gravest is the cause. One that can be handled (memory, numbers that are not finite,
-a signal) becomes an error of the same kind on every rank; any other ends the job, and the process that had it says so.
-"""
+In a torchrun job the process that fails gives the others what they wait for, so that nobody hangs, and tells them at
+their next agreement. Then all gather their errors, and the gravest is the cause. One that can be handled (memory,
+numbers that are not finite, a signal) becomes an error of the same kind on every rank; any other ends the job, and the
+process that had it says so."""
 
 import contextlib
 import traceback
@@ -30,7 +30,14 @@ from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.console import first_line
 from unet_trainer.system.distributed import PeerFailed, PeerLost, is_of_the_link
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.compilation import can_shrink, is_out_of_memory, release_device_memory, restoring, shrink, unsynchronized
+from unet_trainer.training.compilation import (
+    can_shrink,
+    is_out_of_memory,
+    release_device_memory,
+    restoring,
+    shrink,
+    unsynchronized,
+)
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
 
@@ -114,7 +121,8 @@ def _clear_frames(error: BaseException | None) -> None:
 
 
 def _describe_saved(run: Run) -> str:
-    """What there is to go on from. The processes of a job wait here until rank 0 has saved: torchrun ends all when one ends."""
+    """What there is to go on from. The processes of a job wait here until rank 0 has saved: torchrun ends all when one
+    ends."""
     return run.processes.broadcast(run.checkpointer.describe_saved())
 
 
@@ -138,7 +146,9 @@ def roll_back(run: Run, error: NonFinite) -> None:
     state.num_rollbacks += 1
     state.learning_rate.factor *= ROLLBACK_FACTOR
     run.events.add("rollback", epoch=state.epoch, batch=state.batch, text=where)
-    run.console.warn(f"{where}. Going back to {describe_position(state)}, with {ROLLBACK_FACTOR:g} of the learning rate")
+    run.console.warn(
+        f"{where}. Going back to {describe_position(state)}, with {ROLLBACK_FACTOR:g} of the learning rate"
+    )
     checkpointer.save_state(with_config=False)  # settings that failed are not saved
 
 
@@ -184,13 +194,16 @@ def handle_out_of_memory(run: Run, reason: str) -> None:
     shrink(run.settings, components, reason, run.console, _describe_saved(run))
     if not is_whole:
         restore_last(run)
-    run.events.add("shrink", epoch=run.state.epoch, batch=run.state.batch, batch_parts=run.config.batch_parts, text=reason)
+    run.events.add(
+        "shrink", epoch=run.state.epoch, batch=run.state.batch, batch_parts=run.config.batch_parts, text=reason
+    )
     run.console.note(f"going on from {describe_position(components.state)}")
     checkpointer.save_state()
 
 
 def agree_on_failure(run: Run, error: BaseException) -> BaseException:
-    """The error that this process has to handle: its own if that is the cause, else one of the cause's kind. Raises PeerLost.
+    """The error that this process has to handle: its own if that is the cause, else one of the cause's kind. Raises
+    PeerLost.
 
     The state counts as whole afterwards if it is on all processes.
     """
@@ -212,11 +225,15 @@ def agree_on_failure(run: Run, error: BaseException) -> BaseException:
 
 
 def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch: Batch, files: Sequence[Path]) -> str:
-    """What is not finite in a batch, the cause before its effects; empty if everything is finite, or gradients alone are not. Runs
-    the batch once, eagerly, with hooks on every layer: slow, only for training that cannot go on."""
+    """What is not finite in a batch, the cause before its effects; empty if everything is finite, or gradients alone
+    are not. Runs the batch once, eagerly, with hooks on every layer: slow, only for training that cannot go on."""
     network = segmenter.network
     is_float = batch.images.is_floating_point()
-    bad = [str(file) for image, file in zip(batch.images, files, strict=False) if is_float and not torch.isfinite(image).all()]
+    bad = [
+        str(file)
+        for image, file in zip(batch.images, files, strict=False)
+        if is_float and not torch.isfinite(image).all()
+    ]
     found = [f"{', '.join(bad)} holds pixels that are NaN or infinite"] if bad else []
     bad_weights = [name for name, tensor in network.state_dict().items() if not torch.isfinite(tensor).all()]
     if bad_weights:

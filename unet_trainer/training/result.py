@@ -29,7 +29,9 @@ LARGE_TRAIN_GAIN = 0.5  # validation with less than half of such a gain is far b
 LOST_IOU = 0.1  # below it nine of ten pixels that are of the class, or predicted as it, are wrong
 RARE_SHARE = 0.05  # of the pixels
 ENOUGH_STEPS = 1000  # below it, training longer is the first thing to try
-MIN_STEPS = 100  # with fewer, the statistics of batch normalisation lag behind the weights, and validation behind training
+MIN_STEPS = (
+    100  # with fewer, the statistics of batch normalisation lag behind the weights, and validation behind training
+)
 HARD_CLASS_LOSSES = {"focal", "tversky", "lovasz"}
 FOREGROUND_WEIGHT = 5.0  # to try where foreground is rare
 LOST_CLASS_WEIGHT = 2.5  # and for one of several classes: more costs the others too much
@@ -48,7 +50,9 @@ class TrainResult:
     seconds: float
     images_per_second: float
     history: list[Row]
-    unwritten: list[str] = field(default_factory=list)  # best.pt, last.pt: could not be written (on_save_error: continue)
+    unwritten: list[str] = field(
+        default_factory=list
+    )  # best.pt, last.pt: could not be written (on_save_error: continue)
     number_format: str = "float32"  # that the forward pass was computed in
     is_compiled: bool = False
     baseline_iou: float | None = None  # best IoU of predicting one class everywhere; None: not known
@@ -63,10 +67,14 @@ def build_result(run: Run) -> TrainResult:
     baseline = _baseline(run)
     best = state.history[state.early_stopping.best_epoch - 1] if has_best else state.history[-1]
     per_class = state.per_class_iou if has_best else [None] * len(class_names(config))
-    warnings = [f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"]
+    warnings = [
+        f"{config.monitor} was no number in any epoch (does validation hold pixels that count?); there is no {BEST}"
+    ]
     if has_best:
         num_cut = run.budget.num_cut // config.accumulation_steps
-        num_steps = max(1, state.epoch * state.learning_rate.steps_per_epoch - num_cut)  # of epochs rolled back, it may be too many
+        num_steps = max(
+            1, state.epoch * state.learning_rate.steps_per_epoch - num_cut
+        )  # of epochs rolled back, it may be too many
         _, largest_side = state.segmenter.spec.source_sides or (0.0, math.inf)
         findings = judge_model(run.settings, state.confusion, state.history, num_steps, run.untaught_ids, largest_side)
         warnings = ["\n  - ".join([problem, *advice]) for problem, advice in findings]
@@ -96,8 +104,10 @@ def _baseline(run: Run) -> Baseline | None:
 
 
 def report(run: Run, close: Callable[[], object] = lambda: None) -> TrainResult:
-    """Checks that the weights are there, writes result.json and report.html, closes what the run had open, and says the result: the
-    last lines tell what there is and what to do with it. After a signal too, which leaves a finished run without its report."""
+    """Checks that the weights are there, writes result.json and report.html, closes what the run had open, and says the
+    result: the last lines tell what there is and what to do with it. After a signal too, which leaves a finished run
+    without its
+    report."""
     run.events.add("end", how="stopped early" if run.state.epoch < run.config.num_epochs else "finished")
     run.lost_best = run.checkpointer.check_best() or run.lost_best
     result = build_result(run)
@@ -119,7 +129,11 @@ def say_result(run: Run, result: TrainResult) -> None:
     console.say()
     if result.stopped_early:
         epochs, counting = counted(stopping.epochs_since_best, "epoch"), stopping.patience_used
-        how = f", {counting} of which counted against early_stopping_patience" if counting < stopping.epochs_since_best else ""
+        how = (
+            f", {counting} of which counted against early_stopping_patience"
+            if counting < stopping.epochs_since_best
+            else ""
+        )
         why = "by a callback" if run.is_stopped else f"no better {run.config.monitor} in {epochs}{how}"
         console.say(f"Stopped early: {why}")
     if has_best:
@@ -131,13 +145,20 @@ def say_result(run: Run, result: TrainResult) -> None:
     console.say(f"Time: {result.seconds:.0f} s in epochs, {result.images_per_second:.0f} images/s in training")
     if result.unwritten:
         names = " and ".join(str(folder / name) for name in result.unwritten)
-        console.warn(f"{names} could not be written: what was trained since is lost, unless an older file there is of use")
+        console.warn(
+            f"{names} could not be written: what was trained since is lost, unless an older file there is of use"
+        )
         return
     weights = folder / (BEST if has_best else LAST)
-    report = f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""  # a signal or an error may have left it out
+    report = (
+        f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""
+    )  # a signal or an error may have left it out
     console.say(f"Weights: {weights}{report} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
     if run.config.architecture == OWN:
-        console.say("Next, from Python, with your own parts: load(run, model=...), train(..., resume=run); see docs/extending.md")
+        console.say(
+            "Next, from Python, with your own parts: load(run, model=...), train(..., resume=run); see "
+            "docs/extending.md"
+        )
         return
     model = shlex.quote(str(folder if has_best else weights))
     console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
@@ -158,14 +179,17 @@ def judge_model(
     largest_side: float = math.inf,
 ) -> list[tuple[str, list[str]]]:
     """All that makes the model of the best epoch useless, or less than it could be: each problem with its likely
-    causes and the settings to try. Advice is given once. `untaught_ids`: in no training mask; `largest_side`: √(height × width) of
-    the largest training image."""
+    causes and the settings to try. Advice is given once. `untaught_ids`: in no training mask; `largest_side`: √(height
+    × width) of the largest training image."""
     config = settings.taken
     names = id_names(config)
     baseline = best_baseline(confusion, config.num_classes, names)
     if baseline is None:
         return []
-    check = f"masks may be read with the wrong mask_values: python train_unet.py check {_setting('data_dir', config.data_dir)}"
+    check = (
+        "masks may be read with the wrong mask_values: python train_unet.py check "
+        f"{_setting('data_dir', config.data_dir)}"
+    )
     present = [class_id for class_id, row in enumerate(confusion) if sum(row)]
     if len(present) == 1:
         advice = [
@@ -202,7 +226,9 @@ def judge_model(
             advice = [f"{pairs}; or {check}", f"another learning rate may suit these data: {lower}{other}"]
         findings.append((problem, few_steps + advice))
     elif train_gain >= LARGE_TRAIN_GAIN and gain < 0.5 * train_gain:
-        problem = f"val IoU {iou:.4f} is far below the train IoU of {train_iou:.4f}: the model knows its training images only"
+        problem = (
+            f"val IoU {iou:.4f} is far below the train IoU of {train_iou:.4f}: the model knows its training images only"
+        )
         findings.append((problem, few_steps + _overfitting_advice(settings)))
     is_rare = config.num_classes > 1 or gain >= MIN_GAIN or sum(confusion[1]) < RARE_SHARE * sum(map(sum, confusion))
     if lost and is_rare:
@@ -242,7 +268,8 @@ def _overfitting_advice(settings: Settings) -> list[str]:
         ideas.append(_setting("encoder_weights", "imagenet"))
     return [
         f"overfitting: {', '.join([*ideas, 'more training images'])}",
-        "validation images may be of another kind than those trained on (another camera, patient or mask coding): compare the "
+        "validation images may be of another kind than those trained on (another camera, patient or mask coding): "
+        "compare the "
         "pictures in samples/, or try another split (seed, or a split_file)",
     ]
 
@@ -255,8 +282,10 @@ def _rare_class_advice(config: ResolvedConfig, lost: Container[int], largest_sid
         f"small objects vanish when images are made smaller: {_setting('fit', 'crop')} {crops}": is_smaller,
         f"more crops around rare classes: {crops}": config.fit == "crop" and config.rare_class_crops < 0.5,
         "a rare class weighs little in the loss: "
-        + _setting("class_weights", weights if config.num_classes > 1 else [FOREGROUND_WEIGHT]): config.class_weights is None,
-        f"a loss for rare classes: {_setting('loss', {'dice': 1, 'focal': 1})}": not HARD_CLASS_LOSSES & config.loss.keys(),
+        + _setting("class_weights", weights if config.num_classes > 1 else [FOREGROUND_WEIGHT]): config.class_weights
+        is None,
+        f"a loss for rare classes: {_setting('loss', {'dice': 1, 'focal': 1})}": not HARD_CLASS_LOSSES
+        & config.loss.keys(),
     }
     return [idea for idea, applies in ideas.items() if applies]
 

@@ -1,4 +1,5 @@
-"""What may change between two starts of a run, what must not, and how the loaded state is adapted to what has changed."""
+"""What may change between two starts of a run, what must not, and how the loaded state is adapted to what has
+changed."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -44,8 +45,8 @@ BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image", "repeats
 
 
 def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
-    """The config of a resumed run: what it leaves open is as the run began. Raises CheckpointError for another number of classes,
-    which no mask value would fit."""
+    """The config of a resumed run: what it leaves open is as the run began. Raises CheckpointError for another number
+    of classes, which no mask value would fit."""
     before = {**EARLIER, **before}
     number = before.get("num_classes", config.num_classes)
     if config.num_classes not in ("auto", number):
@@ -80,7 +81,8 @@ def split_names(split: Split) -> dict[str, list[str]]:
 
 
 def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
-    """What changed from the checkpoint's config to that of this start, a line for each key; raises for what must not change.
+    """What changed from the checkpoint's config to that of this start, a line for each key; raises for what must not
+    change.
 
     `asked` is the config of this start before anything was decided: what is `auto` in both has not changed.
     """
@@ -92,7 +94,9 @@ def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Ma
     ]
     fixed = MUST_STAY | (MUST_STAY_FOR_VAL_LOSS if now["monitor"] == "val_loss" else {})
     refused = [
-        f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {fixed[name]}" for name in changed if name in fixed
+        f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {fixed[name]}"
+        for name in changed
+        if name in fixed
     ]
     if refused:
         raise _refusal(refused)
@@ -104,13 +108,19 @@ def _refusal(lines: Sequence[str]) -> CheckpointError:
     return CheckpointError("\n  ".join([heading, *lines, "Keep them, or start a new run"]))
 
 
-def compare_splits(before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]], table: Path | None = None) -> None:
+def compare_splits(
+    before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]], table: Path | None = None
+) -> None:
     """Raises if the split differs, by names: training images must not validate, and scores must stay comparable.
 
     `table` is the file that decides the split of this start, if it is not decided anew.
     """
     then, today = ({part: set(names[part]) for part in ("train", "val")} for names in (before, now))
-    decides = "data_dir, val_fraction and seed decide it" if table is None else f"{table} decides it, and is not the run's own"
+    decides = (
+        "data_dir, val_fraction and seed decide it"
+        if table is None
+        else f"{table} decides it, and is not the run's own"
+    )
     for names, problem in (
         (then["train"] & today["val"], "images trained on would now validate"),
         (then["val"] ^ today["val"], "validation images differ"),
@@ -129,8 +139,8 @@ def compare_depths(before: str, now: str) -> None:
 
 
 def adapt_to_changes(config: ResolvedConfig, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
-    """Other batches restart the current epoch. Another learning rate undoes the reduction after a rollback, and a run that began
-    again, and was given up, trains on."""
+    """Other batches restart the current epoch. Another learning rate undoes the reduction after a rollback, and a run
+    that began again, and was given up, trains on."""
     others = [name for name in BATCHING_KEYS if name in before and before[name] not in ("auto", getattr(config, name))]
     if state.batch and others:
         state.restart_epoch()
@@ -150,17 +160,24 @@ def say_resumed(
     config: ResolvedConfig, before: Mapping[str, Any], state: TrainState, changes: Sequence[str], console: Console
 ) -> None:
     """`before` is the config of the checkpoint."""
-    best = f"; best {config.monitor} so far {state.early_stopping.best_value:.4f} (epoch {state.early_stopping.best_epoch})"
+    best = (
+        f"; best {config.monitor} so far {state.early_stopping.best_value:.4f} (epoch "
+        f"{state.early_stopping.best_epoch})"
+    )
     console.say(f"Resuming after {describe_position(state)}{best if state.early_stopping.best_epoch else ''}")
     for change in changes:
         console.note(f"changed since then: {change}")
     if state.learning_rate.factor != 1:
-        console.note(f"numbers were not finite earlier: the learning rate is {state.learning_rate.factor:g} of what is planned")
+        console.note(
+            f"numbers were not finite earlier: the learning rate is {state.learning_rate.factor:g} of what is planned"
+        )
     horizon = before["num_epochs"]
     if horizon not in ("auto", config.num_epochs) and state.epoch < config.num_epochs:
         rate = state.learning_rate.at(state.epoch * state.learning_rate.steps_per_epoch)
         how = (
-            "stays" if config.scheduler in ("constant", "plateau") else f"now spans {config.num_epochs} epochs instead of {horizon}"
+            "stays"
+            if config.scheduler in ("constant", "plateau")
+            else f"now spans {config.num_epochs} epochs instead of {horizon}"
         )
         console.note(f"the {config.scheduler} schedule {how}; the learning rate continues at {rate:.2e}")
 
@@ -174,20 +191,28 @@ def longer(config: ResolvedConfig) -> str:
 
 def say_already_finished(config: ResolvedConfig, state: TrainState, command: str, console: Console) -> None:
     if state.epoch >= config.num_epochs:
-        console.note(f"this run had finished its {counted(config.num_epochs, 'epoch')}; to train on: {command} {longer(config)}")
+        console.note(
+            f"this run had finished its {counted(config.num_epochs, 'epoch')}; to train on: {command} {longer(config)}"
+        )
     else:
-        console.note(f"this run had stopped early after epoch {state.epoch}; to train on: {command} early_stopping_patience=null")
+        console.note(
+            f"this run had stopped early after epoch {state.epoch}; to train on: {command} early_stopping_patience=null"
+        )
 
 
-def adapt_to_world_size(config: ResolvedConfig, before: int, launch: Launch, state: TrainState, console: Console) -> None:
-    """Goes on with another number of processes than the checkpoint's: finds the place in the epoch, and says what changes."""
+def adapt_to_world_size(
+    config: ResolvedConfig, before: int, launch: Launch, state: TrainState, console: Console
+) -> None:
+    """Goes on with another number of processes than the checkpoint's: finds the place in the epoch, and says what
+    changes."""
     if before == launch.world_size:
         return
     size = config.batch_size * config.accumulation_steps
     rate = ", and so is the learning rate (scale_lr)" if config.scale_lr else "; learning_rate stays"
     console.note(
         f"changed since then: {counted(before, 'process', 'processes')} → {launch.world_size}. The effective batch is "
-        f"{size * launch.world_size} instead of {size * before}{rate}. The order of the samples stays that of the seed; sums "
+        f"{size * launch.world_size} instead of {size * before}{rate}. The order of the samples stays that of the "
+        "seed; sums "
         "are taken in another order, so the bits are not those of a run that kept its processes"
     )
     if not state.batch:
@@ -196,6 +221,8 @@ def adapt_to_world_size(config: ResolvedConfig, before: int, launch: Launch, sta
     batch, left = divmod(num_samples, per_batch)
     if left or batch % config.accumulation_steps:
         state.restart_epoch()
-        console.note(f"epoch {state.epoch + 1} begins anew: its {num_samples} samples so far end within a step of today's size")
+        console.note(
+            f"epoch {state.epoch + 1} begins anew: its {num_samples} samples so far end within a step of today's size"
+        )
     else:
         state.batch = batch

@@ -56,7 +56,9 @@ class Run:
     untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
     trackers: list[TrackerQueue] = field(default_factory=list)
-    make_report: Callable[..., object] | None = None  # writes the page of the run; None: it has one, or this is not rank 0
+    make_report: Callable[..., object] | None = (
+        None  # writes the page of the run; None: it has one, or this is not rank 0
+    )
 
     @property
     def config(self) -> ResolvedConfig:
@@ -79,8 +81,8 @@ class Run:
             connect_gradients(self.settings, self.components, self.loaders, self.console, saved, self.processes)
 
     def begin_step(self) -> None:
-        """Before an accumulation group, when its first batch is there: the processes of a job agree that all go on, or that rank 0
-        saves. From here on each owes the others its part of the step."""
+        """Before an accumulation group, when its first batch is there: the processes of a job agree that all go on, or
+        that rank 0 saves. From here on each owes the others its part of the step."""
         sync = self.components.train_step.sync
         if sync is None:
             return
@@ -97,14 +99,17 @@ class Run:
             raise self.worker_error
 
     def judge(self, row: Row, scores: Scores) -> bool:
-        """Completes the state after an epoch; returns whether it is the best so far. The state is final from here on."""
+        """Completes the state after an epoch; returns whether it is the best so far. The state is final from here
+        on."""
         state = self.state
         state.epoch += 1
         state.restart_epoch()
         state.seconds += row["seconds"]
         state.history.append(row)
         train_losses = column(state.history, "train_loss")
-        counts = counts_against_patience(state.epoch, state.learning_rate, self.config.freeze_encoder_epochs, train_losses)
+        counts = counts_against_patience(
+            state.epoch, state.learning_rate, self.config.freeze_encoder_epochs, train_losses
+        )
         improved = state.early_stopping.update(float(row[self.config.monitor]), state.epoch, counts)
         state.learning_rate.end = self.budget.planned_end = None
         state.learning_rate.end_epoch(state.early_stopping.epochs_since_best)
@@ -119,7 +124,10 @@ class Run:
         if self.processes.is_main:
             stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
             if (times := self.times) is not None:
-                stages |= {"read_seconds_per_image": times.read_seconds, "augment_seconds_per_image": times.augment_seconds}
+                stages |= {
+                    "read_seconds_per_image": times.read_seconds,
+                    "augment_seconds_per_image": times.augment_seconds,
+                }
             classes = dict(zip(class_names(self.config), found.scores.classes, strict=True))
             facts = {**row, "best": improved, "stages": stages, "classes": classes, "confusion": found.scores.confusion}
             self.events.add("epoch", **facts)
@@ -131,9 +139,12 @@ class Run:
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), make_scores)
 
     def write_report(self, with_pictures: bool) -> None:
-        """report.html, once. Without pictures it takes a moment: after a signal there is no time to predict. No error of it, of
-        whatever kind, ends or fails a run; a signal does."""
-        make_report, self.make_report = self.make_report, None  # one that was interrupted by a signal is not begun again
+        """report.html, once. Without pictures it takes a moment: after a signal there is no time to predict. No error
+        of it, of whatever kind, ends or fails a run; a signal does."""
+        make_report, self.make_report = (
+            self.make_report,
+            None,
+        )  # one that was interrupted by a signal is not begun again
         if make_report is None:
             return
         folder, device = self.checkpointer.folder, str(self.components.numerics.device)
@@ -143,7 +154,9 @@ class Run:
                 self.console.say("Making the report ...")
             make_report(folder, with_pictures and seconds > 0, device, max_seconds=seconds, console=self.console)
         except KeyboardInterrupt as interruption:
-            interruption.add_note(f"its report is missing: python train_unet.py report {shlex.quote(str(folder))} makes it")
+            interruption.add_note(
+                f"its report is missing: python train_unet.py report {shlex.quote(str(folder))} makes it"
+            )
             raise
         except Exception as error:
             self.console.warn(f"{REPORT} could not be written: {type(error).__name__}: {first_line(error)}")
@@ -193,8 +206,10 @@ class TrainingEpoch(contextlib.ExitStack):
         self.read = self.enter_context(contextlib.closing(batches))
 
     def batches(self) -> Iterator[Batch]:
-        """The batches from where the state stands. The gradients of a group are added up; after its last batch (`ends_group`) comes
-        the optimizer step, with `learning_rate`. Then the state is consistent: it may be saved, and a signal may end the run."""
+        """The batches from where the state stands. The gradients of a group are added up; after its last batch
+        (`ends_group`) comes the optimizer step, with `learning_rate`. Then the state is consistent: it may be saved,
+        and a signal may end
+        the run."""
         run, state, step = self.run, self.state, self.run.components.train_step
         size, num_batches = run.config.accumulation_steps, len(self.loader)
         for start in range(state.batch, num_batches, size):
@@ -216,7 +231,8 @@ class TrainingEpoch(contextlib.ExitStack):
                     self.bar.show(*seen)
             state.batch = stop
             state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.seconds
-            # Bad steps, signals, dead workers, a save that is due: none waits for the device. In a job all but the first happen
+            # Bad steps, signals, dead workers, a save that is due: none waits for the device. In a job all but the
+            # first happen
             # when the next step begins: here the others would not learn of it.
             step.guard.poll()
             if run.processes.is_alone:

@@ -26,20 +26,37 @@ CONFIG_YAML, METRICS_CSV, RESULT_JSON = "config.yaml", "metrics.csv", "result.js
 LOG, SAMPLES = "train.log", "samples"
 CONFIG_TITLE = "Settings of this run."  # opens config.yaml
 # Files that a run replaces whole, under temporary names first.
-REPLACED = (LAST, PREVIOUS, BEST, SPLIT_CSV, CONFIG_YAML, METRICS_CSV, RESULT_JSON, SETTINGS, VAL_SCORES, CURVES, REPORT)
+REPLACED = (
+    LAST,
+    PREVIOUS,
+    BEST,
+    SPLIT_CSV,
+    CONFIG_YAML,
+    METRICS_CSV,
+    RESULT_JSON,
+    SETTINGS,
+    VAL_SCORES,
+    CURVES,
+    REPORT,
+)
 SAMPLE_NAMES = "epoch_*.png"
 PROBE_BYTES = 1 << 16
 
 
 def resume_command(folder: Path) -> str:
-    """As this process was started, under torchrun or not. A run with parts of the caller's own is resumed from Python."""
+    """As this process was started, under torchrun or not. A run with parts of the caller's own is resumed from
+    Python."""
     with contextlib.suppress(OSError), open_file(folder / CONFIG_YAML) as file:
         if re.search(rb"^(architecture: own\b|loss: \{.*\bown: )", file.read(1 << 16), re.MULTILINE):
             return f"train(..., resume={str(folder)!r}) from Python, with its own parts"
     launch, start = read_launch(), "python"
     if launch.is_torchrun:
         num_machines = launch.world_size // max(1, launch.local_world_size)
-        machines = "--standalone" if num_machines <= 1 else f"--nnodes={num_machines} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
+        machines = (
+            "--standalone"
+            if num_machines <= 1
+            else f"--nnodes={num_machines} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
+        )
         start = f"torchrun {machines} --nproc-per-node={launch.local_world_size}"
     return f"{start} train_unet.py --resume {shlex.quote(str(folder))}"
 
@@ -52,7 +69,9 @@ def find_run(name: str, checkpoint_dir: Path) -> Path:
             return candidate
     for candidate in candidates:
         if candidate.is_dir():
-            raise CheckpointError(f"{candidate} has no {LAST}; there is nothing to go on from: give its own command again")
+            raise CheckpointError(
+                f"{candidate} has no {LAST}; there is nothing to go on from: give its own command again"
+            )
     runs = [folder.name for folder in _by_age(checkpoint_dir)]
     there = f"; {checkpoint_dir} holds {', '.join(runs[:5])}" if runs else f"; {checkpoint_dir} holds no runs"
     raise CheckpointError(f"no run {name}{there}")
@@ -69,12 +88,15 @@ def find_resume_source(resume: str | None, run_name: str, checkpoint_dir: Path) 
 
 
 def folder_of(source: Path) -> Path | None:
-    """The folder of the run that a resume source names; None for a file that lies elsewhere, in a folder that no run wrote: a new
-    run begins from it."""
+    """The folder of the run that a resume source names; None for a file that lies elsewhere, in a folder that no run
+    wrote: a new run begins from it."""
     if source.is_dir():
         return source
     with contextlib.suppress(OSError), open_file(source.parent / CONFIG_YAML) as file:
-        if file.read(1000).decode(errors="replace").startswith(f"# {CONFIG_TITLE}") and (source.parent / SPLIT_CSV).is_file():
+        if (
+            file.read(1000).decode(errors="replace").startswith(f"# {CONFIG_TITLE}")
+            and (source.parent / SPLIT_CSV).is_file()
+        ):
             return source.parent
     return None
 
@@ -91,12 +113,14 @@ def begun_later(found: Path, checkpoint_dir: Path) -> Path | None:
     """A run that began after the last save of this one, and has saved nothing."""
     saved = max(path.stat().st_mtime for path in found.iterdir() if path.name in (LAST, PREVIOUS))
     configs = sorted(checkpoint_dir.glob(f"*/{CONFIG_YAML}"))
-    return next((path.parent for path in configs if path.stat().st_mtime > saved and not has_checkpoint(path.parent)), None)
+    return next(
+        (path.parent for path in configs if path.stat().st_mtime > saved and not has_checkpoint(path.parent)), None
+    )
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is a state to resume from. A crash on a file system without hard links may leave previous.pt alone. Raises
-    CheckpointError where that cannot be told."""
+    """Whether there is a state to resume from. A crash on a file system without hard links may leave previous.pt alone.
+    Raises CheckpointError where that cannot be told."""
     try:
         return (folder / LAST).is_file() or (folder / PREVIOUS).is_file()
     except OSError as error:
@@ -104,7 +128,8 @@ def has_checkpoint(folder: Path) -> bool:
 
 
 def _by_age(checkpoint_dir: Path) -> list[Path]:
-    """The folders of runs, the one that was saved last first. Raises CheckpointError where the folder cannot be read."""
+    """The folders of runs, the one that was saved last first. Raises CheckpointError where the folder cannot be
+    read."""
     try:
         next(checkpoint_dir.iterdir(), None)  # glob takes a folder that it may not read for an empty one
         files = sorted(
@@ -121,7 +146,9 @@ def _by_age(checkpoint_dir: Path) -> list[Path]:
 
 def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
     """checkpoint_dir/run_name, numbered when it exists: a new run never writes into an old one's folder."""
-    checkpoint_dir.mkdir(parents=True, exist_ok=True)  # here: below, a broken link would look like a name that is taken, for ever
+    checkpoint_dir.mkdir(
+        parents=True, exist_ok=True
+    )  # here: below, a broken link would look like a name that is taken, for ever
     base, number = re.sub(r"-\d+$", "", run_name), 1  # the settings of fast-2, run again, make fast-3
     folder = checkpoint_dir / run_name
     while True:
@@ -145,14 +172,16 @@ def start_folder(resume: str | None, run_name: str, checkpoint_dir: Path) -> Pat
 
 
 def check_may_write(folder: Path, lasts: bool) -> str | None:
-    """Before an epoch is trained: whether the folder takes files of ours. Raises UserError; returns a warning for a disk that is
-    full now, if the run `lasts` through failed saves (on_save_error: continue)."""
+    """Before an epoch is trained: whether the folder takes files of ours. Raises UserError; returns a warning for a
+    disk that is full now, if the run `lasts` through failed saves (on_save_error: continue)."""
     for name, is_right in ((LOG, stat.S_ISREG), (EVENTS, stat.S_ISREG), (SAMPLES, stat.S_ISDIR)):
         with contextlib.suppress(OSError):
             mode = (folder / name).lstat().st_mode
             if stat.S_ISLNK(mode):
                 target = (folder / name).readlink()
-                raise UserError(f"{folder / name} is a link to {target}; a run writes into its own folder alone: delete the link")
+                raise UserError(
+                    f"{folder / name} is a link to {target}; a run writes into its own folder alone: delete the link"
+                )
             if not is_right(mode) and not stat.S_ISDIR(mode):
                 raise UserError(f"{folder / name} is no ordinary file or folder; a run needs that name: delete it")
     try:

@@ -1,7 +1,7 @@
 """A run's folder, read for display: state, history, scores, settings, events. Imports no torch, and writes nothing.
 
-Reads runs that are going on, that were killed or that lost files: what a run does not have is empty or None. Epochs are those of
-events.jsonl. All that shows runs (curves, report, watch, compare, `runs`) reads them here.
+Reads runs that are going on, that were killed or that lost files: what a run does not have is empty or None. Epochs are
+those of events.jsonl. All that shows runs (curves, report, watch, compare, `runs`) reads them here.
 """
 
 import contextlib
@@ -17,7 +17,16 @@ from unet_trainer.system.input_files import read_json
 from unet_trainer.system.json_cache import Shape, as_object, pick
 from unet_trainer.system.locks import is_locked, is_locked_here
 from unet_trainer.training.history import COLUMNS, PILOT, current_epochs, noting, read_events
-from unet_trainer.training.run_folder import BEST, EVENTS, LAST, METRICS_CSV, PREVIOUS, RESULT_JSON, SETTINGS, VAL_SCORES
+from unet_trainer.training.run_folder import (
+    BEST,
+    EVENTS,
+    LAST,
+    METRICS_CSV,
+    PREVIOUS,
+    RESULT_JSON,
+    SETTINGS,
+    VAL_SCORES,
+)
 from unet_trainer.training.val_scores import MAX_PIXELS, ImageScore, read_val_scores
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed", "damaged"]
@@ -31,8 +40,8 @@ MAX_NUMBER = 1e100  # beyond which a sum over epochs may not be finite
 
 @dataclass(frozen=True)
 class EpochRecord:
-    """One finished epoch. `row`: the columns of metrics.csv that it has. `classes`: of each class that is reported, by its name,
-    iou, dice, precision and recall; None: undefined, because the class does not occur."""
+    """One finished epoch. `row`: the columns of metrics.csv that it has. `classes`: of each class that is reported, by
+    its name, iou, dice, precision and recall; None: undefined, because the class does not occur."""
 
     number: int
     row: dict[str, float]
@@ -62,8 +71,8 @@ class Setting:
 
 @dataclass(frozen=True)
 class Event:
-    """Something that happened: `kind` start, resumed, rollback, shrink, interrupted, killed, failed, finished, stopped early,
-    warning, note. `epoch`: epochs that were finished then; None: not known."""
+    """Something that happened: `kind` start, resumed, rollback, shrink, interrupted, killed, failed, finished, stopped
+    early, warning, note. `epoch`: epochs that were finished then; None: not known."""
 
     kind: str
     time: datetime | None
@@ -89,7 +98,9 @@ class RunSummary:
     pilots: list[dict[str, Any]] = field(default_factory=list)  # learning rates that were tried, see history
     starts: list[datetime] = field(default_factory=list)
     updated: datetime | None = None  # the last sign of life
-    problems: list[str] = field(default_factory=list)  # files and lines that hold other values than a run writes, and are left out
+    problems: list[str] = field(
+        default_factory=list
+    )  # files and lines that hold other values than a run writes, and are left out
 
     @property
     def name(self) -> str:
@@ -195,11 +206,14 @@ def find_runs(checkpoint_dir: Path) -> list[Path]:
         folders = [path for path in checkpoint_dir.iterdir() if not path.name.startswith(".") and is_run(path)]
     except OSError:
         return []
-    return sorted(folders, key=lambda folder: (_touched(folder) or datetime.min.replace(tzinfo=UTC), folder.name), reverse=True)
+    return sorted(
+        folders, key=lambda folder: (_touched(folder) or datetime.min.replace(tzinfo=UTC), folder.name), reverse=True
+    )
 
 
 def read_run_summary(folder: Path) -> RunSummary:
-    """All that the folder tells. Never raises for what is missing, cut off or damaged; what is damaged is in `problems`."""
+    """All that the folder tells. Never raises for what is missing, cut off or damaged; what is damaged is in
+    `problems`."""
     problems: list[str] = []
     raw = read_events(folder, problems)
     last = {event["kind"]: event for event in raw}  # of each kind
@@ -246,7 +260,9 @@ def _read_epochs(raw: list[dict[str, Any]], ids: list[str] | None, problems: lis
         is_square = counts is None or [len(row) for row in counts] == [num_ids] * num_ids
         is_bounded = all(0 <= count <= MAX_PIXELS for row in counts or () for count in row)
         if not (is_known and is_square and is_bounded and list(record.classes) in ([], names)):
-            problems.append(f"{EVENTS}: epoch {record.number} has other classes than the run, or no counts of their pixels")
+            problems.append(
+                f"{EVENTS}: epoch {record.number} has other classes than the run, or no counts of their pixels"
+            )
             return [replace(one, classes={}, confusion=None) for one in found]
     return found
 

@@ -1,4 +1,5 @@
-"""What one call of `train` holds: console, events, signal handlers, the lock of the run's folder. Closes them in order."""
+"""What one call of `train` holds: console, events, signal handlers, the lock of the run's folder. Closes them in
+order."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from unet_trainer.training.run_folder import has_checkpoint, resume_command
 
 
 class Session:
-    """Entered around a run. The error that ends the run goes into its log; after an interruption it says how to resume."""
+    """Entered around a run. The error that ends the run goes into its log; after an interruption it says how to
+    resume."""
 
     def __init__(self, started: float | None = None) -> None:
         """`started`: when the command was given, if that was before now."""
@@ -45,18 +47,22 @@ class Session:
 
     @contextlib.contextmanager
     def importing(self) -> Iterator[None]:
-        """Around the import of torch, after which the processes of a job are connected. Each finishes it before a signal ends it:
-        torch that is half imported can neither tell the others nor be imported again."""
+        """Around the import of torch, after which the processes of a job are connected. Each finishes it before a
+        signal ends it: torch that is half imported can neither tell the others nor be imported again."""
         with contextlib.nullcontext() if self.processes.is_alone else self.signals.deferred():
             yield
         self.signals.check()
         self.processes.start(self.signals)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         was_finished = self.events.has_ended  # `report` said so
         shown = error if error is None or not is_of_the_machine(error) else self._as_sentence(error)
         if not self.processes.is_alone:
-            self.signals.is_deferred = True  # another process may have had the signal first: that for this one is still to come
+            self.signals.is_deferred = (
+                True  # another process may have had the signal first: that for this one is still to come
+            )
         try:
             if shown is not None:
                 shown = self._agree(shown)
@@ -72,7 +78,8 @@ class Session:
             raise shown from None
 
     def _agree(self, error: BaseException) -> BaseException:
-        """Tells the other processes, which may wait for this one; what it ends with. A second Ctrl-C waits for nothing."""
+        """Tells the other processes, which may wait for this one; what it ends with. A second Ctrl-C waits for
+        nothing."""
         if isinstance(error, PeerLost) or (isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted)):
             return error
         try:

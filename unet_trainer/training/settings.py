@@ -60,7 +60,11 @@ def say_precision(settings: Settings, hardware: HardwareFacts, console: Console)
     reason = settings.decisions["amp_dtype" if config.use_amp else "use_amp"].reason
     if not reason:
         reason = choose_number_format(config.amp_dtype, hardware)[1] if config.use_amp else "use_amp is false"
-    if asked.use_amp and number_format != asked.amp_dtype and not (asked.use_amp == "auto" and number_format == "float32"):
+    if (
+        asked.use_amp
+        and number_format != asked.amp_dtype
+        and not (asked.use_amp == "auto" and number_format == "float32")
+    ):
         console.warn(reason)
     if number_format != "float32":
         console.say(f"Mixed Precision Training: {number_format}")
@@ -99,7 +103,10 @@ def build_settings(
             return "imagenet", "on this machine"
         if (failure := why_offline()) is not None:
             return None, f"none on this machine, and {failure}: random ones"
-        return "imagenet", "not on this machine: a run fetches them, for a minute at most, and else begins with random ones"
+        return (
+            "imagenet",
+            "not on this machine: a run fetches them, for a minute at most, and else begins with random ones",
+        )
 
     with contextlib.closing(probe):
         settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training)
@@ -119,7 +126,11 @@ def build_settings(
             console.note(f"{hint.title}: {hint.detail} → {hint.fix}")
     if config.num_workers == "auto":
         num_workers = settings.taken.num_workers
-        who = f"{counted(num_workers, 'worker')} beside the training process" if num_workers else "the training process alone"
+        who = (
+            f"{counted(num_workers, 'worker')} beside the training process"
+            if num_workers
+            else "the training process alone"
+        )
         console.fact("Loader", f"{who} (num_workers: auto, {counted(hardware.num_cores, 'core')})")
     if config.class_weights == "auto" and settings.taken.class_weights is not None:
         weights = zip(class_names(settings.taken), settings.taken.class_weights, strict=True)
@@ -150,7 +161,10 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
     console.fact("Data", f"{config.data_dir}: {describe_split(split)} ({split.rule})")
     how = f"→ {width}×{height}"
     if config.fit == "crop":
-        how = f"→ {config.crops_per_image} crops of {width}×{height} each in training, tiles at native resolution in validation"
+        how = (
+            f"→ {config.crops_per_image} crops of {width}×{height} each in training, tiles at native resolution "
+            "in validation"
+        )
     statistics = "normalised with ImageNet's statistics"
     if statistics_reason != IMAGENET_REASON:
         mean, std = (
@@ -174,7 +188,10 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
 # What a setting of the user is compared with, those worth most first, and what speaks against it.
 COMPARED: dict[str, tuple[dict[str, Any], str]] = {
     "use_amp": ({"use_amp": "auto"}, "not the fastest number format of this device"),
-    "image_size": ({"image_size": "auto", "fit": "auto"}, "thin structures are lost, or images are enlarged for nothing"),
+    "image_size": (
+        {"image_size": "auto", "fit": "auto"},
+        "thin structures are lost, or images are enlarged for nothing",
+    ),
     "num_epochs": ({"num_epochs": "auto", "repeats": "auto"}, "too few optimizer steps to learn much"),
     "num_workers": ({"num_workers": "auto"}, "more processes than cores take memory and save no time"),
     "compile_model": ({"compile_model": "auto"}, "not the fastest step"),
@@ -189,10 +206,14 @@ def review(
     failure: str = "",
     compile_failure: str = "",
 ) -> list[Finding]:
-    """What the user's settings cost, those worth most first: each is compared with what `auto` would take in its place, all else
-    as it is. `cost` is that of the uncompiled step, where it is known; the failures are why it could not be tried or compiled."""
+    """What the user's settings cost, those worth most first: each is compared with what `auto` would take in its place,
+    all else as it is. `cost` is that of the uncompiled step, where it is known; the failures are why it could not be
+    tried or
+    compiled."""
     asked, taken = settings.asked, settings.taken
-    given = {name for name in FIELDS if asked.sources.get(name) not in (None, "demo") and getattr(asked, name) != "auto"}
+    given = {
+        name for name in FIELDS if asked.sources.get(name) not in (None, "demo") and getattr(asked, name) != "auto"
+    }
     findings: list[Finding] = []
     size, limit = taken.batch_size, choices.MEMORY_SHARE * hardware.free_memory
     fix = f"batch_size: {max(1, size // 2)} with accumulation_steps: {2 * taken.accumulation_steps}, or batch_parts: 2"
@@ -200,11 +221,15 @@ def review(
         findings.append(Finding("problem", "batch_size", f"a step of {size} could not be taken ({failure})", fix))
     elif "batch_size" in given and hardware.kind != "cpu" and cost and cost.memory > limit:
         used, free = (number / 2**30 for number in (cost.memory, hardware.free_memory))
-        findings.append(Finding("warning", "batch_size", f"{size} takes {used:.1f} GiB of the {free:.1f} GiB that are free", fix))
+        findings.append(
+            Finding("warning", "batch_size", f"{size} takes {used:.1f} GiB of the {free:.1f} GiB that are free", fix)
+        )
     if compile_failure:
         detail = f"the step cannot be compiled here ({compile_failure}): training would go on uncompiled"
         findings.append(Finding("warning", "compile_model", detail, "compile_model: false"))
-    decided = dataclasses.replace(asked, **{name: getattr(taken, name) for name in FIELDS if getattr(asked, name) == "auto"})
+    decided = dataclasses.replace(
+        asked, **{name: getattr(taken, name) for name in FIELDS if getattr(asked, name) == "auto"}
+    )
     for name, (changes, problem) in COMPARED.items():
         if not given & changes.keys() or (name == "compile_model" and compile_failure):
             continue
@@ -213,13 +238,20 @@ def review(
             shown, instead = (value_text(getattr(config, name)) for config in (taken, other.taken))
             reason = other.decisions[name].reason
             detail = f"{shown}: {problem}; auto takes {instead}{reason and f' ({reason})'}"
-            fix = ", ".join(f"{key}: {value_text(value)}" for key, value in changes.items() if key == name or key in given)
+            fix = ", ".join(
+                f"{key}: {value_text(value)}" for key, value in changes.items() if key == name or key in given
+            )
             findings.append(Finding("warning", name, detail, fix))
     return findings
 
 
 def _is_better(
-    name: str, now: ResolvedConfig, other: ResolvedConfig, hardware: HardwareFacts, facts: DatasetFacts, cost: StepCost | None
+    name: str,
+    now: ResolvedConfig,
+    other: ResolvedConfig,
+    hardware: HardwareFacts,
+    facts: DatasetFacts,
+    cost: StepCost | None,
 ) -> bool:
     """Whether the other value is worth a hint."""
     if name == "num_workers":
@@ -235,7 +267,12 @@ def _is_better(
         return math.prod(other.shape) < math.prod(now.shape)
     scale = min(have / whole for have, whole in zip(now.shape, native, strict=True))
     is_thin = facts.measurements is not None and 0 < facts.measurements.thickness * scale < choices.MIN_THICKNESS
-    return is_thin and now.fit == "resize" and scale < 1 and (other.fit == "crop" or math.prod(other.shape) > math.prod(now.shape))
+    return (
+        is_thin
+        and now.fit == "resize"
+        and scale < 1
+        and (other.fit == "crop" or math.prod(other.shape) > math.prod(now.shape))
+    )
 
 
 def count_steps(config: ResolvedConfig, hardware: HardwareFacts, facts: DatasetFacts) -> int:

@@ -1,7 +1,7 @@
 """Config → a run that is ready for its first epoch, new or resumed.
 
-Under torchrun rank 0 decides, and the others take what it has decided and loaded: `broadcast` returns rank 0's value, in a plain
-process the value itself.
+Under torchrun rank 0 decides, and the others take what it has decided and loaded: `broadcast` returns rank 0's value,
+in a plain process the value itself.
 """
 
 import contextlib
@@ -35,7 +35,13 @@ from unet_trainer.system.distributed import Job, choose_backend, device_id
 from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
 from unet_trainer.training import resume, run_folder
-from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders, choose_tile
+from unet_trainer.training.build import (
+    build_components,
+    build_components_with_weights,
+    build_dataset,
+    build_loaders,
+    choose_tile,
+)
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
 from unet_trainer.training.compilation import compile_components, try_components
@@ -51,7 +57,9 @@ from unet_trainer.training.trackers import build_trackers
 # What the other ranks need of a checkpoint before the state itself is sent.
 FACTS_OF_CHECKPOINT = ("config", "decisions", "split", "learning_rate")
 # Settings that may differ between machines: where things lie there, and what rank 0 alone reads.
-OF_A_MACHINE = frozenset(["data_dir", "image_dir", "mask_dir", "split_file", "checkpoint_dir", "device", "num_workers", "resume"])
+OF_A_MACHINE = frozenset(
+    ["data_dir", "image_dir", "mask_dir", "split_file", "checkpoint_dir", "device", "num_workers", "resume"]
+)
 # Of what decides the numbers of a run.
 PACKAGES = ("segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
 
@@ -76,15 +84,21 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         dataset = build_dataset(config, console, folder)
     check_same(processes, dataset_facts(dataset), f"data_dir: {config.data_dir}: ", "the same files")
     made = (
-        build_settings(config, hardware, dataset, console, earlier is not None, budget, probe=probe) if processes.is_main else None
+        build_settings(config, hardware, dataset, console, earlier is not None, budget, probe=probe)
+        if processes.is_main
+        else None
     )
     settings = share_settings(processes, made, device, config.checkpoint_dir)
     set_backends(config.allow_tf32, config.deterministic)
     has_background = dataset.has_background(settings.taken)
     train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
-    spec = build_spec(settings.taken, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares)
+    spec = build_spec(
+        settings.taken, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares
+    )
     if earlier is None:
-        tile = processes.broadcast(choose_tile(spec, val_sizes, settings.taken.batch_size) if processes.is_main else None)
+        tile = processes.broadcast(
+            choose_tile(spec, val_sizes, settings.taken.batch_size) if processes.is_main else None
+        )
     else:  # that the best epoch was found with
         tile = earlier["tile"]
         resume.compare_depths(earlier["depth"], spec.image.depth)
@@ -97,7 +111,9 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     # Rank 0 loads pretrained weights, or does without; the others build the same model and get its state.
     parts, components = (spec, device, len(loaders.train), console), None
     if processes.is_main:
-        components = build_components_with_weights(settings, *parts, resumes=earlier is not None, launch=processes.launch)
+        components = build_components_with_weights(
+            settings, *parts, resumes=earlier is not None, launch=processes.launch
+        )
     settings = share_settings(processes, settings if processes.is_main else None, device, config.checkpoint_dir)
     components = components or build_components(settings.taken, *parts, resumes=True, launch=processes.launch)
     state = components.state
@@ -152,7 +168,10 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
 
 
 def package_versions() -> dict[str, str]:
-    found = {"unet_trainer": __version__, "torch": str(torch.__version__)}  # with its build; a plain text, that can be sent
+    found = {
+        "unet_trainer": __version__,
+        "torch": str(torch.__version__),
+    }  # with its build; a plain text, that can be sent
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
@@ -200,8 +219,8 @@ def start_facts(
 
 
 def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path | None, dict[str, Any] | None]:
-    """What to resume from, the run folder that it lies in, and its content: on other ranks than 0 some facts of it alone, since
-    checkpoint_dir need not be on their machine."""
+    """What to resume from, the run folder that it lies in, and its content: on other ranks than 0 some facts of it
+    alone, since checkpoint_dir need not be on their machine."""
     content: dict[str, Any] = {}
 
     def find() -> tuple[str, str | None, dict[str, Any]] | None:
@@ -214,7 +233,9 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
         try:
             spec = SegmenterSpec.from_dict(content["spec"])
         except ILL_FORMED as error:
-            raise CheckpointError(f"{source} cannot be resumed: what it says of its model cannot be right ({error})") from None
+            raise CheckpointError(
+                f"{source} cannot be resumed: what it says of its model cannot be right ({error})"
+            ) from None
         facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT}
         facts |= {"world_size": len(content.get("ranks") or [0]), "tile": spec.tile, "depth": spec.image.depth}
         return str(source), None if folder is None else str(folder), facts
@@ -228,14 +249,21 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
 def check_same(processes: Job, own: Mapping[str, str], place: str, need: str) -> None:
     """Raises UserError if a fact of this process is another than rank 0's, which all would take in silence."""
     first, here = processes.broadcast(own), socket.gethostname()
-    others = [f"{place}{name}: {own[name]} on {here}, {first.get(name)} for rank 0" for name in own if own[name] != first.get(name)]
+    others = [
+        f"{place}{name}: {own[name]} on {here}, {first.get(name)} for rank 0"
+        for name in own
+        if own[name] != first.get(name)
+    ]
     if others:
         raise UserError(f"{'; '.join(others)}; all machines need {need}")
 
 
 def config_facts(config: Config) -> dict[str, str]:
-    """What all processes must have in common. Other packages have other kernels and other bits: the weights would drift apart."""
-    return {name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE} | package_versions()
+    """What all processes must have in common. Other packages have other kernels and other bits: the weights would drift
+    apart."""
+    return {
+        name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE
+    } | package_versions()
 
 
 def dataset_facts(dataset: CheckedDataset) -> dict[str, str]:
@@ -254,7 +282,9 @@ def _say_job(processes: Job, device: torch.device, resume: str | None, console: 
     device_ids = processes.all_gather(device_id(device))
     backend = choose_backend(device_ids)
     on = counted(-(-world_size // local_world_size), "machine")
-    console.fact("Processes", f"{world_size} on {on}, gradients averaged by {backend}; this is rank {processes.launch.rank}")
+    console.fact(
+        "Processes", f"{world_size} on {on}, gradients averaged by {backend}; this is rank {processes.launch.rank}"
+    )
     if device.type == "cuda" and backend == "gloo":
         gpus = counted(len(set(device_ids)), "GPU")
         console.warn(f"{world_size} processes share {gpus}: gradients go through the host (gloo)")
@@ -273,7 +303,9 @@ def share_settings(processes: Job, made: Settings | None, device: torch.device, 
     return settings
 
 
-def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Settings, source: Path | None, processes: Job) -> None:
+def _load_state(
+    state: TrainState, earlier: Mapping[str, Any], settings: Settings, source: Path | None, processes: Job
+) -> None:
     try:
         if processes.is_main:
             state.load_state_dict(earlier)
@@ -287,7 +319,9 @@ def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Setting
         state.learning_rate.num_epochs = planned
     num_epochs = settings.taken.num_epochs
     if num_epochs < state.epoch:
-        raise UserError(f"num_epochs: {num_epochs} is less than the {counted(state.epoch, 'epoch')} that {source} has; need more")
+        raise UserError(
+            f"num_epochs: {num_epochs} is less than the {counted(state.epoch, 'epoch')} that {source} has; need more"
+        )
 
 
 def _begin_folder(config: Config, session: Session) -> Path:
@@ -330,8 +364,8 @@ def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: 
 
 
 def _get_ready(run: Run) -> None:
-    """The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is lost. An
-    error of the workers is raised again when the epoch begins, where `recovering` handles it."""
+    """The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is
+    lost. An error of the workers is raised again when the epoch begins, where `recovering` handles it."""
     with run.signals.deferred(), contextlib.suppress(WorkerError):
         run.loaders.train.prepare(run.state.epoch, run.state.batch)
     run.signals.check()
@@ -348,7 +382,8 @@ def _get_ready(run: Run) -> None:
 
 
 def _finish(run: Run, curves: CurvesWriter) -> None:
-    """What is sent, written and drawn at the end, however the run ended; the report unless the end has written the whole of it."""
+    """What is sent, written and drawn at the end, however the run ended; the report unless the end has written the
+    whole of it."""
     try:
         for tracker in run.trackers:
             missing = tracker.finish()

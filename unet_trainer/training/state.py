@@ -1,9 +1,10 @@
-"""The state of training, which a checkpoint saves: weights, optimizer, position within the epoch, metrics so far, best epoch.
+"""The state of training, which a checkpoint saves: weights, optimizer, position within the epoch, metrics so far, best
+epoch.
 
-Under torchrun, weights and optimizer state are the same bits on all ranks. Batch norm statistics, counts of the epoch so far and
-random states differ. Statistics are averaged at the end of an epoch, before the model is evaluated and saved. A save within an
-epoch holds those of each rank, so that a job of as many ranks goes on as if it had never stopped; one of another number begins
-with their average.
+Under torchrun, weights and optimizer state are the same bits on all ranks. Batch norm statistics, counts of the epoch
+so far and random states differ. Statistics are averaged at the end of an epoch, before the model is evaluated and
+saved. A save within an epoch holds those of each rank, so that a job of as many ranks goes on as if it had never
+stopped; one of another number begins with their average.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ SUMMED_OVER_RANKS = ("loss_sum", "matrix", "num_bad")  # skipped steps are the s
 
 
 def all_finite(values: torch.Tensor) -> torch.Tensor:
-    """On the device, in three launches; torch.isfinite and all take five. A norm takes two, but may miss NaN on Apple's GPUs."""
+    """On the device, in three launches; torch.isfinite and all take five. A norm takes two, but may miss NaN on Apple's
+    GPUs."""
     return values.abs().amax() < torch.inf
 
 
@@ -52,8 +54,8 @@ class EpochMetrics:
         self._reader = AsyncReader(device)
 
     def add(self, loss: torch.Tensor, counts: torch.Tensor, num_images: int) -> torch.Tensor:
-        """Returns whether the loss is finite: a skipped batch must not spoil the epoch's mean. On the device only: the caller
-        counts `num_images` on the host, since this may be replayed by a CUDA graph."""
+        """Returns whether the loss is finite: a skipped batch must not spoil the epoch's mean. On the device only: the
+        caller counts `num_images` on the host, since this may be replayed by a CUDA graph."""
         is_finite = all_finite(loss)
         self.loss_sum += torch.where(is_finite, loss, 0.0) * num_images
         self.num_bad += ~is_finite * num_images
@@ -167,15 +169,18 @@ def counts_against_patience(
 
     It does not
     - if it begins within the warm-up of the learning rate, or while the encoder is frozen;
-    - with the schedulers cosine and poly, while the planned rate is above half of its peak and training still improves: validation
-      often gets better only when the rate falls. Training still improves if one of the last RECENT_EPOCHS epochs had a lower
-      training loss than all epochs before it. `train_losses` are those of all epochs up to this one.
+    - with the schedulers cosine and poly, while the planned rate is above half of its peak and training still improves:
+    validation
+      often gets better only when the rate falls. Training still improves if one of the last RECENT_EPOCHS epochs had a
+      lower training loss than all epochs before it. `train_losses` are those of all epochs up to this one.
     """
     first_step = (epoch - 1) * learning_rate.steps_per_epoch
     if first_step < learning_rate.num_warmup_steps or epoch <= freeze_encoder_epochs:
         return False
     last_step = first_step + learning_rate.steps_per_epoch - 1
-    rate_falls_later = learning_rate.scheduler in ("cosine", "poly") and learning_rate.planned(last_step) > 0.5 * learning_rate.peak
+    rate_falls_later = (
+        learning_rate.scheduler in ("cosine", "poly") and learning_rate.planned(last_step) > 0.5 * learning_rate.peak
+    )
     lowest_before = min(train_losses[:-RECENT_EPOCHS] or train_losses[:1])
     return not (rate_falls_later and min(train_losses[-RECENT_EPOCHS:]) < lowest_before)
 
@@ -291,14 +296,17 @@ class TrainState:
         self._set_random_states(state)
 
     def _check(self, state: Mapping[str, Any]) -> None:
-        """Compares a state with this one, before anything of it is loaded: torch checks the shapes of some tensors alone."""
+        """Compares a state with this one, before anything of it is loaded: torch checks the shapes of some tensors
+        alone."""
         own = self.state_dict()
         names = ("learning_rate", "progress", "totals", *COUNTS, *SECONDS, "random_state")
         check_like(state, {name: own[name] for name in names})
         for name, weights in (("model", state.get("model")), ("ema.model", (state["ema"] or {}).get("model"))):
             if name == "model" or (self.ema is not None and state["ema"]):
                 check_weights(name, weights, own["model"])
-        if not (0 < state["learning_rate"]["factor"] < math.inf and all(0 <= state[name] < math.inf for name in SECONDS)):
+        if not (
+            0 < state["learning_rate"]["factor"] < math.inf and all(0 <= state[name] < math.inf for name in SECONDS)
+        ):
             raise ValueError("learning_rate.factor and seconds need to be positive numbers")
         epoch, best_epoch, history = state["epoch"], state["progress"]["best_epoch"], state["history"]
         for row in history:
@@ -308,24 +316,34 @@ class TrainState:
         num_ids = len(self.metrics.matrix)
         num_scores = 1 if self.metrics.num_classes == 1 else num_ids
         if best_epoch:
-            check_like([0.0 if iou is None else iou for iou in state["per_class_iou"]], [0.0] * num_scores, "per_class_iou")
+            check_like(
+                [0.0 if iou is None else iou for iou in state["per_class_iou"]], [0.0] * num_scores, "per_class_iou"
+            )
         if state["confusion"]:
             check_like(state["confusion"], [[0] * num_ids] * num_ids, "confusion")
         for number, rank in enumerate(state.get("ranks") or ()):
             check_like(rank, {"totals": own["totals"], "random_state": own["random_state"]}, f"ranks[{number}]")
 
     def _load_optimizer(self, saved: Mapping[str, Any]) -> None:
-        """Settings are those of this start and this device, not those that were saved. Set before the load, because a fused
-        optimizer needs its step counts on the device."""
-        if len(saved["param_groups"]) != len(self.optimizer.param_groups):  # the encoder has groups of its own, or has none
+        """Settings are those of this start and this device, not those that were saved. Set before the load, because a
+        fused optimizer needs its step counts on the device."""
+        if len(saved["param_groups"]) != len(
+            self.optimizer.param_groups
+        ):  # the encoder has groups of its own, or has none
             raise ValueError("encoder_lr_factor was changed to 1 or from it; keep it, or start a new run")
         is_sgd = isinstance(self.optimizer, torch.optim.SGD)
         groups = []
-        for group, params in zip(self.optimizer.param_groups, [one["params"] for one in saved["param_groups"]], strict=True):
+        for group, params in zip(
+            self.optimizer.param_groups, [one["params"] for one in saved["param_groups"]], strict=True
+        ):
             groups.append({**group, "params": params})
             for own, number in zip(group["params"], params, strict=True):
                 if number in saved["state"]:  # torch would fail in the first step
-                    wanted = {"momentum_buffer": own} if is_sgd else {"exp_avg": own, "exp_avg_sq": own, "step": torch.zeros(())}
+                    wanted = (
+                        {"momentum_buffer": own}
+                        if is_sgd
+                        else {"exp_avg": own, "exp_avg_sq": own, "step": torch.zeros(())}
+                    )
                     check_like(saved["state"][number], wanted, f"optimizer.state[{number}]")
         self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
         if isinstance(self.optimizer, torch.optim.SGD):
@@ -386,8 +404,8 @@ def check_weights(name: str, found: Any, wanted: Mapping[str, torch.Tensor]) -> 
 
 
 def check_like(found: Any, wanted: Any, place: str = "") -> None:
-    """Raises ValueError unless nested dicts and lists hold what `wanted` holds: names, kinds of value, shapes of tensors. Whole
-    numbers are counts, at least 0."""
+    """Raises ValueError unless nested dicts and lists hold what `wanted` holds: names, kinds of value, shapes of
+    tensors. Whole numbers are counts, at least 0."""
     parts: Iterable[Any] = ()
     if isinstance(wanted, Mapping):
         fits, parts = isinstance(found, Mapping) and wanted.keys() <= found.keys(), wanted

@@ -1,13 +1,13 @@
-"""The training step. Eager or compiled, in any precision, the same code: a disabled GradScaler and a disabled autocast are
-no-ops. No line here waits for the device. A step whose numbers are not finite leaves weights, optimizer, batch norm
+"""The training step. Eager or compiled, in any precision, the same code: a disabled GradScaler and a disabled autocast
+are no-ops. No line here waits for the device. A step whose numbers are not finite leaves weights, optimizer, batch norm
 statistics and averages as they were.
 
-When the state may be checkpointed: weights, statistics and counts are consistent only between accumulation groups, that is,
-while `mid_accumulation` is False.
+When the state may be checkpointed: weights, statistics and counts are consistent only between accumulation groups, that
+is, while `mid_accumulation` is False.
 
-Where gradients live: with one micro-batch a group, in the memory of the backward pass, which under CUDA graphs is the same at
-every replay and is overwritten by the next one. With several, in `.grad` tensors that are allocated once and added to. Under
-torchrun they lie in the buckets of DistributedDataParallel, which averages them once a group.
+Where gradients live: with one micro-batch a group, in the memory of the backward pass, which under CUDA graphs is the
+same at every replay and is overwritten by the next one. With several, in `.grad` tensors that are allocated once and
+added to. Under torchrun they lie in the buckets of DistributedDataParallel, which averages them once a group.
 """
 
 from __future__ import annotations
@@ -44,9 +44,13 @@ def build_train_forward(
 ) -> TrainForward:
     """The function that is compiled: normalisation, network, loss and counts in one."""
 
-    def forward(images: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        images: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         with numerics.autocast():
-            logits, auxiliary = forward_with_auxiliary(segmenter, images) if deep_supervision else (segmenter(images), [])
+            logits, auxiliary = (
+                forward_with_auxiliary(segmenter, images) if deep_supervision else (segmenter(images), [])
+            )
         counts = confusion_matrix(predicted_ids(logits.detach()), masks, logits.shape[1])
         value = loss(logits, masks, batch_masks)
         if deep_supervision:
@@ -108,7 +112,9 @@ class TrainStep:
         """Adds the gradients of one batch of the group."""
         images, masks = to_device((batch.images, batch.masks), self.device)
         if batch.cut_boxes is not None:
-            boxes = batch.cut_boxes.pin_memory() if self.device.type == "cuda" else batch.cut_boxes  # else the copy may wait
+            boxes = (
+                batch.cut_boxes.pin_memory() if self.device.type == "cuda" else batch.cut_boxes
+            )  # else the copy may wait
             images, masks = paste_pieces(images, masks, *to_device((boxes,), self.device))
         self.num_begun += 1
         if self.num_parts == 1:
@@ -197,7 +203,8 @@ class TrainStep:
             self.ema.update(is_good)
 
     def abandon_group(self) -> None:
-        """Drops a group that was begun, the guard's counts and recorded graphs: the optimizer's state may be replaced."""
+        """Drops a group that was begun, the guard's counts and recorded graphs: the optimizer's state may be
+        replaced."""
         self.optimizer.zero_grad(set_to_none=True)
         self.mid_accumulation = False
         self.guard.reset()
@@ -237,14 +244,16 @@ def micro_batches(batch: Batch, num_parts: int) -> Iterator[Batch]:
 class BufferSnapshot:
     """Buffers of one dtype (running mean, variance and count of batch norms), restored after a bad step.
 
-    Concatenated into one tensor: torch.where takes no lists, and a launch for each buffer would cost more than the step's end.
-    """
+    Concatenated into one tensor: torch.where takes no lists, and a launch for each buffer would cost more than the
+    step's end."""
 
     def __init__(self, buffers: list[torch.Tensor]) -> None:
         self.buffers = buffers
         self.saved = self.concatenated()
         sizes = [buffer.numel() for buffer in buffers]
-        self.saved_views = [piece.view_as(buffer) for piece, buffer in zip(self.saved.split(sizes), buffers, strict=True)]
+        self.saved_views = [
+            piece.view_as(buffer) for piece, buffer in zip(self.saved.split(sizes), buffers, strict=True)
+        ]
 
     def concatenated(self) -> torch.Tensor:
         return torch.cat([buffer.reshape(-1) for buffer in self.buffers])
@@ -259,7 +268,8 @@ class BufferSnapshot:
 
 
 class FiniteGuard:
-    """Judges every step on the device: one with numbers that are not finite changes nothing and is counted. A step is an
+    """Judges every step on the device: one with numbers that are not finite changes nothing and is counted. A step is
+    an
     accumulation group: one bad batch spoils the sum of its gradients. Only `check` waits for the device."""
 
     def __init__(self, network: torch.nn.Module, device: torch.device, max_bad_steps: int = MAX_BAD_STEPS) -> None:
@@ -271,7 +281,9 @@ class FiniteGuard:
         self.is_saved = False  # the snapshots hold the buffers as they are
         self.first_batch_of_step = torch.zeros((), dtype=torch.int64, device=device)
         self.losses_are_finite = torch.ones((), dtype=torch.bool, device=device)
-        self.peers_are_finite = torch.ones((), dtype=torch.bool, device=device)  # losses and buffers of all other processes
+        self.peers_are_finite = torch.ones(
+            (), dtype=torch.bool, device=device
+        )  # losses and buffers of all other processes
         self.num_bad_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.most_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.first_bad_batch = torch.zeros((), dtype=torch.int64, device=device)
@@ -295,8 +307,8 @@ class FiniteGuard:
         self.first_batch_of_step.fill_(first_batch)
 
     def faults(self) -> torch.Tensor:
-        """What the other processes have to know of this one's step, on the device: losses and buffers that are not finite, 0 or 1
-        each. Gradients need not be told: their average is not finite either."""
+        """What the other processes have to know of this one's step, on the device: losses and buffers that are not
+        finite, 0 or 1 each. Gradients need not be told: their average is not finite either."""
         buffers_are_finite = torch.ones_like(self.losses_are_finite)
         for snapshot in self.snapshots:
             if snapshot.saved.is_floating_point():

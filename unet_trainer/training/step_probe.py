@@ -1,7 +1,8 @@
-"""Measures the time and memory of a config's step in a process of its own, so that running out of memory cannot hurt the run.
+"""Measures the time and memory of a config's step in a process of its own, so that running out of memory cannot hurt
+the run.
 
-The child builds the real model, loss and optimizer and takes a few steps on random images. What was measured is kept in a file,
-since the same step is asked for again by the next run.
+The child builds the real model, loss and optimizer and takes a few steps on random images. What was measured is kept in
+a file, since the same step is asked for again by the next run.
 """
 
 import contextlib
@@ -41,8 +42,10 @@ MAX_AGE_SECONDS = 86_400.0  # of a cost that is kept: the machine may have been 
 MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 40  # of the timed steps
 # The settings that the cost of a step depends on.
 COST_KEYS = (
-    "architecture", "encoder", "decoder_channels", "decoder_attention", "deep_supervision", "num_classes", "in_channels",
-    "image_size", "batch_size", "batch_parts", "loss", "optimizer", "grad_clip", "use_amp", "amp_dtype", "compile_model",
+    "architecture", "encoder", "decoder_channels", "decoder_attention", "deep_supervision", "num_classes",
+    "in_channels",
+    "image_size", "batch_size", "batch_parts", "loss", "optimizer", "grad_clip", "use_amp", "amp_dtype",
+    "compile_model",
     "channels_last", "allow_tf32", "deterministic", "normalize",
 )  # fmt: skip
 
@@ -50,8 +53,8 @@ COST_KEYS = (
 class StepProbe:
     """Calls with a config return the cost of its step, or None where memory does not hold it or the trial fails.
 
-    `image_spec` has to be set before the first call; `console` may be, to tell of trials. `seconds`: that all of them may take.
-    """
+    `image_spec` has to be set before the first call; `console` may be, to tell of trials. `seconds`: that all of them
+    may take."""
 
     image_spec: ImageSpec
 
@@ -81,7 +84,9 @@ class StepProbe:
                 if not self._was_told:
                     self._was_told = True
                     self.console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
-                answer = self._ask({"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model)
+                answer = self._ask(
+                    {"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model
+                )
             self.seconds_left -= time.monotonic() - started
             earlier, self.failure = self.failure, answer.get("failure", "")
             if self.failure:
@@ -101,7 +106,13 @@ class StepProbe:
     def _key(self, config: ResolvedConfig) -> str:
         settings = {name: value for name, value in as_dict(config).items() if name in COST_KEYS}
         settings["averages"] = config.ema_decay is not None
-        machine = [self.hardware.name, self.hardware.num_cores, self.hardware.device, torch.__version__, self.image_spec.is_8bit]
+        machine = [
+            self.hardware.name,
+            self.hardware.num_cores,
+            self.hardware.device,
+            torch.__version__,
+            self.image_spec.is_8bit,
+        ]
         return hashlib.sha256(json.dumps([settings, machine], sort_keys=True).encode()).hexdigest()[:24]
 
     def _ask(self, request: Mapping[str, Any], compiles: bool) -> dict[str, Any]:
@@ -215,7 +226,10 @@ def main() -> None:
                 resolved = ResolvedConfig(**parsed(request["config"]))
                 answer = asdict(measure_step(resolved, ImageSpec.from_dict(request["image"])))
             except Exception as error:  # out of memory above all; whatever it is, the run goes on without the figure
-                answer = {"failure": f"{type(error).__name__}: {cause_line(error)}"[:300], "out_of_memory": is_out_of_memory(error)}
+                answer = {
+                    "failure": f"{type(error).__name__}: {cause_line(error)}"[:300],
+                    "out_of_memory": is_out_of_memory(error),
+                }
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             answers.write(json.dumps(answer) + "\n")

@@ -1,4 +1,5 @@
-"""The time that a run may take, counted from its command on, and the plan that fits into it; and what a run will take."""
+"""The time that a run may take, counted from its command on, and the plan that fits into it; and what a run will
+take."""
 
 from __future__ import annotations
 
@@ -9,7 +10,14 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from unet_trainer.config.choices import MAX_PILOTS, choose_ema_decay, choose_patience, choose_warmup, num_pilot_steps, wanted_views
+from unet_trainer.config.choices import (
+    MAX_PILOTS,
+    choose_ema_decay,
+    choose_patience,
+    choose_warmup,
+    num_pilot_steps,
+    wanted_views,
+)
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import ResolvedConfig
@@ -68,8 +76,8 @@ class TimeBudget:
 
 
 def fit_into_budget(run: Run, batch_seconds: float | None = None) -> None:
-    """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget; the last
-    one may be a part of an epoch. `batch_seconds`: of a training batch, before the first epoch."""
+    """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget;
+    the last one may be a part of an epoch. `batch_seconds`: of a training batch, before the first epoch."""
     state, planned = run.state, run.config.num_epochs
     if batch_seconds is None:
         seconds = mean(column(state.history[1:][-NUM_RECENT:] or state.history, "seconds"))
@@ -87,7 +95,9 @@ def fit_into_budget(run: Run, batch_seconds: float | None = None) -> None:
     if is_near and state.epoch > 1 and possible != planned:
         return
     if part >= MIN_PART and possible < most:
-        run.budget.planned_end = state.learning_rate.end = int((possible - 1 + part) * state.learning_rate.steps_per_epoch)
+        run.budget.planned_end = state.learning_rate.end = int(
+            (possible - 1 + part) * state.learning_rate.steps_per_epoch
+        )
     if possible == planned:
         return
     if abs(possible - planned) > NOTED_SHARE * planned:
@@ -108,8 +118,10 @@ def most_epochs(config: ResolvedConfig, num_samples: int) -> int:
 
 
 def is_out_of_time(run: Run) -> bool:
-    """After a step: whether the rest of the time budget is needed for validation and the report. The learning rate falls within the
-    time that there is: in a part of the epoch, or over more epochs than were planned. The processes of a job train whole epochs."""
+    """After a step: whether the rest of the time budget is needed for validation and the report. The learning rate
+    falls within the
+    time that there is: in a part of the epoch, or over more epochs than were planned. The processes of a job train
+    whole epochs."""
     state, num_batches = run.state, len(run.loaders.train)
     if not (run.settings.replans() and run.processes.is_alone) or state.batch == num_batches:
         return False
@@ -146,7 +158,8 @@ def _end_seconds(run: Run, val_seconds: float) -> float:
 
 
 def change_epochs(run: Run, num_epochs: int, reason: str) -> None:
-    """Another number than was planned; if it is quite another, warm-up, patience and average follow where they were left open."""
+    """Another number than was planned; if it is quite another, warm-up, patience and average follow where they were
+    left open."""
     state, settings, planned = run.state, run.settings, run.config.num_epochs
     settings.change(reason, num_epochs=num_epochs)
     state.learning_rate.num_epochs = num_epochs
@@ -196,11 +209,11 @@ def forecast(
     start_seconds: float = 0.0,
     has_pilots: bool = False,
 ) -> Forecast:
-    """Sample counts are those of the datasets. `start_seconds` come once: compiling, filling a cache. `has_pilots`: learning
-    rates will be tried.
+    """Sample counts are those of the datasets. `start_seconds` come once: compiling, filling a cache. `has_pilots`:
+    learning rates will be tried.
 
-    With a time budget, the epochs are those that the run will find to have time for; the last one may end early, with validation.
-    """
+    With a time budget, the epochs are those that the run will find to have time for; the last one may end early, with
+    validation."""
     is_cached = config.cache != "none"
     train_seconds = sample.augment_seconds + (0.0 if is_cached else sample.read_seconds)
     val_seconds = 0.0 if is_cached else sample.val_seconds
@@ -224,8 +237,8 @@ def forecast(
 def with_loading(seconds: float, loading: float, config: ResolvedConfig, num_cores: int) -> float:
     """Seconds on the device, together with those that one core needs to prepare the samples.
 
-    Workers prepare them beside a GPU, which waits where they are slower. On a CPU the model computes on the same cores, and the
-    two add up.
+    Workers prepare them beside a GPU, which waits where they are slower. On a CPU the model computes on the same cores,
+    and the two add up.
     """
     if config.num_workers == 0:
         return seconds + loading

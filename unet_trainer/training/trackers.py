@@ -1,8 +1,9 @@
 """Experiment trackers that a user may switch on: TensorBoard, Weights & Biases, Trackio, MLflow. Never on by default.
 
-Their packages are optional and imported when a run begins. TrackerQueue calls a tracker in a thread of its own, so that a service
-that is slow, fails or hangs neither slows nor ends a run; no tracker needs to be careful. Each has `init(run)`, which begins the
-run or goes on with it and returns the id by which the service knows it, `log(epoch, scalars, picture)` and
+Their packages are optional and imported when a run begins. TrackerQueue calls a tracker in a thread of its own, so that
+a service that is slow, fails or hangs neither slows nor ends a run; no tracker needs to be careful. Each has
+`init(run)`, which begins the run or goes on with it and returns the id by which the service knows it, `log(epoch,
+scalars, picture)` and
 `finish(outcome, is_complete)`.
 """
 
@@ -27,7 +28,10 @@ FINISH_SECONDS = 10.0  # that a service has at the end
 # column of metrics.csv → name in a tracker: what stands before the slash makes a group
 SCALARS = {
     **{f"{split}_{score}": f"{score}/{split}" for score in ("loss", "iou", "dice") for split in ("train", "val")},
-    **{name: f"training/{name}" for name in ("learning_rate", "images_per_second", "data_wait", "seconds", "peak_memory_gib")},
+    **{
+        name: f"training/{name}"
+        for name in ("learning_rate", "images_per_second", "data_wait", "seconds", "peak_memory_gib")
+    },
 }
 
 
@@ -47,7 +51,9 @@ class TensorBoardTracker:
     def init(self, run: TrackedRun) -> str | None:
         from torch.utils.tensorboard import SummaryWriter
 
-        purge = run.first_epoch + 1 if run.first_epoch else None  # hides what was logged of epochs that are trained again
+        purge = (
+            run.first_epoch + 1 if run.first_epoch else None
+        )  # hides what was logged of epochs that are trained again
         self.run, self.writer = run, SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
         return None
 
@@ -61,21 +67,30 @@ class TensorBoardTracker:
         self.writer.flush()
 
     def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
-        plain = {name: value if isinstance(value, str | int | float) else str(value) for name, value in self.run.settings.items()}
+        plain = {
+            name: value if isinstance(value, str | int | float) else str(value)
+            for name, value in self.run.settings.items()
+        }
         named = {f"hparam/{name}": value for name, value in outcome.items()}
         self.writer.add_hparams(plain, named, run_name=".")  # in the same folder, not in one of its own
         self.writer.close()
 
 
 class WandbTracker:
-    """Weights & Biases, and Trackio, which has its calls. Without an API key, wandb writes into RUN/wandb and sends nothing."""
+    """Weights & Biases, and Trackio, which has its calls. Without an API key, wandb writes into RUN/wandb and sends
+    nothing."""
 
     def __init__(self, package: str) -> None:
         self.package = package
 
     def init(self, run: TrackedRun) -> str | None:
         self.module = importlib.import_module(self.package)
-        options: dict[str, Any] = {"project": PROJECT, "name": run.folder.name, "config": dict(run.settings), "resume": "allow"}
+        options: dict[str, Any] = {
+            "project": PROJECT,
+            "name": run.folder.name,
+            "config": dict(run.settings),
+            "resume": "allow",
+        }
         if self.package == "wandb":
             os.environ.setdefault("WANDB_SILENT", "true")
             options |= {"dir": str(run.folder), "id": run.earlier_id}
@@ -141,7 +156,9 @@ def outcome_of(summary: RunSummary) -> dict[str, float]:
     best = summary.best
     if best is None:
         return {}
-    found = {f"best_{name}": value for name in ("val_iou", "val_dice", "val_loss") if (value := best.get(name)) is not None}
+    found = {
+        f"best_{name}": value for name in ("val_iou", "val_dice", "val_loss") if (value := best.get(name)) is not None
+    }
     return {"best_epoch": float(best.number), "epochs": float(len(summary.epochs)), **found}
 
 
@@ -171,7 +188,11 @@ class TrackerQueue:
         if self._error is None or self._was_told:
             return None
         self._was_told = True
-        reason = f"it tried to end the process ({self._error})" if isinstance(self._error, SystemExit) else first_line(self._error)
+        reason = (
+            f"it tried to end the process ({self._error})"
+            if isinstance(self._error, SystemExit)
+            else first_line(self._error)
+        )
         return f"{self.name}: {reason}; training continues, without it if it keeps failing"
 
     def finish(self) -> str | None:
@@ -180,7 +201,10 @@ class TrackerQueue:
             self._waiting.put(None)
             self._thread.join(FINISH_SECONDS)
         if self._thread.is_alive():
-            return f"{self.name} did not answer within {FINISH_SECONDS:.0f} s at the end; what it has not logged is lost there"
+            return (
+                f"{self.name} did not answer within {FINISH_SECONDS:.0f} s at the end; what it has not logged "
+                "is lost there"
+            )
         return None
 
     def _work(self) -> None:
@@ -201,8 +225,8 @@ class TrackerQueue:
         return True
 
     def _log(self, epoch: EpochRecord) -> None:
-        """With the newest of the samples, if there is one since the last call: they are written a little later than their epoch
-        ends."""
+        """With the newest of the samples, if there is one since the last call: they are written a little later than
+        their epoch ends."""
         newest = max((self.run.folder / SAMPLES).glob(SAMPLE_NAMES), default=None)
         is_new = newest is not None and newest.name > self._last_picture
         self._last_picture = newest.name if newest is not None else ""
@@ -210,7 +234,8 @@ class TrackerQueue:
 
 
 def build_trackers(config: Config, folder: Path, first_epoch: int, events: EventLog) -> list[TrackerQueue]:
-    """One queue for each tracker that is switched on, with the id of the run if it has not begun anew since the tracker knew it."""
+    """One queue for each tracker that is switched on, with the id of the run if it has not begun anew since the tracker
+    knew it."""
     ids: dict[str, str] = {}
     for event in read_events(folder):
         if event["kind"] == "start" and event.get("resumed_after") is None:

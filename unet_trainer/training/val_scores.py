@@ -1,7 +1,7 @@
 """val_scores.csv: what the model of the best epoch makes of each validation image, the worst first. Imports no torch.
 
-Counts are kept beside the scores: they add up, so that scores of the set, and intervals by drawing images, follow from them.
-"""
+Counts are kept beside the scores: they add up, so that scores of the set, and intervals by drawing images, follow from
+them."""
 
 import csv
 import io
@@ -56,7 +56,8 @@ class ImageScore:
 
 
 def image_score(image: str, mask: str, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> ImageScore:
-    """`counts`: of every class id, the pixels in both, in truth, in prediction. `class_names`: of those that are reported."""
+    """`counts`: of every class id, the pixels in both, in truth, in prediction. `class_names`: of those that are
+    reported."""
     reported = counts[len(counts) - len(class_names) :]
     num_counted, num_right = sum(truth for _, truth, _ in counts), sum(hits for hits, _, _ in counts)
     classes = {name: ClassCounts(*one) for name, one in zip(class_names, reported, strict=True)}
