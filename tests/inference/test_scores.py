@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from helpers.project import ROOT
+from unet_trainer.commands.evaluate import summary_lines
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.inference.scores import (
     Count,
@@ -16,12 +17,16 @@ from unet_trainer.inference.scores import (
     compare,
     confusion_matrix,
     count_image,
+    drawn_scores,
+    image_scores,
     intervals,
     resampled_sums,
     scores_from_counts,
     summarise,
 )
 from unet_trainer.model import metrics
+from unet_trainer.reports.comparison import iou_intervals, paired_difference
+from unet_trainer.training.val_scores import image_score
 
 
 def ids(*rows):
@@ -214,3 +219,106 @@ def test_a_difference_is_this_model_minus_the_other_and_paired():
     assert recall["share_of_draws_above_0"] == 1.0
     back = compare(other, this, ["cell"])["mean"]["dataset"]["recall"]
     assert (back["difference"], back["share_of_draws_above_0"]) == (pytest.approx(-1 / 40), 0.0)
+
+
+# Classes that are not in the truth. Of four, the masks have three; "tram" is in none of them.
+
+STREETS = ["sky", "road", "tree", "tram"]
+
+
+def street_masks():
+    """20 masks of 40×50 px; a tree is in the first two of them."""
+    masks = np.zeros((20, 40, 50), np.uint8)
+    for number, mask in enumerate(masks):
+        mask[20 + number // 2 :] = 1
+        mask[5:15, 5:15] = 2 if number < 2 else 0
+    return masks
+
+
+def with_errors(masks, share, seed):
+    """Predictions: this share of the pixels is of another of the three classes."""
+    random = np.random.default_rng(seed)
+    shifted = (masks + random.integers(1, 3, masks.shape)) % 3
+    return np.where(random.random(masks.shape) < share, shifted, masks).astype(np.uint8)
+
+
+def evaluated_masks(masks, predicted):
+    found = [count_image(*pair, 4) for pair in zip(masks, predicted, strict=True)]
+    confusion = sum(one.confusion for one in found)
+    wrong, counted = ((masks != predicted).sum((1, 2)), np.full(len(masks), masks[0].size))
+    return EvaluatedSet(np.stack([one.counts for one in found]), confusion, wrong, counted, [])
+
+
+def reference_ious(masks, predicted):
+    """Of the classes in the masks, pixel by pixel."""
+    kinds = np.unique(masks)
+    return [((masks == k) & (predicted == k)).sum() / ((masks == k) | (predicted == k)).sum() for k in kinds]
+
+
+def test_a_class_that_no_mask_has_is_in_no_mean_wherever_scores_are_taken():
+    """In training, in an evaluation and from the table of a run; against numpy, with 12 stray pixels of 40,000."""
+    masks = street_masks()
+    predicted = with_errors(masks, 0.05, seed=0)
+    predicted[3, 0, :12] = 3
+    expected = reference_ious(masks, predicted)
+    found = evaluated_masks(masks, predicted)
+    summary = summarise(found, STREETS, STREETS)
+    assert [values(row)["iou"] for row in summary["classes"]] == [*map(pytest.approx, expected), None]
+    assert set(values(summary["classes"][3]).values()) == {None}
+    assert values(summary["mean"])["iou"] == pytest.approx(np.mean(expected))
+    in_training = metrics.compute_scores(torch.from_numpy(found.confusion), 4)
+    assert in_training.iou == pytest.approx(np.mean(expected))
+    rows = [image_score(str(number), "", counts[:, :3].tolist(), STREETS) for number, counts in enumerate(found.counts)]
+    assert rows[3].iou == pytest.approx(np.mean(reference_ious(masks[3], predicted[3])))
+    assert rows[3].iou == image_scores(found.counts)["iou"][3]
+
+    # Another bootstrap, of the draws whose truth has every class.
+    low, high = summary["mean"]["dataset"]["iou"]["interval"]
+    draws = np.random.default_rng(5).integers(20, size=(600, 20))
+    means = [np.mean(reference_ious(masks[drawn], predicted[drawn])) for drawn in draws if (drawn < 2).any()]
+    assert (low, high) == pytest.approx(np.percentile(means, [2.5, 97.5]), abs=0.01)
+    assert iou_intervals(rows)[0] == pytest.approx((low, high))
+    assert iou_intervals(rows)[1]["tram"] is None
+
+
+def test_the_row_of_a_class_that_no_mask_has_shows_the_pixels_that_are_predicted_as_it():
+    masks = street_masks()
+    predicted = masks.copy()
+    predicted[3, 0, :12] = 3
+    lines = summary_lines(summarise(evaluated_masks(masks, predicted), STREETS, STREETS))
+    assert re.split(r"  +", lines[5].strip()) == ["tram", "–", "12 px predicted", "–", "–", "–", "–"]
+    assert lines[7] == "  A class of which these masks have no pixel has no score, and no part in any mean."
+    of_images = lines.index("") + 6
+    assert re.split(r"  +", lines[of_images].strip()) == ["tram", *"–––––", "0", "20", "19"]
+
+
+def test_the_model_that_is_better_in_every_class_is_better_in_the_mean_whatever_it_makes_up():
+    masks = street_masks()
+    better, worse = with_errors(masks, 0.05, seed=0), with_errors(masks, 0.2, seed=1)
+    better[3, 0, :12] = 3
+    this, other = (evaluated_masks(masks, predicted) for predicted in (better, worse))
+    expected = np.mean(reference_ious(masks, better)) - np.mean(reference_ious(masks, worse))
+    mean = compare(this, other, STREETS)["mean"]["dataset"]["iou"]
+    assert mean["difference"] == pytest.approx(expected)
+    assert 0 < mean["interval"][0] < expected < mean["interval"][1]
+    assert mean["share_of_draws_above_0"] == 1.0
+    tables = [
+        [image_score(str(number), "", counts[:, :3].tolist(), STREETS) for number, counts in enumerate(one.counts)]
+        for one in (this, other)
+    ]
+    difference = paired_difference(*tables)
+    assert (difference.iou, difference.verdict) == (pytest.approx(expected), "better")
+    assert difference.interval == pytest.approx(mean["interval"])
+
+
+def test_a_draw_without_a_class_takes_it_from_another_draw_which_the_truth_decides():
+    """Three draws of two classes; the truth of the second has no tree. Of a third class there is no truth at all."""
+    tree, sky = [[8, 10, 8], [0, 0, 5], [9, 10, 9]], [[5, 10, 5], [5, 10, 5], [10, 10, 10]]
+    draws = np.array([[s, t, (0, 0, 7)] for s, t in zip(sky, tree, strict=True)], np.float64)
+    found = drawn_scores(draws)["iou"]
+    assert found[:, :2].tolist() == [[0.5, 0.8], [0.5, 0.8], [1.0, 0.9]]
+    assert np.isnan(found[:, 2]).all()
+    assert found[:, 3] == pytest.approx([0.65, 0.65, 0.95])
+    draws[:, 1, 0] = [1, 0, 2]  # another model: other hits
+    assert drawn_scores(draws)["iou"][1, 1] == drawn_scores(draws)["iou"][0, 1] == pytest.approx(1 / 17)
+    assert draws[1, 1].tolist() == [0, 0, 5]  # as it was

@@ -42,8 +42,17 @@ def test_a_class_that_does_not_occur_has_no_iou_and_is_left_out_of_the_mean():
     assert found.iou == pytest.approx(3 / 5)
 
 
-def test_the_mean_is_nan_when_no_class_occurs():
-    found = compute_scores(torch.tensor([[16, 0], [0, 0]]), num_classes=1)
+def test_stray_pixels_of_a_class_that_is_not_in_the_truth_cost_the_class_whose_pixels_they_take():
+    found = compute_scores(torch.tensor([[3, 1, 2], [1, 3, 0], [0, 0, 0]]), num_classes=3)
+    assert found.per_class_iou == [3 / 7, 3 / 5, None]
+    assert found.classes[2] == dict.fromkeys(["iou", "dice", "precision", "recall"])
+    assert found.iou == pytest.approx((3 / 7 + 3 / 5) / 2)
+    assert found.dice == pytest.approx((6 / 10 + 6 / 8) / 2)
+
+
+@pytest.mark.parametrize("num_false", [0, 3])
+def test_the_mean_is_nan_when_no_class_is_in_the_truth(num_false):
+    found = compute_scores(torch.tensor([[16, num_false], [0, 0]]), num_classes=1)
     assert found.per_class_iou == [None]
     assert math.isnan(found.iou)
     assert math.isnan(found.dice)

@@ -63,7 +63,9 @@ def test_scores_are_those_computed_by_hand():
     score = one("a", GOOD)  # the background counts among right pixels, but is not reported
     assert (list(score.classes), score.iou, score.wrong_pixels, score.counted_pixels) == (["cell"], 0.5, 10, 100)
     several = one("a", [[5, 10, 5], [0, 0, 5], [0, 0, 0]], ("sky", "road", "car"))
-    assert (several.classes["car"].iou, several.iou) == (None, (0.5 + 0.0) / 2)
+    assert (several.classes["road"].iou, several.classes["car"].iou) == (0.0, None)
+    assert (several.iou, several.dice) == (0.5, 10 / 15)  # of the sky: the truth has no road
+    assert one("a", [[95, 100, 95], [0, 0, 5]]).iou == 0.0  # one class alone: its own score
 
 
 def test_the_table_has_the_worst_first_and_is_read_back(tmp_path):

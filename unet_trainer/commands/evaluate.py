@@ -272,23 +272,32 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     ]
     for row in _rows(summary):
         scores = row["dataset"]
-        ends = scores["iou"]["interval"]
-        interval = "–" if ends is None else f"{ends[0]:.4f} to {ends[1]:.4f}"
-        dataset.append(
-            [row["name"], _score(scores["iou"]["value"]), interval, *(_score(scores[name]["value"]) for name in others)]
-        )
+        iou, *values = (_score(scores[name]["value"]) for name in ("iou", *others))
+        dataset.append([row["name"], iou, _interval(row), *values])
         means.append(
             [row["name"], *map(_score, row["mean_over_images"].values()), *(str(row.get(name, "")) for name in COUNTS)]
         )
+    notes = []
+    if len(summary["classes"]) > 1 and any(row["truth_pixels"] == 0 for row in summary["classes"]):
+        notes = ["  A class of which these masks have no pixel has no score, and no part in any mean."]
     return [
         f"Whole set ({counted(summary['num_images'], 'image')} as one, from one confusion matrix):",
         *_table(dataset),
+        *notes,
         "",
         "Mean over images (each scored by itself; images: those with the class in truth or prediction):",
         *_table(means),
         "",
         *confusion_lines(summary["confusion"]["rows_are_truth"], summary["confusion"]["ids"]),
     ]
+
+
+def _interval(row: dict[str, Any]) -> str:
+    """Of the IoU; of a class that no mask has, the pixels that are predicted as it."""
+    ends = row["dataset"]["iou"]["interval"]
+    if ends is not None:
+        return f"{ends[0]:.4f} to {ends[1]:.4f}"
+    return f"{row['predicted_pixels']} px predicted" if row.get("truth_pixels") == 0 else "–"
 
 
 def confusion_lines(rows: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:

@@ -30,7 +30,7 @@ from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
 from unet_trainer.images.tiling import fit_image, mirrored_to, resize_mask, tile_images
 from unet_trainer.inference.inputs import EvaluationData
 from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels, predicted_ids
-from unet_trainer.inference.scores import Count, EvaluatedSet, count_image, mean_over, number, scores_from_counts
+from unet_trainer.inference.scores import Count, EvaluatedSet, count_image, image_scores, number, scores_from_counts
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.concurrency import WriteBehind, read_ahead
@@ -108,7 +108,7 @@ def evaluate(
         found, counts[index] = count_image(truth, ids, spec.num_ids, first_id, with_lines)
         num_counted[index] = found.sum()
         num_wrong[index] = num_counted[index] - found.trace()
-        iou = number(mean_over(scores_from_counts(counts[index])["iou"], axis=-1))
+        iou = number(image_scores(counts[index][None])["iou"][0])
         rank = badness(iou, num_wrong[index], num_counted[index], data.pairs[index].name)
         with lock:
             confusion += found
@@ -182,12 +182,10 @@ def make_folder(folder: Path, is_named: bool) -> None:
 def csv_text(evaluated: EvaluatedSet, pairs: Sequence[Pair], data_dir: Path, class_names: Sequence[str]) -> str:
     """A row for each image, the worst first. With several classes: their mean, then each class. Undefined: an empty
     cell."""
-    scores = scores_from_counts(evaluated.counts)
+    scores, means = scores_from_counts(evaluated.counts), image_scores(evaluated.counts)
     columns: dict[str, Sequence[Any]] = {}
     if len(class_names) > 1:
-        columns |= {
-            f"mean_{score}": [_cell(value) for value in mean_over(values, axis=-1)] for score, values in scores.items()
-        }
+        columns |= {f"mean_{score}": [_cell(value) for value in values] for score, values in means.items()}
     for class_index, name in enumerate(class_names):
         suffix = f" {name}" if len(class_names) > 1 else ""
         columns |= {
@@ -197,7 +195,7 @@ def csv_text(evaluated: EvaluatedSet, pairs: Sequence[Pair], data_dir: Path, cla
             columns[f"{title}{suffix}"] = evaluated.counts[:, class_index, count].tolist()
     columns |= {"wrong_pixels": evaluated.num_wrong.tolist(), "counted_pixels": evaluated.num_counted.tolist()}
     lines = [csv_line(["image", "mask", *columns])]
-    ious = map(number, mean_over(scores["iou"], axis=-1))
+    ious = map(number, means["iou"])
     ranks = zip(ious, evaluated.num_wrong, evaluated.num_counted, (pair.name for pair in pairs), strict=True)
     for _, index in sorted((badness(*rank), index) for index, rank in enumerate(ranks)):
         lines.append(csv_line([*pairs[index].files_in(data_dir), *(values[index] for values in columns.values())]))
@@ -226,7 +224,7 @@ def _write_pictures(
     folder: Path, evaluated: EvaluatedSet, data: EvaluationData, spec: SegmenterSpec
 ) -> list[dict[str, Any]]:
     """Of the worst images; what was written, as evaluation.json lists it."""
-    ious = mean_over(scores_from_counts(evaluated.counts)["iou"], axis=-1)
+    ious = image_scores(evaluated.counts)["iou"]
     make_own_folder(folder / PICTURES)
     listed = []
     for place, (index, ids) in enumerate(evaluated.worst, start=1):

@@ -2,7 +2,8 @@
 and no model.
 
 Counts add up and scores are ratios of counts. So one function gives the scores of an image, of a set (from the sum over
-its images) and of a resampled set (from a weighted sum). What is undefined is NaN.
+its images) and of a resampled set (from a weighted sum). What is undefined is NaN. A mean is over the classes in the
+truth of the set.
 
 Intervals are those of a percentile bootstrap over images. Draws are seeded, do not depend on the order of the images,
 and are the same for every model that is scored on the same images, so that differences between two models are paired.
@@ -126,6 +127,46 @@ def scores_from_counts(counts: NDArray[Any]) -> dict[str, Floats]:
     return scores
 
 
+def image_scores(counts: NDArray[Any]) -> dict[str, Floats]:
+    """N,K,columns counts of images → N for each score: the mean over the classes in the image's truth. With one class
+    its own score, which is 0 where it is predicted and not there."""
+    scores = scores_from_counts(counts)
+    if counts.shape[1] == 1:
+        return {name: values[:, 0] for name, values in scores.items()}
+    in_truth = counts[..., Count.TRUTH] > 0
+    return {name: mean_over(np.where(in_truth, values, np.nan), axis=-1) for name, values in scores.items()}
+
+
+def set_scores(counts: NDArray[Any]) -> dict[str, Floats]:
+    """K,columns counts of a whole set → K+1 for each score: each class, then the mean. A class that is not in the truth
+    has no score and no part in the mean, whatever is predicted."""
+    return _with_mean(scores_from_counts(counts), counts[:, Count.TRUTH] > 0)
+
+
+def drawn_scores(draws: NDArray[Any]) -> dict[str, Floats]:
+    """draws,K,columns of `resampled_sums` → draws,K+1 for each score, as `set_scores`. The mean is over the
+    same classes in every draw.
+
+    A draw whose truth lacks one of them takes that class's counts from another draw. Left out, the class would move the
+    mean towards the others; scored 0, it would be missed where it is not. The truth decides which draw, so that models
+    that are compared on the same images take the same one.
+    """
+    draws, in_draw = draws.copy(), draws[..., Count.TRUTH] > 0
+    in_truth: NDArray[np.bool_] = np.any(in_draw, axis=0)
+    for class_index in np.flatnonzero(in_truth):
+        (others,), (lacking,) = in_draw[:, class_index].nonzero(), (~in_draw[:, class_index]).nonzero()
+        draws[lacking, class_index] = draws[np.resize(others, len(lacking)), class_index]
+    return _with_mean(scores_from_counts(draws), in_truth)
+
+
+def _with_mean(scores: dict[str, Floats], in_truth: NDArray[np.bool_]) -> dict[str, Floats]:
+    scored = {name: np.where(in_truth, values, np.nan) for name, values in scores.items()}
+    return {
+        name: np.concatenate([values, mean_over(values, axis=-1)[..., None]], axis=-1)
+        for name, values in scored.items()
+    }
+
+
 def mean_over(values: Floats, axis: int) -> Floats:
     """The mean of what is defined; NaN where nothing is."""
     return _ratio(np.nansum(values, axis), np.isfinite(values).sum(axis).astype(np.float64))
@@ -163,8 +204,8 @@ def resampled_sums(counts: Sequence[NDArray[Any]]) -> list[Floats]:
 
 
 def intervals(draws: Floats, num_images: int) -> list[Interval | None]:
-    """draws,K → of each of K the ends of the central 95 %. None: undefined, of a single image or in all draws; draws in
-    which the score is undefined are left out."""
+    """draws,K → of each of K the ends of the central 95 %. None: undefined, of a single image or in all draws. Draws in
+    which a score is undefined, as the precision of what is not predicted, are left out."""
     if num_images < 2:
         return [None] * draws.shape[1]
     is_defined = np.isfinite(draws).any(0)
@@ -188,12 +229,10 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
     classes that are
     reported, `id_names`: of all class ids."""
     counts = evaluated.counts
-    per_image = scores_from_counts(counts)
-    image_means = with_mean({name: mean_over(values, axis=0) for name, values in per_image.items()})
-    dataset, draws = (
-        with_mean(scores_from_counts(counts.sum(0))),
-        with_mean(scores_from_counts(resampled_sums([counts])[0])),
-    )
+    totals, per_image = counts.sum(0), scores_from_counts(counts)
+    in_truth = totals[:, Count.TRUTH] > 0
+    image_means = _with_mean({name: mean_over(values, axis=0) for name, values in per_image.items()}, in_truth)
+    dataset, draws = set_scores(totals), drawn_scores(resampled_sums([counts])[0])
     ends = {score: intervals(values, len(counts)) for score, values in draws.items()}
 
     def row(index: int, name: str) -> dict[str, Any]:
@@ -206,9 +245,11 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
             "mean_over_images": {score: number(values[index]) for score, values in image_means.items()},
         }
         if index < len(class_names):
-            about["images_with_a_score"] = int(np.isfinite(per_image["iou"][:, index]).sum())
+            about["images_with_a_score"] = int(np.isfinite(per_image["iou"][:, index]).sum()) if in_truth[index] else 0
             about["empty_truths"] = int((counts[:, index, Count.TRUTH] == 0).sum())
             about["empty_predictions"] = int((counts[:, index, Count.PREDICTION] == 0).sum())
+            about["truth_pixels"] = int(totals[index, Count.TRUTH])
+            about["predicted_pixels"] = int(totals[index, Count.PREDICTION])
         return about
 
     *classes, mean = (row(index, name) for index, name in enumerate([*class_names, MEAN]))
@@ -224,10 +265,8 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
 
 def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str]) -> dict[str, Any]:
     """Of two models that were evaluated on the same images, in the same order; as evaluation.json has it."""
-    mine, theirs = (with_mean(scores_from_counts(evaluated.counts.sum(0))) for evaluated in (this, other))
-    my_draws, their_draws = (
-        with_mean(scores_from_counts(drawn)) for drawn in resampled_sums([this.counts, other.counts])
-    )
+    mine, theirs = (set_scores(evaluated.counts.sum(0)) for evaluated in (this, other))
+    my_draws, their_draws = map(drawn_scores, resampled_sums([this.counts, other.counts]))
     draws = {score: my_draws[score] - their_draws[score] for score in mine}
     ends = {score: intervals(values, len(this.counts)) for score, values in draws.items()}
 
@@ -248,14 +287,6 @@ def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str])
 
     *classes, mean = (row(index, name) for index, name in enumerate([*class_names, MEAN]))
     return {"differences": "this model minus the other", "classes": classes, "mean": mean}
-
-
-def with_mean(scores: dict[str, Floats]) -> dict[str, Floats]:
-    """...,K each → ...,K+1: the mean over the classes that have a value comes last."""
-    return {
-        name: np.concatenate([values, mean_over(values, axis=-1)[..., None]], axis=-1)
-        for name, values in scores.items()
-    }
 
 
 def number(value: float | Floats) -> float | None:

@@ -1,8 +1,8 @@
 """IoU and Dice of a whole dataset, from one confusion matrix that is summed on the device; at the size that the masks
 have.
 
-Averages of per-batch IoUs are not IoU. A class that occurs neither in truth nor in prediction has no IoU and is left
-out of the mean; counting it as 1.0 would raise the mean of rare classes.
+Averages of per-batch IoUs are not IoU. The mean is over the classes that occur in the truth, so that it is over the
+same ones in every epoch and run: a stray pixel of another class costs the class whose pixel it takes, and no more.
 """
 
 import math
@@ -65,8 +65,8 @@ def class_counts(matrices: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Scores:
-    """`classes`: IoU, Dice, precision and recall of each class that is reported; None: undefined. And the means of IoU
-    and Dice."""
+    """`classes`: IoU, Dice, precision and recall of each class that is reported; None: undefined, as all are of a class
+    that is not in the truth. And the means of IoU and Dice."""
 
     classes: list[dict[str, float | None]]
     confusion: list[list[int]]  # that they were computed from: rows truth, columns prediction
@@ -92,8 +92,11 @@ def compute_scores(matrix: torch.Tensor, num_classes: int) -> Scores:
     """From a summed confusion matrix. With one class the foreground alone is reported."""
     on_host = matrix.cpu()
     counts = class_counts(on_host.double().unsqueeze(0))[0].tolist()[1 if num_classes == 1 else 0 :]
-    ratios = [overlap_ratios(*of_class) for of_class in counts]
-    return Scores([{name: ratio(*parts) for name, parts in one.items()} for one in ratios], on_host.tolist())
+    classes = []
+    for hits, truth, predicted in counts:
+        ratios = overlap_ratios(hits, truth, predicted)
+        classes.append({name: ratio(*parts) if truth else None for name, parts in ratios.items()})
+    return Scores(classes, on_host.tolist())
 
 
 # Masks at their own size beside a model that sees another: scores are counted at the masks' size, the loss at the

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.inference.scores import Interval, intervals, mean_over, resampled_sums, scores_from_counts, with_mean
+from unet_trainer.inference.scores import Interval, drawn_scores, intervals, resampled_sums, set_scores
 from unet_trainer.reports.page import NONE, overlay_charts, render_page, score
 from unet_trainer.training.run_summary import RunSummary
 from unet_trainer.training.val_scores import ImageScore
@@ -44,7 +44,7 @@ def iou_intervals(scores: Sequence[ImageScore]) -> tuple[Interval | None, dict[s
     names = list(scores[0].classes) if scores else []
     if len(scores) < 2:
         return None, dict.fromkeys(names)
-    draws = with_mean(scores_from_counts(resampled_sums([_count_array(scores)])[0]))["iou"]
+    draws = drawn_scores(resampled_sums([_count_array(scores)])[0])["iou"]
     *of_classes, of_mean = intervals(draws, len(scores))
     return of_mean, dict(zip(names, of_classes, strict=True))
 
@@ -54,11 +54,11 @@ def paired_difference(this: Sequence[ImageScore], other: Sequence[ImageScore]) -
     if not same_images(this, other):
         return None
     mine, theirs = (_count_array(sorted(scores, key=lambda score: score.image)) for scores in (this, other))
-    sums = (mine.sum(0), theirs.sum(0), *resampled_sums([mine, theirs]))
-    first, second, my_draws, their_draws = (mean_over(scores_from_counts(one)["iou"], axis=-1) for one in sums)
-    if np.isnan(first - second):
+    difference = set_scores(mine.sum(0))["iou"][-1] - set_scores(theirs.sum(0))["iou"][-1]
+    if np.isnan(difference):
         return None
-    return Difference(float(first - second), intervals((my_draws - their_draws)[:, None], len(mine))[0])
+    my_draws, their_draws = (drawn_scores(drawn)["iou"][:, -1:] for drawn in resampled_sums([mine, theirs]))
+    return Difference(float(difference), intervals(my_draws - their_draws, len(mine))[0])
 
 
 def same_images(this: Sequence[ImageScore], other: Sequence[ImageScore]) -> bool:

@@ -47,12 +47,16 @@ class ImageScore:
 
     @property
     def iou(self) -> float | None:
-        """The mean over the classes that occur; None if none does."""
-        return _mean([counts.iou for counts in self.classes.values()])
+        """The mean over the classes in the image's truth, or of one class its own; None: undefined."""
+        return _mean([counts.iou for counts in self._scored()])
 
     @property
     def dice(self) -> float | None:
-        return _mean([counts.dice for counts in self.classes.values()])
+        return _mean([counts.dice for counts in self._scored()])
+
+    def _scored(self) -> list[ClassCounts]:
+        counts = list(self.classes.values())
+        return counts if len(counts) == 1 else [one for one in counts if one.truth]
 
 
 def image_score(image: str, mask: str, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> ImageScore:
