@@ -18,11 +18,13 @@ from helpers.image_bytes import empty_png
 from helpers.runs import weights_digest, words
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import CheckpointError, UserError
+from unet_trainer.config.load import load_config
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build
+from unet_trainer.training.checkpoint_file import read_checkpoint
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -124,7 +126,7 @@ def test_what_is_swapped_in_for_an_image_is_named_and_neither_decoded_nor_waited
         swap(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0])
 
     with pytest.raises(
-        UserError, match=rf"\.jpg: {reason}.*last\.pt is whole; to go on: python train_unet\.py --resume"
+        UserError, match=rf"\.jpg: {reason}.*the last save is .*last\.pt; to go on: python train_unet\.py --resume"
     ):
         train(config, on_epoch=spoil, num_epochs=3, num_workers=num_workers)
 
@@ -277,3 +279,47 @@ def test_a_zeroed_cache_is_noticed_and_the_files_are_read_instead(config, capsys
         == 2
     )
     assert cache_files(config) == []
+
+
+@pytest.fixture
+def no_foreground(config, data):
+    """Settings of a run whose validation masks are empty."""
+    for part, numbers in (("train", range(10)), ("val", (10, 11))):
+        for kind in ("images", "masks"):
+            (data / part / kind).mkdir(parents=True)
+            for number in numbers:
+                (file,) = (data / kind).glob(f"*{number:03d}.*")
+                file.rename(data / part / kind / file.name)
+    for file in (data / "val/masks").iterdir():
+        cv2.imwrite(str(file), np.zeros((64, 64), np.uint8))
+    return config
+
+
+@pytest.mark.real_network
+def test_without_foreground_in_validation_a_run_follows_the_loss_and_has_a_best_model(no_foreground, capsys):
+    result = train(no_foreground, num_epochs=3)
+    said, run_dir = capsys.readouterr().out, result.run_dir
+    note = "Note: monitor: val_loss: no validation mask has a class to score, so there is no val_iou\n"
+    assert said.count(note) == 1
+    losses = [row["val_loss"] for row in result.history]
+    best = losses.index(min(losses)) + 1
+    assert (result.best_epoch, read_checkpoint(run_dir / "best.pt")["epoch"]) == (best, best)
+    assert f"Best epoch: {best} of {len(losses)}, val loss {min(losses):.4f}\n" in said
+    assert "nan" not in said
+    assert "every validation pixel is background: val IoU says nothing about the model" in said
+    assert json.loads((run_dir / "result.json").read_text())["best_val_iou"] is None
+    assert load_config(run_dir / "config.yaml").monitor == "val_loss"
+
+    # What shows runs, and the start that goes on with it: its config still says val_iou.
+    page = (run_dir / "report.html").read_text()
+    assert "No epoch has an IoU: no validation mask has a class to score." in page
+    assert "by val_loss" in page
+    other = shutil.copytree(run_dir, run_dir.with_name("other"))
+    assert main(["runs", str(run_dir.parent)]) == 0
+    assert main(["compare", str(run_dir), str(other)]) == 0
+    assert main(["evaluate", str(run_dir), "--device", "cpu"]) == 0
+    shown = capsys.readouterr().out
+    assert "nan" not in shown
+    assert "px predicted" in shown
+    assert train(no_foreground, num_epochs=4, resume=str(run_dir)).epochs == 4
+    assert f"best val_loss so far {min(losses):.4f} (epoch {best})" in capsys.readouterr().out

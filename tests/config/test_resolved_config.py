@@ -442,3 +442,13 @@ def test_with_a_time_budget_the_number_of_epochs_stays_open():
     faster = resolve(repeatable, CPU, DATASET, lambda config: dataclasses.replace(STEP, seconds=0.25), found_weights)
     assert faster.taken.num_epochs == pytest.approx(2 * settings.taken.num_epochs, rel=0.05)
     assert faster.taken.repeats == settings.taken.repeats
+
+
+@pytest.mark.parametrize("monitor", ["val_iou", "val_dice"])
+def test_without_a_class_to_score_in_validation_the_loss_is_monitored(monitor):
+    empty = dataclasses.replace(DATASET, has_val_classes=False)
+    settings = settings_of(dataset=empty, monitor=monitor)
+    assert settings.taken.monitor == "val_loss"
+    assert decided(settings)["monitor"] == f"no validation mask has a class to score, so there is no {monitor}"
+    assert settings_of(monitor=monitor).taken.monitor == monitor
+    assert "monitor" not in decided(settings_of(dataset=empty, monitor="val_loss"))

@@ -82,6 +82,7 @@ class DatasetFacts:
     class_names_reason: str = ""
     mask_tolerance: int = 0
     are_blocks: bool = False  # the images are parts of a larger one
+    has_val_classes: bool = True  # a validation mask has pixels of a class that is scored
     brightness_share: float = 0.0  # of the variance of pixel values, that lies between images and not within them
 
 

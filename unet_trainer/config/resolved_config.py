@@ -38,7 +38,7 @@ KEPT_AS_CHOSEN = ("use_amp", "compile_model")
 # Decided like the others, and said in lines of their own.
 SAID_ELSEWHERE = (
     "device", "num_workers", "mask_values", "ignore_value", "mask_tolerance", "in_channels", "image_mean", "image_std",
-    "class_weights",
+    "class_weights", "monitor",
 )  # fmt: skip
 # Decided values that mean "nothing": they are in config.yaml with their reason, and not printed.
 PLAIN = {"crops_per_image": 1, "cutmix": 0.0, "normalize": "dataset"}
@@ -354,6 +354,9 @@ def _settle_contradictions(draft: _Draft) -> None:
         )
     if draft["sync_batchnorm"] and draft["compile_model"] and draft.hardware.num_processes > 1:
         draft.decide("compile_model", False, "sync_batchnorm breaks the compiled graph, and waits for the host")
+    if draft["monitor"] != "val_loss" and not draft.dataset.has_val_classes:
+        reason = f"no validation mask has a class to score, so there is no {draft['monitor']}"
+        draft.decide("monitor", "val_loss", reason)
     if draft["batch_parts"] > draft["batch_size"]:
         draft.decide("batch_parts", draft["batch_size"], f"a batch of {draft['batch_size']} has no more parts")
 

@@ -224,7 +224,8 @@ class Config:
     ema_decay: InsideShare | Auto | None = "auto"
     """average the weights over steps and evaluate the average; auto: over about a tenth of the run; null: off"""
     monitor: MonitorName = "val_iou"
-    """the metric that decides best.pt, early stopping and plateau: val_iou, val_dice or val_loss"""
+    """the metric that decides best.pt, early stopping and plateau: val_iou, val_dice or val_loss (always
+    val_loss where no validation mask has a class to score)"""
     early_stopping_patience: AtLeastOne | Auto | None = "auto"
     """stop after this many epochs without improvement, not counting those in which the learning rate warms up, or is high and
     the training loss still falls; auto: 30 % of the epochs; null: never"""

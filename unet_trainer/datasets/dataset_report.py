@@ -73,6 +73,7 @@ class DatasetReport:
     problems: list[Problem] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)  # what the user must decide
     notices: list[str] = field(default_factory=list)  # what does not stop training and the user should know
+    val_ids: set[int] = field(default_factory=set)  # class ids in validation masks
     untaught_ids: set[int] = field(default_factory=set)  # class ids in validation masks and in no training mask
     kind: ImageKind | None = None
     nodata: tuple[float, ...] = ()  # values of the images that mark missing data
@@ -166,6 +167,7 @@ class CheckedDataset(DatasetReport):
             class_names_reason=self.classes.class_names_reason,
             mask_tolerance=self.coding.tolerance,
             are_blocks=are_blocks,
+            has_val_classes=bool(self.val_ids - ({0} if self.classes.num_classes == 1 else set())),
             # Blocks of one image have its light: what differs between them is what they show.
             brightness_share=0.0 if are_blocks else scan.brightness_share(train_images, self.image_spec.channels),
         )
@@ -335,7 +337,7 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         report.notices.append(f"{what}; the scores of evaluate --split test are too good for them")
     held = dict(zip(report.pairs, labels, strict=True))
     train, val = (set().union(*(held[pair] for pair in side)) for side in (report.split.train, report.split.val))
-    report.untaught_ids = val - train
+    report.val_ids, report.untaught_ids = val, val - train
     taught = "training mask (nothing teaches them)"
     for missing, where in (
         (train - val, "validation mask (val_iou says nothing of them)"),

@@ -31,17 +31,17 @@ class Baseline:
 
 
 def best_baseline(confusion: Confusion, num_classes: int, names: Sequence[str]) -> Baseline | None:
-    """Of predicting one class everywhere: with one class the foreground, else the most frequent one. None without
-    pixels.
+    """Of predicting one class everywhere: with one class the foreground, else the most frequent one. None without a
+    class to score.
 
     `names`: one for each class id.
     """
     in_truth = [sum(row) for row in confusion]
     num_pixels = sum(in_truth)
-    if num_pixels == 0:
+    if not any(in_truth[1:] if num_classes == 1 else in_truth):
         return None
     if num_classes == 1:
-        return Baseline(f"all {names[1 if in_truth[1] else 0]}", in_truth[1] / num_pixels)
+        return Baseline(f"all {names[1]}", in_truth[1] / num_pixels)
     most = max(in_truth)
     num_present = sum(count > 0 for count in in_truth)
     return Baseline(f"all {names[in_truth.index(most)]}", most / num_pixels / num_present)

@@ -10,6 +10,7 @@ import contextlib
 import csv
 import io
 import json
+import math
 import os
 import re
 import sys
@@ -175,7 +176,12 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
             self.say = None
 
     def show(self, loss: float, iou: float) -> None:
-        self.tqdm.set_postfix_str(f"loss={loss:.3f}, iou={iou:.3f}", refresh=False)
+        self.tqdm.set_postfix_str(f"loss={loss:.3f}, iou={score_text(iou, 3)}", refresh=False)
+
+
+def score_text(value: float | None, digits: int = 4) -> str:
+    """– where there is no class to score."""
+    return "–" if value is None or math.isnan(value) else f"{value:.{digits}f}"
 
 
 class FaultTolerantStream:
@@ -282,12 +288,13 @@ class Console:
 
     def epoch_ends(self, row: Mapping[str, float | int], num_epochs: int, improved: bool, on_gpu: bool) -> None:
         best = " (best)" if improved else ""
+        train_iou, val_iou = score_text(row["train_iou"]), score_text(row["val_iou"])
         memory = f"GPU memory: {row['peak_memory_gib']:.1f} GiB" if on_gpu else ""
         not_finite = f" ({row['nan_steps']} not finite)" if row["nan_steps"] else ""
         skipped = f"skipped steps: {row['skipped_steps']}{not_finite}" if row["skipped_steps"] else ""
         line = (
             f"Epoch {row['epoch']}/{num_epochs}  train loss {row['train_loss']:.4f}  val loss {row['val_loss']:.4f}"
-            f"  train IoU {row['train_iou']:.4f}  val IoU {row['val_iou']:.4f}{best}  lr {row['learning_rate']:.2e}"
+            f"  train IoU {train_iou}  val IoU {val_iou}{best}  lr {row['learning_rate']:.2e}"
             f"  {row['seconds']:.1f} s  {row['images_per_second']:.0f} images/s  data wait {row['data_wait']:.0%}"
         )
         line += "".join(f"  {part}" for part in (memory, skipped) if part)
@@ -305,7 +312,7 @@ class Console:
         print(
             f"\nEpoch {row['epoch']} Summary:\n"
             f"  Train Loss: {row['train_loss']:.4f} | Val Loss: {row['val_loss']:.4f}\n"
-            f"  Train IoU:  {row['train_iou']:.4f} | Val IoU:  {row['val_iou']:.4f}{best}\n"
+            f"  Train IoU:  {train_iou} | Val IoU:  {val_iou}{best}\n"
             f"  {' | '.join(details)}",
             file=self.stream,
             flush=True,
@@ -318,9 +325,7 @@ class Console:
         if len(shown) > MAX_CLASSES:
             found = [(name, value) for name, value in shown if value is not None]
             shown = sorted(found, key=lambda entry: entry[1])[: MAX_CLASSES - 1]
-        for line in aligned(
-            [("class", "IoU"), *((name, "–" if value is None else f"{value:.4f}") for name, value in shown)]
-        ):
+        for line in aligned([("class", "IoU"), *((name, score_text(value)) for name, value in shown)]):
             self.say(f"  {line}")
         if len(shown) < len(scores):
             self.say(

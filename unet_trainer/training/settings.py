@@ -121,6 +121,8 @@ def build_settings(
         console.say("Decided from the data and this machine (a value in the config is always kept):")
     for name, value, reason in lines:
         console.say(f"  {name}: {value if len(value) <= MAX_SHOWN else f'{value[:MAX_SHOWN]}…'}  ({reason})")
+    if settings.taken.monitor != config.monitor:
+        console.note(f"monitor: {settings.taken.monitor}: {settings.decisions['monitor'].reason}")
     if not (resumes or is_preview):
         for hint in review(settings, hardware, facts, cost)[:MAX_HINTS]:
             console.note(f"{hint.title}: {hint.detail} → {hint.fix}")
