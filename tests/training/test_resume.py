@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from helpers.small_runs import make_run, said
 from helpers.steps import make_settings, small_components
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.load import load_config
@@ -21,6 +22,7 @@ from unet_trainer.training.resume import (
     longer,
     say_resumed,
 )
+from unet_trainer.training.run import TrainingEpoch
 
 
 def compare(before, now):
@@ -182,3 +184,20 @@ def test_another_number_of_epochs_is_told_with_what_it_does_to_the_schedule(sche
     state = small_components(settings=settings).state
     say_resumed(settings.taken, {**BEFORE, "num_epochs": 20}, state, [], Console(stream))
     assert f"Note: the {scheduler} schedule {how}; the learning rate continues at 1.00e-03\n" in stream.getvalue()
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 2])
+def test_the_rate_that_a_resume_within_the_warm_up_prints_is_the_one_it_trains_with(
+    accumulation_steps, tiny_data, tmp_path
+):
+    """5 batches an epoch, 2 epochs of warm-up; 2 batches are done."""
+    run = make_run(tiny_data, tmp_path / "run", num_epochs=4, warmup_epochs=2, accumulation_steps=accumulation_steps)
+    run.state.batch = 2
+    before = {**run.settings.repeatable_dict(), "num_epochs": 3}
+    say_resumed(run.config, before, run.state, [], run.console)
+    with TrainingEpoch(run) as epoch:
+        next(epoch.batches())
+        used = epoch.learning_rate
+    num_done, num_warmup_steps = 2 // accumulation_steps, 2 * -(-5 // accumulation_steps)
+    assert used == pytest.approx(run.config.learning_rate * (num_done + 1) / num_warmup_steps)
+    assert f"; the learning rate continues at {used:.2e}\n" in said(run)

@@ -173,7 +173,7 @@ def say_resumed(
         )
     horizon = before["num_epochs"]
     if horizon not in ("auto", config.num_epochs) and state.epoch < config.num_epochs:
-        rate = state.learning_rate.at(state.epoch * state.learning_rate.steps_per_epoch)
+        rate = state.next_learning_rate(config.accumulation_steps)
         how = (
             "stays"
             if config.scheduler in ("constant", "plateau")

@@ -214,7 +214,7 @@ class TrainingEpoch(contextlib.ExitStack):
         size, num_batches = run.config.accumulation_steps, len(self.loader)
         for start in range(state.batch, num_batches, size):
             stop = min(start + size, num_batches)
-            self.learning_rate = state.learning_rate.at(self.first_step + start // size)
+            self.learning_rate = state.next_learning_rate(size)
             for index in range(start, stop):
                 batch = self.meter.wait_for(partial(next_batch, run, self.read, index))
                 if index == start:

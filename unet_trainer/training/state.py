@@ -218,6 +218,11 @@ class TrainState:
     def device(self) -> torch.device:
         return next(self.segmenter.parameters()).device
 
+    def next_learning_rate(self, accumulation_steps: int) -> float:
+        """The rate of the optimizer step that the next batch belongs to."""
+        num_steps = math.ceil(self.batch / accumulation_steps)  # of the epoch; the last one may be of fewer batches
+        return self.learning_rate.at(self.epoch * self.learning_rate.steps_per_epoch + num_steps)
+
     def forget_best(self) -> None:
         """The weights of the best epoch are lost: the next epoch is the best one. The patience goes on."""
         self.early_stopping.best_value, self.early_stopping.best_epoch = math.nan, 0
