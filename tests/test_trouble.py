@@ -123,7 +123,7 @@ def test_memory_that_runs_out_in_the_first_step_leaves_the_start_to_go_on_from(t
     run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
     assert error.startswith("Error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB). ")
     assert "Try batch_size=2 accumulation_steps=2, or on_oom=shrink, or use_amp=true; " in error
-    assert f"{run_dir / 'last.pt'} is whole; to go on: python train_unet.py --resume {run_dir}" in error
+    assert f"; the last save is {run_dir / 'last.pt'}; to go on: python train_unet.py --resume {run_dir}" in error
     monkeypatch.undo()
     assert main(["--resume", str(run_dir)]) == 0
     straight = train(tiny_config, run_name="straight")

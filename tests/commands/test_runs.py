@@ -20,9 +20,11 @@ from train_unet import main
 from unet_trainer.commands import runs
 from unet_trainer.commands.runs import find_named_run
 from unet_trainer.config.errors import UserError
+from unet_trainer.inference.engine import find_model
 from unet_trainer.system.console import Console
 from unet_trainer.system.local_server import LocalHandler, LocalServer, bind, serve
 from unet_trainer.system.locks import FolderLock
+from unet_trainer.training.run_folder import newest_run
 
 PERFECT = [[row[0], [row[1][1]] * 3] for row in FOUR_IMAGES]
 
@@ -120,6 +122,32 @@ def test_what_cannot_be_done_is_one_message(folder, capsys, arguments, message):
     assert capsys.readouterr().err.startswith(f"Error: {message}")
 
 
+def test_runs_and_compare_count_epochs_alike(folder, capsys):
+    write_run(folder / "early", ious=(0.2, 0.3, 0.4, 0.5, 0.45), end="stopped early", num_epochs=6)
+    assert main(["runs", str(folder)]) == 0
+    assert table_of(capsys.readouterr().out)["early"][2] == "5/6"
+    assert main(["compare", "cells", "early", "--html", "page.html"]) == 0
+    found = table_of(capsys.readouterr().out)
+    columns = dict(zip(found["Run"], found["early"], strict=True))
+    assert (columns["Best epoch"], columns["Epochs"]) == ("4", "5/6")
+    assert '4<br><span class="muted small">5/6 done</span>' in Path("page.html").read_text()
+
+
+def test_the_newest_run_is_the_one_that_was_saved_last_whatever_asks(folder, capsys):
+    """Another one was written to later (its report, an event); a third was begun later and has saved nothing."""
+    for time, name in enumerate(("cells", "killed"), start=100):
+        for file in ("last.pt", "best.pt"):
+            (folder / name / file).write_bytes(b"")
+            os.utime(folder / name / file, (time, time))
+    os.utime(folder / "cells/events.jsonl", (2**32, 2**32))
+    (folder / "broken/config.yaml").write_text("")
+    assert find_named_run(None, folder) == newest_run(folder) == find_model(None, folder).parent == folder / "killed"
+    assert main(["report", "--no-pictures"]) == 0
+    said = capsys.readouterr().out
+    assert f"Report: {folder / 'killed/report.html'} " in said
+    assert f"Note: {folder / 'broken'} was begun later, but has saved nothing yet; name it to see it\n" in said
+
+
 def test_a_run_is_found_by_name_folder_and_file_and_the_newest_without_one(folder, monkeypatch, capsys):
     os.utime(folder / "broken/events.jsonl", (2**32, 2**32))
     for name, under in (
@@ -131,7 +159,7 @@ def test_a_run_is_found_by_name_folder_and_file_and_the_newest_without_one(folde
     served = []
     monkeypatch.setattr(runs, "serve", lambda server, *_: served.append(server) or server.server_close() or 0)
     assert main(["watch", "--no-browser"]) == 0
-    assert "checkpoints/broken: failed, 0 of 3 epochs" in capsys.readouterr().out
+    assert "checkpoints/broken: failed, 0/3 epochs" in capsys.readouterr().out
     assert main(["watch", "cells", "better", "cells", "--no-browser"]) == 0
     assert [[folder.name for folder in server.folders] for server in served] == [["broken"], ["cells", "better"]]
     assert served[0].server_address[0] == "127.0.0.1"

@@ -130,9 +130,9 @@ def same_weights(one, two):
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_the_last_state_is_named_where_there_is_no_best_yet(segmenter, tmp_path):
+def test_the_last_state_is_named_where_there_is_no_best_whether_the_run_has_ended_or_not(segmenter, tmp_path):
     last = save_model(tmp_path / "run/last.pt", segmenter)
-    with pytest.raises(CheckpointError, match=r"has no best.pt yet; name .*last.pt to use the last state"):
+    with pytest.raises(CheckpointError, match=r"run has no best.pt; name .*last.pt to use the last state"):
         find_model(last.parent)
     assert find_model(last.parent, raw=True) == last
 

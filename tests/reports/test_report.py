@@ -72,7 +72,7 @@ def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
         "run – training report",
         "IoU on the validation images 0.600 0 1 95 % interval 0.385 – 0.900 (bootstrap over 4 images; so few images make it a rough one)",
         "all foreground would give 0.500",  # 10 of 20 pixels in the matrix
-        "Best epoch 2 3 of 3 epochs done Time 30 s in epochs; start-up 1.5 s Images/s 102 in training",
+        "Best epoch 2 3/3 epochs done Time 30 s in epochs; start-up 1.5 s Images/s 102 in training",
         "val 0.400 → 0.500; train 0.450 → 0.550; val is 0.600 at the best epoch, 2",
         "Folder data/mine Images 8-bit RGB; 64×48 Split 10 train, 4 val. val_fraction 0.2, seed 42",
         "32×32 (images are resized to it) Classes in the masks",

@@ -247,3 +247,11 @@ def test_a_run_that_ends_without_its_best_weights_says_so_and_names_the_last_one
     )
     assert f"Weights: {best.with_name('last.pt')} | " in said(run)
     assert str(best) not in said(run).split("Weights: ")[1]
+
+
+def test_a_file_that_nobody_has_read_is_not_called_whole(run):
+    last = run.checkpointer.folder / "last.pt"
+    assert run.checkpointer.describe_saved() == "there is no state to go on from"
+    last.write_bytes(b"damaged")
+    command = f"python train_unet.py --resume {run.checkpointer.folder}"
+    assert run.checkpointer.describe_saved() == f"the last save is {last}; to go on: {command}"

@@ -10,6 +10,7 @@ import torch
 
 from helpers.small_runs import ROW, finish_epochs, make_run, said
 from helpers.steps import make_settings
+from unet_trainer.config.errors import UnreadableFile
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import Decision
 from unet_trainer.model.baselines import Baseline, best_baseline
@@ -225,6 +226,16 @@ def test_classes_that_are_not_found_are_named_with_what_they_are_taken_for():
     )  # auto has decided on none
 
 
+def test_a_run_is_not_recorded_as_finished_before_its_best_weights_were_looked_at(run, monkeypatch):
+    def refuse(path):
+        raise UnreadableFile(f"{path} cannot be read")
+
+    monkeypatch.setattr("unet_trainer.training.checkpointer.verify_checkpoint", refuse)
+    with pytest.raises(UnreadableFile):
+        report(run)
+    assert not run.events.has_ended
+
+
 @pytest.mark.parametrize(
     ("confusion", "num_classes", "name"),
     [([[70, 0], [0, 0]], 1, "background"), ([[0, 0], [3, 9]], 1, "foreground"), ([[0, 0], [0, 9]], 2, "class 1")],
@@ -243,7 +254,7 @@ TWO = ("background", "foreground")
 @pytest.mark.parametrize("confusion", [[[68, 2], [2, 28]], [[70, 0], [30, 0]]])
 def test_the_baseline_of_one_class_is_all_foreground_whatever_was_predicted(confusion):
     assert best_baseline(confusion, 1, TWO) == Baseline("all foreground", 0.3)
-    assert best_baseline([[70, 0], [0, 0]], 1, TWO) == Baseline("all background", 0.0)
+    assert best_baseline([[65, 5], [0, 0]], 1, TWO) is None  # there is nothing to score
 
 
 def test_the_baseline_of_many_classes_is_the_most_frequent_one_over_those_that_occur():

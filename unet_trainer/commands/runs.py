@@ -12,8 +12,9 @@ from unet_trainer.commands.command_line import CommandParser, ScriptConfig, spli
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.system.atomic_files import write_bytes_atomically
-from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted
+from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted, score_text
 from unet_trainer.system.local_server import add_page_options, bind, serve
+from unet_trainer.training.run_folder import begun_later, has_checkpoint, newest_run
 from unet_trainer.training.run_summary import RunSummary, State, find_runs, is_run, read_run_summary
 
 if TYPE_CHECKING:  # a typo is answered before OpenCV and torch are loaded
@@ -79,17 +80,8 @@ def table(summaries: Sequence[RunSummary]) -> list[str]:
     """A header and a line for each run."""
     rows = [["run", "state", "best IoU", "epochs", "last written"]]
     for summary in summaries:
-        iou, planned = summary.best_iou, f"/{summary.num_epochs}" if summary.num_epochs else ""
         written = "" if summary.updated is None else f"{summary.updated.astimezone():%Y-%m-%d %H:%M}"
-        rows.append(
-            [
-                summary.name,
-                summary.state,
-                "–" if iou is None else f"{iou:.4f}",
-                f"{len(summary.epochs)}{planned}",
-                written,
-            ]
-        )
+        rows.append([summary.name, summary.state, score_text(summary.best_iou), summary.progress, written])
     header, *lines = aligned(rows)
     start = header.index("state")
     coloured = []
@@ -125,11 +117,14 @@ def read_run_words(
     checkpoint_dir = Path(settings.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     wanted: list[str | None] = [*names] or [None]
     folders = [find_named_run(name, checkpoint_dir) for name in wanted]
+    if not names and has_checkpoint(folders[0]) and (later := begun_later(folders[0], checkpoint_dir)) is not None:
+        Console().note(f"{later} was begun later, but has saved nothing yet; name it to see it")
     return names, list(dict.fromkeys(folders)), Path(settings["data_dir"]) if "data_dir" in settings else None
 
 
 def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
-    """The folder of a run: by its path, its name under checkpoint_dir or a file in it; the newest without a name.
+    """The folder of a run: by its path, its name under checkpoint_dir or a file in it. Without a name the run that was
+    saved last, as predict and --resume take it, or where none has saved anything the one that was written to last.
 
     Raises UserError.
     """
@@ -137,7 +132,7 @@ def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
         found = find_runs(checkpoint_dir)
         if not found:
             raise UserError(f"checkpoint_dir: {checkpoint_dir} holds no runs; python train_unet.py starts one")
-        return found[0]
+        return newest_run(checkpoint_dir) if any(map(has_checkpoint, found)) else found[0]
     candidates = [Path(name), checkpoint_dir / name]
     candidates += [candidate.parent for candidate in candidates if candidate.is_file()]
     for candidate in candidates:
@@ -190,8 +185,7 @@ def watch(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     server = bind(given, lambda address: WatchServer(address, folders))
     for folder in folders:
         summary = read_run_summary(folder)
-        planned = f" of {summary.num_epochs}" if summary.num_epochs else ""
-        console.say(f"{folder}: {summary.state}, {len(summary.epochs)}{planned} epochs")
+        console.say(f"{folder}: {summary.state}, {summary.progress} epochs")
     return serve(server, given, console, "see the runs and their validation images")
 
 
@@ -227,14 +221,15 @@ def comparison_lines(found: Comparison) -> list[str]:
     """A table of the runs, what the images are, and the settings that differ."""
     from unet_trainer.reports.page import NONE, duration, interval, rate, score
 
-    rows = [["Run", "val IoU", "95 % interval", "Difference", "Best epoch", "Time", "Images/s", "GPU memory", "State"]]
+    header = ["Run", "val IoU", "95 % interval", "Difference", "Best epoch", "Epochs", "Time", "Images/s", "GPU memory"]
+    rows = [[*header, "State"]]
     for run in found.runs:
         best, summary = run.summary.best, run.summary
-        progress = NONE if best is None else f"{best.number} of {len(summary.epochs)}"
+        epochs = [NONE if best is None else str(best.number), summary.progress]
         difference = NONE if run.difference is None else f"{run.difference} {run.difference.verdict}"
         speed = [duration(summary.seconds), rate(summary.images_per_second), run.memory_text]
         rows.append(
-            [run.name, score(summary.best_iou, 4), interval(run.interval), difference, progress, *speed, summary.state]
+            [run.name, score(summary.best_iou, 4), interval(run.interval), difference, *epochs, *speed, summary.state]
         )
     lines = [*aligned(rows), "", *([found.note, ""] if found.note else [])]
     if not found.settings:

@@ -152,7 +152,7 @@ def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoint
     if raw:
         return found / LAST
     if not (found / BEST).is_file():
-        raise CheckpointError(f"{found} has no {BEST} yet; name {found / LAST} to use the last state")
+        raise CheckpointError(f"{found} has no {BEST}; name {found / LAST} to use the last state")
     return found / BEST
 
 

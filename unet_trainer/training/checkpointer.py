@@ -96,7 +96,7 @@ class Checkpointer:
         return (
             "there is no state to go on from"
             if state is None
-            else f"{state} is whole; to go on: {resume_command(self.folder)}"
+            else f"the last save is {state}; to go on: {resume_command(self.folder)}"
         )
 
     def write_config(self) -> None:

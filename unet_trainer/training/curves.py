@@ -70,9 +70,8 @@ def draw_curves(summary: RunSummary) -> bytes:
         0.0 if low < 0.5 else int(low * 10) / 10, 1.0
     )  # values close together well above 0 would be a flat line
     meanings = _mark(summary, axes, {"val_loss": loss, "val_iou": iou})
-    planned = f" of {summary.num_epochs}" if summary.num_epochs else ""
     when = "" if summary.updated is None else f", {summary.updated:%Y-%m-%d %H:%M} UTC"
-    subtitle = f"{summary.state}, {len(summary.epochs)}{planned} epochs{when}"
+    subtitle = f"{summary.state}, {summary.progress} epochs{when}"
     figure.suptitle(f"{_plain(summary.name)} – {subtitle}", color=INK, fontsize=14, x=0.01, ha="left")
     if meanings:
         figure.supxlabel("   |   ".join(meanings), color=INK, fontsize=10, x=0.01, ha="left")

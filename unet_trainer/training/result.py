@@ -108,8 +108,8 @@ def report(run: Run, close: Callable[[], object] = lambda: None) -> TrainResult:
     result: the last lines tell what there is and what to do with it. After a signal too, which leaves a finished run
     without its
     report."""
-    run.events.add("end", how="stopped early" if run.state.epoch < run.config.num_epochs else "finished")
     run.lost_best = run.checkpointer.check_best() or run.lost_best
+    run.events.add("end", how="stopped early" if run.state.epoch < run.config.num_epochs else "finished")
     result = build_result(run)
     content = {name: value for name, value in asdict(result).items() if name not in ("run_dir", "history")}
     run.checkpointer.attempt(lambda: write_result(result.run_dir / RESULT_JSON, content))
@@ -137,8 +137,12 @@ def say_result(run: Run, result: TrainResult) -> None:
         why = "by a callback" if run.is_stopped else f"no better {run.config.monitor} in {epochs}{how}"
         console.say(f"Stopped early: {why}")
     if has_best:
-        compared = "" if baseline is None else f" ({baseline.prediction} everywhere would give {baseline.iou:.4f})"
-        console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, val IoU {result.best_val_iou:.4f}{compared}")
+        score = f"val loss {result.history[result.best_epoch - 1]['val_loss']:.4f}"
+        if baseline is not None:
+            score = (
+                f"val IoU {result.best_val_iou:.4f} ({baseline.prediction} everywhere would give {baseline.iou:.4f})"
+            )
+        console.say(f"Best epoch: {result.best_epoch} of {result.epochs}, {score}")
     console.class_table(result.per_class_iou)
     for warning in result.warnings:
         console.warn(warning)
@@ -183,20 +187,20 @@ def judge_model(
     × width) of the largest training image."""
     config = settings.taken
     names = id_names(config)
-    baseline = best_baseline(confusion, config.num_classes, names)
-    if baseline is None:
-        return []
     check = (
         "masks may be read with the wrong mask_values: python train_unet.py check "
         f"{_setting('data_dir', config.data_dir)}"
     )
     present = [class_id for class_id, row in enumerate(confusion) if sum(row)]
+    baseline = best_baseline(confusion, config.num_classes, names)
     if len(present) == 1:
         advice = [
             "validation needs images with each class: a larger val_fraction, another seed, or a split_file",
             check,
         ]
         return [(f"every validation pixel is {names[present[0]]}: val IoU says nothing about the model", advice)]
+    if baseline is None:
+        return []
     iou = compute_scores(torch.tensor(confusion), config.num_classes).iou
     train_iou = max(filter(math.isfinite, column(history, "train_iou")), default=0.0)
     gain, train_gain = ((value - baseline.iou) / (1 - baseline.iou) for value in (iou, train_iou))

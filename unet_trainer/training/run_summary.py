@@ -125,6 +125,11 @@ class RunSummary:
         return number if type(number) is int else None
 
     @property
+    def progress(self) -> str:
+        """Epochs that are done, of those that are planned: 5/6; 5 where the plan is not known."""
+        return f"{len(self.epochs)}/{self.num_epochs}" if self.num_epochs else f"{len(self.epochs)}"
+
+    @property
     def class_names(self) -> list[str]:
         """Of the classes that are reported."""
         classes = next((epoch.classes for epoch in reversed(self.epochs) if epoch.classes), None)
