@@ -37,7 +37,7 @@ if __name__ == "__main__":  # Ctrl-C during the imports below would be a traceba
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import unet_trainer
 from unet_trainer.commands.command_line import exit_codes, find_command, read_training_command
@@ -46,11 +46,12 @@ from unet_trainer.config.load import check_trackers, check_url, load_config, loa
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process
-from unet_trainer.training.extension import Callback, Own
+from unet_trainer.training.extension import Callback, CustomParts, collect_callbacks
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
+    from unet_trainer.config.overrides import Overrides
     from unet_trainer.datasets.converted import Pairs
-    from unet_trainer.model.given import OwnLoss, OwnModel
+    from unet_trainer.model.custom import CustomLoss, CustomModel
     from unet_trainer.training.evaluation import EvalMetrics, Evaluation
     from unet_trainer.training.history import Row
     from unet_trainer.training.result import TrainResult
@@ -82,12 +83,12 @@ def train(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     on_epoch: Callable[[Row], object] | None = None,
     *,
-    loss: OwnLoss | Mapping[str, float] | str | None = None,
-    model: OwnModel | None = None,
+    loss: CustomLoss | Mapping[str, float] | str | None = None,
+    model: CustomModel | None = None,
     train_data: Pairs | None = None,
     val_data: Pairs | None = None,
     callbacks: Sequence[Callback] = (),
-    **overrides: Any,
+    **overrides: Unpack[Overrides],
 ) -> TrainResult:
     """Train by a config (a dict, a path to a YAML file or a Config; CONFIG when left out) plus overrides.
 
@@ -102,14 +103,8 @@ def train(
     Raises UserError for what the user can fix, TrainingFailed when training cannot continue, and Interrupted
     (a KeyboardInterrupt) after SIGINT or SIGTERM, with the state saved.
     """
-    if loss is not None and not callable(loss):
-        overrides["loss"] = loss
-    listeners = list(callbacks)
-    if on_epoch is not None:
-        listeners.append(Callback())
-        listeners[-1].on_epoch = on_epoch  # type: ignore[method-assign, assignment] # what is no bool does not stop the run
-    own = Own(loss if callable(loss) else None, model, train_data, val_data, listeners)
-    return finish(train_epochs(config, own, overrides, waits=bool(listeners)))
+    custom = CustomParts(loss, model, train_data, val_data, collect_callbacks(callbacks, on_epoch))
+    return finish(train_epochs(config, custom, overrides))
 
 
 def finish(epochs: Generator[Row, None, TrainResult]) -> TrainResult:
@@ -121,33 +116,36 @@ def finish(epochs: Generator[Row, None, TrainResult]) -> TrainResult:
 
 
 def follow(
-    config: Config | Mapping[str, Any] | str | Path | None = None, **parts_and_overrides: Any
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *,
+    loss: CustomLoss | Mapping[str, float] | str | None = None,
+    model: CustomModel | None = None,
+    train_data: Pairs | None = None,
+    val_data: Pairs | None = None,
+    callbacks: Sequence[Callback] = (),
+    **overrides: Unpack[Overrides],
 ) -> Generator[Row, None, TrainResult]:
     """Train and yield a row after each epoch: `for row in follow(config): ...`.
 
     Leaving the loop cancels the run; its state is saved."""
-    own = {
-        name: value
-        for name, value in parts_and_overrides.items()
-        if name in Own._fields and (name != "loss" or callable(value))
-    }
-    overrides = {name: value for name, value in parts_and_overrides.items() if name not in own}
-    return (yield from train_epochs(config, Own(**own), overrides, waits=True))
+    custom = CustomParts(loss, model, train_data, val_data, collect_callbacks(callbacks))
+    return (yield from train_epochs(config, custom, overrides, is_followed=True))
 
 
 def train_epochs(
     config: Config | Mapping[str, Any] | str | Path | None,
-    own: Own,
+    custom: CustomParts,
     overrides: Mapping[str, Any],
-    waits: bool,
+    is_followed: bool = False,
     started: float | None = None,
 ) -> Generator[Row, None, TrainResult]:
-    """The rows of the epochs, then the result. `waits`: for an epoch's files to be written, before its row is yielded.
-    `started`: when the command was given, if that was before now."""
+    """The result; the rows of the epochs if it `is_followed`. `started`: when the command was given, if that was before
+    now."""
     started = time.perf_counter() if started is None else started
-    if config is None and own.model is None and own.train_data is None:  # the demo's settings do not fit these
+    overrides = {**overrides, **custom.loss_setting}
+    if config is None and custom.model is None and custom.train_data is None:  # the demo's settings do not fit these
         config, overrides = script_config(overrides), {}
-    config = own.complete(load_config(CONFIG if config is None else config, overrides))
+    config = custom.complete(load_config(CONFIG if config is None else config, overrides))
 
     from unet_trainer.training.session import Session
 
@@ -158,7 +156,6 @@ def train_epochs(
         session.console.say("U-Net trainer")  # torch takes seconds to import
 
         with session.importing():
-            from unet_trainer.model.given import given
             from unet_trainer.reports.run_report import write_report
             from unet_trainer.training.pilots import begin_again_if_stuck, try_learning_rates
             from unet_trainer.training.recovery import recovering
@@ -166,34 +163,33 @@ def train_epochs(
             from unet_trainer.training.run_folder import BEST
             from unet_trainer.training.setup import set_up
 
-        with given(loss=own.loss, model=own.model):
-            run = set_up(config, session, write_report)
-            own.call(run, "on_start", run.checkpointer.folder, run.config)
-            with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
-                while not run.is_finished():
-                    is_trained = False
-                    with recovering(run):  # non-finite numbers, out of memory, dead workers, signals: see there
-                        try_learning_rates(run)
-                        row = train_one_epoch(run)
-                        found = validate(run, row)
-                        improved = run.judge(row, found.scores)
-                        run.save_epoch(row, found, improved)
-                        run.say_epoch(row, improved)
-                        begin_again_if_stuck(run)
-                        if waits or run.is_finished():
-                            run.checkpointer.finish()
-                        is_trained = True
-                    if not is_trained:  # the epoch begins again
-                        continue
-                    if improved:
-                        own.call(run, "on_checkpoint", run.checkpointer.folder / BEST)
-                    run.is_stopped = own.call(run, "on_epoch", dict(row))
-                    run.signals.is_deferred = False  # of who follows the run
-                    yield dict(row)
-                    run.signals.is_deferred = True
-            result = report(run, session.close_parts)
-            own.call(run, "on_end", result)
-            return result
+        run = set_up(config, session, write_report, custom)
+        custom.call(run, "on_start", run.checkpointer.folder, run.config)
+        with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
+            while not run.is_finished():
+                is_trained = False
+                with recovering(run):  # non-finite numbers, out of memory, dead workers, signals: see there
+                    try_learning_rates(run)
+                    row = train_one_epoch(run)
+                    found = validate(run, row)
+                    improved = run.judge(row, found.scores)
+                    run.save_epoch(row, found, improved)
+                    run.say_epoch(row, improved)
+                    begin_again_if_stuck(run)
+                    if is_followed or custom.callbacks or run.is_finished():
+                        run.checkpointer.finish()
+                    is_trained = True
+                if not is_trained:  # the epoch begins again
+                    continue
+                if improved:
+                    custom.call(run, "on_checkpoint", run.checkpointer.folder / BEST)
+                run.is_stopped = custom.call(run, "on_epoch", dict(row))
+                if is_followed:
+                    with run.lent_to_caller():
+                        yield dict(row)
+        result = report(run, session.close_parts)
+        custom.call(run, "on_end", result)
+        return result
 
 
 def train_one_epoch(run: Run) -> Row:
@@ -237,7 +233,7 @@ def validate(run: Run, row: Row) -> Evaluation:
 
 def train_by_command(config: Config, started: float) -> TrainResult:
     """`started`: before the config was read, which may import torch: seconds of a time budget."""
-    return finish(train_epochs(config, Own(), {}, waits=False, started=started))
+    return finish(train_epochs(config, CustomParts(), {}, started=started))
 
 
 @exit_codes

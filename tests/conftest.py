@@ -87,11 +87,9 @@ def tiny_config(tiny_data: Path, tmp_path: Path) -> dict[str, Any]:
 def small_network(request: pytest.FixtureRequest) -> Iterator[None]:
     """Runs in this process train a network of a few hundred parameters, unless the test is marked real_network."""
     from helpers.steps import SmallNetwork
-    from unet_trainer.config.schema import OWN
-    from unet_trainer.model.given import own_network
 
     def make(spec, weights):
-        return own_network(spec) if spec.architecture == OWN else SmallNetwork(spec.image.channels, spec.num_classes)
+        return SmallNetwork(spec.image.channels, spec.num_classes)
 
     with pytest.MonkeyPatch.context() as patch:
         if request.node.get_closest_marker("real_network") is None:

@@ -1,15 +1,18 @@
 """What importing the trainer sets in the environment of the process, before torch is loaded; and what pip installs."""
 
+import ast
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 
 import pytest
 
+import train_unet
 from helpers.project import ROOT
 
 
@@ -32,37 +35,112 @@ def test_waiting_openmp_threads_give_up_their_core_soon_unless_the_user_says_oth
     assert done.stdout.split() == [*found.split(), "False"]
 
 
-def test_a_wheel_holds_all_that_is_used_without_a_clone(tmp_path):
-    """Pages, templates and the demo's config; and it asks for what requirements.txt has, but for pytest."""
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """The folder that pip would install this project into."""
     pytest.importorskip("setuptools", minversion="77", reason="builds a wheel")
-    source = tmp_path / "source"
+    folder = tmp_path_factory.mktemp("wheel")
+    source = folder / "source"
     source.mkdir()
     for name in ("pyproject.toml", "README.md", "LICENSE", "train_unet.py"):
         shutil.copy(ROOT / name, source)
-    for name in ("configs", "unet_trainer"):
+    for name in ("configs", "train_unet-stubs", "unet_trainer"):
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
-    build = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path)]
+    build = [sys.executable, "-m", "pip", "wheel", ".", "--no-deps", "--no-build-isolation", "-q", "-w", str(folder)]
     subprocess.run(build, cwd=source, check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "installed")
+        archive.extractall(folder / "installed")
+    return folder / "installed"
+
+
+def test_a_wheel_holds_all_that_is_used_without_a_clone(installed, tmp_path):
+    """Pages, templates and the demo's config; and it asks for what requirements.txt has, but for pytest."""
     kept = {
         path.relative_to(ROOT)
-        for path in (ROOT / "unet_trainer").rglob("*")
+        for folder in ("unet_trainer", "train_unet-stubs")
+        for path in (ROOT / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
-    assert [str(path) for path in sorted(kept) if not (tmp_path / "installed" / path).is_file()] == []
+    assert [str(path) for path in sorted(kept) if not (installed / path).is_file()] == []
     script = "import train_unet; from pathlib import Path; print(Path(train_unet.__file__).parent, train_unet.script_config().run_name, train_unet.load_config('configs/fast.yaml').run_name)"
     done = subprocess.run(
         [sys.executable, "-c", script],
         cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")},
+        env=os.environ | {"PYTHONPATH": str(installed)},
         capture_output=True,
         text=True,
     )
-    assert done.stdout.split() == [str(tmp_path / "installed"), "demo", "fast"], done.stderr
+    assert done.stdout.split() == [str(installed), "demo", "fast"], done.stderr
     asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
     lines = [
         re.sub(r"\s*#.*", "", line) for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
     ]
     assert asked == [line for line in lines if not line.startswith("pytest")]
+
+
+TYPED = """
+from pathlib import Path
+from typing import Any
+from train_unet import follow, train
+from unet_trainer import Callback, load
+settings: dict[str, Any] = {"batch_size": 4}
+result = train({"data_dir": "data"}, image_size=[256, 512], loss={"dice": 1}, checkpoint_dir=Path("runs"), **settings)
+for row in follow(class_names=["road", "sky"], learning_rate="auto", callbacks=[Callback()]):
+    print(row["val_iou"] + 1)
+mask = load(result.run_dir)
+"""
+WRONG = """
+train(lerning_rate=0.1)
+follow(batchsize=4)
+train(batch_size="many")
+train(optimizer="adan")
+train(nonsense=1, loss=5)
+result.nothing
+"""
+
+
+@pytest.mark.parametrize("from_a_clone", [False, True])
+def test_a_type_checker_knows_the_keywords_of_train_and_follow(from_a_clone, installed, tmp_path):
+    """Installed by pip, and where the folder of a clone is on the path."""
+    pytest.importorskip("mypy", reason="checks types")
+    if not from_a_clone:
+        venv.create(tmp_path / "venv", symlinks=os.name != "nt")
+        (site_packages,) = (tmp_path / "venv").rglob("site-packages")
+        shutil.copytree(installed, site_packages, dirs_exist_ok=True)
+    python = tmp_path / ("venv/Scripts/python.exe" if os.name == "nt" else "venv/bin/python")
+    (tmp_path / "program.py").write_text(TYPED + WRONG)
+    options = ["--no-site-packages"] if from_a_clone else ["--python-executable", str(python)]
+    options += ["--follow-imports=silent", "--ignore-missing-imports", "--cache-dir", str(tmp_path / "cache")]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", *options, "program.py"],
+        cwd=tmp_path,
+        env=os.environ | {"MYPYPATH": str(ROOT) if from_a_clone else ""},
+        capture_output=True,
+        text=True,
+    )
+    found = re.findall(r"^program\.py:(\d+): error: (.*)", done.stdout, re.MULTILINE)
+    first = TYPED.count("\n") + 2
+    assert [int(line) - first for line, _ in found] == [0, 1, 2, 3, 4, 4, 5], done.stdout
+    named = [
+        '"lerning_rate" for "train"',
+        '"batchsize" for "follow"',
+        '"batch_size" to',
+        '"optimizer" to',
+        '"nonsense"',
+    ]
+    assert [name for name, (_, text) in zip(named, found, strict=False) if name not in text] == [], done.stdout
+
+
+def test_the_types_of_the_script_where_it_is_installed_are_its_own():
+    def signatures(path):
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+        return {node.name: (ast.unparse(node.args), ast.unparse(node.returns)) for node in functions}
+
+    script, stub = signatures("train_unet.py"), signatures("train_unet-stubs/__init__.pyi")
+    assert stub == {name: script[name] for name in stub}
+    text = (ROOT / "train_unet-stubs/__init__.pyi").read_text(encoding="utf-8")
+    assert [
+        name for name in train_unet.__all__ if not re.search(rf"(def|as) {name}\b|^{name}:", text, re.MULTILINE)
+    ] == []

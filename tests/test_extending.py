@@ -6,45 +6,16 @@ import re
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 
 import train_unet
+from helpers.custom_parts import SETTINGS, Small, custom_loss, saved
 from helpers.project import ROOT
 from train_unet import follow, train
 from unet_trainer import Callback, load
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.converted import write_given
-from unet_trainer.training.checkpoint_file import read_run
-
-SETTINGS = {
-    "image_size": 32,
-    "fit": "resize",
-    "augmentation": "none",
-    "batch_size": 2,
-    "num_epochs": 3,
-    "learning_rate": 0.01,
-}
-SETTINGS |= {"num_workers": 0, "device": "cpu", "cache": "none", "encoder_weights": None}
-
-
-class Small(torch.nn.Module):
-    def __init__(self, channels=3, num_classes=1):
-        super().__init__()
-        self.inner = torch.nn.Conv2d(channels, 8, 3, padding=1)
-        self.norm = torch.nn.BatchNorm2d(8)
-        self.head = torch.nn.Conv2d(8, num_classes, 1)
-
-    def forward(self, images):
-        return self.head(F.relu(self.norm(self.inner(images))))
-
-
-def saved(path):
-    return read_run(path, print)
-
-
-def own_loss(logits, masks):
-    return F.cross_entropy(logits, masks, ignore_index=255)
+from unet_trainer.training.run_folder import resume_command
 
 
 @pytest.fixture
@@ -72,15 +43,18 @@ def test_the_examples_of_the_page_run(tiny_data, tmp_path, monkeypatch):
 
 def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config, capsys):
     torch.manual_seed(1)
-    parts = {"loss": own_loss, "model": Small()}
+    parts = {"loss": custom_loss, "model": Small()}
     whole = train(config, **parts, run_name="whole").run_dir
     for row in follow(config, **parts):
         if row["epoch"] == 1:
             break
-    assert "Cancelled. To go on where the state was saved: train(..., resume='" in capsys.readouterr().out
+    assert (
+        "Cancelled. To go on where the state was saved: train(..., loss=..., model=..., resume='"
+        in capsys.readouterr().out
+    )
     for missing in parts:
         given = {name: part for name, part in parts.items() if name != missing}
-        with pytest.raises(UserError, match=f"^{missing}: the run has its own.*give it again"):
+        with pytest.raises(UserError, match=f"^{missing}: the run has a custom {missing}, .* pass it from Python"):
             train(
                 config,
                 **given,
@@ -93,7 +67,7 @@ def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config, capsys):
     first, second = (saved(folder / "last.pt")["model"] for folder in (whole, result.run_dir))
     assert list(first) == list(Small().state_dict())
     assert all(torch.equal(first[name], second[name]) for name in first)
-    with pytest.raises(UserError, match="give it from Python"):
+    with pytest.raises(UserError, match="pass it from Python"):
         load(result.run_dir)
     assert load(result.run_dir, model=Small())(np.zeros((40, 50, 3), np.uint8)).shape == (40, 50)
 
@@ -104,6 +78,13 @@ def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config, capsys):
         ("model", lambda spec: "unet", "got str"),
         ("model", type("Pair", (Small,), {"forward": lambda self, images: {"out": images}})(), "it returns dict"),
         ("model", Small(channels=5), "it does not take images of shape"),
+        ("model", torch.nn.Identity(), "it returns"),
+        ("model", Small().requires_grad_(False), "it has no parameters to train"),
+        (
+            "model",
+            type("Mean", (torch.nn.Module,), {"forward": lambda self, images: images[:, :1]})(),
+            "it has no param",
+        ),
         ("model", Small(num_classes=3), "it returns"),
         ("model", torch.nn.Conv2d(3, 1, 3, stride=2, padding=1), "it returns"),
         ("loss", torch.nn.CrossEntropyLoss(), "masks with 255 where pixels are ignored: IndexError"),
@@ -133,7 +114,7 @@ def test_the_validation_loss_is_the_mean_over_images_whatever_pads_the_last_batc
     """3 of 12 images validate: the second batch of 2 is filled up."""
     modules = [
         torch.nn.CrossEntropyLoss(weight=torch.tensor([1.0, 3.0]), ignore_index=255),
-        lambda *given: own_loss(*given)[None],
+        lambda *given: custom_loss(*given)[None],
     ]
     for loss, name in zip(modules, ("module", "vector"), strict=True):
         result = train(config, model=Small(), loss=loss, run_name=name, val_fraction=0.25, num_epochs=1)
@@ -183,6 +164,81 @@ def test_callbacks_are_called_at_their_moments_and_may_stop_the_run(config):
     assert moments[1] == ("checkpoint", True)
 
 
+@pytest.mark.parametrize(
+    ("answer", "epochs"),
+    [(1, 1), (torch.tensor(True), 1), (np.bool_(True), 1), ("stop", 1), (None, 2), (0, 2), (torch.tensor(0.0), 2)],
+)
+def test_what_on_epoch_returns_stops_the_run_if_it_is_true(config, answer, epochs):
+    assert train(config, lambda row: answer, model=Small(), num_epochs=2).epochs == epochs
+
+
+def test_what_is_neither_true_nor_false_ends_the_run_with_a_sentence(config, tmp_path):
+    need = "need True to stop the run, None or False to go on"
+    with pytest.raises(UserError, match=rf"^on_epoch: it returned a Tensor \(Boolean value .* ambiguous\); {need}$"):
+        train(config, lambda row: torch.zeros(2), model=Small())
+    assert saved(tmp_path / "runs" / "run" / "last.pt")["epoch"] == 1
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        (
+            {"callbacks": [Callback(), print]},
+            r"^callbacks\[1\]: got builtin_function_or_method; need an instance of a ",
+        ),
+        ({"callbacks": [Callback]}, r"^callbacks\[0\]: got the class Callback; need an instance of a subclass of"),
+        ({"callbacks": print}, r"^callbacks\[0\]: got builtin_function_or_method; .* a function goes to on_epoch$"),
+        ({"on_epoch": {"num_epochs": 3}}, "^on_epoch: got dict; need a function of an epoch's row$"),
+        (
+            {"train_data": iter([])},
+            "^train_data: got list_iterator; need a list, or an object with a length that gives",
+        ),
+    ],
+)
+def test_what_is_no_callback_and_no_data_is_refused_in_one_sentence(parts, message):
+    with pytest.raises(UserError, match=message):
+        train(**parts)
+
+
+def test_a_single_callback_needs_no_list(config):
+    rows = []
+    callback = Callback()
+    callback.on_epoch = rows.append
+    train(config, model=Small(), callbacks=callback, num_epochs=1)
+    assert [row["epoch"] for row in rows] == [1]
+
+
+def test_following_takes_the_loss_as_training_does(config):
+    assert len(list(follow(config, loss=None, model=Small(), num_epochs=1))) == 1
+    assert len(list(follow(config, loss="dice", model=Small(), num_epochs=1))) == 1
+    assert len(list(follow(config, loss={"dice": 1.0}, model=Small(), num_epochs=1))) == 1
+
+
+def test_the_way_to_train_on_with_custom_parts_is_a_call(config, capsys):
+    def called_with(*parts, setting):
+        resume = f"resume='{config['checkpoint_dir']}/run', {setting}) in Python"
+        return f"train(..., {'=..., '.join(parts)}=..., {resume}"
+
+    train(config, model=Small(), num_epochs=1)
+    said = capsys.readouterr().out
+    assert f"Next: load('{config['checkpoint_dir']}/run', model=...) in Python, see docs/extending.md\n" in said
+    assert f"      {called_with('model', setting='num_epochs=2')}   (trains on)\n" in said
+    train(config, model=Small(), num_epochs=1, resume="auto")
+    assert f"to train on: {called_with('model', setting='num_epochs=2')}\n" in capsys.readouterr().out
+
+    config["run_name"] = "timed"
+    timed = train(config, model=Small(), loss=custom_loss, num_epochs="auto", time_budget="1s").run_dir
+    assert resume_command(timed, "time_budget=2m") == (
+        f"train(..., loss=..., model=..., resume='{timed}', time_budget='2m') in Python"
+    )
+
+
+def test_another_network_than_the_one_that_was_trained_is_named_as_the_fault(config):
+    run_dir = train(config, model=Small(), num_epochs=1).run_dir
+    with pytest.raises(UserError, match=r"^model: the weights of .*best\.pt do not fit it \(Missing key.*weight"):
+        load(run_dir, model=torch.nn.Conv2d(3, 1, 1))
+
+
 def test_what_a_callback_raises_ends_the_run_and_its_state_is_saved(config, tmp_path):
     def fail(row):
         raise RuntimeError("no more")
@@ -195,9 +251,9 @@ def test_what_a_callback_raises_ends_the_run_and_its_state_is_saved(config, tmp_
 def test_on_the_command_line_a_run_with_its_own_network_is_refused(config, capsys):
     run = train(config, model=Small()).run_dir
     assert train_unet.main(["--resume", str(run), "num_epochs=9"]) == 2
-    assert "give it again" in capsys.readouterr().err
+    assert "pass it from Python" in capsys.readouterr().err
     assert train_unet.main(["predict", str(run), config["data_dir"], "--out", str(run.parent / "out")]) == 2
-    assert "give it from Python" in capsys.readouterr().err
+    assert "pass it from Python" in capsys.readouterr().err
 
 
 def test_data_are_written_once_whatever_their_form(tmp_path):
@@ -216,6 +272,20 @@ def test_data_are_written_once_whatever_their_form(tmp_path):
     assert np.array_equal(np.load(folder / "images/000000.npy"), image)
     assert np.array_equal(np.load(folder / "masks/000000.npy"), mask)
     assert not list(tmp_path.glob(".draft*"))
+
+
+class Broken(list):
+    def __getitem__(self, index):
+        if index == 1:
+            raise KeyError("mask")
+        return super().__getitem__(index)
+
+
+def test_an_item_whose_reading_fails_is_named(tmp_path):
+    pair = np.zeros((4, 4)), np.zeros((4, 4))
+    with pytest.raises(UserError, match=r"^train_data\[1\]: KeyError: 'mask'; need \(image, mask\)") as caught:
+        write_given({"train": Broken([pair, pair]), "val": None}, tmp_path)
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 @pytest.mark.parametrize("item", [(np.zeros((4, 4)), "mask"), np.zeros(3), None, (np.zeros((0, 4)), np.zeros((0, 4)))])

@@ -1,11 +1,14 @@
 """Config: frozen, complete, explained; written as YAML it reads back as the same config; what follows from its values."""
 
 import random
+import shlex
 from pathlib import Path
 
 import pytest
 
+from helpers.project import ROOT
 from unet_trainer.config.load import load_config
+from unet_trainer.config.overrides import Overrides
 from unet_trainer.config.parsers import split_values
 from unet_trainer.config.schema import (
     FIELDS,
@@ -15,6 +18,7 @@ from unet_trainer.config.schema import (
     explanations,
     implied_num_classes,
     is_demo_dir,
+    to_typed_dict,
     to_yaml,
 )
 
@@ -30,6 +34,18 @@ def test_the_defaults_obey_the_rules_and_every_key_is_explained_on_one_line():
     assert load_config({}) == load_config(as_dict(Config())) == Config()
     assert list(explanations()) == list(FIELDS)
     assert all(text and "\n" not in text for text in explanations().values())
+
+
+def test_the_keywords_of_train_are_the_keys_of_the_config():
+    path = ROOT / "unet_trainer/config/overrides.py"
+    rewrite = (
+        "from pathlib import Path; from unet_trainer.config.schema import to_typed_dict; "
+        "Path('unet_trainer/config/overrides.py').write_text(to_typed_dict(), encoding='utf-8')"
+    )
+    assert path.read_text(encoding="utf-8") == to_typed_dict(), (
+        f"{path} is out of date; this rewrites it:\npython -c {shlex.quote(rewrite)}"
+    )
+    assert set(Overrides.__annotations__) == {*FIELDS} - {"loss"}  # a keyword of its own, which takes functions too
 
 
 def test_the_demo_is_recognised_however_its_path_is_spelled(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,6 +82,8 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
         ("four floats", np.zeros((8, 8, 4), np.uint8), "8-bit values; the model was trained on float images"),
         ("RGB", Image.new("P", (8, 8)), r"an image of PIL with mode P, .*; give image.convert\('RGB'\)"),
         ("RGB", Image.new("YCbCr", (8, 8)), "an image of PIL with mode YCbCr"),
+        ("RGB", "a.png", r"^got the path a\.png; need its pixels: model\(PIL\.Image\.open\('a\.png'\)\)$"),
+        ("RGB", Path("a.png"), "^got the path a"),
     ],
 )
 def test_images_of_another_kind_are_refused_by_name(kind, image, message, make_model):

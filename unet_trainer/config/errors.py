@@ -7,6 +7,13 @@ class UserError(ValueError):
     exit_code = 2
 
 
+def missing_part(name: str) -> UserError:
+    """For a run whose custom loss or model was not passed."""
+    calls = "train(..., model=...) or load(..., model=...)" if name == "model" else f"train(..., {name}=...)"
+    need = f"pass it from Python, {calls}; see docs/extending.md"
+    return UserError(f"{name}: the run has a custom {name}, which no file holds: {need}")
+
+
 class ConfigError(UserError):
     """The config cannot be used; the message lists every problem."""
 

@@ -6,12 +6,14 @@ Defaults live here and nowhere else.
 import ast
 import dataclasses
 import inspect
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Annotated, Any, Literal, get_type_hints
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from unet_trainer.config import parsers as p
 from unet_trainer.config.parsers import LOSSES, Kind, MaskClass, MaskValues, Range
@@ -75,6 +77,18 @@ EXAMPLES = {
     "ema_decay": "0.999", "early_stopping_patience": "20", "early_stopping_min_delta": "0.001", "resume": "auto",
     "batch_parts": "2",
 }  # fmt: skip
+
+OVERRIDES_START = """\
+\"\"\"The keywords of `train` and `follow` that are settings, for editors and type checkers. Written by to_typed_dict of
+schema.py; tests/config/test_schema.py prints the command.\"\"\"
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
+
+
+class Overrides(TypedDict, total=False):
+    # fmt: off""".splitlines()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,3 +400,25 @@ def to_markdown() -> str:
         meaning = explanations()[name].replace("|", r"\|")
         lines.append(f"| `{name}` | `{value_text(defaults[name])}` | {meaning} |")
     return "\n".join(lines) + "\n"
+
+
+def to_typed_dict() -> str:
+    """The keys of the config as keywords of `train` and `follow`, for unet_trainer/config/overrides.py. Lists and paths
+    may be written where a Config has tuples and text."""
+    keys = [f"    {name}: {_typed(_hints()[name])}" for name in FIELDS if name != "loss"]  # which may be a function too
+    return "\n".join([*OVERRIDES_START, *keys]) + "\n"
+
+
+def _typed(hint: Any) -> str:
+    """The type of what may be passed for a value of a type hint, as Python code."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return "str" if arguments[0] is str else _typed(arguments[0])
+    if origin in (Union, UnionType):
+        return " | ".join(dict.fromkeys(map(_typed, arguments)))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(json.dumps, arguments))}]"
+    if origin is tuple:
+        return f"Sequence[{_typed(arguments[0])}]"
+    plain: dict[Any, str] = {str: "str | PathLike[str]", NoneType: "None", Any: "Any"}
+    return plain.get(hint) or str(hint.__name__)

@@ -568,6 +568,9 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
     `parts`: train and val; without val the run splits. Raises UserError."""
     given = {part: pairs for part, pairs in parts.items() if pairs is not None}
     for part, pairs in given.items():
+        if not hasattr(pairs, "__len__") or not hasattr(pairs, "__getitem__"):
+            need = "a list, or an object with a length that gives (image, mask) for an index"
+            raise UserError(f"{part}_data: got {type(pairs).__name__}; need {need}")
         if len(pairs) == 0:
             raise UserError(f"{part}_data: it is empty; need (image, mask) pairs")
     draft = folder / f".draft-{uuid.uuid4().hex[:12]}"
@@ -579,9 +582,10 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
                 try:
                     image, mask = pairs[index]
                     arrays = {"images": as_pixels(image), "masks": as_pixels(mask)}
-                except (TypeError, ValueError, IndexError) as error:
+                except Exception as error:  # the caller's code may raise anything
                     raise UserError(
-                        f"{part}_data[{index}]: {error}; need (image, mask), see docs/extending.md"
+                        f"{part}_data[{index}]: {type(error).__name__}: {error}; need (image, mask), see "
+                        "docs/extending.md"
                     ) from error
                 for kind, array in arrays.items():
                     path = place / kind / f"{index:06d}.npy"

@@ -33,9 +33,11 @@ from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.schema import OWN
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.worker_pool import to_device
+from unet_trainer.model.custom import CustomModel, build_custom_network
 from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.network import build_network
 from unet_trainer.model.precision import DTYPES, Numerics, choose_device, inspect_hardware
+from unet_trainer.model.random_state import unchanged
 from unet_trainer.model.segmenter import AUXILIARY, STRIDE, Segmenter, SegmenterSpec
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_bytes
@@ -223,23 +225,26 @@ def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     )  # one call: np.stack takes the GIL again and again
 
 
-def build_segmenter(path: Path, raw: bool = False) -> tuple[ModelCard, Segmenter]:
-    """The model of a checkpoint on the CPU, for use: a plain network, without what serves training or speed alone."""
+def build_segmenter(path: Path, raw: bool = False, model: CustomModel | None = None) -> tuple[ModelCard, Segmenter]:
+    """The model of a checkpoint on the CPU, for use: a plain network, without what serves training or speed alone.
+    `model`: the network of a run that has a custom one."""
     card, weights = read_model(path, raw)
     spec = card.spec
-    try:
-        segmenter = Segmenter(spec, build_network(spec, encoder_weights=None), channels_last=True)
-        segmenter.network.load_state_dict(weights)
-    except (RuntimeError, UserError) as error:
-        if spec.architecture == OWN and isinstance(error, UserError):
-            raise
-        heading, *others = str(error).splitlines()
-        reason = (others[0].strip() if others and heading.endswith(":") else first_line(error))[:200]
-        raise CheckpointError(
-            f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here "
-            f"({reason}); they may come "
-            "from other versions of timm or segmentation-models-pytorch"
-        ) from None
+    with unchanged():
+        custom = build_custom_network(model, spec) if spec.architecture == OWN else None
+        try:
+            network = build_network(spec, encoder_weights=None) if custom is None else custom
+            segmenter = Segmenter(spec, network, channels_last=True)
+            segmenter.network.load_state_dict(weights)
+        except (RuntimeError, UserError) as error:
+            heading, *others = str(error).splitlines()
+            reason = (others[0].strip() if others and heading.endswith(":") else first_line(error))[:200]
+            if custom is not None:
+                raise UserError(f"model: the weights of {path} do not fit it ({reason})") from None
+            raise CheckpointError(
+                f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here "
+                f"({reason}); they may come from other versions of timm or segmentation-models-pytorch"
+            ) from None
     return card, segmenter.eval().requires_grad_(False)
 
 
@@ -247,9 +252,14 @@ class TorchEngine:
     """A checkpoint on a device of torch. May be called from several threads. Logits are on `device`."""
 
     def __init__(
-        self, path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False
+        self,
+        path: Path,
+        device: str = "auto",
+        precision: Literal["auto"] | NumberFormat = "auto",
+        raw: bool = False,
+        model: CustomModel | None = None,
     ) -> None:
-        self.card, segmenter = build_segmenter(path, raw)
+        self.card, segmenter = build_segmenter(path, raw, model)
         self.device = choose_device(device)
         # float16 may overflow in a model that was not trained in it.
         has_bfloat16 = self.device.type == "cuda" and inspect_hardware(self.device).has_bfloat16
@@ -450,9 +460,13 @@ def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:
 
 
 def load_engine(
-    path: Path, device: str = "auto", precision: Literal["auto"] | NumberFormat = "auto", raw: bool = False
+    path: Path,
+    device: str = "auto",
+    precision: Literal["auto"] | NumberFormat = "auto",
+    raw: bool = False,
+    model: CustomModel | None = None,
 ) -> Engine:
-    """Of a file that find_model found."""
+    """Of a file that find_model found. `model`: as in build_segmenter."""
     if path.suffix == ONNX_SUFFIX:
         if raw:
             raise UserError(
@@ -463,7 +477,7 @@ def load_engine(
         return OnnxEngine(path, device)
     if precision not in ("auto", *DTYPES):
         raise UserError(f"precision: got {precision!r}; need auto, {', '.join(DTYPES)}")
-    return TorchEngine(path, device, precision, raw)
+    return TorchEngine(path, device, precision, raw, model)
 
 
 class ForwardGraphs:

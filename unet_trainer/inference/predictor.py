@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +30,7 @@ from unet_trainer.images.tiling import Size, fit_image, mirrored_to
 from unet_trainer.inference.engine import Engine, SymmetricEngine, find_model, host_batch, load_engine
 from unet_trainer.inference.inputs import kind_difference
 from unet_trainer.loading.worker_pool import to_device
-from unet_trainer.model.given import OwnModel, given
+from unet_trainer.model.custom import CustomModel
 from unet_trainer.model.metrics import upsampled_rows
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.concurrency import read_ahead
@@ -387,7 +388,10 @@ def _pixels(image: ArrayLike, channels: int) -> Pixels:
     """Without the alpha channel of RGBA, or grey with alpha, unless the model has so many `channels`: as files are
     read.
 
-    Raises DataError for an image of PIL whose numbers are no brightness: numpy would take them for it."""
+    Raises DataError for a path, and for an image of PIL whose numbers are no brightness: numpy would take them for
+    it."""
+    if isinstance(image, str | PathLike):
+        raise DataError(f"got the path {image}; need its pixels: model(PIL.Image.open({str(image)!r}))")
     if isinstance(image, torch.Tensor):
         image = image.detach().cpu().numpy()
         image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image  # channels come first, as in train_data
@@ -411,14 +415,12 @@ def load(
     tta: bool = False,
     tile: int | None = None,
     *,
-    model: OwnModel | None = None,
+    model: CustomModel | None = None,
 ) -> LoadedModel:
     """A run (its folder or name: best.pt is taken), a .pt file or an exported .onnx file. `raw`: the weights as
     trained, not their average. `tta`: means over the mirrored and turned images that training had. `tile`: side of the
     tiles of a model of
-    fit: crop, in place of the one that training chose. `model`: the network of a run that train(model=...) was given.
-    Raises
-    UserError."""
-    with given(model=model):
-        engine = load_engine(find_model(run, raw=raw), device, precision, raw)
+    fit: crop, instead of the one that training chose. `model`: the network of a run with a custom model, as
+    train(model=...) took it. Raises UserError."""
+    engine = load_engine(find_model(run, raw=raw), device, precision, raw, model)
     return LoadedModel(SymmetricEngine(engine, engine.card.symmetries) if tta else engine, tile)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from unet_trainer.config.schema import OWN
-from unet_trainer.model.given import OwnLoss, own_loss
+from unet_trainer.model.custom import CustomLoss, build_custom_loss
 
 SMOOTH = 1.0  # pixels added to both sides of an overlap ratio: an absent class that is not predicted costs nothing
 FOCAL_GAMMA = 2.0
@@ -110,8 +110,8 @@ def _image_sums(target: Target, loss: Callable[[slice], torch.Tensor]) -> torch.
     return torch.stack([torch.where(is_counted, losses, 0).sum(), is_counted.float().sum()])
 
 
-def own_term(loss: OwnLoss) -> Term:
-    """A loss that the caller brings. Images without a pixel that counts get a mask of zeros: it may not know of ignored
+def custom_term(loss: CustomLoss) -> Term:
+    """A loss that the caller passes. Images without a pixel that counts get a mask of zeros: it may not know of ignored
     pixels."""
 
     def sums(target: Target) -> torch.Tensor:
@@ -168,13 +168,20 @@ class WeightedLoss(torch.nn.Module):
 
     class_weights: torch.Tensor
 
-    def __init__(self, weights: Mapping[str, float], num_classes: int, class_weights: Sequence[float] | None) -> None:
+    def __init__(
+        self,
+        weights: Mapping[str, float],
+        num_classes: int,
+        class_weights: Sequence[float] | None,
+        custom: CustomLoss | None = None,
+    ) -> None:
+        """`custom`: the term that `weights` call own."""
         super().__init__()
         self.weights = dict(weights)
-        self.own = (
-            own_loss(max(2, num_classes)) if OWN in weights else None
-        )  # a module moves to the device with this one
-        self.terms = {name: TERMS[name] if self.own is None or name != OWN else own_term(self.own) for name in weights}
+        self.terms = {name: TERMS[name] for name in weights if name != OWN}
+        if OWN in weights:
+            self.custom = build_custom_loss(custom, max(2, num_classes))  # a module moves to the device with this one
+            self.terms[OWN] = custom_term(self.custom)
         self.first_class = 1 if num_classes == 1 else 0  # of those that overlap losses average
         per_id = [1.0] * max(2, num_classes) if class_weights is None else list(class_weights)
         per_id = [1.0, *per_id] if len(per_id) == 1 else per_id

@@ -14,10 +14,9 @@ from timm.models import adapt_input_conv
 
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import encoder_name
-from unet_trainer.config.schema import OWN
-from unet_trainer.model.given import own_network
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.pretrained import fetch, offline, weight_files
+from unet_trainer.model.random_state import unchanged
 from unet_trainer.model.segmenter import AUXILIARY, STRIDE, Segmenter, SegmenterSpec, class_logits
 from unet_trainer.system.console import first_line
 from unet_trainer.system.os_errors import with_advice
@@ -41,8 +40,6 @@ WRAPPERS = (
 def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.Module:
     """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be
     loaded."""
-    if spec.architecture == OWN:
-        return own_network(spec)
     try:
         encoder_name(spec.encoder)
     except ValueError as error:
@@ -115,7 +112,7 @@ def sees_far(spec: SegmenterSpec) -> bool:
     (squeeze-and-excite): such a network sees something else in a larger image than in the crops that it was trained on.
     Not asked: how images are
     normalised."""
-    with torch.random.fork_rng(devices=[]):
+    with unchanged():
         network = build_network(spec, None).eval()
         for parameter in network.parameters():
             if parameter.ndim < 2 or not parameter.any():  # many encoders begin with branches that are multiplied by 0

@@ -32,6 +32,7 @@ from unet_trainer.training.val_scores import ImageScore
 
 if TYPE_CHECKING:
     from unet_trainer.inference.predictor import Predictor
+    from unet_trainer.model.custom import CustomModel
 
 Group = Literal["worst", "median", "best"]
 Colour = tuple[int, int, int]
@@ -95,18 +96,19 @@ def make_gallery(
     data_dir: Path | None = None,
     max_seconds: float = MAX_SECONDS,
     console: Console | None = None,
+    model: CustomModel | None = None,
 ) -> Gallery:
     """Predicts and draws. What is missing (data, best.pt, a file), and any error of predicting, is a note: the report
     is written all the same."""
-    model = summary.folder / BEST
-    if not (model.is_file() and summary.image_scores):
+    file = summary.folder / BEST
+    if not (file.is_file() and summary.image_scores):
         return Gallery(note=f"There are no pictures: the run has no {BEST}, or no scores of its images.")
     try:
         from unet_trainer.inference.engine import load_engine
         from unet_trainer.inference.inputs import find_validation_pairs
         from unet_trainer.inference.predictor import Predictor
 
-        pairs, predictor = find_validation_pairs(model, data_dir), Predictor(load_engine(model, device))
+        pairs, predictor = find_validation_pairs(file, data_dir), Predictor(load_engine(file, device, model=model))
         base = Path(str(summary.value("data_dir", ""))) if data_dir is None else data_dir
         return draw_gallery(summary.image_scores, pairs, base, predictor, max_seconds, console)
     except UserError as error:

@@ -1,6 +1,8 @@
 """report.html: one run on one page, and `watch`, which serves it while the run goes on. Never ends a run: what cannot
 be read or drawn is left out and said on the page."""
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import re
@@ -9,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cv2
 import numpy as np
@@ -40,6 +42,9 @@ from unet_trainer.system.locks import is_locked
 from unet_trainer.training.run_folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, SETTINGS, VAL_SCORES, has_checkpoint
 from unet_trainer.training.run_summary import RUN_FILES, RunSummary, read_run_summary
 
+if TYPE_CHECKING:
+    from unet_trainer.model.custom import CustomModel
+
 NO_PICTURES = Gallery()
 SHEET_SIDE, SHEET_QUALITY = 1100, 78
 FEW_IMAGES = 20  # with fewer, an interval is rough
@@ -67,13 +72,14 @@ def write_report(
     data_dir: Path | None = None,
     max_seconds: float = MAX_SECONDS,
     console: Console | None = None,
+    model: CustomModel | None = None,
 ) -> Path:
     """Reads the run, predicts its pictures if they are wanted, and writes the page. Raises OSError; errors of the
-    pictures are told on the page. The console shows how far the pictures are."""
+    pictures are told on the page. The console shows how far the pictures are. `model`: of a run with a custom one."""
     summary = read_run_summary(folder)
     gallery = NO_PICTURES
     if with_pictures:
-        gallery = make_gallery(summary, device, data_dir, max_seconds, console)
+        gallery = make_gallery(summary, device, data_dir, max_seconds, console, model)
     elif summary.best is not None:
         gallery = Gallery(note="Pictures of the worst and the best images are made by the command `report`, see below.")
     path = path or folder / REPORT

@@ -70,8 +70,18 @@ class Signals:
     ) -> None:
         for number, handler in self.earlier.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python
+        self.earlier.clear()
         if self.earlier_hook is not None:
-            sys.unraisablehook = self.earlier_hook
+            sys.unraisablehook, self.earlier_hook = self.earlier_hook, None
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Inside, signals go to the handlers of before."""
+        self.__exit__(None, None, None)
+        try:
+            yield
+        finally:
+            self.__enter__()
 
     def _handle_unraisable(self, unraisable: Any) -> None:
         if not issubclass(unraisable.exc_type, KeyboardInterrupt):

@@ -30,12 +30,14 @@ from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHAN
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import NotWritable, Place, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
+from unet_trainer.model.custom import build_custom_network
 from unet_trainer.model.fast_layers import use_arm_convolutions
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import add_auxiliary_heads, build_network, sees_far, set_training_mode
 from unet_trainer.model.optimizer_and_schedule import Ema, build_learning_rate, build_optimizer
 from unet_trainer.model.precision import Numerics, build_scaler
 from unet_trainer.model.pretrained import is_here
+from unet_trainer.model.random_state import seeded
 from unet_trainer.model.segmenter import MAX_SIDE, STRIDE, Segmenter, SegmenterSpec
 from unet_trainer.system.concurrency import ReadTimeout
 from unet_trainer.system.console import Console, counted, first_line
@@ -43,6 +45,7 @@ from unet_trainer.system.distributed import ALONE, Job, Launch, current
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.evaluation import EvalStep, Sample, build_eval_forward, choose_samples, predict
+from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.run_folder import SPLIT_CSV
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, TrainState
 from unet_trainer.training.step import MAX_BAD_STEPS, TrainStep, build_train_forward
@@ -340,17 +343,18 @@ def build_components_with_weights(
     console: Console,
     resumes: bool = False,
     launch: Launch = ALONE.launch,
+    custom: CustomParts = NO_PARTS,
 ) -> Components:
     """As build_components; weights that encoder_weights: auto found and that cannot be loaded give way to random
     ones."""
     try:
-        return build_components(settings.taken, spec, device, num_batches, console, resumes, launch)
+        return build_components(settings.taken, spec, device, num_batches, console, resumes, launch, custom)
     except Exception as error:  # what is not the fault of the weights is raised again below
         if settings.asked.encoder_weights != "auto" or settings.taken.encoder_weights is None or resumes:
             raise
         reason = f"imagenet weights cannot be loaded ({first_line(error)}): random weights"
     settings.change(reason, encoder_weights=None)
-    components = build_components(settings.taken, spec, device, num_batches, console, launch=launch)
+    components = build_components(settings.taken, spec, device, num_batches, console, launch=launch, custom=custom)
     console.note(f"encoder_weights: {reason}")
     return components
 
@@ -370,26 +374,32 @@ def build_components(
     console: Console,
     resumes: bool = False,
     launch: Launch = ALONE.launch,
+    custom: CustomParts = NO_PARTS,
 ) -> Components:
     """Model, loss, optimizer and steps, all from the seed. A resumed run has its weights and downloads none."""
     if config.encoder_weights == "imagenet" and not resumes and not is_here(config.encoder, "imagenet"):
         console.say(f"Fetching imagenet weights for {config.encoder} (once; kept in the download cache)")
-    torch.manual_seed(config.seed)
+    with seeded(config.seed, device):
+        if config.architecture == OWN:
+            network = build_custom_network(custom.model, spec)
+        else:
+            network = build_network(spec, None if resumes else config.encoder_weights)
+        if config.deep_supervision:
+            add_auxiliary_heads(network, config.num_classes)
+        loss = WeightedLoss(config.loss, config.num_classes, config.class_weights, custom.loss_function).to(device)
+    if not any(parameter.requires_grad for parameter in network.parameters()):
+        raise UserError("model: it has no parameters to train; need at least one with requires_grad")
     numerics = Numerics(device, config.number_format)
-    network = build_network(spec, None if resumes else config.encoder_weights)
     if (config.freeze_encoder_epochs or config.encoder_lr_factor != 1) and not hasattr(network, "encoder"):
         raise UserError(
             "freeze_encoder_epochs, encoder_lr_factor: the model has no part that is called encoder; leave them out"
         )
-    if config.deep_supervision:
-        add_auxiliary_heads(network, config.num_classes)
     if config.sync_batchnorm and launch.world_size > 1:
         network = synchronize_batch_norm(network, device)
     segmenter = Segmenter(spec, network, config.channels_last)
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
     if device.type == "cpu" and config.channels_last and config.number_format == "float32":
         use_arm_convolutions(network)
-    loss = WeightedLoss(config.loss, config.num_classes, config.class_weights).to(device)
     ema = None if config.ema_decay is None else Ema(segmenter, config.ema_decay)
     state = TrainState(
         segmenter=segmenter,

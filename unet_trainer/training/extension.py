@@ -1,19 +1,19 @@
-"""Parts of the caller's own that `train` takes from Python: docs/extending.md. Imported before torch."""
+"""A custom loss and model, data and callbacks, as `train` takes them: docs/extending.md. Imported before torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import UserError, missing_part
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import OWN, Config
 
 if TYPE_CHECKING:
     from unet_trainer.config.resolved_config import ResolvedConfig
     from unet_trainer.datasets.converted import Pairs
-    from unet_trainer.model.given import OwnLoss, OwnModel
+    from unet_trainer.model.custom import CustomLoss, CustomModel
     from unet_trainer.training.history import Row
     from unet_trainer.training.result import TrainResult
     from unet_trainer.training.run import Run
@@ -26,9 +26,9 @@ class Callback:
     def on_start(self, run_dir: Path, config: ResolvedConfig) -> None:
         """Before the first epoch, or the first after a resume. `config` has every setting as it was decided."""
 
-    def on_epoch(self, row: Row) -> bool | None:
-        """After an epoch, when it is saved. `row`: the columns of metrics.csv. True ends the run here, as if it were
-        the last."""
+    def on_epoch(self, row: Row) -> object:
+        """After an epoch, when it is saved. `row`: the columns of metrics.csv. What is true ends the run here, as if it
+        were the last; None goes on."""
 
     def on_checkpoint(self, path: Path) -> None:
         """When an epoch was the best so far and its weights are in `path`."""
@@ -37,19 +37,51 @@ class Callback:
         """After the last epoch; the report is written."""
 
 
-class Own(NamedTuple):
-    """What `train` was given besides settings."""
+class EpochFunction(Callback):
+    """The function that is passed as `on_epoch`."""
 
-    loss: OwnLoss | None = None
-    model: OwnModel | None = None
+    def __init__(self, function: Callable[[Row], object]) -> None:
+        if not callable(function):
+            raise UserError(f"on_epoch: got {type(function).__name__}; need a function of an epoch's row")
+        self.function = function
+
+    def on_epoch(self, row: Row) -> object:
+        return self.function(row)
+
+
+def collect_callbacks(callbacks: Iterable[Callback], on_epoch: Callable[[Row], object] | None = None) -> list[Callback]:
+    """Raises UserError for what is no callback."""
+    collected = list(callbacks) if isinstance(callbacks, Iterable) else [callbacks]
+    for index, callback in enumerate(collected):
+        if not isinstance(callback, Callback):
+            what = f"the class {callback.__name__}" if isinstance(callback, type) else type(callback).__name__
+            need = "an instance of a subclass of unet_trainer.Callback; a function goes to on_epoch"
+            raise UserError(f"callbacks[{index}]: got {what}; need {need}")
+    return collected if on_epoch is None else [*collected, EpochFunction(on_epoch)]
+
+
+class CustomParts(NamedTuple):
+    """What `train` takes besides settings."""
+
+    loss: CustomLoss | Mapping[str, float] | str | None = None
+    model: CustomModel | None = None
     train_data: Pairs | None = None
     val_data: Pairs | None = None
     callbacks: Sequence[Callback] = ()
 
+    @property
+    def loss_function(self) -> CustomLoss | None:
+        return self.loss if callable(self.loss) else None
+
+    @property
+    def loss_setting(self) -> dict[str, Any]:
+        """For the config, if the loss is one of its own: a name, or names and weights."""
+        return {} if self.loss is None or callable(self.loss) else {"loss": self.loss}
+
     def complete(self, config: Config) -> Config:
         """The config that says so. Raises UserError for what is missing."""
         changes: dict[str, Any] = {}
-        if self.loss is not None and OWN not in (config.loss if isinstance(config.loss, Mapping) else ()):
+        if self.loss_function is not None and OWN not in (config.loss if isinstance(config.loss, Mapping) else ()):
             changes["loss"] = {OWN: 1.0}
         if self.model is not None:
             changes |= {"architecture": OWN, "encoder_weights": None}
@@ -61,17 +93,32 @@ class Own(NamedTuple):
         elif self.val_data is not None:
             raise UserError("val_data: needs train_data too")
         config = load_config(config, changes) if changes else config
-        for name, is_needed in (("loss", OWN in (config.loss or ())), ("model", config.architecture == OWN)):
-            if is_needed and getattr(self, name) is None:
-                raise UserError(
-                    f"{name}: the run has its own, which no file holds: give it again, train(..., {name}=...)"
-                )
+        if OWN in config.loss and self.loss_function is None:
+            raise missing_part("loss")
+        if config.architecture == OWN and self.model is None:
+            raise missing_part("model")
         return config
 
     def call(self, run: Run, moment: str, *arguments: Any) -> bool:
         """Calls all, on rank 0; whether any asks to stop, on every rank."""
         if not self.callbacks:
             return False
-        answers = [getattr(one, moment)(*arguments) for one in self.callbacks] if run.processes.is_main else []
-        stops = any(type(answer).__name__ in ("bool", "bool_") and bool(answer) for answer in answers)  # numpy's too
+        stops = False
+        if run.processes.is_main:
+            with run.callers_random_state.restored():
+                for callback in self.callbacks:
+                    answer = getattr(callback, moment)(*arguments)
+                    stops |= moment == "on_epoch" and is_true(answer)
         return run.processes.broadcast(stops) if moment == "on_epoch" else False
+
+
+NO_PARTS = CustomParts()
+
+
+def is_true(answer: object) -> bool:
+    """Whether on_epoch asks to stop. Raises UserError for what is neither true nor false, as an array of several."""
+    try:
+        return bool(answer)
+    except Exception as error:
+        what = f"{type(answer).__name__} ({error})"
+        raise UserError(f"on_epoch: it returned a {what}; need True to stop the run, None or False to go on") from error

@@ -253,6 +253,7 @@ def begin_again(run: Run, changes: dict[str, Any], baseline: Baseline) -> None:
         silent_console(),
         resumes=not run.processes.is_main,
         launch=run.processes.launch,
+        custom=run.custom,
     ).state
     best = max(column(state.history, "train_iou")[-STUCK_EPOCHS:])
     seen = (

@@ -158,20 +158,17 @@ def say_result(run: Run, result: TrainResult) -> None:
         f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""
     )  # a signal or an error may have left it out
     console.say(f"Weights: {weights}{report} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
-    if run.config.architecture == OWN:
-        console.say(
-            "Next, from Python, with your own parts: load(run, model=...), train(..., resume=run); see "
-            "docs/extending.md"
-        )
-        return
     model = shlex.quote(str(folder if has_best else weights))
-    console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
-    if num_test:
-        kept = f"{counted(num_test, 'test image')}, kept from training"
-        console.say(f"      python train_unet.py evaluate {model} --split test   ({kept})")
-    console.say(f"      python train_unet.py predict {model} IMAGES --out predictions")
-    console.say(f"      python train_unet.py try {model}   (a page in the browser)")
-    console.say(f"      {resume_command(folder)} {longer(run.config)}   (trains on)")
+    if run.config.architecture == OWN:
+        console.say(f"Next: load({str(folder)!r}, model=...) in Python, see docs/extending.md")
+    else:
+        console.say(f"Next: python train_unet.py evaluate {model}   (scores of each class and image)")
+        if num_test:
+            kept = f"{counted(num_test, 'test image')}, kept from training"
+            console.say(f"      python train_unet.py evaluate {model} --split test   ({kept})")
+        console.say(f"      python train_unet.py predict {model} IMAGES --out predictions")
+        console.say(f"      python train_unet.py try {model}   (a page in the browser)")
+    console.say(f"      {resume_command(folder, longer(run.config))}   (trains on)")
 
 
 def judge_model(

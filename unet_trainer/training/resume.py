@@ -15,6 +15,7 @@ from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.distributed import Launch
+from unet_trainer.training.run_folder import resume_command
 from unet_trainer.training.state import TrainState
 
 # Changing these between two starts would make the result meaningless: what they decide, and their names.
@@ -189,15 +190,12 @@ def longer(config: ResolvedConfig) -> str:
     return f"num_epochs={2 * config.num_epochs}"
 
 
-def say_already_finished(config: ResolvedConfig, state: TrainState, command: str, console: Console) -> None:
+def say_already_finished(config: ResolvedConfig, state: TrainState, folder: Path, console: Console) -> None:
     if state.epoch >= config.num_epochs:
-        console.note(
-            f"this run had finished its {counted(config.num_epochs, 'epoch')}; to train on: {command} {longer(config)}"
-        )
+        ended, setting = f"finished its {counted(config.num_epochs, 'epoch')}", longer(config)
     else:
-        console.note(
-            f"this run had stopped early after epoch {state.epoch}; to train on: {command} early_stopping_patience=null"
-        )
+        ended, setting = f"stopped early after epoch {state.epoch}", "early_stopping_patience=null"
+    console.note(f"this run had {ended}; to train on: {resume_command(folder, setting)}")
 
 
 def adapt_to_world_size(

@@ -16,6 +16,7 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import EpochTimes, advise
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import Scores
+from unet_trainer.model.random_state import CallersRandomState
 from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.system.resources import count_cores
@@ -25,6 +26,7 @@ from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpointer import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
 from unet_trainer.training.evaluation import Evaluation, val_scores_csv
+from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.history import EventLog, Row, column, finite
 from unet_trainer.training.run_folder import REPORT
 from unet_trainer.training.run_summary import read_epoch
@@ -48,6 +50,8 @@ class Run:
     budget: TimeBudget = field(default_factory=TimeBudget)
     events: EventLog = field(default_factory=EventLog)
     processes: Job = ALONE  # that share the work
+    custom: CustomParts = NO_PARTS
+    callers_random_state: CallersRandomState = field(default_factory=CallersRandomState)
     worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
     times: EpochTimes | None = None  # of the last epoch's training
     was_advised: bool = False  # about waiting for data
@@ -73,6 +77,12 @@ class Run:
         patience = self.config.early_stopping_patience
         is_out_of_patience = patience is not None and self.state.early_stopping.patience_used >= patience
         return self.is_stopped or self.has_given_up or is_out_of_patience or self.state.epoch >= self.config.num_epochs
+
+    @contextlib.contextmanager
+    def lent_to_caller(self) -> Iterator[None]:
+        """Around the caller's code between two epochs, with its own random numbers and signal handlers."""
+        with self.signals.released(), self.callers_random_state.restored():
+            yield
 
     def connect(self) -> None:
         """Before steps that are trained: in a job, all processes average their gradients from here on."""

@@ -43,12 +43,18 @@ SAMPLE_NAMES = "epoch_*.png"
 PROBE_BYTES = 1 << 16
 
 
-def resume_command(folder: Path) -> str:
-    """As this process was started, under torchrun or not. A run with parts of the caller's own is resumed from
-    Python."""
+def resume_command(folder: Path, setting: str = "") -> str:
+    """As this process was started, under torchrun or not. A run with a custom loss or model is resumed from Python.
+    `setting`: key=value, to go on with."""
     with contextlib.suppress(OSError), open_file(folder / CONFIG_YAML) as file:
-        if re.search(rb"^(architecture: own\b|loss: \{.*\bown: )", file.read(1 << 16), re.MULTILINE):
-            return f"train(..., resume={str(folder)!r}) from Python, with its own parts"
+        config = file.read(1 << 16)
+        parts = {"loss": rb"^loss: \{.*\bown: ", "model": rb"^architecture: own\b"}
+        arguments = [f"{name}=..." for name, pattern in parts.items() if re.search(pattern, config, re.MULTILINE)]
+        if arguments:
+            name, _, value = setting.partition("=")
+            plain = {"null": "None"}.get(value, value if value.isdigit() else repr(value))
+            arguments += [f"resume={str(folder)!r}", *([f"{name}={plain}"] if setting else [])]
+            return f"train(..., {', '.join(arguments)}) in Python"
     launch, start = read_launch(), "python"
     if launch.is_torchrun:
         num_machines = launch.world_size // max(1, launch.local_world_size)
@@ -58,7 +64,7 @@ def resume_command(folder: Path) -> str:
             else f"--nnodes={num_machines} --rdzv-backend=c10d --rdzv-endpoint=HOST:PORT"
         )
         start = f"torchrun {machines} --nproc-per-node={launch.local_world_size}"
-    return f"{start} train_unet.py --resume {shlex.quote(str(folder))}"
+    return f"{start} train_unet.py --resume {shlex.quote(str(folder))} {setting}".rstrip()
 
 
 def find_run(name: str, checkpoint_dir: Path) -> Path:

@@ -37,6 +37,7 @@ class Session:
         self.on_exit = parts.callback  # calls a function when the run ends, however it ends; the last one first
         self.close_parts = parts.close  # does so before the run says its result
         self._exits = contextlib.ExitStack()
+        self.on_end = self._exits.callback  # calls a function when the session ends
 
     def __enter__(self) -> Session:
         self._exits.callback(self.processes.close)

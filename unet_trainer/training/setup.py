@@ -29,6 +29,7 @@ from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.mask_evidence import class_table, ignored_share
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
+from unet_trainer.model.random_state import CallersRandomState
 from unet_trainer.model.segmenter import SegmenterSpec, build_spec
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import Job, choose_backend, device_id
@@ -46,8 +47,9 @@ from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
 from unet_trainer.training.compilation import compile_components, try_components
 from unet_trainer.training.curves import CurvesWriter
+from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import CURVES, LOG, SPLIT_CSV, has_checkpoint, resume_command
+from unet_trainer.training.run_folder import CURVES, LOG, SPLIT_CSV, has_checkpoint
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_probe, build_settings
 from unet_trainer.training.state import TrainState
@@ -64,7 +66,12 @@ OF_A_MACHINE = frozenset(
 PACKAGES = ("segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
 
 
-def set_up(config: Config, session: Session, make_report: Callable[..., object] | None = None) -> Run:
+def set_up(
+    config: Config,
+    session: Session,
+    make_report: Callable[..., object] | None = None,
+    custom: CustomParts = NO_PARTS,
+) -> Run:
     """Checkpoint → device → data → settings → loaders → model → folder → compiled steps."""
     budget = TimeBudget(config.time_budget, session.started)
     console, processes = session.console, session.processes
@@ -75,6 +82,8 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
 
     hardware = build_hardware(config, console, processes.launch)
     device = torch.device(hardware.device)
+    callers_random_state = CallersRandomState(device)
+    session.on_end(callers_random_state.restore)
     _say_job(processes, device, config.resume, console)
     probe = build_probe(config, hardware, budget)
     session.on_exit(probe.close)
@@ -112,10 +121,12 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
     parts, components = (spec, device, len(loaders.train), console), None
     if processes.is_main:
         components = build_components_with_weights(
-            settings, *parts, resumes=earlier is not None, launch=processes.launch
+            settings, *parts, resumes=earlier is not None, launch=processes.launch, custom=custom
         )
     settings = share_settings(processes, settings if processes.is_main else None, device, config.checkpoint_dir)
-    components = components or build_components(settings.taken, *parts, resumes=True, launch=processes.launch)
+    components = components or build_components(
+        settings.taken, *parts, resumes=True, launch=processes.launch, custom=custom
+    )
     state = components.state
 
     changes: list[str] = []
@@ -144,16 +155,17 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, events, curves.write)
     budget.seconds_before = state.seconds + state.train_seconds
     run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, events, processes)
+    run.custom, run.callers_random_state = custom, callers_random_state
     run.untaught_ids = dataset.untaught_ids
     if processes.is_main:
-        run.make_report = make_report
+        run.make_report = make_report and partial(make_report, model=custom.model)
         run.trackers = build_trackers(settings.taken, folder, state.epoch, events)
         session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
         _resume(run, earlier, source, changes)
     console.fact("Run", str(folder))
     if run.is_finished():
-        resume.say_already_finished(settings.taken, state, resume_command(folder), console)
+        resume.say_already_finished(settings.taken, state, folder, console)
         return run
     _get_ready(run)
     if is_new:

@@ -18,6 +18,7 @@ import torch
 
 from unet_trainer.model.metrics import Scores, compute_scores
 from unet_trainer.model.optimizer_and_schedule import Ema, LearningRate, fill_momentum
+from unet_trainer.model.random_state import LOCK, generators, seed_generators
 from unet_trainer.model.segmenter import Segmenter, network_weights
 from unet_trainer.system.distributed import ALONE, Job, Launch
 from unet_trainer.training.async_device import AsyncReader, HostCopy
@@ -250,13 +251,15 @@ class TrainState:
 
     def _random_states(self) -> dict[str, Any]:
         """The generators that a run draws from. Samples have their own, made from (seed, epoch, index)."""
-        on_device = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-        return {"random_state": torch.get_rng_state(), "cuda_random_state": on_device}
+        on_host, *on_device = (generator.get_state() for generator in generators(self.device))
+        return {"random_state": on_host, "cuda_random_state": on_device[0] if on_device else None}
 
     def _set_random_states(self, saved: Mapping[str, Any]) -> None:
-        torch.set_rng_state(saved["random_state"].clone())  # torch reads a view from the start of its memory
-        if saved["cuda_random_state"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(saved["cuda_random_state"].clone(), self.device)
+        states = (saved["random_state"], saved["cuda_random_state"])
+        with LOCK:
+            for generator, state in zip(generators(self.device), states, strict=False):
+                if state is not None:
+                    generator.set_state(state.clone())  # torch reads a view from the start of its memory
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError, which names what is missing or does not fit this model."""
@@ -277,7 +280,9 @@ class TrainState:
             self.metrics.load_state_dict(sum_totals([rank["totals"] for rank in ranks]))
         if self.launch.rank > 0:  # rank 0 has counted for all
             self.metrics.reset()
-            torch.manual_seed(torch.initial_seed() + self.launch.rank)  # else all would drop the same activations
+            seed_generators(
+                torch.initial_seed() + self.launch.rank, self.device
+            )  # else all would drop the same activations
 
     def load_common(self, state: Mapping[str, Any]) -> None:
         """All but what differs between the ranks of a job."""

@@ -1,41 +1,26 @@
-"""A loss and a network that a Python caller brings: docs/extending.md.
+"""A loss and a model that a Python caller passes: docs/extending.md.
 
 Configs and checkpoints say only `own`, which never names code to run: whoever resumes such a run or loads its model
-gives the part again. Held here while that call lasts, since a network is built in many places: for a restart, for a
-report, for prediction."""
+passes the part again."""
 
-import contextlib
 import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import UserError, missing_part
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.model.segmenter import STRIDE, SegmenterSpec
 from unet_trainer.system.console import first_line
 
-OwnLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-OwnModel = torch.nn.Module | Callable[[SegmenterSpec], torch.nn.Module]
-_given: dict[str, Any] = {}
+CustomLoss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+CustomModel = torch.nn.Module | Callable[[SegmenterSpec], torch.nn.Module]
 
 
-@contextlib.contextmanager
-def given(**parts: Any) -> Iterator[None]:
-    """`loss`, `model`; None: it is not given."""
-    earlier = dict(_given)
-    _given.update({name: part for name, part in parts.items() if part is not None})
-    try:
-        yield
-    finally:
-        _given.clear()
-        _given.update(earlier)
-
-
-def own_loss(num_ids: int) -> OwnLoss:
+def build_custom_loss(loss: CustomLoss | None, num_ids: int) -> CustomLoss:
     """A copy, if it is a module. Raises UserError for one that this trainer cannot use."""
-    loss = _take("loss", "loss", "train(..., loss=...)")
+    if loss is None:
+        raise missing_part("loss")
     if isinstance(loss, torch.nn.Module):
         loss = copy.deepcopy(loss).cpu()
         if any(parameter.requires_grad for parameter in loss.parameters()):
@@ -57,9 +42,10 @@ def own_loss(num_ids: int) -> OwnLoss:
     return loss
 
 
-def own_network(spec: SegmenterSpec) -> torch.nn.Module:
-    """A copy of the module, or what the function makes for this spec. Raises UserError."""
-    model = _take("model", "network", "train(..., model=...) or load(..., model=...)")
+def build_custom_network(model: CustomModel | None, spec: SegmenterSpec) -> torch.nn.Module:
+    """A copy of the module, or what the function returns for this spec. Raises UserError."""
+    if model is None:
+        raise missing_part("model")
     network = model if isinstance(model, torch.nn.Module) else model(spec)
     while (wrapped := getattr(network, "_orig_mod", None)) is not None:  # torch.compile's: a run compiles by itself
         network = wrapped
@@ -80,11 +66,3 @@ def own_network(spec: SegmenterSpec) -> torch.nn.Module:
     if (made := tuple(output.shape)) not in (wanted, (1, spec.num_ids, *sides)):
         raise UserError(f"model: for images of shape {taken} it returns {made}; need logits of shape {wanted}")
     return network
-
-
-def _take(name: str, what: str, how: str) -> Any:
-    if name not in _given:
-        raise UserError(
-            f"the run has a {what} of its own, which no file holds: give it from Python, {how}; see docs/extending.md"
-        )
-    return _given[name]

@@ -1,0 +1,41 @@
+# Types of train_unet.py for type checkers, where pip has installed it: they read a single file without types.
+# tests/test_environment.py compares it with the script.
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+from unet_trainer.config.errors import TrainingFailed as TrainingFailed
+from unet_trainer.config.errors import UserError as UserError
+from unet_trainer.config.overrides import Overrides
+from unet_trainer.config.schema import Config
+from unet_trainer.datasets.converted import Pairs
+from unet_trainer.model.custom import CustomLoss, CustomModel
+from unet_trainer.system.signals import Interrupted as Interrupted
+from unet_trainer.training.extension import Callback
+from unet_trainer.training.history import Row
+from unet_trainer.training.result import TrainResult
+
+CONFIG: dict[str, Any]
+
+def train(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    on_epoch: Callable[[Row], object] | None = None,
+    *,
+    loss: CustomLoss | Mapping[str, float] | str | None = None,
+    model: CustomModel | None = None,
+    train_data: Pairs | None = None,
+    val_data: Pairs | None = None,
+    callbacks: Sequence[Callback] = (),
+    **overrides: Unpack[Overrides],
+) -> TrainResult: ...
+def follow(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *,
+    loss: CustomLoss | Mapping[str, float] | str | None = None,
+    model: CustomModel | None = None,
+    train_data: Pairs | None = None,
+    val_data: Pairs | None = None,
+    callbacks: Sequence[Callback] = (),
+    **overrides: Unpack[Overrides],
+) -> Generator[Row, None, TrainResult]: ...
+def main(arguments: Sequence[str] | None = None) -> int: ...
