@@ -283,9 +283,7 @@ class Console:
         print(f"{painted(lead, colour, self.stream)} {readable(text)}", file=self.stream, flush=True)
         self._record(f"{lead} {text}")
 
-    def bar(
-        self, label: str, total: int, keep: bool = True, num_done: int = 0, images_per_tick: int = 0
-    ) -> Bar:
+    def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0, images_per_tick: int = 0) -> Bar:
         return Bar(self, label, total, keep, num_done, images_per_tick)
 
     def epoch_begins(self, epoch: int, num_epochs: int) -> None:
