@@ -210,8 +210,9 @@ def validate(run: Run, row: Row) -> Evaluation:
     from unet_trainer.config.errors import NonFinite
     from unet_trainer.training.evaluation import evaluate
 
-    started = time.perf_counter()
-    with run.console.bar(f"Epoch {run.state.epoch + 1} [Val]:  ", len(run.loaders.val)) as bar:
+    started, loader = time.perf_counter(), run.loaders.val
+    num_images = loader.batches.batch_size * run.processes.launch.world_size
+    with run.console.bar(f"Epoch {run.state.epoch + 1} [Val]:  ", len(loader), images_per_tick=num_images) as bar:
 
         def on_batch(metrics: EvalMetrics) -> None:
             bar.tick()
@@ -219,7 +220,7 @@ def validate(run: Run, row: Row) -> Evaluation:
                 bar.show(*seen)
             run.signals.check()
 
-        found = evaluate(run.components.eval_step, run.loaders.val, on_batch, run.signals.is_stopping, run.processes)
+        found = evaluate(run.components.eval_step, loader, on_batch, run.signals.is_stopping, run.processes)
         run.signals.check()  # it may have ended early
         bar.show(found.loss, found.scores.iou)
     if found.first_bad_batch is not None:

@@ -231,6 +231,21 @@ def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_ti
         assert settings.decisions["decoder_channels"].source == ("default" if widths is None else "decided")
 
 
+def test_on_a_cpu_the_encoder_is_the_same_whether_or_not_the_epochs_are_set():
+    """In an hour of steps of 8 images it sees 14,400, the next larger one 7,200."""
+    costs = {
+        name: StepCost(seconds, 0.0, 0) for (name, _), seconds in zip(CPU_ENCODERS, (9.0, 4.0, 2.0, 1.0), strict=True)
+    }
+    chosen = {"encoder": "tu-mobilenetv3_small_100", "decoder_channels": (96, 48, 32, 24, 16), "num_epochs": 2}
+    taken = open_settings(measure_step=Trials(costs), num_epochs=2, batch_size=8).taken
+    assert {name: getattr(taken, name) for name in chosen} == chosen
+    assert open_settings(measure_step=Trials(costs), batch_size=8).taken.encoder == chosen["encoder"]
+    untried = open_settings(num_epochs=2, encoder_weights=None)
+    assert untried.taken.encoder == CPU_ENCODERS_FROM_NOTHING[-1][0]
+    assert open_settings(num_epochs=2, encoder="resnet50").taken.encoder == "resnet50"
+    assert open_settings(AMPERE, measure_step=lambda config: STEP, num_epochs=2).taken.encoder == "resnet34"
+
+
 def test_without_pretrained_weights_a_small_encoder_is_one_that_learns_from_nothing():
     names = {encoder for encoder, _ in (*CPU_ENCODERS, *CPU_ENCODERS_FROM_NOTHING)}
     costs = dict.fromkeys(names, StepCost(0.5, 0.0, 0))
@@ -314,7 +329,8 @@ def test_a_batch_that_memory_does_not_hold_is_halved(answers, batch_size, tried)
 @pytest.mark.parametrize(
     ("hardware", "values", "is_tried"),
     [
-        (CPU, {"num_epochs": 3}, False),  # batch and encoder do not depend on time
+        (CPU, {"num_epochs": 3}, True),  # the encoder
+        (CPU, {"num_epochs": 3, "encoder": "resnet18"}, False),
         (CPU, {"num_epochs": "auto"}, True),
         (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": False}, False),
         (

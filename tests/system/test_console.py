@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,17 +98,49 @@ def test_an_epoch_on_a_terminal_has_a_header_a_bar_and_a_summary():
     ]
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Moved by its `now`."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr("unet_trainer.system.console.time.monotonic", lambda: clock.now)
+    return clock
+
+
 @pytest.mark.parametrize(("keep", "seconds", "lines"), [(False, 2.5, 1), (False, 1.5, 0), (True, 2.5, 0)])
-def test_a_long_phase_says_once_without_a_terminal_how_far_it_is(keep, seconds, lines, monkeypatch):
-    now = [100.0]
-    monkeypatch.setattr("unet_trainer.system.console.time.monotonic", lambda: now[0])
+def test_a_long_phase_says_soon_without_a_terminal_how_far_it_is(keep, seconds, lines, clock):
     stream = io.StringIO()
     with Console(stream).bar("Reading every pair once:", 10, keep=keep) as bar:
         bar.tick(1)
-        now[0] += seconds
+        clock.now += seconds
         bar.tick(1)
         bar.tick(8)
     assert stream.getvalue() == "Reading every pair once: 2 of 10, about 10 s to go\n" * lines
+
+
+def test_without_a_terminal_a_line_comes_every_half_minute_and_every_tenth_at_most(clock, log):
+    """Resumed at batch 100 of 1,000: in steps of 0.25 s a tenth takes 25 s, in steps of a second half a minute is less than that."""
+    stream, terminal = io.StringIO(), Terminal()
+    consoles = Console(stream), Console(terminal)
+    consoles[0].log_to(log)
+    for console in consoles:
+        clock.now = 100.0
+        with console.bar("Epoch 3 [Train]:  ", 1000, num_done=100, images_per_tick=8) as bar:
+            for batch in range(101, 1001):
+                clock.now += 0.25 if batch <= 400 else 1.0
+                bar.tick()
+                bar.show(loss=1 / batch, iou=batch / 1000)
+    assert stream.getvalue().splitlines() == [
+        "Epoch 3 [Train]: 220 of 1000, loss 0.005, IoU 0.219, 32 images/s, about 3 min to go",  # after 30 s
+        "Epoch 3 [Train]: 340 of 1000, loss 0.003, IoU 0.339, 32 images/s, about 3 min to go",
+        "Epoch 3 [Train]: 440 of 1000, loss 0.002, IoU 0.439, 23.7 images/s, about 3 min to go",  # 340 in 115 s
+        "Epoch 3 [Train]: 540 of 1000, loss 0.002, IoU 0.539, 16.4 images/s, about 4 min to go",
+        "Epoch 3 [Train]: 640 of 1000, loss 0.002, IoU 0.639, 13.7 images/s, about 4 min to go",
+        "Epoch 3 [Train]: 740 of 1000, loss 0.001, IoU 0.739, 12.3 images/s, about 3 min to go",
+        "Epoch 3 [Train]: 840 of 1000, loss 0.001, IoU 0.839, 11.5 images/s, about 2 min to go",
+        "Epoch 3 [Train]: 940 of 1000, loss 0.001, IoU 0.939, 10.9 images/s, about 44 s to go",
+    ]
+    assert log.read_text() == ""  # as on a terminal
+    assert "about" not in terminal.getvalue()
 
 
 def test_text_that_nobody_reads_does_not_fail_whoever_flushes_the_stream_later():

@@ -12,7 +12,7 @@ import pytest
 from helpers.runs import stop_after, timeless_rows, weights_digest
 from helpers.steps import KnownCosts
 from train_unet import train
-from unet_trainer.config.choices import choose_learning_rate, num_pilot_steps
+from unet_trainer.config.choices import StepPlan, choose_learning_rate, num_pilot_steps
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.resolved_config import Decision
 from unet_trainer.model.baselines import Baseline
@@ -115,7 +115,7 @@ def test_a_resumed_run_does_not_try_again(recipe, monkeypatch):
 
 def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes_on(recipe, monkeypatch):
     KnownCosts(StepCost(seconds=0.1, eval_seconds=0.01, memory=0)).install(monkeypatch)
-    monkeypatch.setattr("unet_trainer.config.choices.plan_steps", lambda *_: (2, 1, "planned", 1.0))
+    monkeypatch.setattr("unet_trainer.config.choices.plan_steps", lambda *_: StepPlan(2, 1, "planned"))
     monkeypatch.setattr(pilots, "has_time", lambda settings: settings.was_open("num_epochs"))
     recipe |= {"num_epochs": "auto", "ema_decay": "auto"}
     whole = train(recipe, run_name="whole")

@@ -27,12 +27,14 @@ def budgeted_run(data_dir, folder, monkeypatch, repeats=1, planned=20, **setting
     KnownCosts(StepCost(seconds=1.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
     run = make_run(data_dir, folder, num_epochs="auto", time_budget="100s", repeats=repeats, **settings)
     assert (run.config.num_epochs, len(run.loaders.train)) == (planned, 5 * repeats)
+    run.budget.planned_steps = planned * 5 * repeats  # as they are printed when a run begins
     return run
 
 
 def test_a_plan_that_was_a_guess_is_made_from_the_time_of_the_first_batches(tiny_data, tmp_path, monkeypatch):
     run = budgeted_run(tiny_data, tmp_path / "run", monkeypatch, learning_rate=0.5, warmup_epochs="auto")
-    time_budget.fit_into_budget(run, batch_seconds=4.0)  # 20 s an epoch, and 1.2 s to validate 2 images
+    run.budget.val_seconds = 1.2
+    time_budget.fit_into_budget(run, batch_seconds=4.0)  # 21.2 s an epoch
     assert (run.config.num_epochs, run.state.learning_rate.num_epochs) == (5, 5)  # the last one a part
     assert run.state.learning_rate.num_warmup_steps == 1
     time_budget.fit_into_budget(run, batch_seconds=400.0)
@@ -45,10 +47,11 @@ def test_slow_epochs_shorten_the_plan_and_the_schedule(tiny_data, tmp_path, monk
     assert run.config.num_epochs == run.state.learning_rate.num_epochs == 10
     assert run.state.learning_rate.num_steps == 50
     assert run.state.learning_rate.at(25) == pytest.approx(0.25)  # half of the cosine
-    assert "Note: time_budget: there is time for 10 epochs (20 were planned)\n" in said(run)
+    assert said(run).count("Note: time_budget: there is time for 10 epochs, 50 steps in all (100 were planned)\n") == 1
     written = (run.checkpointer.folder / "config.yaml").read_text()
     assert "\nnum_epochs: auto  # here 10: as many as 100s have time for\n" in written
     epochs_of(run, *[10.0] * 8)
+    assert said(run).count("time_budget: ") == 1  # which has not changed since by much
     assert not run.is_finished()
     epochs_of(run, 10.0)
     assert run.is_finished()
@@ -93,6 +96,21 @@ def test_an_epoch_that_there_is_no_time_for_ends_in_time_for_validation(long_epo
     assert (long_epoch.is_finished(), long_epoch.config.num_epochs) == (True, 1)
 
 
+def test_an_epoch_that_ends_where_it_was_planned_to_says_nothing_of_it(long_epoch):
+    long_epoch.budget.planned_steps = 90
+    assert train_batches(long_epoch, 200) == 80
+    assert "time_budget: " not in said(long_epoch)
+
+
+def test_in_the_last_epoch_the_rate_falls_over_a_part_of_another_one_if_there_is_time_for_that(long_epoch):
+    """200 batches in 50 s leave 30 s: 10 to train 40 more, 20 to validate; and 8 and 20 s, which are worth no validation."""
+    train_batches(long_epoch, 199, seconds=0.25)
+    assert long_epoch.state.learning_rate.num_steps == 240
+    long_epoch.state.batch, long_epoch.budget.now = 0, 2.0
+    train_batches(long_epoch, 199, seconds=0.25)
+    assert long_epoch.state.learning_rate.num_steps == 200
+
+
 def test_steps_so_slow_that_few_tell_their_time_leave_time_for_validation_too(long_epoch):
     assert train_batches(long_epoch, 200, seconds=30.0) == 3  # 10 s are left, and validation takes 20 s
 
@@ -113,7 +131,7 @@ def test_in_an_epoch_that_ends_early_the_learning_rate_falls_to_its_end(long_epo
     [
         (18.0, 2, 10),  # of 60 s an epoch takes 40: 2 s to train in are not worth a validation
         (4.0, 3, 12),  # 16 of the 36 s that an epoch trains
-        (None, 2, 10),
+        (0.0, 3, 12),  # 20 of 40
     ],
 )
 def test_the_last_epoch_may_be_a_part_of_one(tiny_data, tmp_path, monkeypatch, val_seconds, num_epochs, num_steps):

@@ -1,6 +1,7 @@
 """From a config to a run that is ready for its first epoch: new, resumed, or refused."""
 
 import dataclasses
+import re
 import shutil
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 from helpers.fake_job import FakeJob
 from helpers.small_runs import ROW, SCORES, judge_epochs, stopped_budget
-from helpers.steps import KnownCosts, SmallNetwork, make_settings, small_components, take_step
+from helpers.steps import KnownCosts, SmallNetwork, everything, make_settings, same, small_components, take_step
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
@@ -21,6 +22,7 @@ from unet_trainer.training.checkpointer import FollowingCheckpointer
 from unet_trainer.training.resume import adapt_to_world_size
 from unet_trainer.training.session import Session
 from unet_trainer.training.setup import check_same, config_facts, set_up
+from unet_trainer.training.time_budget import SampleCost
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -76,7 +78,61 @@ def budgeted(config, monkeypatch):
     monkeypatch.setattr(time_budget, "END_SHARE", 0.0)
     monkeypatch.setattr(setup, "TimeBudget", lambda text, started: stopped_budget(text))
     KnownCosts(StepCost(seconds=1.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
+    time_steps_as(monkeypatch, 1.0)
     return dataclasses.replace(config, num_epochs="auto", time_budget="80s", repeats=4)
+
+
+def time_steps_as(monkeypatch, seconds, eval_seconds=0.0):
+    """From here on, steps take so long where they are timed, and samples are there."""
+    cost = StepCost(seconds, eval_seconds, memory=0)
+    monkeypatch.setattr(setup, "time_steps", lambda *_: cost)
+    monkeypatch.setattr(time_budget, "time_samples", lambda *_: SampleCost())
+
+
+def test_a_start_says_how_long_an_epoch_and_the_run_will_take(config, monkeypatch, capsys):
+    """2 batches of 4, and 2 images of validation."""
+    time_steps_as(monkeypatch, 100.0, eval_seconds=25.0)
+    train_and_save(config, epochs=1)
+    assert "\n  Time:       about 8 min: 2 epochs of 4 min\n" in capsys.readouterr().out
+    start(config, resume="run")
+    assert "\n  Time:       about 1.0 s: 1 epoch of 1.0 s to go\n" in capsys.readouterr().out  # as the first one took
+    start(config, num_epochs=6000, early_stopping_patience=9, run_name="long", optimizer="sgd", learning_rate="auto")
+    text = (
+        "about 441.7 h: 6000 epochs of 4 min; up to 25.0 h of it try learning rates; early stopping may end it sooner"
+    )
+    assert f"\n  Time:       {text}\n" in capsys.readouterr().out  # 3 pilots of 300 steps
+
+
+def test_a_start_times_the_step_and_the_samples_and_changes_nothing_of_the_run(config, capsys):
+    run = start(config)
+    assert re.search(r"\n  Time:       about \d\.\d s: 2 epochs of \d\.\d s\n", capsys.readouterr().out)
+    assert run.budget.val_seconds > 0
+    fresh = small_components(run.state.segmenter.spec.image, len(run.loaders.train), run.settings)
+    assert same(everything(run.components), everything(fresh))
+    assert not run.components.train_step.mid_accumulation
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text", "num_epochs", "num_steps"),
+    [
+        (1.0, "8 epochs of 10 s", 8, 80),
+        (3.0, "3 epochs of 30 s, the last one in part", 3, 26),
+        (10.0, "1 epoch of 80 s, which ends with the time after about 8 of 10 steps", 1, 8),
+    ],
+)
+def test_epochs_in_a_time_are_planned_from_the_step_as_it_is_trained_and_printed_once(
+    seconds, text, num_epochs, num_steps, budgeted, monkeypatch, capsys
+):
+    """A trial had said that a step takes a second, so 8 epochs."""
+    time_steps_as(monkeypatch, seconds)
+    run = start(budgeted)
+    said = capsys.readouterr().out
+    assert f"\n  Time:       about 80 s: {text}\n" in said
+    planned = re.findall(r"(\d+) epochs?|num_epochs: (\d+)|(\d+) were planned|(\d+) steps", said)
+    assert {number for numbers in planned for number in numbers if number} <= {str(num_epochs), str(num_steps), "10"}
+    assert (run.config.num_epochs, run.state.learning_rate.num_steps) == (num_epochs, num_steps)
+    assert run.budget.planned_steps == num_steps
+    assert "time_budget: " not in said
 
 
 def train_budgeted(config, *seconds):
@@ -107,9 +163,11 @@ def test_a_run_that_used_its_time_has_finished_and_goes_on_with_more(budgeted, c
     said = capsys.readouterr().out
     assert "Note: this run had finished its 3 epochs; to train on: python train_unet.py --resume " in said
     assert said.splitlines()[-1].endswith(" time_budget=3m")
-    run = start(budgeted, resume="run", time_budget="3m")  # 100 s more, at 30 s an epoch
-    assert (run.config.num_epochs, run.state.learning_rate.num_epochs, run.is_finished()) == (6, 6, False)
-    assert "time_budget: 80s → 3m" in capsys.readouterr().out
+    run = start(budgeted, resume="run", time_budget="3m")  # 100 s more, at 30 s an epoch: three and a third
+    assert (run.config.num_epochs, run.state.learning_rate.num_epochs, run.is_finished()) == (7, 7, False)
+    said = capsys.readouterr().out
+    assert "time_budget: 80s → 3m" in said
+    assert "  Time:       about 3 min: 4 epochs of 30 s to go, the last one in part\n" in said
 
 
 def test_settings_that_the_state_depends_on_are_refused(config, folder):

@@ -240,29 +240,16 @@ def _say_forecast(
     start_seconds: float,
 ) -> None:
     from unet_trainer.training.pilots import is_open
-    from unet_trainer.training.time_budget import SampleCost, forecast
+    from unet_trainer.training.time_budget import forecast, time_samples
 
     taken, (train, val) = settings.taken, datasets
-    read, augment = _mean_seconds(train, range(0, len(train), max(1, len(train) // NUM_SAMPLES)))
-    val_read, _ = _mean_seconds(val, range(len(val)))  # tiles of one image follow each other, and it is read once
-    sample = SampleCost(read, augment, val_read)
+    sample = time_samples(train, val, NUM_SAMPLES, SAMPLE_SECONDS)
     if taken.cache != "none":  # it is filled first
-        start_seconds += sum(len(one.pairs) for one in datasets) * read / hardware.num_cores
+        start_seconds += sum(len(one.pairs) for one in datasets) * sample.read_seconds / hardware.num_cores
     found = forecast(taken, len(train), len(val), cost, sample, hardware.num_cores, start_seconds, is_open(settings))
     page.show("run", forecast_findings(found, settings, hardware, cost, sample, is_estimate))
     measured = {"step": dataclasses.asdict(cost), "sample": dataclasses.asdict(sample), "start_seconds": start_seconds}
     page.content["forecast"] = {**dataclasses.asdict(found), "is_estimate": is_estimate, **measured}
-
-
-def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int]) -> tuple[float, float]:
-    """Of reading and of augmenting a sample, in this process."""
-    started, times = time.perf_counter(), []
-    for index in indices[:NUM_SAMPLES]:
-        times.append(dataset.timed_sample((0, index))[2:])
-        if time.perf_counter() - started > SAMPLE_SECONDS:
-            break
-    settled = times[1:] or times  # the first one loads code
-    return sum(read for read, _ in settled) / len(settled), sum(augment for _, augment in settled) / len(settled)
 
 
 def forecast_findings(
@@ -271,11 +258,7 @@ def forecast_findings(
     from unet_trainer.training.pilots import has_time
 
     taken, rate = settings.taken, settings.taken.batch_size / cost.seconds
-    per_epoch = (
-        f"{found.seconds_per_epoch:.1f} s"
-        if found.seconds_per_epoch < 10
-        else describe_seconds(found.seconds_per_epoch)
-    )
+    per_epoch = describe_seconds(found.seconds_per_epoch)
     detail = f"about {describe_seconds(found.seconds)}: {counted(found.num_epochs, 'epoch')} of {per_epoch}"
     if settings.replans():  # the number that was planned from the step alone is among the settings
         detail = f"about {describe_seconds(found.seconds)}, with as many epochs of {per_epoch} as there is time for"

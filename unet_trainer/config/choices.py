@@ -7,7 +7,7 @@ Pure functions from facts to a value and its reason. The figures behind the cons
 import math
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from unet_trainer.config.facts import TOLD_SHARE, HardwareFacts, Measurements, StepCost
 
@@ -58,7 +58,11 @@ SPARE_STEPS = (
     1.5  # in a single epoch, that the time will end: the machine may become faster than it was when the step was tried
 )
 MIN_STEPS_PER_EPOCH = 10
-MIN_VALIDATIONS = 3  # with fewer, one at the end: there is no time left to act on what another would tell
+MIN_VALIDATIONS = (
+    8  # of a run, unless they would take more than their share of the time: with fewer, best.pt is no choice
+)
+MIN_PART = 0.2  # of an epoch, that is worth a validation
+SHORT_SECONDS = 30.0  # of training: in less, epochs of fewer steps than MIN_STEPS_PER_EPOCH are not worth their ends
 CPU_BUDGET = 3600.0  # seconds, where none is given
 GPU_ENCODER = "resnet34"
 # Encoders for CPUs and small budgets, the best first, each with the widths of its decoder (None: the default's).
@@ -314,6 +318,17 @@ def choose_cutmix(num_passes: float, is_augmented: bool, normalize: str) -> tupl
     return CUTMIX_SHARE, f"{often}: pieces of other images keep them from being learned by heart"
 
 
+class StepPlan(NamedTuple):
+    """`share`: of the epochs' steps, that there is time for: the last epoch may end early. `few`: why there are fewer
+    validations than usual, or nothing."""
+
+    num_epochs: int
+    repeats: float
+    reason: str
+    share: float = 1.0
+    few: str = ""
+
+
 def plan_steps(
     num_samples: int,
     batch_size: int,
@@ -323,11 +338,11 @@ def plan_steps(
     budget: float | None,
     repeats: float | None = None,
     may_end_early: bool = False,
-) -> tuple[int, float, str, float]:
-    """Enough views (augmented images) to learn from, in about NUM_EPOCHS epochs, within a budget of seconds: the number
-    of epochs, how often an epoch has each image (below 1: the share of the images that it has), why, and the share of
-    all that which there will be time for. `cost`: of a step that memory holds. `may_end_early`: an epoch that there is
-    no time for ends before its last batch."""
+) -> StepPlan:
+    """Enough views (augmented images) to learn from, within a budget of seconds, in epochs that are as short as leaves
+    validation its share of the time, about NUM_EPOCHS at most: their number, and how often each has each image (below
+    1: the share of the images that it has). `cost`: of a step that memory holds. `may_end_early`: an epoch that there
+    is no time for ends before its last batch."""
     views = wanted_views(num_samples)
     reason = f"{views:,} augmented images, {views / num_samples:,.0f} passes"
     if cost is not None and budget is not None:
@@ -335,35 +350,52 @@ def plan_steps(
         if affordable < views:
             views = affordable
             reason = f"{views:,} augmented images are what {describe_seconds(budget)} allow"
+    is_limited = views < wanted_views(num_samples)
     steps = max(1, views // batch_size)
-    per_epoch = max(1, min(steps, max(MIN_STEPS_PER_EPOCH, steps // NUM_EPOCHS)))
+    most, few = NUM_EPOCHS, ""
+    if cost is not None and (val_seconds := num_val * cost.eval_seconds):
+        share = steps * cost.seconds * VALIDATION_SHARE / (1 - VALIDATION_SHARE)
+        most = min(max(1, round(share / val_seconds)), NUM_EPOCHS)
+        if most < MIN_VALIDATIONS:
+            few = f"{MIN_VALIDATIONS} of {describe_seconds(val_seconds)} would take more than a tenth of the time"
+    is_short = budget is not None and budget < SHORT_SECONDS
+    least = min(MIN_STEPS_PER_EPOCH, steps // (1 if is_short else MIN_VALIDATIONS))
+    per_epoch = max(math.ceil(steps / most), least, accumulation_steps)
     if cost is None and budget is not None:  # the first epochs tell how many there can be
-        per_epoch = min(per_epoch, MIN_STEPS_PER_EPOCH)
-    if cost is not None:
-        val_steps = num_val * cost.eval_seconds / cost.seconds
-        per_epoch = max(per_epoch, min(steps, math.ceil(val_steps * (1 / VALIDATION_SHARE - 1))))
-    per_epoch = max(per_epoch, accumulation_steps)
-    is_open, is_limited = repeats is None, views < wanted_views(num_samples)
+        per_epoch = max(least, accumulation_steps)
+
+    def steps_of(repeats: float) -> int:
+        return max(1, int(num_samples * repeats) // batch_size)
+
+    def epochs_of(repeats: float) -> int:
+        passes = steps / steps_of(repeats)
+        if not is_limited:
+            return max(1, round(passes))
+        # Limited by time: no more epochs than there is time for.
+        return max(1, math.ceil(passes - MIN_PART) if may_end_early else int(passes))
+
     if repeats is None:
         passes = per_epoch * batch_size / num_samples
-        is_long = (
-            num_samples >= MIN_STEPS_PER_EPOCH * batch_size
-        )  # a pass: one more of them may leave time for a single epoch
+        is_long = num_samples >= MIN_STEPS_PER_EPOCH * batch_size  # a pass: one more of them may be too many
         repeats = max(1, round(passes) if is_limited and is_long else math.ceil(passes))
-        if cost is not None and budget is not None and num_samples > 1.5 * per_epoch * batch_size:
+        if cost is not None and budget is not None and passes < 2 / 3:
             # A pass is longer than a good epoch; each of its parts has a batch at least.
-            repeats = 1 / min(math.ceil(num_samples / (per_epoch * batch_size)), num_samples // batch_size)
-    steps_per_epoch = max(1, int(num_samples * repeats) // batch_size)
-    # Limited by time: no more epochs than there is time for.
-    num_epochs = max(1, steps // steps_per_epoch if is_limited else round(steps / steps_per_epoch))
-    has_few = num_epochs < (MIN_VALIDATIONS if may_end_early else 2)
-    if is_open and is_limited and has_few and cost is not None and budget is not None:
-        in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
-        spare = SPARE_STEPS if may_end_early else 1
-        in_time *= spare
-        repeats = math.ceil(in_time / num_samples) if in_time > num_samples else 1 / (num_samples // in_time)
-        return 1, repeats, f"{reason}: one epoch, as long as there is time", 1 / spare
-    return num_epochs, repeats, f"{reason}; {num_epochs * steps_per_epoch:,} steps of {batch_size}", 1.0
+            repeats = 1 / max(1, min(math.ceil(1 / passes), num_samples // batch_size))
+        while epochs_of(repeats) < min(MIN_VALIDATIONS, most) and steps_of(repeats) > max(least, accumulation_steps):
+            less = repeats - 1 if repeats > 1 else 1 / (round(1 / repeats) + 1)
+            if num_samples * less < batch_size:
+                break
+            repeats = less
+        if is_limited and 1 in (most, epochs_of(repeats)) and cost is not None and budget is not None:
+            in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
+            spare = SPARE_STEPS if may_end_early else 1
+            in_time *= spare
+            repeats = math.ceil(in_time / num_samples) if in_time > num_samples else 1 / (num_samples // in_time)
+            return StepPlan(1, repeats, f"{reason}: one epoch, as long as there is time", 1 / spare, few)
+    num_epochs, steps_per_epoch = epochs_of(repeats), steps_of(repeats)
+    share = min(1.0, steps / (num_epochs * steps_per_epoch)) if is_limited and may_end_early else 1.0
+    reason += f"; {math.ceil(share * num_epochs * steps_per_epoch):,} steps of {batch_size}"
+    return StepPlan(num_epochs, repeats, reason, share, few if num_epochs < MIN_VALIDATIONS else "")
 
 
 def wanted_views(num_samples: int) -> int:
@@ -380,7 +412,7 @@ def affordable_views(batch_size: int, cost: StepCost, num_val: int, budget: floa
 
 def describe_seconds(seconds: float) -> str:
     if seconds < 100:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
@@ -422,7 +454,7 @@ def num_pilot_steps(num_steps: int) -> int:
 
 def choose_ema_decay(num_steps: int) -> tuple[float, str]:
     decay = 1 - EMA_WINDOWS / max(num_steps, 2 * EMA_WINDOWS)
-    return round(min(decay, 0.9999), 5), f"averages over about a tenth of the run, {num_steps:,} steps long"
+    return round(min(decay, 0.9999), 5), "averages over about a tenth of the run"
 
 
 def choose_warmup(num_epochs: int) -> tuple[float, str]:

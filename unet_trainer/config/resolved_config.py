@@ -363,16 +363,15 @@ def _settle_contradictions(draft: _Draft) -> None:
 
 def needs_cost(config: Config, hardware: HardwareFacts) -> bool:
     """Whether trials of the step decide something."""
-    if config.num_epochs == "auto" and (hardware.kind == "cpu" or config.time_budget is not None):
-        return True
-    return (config.batch_size == "auto" and hardware.kind != "cpu") or (
-        config.compile_model == "auto" and hardware.kind == "cuda"
-    )
+    if hardware.kind == "cpu":
+        return "auto" in (config.num_epochs, config.encoder)
+    is_planned = config.num_epochs == "auto" and config.time_budget is not None
+    return is_planned or config.batch_size == "auto" or (config.compile_model == "auto" and hardware.kind == "cuda")
 
 
 def _resolve_step(draft: _Draft, measure_step: MeasureStep, may_be_pretrained: bool) -> Mapping[int, StepCost | None]:
     """Encoder and batch size, from trials of the step; the costs that were measured for this encoder, by batch size."""
-    hardware, on_cpu, is_planned = draft.hardware, draft.on_cpu, draft.is_open("num_epochs")
+    hardware, on_cpu = draft.hardware, draft.on_cpu
     sizes = _batch_sizes_to_try(draft)
     must_measure = needs_cost(draft.config, hardware)
 
@@ -384,10 +383,10 @@ def _resolve_step(draft: _Draft, measure_step: MeasureStep, may_be_pretrained: b
         )
 
     costs: dict[int, StepCost | None] = {}
-    if draft.is_open("encoder") and is_planned and draft.budget is not None:
+    if draft.is_open("encoder") and draft.budget is not None:
         encoders = choices.CPU_ENCODERS if may_be_pretrained else choices.CPU_ENCODERS_FROM_NOTHING
         costs[sizes[0]] = _choose_encoder(draft, sizes[0], encoders, measure)
-    draft.decide_if_open("encoder", choices.GPU_ENCODER, "num_epochs is set" if on_cpu else "a GPU trains it fast")
+    draft.decide_if_open("encoder", choices.GPU_ENCODER, "a GPU trains it fast")
     limit = choices.MEMORY_SHARE * hardware.free_memory or math.inf
     for size in sizes:
         cost = costs[size] = costs[size] if size in costs else measure(size)
@@ -488,10 +487,13 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
         plan = choices.plan_steps(
             num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats, ends_early
         )
-        num_epochs, repeats, reason, share = plan
-        draft.decide("num_epochs", num_epochs, reason)
-        num_batches = max(1, int(num_samples * repeats) // batch_size)
-        draft.decide_if_open("repeats", repeats, f"{num_batches:,} batches between two validations")
+        share = plan.share
+        draft.decide("num_epochs", plan.num_epochs, plan.reason)
+        how_often = "one validation, at the end"
+        if plan.num_epochs > 1:
+            num_batches = max(1, int(num_samples * plan.repeats) // batch_size)
+            how_often = f"{num_batches:,} batches between two validations"
+        draft.decide_if_open("repeats", plan.repeats, f"{how_often}{plan.few and f': {plan.few}'}")
     draft.decide_if_open("repeats", 1, "num_epochs is set")
     num_epochs = draft["num_epochs"]
     passes = share * num_epochs * draft["repeats"]
@@ -513,7 +515,7 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
     num_bytes = decoded_bytes(draft["fit"], draft["image_size"], draft.dataset)
     rate, rate_reason = choices.choose_learning_rate(draft["optimizer"], effective)
     if not choices.num_pilot_steps(num_steps):
-        rate_reason += f"; {num_steps:,} steps are too few to try others"
+        rate_reason += "; too few steps to try others"
     for name, choice in {
         "learning_rate": (rate, rate_reason),
         "weight_decay": (0.05 if draft["optimizer"] == "adamw" else 1e-4, draft["optimizer"]),

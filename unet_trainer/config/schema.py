@@ -184,7 +184,7 @@ class Config:
     """one of unet, unetplusplus, manet, linknet, fpn, pspnet, deeplabv3, deeplabv3plus, pan, upernet, segformer, dpt; own: the network
     that train(model=...) was given"""
     encoder: Encoder = "auto"
-    """any encoder of segmentation-models-pytorch; tu-NAME takes one from timm; auto: resnet34, or a smaller one on a CPU"""
+    """any encoder of segmentation-models-pytorch; tu-NAME takes one from timm; auto: resnet34, or on a CPU the largest of four that sees 12,000 images in an hour, or in time_budget"""
     encoder_weights: str | None = "auto"
     """auto: imagenet if they are on this machine or can be fetched within a minute, else random; null: random; imagenet; or a
     local .pt, .pth or .safetensors file"""

@@ -1,6 +1,7 @@
 """Messages on the terminal, copied into the run's train.log; and the exit codes.
 
-On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a notebook) it is one line. Names of files
+On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a notebook) it is one line, and what takes
+long has a line every half minute. Names of files
 may hold any byte but / and NUL: a terminal shows them without acting on them, in tables and JSON files they come back
 as they were."""
 
@@ -23,6 +24,7 @@ from typing import Any, Literal, TextIO
 
 from tqdm import tqdm
 
+from unet_trainer.config.choices import describe_seconds
 from unet_trainer.system.atomic_files import open_to_append
 
 EXIT_DONE, EXIT_USER_ERROR, EXIT_TRAINING_FAILED, EXIT_INTERRUPTED = 0, 2, 3, 130  # 143 after SIGTERM
@@ -30,6 +32,7 @@ RULE = "-" * 60
 ERROR_LINE = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b")
 MAX_CLASSES = 12  # rows of the table at the end
 SILENT_SECONDS = 2.0  # without a terminal, a phase that takes longer says that it is under way
+LINE_SECONDS = 30.0  # and again after so many, and a tenth of it
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 Colour = Literal["red", "green", "yellow", "blue", "grey", "bold"]
 CODES: dict[Colour, str] = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
@@ -144,13 +147,17 @@ def cause_line(error: BaseException) -> str:
 
 
 class Bar(contextlib.AbstractContextManager["Bar"]):
-    """A progress bar. `keep`: it stays on the screen. One that does not stays silent without a terminal, unless it
-    takes long."""
+    """A progress bar; without a terminal, plain lines now and then. `keep`: it stays on the screen; one that does not
+    has its first line soon. `images_per_tick`: 0 where it does not count batches of images."""
 
-    def __init__(self, console: Console, label: str, total: int, keep: bool, num_done: int) -> None:
-        self.label, self.total, self.num_done = label, total, num_done
-        self.say = None if console.interactive or keep else console.say
+    def __init__(
+        self, console: Console, label: str, total: int, keep: bool, num_done: int, images_per_tick: int = 0
+    ) -> None:
+        self.label, self.total, self.num_done, self.first_done = label.strip(), total, num_done, num_done
+        self.images_per_tick, self.scores = images_per_tick, ""
+        self.stream = None if console.interactive else console.stream
         self.started = time.monotonic()
+        self.next_seconds, self.next_done = (LINE_SECONDS, num_done + total / 10) if keep else (SILENT_SECONDS, 0.0)
         self.tqdm = tqdm(
             total=total,
             initial=num_done,
@@ -170,12 +177,17 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
         self.tqdm.update(number)
         self.num_done += number
         seconds = time.monotonic() - self.started
-        if seconds > SILENT_SECONDS and self.num_done < self.total and self.say is not None:
-            left = seconds / self.num_done * (self.total - self.num_done)
-            self.say(f"{self.label} {self.num_done} of {self.total}, about {left:.0f} s to go")
-            self.say = None
+        if self.stream is None or seconds < self.next_seconds or not self.next_done <= self.num_done < self.total:
+            return
+        self.next_seconds, self.next_done = seconds + LINE_SECONDS, self.num_done + self.total / 10
+        rate = (self.num_done - self.first_done) / seconds
+        images = f", {self.images_per_tick * rate:.3g} images/s" if self.images_per_tick else ""
+        left = describe_seconds((self.total - self.num_done) / rate)
+        line = f"{self.label} {self.num_done} of {self.total}{self.scores}{images}, about {left} to go"
+        print(readable(line), file=self.stream, flush=True)
 
     def show(self, loss: float, iou: float) -> None:
+        self.scores = f", loss {loss:.3f}, IoU {score_text(iou, 3)}"
         self.tqdm.set_postfix_str(f"loss={loss:.3f}, iou={score_text(iou, 3)}", refresh=False)
 
 
@@ -277,8 +289,8 @@ class Console:
         print(f"{painted(lead, colour, self.stream)} {readable(text)}", file=self.stream, flush=True)
         self._record(f"{lead} {text}")
 
-    def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0) -> Bar:
-        return Bar(self, label, total, keep, num_done)
+    def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0, images_per_tick: int = 0) -> Bar:
+        return Bar(self, label, total, keep, num_done, images_per_tick)
 
     def epoch_begins(self, epoch: int, num_epochs: int) -> None:
         if self.interactive:

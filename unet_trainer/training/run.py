@@ -210,7 +210,9 @@ class TrainingEpoch(contextlib.ExitStack):
         if state.epoch + 1 != run.config.num_epochs:  # planned too, so that the workers never idle in between
             self.loader.prepare(state.epoch + 1)
         self.started = time.perf_counter() - state.train_seconds
-        bar = run.console.bar(f"Epoch {state.epoch + 1} [Train]:", len(self.loader), num_done=state.batch)
+        num_images = run.config.batch_size * run.processes.launch.world_size
+        label = f"Epoch {state.epoch + 1} [Train]:"
+        bar = run.console.bar(label, len(self.loader), num_done=state.batch, images_per_tick=num_images)
         self.bar = self.enter_context(bar)
         batches = self.loader.epoch(state.epoch, state.batch, run.signals.is_stopping)
         self.read = self.enter_context(contextlib.closing(batches))

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,6 +33,8 @@ from unet_trainer.training.time_budget import TimeBudget
 MAX_HINTS = 3
 FETCH_SHARE = 0.1  # of a time budget, that encoder weights may take to arrive
 MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
+# With a time budget they are printed once, when the epochs are planned from the time of the step as it is trained.
+FOLLOW_THE_TIME = ("num_epochs", "warmup_epochs", "ema_decay", "early_stopping_patience")
 MIN_STEPS = 1000  # of the optimizer: with fewer a model is seldom done learning
 MUCH_LARGER = 1.5  # an image enlarged by this factor
 
@@ -111,16 +114,14 @@ def build_settings(
     with contextlib.closing(probe):
         settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training)
         cost = known_cost(probe, settings.taken)
-    if cost is not None:
-        budget.eval_share = cost.eval_seconds * settings.taken.batch_size / cost.seconds
     say_precision(settings, hardware, console)
     _say_dataset(settings.taken, dataset, "as the run began" if resumes else dataset.statistics_reason, console)
     if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
         console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
-    if lines := settings.describe():
+    later = FOLLOW_THE_TIME if settings.replans() and not is_preview else ()
+    if lines := [line for line in settings.describe() if line[0] not in later]:
         console.say("Decided from the data and this machine (a value in the config is always kept):")
-    for name, value, reason in lines:
-        console.say(f"  {name}: {value if len(value) <= MAX_SHOWN else f'{value[:MAX_SHOWN]}…'}  ({reason})")
+    say_decided(lines, console)
     if settings.taken.monitor != config.monitor:
         console.note(f"monitor: {settings.taken.monitor}: {settings.decisions['monitor'].reason}")
     if not (resumes or is_preview):
@@ -138,6 +139,12 @@ def build_settings(
         weights = zip(class_names(settings.taken), settings.taken.class_weights, strict=True)
         console.fact("Weights", ", ".join(f"{name} {weight:g}" for name, weight in weights))
     return settings
+
+
+def say_decided(lines: Sequence[tuple[str, str, str]], console: Console) -> None:
+    """Key, value and reason of each."""
+    for name, value, reason in lines:
+        console.say(f"  {name}: {value if len(value) <= MAX_SHOWN else f'{value[:MAX_SHOWN]}…'}  ({reason})")
 
 
 def build_probe(config: Config, hardware: HardwareFacts, budget: TimeBudget | None = None) -> StepProbe:

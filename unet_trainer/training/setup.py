@@ -21,7 +21,7 @@ import torch
 
 from unet_trainer import __version__
 from unet_trainer.config.errors import CheckpointError, UserError
-from unet_trainer.config.facts import HardwareFacts
+from unet_trainer.config.facts import HardwareFacts, StepCost
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings, needs_cost
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict, class_names, id_names
@@ -35,7 +35,7 @@ from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.distributed import Job, choose_backend, device_id
 from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
-from unet_trainer.training import resume, run_folder
+from unet_trainer.training import pilots, resume, run_folder
 from unet_trainer.training.build import (
     build_components,
     build_components_with_weights,
@@ -45,15 +45,22 @@ from unet_trainer.training.build import (
 )
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
-from unet_trainer.training.compilation import compile_components, try_components
+from unet_trainer.training.compilation import (
+    compile_components,
+    fit_into_memory,
+    random_batches,
+    restoring,
+    try_components,
+)
 from unet_trainer.training.curves import CurvesWriter
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.run import Run
 from unet_trainer.training.run_folder import CURVES, LOG, SPLIT_CSV, has_checkpoint
 from unet_trainer.training.session import Session
-from unet_trainer.training.settings import build_hardware, build_probe, build_settings
+from unet_trainer.training.settings import FOLLOW_THE_TIME, build_hardware, build_probe, build_settings, say_decided
 from unet_trainer.training.state import TrainState
-from unet_trainer.training.time_budget import TimeBudget, fit_into_budget
+from unet_trainer.training.step_probe import QUICK_SECONDS, time_steps
+from unet_trainer.training.time_budget import TimeBudget, fit_into_budget, plan_run
 from unet_trainer.training.trackers import build_trackers
 
 # What the other ranks need of a checkpoint before the state itself is sent.
@@ -167,7 +174,9 @@ def set_up(
     if run.is_finished():
         resume.say_already_finished(settings.taken, state, folder, console)
         return run
-    _get_ready(run)
+    plan_run(run, _get_ready(run), may_have_pilots=pilots.is_open(run.settings) and not state.num_restarts)
+    if settings.replans():
+        say_decided([line for line in settings.describe() if line[0] in FOLLOW_THE_TIME], console)
     if is_new:
         checkpointer.attempt(checkpointer.write_config)
         checkpointer.attempt(checkpointer.write_split)
@@ -375,13 +384,15 @@ def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: 
         fit_into_budget(run)
 
 
-def _get_ready(run: Run) -> None:
+def _get_ready(run: Run) -> StepCost:
     """The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is
-    lost. An error of the workers is raised again when the epoch begins, where `recovering` handles it."""
+    lost. An error of the workers is raised again when the epoch begins, where `recovering` handles it. Returns what the
+    step takes."""
+    run.components.set_training_mode(run.state.epoch)
+    cost = None if run.config.compile_model else _time_step(run)
     with run.signals.deferred(), contextlib.suppress(WorkerError):
         run.loaders.train.prepare(run.state.epoch, run.state.batch)
     run.signals.check()
-    run.components.set_training_mode(run.state.epoch)
     run.connect()
     if run.config.compile_model:
         started = time.perf_counter()
@@ -390,7 +401,21 @@ def _get_ready(run: Run) -> None:
         compile_components(run.settings, run.components, run.loaders, run.console, saved, run.processes)
         if run.config.compile_model:  # it may have failed
             run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")
+    cost = cost or _time_step(run)
     run.state.gather_ranks(run.processes)
+    return cost
+
+
+def _time_step(run: Run) -> StepCost:
+    components, saved = run.components, run.checkpointer.describe_saved()
+
+    def time_once() -> StepCost:
+        with restoring(components):
+            return time_steps(components, *random_batches(run.config, components, run.loaders), QUICK_SECONDS)
+
+    cost = fit_into_memory(time_once, run.settings, components, run.console, saved, run.processes)
+    components.set_training_mode(run.state.epoch)
+    return cost
 
 
 def _finish(run: Run, curves: CurvesWriter) -> None:

@@ -2,7 +2,8 @@
 the run.
 
 The child builds the real model, loss and optimizer and takes a few steps on random images. What was measured is kept in
-a file, since the same step is asked for again by the next run.
+a file, since the same step is asked for again by the next run. Where there is no time for a child, or it does not
+answer, this process takes the steps: a plan is never a guess.
 """
 
 import contextlib
@@ -13,8 +14,9 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,20 +28,24 @@ from unet_trainer.config.resolved_config import ResolvedConfig, parsed
 from unet_trainer.config.schema import OWN, as_dict
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import MaskCoding
+from unet_trainer.loading.dataset import Batch
 from unet_trainer.model.precision import choose_device, set_backends
 from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 from unet_trainer.system.console import cause_line, silent_console
 from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 from unet_trainer.system.signals import end_with_parent, ending_with_this_process
-from unet_trainer.training.build import build_components
-from unet_trainer.training.compilation import compile_steps, is_out_of_memory, random_batches
+from unet_trainer.training.build import Components, build_components
+from unet_trainer.training.compilation import compile_steps, is_out_of_memory, random_batches, release_device_memory
 from unet_trainer.training.state import EpochMetrics
 
 ANSWER_SECONDS = 120.0  # for one step to be measured; more with compiling
 COMPILE_SECONDS = 420.0
 MAX_AGE_SECONDS = 86_400.0  # of a cost that is kept: the machine may have been busy when it was measured
+MIN_CHILD_SECONDS = 10.0  # for trials: with fewer, most of them would go into starting the child
 MIN_SECONDS, MIN_STEPS, MAX_STEPS = 1.0, 2, 40  # of the timed steps
+QUICK_SECONDS = 0.2  # of those in this process
+SLOW_SECONDS = 2.0  # the first step counts where it takes so long: what it does once takes less
 # The settings that the cost of a step depends on.
 COST_KEYS = (
     "architecture", "encoder", "decoder_channels", "decoder_attention", "deep_supervision", "num_classes",
@@ -62,6 +68,7 @@ class StepProbe:
         self.hardware = hardware
         self.cache = cache
         self.seconds_left = seconds
+        self.has_child = seconds >= MIN_CHILD_SECONDS
         self.failure = ""  # of the last trial
         self.console, self._was_told = silent_console(), False
         self._child: subprocess.Popen[bytes] | None = None
@@ -69,7 +76,7 @@ class StepProbe:
 
     def start(self) -> None:
         """The child imports its packages while the dataset is read. Not needed: it is started when it is asked."""
-        if not self._known and self.seconds_left > 0:
+        if not self._known and self.has_child:
             with contextlib.suppress(OSError):  # no more processes: a trial would fail too, and says so
                 self._start_child()
 
@@ -77,16 +84,7 @@ class StepProbe:
         key = self._key(config)
         if key not in self._known:
             started = time.monotonic()
-            answer: Mapping[str, Any] = {"failure": "time_budget is too short for a trial"}
-            if OWN in (config.architecture, *config.loss):
-                answer = {"failure": "a loss or network of your own is in this process alone"}
-            elif self.seconds_left > 0:
-                if not self._was_told:
-                    self._was_told = True
-                    self.console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
-                answer = self._ask(
-                    {"config": as_dict(config), "image": self.image_spec.to_dict()}, config.compile_model
-                )
+            answer = self._measure(config)
             self.seconds_left -= time.monotonic() - started
             earlier, self.failure = self.failure, answer.get("failure", "")
             if self.failure:
@@ -95,9 +93,26 @@ class StepProbe:
                 if self.failure != earlier:
                     self.console.note(f"the step could not be tried ({self.failure}); the plan is a guess")
                 return None
-            self._known[key] = time.time(), dict(answer)
+            if _is_own(config):  # which another run has another of
+                return StepCost(**answer)
+            self._known[key] = time.time(), answer
             write_cache(self.cache, self._known)
         return StepCost(**self._known[key][1])
+
+    def _measure(self, config: ResolvedConfig) -> dict[str, Any]:
+        """The cost as plain values, or the failure."""
+        if self.seconds_left <= 0:
+            return {"failure": "time_budget is too short for one more trial"}
+        if self.has_child and not _is_own(config):
+            if not self._was_told:
+                self._was_told = True
+                self.console.say("Trying the step in a process of its own, to choose its size and plan the run ...")
+            request = {"config": as_dict(config), "image": self.image_spec.to_dict()}
+            if (answer := self._ask(request, config.compile_model)) is not None:
+                return answer
+        answer = _answer(partial(measure_step, config, self.image_spec, QUICK_SECONDS))
+        release_device_memory(choose_device(config.device), is_compiled=False)
+        return answer
 
     def knows(self, config: ResolvedConfig) -> bool:
         """Whether the cost is known from an earlier trial."""
@@ -115,9 +130,10 @@ class StepProbe:
         ]
         return hashlib.sha256(json.dumps([settings, machine], sort_keys=True).encode()).hexdigest()[:24]
 
-    def _ask(self, request: Mapping[str, Any], compiles: bool) -> dict[str, Any]:
-        """Sends a request to the child; an answer that does not come in time ends the child."""
-        try:
+    def _ask(self, request: Mapping[str, Any], compiles: bool) -> dict[str, Any] | None:
+        """Sends a request to the child; without an answer in time the child ends."""
+        # A child that was killed, hangs or prints nonsense; RuntimeError: no more threads.
+        with contextlib.suppress(ReadTimeout, OSError, ValueError, RuntimeError):
             child = self._start_child()
             assert child.stdin is not None
             assert child.stdout is not None
@@ -126,13 +142,8 @@ class StepProbe:
             limit = min(COMPILE_SECONDS if compiles else ANSWER_SECONDS, self.seconds_left)
             if (line := call_with_timeout(child.stdout.readline, limit)).endswith(b"\n"):
                 return json.loads(line)
-            failure = "the process of the trial ended"
-        except ReadTimeout:
-            failure = "it took too long"
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no more threads
-            failure = str(error)
         self.close()
-        return {"failure": failure}
+        return None
 
     def _start_child(self) -> subprocess.Popen[bytes]:
         if self._child is None or self._child.poll() is not None:
@@ -169,8 +180,22 @@ def _read_costs(path: Path | None) -> dict[str, tuple[float, dict[str, Any]]]:
     return known
 
 
-def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
-    """Takes steps of a config on random images; raises what they raise."""
+def _is_own(config: ResolvedConfig) -> bool:
+    """Whether its loss or network is in this process alone."""
+    return OWN in (config.architecture, *config.loss)
+
+
+def _answer(measure: Callable[[], StepCost]) -> dict[str, Any]:
+    """The cost as plain values, or the failure."""
+    try:
+        return asdict(measure())
+    except Exception as error:  # out of memory above all; whatever it is, the run goes on without the figure
+        failure = f"{type(error).__name__}: {cause_line(error)}"[:300]
+        return {"failure": failure, "out_of_memory": is_out_of_memory(error)}
+
+
+def measure_step(config: ResolvedConfig, image_spec: ImageSpec, seconds: float = MIN_SECONDS) -> StepCost:
+    """Takes steps of a config on random images; raises what they raise. `seconds`: of timed steps, about."""
     device = choose_device(config.device)
     set_backends(config.allow_tf32, config.deterministic)
     spec = build_spec(config, image_spec, MaskCoding(tuple(range(max(2, config.num_classes)))))
@@ -183,35 +208,50 @@ def measure_step(config: ResolvedConfig, image_spec: ImageSpec) -> StepCost:
         failure, _ = compile_steps(components, batch, eval_batch)
         if failure is not None:
             raise RuntimeError(failure)
-    step, metrics = components.train_step, EpochMetrics(config.num_classes, device)
+    return time_steps(components, batch, eval_batch, seconds)
+
+
+def time_steps(components: Components, batch: Batch, eval_batch: Batch, seconds: float) -> StepCost:
+    """Takes steps of training, at a rate of 0, and of validation; in a job by itself. Changes the state."""
+    step, device = components.train_step, components.numerics.device
+    metrics, eval_metrics = EpochMetrics(step.segmenter.spec.num_classes, device), components.eval_step.new_metrics()
 
     def train() -> None:
         step.begin_group(1, 0)
         step(batch, metrics)
         step.optimizer_step(metrics, learning_rate=0.0)
 
-    seconds = _time(train, device, warm_up=3 if device.type == "cuda" else 1)
-    eval_metrics = components.eval_step.new_metrics()
-    components.eval_step.segmenter.eval()
-    eval_seconds = _time(lambda: components.eval_step(eval_batch, eval_metrics), device, warm_up=1)
+    step.is_trial = True
+    try:
+        step_seconds = _time(train, device, seconds, warm_up=3 if device.type == "cuda" else 1)
+        components.eval_step.segmenter.eval()
+        eval_seconds = _time(lambda: components.eval_step(eval_batch, eval_metrics), device, seconds, warm_up=1)
+    finally:
+        step.is_trial = False
     memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
-    return StepCost(seconds, eval_seconds / len(eval_batch.images), memory)
+    return StepCost(step_seconds, eval_seconds / len(eval_batch.images), memory)
 
 
-def _time(call: Any, device: torch.device, warm_up: int) -> float:
-    def wait() -> None:
+def _time(call: Callable[[], object], device: torch.device, seconds: float, warm_up: int) -> float:
+    """Seconds of a call, from calls that take so many in all."""
+
+    def time_calls(least: int, most: int, seconds: float) -> float:
+        started, num_calls = time.perf_counter(), 0
+        while num_calls < most and (num_calls < least or time.perf_counter() - started < seconds):
+            call()
+            num_calls += 1
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+        return (time.perf_counter() - started) / num_calls
 
-    for _ in range(warm_up):
-        call()
-    wait()
-    started, num_steps = time.perf_counter(), 0
-    while num_steps < MAX_STEPS and (num_steps < MIN_STEPS or time.perf_counter() - started < MIN_SECONDS):
-        call()
-        num_steps += 1
-    wait()
-    return (time.perf_counter() - started) / num_steps
+    first = time_calls(warm_up, warm_up, 0.0)
+    return first if first > SLOW_SECONDS else time_calls(MIN_STEPS, MAX_STEPS, seconds)
+
+
+def _measure_request(request: Mapping[str, Any]) -> StepCost:
+    # Value by value: the draft of a config may hold pairs of settings that a config would be refused for.
+    resolved = ResolvedConfig(**parsed(request["config"]))
+    return measure_step(resolved, ImageSpec.from_dict(request["image"]))
 
 
 def main() -> None:
@@ -221,15 +261,7 @@ def main() -> None:
         os.dup2(2, 1)  # libraries that print must not disturb the answers
         for line in sys.stdin:
             request = json.loads(line)
-            try:
-                # Value by value: the draft of a config may hold pairs of settings that a config would be refused for.
-                resolved = ResolvedConfig(**parsed(request["config"]))
-                answer = asdict(measure_step(resolved, ImageSpec.from_dict(request["image"])))
-            except Exception as error:  # out of memory above all; whatever it is, the run goes on without the figure
-                answer = {
-                    "failure": f"{type(error).__name__}: {cause_line(error)}"[:300],
-                    "out_of_memory": is_out_of_memory(error),
-                }
+            answer = _answer(partial(_measure_request, request))
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
             answers.write(json.dumps(answer) + "\n")

@@ -3,41 +3,47 @@ take."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import mean
 from typing import TYPE_CHECKING
 
 from unet_trainer.config.choices import (
     MAX_PILOTS,
+    MIN_PART,
     choose_ema_decay,
     choose_patience,
     choose_warmup,
+    describe_seconds,
     num_pilot_steps,
     wanted_views,
 )
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import ResolvedConfig
+from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.system.concurrency import call_with_timeout
 from unet_trainer.system.console import counted
-from unet_trainer.training.history import column
+from unet_trainer.system.resources import count_cores
+from unet_trainer.training.history import Row, column
 
 if TYPE_CHECKING:
     from unet_trainer.training.run import Run
 
 END_SHARE = 0.1  # of the budget, that the end of a run may take: the last files and the report
 END_SECONDS = 3.0  # that it takes at least, without the pictures of the report
-TRIAL_SHARE = 0.15  # that a trial of the step may take
-MIN_TRIAL_SECONDS = 10.0  # with fewer there is none: most of them would go into starting its process
+TRIAL_SHARE = 0.15  # that trials of the step may take
 NUM_RECENT = 5  # epochs whose time tells that of the next ones
 REPLAN_SHARE = 0.03  # a plan that is off by less stays as it is, until its last epochs
-NOTED_SHARE = 0.2  # one that is off by more is told
-EVAL_SHARE = 0.3  # of the time of a training sample, that a validation sample takes, where neither was tried
+NOTED_SHARE = 0.2  # steps of the plan: another number is printed where it is off by more
 MIN_BATCHES = 5  # that tell the time of the next ones: the first ones wait for the workers
-MIN_PART = 0.2  # of an epoch, that is worth a validation
 NUM_PICTURES, MAX_REPORT_SECONDS = 21, 60.0  # of the report, at most
+NUM_SAMPLES, SAMPLE_SECONDS = 8, 0.5  # of training and of validation, that are prepared to time the loader
 
 
 class TimeBudget:
@@ -51,8 +57,8 @@ class TimeBudget:
         self.started = clock() if started is None else started
         self.last_seconds = max(END_SECONDS, clock() - self.started)  # where importing took long, ending does
         self.seconds_before = 0.0  # of training in earlier starts of the run
-        self.eval_share = EVAL_SHARE
-        self.val_seconds: float | None = None  # that the last validation took
+        self.val_seconds = 0.0  # that the last validation took, or that one will take
+        self.planned_steps = 0  # of the run, as they were printed last; 0: not yet
         self.planned_end: int | None = None  # step at which the time ends the last epoch, as planned between epochs
         self.num_cut = 0  # batches of epochs that the time has ended
 
@@ -70,46 +76,52 @@ class TimeBudget:
         """What is spent, and what the end of the run may take."""
         return self.spent() + END_SHARE * self.seconds
 
+    def is_other_plan(self, num_steps: int) -> bool:
+        """Whether the run has by much another number of steps than was printed."""
+        return self.planned_steps > 0 and abs(num_steps - self.planned_steps) > NOTED_SHARE * self.planned_steps
+
     def trial_seconds(self) -> float:
-        seconds = TRIAL_SHARE * self.seconds
-        return seconds if seconds >= MIN_TRIAL_SECONDS else 0.0
+        return TRIAL_SHARE * self.seconds
 
 
-def fit_into_budget(run: Run, batch_seconds: float | None = None) -> None:
+def fit_into_budget(run: Run, batch_seconds: float | None = None, other_seconds: float = 0.0) -> None:
     """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget;
-    the last one may be a part of an epoch. `batch_seconds`: of a training batch, before the first epoch."""
-    state, planned = run.state, run.config.num_epochs
+    the last one may be a part of an epoch. `batch_seconds`: of a training batch, before the first epoch;
+    `other_seconds`: what else comes first."""
+    state, planned, budget = run.state, run.config.num_epochs, run.budget
+    rate = state.learning_rate
     if batch_seconds is None:
-        seconds = mean(column(state.history[1:][-NUM_RECENT:] or state.history, "seconds"))
+        seconds = recent_epoch_seconds(state.history)
     else:
-        run.budget.eval_share = run.processes.broadcast(run.budget.eval_share)
-        run.budget.val_seconds = _first_val_seconds(run, batch_seconds)
-        seconds = batch_seconds * len(run.loaders.train) + run.budget.val_seconds
-    val_seconds = seconds if run.budget.val_seconds is None else run.budget.val_seconds
-    left = run.processes.broadcast(run.budget.left() - _end_seconds(run, run.budget.val_seconds or 0.0))
-    whole, rest = divmod(max(0.0, left), seconds)
-    part = (rest - val_seconds) / (seconds - val_seconds) if rest > val_seconds and run.processes.is_alone else 0.0
+        seconds = batch_seconds * len(run.loaders.train) + budget.val_seconds
+    left = run.processes.broadcast(budget.left() - _end_seconds(run) - other_seconds)
+    epochs = _epochs_in(left, seconds, budget.val_seconds, may_be_cut=run.processes.is_alone)
     most = most_epochs(run.config, len(run.loaders.train.dataset))
-    possible = max(state.epoch, 1, min(most, state.epoch + int(whole) + (part >= MIN_PART)))
+    possible = max(state.epoch, 1, min(most, state.epoch + math.ceil(epochs)))
     is_near = abs(possible - planned) <= REPLAN_SHARE * planned and planned - state.epoch > 2
     if is_near and state.epoch > 1 and possible != planned:
         return
-    if part >= MIN_PART and possible < most:
-        run.budget.planned_end = state.learning_rate.end = int(
-            (possible - 1 + part) * state.learning_rate.steps_per_epoch
-        )
-    if possible == planned:
-        return
-    if abs(possible - planned) > NOTED_SHARE * planned:
-        run.console.note(f"time_budget: there is time for {counted(possible, 'epoch')} ({planned} were planned)")
-    change_epochs(run, possible, f"as many as {run.settings.asked.time_budget} have time for")
-    run.checkpointer.attempt(run.checkpointer.write_config)
+    if epochs > int(epochs) and possible < most:
+        budget.planned_end = rate.end = int((state.epoch + epochs) * rate.steps_per_epoch)
+    if possible != planned:
+        change_epochs(run, possible, f"as many as {run.settings.asked.time_budget} have time for")
+        run.checkpointer.attempt(run.checkpointer.write_config)
+    if budget.is_other_plan(rate.num_steps):
+        steps = f"{rate.num_steps:,} steps in all ({budget.planned_steps:,} were planned)"
+        run.console.note(f"time_budget: there is time for {counted(possible, 'epoch')}, {steps}")
+        budget.planned_steps = rate.num_steps
 
 
-def _first_val_seconds(run: Run, batch_seconds: float) -> float:
-    dataset = run.loaders.val.dataset
-    num_like_training = len(dataset) * math.prod(dataset.tiling.size) / math.prod(run.config.shape)
-    return run.budget.eval_share * batch_seconds / run.config.batch_size * num_like_training
+def recent_epoch_seconds(history: Sequence[Row]) -> float:
+    """Without those of the first epoch, which starts the workers."""
+    return mean(column(history[1:][-NUM_RECENT:] or history, "seconds"))
+
+
+def _epochs_in(seconds: float, epoch_seconds: float, val_seconds: float, may_be_cut: bool) -> float:
+    """Epochs that so many seconds have time for, the last of which may be a part of one."""
+    whole, rest = divmod(max(0.0, seconds), epoch_seconds)
+    part = (rest - val_seconds) / (epoch_seconds - val_seconds) if may_be_cut and rest > val_seconds else 0.0
+    return whole + (part if part >= MIN_PART else 0.0)
 
 
 def most_epochs(config: ResolvedConfig, num_samples: int) -> int:
@@ -119,17 +131,13 @@ def most_epochs(config: ResolvedConfig, num_samples: int) -> int:
 
 def is_out_of_time(run: Run) -> bool:
     """After a step: whether the rest of the time budget is needed for validation and the report. The learning rate
-    falls within the
-    time that there is: in a part of the epoch, or over more epochs than were planned. The processes of a job train
-    whole epochs."""
-    state, num_batches = run.state, len(run.loaders.train)
+    falls within the time that there is: in a part of the epoch, or over more epochs than were planned. The processes of
+    a job train whole epochs."""
+    state, num_batches, budget = run.state, len(run.loaders.train), run.budget
     if not (run.settings.replans() and run.processes.is_alone) or state.batch == num_batches:
         return False
     seconds, is_early = state.train_seconds / state.batch, state.batch < MIN_BATCHES
-    val_seconds = run.budget.val_seconds
-    if val_seconds is None:
-        val_seconds = 0.0 if is_early else _first_val_seconds(run, seconds)
-    left = run.budget.left() - val_seconds - _end_seconds(run, val_seconds)
+    left = budget.left() - budget.val_seconds - _end_seconds(run)
     if is_early and left > 0:
         return False
     possible = state.batch + max(0, int(left / seconds))
@@ -137,23 +145,25 @@ def is_out_of_time(run: Run) -> bool:
     if possible < num_batches:
         rate.end = state.epoch * rate.steps_per_epoch + -(-possible // run.config.accumulation_steps)
     elif state.epoch + 1 < run.config.num_epochs:
-        rate.end = run.budget.planned_end
+        rate.end = budget.planned_end
     else:  # there may be time for more epochs than were planned
         rest = left - (num_batches - state.batch) * seconds
-        most = most_epochs(run.config, len(run.loaders.train.dataset))
-        more = min(int(rest / (num_batches * seconds + val_seconds)), most - run.config.num_epochs)
-        rate.end = (run.config.num_epochs + more) * rate.steps_per_epoch if more > 0 else None
+        more = _epochs_in(rest, num_batches * seconds + budget.val_seconds, budget.val_seconds, may_be_cut=True)
+        more = min(more, most_epochs(run.config, len(run.loaders.train.dataset)) - run.config.num_epochs)
+        rate.end = int((run.config.num_epochs + more) * rate.steps_per_epoch) if more > 0 else None
     if left > 0:
         return False
-    run.budget.num_cut += num_batches - state.batch
-    about = f"the rest of the time is for validation (about {val_seconds:.0f} s) and the report"
-    run.console.note(f"time_budget: epoch {state.epoch + 1} ends after {state.batch} of {num_batches} batches; {about}")
+    budget.num_cut += num_batches - state.batch
+    if budget.is_other_plan(rate.num_steps):
+        about = f"the rest of the time is for validation (about {budget.val_seconds:.0f} s) and the report"
+        where = f"after {state.batch} of {num_batches} batches"
+        run.console.note(f"time_budget: epoch {state.epoch + 1} ends {where}; {about}")
     return True
 
 
-def _end_seconds(run: Run, val_seconds: float) -> float:
+def _end_seconds(run: Run) -> float:
     """Of the end of the run, where pictures are predicted as in validation."""
-    picture_seconds = NUM_PICTURES * val_seconds / max(1, len(run.loaders.val.dataset.pairs))
+    picture_seconds = NUM_PICTURES * run.budget.val_seconds / max(1, len(run.loaders.val.dataset.pairs))
     return min(END_SHARE * run.budget.seconds, run.budget.last_seconds + picture_seconds)
 
 
@@ -183,9 +193,28 @@ def change_epochs(run: Run, num_epochs: int, reason: str) -> None:
 class SampleCost:
     """Seconds that one core takes to prepare a sample."""
 
-    read_seconds: float  # of a training sample; a cache spares it
-    augment_seconds: float
-    val_seconds: float  # of a validation sample, which a cache spares as well
+    read_seconds: float = 0.0  # of a training sample; a cache spares it
+    augment_seconds: float = 0.0
+    val_seconds: float = 0.0  # of a validation sample, which a cache spares as well
+
+
+def time_samples(train: SegmentationDataset, val: SegmentationDataset, most: int, seconds: float) -> SampleCost:
+    """From `most` samples of each, or those of so many seconds. Raises what reading raises."""
+    indices = range(0, len(train), max(1, len(train) // most))
+    read, augment = _mean_seconds(train.clone_for_worker(), indices[:most], seconds)
+    val_read, _ = _mean_seconds(val.clone_for_worker(), range(min(most, len(val))), seconds)  # an image's tiles in turn
+    return SampleCost(read, augment, val_read)
+
+
+def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int], seconds: float) -> tuple[float, float]:
+    """Of reading and of augmenting a sample, in this process."""
+    started, times = time.perf_counter(), []
+    for index in indices:
+        times.append(dataset.timed_sample((0, index))[2:])
+        if time.perf_counter() - started > seconds:
+            break
+    settled = times[1:] or times  # the first one loads code
+    return mean(read for read, _ in settled), mean(augment for _, augment in settled)
 
 
 @dataclass(frozen=True)
@@ -197,6 +226,7 @@ class Forecast:
     pilot_seconds: float  # at most
     num_epochs: int
     memory: int  # bytes of the GPU; 0: not measured
+    val_seconds: float = 0.0  # of seconds_per_epoch
 
 
 def forecast(
@@ -216,11 +246,11 @@ def forecast(
     validation."""
     is_cached = config.cache != "none"
     train_seconds = sample.augment_seconds + (0.0 if is_cached else sample.read_seconds)
-    val_seconds = 0.0 if is_cached else sample.val_seconds
     num_batches = num_train_samples // config.epoch_parts // config.batch_size
     per_step = with_loading(cost.seconds, config.batch_size * train_seconds, config, num_cores)
-    per_val_sample = with_loading(cost.eval_seconds, val_seconds, config, num_cores)
-    per_epoch = num_batches * per_step + num_val_samples * per_val_sample
+    per_val_sample = with_loading(cost.eval_seconds, 0.0 if is_cached else sample.val_seconds, config, num_cores)
+    val_seconds = num_val_samples * per_val_sample
+    per_epoch = num_batches * per_step + val_seconds
     num_epochs = config.num_epochs
     pilot_steps = num_pilot_steps(num_epochs * -(-num_batches // config.accumulation_steps)) if has_pilots else 0
     pilot_seconds = MAX_PILOTS * pilot_steps * config.accumulation_steps * per_step
@@ -229,9 +259,50 @@ def forecast(
     if config.time_budget is not None:
         budget = seconds_of(config.time_budget)
         num_epochs = max(1, min(most_epochs(config, num_train_samples), int((budget - start_seconds) / per_epoch)))
-        least = start_seconds + per_step + num_val_samples * per_val_sample
+        least = start_seconds + per_step + val_seconds
         seconds = max(least, min(budget, start_seconds + num_epochs * per_epoch))
-    return Forecast(seconds, per_epoch, pilot_seconds, num_epochs, cost.memory)
+    return Forecast(seconds, per_epoch, pilot_seconds, num_epochs, cost.memory, val_seconds)
+
+
+def plan_run(run: Run, cost: StepCost, may_have_pilots: bool) -> None:
+    """Before the first epoch of a start: says how long an epoch and the run will take. With a time budget the epochs
+    of a new run are planned from that first. `may_have_pilots`: learning rates will be tried if there are steps
+    enough."""
+    config, state, budget, loaders, launch = run.config, run.state, run.budget, run.loaders, run.processes.launch
+    rate, sample, is_new = state.learning_rate, SampleCost(), state.epoch == state.batch == 0
+    with contextlib.suppress(Exception):  # whatever reading raises: training reads the files too, and says so
+        read = partial(time_samples, loaders.train.dataset, loaders.val.dataset, NUM_SAMPLES, SAMPLE_SECONDS)
+        sample = call_with_timeout(read, NUM_SAMPLES * SAMPLE_SECONDS)
+    num_workers = config.num_workers and max(1, config.num_workers // launch.local_world_size)
+    own = dataclasses.replace(config, time_budget=None, num_workers=num_workers)
+    num_samples = len(loaders.train.dataset) // launch.world_size, len(loaders.val.batches.samples)
+    found = forecast(own, *num_samples, cost, sample, max(1, count_cores() // launch.local_world_size))
+    found = run.processes.broadcast(found)
+    budget.val_seconds, epoch_seconds = found.val_seconds, found.seconds_per_epoch
+    batch_seconds = (epoch_seconds - budget.val_seconds) / len(loaders.train)
+
+    def pilot_seconds() -> float:
+        steps = num_pilot_steps(rate.num_steps) if may_have_pilots and is_new else 0
+        return MAX_PILOTS * steps * config.accumulation_steps * batch_seconds
+
+    if run.settings.replans() and is_new:
+        fit_into_budget(run, batch_seconds, pilot_seconds())
+    budget.planned_steps, num_epochs = rate.num_steps, run.config.num_epochs - state.epoch
+    if state.history:
+        epoch_seconds = recent_epoch_seconds(state.history)
+    is_cut = rate.end is not None
+    if is_cut and num_epochs == 1:
+        epoch_seconds = budget.planned_steps * config.accumulation_steps * batch_seconds + budget.val_seconds
+    text = f"{counted(num_epochs, 'epoch')} of {describe_seconds(epoch_seconds)}{'' if is_new else ' to go'}"
+    if is_cut:
+        one = f", which ends with the time after about {budget.planned_steps} of {rate.steps_per_epoch} steps"
+        text += one if num_epochs == 1 else ", the last one in part"
+    seconds = max(0.0, num_epochs * epoch_seconds - state.train_seconds) + pilot_seconds()
+    if run.settings.replans():
+        seconds = min(budget.spent() + seconds + _end_seconds(run), budget.seconds)
+    text += f"; up to {describe_seconds(pilot_seconds())} of it try learning rates" if pilot_seconds() else ""
+    text += "; early stopping may end it sooner" if run.config.early_stopping_patience is not None else ""
+    run.console.fact("Time", f"about {describe_seconds(seconds)}: {text}")
 
 
 def with_loading(seconds: float, loading: float, config: ResolvedConfig, num_cores: int) -> float:
