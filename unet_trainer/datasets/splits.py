@@ -449,6 +449,7 @@ def read_split_csv(
     pairs: list[Pair] = []
     test: list[Pair] = []
     unused: list[Pair] = []
+    gone: Counter[Path] = Counter()  # folders, by the number of rows that have files there
     lines: dict[tuple[Path, str], int] = {}
     num_unusable = 0  # rows of test
     for number, row in rows:
@@ -468,8 +469,12 @@ def read_split_csv(
             problem = f"split {split!r}; need train, val or test"
         elif known is None and not all(row.get(column, "").strip() for column in ("image", "mask")):
             problem = "need an image and a mask"
-        elif missing := [str(file) for file in (image, mask) if not is_file(file)]:
-            problem = f"no file {' and no file '.join(missing)}"
+        elif missing := [file for file in (image, mask) if not is_file(file)]:
+            problem = f"no file {' and no file '.join(map(str, missing))}"
+            folders = dict.fromkeys(_missing_folder(file, data_dir) for file in missing)
+            if part != "test" and None not in folders:
+                gone.update(filter(None, folders))
+                continue
         elif place and (box is None or box.top >= box.bottom or box.left >= box.right):
             problem = f"{BOX} {place!r}; need top, left, bottom and right in pixels, such as 0 0 512 512"
         elif (first := lines.setdefault((image, place), number)) != number:
@@ -488,9 +493,10 @@ def read_split_csv(
         (test if part == "test" else pairs).append(pair)
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
+    problems = [*(f"no folder {folder} ({counted(count, 'row')})" for folder, count in gone.items()), *problems]
     if problems:
         more = [f"… and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else []
-        if not pairs and any(": no file " in problem for problem in problems):
+        if not pairs and data_dir.is_dir() and any("no f" in problem for problem in problems):
             more.append("No row has its files: paths are as seen from data_dir, such as images/a.png")
         if any(UNDECODED.search(cell) for _, row in rows for cell in row.values()):
             more.append(NOT_UTF8)
@@ -511,6 +517,12 @@ def _find_file(data_dir: Path, cell: str) -> Path:
     forms = [unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")]
     spellings = (cell, cell.strip(), *forms, *(text.replace("\\", "/") for text in forms))
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
+
+
+def _missing_folder(file: Path, data_dir: Path) -> Path | None:
+    """data_dir or the first folder on the way from it to the file that is not there."""
+    folders = [folder for folder in reversed(file.parents) if folder.is_relative_to(data_dir)]
+    return next((folder for folder in folders if not folder.exists()), None)
 
 
 def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
