@@ -59,6 +59,50 @@ def test_masks_of_a_single_value_are_refused_with_the_reason(data):
     assert list(map(str, data.report(num_classes=1).questions)) == [question]
 
 
+def write_table(path, separator, encoding, *more):
+    """As spreadsheets write it."""
+    rows = [(f"images\\{number}.png", f"masks\\{number}.png", "val" if number < 2 else "train") for number in range(6)]
+    rows = [("image", "mask", "split", *more), *((*row, *more) for row in rows)]
+    path.write_bytes("".join(f"{separator.join(row)}\r\n" for row in rows).encode(encoding))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_table_in_the_data_that_is_not_read_is_named_with_the_setting_that_reads_it(data, separator, encoding):
+    write_table(data.folder / "mine.csv", separator, encoding)
+    path = data.folder / "mine.csv"
+    note = f"{path} is not read; to use the pairs and the split there, set split_file: mine.csv"
+    assert data.report().notices == [note]
+    report = data.report(split_file="mine.csv")
+    assert (len(report.split.train), len(report.split.val), report.notices) == (4, 2, [])
+    write_table(path, separator, encoding, "", "")  # cells beside the table were once filled
+    assert len(data.report(split_file="mine.csv").split.val) == 2
+
+
+def test_tables_of_something_else_are_not_named_and_several_or_further_columns_are(data):
+    (data.folder / "scores.csv").write_text("image,mask,iou\nimages/0.png,masks/0.png,0.7\n")
+    (data.folder / "patients.csv").write_text("image,age\n0.png,70\n")
+    assert data.report().notices == []
+    write_table(data.folder / "a.csv", ";", "utf-8", "patient")
+    (note,) = data.report().notices
+    assert note.endswith("set split_file: a.csv, without its columns patient")
+    (data.folder / "lists").mkdir()
+    write_table(data.folder / "lists/b.tsv", "\t", "utf-8")
+    (note,) = data.report().notices
+    assert note.startswith(f"{data.folder / 'a.csv'}, {data.folder / 'lists/b.tsv'} are not read; ")
+
+
+def test_a_table_is_named_where_nothing_else_says_which_files_are_images(data):
+    (data.folder / "images").rename(data.folder / "x")
+    (data.folder / "masks").rename(data.folder / "y")
+    (data.folder / "y/5.png").unlink()
+    (data.folder / "mine.csv").write_text("image;mask\nx/0.png;y/0.png\n")
+    with pytest.raises(
+        DataError, match=r"no folder of images.*\n  .*mine\.csv is not read; .* set split_file: mine\.csv"
+    ):
+        data.report()
+
+
 def test_photographs_in_place_of_masks_are_asked_about_without_a_guess(data):
     for index in range(6):
         data.mask(index, noise(index))

@@ -50,6 +50,7 @@ from unet_trainer.datasets.splits import (
     add_groups,
     build_split,
     choose_image_blocks,
+    describe_unread_tables,
     read_split_csv,
 )
 from unet_trainer.images.file_bytes import DataError
@@ -557,6 +558,7 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
     """What a table lists comes first, then masks in folders; where there are none, annotations are looked for."""
     if (listed := find_in_tables(config, data_dir, console)) is not None:
         return listed
+    unread = describe_unread_tables(data_dir)
     try:
         found = find_in_folders(config, data_dir, console)
     except DataError as error:
@@ -569,9 +571,9 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
             raise
         if drawn is not None:
             return drawn
-        others = describe_other_files(data_dir)
+        others = [*unread, *describe_other_files(data_dir)]
         if not others or has_answers:
             raise
         raise DataError("\n  ".join([str(error), *others])) from None
     others = describe_other_files(data_dir) if found.problems or config.unpaired == "skip" else []
-    return replace(found, notices=(*found.notices, *others))
+    return replace(found, notices=(*found.notices, *unread, *others))

@@ -7,6 +7,7 @@ of a run, which has the names of the pairs and digests of their content besides,
 not UTF-8 are written there as the bytes that they are, and read back.
 """
 
+import contextlib
 import csv
 import io
 import math
@@ -15,7 +16,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -23,11 +24,12 @@ import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.converted import Converter, cut_blocks
-from unet_trainer.datasets.layouts import PARTS, resolved
+from unet_trainer.datasets.layouts import PARTS, resolved, walk
 from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
+from unet_trainer.system import input_files
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import UNDECODED, counted, csv_line
 from unet_trainer.system.input_files import read_text
@@ -51,6 +53,7 @@ COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
 MAX_BYTES = 256 * 2**20
+MAX_TABLES, MAX_HEADER = 100, 2**12  # files that are looked at for a table that is not read, and bytes of each
 NOT_UTF8 = "The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
 
 
@@ -554,12 +557,34 @@ def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, dict[s
         separator = max(",;\t", key=text.split("\n", 1)[0].count)
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
         header = [cell.strip().lower() for cell in next(reader, [])]
+        while header and not header[-1]:  # as spreadsheets end lines where cells beside the table were once filled
+            header.pop()
         filled = (cells for cells in reader if any(cell.strip() for cell in cells))
         return header, [(reader.line_num, dict(zip(header, cells, strict=False))) for cells in filled]
     except OSError as error:
         raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
     except csv.Error as error:
         raise DataError(f"{name} is not a CSV file ({error})") from None
+
+
+def describe_unread_tables(data_dir: Path) -> list[str]:
+    """What to set to use the CSV files with columns of images and masks, a line where there are some."""
+    files = (file for file in walk(data_dir) if file.suffix.lower() in (".csv", ".tsv"))
+    tables, others = [], set[str]()
+    for file in islice(files, MAX_TABLES):
+        with contextlib.suppress(OSError), input_files.open_file(file) as content:
+            header = content.read(MAX_HEADER).decode("utf-8-sig", "replace").partition("\n")[0]
+            columns = {cell.strip(' "\r').lower() for cell in re.split("[,;\t]", header)} - {""}
+            if {"image", "mask"} <= columns and ("split" in columns or columns <= {*COLUMNS, BOX}):
+                tables.append(file)
+                others |= columns - {*COLUMNS, BOX}
+    if not tables:
+        return []
+    verb, value = ("is", path_in(data_dir, tables[0])) if len(tables) == 1 else ("are", "one of them, with all rows")
+    without = f", without its columns {first_few(sorted(others))}" if others else ""
+    return [
+        f"{first_few(tables)} {verb} not read; to use the pairs and the split there, set split_file: {value}{without}"
+    ]
 
 
 def split_csv_text(split: Split, data_dir: Path) -> str:
