@@ -330,6 +330,8 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         report.ask(error)
         return
     report.notices += report.split.notices
+    if not is_resumed and config.num_folds is None:
+        report.notices += _describe_lone_val_image(report.split, report.found.is_divided)
     tested, trained = ({pair.group for pair in side} for side in (report.split.test, report.split.train))
     if shared := sorted((tested & trained) - {""}):
         what = f"{counted(len(shared), 'group')} in train and in test: {first_few(shared)}"
@@ -349,6 +351,19 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     if report.kind is not None:
         images, _ = report.facts_of(report.split.train)
         report.image_spec, report.statistics_reason = scan.build_image_spec(config, report.kind, images, report.nodata)
+
+
+def _describe_lone_val_image(split: Split, is_divided: bool) -> list[str]:
+    if len(split.val) != 1 or split.val[0].box is not None:
+        return []
+    num_folds = min(5, len(split.train) + 1)
+    fix = "add images, some dozens are a start"
+    if is_divided:
+        fix = "put more images into val"
+    elif not any(pair.group for pair in split.train):
+        fix += f"; or train with num_folds: {num_folds} and fold: 0 to {num_folds - 1}, to validate on each image once"
+    what = f"only {split.val[0].shown_image} validates: val_iou, by which best.pt is chosen, is the score of one image"
+    return [f"{what}; {fix}"]
 
 
 def _choose_coding(report: DatasetReport, config: Config) -> None:
