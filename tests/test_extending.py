@@ -2,6 +2,9 @@
 
 import errno
 import re
+import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -286,6 +289,68 @@ def test_an_item_whose_reading_fails_is_named(tmp_path):
     with pytest.raises(UserError, match=r"^train_data\[1\]: KeyError: 'mask'; need \(image, mask\)") as caught:
         write_given({"train": Broken([pair, pair]), "val": None}, tmp_path)
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+def given_pairs():
+    return [(np.full((4, 5, 3), index, np.uint8), np.eye(4, 5, dtype=np.uint8)) for index in range(3)]
+
+
+def contents(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def invert(folder):
+    np.save(folder / "masks/000001.npy", 1 - np.load(folder / "masks/000001.npy"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: (folder / "images/000002.npy").write_bytes(b"\x93NUMPY"),
+        invert,
+        lambda folder: shutil.rmtree(folder / "masks"),
+        lambda folder: shutil.copy(folder / "images/000000.npy", folder / "images/000003.npy"),
+        lambda folder: (folder / "masks/000000.npy").rename(folder.parent / "elsewhere.npy"),
+    ],
+    ids=["truncated", "inverted", "no masks", "one more", "one less"],
+)
+def test_data_that_were_damaged_since_they_were_written_are_written_anew(tmp_path, damage):
+    folder = write_given({"train": given_pairs(), "val": given_pairs()[:1]}, tmp_path) / "train"
+    before = contents(folder)
+    stamp = (folder / "images/000000.npy").stat().st_mtime_ns
+    damage(folder)
+    assert contents(folder) != before
+    assert write_given({"train": given_pairs(), "val": given_pairs()[:1]}, tmp_path) == folder.parent
+    assert contents(folder) == before
+    assert (folder / "images/000000.npy").stat().st_mtime_ns == stamp  # what is whole stays, for the scan's cache
+
+
+def test_a_link_among_written_data_is_replaced_and_what_it_leads_to_is_not_written(tmp_path):
+    folder = write_given({"train": given_pairs(), "val": None}, tmp_path / "given")
+    before = contents(folder)
+    (tmp_path / "mine.npy").write_bytes(b"mine")
+    (folder / "masks/000000.npy").unlink()
+    (folder / "masks/000000.npy").symlink_to(tmp_path / "mine.npy")
+    write_given({"train": given_pairs(), "val": None}, tmp_path / "given")
+    assert contents(folder) == before
+    assert (tmp_path / "mine.npy").read_bytes() == b"mine"
+
+
+def test_what_a_killed_process_wrote_of_its_data_is_deleted_by_the_next(tmp_path):
+    code = (
+        "import os, signal, sys; from pathlib import Path; import numpy as np\n"
+        "from unet_trainer.datasets.converted import write_given\n"
+        "class Killed(list):\n"
+        "    def __getitem__(self, index):\n"
+        "        if index == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        return np.zeros((4, 4), np.uint8), np.zeros((4, 4), np.uint8)\n"
+        "write_given({'train': Killed(range(3)), 'val': None}, Path(sys.argv[1]))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=False)
+    (left,) = tmp_path.iterdir()
+    assert len(list(left.rglob("*.npy"))) == 4
+    folder = write_given({"train": given_pairs(), "val": None}, tmp_path)
+    assert list(tmp_path.iterdir()) == [folder]
 
 
 @pytest.mark.parametrize("item", [(np.zeros((4, 4)), "mask"), np.zeros(3), None, (np.zeros((0, 4)), np.zeros((0, 4)))])

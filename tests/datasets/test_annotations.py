@@ -233,6 +233,24 @@ def test_classes_without_objects_are_left_out_and_background_is_0(folder):
     assert folder.masks() == {"a": ["111255", "1111", "1111"]}
 
 
+def test_labels_of_labelme_that_differ_in_case_or_spaces_are_one_class(folder):
+    """`Nucleus ` and `nucleus` were two classes."""
+    for name, label in (("a", "Nucleus "), ("b", "nucleus"), ("c", " nucleus"), ("d", "debris")):
+        folder.image(f"{name}.png")
+        folder.write(f"{name}.json", labelme(shape(label, BOX), path=f"{name}.png"))
+    found = folder.find()
+    assert found.class_names == ("background", "debris", "nucleus")
+    assert masks_of(found)["a"] == masks_of(found)["b"] == ["0220", "0220", "0000"]
+    note = "labels that differ only in case or spaces are one class, nucleus: 'Nucleus ' (1), ' nucleus' (1), 'nucleus' (1)"
+    assert found.notices == (note,)
+    named = folder.find(class_names=["background", "Nucleus", "debris"])
+    assert named.class_names == ("background", "Nucleus", "debris")
+    apart = folder.find(class_names=["background", "nucleus", "Nucleus", "debris"])
+    assert apart.class_names == ("background", "nucleus", "Nucleus", "debris")
+    other = folder.find(class_names=["background", "NUCLEUS", "debris"])
+    assert other.class_names == ("background", "NUCLEUS", "debris")
+
+
 def test_class_names_decide_the_ids(folder):
     folder.image("a.png")
     folder.write(

@@ -59,6 +59,75 @@ def test_masks_of_a_single_value_are_refused_with_the_reason(data):
     assert list(map(str, data.report(num_classes=1).questions)) == [question]
 
 
+def test_a_single_image_that_validates_gets_a_warning_with_what_to_do(data):
+    for index in (3, 4, 5):
+        for folder in ("images", "masks"):
+            (data.folder / folder / f"{index}.png").unlink()
+    report = data.report()
+    (note,) = report.notices
+    assert note == (
+        f"only {report.split.val[0].image} validates: val_iou, by which best.pt is chosen, is the score of one image; "
+        "add images, some dozens are a start; or train with num_folds: 3 and fold: 0 to 2, to validate on each image once"
+    )
+    assert [data.report(num_folds=3, fold=fold).notices for fold in range(3)] == [[], [], []]
+    in_groups = data.report(group_pattern=r"(\d)")
+    assert in_groups.notices[0].endswith("; add images, some dozens are a start")
+    for part, numbers in (("train", (0, 1)), ("val", (2,))):
+        for folder in ("images", "masks"):
+            for number in numbers:
+                path = data.folder / part / folder / f"{number}.png"
+                path.parent.mkdir(parents=True, exist_ok=True)
+                (data.folder / folder / path.name).rename(path)
+    for folder in ("images", "masks"):
+        (data.folder / folder).rmdir()
+    (note,) = data.report().notices
+    assert note.endswith("is the score of one image; put more images into val")
+
+
+def write_table(path, separator, encoding, *more):
+    """As spreadsheets write it."""
+    rows = [(f"images\\{number}.png", f"masks\\{number}.png", "val" if number < 2 else "train") for number in range(6)]
+    rows = [("image", "mask", "split", *more), *((*row, *more) for row in rows)]
+    path.write_bytes("".join(f"{separator.join(row)}\r\n" for row in rows).encode(encoding))
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_table_in_the_data_that_is_not_read_is_named_with_the_setting_that_reads_it(data, separator, encoding):
+    write_table(data.folder / "mine.csv", separator, encoding)
+    path = data.folder / "mine.csv"
+    note = f"{path} is not read; to use the pairs and the split there, set split_file: mine.csv"
+    assert data.report(val_fraction=0.34).notices == [note]
+    report = data.report(split_file="mine.csv")
+    assert (len(report.split.train), len(report.split.val), report.notices) == (4, 2, [])
+    write_table(path, separator, encoding, "", "")  # cells beside the table were once filled
+    assert len(data.report(split_file="mine.csv").split.val) == 2
+
+
+def test_tables_of_something_else_are_not_named_and_several_or_further_columns_are(data):
+    (data.folder / "scores.csv").write_text("image,mask,iou\nimages/0.png,masks/0.png,0.7\n")
+    (data.folder / "patients.csv").write_text("image,age\n0.png,70\n")
+    assert data.report(val_fraction=0.34).notices == []
+    write_table(data.folder / "a.csv", ";", "utf-8", "patient")
+    (note,) = data.report(val_fraction=0.34).notices
+    assert note.endswith("set split_file: a.csv, without its columns patient")
+    (data.folder / "lists").mkdir()
+    write_table(data.folder / "lists/b.tsv", "\t", "utf-8")
+    (note,) = data.report(val_fraction=0.34).notices
+    assert note.startswith(f"{data.folder / 'a.csv'}, {data.folder / 'lists/b.tsv'} are not read; ")
+
+
+def test_a_table_is_named_where_nothing_else_says_which_files_are_images(data):
+    (data.folder / "images").rename(data.folder / "x")
+    (data.folder / "masks").rename(data.folder / "y")
+    (data.folder / "y/5.png").unlink()
+    (data.folder / "mine.csv").write_text("image;mask\nx/0.png;y/0.png\n")
+    with pytest.raises(
+        DataError, match=r"no folder of images.*\n  .*mine\.csv is not read; .* set split_file: mine\.csv"
+    ):
+        data.report()
+
+
 def test_photographs_in_place_of_masks_are_asked_about_without_a_guess(data):
     for index in range(6):
         data.mask(index, noise(index))
@@ -132,13 +201,13 @@ def test_a_foreground_of_most_pixels_gives_a_note_with_the_settings_for_the_othe
     for index in range(6):
         data.mask(index, inverted(kind, index))
         data.image(index, np.repeat(np.repeat(noise(index), 8, 0), 8, 1) if kind == "greys" else noise(index))
-    report = data.report()
+    report = data.report(val_fraction=0.34)
     (notice,) = [text for text in report.notices if "foreground" in text]
     assert re.fullmatch(
         r"the foreground \(\S+( \d+)?\) is 9\d% of the pixels; if it is the background, set:\n" + re.escape(lines),
         notice,
     )
-    turned = data.report(**yaml.safe_load(textwrap.dedent(lines)))
+    turned = data.report(val_fraction=0.34, **yaml.safe_load(textwrap.dedent(lines)))
     assert (turned.blocking_message, turned.notices) == ("", [])
     for before, after in zip(report.masks, turned.masks, strict=True):
         held = class_ids(before.counts, report.coding)
@@ -187,7 +256,7 @@ def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
     data.image(3, noise(2))
     data.mask(3, square()[::-1].copy())
     images = data.folder / "images"
-    assert data.report().notices == [
+    assert data.report(val_fraction=0.34).notices == [
         "4 images are identical to another one; identical images stay on one side: "
         f"{images / '0.png'} = {images / '1.png'}, {images / '2.png'} = {images / '3.png'}",
         f"1 set of identical images with masks that differ: {images / '2.png'} = {images / '3.png'}",
@@ -213,7 +282,7 @@ def test_images_with_the_same_pixels_are_identical_however_they_are_compressed(d
 
 
 def test_a_group_in_train_and_in_test_gives_a_notice(data):
-    parts = ["train", "train", "train", "val", "test", "test"]
+    parts = ["train", "train", "val", "val", "test", "test"]
     rows = [f"images/{index}.png,masks/{index}.png,{part},{'aabcad'[index]}\n" for index, part in enumerate(parts)]
     (data.folder / "split.csv").write_text("image,mask,split,group\n" + "".join(rows))
     report = data.report(split_file=str(data.folder / "split.csv"))

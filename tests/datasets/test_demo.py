@@ -1,6 +1,7 @@
 """The demo dataset: always the same, complete or absent, and neither trivial nor impossible to learn."""
 
 import hashlib
+import tempfile
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def test_a_demo_that_cannot_be_made_is_told_with_the_reason(tmp_path, three_imag
     def refuse(**options):
         raise PermissionError(13, "Permission denied", str(tmp_path / ".demo-x"))
 
-    monkeypatch.setattr(demo.tempfile, "TemporaryDirectory", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryDirectory", refuse)
     with pytest.raises(UserError, match=r"data_dir: .*new/demo, the demo, cannot be made \(Permission denied\)$"):
         ensure_demo(tmp_path / "new" / "demo")
 

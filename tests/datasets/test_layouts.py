@@ -98,6 +98,27 @@ def test_our_own_folders_are_never_data(tmp_path):
     assert found(tmp_path) == before
 
 
+@pytest.mark.parametrize("checkpoint_dir", ["images", "masks", "train", "mine", "mine/images", "."])
+def test_a_folder_of_data_that_is_the_checkpoint_dir_too_keeps_its_data(tmp_path, checkpoint_dir):
+    """The second check found no folder of images."""
+    root = "train/" if checkpoint_dir == "train" else "mine/" if "mine" in checkpoint_dir else ""
+    fill(tmp_path, f"{root}images", f"{root}masks")
+    before = [find_layout(tmp_path, None, None).parts["train"][index].files for index in (0, 1)]
+    place = tmp_path / checkpoint_dir
+    fill(place, "check", ".scan", ".given/0123456789abcdef/images", ".converted/objects-0/train", "run/samples")
+    for name in ("config.yaml", "split.csv"):
+        (place / "run" / name).touch()
+    assert [find_layout(tmp_path, None, None).parts["train"][index].files for index in (0, 1)] == before
+
+
+@pytest.mark.parametrize("mark", [".scan", ".converted", ".given", ".shards"])
+def test_a_checkpoint_dir_is_known_by_any_folder_that_is_kept_there(tmp_path, mark):
+    fill(tmp_path, "images", "masks")
+    before = find_layout(tmp_path, None, None).parts
+    fill(tmp_path, f"images/mine/{mark}", "images/mine/check")
+    assert find_layout(tmp_path, None, None).parts == before
+
+
 def test_folders_may_be_links_also_such_that_lead_in_a_circle(tmp_path):
     fill(tmp_path, "elsewhere/photos", "elsewhere/truth")
     (tmp_path / "data/train").mkdir(parents=True)

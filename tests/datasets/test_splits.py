@@ -345,6 +345,20 @@ def test_every_problem_is_named_with_its_line(data):
     ]
 
 
+def test_a_folder_that_is_gone_is_named_once_and_not_each_of_its_files(data, tmp_path):
+    rows = ["images/a.png,masks/a.png,train", "images/b.png,gone/more/b.png,train", "other/c.png,gone/c.png,val"]
+    text = "\n".join(["image,mask,split", *rows, "images/x.png,gone/x.png,val"])
+    assert csv_error(data, text).splitlines()[1:] == [
+        "  no folder DATA/gone (2 rows)",
+        "  no folder DATA/other (1 row)",
+        "  line 5: no file DATA/images/x.png and no file DATA/gone/x.png",
+    ]
+    (tmp_path / "split.csv").write_text(text)
+    with pytest.raises(DataError) as raised:
+        read_split_csv(tmp_path / "split.csv", data / "moved")
+    assert str(raised.value).splitlines()[1:] == [f"  no folder {data / 'moved'} (4 rows)"]
+
+
 def test_paths_of_another_machine_are_answered_with_what_is_needed(data):
     assert csv_error(data, "image;mask\nC:\\bob\\a.png;/home/bob/b.png\n").splitlines()[1:] == [
         "  line 2: no file DATA/C:\\bob\\a.png and no file /home/bob/b.png",

@@ -378,6 +378,8 @@ def draw_masks(
 ) -> FoundPairs:
     """The pairs of annotated images and drawn masks. `class_names` is the setting, if it is set. Raises DataError."""
     form = FORMATS[annotations.tool]
+    if annotations.tool == "LabelMe":
+        annotations = _join_spellings(annotations, class_names or ())
     first: dict[Path, AnnotatedImage] = {}
     for image in annotations.images:
         if (other := first.setdefault(image.image, image)) is not image:
@@ -432,6 +434,28 @@ def draw_masks(
     if not found.pairs:
         raise DataError(found.blocking_message or f"{annotations.files} has no image to train on")
     return found
+
+
+def _join_spellings(annotations: Annotations, class_names: Sequence[str]) -> Annotations:
+    """Labels are typed in LabelMe: those that differ only in case or spaces are one class, with the name that
+    class_names has, or that most objects have. Several names of class_names stay apart."""
+    entries = [entry for image in annotations.images for entry in image.entries if entry.label != IGNORE_NAME]
+    typed = Counter((entry.label, entry.content["label"]) for entry in entries)
+    first = {_plain(name): name for name in reversed(class_names)}
+    names = {name: name for name in class_names}
+    for label, _ in Counter(sorted(entry.label for entry in entries)).most_common():
+        names.setdefault(label, first.setdefault(_plain(label), label))
+    notices = []
+    for name in sorted({*names.values()}):
+        spellings = [f"{text!r} ({count})" for (label, text), count in sorted(typed.items()) if names[label] == name]
+        if len(spellings) > 1:
+            notices.append(f"labels that differ only in case or spaces are one class, {name}: {first_few(spellings)}")
+    images = [
+        image._replace(entries=[entry._replace(label=names.get(entry.label, entry.label)) for entry in image.entries])
+        for image in annotations.images
+    ]
+    declared = sorted({names.get(name, name) for name in annotations.declared})
+    return annotations._replace(images=images, declared=declared, notices=[*annotations.notices, *notices])
 
 
 def choose_classes(annotations: Annotations, class_names: Sequence[str] | None) -> tuple[tuple[str, ...], list[str]]:

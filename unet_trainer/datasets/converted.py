@@ -13,8 +13,6 @@ import json
 import logging
 import math
 import re
-import shutil
-import uuid
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,10 +33,12 @@ from unet_trainer.images.image_decoding import COLOUR_CHANNELS, IMAGE_EXTENSIONS
 from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
 from unet_trainer.images.tiling import resize_mask
+from unet_trainer.system import input_files
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
+from unet_trainer.system.locks import draft_folder
 from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import count_cores
 
@@ -564,8 +564,9 @@ class Pairs(Protocol):
 
 
 def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
-    """Reads every pair once, in order, and returns the folder that holds them as .npy files, named by their content.
-    `parts`: train and val; without val the run splits. Raises UserError."""
+    """Reads every pair once, in order, and returns the folder that holds them as .npy files, named by the digest of
+    what was written. Where an earlier call wrote the same, damaged files are replaced. `parts`: train and val; without
+    val the run splits. Raises UserError."""
     given = {part: pairs for part, pairs in parts.items() if pairs is not None}
     for part, pairs in given.items():
         if not hasattr(pairs, "__len__") or not hasattr(pairs, "__getitem__"):
@@ -573,9 +574,11 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
             raise UserError(f"{part}_data: got {type(pairs).__name__}; need {need}")
         if len(pairs) == 0:
             raise UserError(f"{part}_data: it is empty; need (image, mask) pairs")
-    draft = folder / f".draft-{uuid.uuid4().hex[:12]}"
-    digest = hashlib.sha256()
-    try:
+    digests: dict[str, str] = {}  # by the path in the folder
+    with contextlib.ExitStack() as stack:
+        with _naming_checkpoint_dir(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            draft = stack.enter_context(draft_folder(folder, ".draft-")) / "data"
         for part, pairs in given.items():
             place = draft / part if "val" in given else draft
             for index in range(len(pairs)):
@@ -589,21 +592,47 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
                     ) from error
                 for kind, array in arrays.items():
                     path = place / kind / f"{index:06d}.npy"
-                    try:
+                    with _naming_checkpoint_dir(folder):
                         path.parent.mkdir(parents=True, exist_ok=True)
                         np.save(path, array, allow_pickle=False)
-                    except OSError as error:
-                        raise cannot(f"checkpoint_dir: {folder}", "take the data", error, folder) from None
-                    digest.update(f"{path.relative_to(draft)} {array.dtype} {array.shape} ".encode())
-                    digest.update(array.data)
-        made = folder / digest.hexdigest()[:16]
-        if not made.is_dir():  # else an earlier call wrote the same
-            with contextlib.suppress(OSError):  # another process was faster
-                draft.replace(made)
-            made.stat()
+                        digests[path.relative_to(draft).as_posix()] = _file_digest(path)
+        made = folder / hashlib.sha256(repr(digests).encode()).hexdigest()[:16]
+        with _naming_checkpoint_dir(folder):
+            try:
+                draft.rename(made)
+            except OSError:
+                if not made.is_dir():
+                    raise
+                _replace_damaged(made, draft, digests)
         return made
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _naming_checkpoint_dir(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot(f"checkpoint_dir: {folder}", "take the data", error, folder) from None
+
+
+def _file_digest(path: Path) -> str:
+    with input_files.open_file(path, follow=False) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _replace_damaged(folder: Path, draft: Path, digests: Mapping[str, str]) -> None:
+    """Makes a folder hold the files of the draft and no others. Files are replaced one by one, since other runs may be
+    reading them."""
+    for path in [*folder.rglob("*")]:
+        if not path.is_dir() and path.relative_to(folder).as_posix() not in digests:
+            path.unlink()
+    for name, digest in digests.items():
+        path = folder / name
+        with contextlib.suppress(OSError):
+            if _file_digest(path) == digest:
+                continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (draft / name).replace(path)
 
 
 def as_pixels(given: Any) -> Pixels:

@@ -50,6 +50,7 @@ from unet_trainer.datasets.splits import (
     add_groups,
     build_split,
     choose_image_blocks,
+    describe_unread_tables,
     read_split_csv,
 )
 from unet_trainer.images.file_bytes import DataError
@@ -331,6 +332,8 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         report.ask(error)
         return
     report.notices += report.split.notices
+    if not is_resumed and config.num_folds is None:
+        report.notices += _describe_lone_val_image(report.split, report.found.is_divided)
     tested, trained = ({pair.group for pair in side} for side in (report.split.test, report.split.train))
     if shared := sorted((tested & trained) - {""}):
         what = f"{counted(len(shared), 'group')} in train and in test: {first_few(shared)}"
@@ -350,6 +353,19 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     if report.kind is not None:
         images, _ = report.facts_of(report.split.train)
         report.image_spec, report.statistics_reason = scan.build_image_spec(config, report.kind, images, report.nodata)
+
+
+def _describe_lone_val_image(split: Split, is_divided: bool) -> list[str]:
+    if len(split.val) != 1 or split.val[0].box is not None:
+        return []
+    num_folds = min(5, len(split.train) + 1)
+    fix = "add images, some dozens are a start"
+    if is_divided:
+        fix = "put more images into val"
+    elif not any(pair.group for pair in split.train):
+        fix += f"; or train with num_folds: {num_folds} and fold: 0 to {num_folds - 1}, to validate on each image once"
+    what = f"only {split.val[0].shown_image} validates: val_iou, by which best.pt is chosen, is the score of one image"
+    return [f"{what}; {fix}"]
 
 
 def _choose_coding(report: DatasetReport, config: Config) -> None:
@@ -559,6 +575,7 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
     """What a table lists comes first, then masks in folders; where there are none, annotations are looked for."""
     if (listed := find_in_tables(config, data_dir, console)) is not None:
         return listed
+    unread = describe_unread_tables(data_dir)
     try:
         found = find_in_folders(config, data_dir, console)
     except DataError as error:
@@ -571,9 +588,9 @@ def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console 
             raise
         if drawn is not None:
             return drawn
-        others = describe_other_files(data_dir)
+        others = [*unread, *describe_other_files(data_dir)]
         if not others or has_answers:
             raise
         raise DataError("\n  ".join([str(error), *others])) from None
     others = describe_other_files(data_dir) if found.problems or config.unpaired == "skip" else []
-    return replace(found, notices=(*found.notices, *others))
+    return replace(found, notices=(*found.notices, *unread, *others))

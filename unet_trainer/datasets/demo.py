@@ -1,8 +1,6 @@
 """Writes the demo dataset: cells on textured tissue, with debris, noise and uneven light. The same pixels every
 time."""
 
-import shutil
-import tempfile
 from pathlib import Path
 
 import cv2
@@ -11,11 +9,10 @@ from numpy.typing import NDArray
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_decoding import Pixels, write_image
-from unet_trainer.system.locks import is_in_use, lock_shared
+from unet_trainer.system.locks import draft_folder
 from unet_trainer.system.os_errors import cannot
 
 DRAFT = ".demo-"  # begins the names of folders that are being filled
-LOCK = "lock"  # a file in each, locked by the process that fills it
 NUM_IMAGES = 240
 SIDE = 192
 SEED = 2018
@@ -30,19 +27,14 @@ def ensure_demo(folder: Path) -> bool:
         if folder.exists():
             return False
         folder.parent.mkdir(parents=True, exist_ok=True)
-        for left in folder.parent.glob(f"{DRAFT}*"):  # drafts whose writers are dead
-            if not left.is_symlink() and (left / LOCK).is_file() and is_in_use(left / LOCK) is False:
-                shutil.rmtree(left, ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=DRAFT, dir=folder.parent, ignore_cleanup_errors=True) as name:
-            draft = Path(name) / folder.name
-            with (Path(name) / LOCK).open("x") as file:
-                lock_shared(file.fileno())  # released by the system when the process dies
-                write_demo(draft, NUM_IMAGES)
-                try:
-                    draft.rename(folder)  # fails if another process has just filled that folder
-                except OSError:
-                    if not folder.exists():
-                        raise
+        with draft_folder(folder.parent, DRAFT) as place:
+            draft = place / folder.name
+            write_demo(draft, NUM_IMAGES)
+            try:
+                draft.rename(folder)  # fails if another process has just filled that folder
+            except OSError:
+                if not folder.exists():
+                    raise
     except FileExistsError:
         raise UserError(f"data_dir: {folder} cannot be made; {folder.parent} is not a folder") from None
     except OSError as error:

@@ -28,9 +28,9 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, VOLUME_EXTENSIONS
 from unet_trainer.system.console import counted
 
-CHECKPOINT_DIR_HOLDS = (".scan", ".converted")  # one of them
+CHECKPOINT_DIR_HOLDS = (".scan", ".converted", ".given", ".shards")  # one of them
 RUN_FOLDER_HOLDS = ("config.yaml", "split.csv")  # both
-SHEETS = "check"  # in a checkpoint_dir, beside .scan or runs
+PICTURES = ("check", "mlruns")  # folders of pictures in a checkpoint_dir, beside the above or runs
 
 
 def walk(folder: Path, follows: Callable[[Path], bool] | None = None) -> Iterator[Path]:
@@ -71,15 +71,18 @@ def subfolders(folder: Path) -> list[Path]:
 def _searched(folder: Path, names: Sequence[str]) -> list[str]:
     """The folders in a folder that may hold data. A checkpoint_dir and a run's folder do not: their pictures are no
     data."""
-    ours = {
-        name
-        for name in names
-        if any((folder / name / inner).is_dir() for inner in CHECKPOINT_DIR_HOLDS)
-        or all((folder / name / inner).is_file() for inner in RUN_FOLDER_HOLDS)
-    }
+    runs = {name for name in names if all((folder / name / inner).is_file() for inner in RUN_FOLDER_HOLDS)}
+    ours = runs | {name for name in names if _is_checkpoint_dir(folder / name)}
     if ours or not set(names).isdisjoint(CHECKPOINT_DIR_HOLDS):
-        ours.add(SHEETS)
+        ours |= {*PICTURES}
     return sorted(name for name in names if not name.startswith(".") and name not in ours)
+
+
+def _is_checkpoint_dir(folder: Path) -> bool:
+    """Whether it is one, and not the folder of the data too."""
+    if not any((folder / inner).is_dir() for inner in CHECKPOINT_DIR_HOLDS):
+        return False
+    return _meaning(folder.name) == ("", None) and not any(_meaning(inner.name)[1] for inner in subfolders(folder))
 
 
 def resolved(path: Path) -> Path:

@@ -7,6 +7,7 @@ of a run, which has the names of the pairs and digests of their content besides,
 not UTF-8 are written there as the bytes that they are, and read back.
 """
 
+import contextlib
 import csv
 import io
 import math
@@ -15,7 +16,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -23,11 +24,12 @@ import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.converted import Converter, cut_blocks
-from unet_trainer.datasets.layouts import PARTS, resolved
+from unet_trainer.datasets.layouts import PARTS, resolved, walk
 from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
+from unet_trainer.system import input_files
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import UNDECODED, counted, csv_line
 from unet_trainer.system.input_files import read_text
@@ -51,6 +53,7 @@ COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
 MAX_BYTES = 256 * 2**20
+MAX_TABLES, MAX_HEADER = 100, 2**12  # files that are looked at for a table that is not read, and bytes of each
 NOT_UTF8 = "The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
 
 
@@ -449,6 +452,7 @@ def read_split_csv(
     pairs: list[Pair] = []
     test: list[Pair] = []
     unused: list[Pair] = []
+    gone: Counter[Path] = Counter()  # folders, by the number of rows that have files there
     lines: dict[tuple[Path, str], int] = {}
     num_unusable = 0  # rows of test
     for number, row in rows:
@@ -468,8 +472,12 @@ def read_split_csv(
             problem = f"split {split!r}; need train, val or test"
         elif known is None and not all(row.get(column, "").strip() for column in ("image", "mask")):
             problem = "need an image and a mask"
-        elif missing := [str(file) for file in (image, mask) if not is_file(file)]:
-            problem = f"no file {' and no file '.join(missing)}"
+        elif missing := [file for file in (image, mask) if not is_file(file)]:
+            problem = f"no file {' and no file '.join(map(str, missing))}"
+            folders = dict.fromkeys(_missing_folder(file, data_dir) for file in missing)
+            if part != "test" and None not in folders:
+                gone.update(filter(None, folders))
+                continue
         elif place and (box is None or box.top >= box.bottom or box.left >= box.right):
             problem = f"{BOX} {place!r}; need top, left, bottom and right in pixels, such as 0 0 512 512"
         elif (first := lines.setdefault((image, place), number)) != number:
@@ -488,9 +496,10 @@ def read_split_csv(
         (test if part == "test" else pairs).append(pair)
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
+    problems = [*(f"no folder {folder} ({counted(count, 'row')})" for folder, count in gone.items()), *problems]
     if problems:
         more = [f"… and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else []
-        if not pairs and any(": no file " in problem for problem in problems):
+        if not pairs and data_dir.is_dir() and any("no f" in problem for problem in problems):
             more.append("No row has its files: paths are as seen from data_dir, such as images/a.png")
         if any(UNDECODED.search(cell) for _, row in rows for cell in row.values()):
             more.append(NOT_UTF8)
@@ -511,6 +520,12 @@ def _find_file(data_dir: Path, cell: str) -> Path:
     forms = [unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")]
     spellings = (cell, cell.strip(), *forms, *(text.replace("\\", "/") for text in forms))
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
+
+
+def _missing_folder(file: Path, data_dir: Path) -> Path | None:
+    """data_dir or the first folder on the way from it to the file that is not there."""
+    folders = [folder for folder in reversed(file.parents) if folder.is_relative_to(data_dir)]
+    return next((folder for folder in folders if not folder.exists()), None)
 
 
 def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
@@ -542,12 +557,34 @@ def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, dict[s
         separator = max(",;\t", key=text.split("\n", 1)[0].count)
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
         header = [cell.strip().lower() for cell in next(reader, [])]
+        while header and not header[-1]:  # as spreadsheets end lines where cells beside the table were once filled
+            header.pop()
         filled = (cells for cells in reader if any(cell.strip() for cell in cells))
         return header, [(reader.line_num, dict(zip(header, cells, strict=False))) for cells in filled]
     except OSError as error:
         raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
     except csv.Error as error:
         raise DataError(f"{name} is not a CSV file ({error})") from None
+
+
+def describe_unread_tables(data_dir: Path) -> list[str]:
+    """What to set to use the CSV files with columns of images and masks, a line where there are some."""
+    files = (file for file in walk(data_dir) if file.suffix.lower() in (".csv", ".tsv"))
+    tables, others = [], set[str]()
+    for file in islice(files, MAX_TABLES):
+        with contextlib.suppress(OSError), input_files.open_file(file) as content:
+            header = content.read(MAX_HEADER).decode("utf-8-sig", "replace").partition("\n")[0]
+            columns = {cell.strip(' "\r').lower() for cell in re.split("[,;\t]", header)} - {""}
+            if {"image", "mask"} <= columns and ("split" in columns or columns <= {*COLUMNS, BOX}):
+                tables.append(file)
+                others |= columns - {*COLUMNS, BOX}
+    if not tables:
+        return []
+    verb, value = ("is", path_in(data_dir, tables[0])) if len(tables) == 1 else ("are", "one of them, with all rows")
+    without = f", without its columns {first_few(sorted(others))}" if others else ""
+    return [
+        f"{first_few(tables)} {verb} not read; to use the pairs and the split there, set split_file: {value}{without}"
+    ]
 
 
 def split_csv_text(split: Split, data_dir: Path) -> str:

@@ -1,14 +1,16 @@
 """Locks of files, which the system releases when the process ends: one run at a time trains in a folder (FolderLock),
-and what nobody uses may be deleted (lock_shared, is_in_use).
+and what no process uses may be deleted (lock_shared, is_in_use, draft_folder).
 
 filelock is not used: it empties the file, which says who holds the lock.
 """
 
 import contextlib
 import os
+import shutil
 import socket
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from unet_trainer.config.errors import UserError
@@ -20,6 +22,7 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
+DRAFT_LOCK = "lock"  # a file in each draft_folder, locked by the process that fills it
 WAIT_SECONDS = 30  # a run that was asked to end may still be saving
 POLL_SECONDS = 0.2
 MAX_OWNER_BYTES = 300
@@ -162,6 +165,19 @@ def is_in_use(path: Path, exclusively: bool = False) -> bool | None:
     finally:
         os.close(handle)
     return False
+
+
+@contextlib.contextmanager
+def draft_folder(parent: Path, prefix: str) -> Iterator[Path]:
+    """A folder in which another can be filled before it gets its name; deleted at the end. Those of killed processes
+    are deleted too. Raises OSError."""
+    for left in parent.glob(f"{prefix}*"):
+        if not left.is_symlink() and (left / DRAFT_LOCK).is_file() and is_in_use(left / DRAFT_LOCK) is False:
+            shutil.rmtree(left, ignore_errors=True)
+    draft = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
+    with draft as name, (Path(name) / DRAFT_LOCK).open("x") as file:
+        lock_shared(file.fileno())  # released by the system when the process dies
+        yield Path(name)
 
 
 def id_of(folder: Path) -> FolderId | None:
