@@ -47,6 +47,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process
 from unet_trainer.training.extension import Callback, CustomParts, collect_callbacks
+from unet_trainer.training.run_folder import check_init_from
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
     from unet_trainer.config.overrides import Overrides
@@ -152,6 +153,7 @@ def train_epochs(
     with Session(started) as session:
         if session.processes.is_main:
             check_trackers(config)
+            check_init_from(config)
         check_url("data_dir", config.data_dir)
         session.console.say("U-Net trainer")  # torch takes seconds to import
 

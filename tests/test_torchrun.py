@@ -15,7 +15,7 @@ from helpers.killed_runs import is_running, wait_until
 from helpers.ports import free_port
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.datasets.demo import write_demo
-from unet_trainer.training.checkpoint_file import read_run
+from unet_trainer.training.checkpoint_file import read_checkpoint, read_run
 from unet_trainer.training.history import read_events
 
 
@@ -60,6 +60,21 @@ def test_two_processes_have_the_same_bits_and_count_each_image_once(config, tmp_
     assert len(scores) == 1 + 5
     assert "21 of 21 pairs in memory" in job.log(0)
     assert len(list((folder_of(config).parent / ".cache").glob("*.pixels"))) == 2  # of training and validation
+
+
+def test_two_processes_begin_with_the_model_that_rank_0_has_read(config, tmp_path):
+    """The other one follows its network, its normalisation and its weights."""
+    first = ForkedJob({**config, "run_name": "first", "num_epochs": 1}, tmp_path / "first", world_size=1)
+    assert first.finish() == [0], first.said()
+    settings = {**config, "init_from": str(folder_of(config, "first")), "resume": "null", "learning_rate": 1e-9}
+    open_keys = {"encoder": "auto", "decoder_channels": None, "encoder_weights": "auto", "num_epochs": 1}
+    job = ForkedJob({**settings, **open_keys}, tmp_path / "job")
+    assert job.finish() == [0, 0], job.said()
+    assert [one["digest"] for one in job.records(0)] == [one["digest"] for one in job.records(1)]
+    assert "16 of 16 tensors of" in job.log(0)
+    before = read_checkpoint(folder_of(config, "first") / "best.pt")["model"]
+    after = read_run(folder_of(config), print)["model"]
+    torch.testing.assert_close(after["decoder.0.weight"], before["decoder.0.weight"], rtol=0, atol=1e-6)
 
 
 def test_two_processes_try_learning_rates_together_and_take_the_same(config, tmp_path):

@@ -185,6 +185,15 @@ def test_every_key_can_be_wrong_at_once():
         ("precison", "did you mean amp_dtype?"),
         ("Batch-Size", "did you mean batch_size?"),
         ("learning_rat", "did you mean learning_rate?"),
+        ("initial_checkpoint", "the name here is init_from"),
+        *[
+            (
+                name,
+                "there are encoder_weights (the encoder alone), init_from (a whole model) and resume (a run, to go on "
+                "with it)",
+            )
+            for name in ("weights", "pretrained", "checkpoint")
+        ],
         ("colour", "configs/default.yaml lists every key"),
         (1, "configs/default.yaml lists every key"),
     ],

@@ -11,8 +11,8 @@ import pytest
 from helpers.steps import CPU_FACTS, make_settings
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
-from unet_trainer.model.given import given
 from unet_trainer.training import step_probe
+from unet_trainer.training.extension import CustomParts
 from unet_trainer.training.step_probe import StepProbe, measure_step
 
 COST = {"seconds": 0.5, "eval_seconds": 0.01, "memory": 7}
@@ -126,8 +126,8 @@ def test_in_a_short_time_and_with_a_loss_of_the_callers_own_this_process_takes_t
         measure.start()
         assert measure(config()).seconds > 0
         measure.has_child = True
-        with given(loss=lambda logits, masks: logits.square().mean()):
-            assert measure(config(loss={"own": 1.0})).eval_seconds > 0
+        measure.custom = CustomParts(loss=lambda logits, masks: logits.square().mean())
+        assert measure(config(loss={"own": 1.0})).eval_seconds > 0
         assert not measure.knows(config(loss={"own": 1.0}))  # the next caller has another one
     assert started == []
 

@@ -264,6 +264,7 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     from unet_trainer.model.segmenter import build_spec
     from unet_trainer.training.build import build_components_with_weights
     from unet_trainer.training.compilation import compile_components, random_batches
+    from unet_trainer.training.initial_model import read_initial_model
     from unet_trainer.training.settings import build_hardware, say_precision
 
     hardware = build_hardware(config, console)
@@ -282,7 +283,9 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
         "encoder_weights": weights,
     }
     data: dict[str, Any] = {"in_channels": 3, "class_weights": None, "num_epochs": 1, "time_budget": None}
-    settings = resolve(dataclasses.replace(config, **step, **data), hardware, facts)
+    initial = None if config.init_from is None else read_initial_model(config.init_from, Path(config.checkpoint_dir))
+    of_model = {} if initial is None else initial.settings(config)
+    settings = resolve(dataclasses.replace(config, **step, **data), hardware, facts, of_model=of_model)
     set_backends(config.allow_tf32, config.deterministic)
     say_precision(settings, hardware, console)
     spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, settings.taken.num_classes)))))

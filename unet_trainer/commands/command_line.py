@@ -24,7 +24,7 @@ from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Conso
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, end_with_parent, open_closed_streams
-from unet_trainer.training.run_folder import CONFIG_YAML, begun_later, find_run, folder_of, newest_run
+from unet_trainer.training.run_folder import CONFIG_YAML, begun_later, check_init_from, find_run, folder_of, newest_run
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides
@@ -152,6 +152,8 @@ def read_config_words(words: Sequence[str], script_config: ScriptConfig, command
         raise UserError(f"{files[0]} is a folder; need a YAML file. To name the data: python train_unet.py {line}")
     config = load_config(Path(files[0]), overrides) if files else script_config(overrides)
     check_url("data_dir", config.data_dir)
+    if command:  # a run of several processes checks it in one of them
+        check_init_from(config)
     return config
 
 

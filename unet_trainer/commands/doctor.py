@@ -183,12 +183,14 @@ def examine(config: Config, page: Page, is_fast: bool) -> Settings | None:
 def _examine_run(config: Config, dataset: CheckedDataset, page: Page, is_fast: bool, started: float) -> Settings:
     """What a run would take, how long it would last, and what could be better."""
     from unet_trainer.training.build import build_datasets
+    from unet_trainer.training.initial_model import read_initial_model
     from unet_trainer.training.settings import build_hardware, build_probe, build_settings, known_cost, measure, review
     from unet_trainer.training.time_budget import TimeBudget
 
     hardware = build_hardware(config, page.console)
     budget = TimeBudget(config.time_budget, started)
-    settings = build_settings(config, hardware, dataset, page.console, budget=budget, is_preview=True)
+    initial = None if config.init_from is None else read_initial_model(config.init_from, Path(config.checkpoint_dir))
+    settings = build_settings(config, hardware, dataset, page.console, False, budget, is_preview=True, initial=initial)
     taken, start_seconds = settings.taken, 0.0 if config.time_budget is None else budget.lost_to_training()
     page.content["settings"] = settings.explained()
     page.content["config"] = settings.repeatable_dict()

@@ -457,7 +457,11 @@ def choose_ema_decay(num_steps: int) -> tuple[float, str]:
     return round(min(decay, 0.9999), 5), "averages over about a tenth of the run"
 
 
-def choose_warmup(num_epochs: int) -> tuple[float, str]:
+def choose_warmup(num_epochs: int, is_trained: bool = False) -> tuple[float, str]:
+    """`is_trained`: the run begins with a trained model, which large first steps would spoil."""
+    least = min(1.0, num_epochs / 4)
+    if is_trained and WARMUP_SHARE * num_epochs < least:
+        return least, "large first steps would spoil a trained model"
     return float(f"{WARMUP_SHARE * num_epochs:.2g}"), f"{WARMUP_SHARE:.0%} of the epochs"
 
 

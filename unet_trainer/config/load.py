@@ -46,16 +46,20 @@ NAMES_ELSEWHERE = {
     "in_channels": "n_channels channels", "image_mean": "mean", "image_std": "std",
     "data_dir": "data dataset data_root",
     "image_dir": "images", "mask_dir": "masks labels", "augmentation": "augment augmentations transforms",
-    "architecture": "arch model", "encoder": "backbone encoder_name", "encoder_weights": "pretrained weights",
+    "architecture": "arch model", "encoder": "backbone encoder_name",
+    "init_from": "initial_checkpoint pretrained_weights load_from finetune finetune_from",
     "freeze_encoder_epochs": "freeze freeze_encoder", "loss": "criterion loss_fn", "optimizer": "optim",
     "weight_decay": "wd",
     "scheduler": "lr_scheduler schedule cos_lr", "warmup_epochs": "warmup",
     "accumulation_steps": "accumulate gradient_accumulation_steps accumulate_grad_batches",
     "grad_clip": "clip_grad gradient_clip_val gradient_clipping max_norm", "ema_decay": "ema", "monitor": "metric",
     "device": "gpu gpus cuda accelerator", "seed": "random_seed", "run_name": "name experiment",
-    "checkpoint_dir": "project save_dir output_dir work_dir", "resume": "resume_from load checkpoint",
+    "checkpoint_dir": "project save_dir output_dir work_dir", "resume": "resume_from",
 }  # fmt: skip
 OTHER_TOOLS_NAMES = {other: ours for ours, others in NAMES_ELSEWHERE.items() for other in others.split()}
+# Names that may mean any of three keys.
+WEIGHTS_ELSEWHERE = ("weights", "pretrained", "checkpoint", "ckpt", "load")
+WEIGHTS_HERE = "encoder_weights (the encoder alone), init_from (a whole model) and resume (a run, to go on with it)"
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
@@ -113,6 +117,8 @@ def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[st
         demo = {name: value for name, value in _read_file(demo_file, []).items() if own.get(name, "auto") == "auto"}
     if str(asked.get("time_budget") or "null").lower() not in NULLS:
         demo.pop("num_epochs", None)  # the time decides it
+    if str(asked.get("init_from") or "null").lower() not in NULLS:
+        demo.pop("warmup_epochs", None)  # a trained model needs one
     config, defaults = load_config({**own, **demo}, overrides), Config()
     sources = {  # a setting of the script's own that equals the default was not set by the user
         name: "demo" if source == "config" and name in demo else source
@@ -229,6 +235,8 @@ def _suggestion(name: str) -> str:
     lowered = name.lower().replace("-", "_").strip()
     if lowered in FIELDS:
         return f"; did you mean {lowered}?"
+    if lowered in WEIGHTS_ELSEWHERE:
+        return f"; there are {WEIGHTS_HERE}"
     if lowered in OTHER_TOOLS_NAMES:
         return f"; the name here is {OTHER_TOOLS_NAMES[lowered]}"
     meant = near_miss(lowered, [*FIELDS, *OTHER_TOOLS_NAMES])
@@ -268,6 +276,9 @@ def _contradictions(c: Config) -> Iterator[str]:
     if c.batch_size != "auto" and c.batch_parts > c.batch_size:
         yield f"batch_parts: {c.batch_parts} is more than batch_size: {c.batch_size}; need at most that"
     yield from class_contradictions(c)
+    if c.init_from is not None and c.encoder_weights not in ("auto", None):
+        both = f"encoder_weights: {c.encoder_weights} is set, and init_from: {c.init_from} has an encoder"
+        yield f"{both}; leave one of them out (encoder_weights: auto or init_from: null)"
     if c.decoder_channels and c.architecture not in WITH_DECODER_CHANNELS:
         yield f"decoder_channels: not for architecture: {c.architecture}; only for {', '.join(WITH_DECODER_CHANNELS)}"
     if c.decoder_attention == "scse" and c.architecture not in WITH_ATTENTION:

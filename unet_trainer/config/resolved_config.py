@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from unet_trainer.config import choices
@@ -167,7 +168,7 @@ class Settings:
             name: (f"here {value_text(taken[name])}: " if name in machine_keys else "decided: ") + decision.reason
             for name, decision in self.decisions.items()
             if decision.source == "decided"
-        }
+        } | ({"init_from": self.decisions["init_from"].reason} if self.decisions["init_from"].reason else {})
         return to_yaml(dataclasses.replace(self.repeatable(), **values), header, reasons)
 
     def decisions_dict(self) -> dict[str, list[str]]:
@@ -203,10 +204,12 @@ def resolve(
     measure_step: MeasureStep = lambda config: None,
     find_weights: FindWeights = lambda encoder: (None, "not looked for"),
     seconds_spent: Callable[[], float] = lambda: 0.0,
+    of_model: Mapping[str, tuple[Any, str]] = MappingProxyType({}),
 ) -> Settings:
     """Decides all that `config` leaves open; values that it sets are kept. `seconds_spent`: what training does not have
-    of time_budget, asked when the time is planned."""
+    of time_budget, asked when the time is planned. `of_model`: values and reasons that follow from init_from."""
     draft = _Draft(config, hardware, dataset, seconds_spent)
+    draft.decided.update(of_model)
     _resolve_machine(draft)
     _resolve_data(draft)
     _resolve_augmentation(draft)
@@ -520,7 +523,7 @@ def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> No
         "learning_rate": (rate, rate_reason),
         "weight_decay": (0.05 if draft["optimizer"] == "adamw" else 1e-4, draft["optimizer"]),
         "ema_decay": choices.choose_ema_decay(num_steps),
-        "warmup_epochs": choices.choose_warmup(num_epochs),
+        "warmup_epochs": choices.choose_warmup(num_epochs, is_trained=draft["init_from"] is not None),
         "early_stopping_patience": choices.choose_patience(num_epochs),
         "compile_model": choices.choose_compile(hardware, cost, num_steps),
         "cache": choices.choose_cache(num_bytes, hardware.host_memory, num_epochs * draft["repeats"] * num_crops),

@@ -70,7 +70,7 @@ EXAMPLES = {
     "mask_tolerance": "0", "split_file": "split.csv", "group_pattern": r"'(patient\d+)_'", "num_folds": "5",
     "image_size": "512 or [512, 768]", "crops_per_image": "4", "repeats": "4 or 0.25", "in_channels": "3",
     "image_mean": "[123.7, 116.3, 103.5]", "image_std": "[58.4, 57.1, 57.4]", "cutmix": "0.5", "num_workers": "4",
-    "encoder": "resnet34", "encoder_weights": "imagenet", "decoder_channels": "[256, 128, 64, 32, 16]",
+    "encoder": "resnet34", "encoder_weights": "imagenet", "init_from": "checkpoints/demo", "decoder_channels": "[256, 128, 64, 32, 16]",
     "freeze_encoder_epochs": "5", "loss": "{dice: 1, bce: 1}", "deep_supervision": "0.5", "class_weights": "[0.5, 2.0]",
     "batch_size": "8", "num_epochs": "50", "time_budget": "10m, 2h or 1h30m", "accumulation_steps": "4",
     "learning_rate": "1e-3", "encoder_lr_factor": "0.2", "weight_decay": "1e-4", "warmup_epochs": "2", "grad_clip": "1.0",
@@ -187,7 +187,10 @@ class Config:
     """any encoder of segmentation-models-pytorch; tu-NAME takes one from timm; auto: resnet34, or on a CPU the largest of four that sees 12,000 images in an hour, or in time_budget"""
     encoder_weights: str | None = "auto"
     """auto: imagenet if they are on this machine or can be fetched within a minute, else random; null: random; imagenet; or a
-    local .pt, .pth or .safetensors file"""
+    local .pt, .pth or .safetensors file, of which the encoder alone is taken"""
+    init_from: str | None = None
+    """a model that a new run begins with: a run, a .pt, .pth or .safetensors file, or an export for
+    segmentation-models-pytorch; what does not fit, such as other classes, begins anew"""
     decoder_channels: tuple[Channels, Channels, Channels, Channels, Channels] | None = None
     """width of the five decoder stages of unet, unetplusplus and manet; null: [256, 128, 64, 32, 16], less with a small
     encoder: auto"""

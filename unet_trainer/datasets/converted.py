@@ -616,8 +616,11 @@ def _naming_checkpoint_dir(folder: Path) -> Iterator[None]:
 
 
 def _file_digest(path: Path) -> str:
+    digest = hashlib.sha256()
     with input_files.open_file(path, follow=False) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while part := file.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def _replace_damaged(folder: Path, draft: Path, digests: Mapping[str, str]) -> None:

@@ -38,18 +38,17 @@ from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.network import build_network
 from unet_trainer.model.precision import DTYPES, Numerics, choose_device, inspect_hardware
 from unet_trainer.model.random_state import unchanged
-from unet_trainer.model.segmenter import AUXILIARY, STRIDE, Segmenter, SegmenterSpec
+from unet_trainer.model.segmenter import STRIDE, Segmenter, SegmenterSpec
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_bytes
-from unet_trainer.training.checkpoint_file import read_checkpoint
-from unet_trainer.training.run_folder import BEST, LAST, find_run, has_checkpoint, newest_run
+from unet_trainer.training.checkpoint_file import model_weights, read_checkpoint
+from unet_trainer.training.run_folder import BEST, LAST, SMP_CARD, find_run, has_checkpoint, newest_run
 
 Symmetry = Literal["horizontal_flip", "vertical_flip", "quarter_turn"]
 SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
 
 ONNX_SUFFIX = ".onnx"
 PT2_SUFFIX = ".pt2"
-SMP_CARD = "unet_trainer.json"  # in the folder of an export for segmentation-models-pytorch
 FOR_OTHERS = f"is an export for other programs; name its run, or export that as {ONNX_SUFFIX}"
 # What content of other types or keys than a run saves raises.
 ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -175,7 +174,7 @@ def read_model(path: Path, raw: bool = False) -> tuple[ModelCard, dict[str, torc
     """Card and weights of a checkpoint: averaged weights where there are some, unless `raw`. Raises CheckpointError."""
     content = read_checkpoint(path)
     try:
-        weights = _weights(path, content, raw)
+        weights = model_weights(path, content, raw)
         val_iou = (content.get("metrics") or (content.get("history") or [{}])[-1]).get("val_iou")
         card = ModelCard(
             spec=SegmenterSpec.from_dict(content["spec"]),
@@ -189,24 +188,7 @@ def read_model(path: Path, raw: bool = False) -> tuple[ModelCard, dict[str, torc
         raise
     except ILL_FORMED as error:
         raise CheckpointError(f"{path} is not a checkpoint that can be used ({reason_of(error)})") from None
-    return card, {name: tensor for name, tensor in weights.items() if not name.startswith(f"{AUXILIARY}.")}
-
-
-def _weights(path: Path, content: Mapping[str, Any], raw: bool) -> Mapping[str, torch.Tensor]:
-    averaged = (content.get("ema") or {}).get("model")
-    if raw and "optimizer" not in content and content["config"].get("ema_decay") is not None:
-        raise CheckpointError(f"{path} holds averaged weights alone; the raw ones are in {LAST} of the same run")
-    weights = content["model"] if raw or averaged is None else averaged
-    if not isinstance(weights, Mapping) or not all(
-        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in weights.items()
-    ):
-        raise ValueError("its weights are no tensors by name")
-    bad = next(
-        (name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()), None
-    )
-    if bad is not None:
-        raise ValueError(f"{bad} is not finite")
-    return weights
+    return card, weights
 
 
 # Engines.

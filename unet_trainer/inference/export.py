@@ -33,7 +33,6 @@ from unet_trainer.inference.engine import (
     MAX_FILE_BYTES,
     OUTPUT,
     PADDING_KEY,
-    SMP_CARD,
     ModelCard,
     OnnxEngine,
     add_digest,
@@ -43,6 +42,7 @@ from unet_trainer.model.segmenter import FLAT, STRIDE, Segmenter, SegmenterSpec,
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import counted, first_line
 from unet_trainer.system.input_files import read_bytes, read_text
+from unet_trainer.training.run_folder import SMP_CARD, SMP_WEIGHTS
 
 TOLERANCE = 1e-3  # largest difference of two logits, where the largest logit is 1 or less; in proportion above
 MAX_SIDE = 256  # of the images that are compared, so that comparing takes seconds
@@ -52,7 +52,7 @@ DYNAMIC_SHAPES = {"images": {0: Dim("batch"), 2: STRIDE * Dim("rows"), 3: STRIDE
 CARD_FILE = "card.json"  # in a .pt2 file
 LEAST_PT2_SIDE = 2 * STRIDE  # torch.export takes a size of 1 for a constant, and the deepest stage of 32 pixels has it
 README, README_TEMPLATE = "README.md", Path(__file__).with_name("smp_readme.md")
-SMP_FILES = ("config.json", "model.safetensors", README, SMP_CARD)
+SMP_FILES = ("config.json", SMP_WEIGHTS, README, SMP_CARD)
 
 
 class ExportError(UserError):

@@ -2,6 +2,7 @@
 
 import contextlib
 import pickle
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ import segmentation_models_pytorch as smp
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from timm.models import adapt_input_conv
 
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import encoder_name
@@ -19,6 +19,7 @@ from unet_trainer.model.pretrained import fetch, offline, weight_files
 from unet_trainer.model.random_state import unchanged
 from unet_trainer.model.segmenter import AUXILIARY, STRIDE, Segmenter, SegmenterSpec, class_logits
 from unet_trainer.system.console import first_line
+from unet_trainer.system.input_files import ZIP_START, check_zip, open_file
 from unet_trainer.system.os_errors import with_advice
 
 DOWNLOAD_LIMIT = 3600.0  # seconds, for weights that the config names
@@ -128,7 +129,7 @@ def sees_far(spec: SegmenterSpec) -> bool:
 
 def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:
     """Every tensor of the encoder must be in the file; others in the file (a classifier) are not used."""
-    in_file = {_encoder_tensor_name(name): tensor for name, tensor in _read_weights(path).items()}
+    in_file = {_encoder_tensor_name(name): tensor for name, tensor in read_tensors(path, "encoder_weights").items()}
     wanted = encoder.state_dict()  # the names of timm encoders begin with model.
     found = {name: in_file[bare] for name in wanted if (bare := _encoder_tensor_name(name)) in in_file}
     missing = [name for name in wanted if name not in found and not name.endswith("num_batches_tracked")]
@@ -139,9 +140,7 @@ def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:
         )
     stem = next(iter(wanted))
     if stem in found and found[stem].ndim == 4 and found[stem].shape[1] == 3 != wanted[stem].shape[1]:
-        found[stem] = adapt_input_conv(
-            wanted[stem].shape[1], found[stem]
-        )  # of RGB images, for grey ones or more channels
+        found[stem] = adapt_channels(found[stem], wanted[stem].shape[1])
     wrong = [name for name in wanted if name in found and found[name].shape != wanted[name].shape]
     if wrong:
         shapes = f"{wrong[0]} is {tuple(found[wrong[0]].shape)}, need {tuple(wanted[wrong[0]].shape)}"
@@ -156,17 +155,30 @@ def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:
     encoder.load_state_dict({name: found.get(name, tensor) for name, tensor in wanted.items()})
 
 
-def _read_weights(path: Path) -> dict[str, torch.Tensor]:
+def adapt_channels(weight: torch.Tensor, number: int) -> torch.Tensor:
+    """The first convolution for images with another number of channels, as timm does: grey ones get the sum over the
+    channels, many repeat them, and the output keeps its scale."""
+    have = weight.shape[1]
+    if number == 1:
+        return weight.sum(1, keepdim=True)
+    return weight.repeat(1, -(-number // have), 1, 1)[:, :number] * (have / number)
+
+
+def read_tensors(path: Path, key: str) -> dict[str, torch.Tensor]:
+    """The plain tensors of a file by name; raises UserError. `key`: the setting that names it."""
     if not path.is_file():
-        raise UserError(f"encoder_weights: no file {path}")
+        raise UserError(f"{key}: no file {path}")
     try:
-        content = (
-            load_file(path)
-            if path.suffix == ".safetensors"
-            else torch.load(path, map_location="cpu", weights_only=True)
-        )
+        if path.suffix == ".safetensors":
+            content: Any = load_file(path)
+        else:
+            with open_file(path) as file:
+                if file.read(len(ZIP_START)) == ZIP_START:
+                    check_zip(file)
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except (
         SafetensorError,
+        zipfile.BadZipFile,
         pickle.UnpicklingError,
         RuntimeError,
         EOFError,
@@ -183,15 +195,21 @@ def _read_weights(path: Path) -> dict[str, torch.Tensor]:
                 "it holds more than tensors, which could run when it is loaded; save its state_dict, best as "
                 ".safetensors"
             )
-        raise UserError(f"encoder_weights: {path} is no file of plain tensors ({reason})") from None
+        raise UserError(f"{key}: {path} is no file of plain tensors ({reason})") from None
     for inner in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(inner), dict):
             content = content[inner]
     items = content.items() if isinstance(content, dict) else ()
-    tensors = {name: value for name, value in items if isinstance(name, str) and torch.is_tensor(value)}
+    tensors = {name: value for name, value in items if isinstance(name, str) and _is_plain(value)}
     if not tensors:
-        raise UserError(f"encoder_weights: {path} holds no tensors by name")
+        raise UserError(f"{key}: {path} holds no tensors by name")
     return tensors
+
+
+def _is_plain(value: object) -> bool:
+    if not isinstance(value, torch.Tensor) or value.is_quantized:
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu"
 
 
 def _encoder_tensor_name(name: str) -> str:

@@ -123,10 +123,10 @@ def build_learning_rate(config: ResolvedConfig, steps_per_epoch: int) -> Learnin
 
 
 class Ema:
-    """Average of weights and buffers. The decay rises with the number of updates: the initial weights are soon
-    forgotten."""
+    """Average of weights and buffers. The decay rises with the number of updates, so that initial weights are soon
+    forgotten, unless they are those of a trained model."""
 
-    def __init__(self, segmenter: Segmenter, decay: float) -> None:
+    def __init__(self, segmenter: Segmenter, decay: float, is_trained: bool = False) -> None:
         self.segmenter = copy.deepcopy(segmenter).eval().requires_grad_(False)
         self.decay = decay
         device = next(segmenter.parameters()).device
@@ -134,6 +134,8 @@ class Ema:
         self.num_updates = torch.zeros(
             (), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device
         )
+        if is_trained:
+            self.num_updates += 10 / (1 - decay)  # at which the rising decay has passed its limit
         # These tensors stay at their addresses: loading a state copies into them.
         named = zip(self.segmenter.state_dict().values(), segmenter.state_dict().values(), strict=True)
         # One that has two names moves once.

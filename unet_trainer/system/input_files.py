@@ -9,6 +9,7 @@ import io
 import json
 import os
 import stat
+import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -17,6 +18,7 @@ UNSIZED_BYTES = 2**18  # at about which reading ends of a file that tells no siz
 NOT_A_FILE = "a pipe, a socket or a device; need a file"
 FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
 NO_FILE = (errno.EISDIR, errno.ENOTSUP)  # the error of a folder, and of what is NOT_A_FILE
+ZIP_START = b"PK\x03\x04"
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
 
 
@@ -85,6 +87,23 @@ def parse_json(content: bytes | str) -> Any:
         raise ValueError("it is nested too deeply") from None
     except MemoryError:
         raise ValueError("memory is too small for it") from None
+
+
+def check_zip(file: BinaryIO) -> list[str]:
+    """The names in an archive that takes no more memory than its file: nothing is compressed, nothing is there twice.
+    Raises ValueError, and BadZipFile for what is no archive."""
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+    num_bytes = os.fstat(file.fileno()).st_size
+    if (
+        any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+        or sum(e.file_size for e in entries) > num_bytes
+    ):
+        raise ValueError("it unpacks to more than it is")
+    names = [entry.filename for entry in entries]
+    if len(set(names)) != len(names):
+        raise ValueError("it holds two entries of one name")
+    return names
 
 
 def _amount(num_bytes: int) -> str:

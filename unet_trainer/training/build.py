@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
 from unet_trainer.config.schema import OWN, Config
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
@@ -46,7 +46,8 @@ from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.evaluation import EvalStep, Sample, build_eval_forward, choose_samples, predict
 from unet_trainer.training.extension import NO_PARTS, CustomParts
-from unet_trainer.training.run_folder import SPLIT_CSV
+from unet_trainer.training.initial_model import InitialModel
+from unet_trainer.training.run_folder import SPLIT_CSV, shown_model
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, TrainState
 from unet_trainer.training.step import MAX_BAD_STEPS, TrainStep, build_train_forward
 
@@ -106,6 +107,7 @@ class Components:
     loss: WeightedLoss
     numerics: Numerics
     freeze_encoder_epochs: int
+    initial_weights: str = ""  # what the network has of the model that init_from names
 
     def set_training_mode(self, epoch: int) -> None:
         """Puts the network into the mode of an epoch, counted from 0."""
@@ -344,11 +346,18 @@ def build_components_with_weights(
     resumes: bool = False,
     launch: Launch = ALONE.launch,
     custom: CustomParts = NO_PARTS,
+    initial: InitialModel | None = None,
 ) -> Components:
     """As build_components; weights that encoder_weights: auto found and that cannot be loaded give way to random
     ones."""
     try:
-        return build_components(settings.taken, spec, device, num_batches, console, resumes, launch, custom)
+        components = build_components(
+            settings.taken, spec, device, num_batches, console, resumes, launch, custom, initial
+        )
+        if components.initial_weights:
+            source = settings.decisions["init_from"].source
+            settings.decisions["init_from"] = Decision(source, components.initial_weights)
+        return components
     except Exception as error:  # what is not the fault of the weights is raised again below
         if settings.asked.encoder_weights != "auto" or settings.taken.encoder_weights is None or resumes:
             raise
@@ -375,8 +384,10 @@ def build_components(
     resumes: bool = False,
     launch: Launch = ALONE.launch,
     custom: CustomParts = NO_PARTS,
+    initial: InitialModel | None = None,
 ) -> Components:
-    """Model, loss, optimizer and steps, all from the seed. A resumed run has its weights and downloads none."""
+    """Model, loss, optimizer and steps, all from the seed. A resumed run has its weights and downloads none. `initial`:
+    a model whose weights the network begins with, as far as they fit."""
     if config.encoder_weights == "imagenet" and not resumes and not is_here(config.encoder, "imagenet"):
         console.say(f"Fetching imagenet weights for {config.encoder} (once; kept in the download cache)")
     with seeded(config.seed, device):
@@ -390,6 +401,7 @@ def build_components(
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError("model: it has no parameters to train; need at least one with requires_grad")
     numerics = Numerics(device, config.number_format)
+    loaded = None if initial is None else initial.load_into(network, spec)
     if (config.freeze_encoder_epochs or config.encoder_lr_factor != 1) and not hasattr(network, "encoder"):
         raise UserError(
             "freeze_encoder_epochs, encoder_lr_factor: the model has no part that is called encoder; leave them out"
@@ -400,7 +412,8 @@ def build_components(
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
     if device.type == "cpu" and config.channels_last and config.number_format == "float32":
         use_arm_convolutions(network)
-    ema = None if config.ema_decay is None else Ema(segmenter, config.ema_decay)
+    is_trained = loaded is not None and loaded.is_whole
+    ema = None if config.ema_decay is None else Ema(segmenter, config.ema_decay, is_trained)
     state = TrainState(
         segmenter=segmenter,
         optimizer=build_optimizer(config, segmenter.network),
@@ -414,11 +427,14 @@ def build_components(
     if config.scale_lr:
         state.learning_rate.peak *= launch.world_size
     num_parameters = sum(parameter.numel() for parameter in segmenter.parameters())
-    weights = "weights of the checkpoint" if resumes else config.encoder_weights or "random weights"
+    weights = "weights of the checkpoint" if resumes else _describe_encoder(config.encoder_weights)
+    weights = weights if loaded is None else loaded.summary
     name = (
         f"{type(network).__name__}, yours" if config.architecture == OWN else f"{config.architecture}, {config.encoder}"
     )
     console.fact("Model", f"{name}, {num_parameters / 1e6:.1f} M parameters, {weights}")
+    if loaded is not None and loaded.remarks:
+        (console.warn if loaded.has_other_layers else console.note)(f"init_from: {loaded.remarks}")
     factors = [config.batch_size, config.accumulation_steps, *([launch.world_size] if launch.world_size > 1 else [])]
     effective = f"{' × '.join(map(str, factors))} = {math.prod(factors)} effective"
     effective += f" ({launch.world_size} processes)" if launch.world_size > 1 else ""
@@ -447,4 +463,11 @@ def build_components(
         loss=loss,
         numerics=numerics,
         freeze_encoder_epochs=config.freeze_encoder_epochs,
+        initial_weights="" if loaded is None else loaded.summary,
     )
+
+
+def _describe_encoder(weights: str | None) -> str:
+    if weights is None:
+        return "random weights"
+    return f"encoder of {shown_model(Path(weights))}" if Path(weights).is_file() else weights

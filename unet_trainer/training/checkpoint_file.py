@@ -21,9 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from unet_trainer.config.errors import CheckpointError, NewerFormat, NonFinite, UnreadableFile
 from unet_trainer.config.schema import FIELDS, parse_value
+from unet_trainer.model.segmenter import AUXILIARY
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import first_line
-from unet_trainer.system.input_files import NO_FILE, open_file
+from unet_trainer.system.input_files import NO_FILE, ZIP_START, check_zip, open_file
 from unet_trainer.system.os_errors import explain, with_advice
 from unet_trainer.system.resources import free_disk
 from unet_trainer.training.run_folder import DAMAGED, LAST, PREVIOUS
@@ -32,7 +33,6 @@ FORMAT = 4
 
 DIGEST = b"sha256:"  # opens the zip's comment, which holds the digest of all bytes before it
 NUM_DIGEST_BYTES = len(DIGEST) + 64
-ZIP_START = b"PK\x03\x04"
 # What a pickle of tensors and primitives may name. torch's own list is longer, and was bypassed twice.
 SAFE_GLOBALS = {
     "torch._utils _rebuild_tensor_v2",
@@ -155,6 +155,13 @@ def _check_digest(path: Path) -> None:
         raise CheckpointError(f"{path} is damaged: its bytes do not match its digest")
 
 
+def has_digest(path: Path) -> bool:
+    """Whether it is a checkpoint of this trainer by its end, which tells whether it is whole. Raises OSError."""
+    with open_file(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - NUM_DIGEST_BYTES))
+        return file.read(len(DIGEST)) == DIGEST
+
+
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
     """Around reading a checkpoint: an OSError becomes CheckpointError or, where the file may be whole,
@@ -200,23 +207,35 @@ def _check_archive(path: Path) -> None:
     with open_file(path) as file:
         if file.read(len(ZIP_START)) != ZIP_START:  # torch would take it for its old format
             raise zipfile.BadZipFile("File is not a zip file")
-        num_bytes = os.fstat(file.fileno()).st_size
+        try:
+            names = check_zip(file)
+        except ValueError as error:
+            raise CheckpointError(f"{path} is not a checkpoint: {error}") from None
     with open_file(path) as file, zipfile.ZipFile(file) as archive:
-        entries = archive.infolist()
-        if (
-            any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-            or sum(e.file_size for e in entries) > num_bytes
-        ):
-            raise CheckpointError(f"{path} is not a checkpoint: it unpacks to more than it is")
-        if len({entry.filename for entry in entries}) != len(entries):
-            raise CheckpointError(f"{path} is not a checkpoint: it holds two entries of one name")
-        for entry in entries:
-            for opcode, argument, _ in (
-                pickletools.genops(archive.read(entry)) if entry.filename.endswith(".pkl") else ()
-            ):
+        for name in names:
+            for opcode, argument, _ in pickletools.genops(archive.read(name)) if name.endswith(".pkl") else ():
                 if opcode.name in UNSAFE_OPCODES or (opcode.name == "GLOBAL" and argument not in SAFE_GLOBALS):
                     why = f"more than tensors and primitives ({argument if opcode.name == 'GLOBAL' else opcode.name})"
                     raise CheckpointError(f"{path} is not a checkpoint that can be read: {why}")
+
+
+def model_weights(path: Path, content: Mapping[str, Any], raw: bool = False) -> dict[str, torch.Tensor]:
+    """The weights that a checkpoint's model is used with: averaged ones where there are some, unless `raw`. Raises
+    CheckpointError, and ValueError for what no run has saved."""
+    averaged = (content.get("ema") or {}).get("model")
+    if raw and "optimizer" not in content and content["config"].get("ema_decay") is not None:
+        raise CheckpointError(f"{path} holds averaged weights alone; the raw ones are in {LAST} of the same run")
+    weights = content["model"] if raw or averaged is None else averaged
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in weights.items()
+    ):
+        raise ValueError("its weights are no tensors by name")
+    bad = next(
+        (name for name, tensor in weights.items() if tensor.is_floating_point() and not tensor.isfinite().all()), None
+    )
+    if bad is not None:
+        raise ValueError(f"{bad} is not finite")
+    return {name: tensor for name, tensor in weights.items() if not name.startswith(f"{AUXILIARY}.")}
 
 
 def read_last(path: Path) -> dict[str, Any]:

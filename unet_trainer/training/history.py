@@ -53,7 +53,10 @@ DATA = {
     **{"model_size": list[int], "classes": [{"name": str, "values": str, "share": float}]},
     **{"ignored_share": float, "notices": list[str]},
 }
-MODEL = {"architecture": str, "encoder": str, "parameters": int, "ids": list[str], "classes": list[str]}
+MODEL = {
+    **dict.fromkeys(("architecture", "encoder", "init_from"), str),
+    **{"parameters": int, "ids": list[str], "classes": list[str]},
+}
 EPOCH = {
     **dict.fromkeys(COLUMNS[1:], float),
     **{"classes": dict[str, dict[str, float | None]], "confusion": list[list[int]], "stages": dict[str, float | None]},

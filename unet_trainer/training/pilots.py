@@ -206,7 +206,7 @@ def begin_again_if_stuck(run: Run) -> None:
             run.console.warn(
                 f"training does not learn with the gentler recipe either: it ends after epoch {state.epoch}"
             )
-    elif TRIED_SHARE * num_epochs <= state.epoch <= LATEST_SHARE * num_epochs:
+    elif run.config.init_from is None and TRIED_SHARE * num_epochs <= state.epoch <= LATEST_SHARE * num_epochs:
         changes = gentler(run.settings, can_change_samples=run.processes.is_alone)
         if changes:
             begin_again(run, changes, baseline)

@@ -58,6 +58,7 @@ class TrainResult:
     baseline_iou: float | None = None  # best IoU of predicting one class everywhere; None: not known
     missing: list[str] = field(default_factory=list)  # best.pt: was deleted or damaged after it was written
     warnings: list[str] = field(default_factory=list)  # what is wrong with the model, and what to try
+    init_from: str | None = None  # what the network had of the model that it began with
 
 
 def build_result(run: Run) -> TrainResult:
@@ -96,6 +97,7 @@ def build_result(run: Run) -> TrainResult:
         baseline_iou=None if baseline is None else baseline.iou,
         missing=[BEST] if not has_best and run.lost_best is not None else [],
         warnings=warnings,
+        init_from=run.settings.decisions["init_from"].reason or None,
     )
 
 
@@ -265,7 +267,8 @@ def _overfitting_advice(settings: Settings) -> list[str]:
     ideas = []
     if settings.taken.augmentation in ("none", "default"):
         ideas.append(_setting("augmentation", "strong"))
-    if settings.taken.encoder_weights is None and not settings.was_open("encoder_weights"):  # auto has looked for them
+    is_random = settings.taken.encoder_weights is None and settings.taken.init_from is None
+    if is_random and not settings.was_open("encoder_weights"):  # auto has looked for them
         ideas.append(_setting("encoder_weights", "imagenet"))
     return [
         f"overfitting: {', '.join([*ideas, 'more training images'])}",

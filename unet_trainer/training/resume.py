@@ -28,6 +28,7 @@ DECIDED_BY = {
     "which epoch was best": "monitor",
     "what the model sees": "image_size fit image_mean image_std normalize",
     "which images validate": "num_folds fold",
+    "the weights that the run began with": "init_from",
     "how many steps an epoch has": "repeats",
 }
 MUST_STAY = {name: what for what, names in DECIDED_BY.items() for name in names.split()}
@@ -40,7 +41,7 @@ MAY_CHANGE_SILENTLY = {
 }  # fmt: skip
 # What is open at the resume as well keeps the value of the checkpoint, but for these: they change no bits.
 MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume", "num_epochs")
-EARLIER = {"normalize": "dataset"}  # what versions did that had no such setting
+EARLIER = {"normalize": "dataset", "init_from": None}  # what versions did that had no such setting
 # They decide which batches and steps an epoch has.
 BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image", "repeats")
 
@@ -52,7 +53,7 @@ def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
     number = before.get("num_classes", config.num_classes)
     if config.num_classes not in ("auto", number):
         raise _refusal([f"num_classes: {number} in the checkpoint, {config.num_classes} now; it decides the classes"])
-    kept = {}
+    kept = {} if config.init_from is not None else {"init_from": before["init_from"]}
     for name in FIELDS:
         if name in MAY_BE_CHOSEN_AGAIN and not (name == "num_epochs" and config.time_budget is None):
             continue

@@ -9,12 +9,14 @@ import tempfile
 from pathlib import Path
 
 from unet_trainer.config.errors import CheckpointError, UserError
+from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.distributed import read_launch
 from unet_trainer.system.input_files import open_file
 from unet_trainer.system.os_errors import NO_ROOM, cannot, explain, with_advice
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
+SMP_WEIGHTS, SMP_CARD = "model.safetensors", "unet_trainer.json"  # of an export for segmentation-models-pytorch
 DAMAGED = "damaged.pt"  # a last.pt that could not be read
 SETTINGS = "settings.json"  # value, source and reason of every setting
 VAL_SCORES = "val_scores.csv"  # of each validation image, at the best epoch
@@ -78,9 +80,40 @@ def find_run(name: str, checkpoint_dir: Path) -> Path:
             raise CheckpointError(
                 f"{candidate} has no {LAST}; there is nothing to go on from: give its own command again"
             )
+    raise CheckpointError(f"no run {name}; {_list_runs(checkpoint_dir)}")
+
+
+def _list_runs(checkpoint_dir: Path) -> str:
     runs = [folder.name for folder in _by_age(checkpoint_dir)]
-    there = f"; {checkpoint_dir} holds {', '.join(runs[:5])}" if runs else f"; {checkpoint_dir} holds no runs"
-    raise CheckpointError(f"no run {name}{there}")
+    return f"{checkpoint_dir} holds {', '.join(runs[:5]) or 'no runs'}"
+
+
+def check_init_from(config: Config) -> None:
+    """Raises UserError where a new run would not find the model to begin with. A run that is resumed has its own."""
+    checkpoint_dir = Path(config.checkpoint_dir)
+    if config.init_from is None or find_resume_source(config.resume, config.run_name, checkpoint_dir) is not None:
+        return
+    find_initial_model(config.init_from, checkpoint_dir)
+
+
+def find_initial_model(name: str, checkpoint_dir: Path) -> Path:
+    """The file that init_from means: of a run's folder or name, of an exported folder, or itself. Raises UserError."""
+    need = f"need a run, a .pt, .pth or .safetensors file, or a folder with {SMP_WEIGHTS}"
+    if Path(name).suffix in (".onnx", ".pt2"):
+        raise UserError(f"init_from: {name} is an export for other programs; name its run")
+    places = (Path(name), checkpoint_dir / name)
+    for place in places:
+        for path in (place, *(place / file for file in (BEST, LAST, PREVIOUS, SMP_WEIGHTS))):
+            if os.path.isfile(path):  # noqa: PTH113 (False for a name that no file can have)
+                return path
+    if folder := next(filter(os.path.isdir, places), None):
+        raise UserError(f"init_from: {folder} holds no {BEST}, {LAST} or {SMP_WEIGHTS}; {need}")
+    raise UserError(f"init_from: there is no run or file {name}; {need}; {_list_runs(checkpoint_dir)}")
+
+
+def shown_model(path: Path) -> str:
+    """How the user knows a file of weights: by the folder of its run or export, or by its own name."""
+    return str(path.parent if path.name in (BEST, LAST, PREVIOUS, SMP_WEIGHTS) else path)
 
 
 def find_resume_source(resume: str | None, run_name: str, checkpoint_dir: Path) -> Path | None:

@@ -27,6 +27,7 @@ from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is
 from unet_trainer.system.console import Console, Finding, counted
 from unet_trainer.system.distributed import ALONE, Launch
 from unet_trainer.system.resources import free_host_memory
+from unet_trainer.training.initial_model import InitialModel
 from unet_trainer.training.step_probe import StepProbe
 from unet_trainer.training.time_budget import TimeBudget
 
@@ -88,11 +89,13 @@ def build_settings(
     budget: TimeBudget | None = None,
     is_preview: bool = False,
     probe: StepProbe | None = None,
+    initial: InitialModel | None = None,
 ) -> Settings:
     """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them.
 
-    A preview fetches no weights and gives no hints.
+    A preview fetches no weights and gives no hints. `initial`: the model that init_from names.
     """
+    of_model = {} if initial is None else initial.settings(config) | initial.normalisation(config, dataset.image_spec)
     budget = budget or TimeBudget(config.time_budget)
     probe = probe or build_probe(config, hardware, budget)
     probe.image_spec, probe.console = dataset.image_spec, console
@@ -112,10 +115,11 @@ def build_settings(
         )
 
     with contextlib.closing(probe):
-        settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training)
+        settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training, of_model)
         cost = known_cost(probe, settings.taken)
     say_precision(settings, hardware, console)
-    _say_dataset(settings.taken, dataset, "as the run began" if resumes else dataset.statistics_reason, console)
+    statistics_reason = of_model["image_mean"][1] if "image_mean" in of_model else dataset.statistics_reason
+    _say_dataset(settings.taken, dataset, "as the run began" if resumes else statistics_reason, console)
     if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
         console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
     later = FOLLOW_THE_TIME if settings.replans() and not is_preview else ()

@@ -22,7 +22,7 @@ import torch
 from unet_trainer import __version__
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import HardwareFacts, StepCost
-from unet_trainer.config.resolved_config import ResolvedConfig, Settings, needs_cost
+from unet_trainer.config.resolved_config import Settings, needs_cost
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
@@ -54,6 +54,7 @@ from unet_trainer.training.compilation import (
 )
 from unet_trainer.training.curves import CurvesWriter
 from unet_trainer.training.extension import NO_PARTS, CustomParts
+from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.run import Run
 from unet_trainer.training.run_folder import CURVES, LOG, SPLIT_CSV, has_checkpoint
 from unet_trainer.training.session import Session
@@ -67,7 +68,17 @@ from unet_trainer.training.trackers import build_trackers
 FACTS_OF_CHECKPOINT = ("config", "decisions", "split", "learning_rate")
 # Settings that may differ between machines: where things lie there, and what rank 0 alone reads.
 OF_A_MACHINE = frozenset(
-    ["data_dir", "image_dir", "mask_dir", "split_file", "checkpoint_dir", "device", "num_workers", "resume"]
+    [
+        "data_dir",
+        "image_dir",
+        "mask_dir",
+        "split_file",
+        "checkpoint_dir",
+        "device",
+        "num_workers",
+        "resume",
+        "init_from",
+    ]
 )
 # Of what decides the numbers of a run.
 PACKAGES = ("segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
@@ -86,6 +97,10 @@ def set_up(
     source, folder, earlier = _find_earlier(config, session)
     if earlier is not None:
         config = resume.keep_decided(config, earlier["config"])
+    initial = None
+    if processes.is_main and earlier is None and config.init_from is not None:
+        initial = read_initial_model(config.init_from, Path(config.checkpoint_dir))
+        initial.settings(config)  # what contradicts it is refused before the data is read
 
     hardware = build_hardware(config, console, processes.launch)
     device = torch.device(hardware.device)
@@ -93,6 +108,7 @@ def set_up(
     session.on_end(callers_random_state.restore)
     _say_job(processes, device, config.resume, console)
     probe = build_probe(config, hardware, budget)
+    probe.custom = custom
     session.on_exit(probe.close)
     if processes.is_main and earlier is None and needs_cost(config, hardware):
         probe.start()
@@ -100,12 +116,14 @@ def set_up(
         dataset = build_dataset(config, console, folder)
     check_same(processes, dataset_facts(dataset), f"data_dir: {config.data_dir}: ", "the same files")
     made = (
-        build_settings(config, hardware, dataset, console, earlier is not None, budget, probe=probe)
+        build_settings(config, hardware, dataset, console, earlier is not None, budget, False, probe, initial)
         if processes.is_main
         else None
     )
     settings = share_settings(processes, made, device, config.checkpoint_dir)
     set_backends(config.allow_tf32, config.deterministic)
+    taken = settings.taken
+    dataset.image_spec = replace(dataset.image_spec, mean=taken.image_mean, std=taken.image_std)
     has_background = dataset.has_background(settings.taken)
     train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
     spec = build_spec(
@@ -128,8 +146,9 @@ def set_up(
     parts, components = (spec, device, len(loaders.train), console), None
     if processes.is_main:
         components = build_components_with_weights(
-            settings, *parts, resumes=earlier is not None, launch=processes.launch, custom=custom
+            settings, *parts, resumes=earlier is not None, launch=processes.launch, custom=custom, initial=initial
         )
+    initial = None  # its weights take memory
     settings = share_settings(processes, settings if processes.is_main else None, device, config.checkpoint_dir)
     components = components or build_components(
         settings.taken, *parts, resumes=True, launch=processes.launch, custom=custom
@@ -153,7 +172,7 @@ def set_up(
         folder = Path(processes.broadcast(str(_begin_folder(config, session)) if processes.is_main else ""))
     if processes.is_main:
         resumed_after = None if earlier is None else {"epoch": state.epoch, "batch": state.batch}
-        facts = start_facts(hardware, settings.taken, dataset, state.segmenter.network)
+        facts = start_facts(hardware, settings, dataset, state.segmenter.network)
         _open_folder(folder, settings, session, {"resumed_after": resumed_after, **facts})
     state.gather_ranks(processes)  # the checkpointer keeps the state as it is now
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
@@ -200,9 +219,10 @@ def package_versions() -> dict[str, str]:
 
 
 def start_facts(
-    hardware: HardwareFacts, config: ResolvedConfig, dataset: CheckedDataset, network: torch.nn.Module
+    hardware: HardwareFacts, settings: Settings, dataset: CheckedDataset, network: torch.nn.Module
 ) -> dict[str, dict[str, Any]]:
     """What the run records of itself at its start, as plain values; history has their types."""
+    config = settings.taken
     machine = {
         "device": hardware.device,
         "name": hardware.name,
@@ -233,6 +253,7 @@ def start_facts(
         "architecture": config.architecture,
         "encoder": config.encoder,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
+        "init_from": settings.decisions["init_from"].reason or None,
         "ids": id_names(config),
         "classes": class_names(config),
     }

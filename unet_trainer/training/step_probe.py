@@ -37,6 +37,7 @@ from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 from unet_trainer.system.signals import end_with_parent, ending_with_this_process
 from unet_trainer.training.build import Components, build_components
 from unet_trainer.training.compilation import compile_steps, is_out_of_memory, random_batches, release_device_memory
+from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.state import EpochMetrics
 
 ANSWER_SECONDS = 120.0  # for one step to be measured; more with compiling
@@ -63,6 +64,7 @@ class StepProbe:
     may take."""
 
     image_spec: ImageSpec
+    custom: CustomParts = NO_PARTS  # of the caller; such a step is tried in this process
 
     def __init__(self, hardware: HardwareFacts, cache: Path | None = None, seconds: float = math.inf) -> None:
         self.hardware = hardware
@@ -110,7 +112,7 @@ class StepProbe:
             request = {"config": as_dict(config), "image": self.image_spec.to_dict()}
             if (answer := self._ask(request, config.compile_model)) is not None:
                 return answer
-        answer = _answer(partial(measure_step, config, self.image_spec, QUICK_SECONDS))
+        answer = _answer(partial(measure_step, config, self.image_spec, QUICK_SECONDS, self.custom))
         release_device_memory(choose_device(config.device), is_compiled=False)
         return answer
 
@@ -194,14 +196,16 @@ def _answer(measure: Callable[[], StepCost]) -> dict[str, Any]:
         return {"failure": failure, "out_of_memory": is_out_of_memory(error)}
 
 
-def measure_step(config: ResolvedConfig, image_spec: ImageSpec, seconds: float = MIN_SECONDS) -> StepCost:
+def measure_step(
+    config: ResolvedConfig, image_spec: ImageSpec, seconds: float = MIN_SECONDS, custom: CustomParts = NO_PARTS
+) -> StepCost:
     """Takes steps of a config on random images; raises what they raise. `seconds`: of timed steps, about."""
     device = choose_device(config.device)
     set_backends(config.allow_tf32, config.deterministic)
     spec = build_spec(config, image_spec, MaskCoding(tuple(range(max(2, config.num_classes)))))
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    components = build_components(config, spec, device, 1, silent_console(), resumes=True)
+    components = build_components(config, spec, device, 1, silent_console(), resumes=True, custom=custom)
     components.set_training_mode(config.freeze_encoder_epochs)
     batch, eval_batch = random_batches(config, components, None)
     if config.compile_model:

@@ -1,0 +1,270 @@
+"""The model that a new run begins from (init_from): reads its file, and loads what fits into the run's network.
+
+Reads checkpoints of this trainer, exports for segmentation-models-pytorch and plain state dicts. Nothing in a file is
+run, and what it says of itself is checked. Resuming a run is not done here.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from unet_trainer.config.errors import CheckpointError, UserError
+from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.config.schema import FIELDS, OWN, Config, parse_value, to_plain
+from unet_trainer.datasets.pairs import first_few
+from unet_trainer.images.image_spec import ImageSpec
+from unet_trainer.model.network import adapt_channels, read_tensors
+from unet_trainer.model.segmenter import SegmenterSpec
+from unet_trainer.system.console import counted
+from unet_trainer.system.input_files import open_file, read_json
+from unet_trainer.training.checkpoint_file import ILL_FORMED, has_digest, model_weights, read_checkpoint
+from unet_trainer.training.run_folder import SMP_CARD, find_initial_model, shown_model
+
+NETWORK_KEYS = ("architecture", "encoder", "decoder_channels", "decoder_attention")
+DEFAULT_DECODER = (256, 128, 64, 32, 16)  # what decoder_channels: null stands for
+WRAPPERS = ("module", "model")  # that other tools put before a network's own names
+COUNTER = "num_batches_tracked"
+MAX_CHANNELS = 64  # of images, as in_channels has it: a file may claim any number
+SMP_CONFIG, MAX_CARD_BYTES = "config.json", 2**20
+
+
+@dataclass(frozen=True)
+class LoadedWeights:
+    """What a network has of an initial model."""
+
+    summary: str  # "258 of 258 tensors of checkpoints/demo (epoch 7, val IoU 0.9432), sha256 0123456789abcdef"
+    remarks: str  # what was adapted, starts anew or is not used; empty: nothing
+    is_whole: bool  # nothing starts anew
+    has_other_layers: bool  # more than the first and the last layer start anew
+
+
+@dataclass(frozen=True)
+class InitialModel:
+    """Weights by name, and what their file says of the network, the images and the classes."""
+
+    path: Path
+    title: str  # for the user
+    weights: Mapping[str, torch.Tensor]
+    spec: SegmenterSpec | None = None
+    network: Mapping[str, Any] = field(default_factory=dict)  # values of NETWORK_KEYS, as far as they are known
+
+    def settings(self, config: Config) -> dict[str, tuple[Any, str]]:
+        """Value and reason of the settings that follow from the model. Raises UserError for others that are set."""
+        found: dict[str, tuple[Any, str]] = {}
+        if config.encoder_weights == "auto":
+            found["encoder_weights"] = None, f"init_from has them: {self.title}"
+        if config.architecture == OWN:
+            return found
+        if self.network.get("architecture") == OWN:
+            raise UserError(
+                f"init_from: {self.title} has a network of its own, which no file holds; "
+                "give it from Python, train(model=..., init_from=...)"
+            )
+        wrong = [
+            name
+            for name, value in self.network.items()
+            if _is_set(config, name) and (value or DEFAULT_DECODER) != getattr(config, name)
+        ]
+        if wrong:
+            has, wants = (
+                ", ".join(f"{name}: {value_text(to_plain(values[name]))}" for name in wrong)
+                for values in (self.network, vars(config))
+            )
+            raise UserError(
+                f"init_from: {self.title} has {has}; the config has {wants}; leave {' and '.join(wrong)} out to take "
+                "the model's, or name another model"
+            )
+        reason = f"as {self.title} has it"
+        changed = {name: value for name, value in self.network.items() if value != getattr(config, name)}
+        return found | {name: (value, reason) for name, value in changed.items() if not _is_set(config, name)}
+
+    def normalisation(self, config: Config, image: ImageSpec) -> dict[str, tuple[Any, str]]:
+        """Likewise of the settings that say how images of this kind are normalised, where the model had such images."""
+        if self.spec is None or (self.spec.image.channels, self.spec.image.depth) != (image.channels, image.depth):
+            return {}
+        own = self.spec.image
+        values = {"image_mean": (own.mean, image.mean), "image_std": (own.std, image.std)}
+        changed = {name: before for name, (before, now) in values.items() if before != now}
+        reason = f"as {self.title} has it"
+        return {
+            name: (value, reason)
+            for name, value in {**changed, "normalize": self.spec.normalize}.items()
+            if getattr(config, name) == "auto"
+        }
+
+    @torch.no_grad()
+    def load_into(self, network: torch.nn.Module, spec: SegmenterSpec) -> LoadedWeights:
+        """Loads every tensor that fits. Raises UserError where none does, and for values that are not finite."""
+        wanted = network.state_dict()
+        in_file = _without_wrappers(self.weights, wanted)
+        first = next((name for name, tensor in wanted.items() if tensor.ndim == 4), "")
+        last = _last_layer(network)
+        old_ids = match_classes(self.spec, spec)
+        taken: dict[str, torch.Tensor] = {}
+        anew: dict[str, str] = {}
+        remarks = []
+        for name, own in wanted.items():
+            tensor = in_file.get(name)
+            if tensor is None or tensor.is_floating_point() != own.is_floating_point():
+                anew[name] = f"{name} {tuple(own.shape)}"
+            elif name in last and self.spec is not None and _has_row_of_each_class(tensor, self.spec, own, spec):
+                if any(old is not None for old in old_ids):
+                    taken[name] = _class_rows(tensor, own, old_ids)
+            elif tensor.shape == own.shape:
+                taken[name] = tensor
+            elif name == first and _differs_in_channels(tensor, own):
+                taken[name] = adapt_channels(tensor, own.shape[1])
+                remarks.append(f"{name} is adapted from {tensor.shape[1]} to {own.shape[1]} channels")
+            else:
+                anew[name] = f"{name} {tuple(own.shape)}, {tuple(tensor.shape)} in the file"
+        self._check(taken, in_file, wanted)
+        network.load_state_dict({**wanted, **taken})
+        anew = {name: text for name, text in anew.items() if not name.endswith(COUNTER)}
+        has_other_layers = not anew.keys() <= {first, *last}
+        if new_names := [name for name, old in zip(spec.id_names, old_ids, strict=True) if old is None]:
+            anew["classes"] = f"the classes {first_few(new_names)} in the last layer"
+        if anew:
+            remarks.append(f"new weights for {first_few(anew.values())}")
+        if unused := [name for name in in_file if name not in wanted]:
+            remarks.append(f"{counted(len(unused), 'tensor')} of the file not used, e.g. {unused[0]:.100}")
+        with open_file(self.path) as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # it has readinto
+        summary = f"{len(taken)} of {len(wanted)} tensors of {self.title}, sha256 {digest[:16]}"
+        return LoadedWeights(summary, "; ".join(remarks), not anew, has_other_layers)
+
+    def _check(self, taken: Mapping[str, torch.Tensor], in_file: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+        if all(name.endswith(COUNTER) for name in taken):
+            there = next(iter(in_file))
+            fix = "is it another network's? architecture, encoder and decoder_channels must be those of the model"
+            if f"encoder.{there}" in wanted:
+                fix = f"an encoder alone is encoder_weights={self.path}"
+            what = f"none of the {counted(len(in_file), 'tensor')} of {self.path} fits the network"
+            raise UserError(f"init_from: {what} (e.g. {there:.100}, here {next(iter(wanted))}); {fix}")
+        for name, tensor in taken.items():
+            if tensor.is_floating_point() and not tensor.isfinite().all():
+                raise UserError(f"init_from: {self.path} holds NaN or infinite values, e.g. in {name}")
+
+
+def read_initial_model(init_from: str, checkpoint_dir: Path) -> InitialModel:
+    """The model that init_from names. Raises UserError."""
+    path = find_initial_model(init_from, checkpoint_dir)
+    title = shown_model(path)
+    try:
+        if path.suffix != ".safetensors" and has_digest(path):
+            content = read_checkpoint(path)
+            spec = SegmenterSpec.from_dict(content["spec"])
+            metrics = content.get("metrics") or (content.get("history") or [{}])[-1]
+            title += f" (epoch {content['epoch']:d}, val IoU {metrics['val_iou']:.4f})" if "val_iou" in metrics else ""
+            return InitialModel(path, title, model_weights(path, content), spec, _network_of(spec))
+        weights = read_tensors(path, "init_from")
+        spec_or_none, network = _read_cards(path.parent) if path.suffix == ".safetensors" else (None, {})
+        return InitialModel(path, title, weights, spec_or_none, network)
+    except CheckpointError as error:
+        raise UserError(f"init_from: {error}") from None
+    except UserError:
+        raise
+    except (*ILL_FORMED, OSError) as error:
+        text = str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
+        raise UserError(f"init_from: {path} is not a model that can be used ({text[:300]})") from None
+
+
+def _network_of(spec: SegmenterSpec) -> dict[str, Any]:
+    if spec.architecture == OWN:
+        return {"architecture": OWN}
+    return {name: parse_value(name, to_plain(getattr(spec, name))) for name in NETWORK_KEYS}
+
+
+def _read_cards(folder: Path) -> tuple[SegmenterSpec | None, dict[str, Any]]:
+    """What lies beside exported weights: our card, or the config of segmentation-models-pytorch."""
+    if (folder / SMP_CARD).is_file():
+        spec = SegmenterSpec.from_dict(read_json(folder / SMP_CARD, MAX_CARD_BYTES)["spec"])
+        return spec, _network_of(spec)
+    if not (folder / SMP_CONFIG).is_file():
+        return None, {}
+    about = read_json(folder / SMP_CONFIG, MAX_CARD_BYTES)
+    if not isinstance(about, dict) or "_model_class" not in about:  # of another library
+        return None, {}
+    channels = about.get("decoder_channels")
+    values = {
+        "architecture": str(about["_model_class"]).lower(),
+        "encoder": about["encoder_name"],
+        "decoder_channels": channels if isinstance(channels, list) else None,
+        "decoder_attention": about.get("decoder_attention_type") or "none",
+    }
+    return None, {name: parse_value(name, value) for name, value in values.items()}
+
+
+def _is_set(config: Config, name: str) -> bool:
+    """Whether the user has chosen the value; one of the demo's own settings gives way."""
+    value, source = getattr(config, name), config.sources.get(name)
+    is_chosen = source not in (None, "demo") or (source is None and value != FIELDS[name].default)
+    return value not in ("auto", None) and is_chosen
+
+
+def _without_wrappers(weights: Mapping[str, torch.Tensor], wanted: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Without the prefixes of torch.compile, DistributedDataParallel and other tools, however they nest."""
+    renamed = {}
+    for name, tensor in weights.items():
+        parts = [part for part in name.split(".") if part != "_orig_mod"]
+        while len(parts) > 1 and parts[0] in WRAPPERS and ".".join(parts) not in wanted:
+            del parts[0]
+        renamed[".".join(parts)] = tensor
+    return renamed
+
+
+def _differs_in_channels(tensor: torch.Tensor, own: torch.Tensor) -> bool:
+    """Whether two kernels of a first layer differ in the number of channels of the image alone."""
+    is_alike = tensor.ndim == 4 and (tensor.shape[0], *tensor.shape[2:]) == (own.shape[0], *own.shape[2:])
+    return is_alike and 0 < tensor.shape[1] <= MAX_CHANNELS
+
+
+def _last_layer(network: torch.nn.Module) -> tuple[str, ...]:
+    """The names of the tensors that have a row for each class; none for a network without a segmentation_head."""
+    layers = [
+        name
+        for name, layer in network.named_modules()
+        if name.split(".")[0] == "segmentation_head" and isinstance(layer, torch.nn.Conv2d)
+    ]
+    return (f"{layers[-1]}.weight", f"{layers[-1]}.bias") if layers else ()
+
+
+def match_classes(old: SegmenterSpec | None, new: SegmenterSpec) -> list[int | None]:
+    """For each class id of the new model the id that its name has in the old one. Two models of one foreground are
+    alike whatever its name, and as many ids of which one model has no names are the same."""
+    are_alike = old is None or (
+        old.num_ids == new.num_ids
+        and (old.num_classes == new.num_classes == 1 or not (_has_names(old) and _has_names(new)))
+    )
+    if old is None or are_alike:
+        return [*range(new.num_ids)]
+    ids = {name: index for index, name in enumerate(_plain_names(old))}
+    matched = [ids.get(name) for name in _plain_names(new)]
+    return matched if new.num_classes > 1 or None not in matched else [None, None]  # a lone logit needs both
+
+
+def _has_names(spec: SegmenterSpec) -> bool:
+    unnamed = [f"class {index}" for index in range(spec.num_classes)]
+    return [*spec.id_names] != (["background", "foreground"] if spec.num_classes == 1 else unnamed)
+
+
+def _plain_names(spec: SegmenterSpec) -> list[str]:
+    names = [name.strip().casefold() for name in spec.id_names]
+    return ["background", *names[1:]] if spec.has_background else names
+
+
+def _has_row_of_each_class(tensor: torch.Tensor, old: SegmenterSpec, own: torch.Tensor, new: SegmenterSpec) -> bool:
+    return own.shape[0] == new.num_classes and tensor.shape == (old.num_classes, *own.shape[1:])
+
+
+def _class_rows(tensor: torch.Tensor, own: torch.Tensor, old_ids: Sequence[int | None]) -> torch.Tensor:
+    """The last layer's rows; those of new classes are its own. A lone logit z of the foreground stands for the logits
+    (0, z), see class_logits."""
+    rows = torch.cat([torch.zeros_like(tensor), tensor]) if len(tensor) == 1 else tensor
+    if len(own) > 1:
+        return torch.stack([own[index] if old is None else rows[old] for index, old in enumerate(old_ids)])
+    background, foreground = (rows[old] for old in old_ids if old is not None)
+    return (foreground - background)[None]
