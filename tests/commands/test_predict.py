@@ -11,17 +11,14 @@ import pytest
 from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, exif, pil_bytes, tiff_bytes
-from helpers.killed_runs import is_running, start, wait_until
-from helpers.predicting import GEO_TAGS, files_in, force_processes, predict_slowly, write_model
+from helpers.killed_runs import start, wait_until
+from helpers.predicting import GEO_TAGS, files_in, predict_slowly, write_model
 from train_unet import main
 from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.inference import engine as engines
-from unet_trainer.inference import stream_processes
 from unet_trainer.inference.engine import load_engine
-from unet_trainer.inference.prediction_stream import Rates
 from unet_trainer.inference.predictor import load
 from unet_trainer.system.atomic_files import Draft
-from unet_trainer.system.concurrency import CAN_FORK
 
 RANDOM = np.random.default_rng(0)
 
@@ -187,25 +184,12 @@ def test_a_disk_that_is_full_is_told_and_what_is_there_is_whole(here, capsys, mo
     assert files_in(here / "out") == ["a.png"]
 
 
-@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
-@pytest.mark.parametrize("words", [[], ["--time"]])
-def test_a_process_that_dies_while_it_reads_is_one_message(here, capsys, monkeypatch, words):
-    monkeypatch.setattr(stream_processes, "read_small", lambda *given: os.kill(os.getpid(), signal.SIGKILL))
-    force_processes(monkeypatch.setattr)
-    assert main(["predict", "three", "images", "--out", "out", *words]) == 3
-    assert capsys.readouterr().err.startswith(
-        "Error: a process that reads images died, perhaps for want of memory, while they had "
-    )
-
-
-@pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_a_signal_leaves_whole_files_and_no_process(here, number):
-    """SIGINT as from a terminal: to the processes that write too."""
+def test_a_signal_leaves_whole_files(here, number):
     pixels = (here / "images/a.png").read_bytes()
     for index in range(40):
         (here / f"images/{index:02}.png").write_bytes(pixels)
-    log, pids = here / "log", here / "pids"
+    log = here / "log"
     given = [
         "predict",
         str(here / "checkpoints/binary"),
@@ -215,15 +199,12 @@ def test_a_signal_leaves_whole_files_and_no_process(here, number):
         "--batch-size",
         "4",
     ]
-    process = start(predict_slowly, given, log, pids)
+    process = start(predict_slowly, given, log)
     wait_until(lambda: process.exitcode is not None or len(list((here / "out").glob("[0-9]*.png"))) >= 4)
-    writers = [int(word) for word in pids.read_text().split()]
     assert process.exitcode is None
-    for pid in [*writers, process.pid] if number == signal.SIGINT else [process.pid]:
-        os.kill(pid, number)
+    os.kill(process.pid, number)
     process.join(60)
     assert process.exitcode == (-number if number == signal.SIGKILL else 128 + number)
-    wait_until(lambda: not any(is_running(pid) for pid in writers))
     left = files_in(here / "out")
     masks = [name for name in left if not name.endswith(".tmp")]
     for name in masks:
@@ -236,17 +217,6 @@ def test_a_signal_leaves_whole_files_and_no_process(here, number):
         assert said.endswith(f"Error: interrupted by {number.name}\n")
     assert main([*given, "--skip-existing"]) == 0
     assert len([name for name in files_in(here / "out") if name.endswith(".png")]) == 42
-
-
-def test_the_time_is_told_beside_what_bounds_it(here, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "unet_trainer.inference.prediction_stream.measure_rates", lambda *given: Rates(400.0, 200.0, 50.0)
-    )
-    assert main(["predict", "binary", "images", "--out", "out", "--time"]) == 0
-    said = capsys.readouterr().out
-    assert re.search(r"reading alone +400\.0\n +forward pass alone +200\.0\n", said)
-    assert re.search(r"predict, all in all +[\d.]+ +\d+% of the lower of the two\n", said)
-    assert re.search(r"plain loop +50\.0", said)
 
 
 def test_results_are_not_written_among_the_images_unless_that_is_said_and_the_data_train_all_the_same(here, capsys):

@@ -39,24 +39,8 @@ def write_model(path, augmentation="default", seed=0, **spec):
     return path
 
 
-def force_processes(patch, num_processes=2):
-    """`predict` reads and writes in processes, whatever the device and the number of images. `patch(module, name, value)` sets a name.
-    Returns a list that gets the StreamProcesses."""
-    from unet_trainer.inference import stream_processes
-
-    started = []
-
-    def start(num_images, device):
-        started.append(stream_processes.StreamProcesses(num_processes))
-        return started[-1]
-
-    patch(stream_processes, "start_processes", start)
-    return started
-
-
-def predict_slowly(words, log, pids):
-    """In a process of its own, to be stopped: an image takes 50 ms to write, and half of its file is there meanwhile. The numbers
-    of the processes that read and write are in the file `pids`."""
+def predict_slowly(words, log):
+    """Predict in a separate process, to be stopped: an image takes 50 ms to write, its file half written meanwhile."""
     from train_unet import main
     from unet_trainer.inference import prediction_files
 
@@ -70,17 +54,4 @@ def predict_slowly(words, log, pids):
         finish(files)
 
     prediction_files.ImageFiles.finish = finish_slowly
-    started = force_processes(setattr)
-    from unet_trainer.inference.prediction_stream import PredictionStream
-
-    run = PredictionStream.run
-
-    def run_and_tell(stream, *given):
-        calls = started[0].readers, started[0].writers
-        numbers = [worker.pid for some in calls for worker in some.workers.processes]
-        Path(f"{pids}.tmp").write_text(" ".join(map(str, numbers)))
-        Path(f"{pids}.tmp").replace(pids)
-        return run(stream, *given)
-
-    PredictionStream.run = run_and_tell
     sys.exit(main(words))

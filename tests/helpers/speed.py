@@ -31,6 +31,7 @@ from helpers.predicting import write_model  # noqa: E402
 from helpers.shard_server import serving  # noqa: E402
 from helpers.steps import make_batch, silent_console, take_step, tiny_components  # noqa: E402
 from train_unet import main  # noqa: E402
+from unet_trainer import load as load_model  # noqa: E402
 from unet_trainer.config.load import load_config  # noqa: E402
 from unet_trainer.datasets.dataset_report import build_dataset_report  # noqa: E402
 from unet_trainer.datasets.demo import draw_sample  # noqa: E402
@@ -42,6 +43,7 @@ from unet_trainer.loading.worker_pool import WorkerPool  # noqa: E402
 from unet_trainer.training.history import column, read_metrics  # noqa: E402
 
 SIDE = 512
+PREDICT_BATCH, PLAIN_IMAGES = 32, 100
 STEPS = (("resnet18", 128, 8), ("tu-mobilenetv3_small_050", 64, 2), ("tu-mobilenetv3_small_050", 160, 8))
 SETTINGS = [
     "image_size=512",
@@ -126,7 +128,41 @@ def measure_predict(given, folder, further):
     model = write_model(
         folder / "run/best.pt", encoder=given.encoder, decoder_channels=None, fit="resize", image_size=(SIDE, SIDE)
     )
-    main(["predict", str(model), str(folder / "images"), "--out", str(folder / "out"), "--time", *further])
+    engine = load_model(model).engine
+    batch = torch.zeros(PREDICT_BATCH, SIDE, SIDE, 3, dtype=torch.uint8)
+    batch = batch.pin_memory() if engine.device.type == "cuda" else batch
+    for _ in range(2):
+        rate(lambda: engine.logits(batch), PREDICT_BATCH, engine.device)
+    forward = rate(lambda: engine.logits(batch), PREDICT_BATCH, engine.device)
+    names = sorted((folder / "images").iterdir())[:PLAIN_IMAGES]
+    (folder / "plain").mkdir()
+    plain = rate(lambda: plain_loop(engine, names, folder / "plain"), len(names), engine.device, seconds=0)
+    print(f"forward pass alone {forward:.0f} images/s, plain loop {plain:.0f}; predict:", flush=True)
+    for turn in range(3):
+        main(["predict", str(model), str(folder / "images"), "--out", str(folder / f"out{turn}"), *further])
+
+
+def rate(call, num_images, device, seconds=2.0):
+    started, num_calls = time.perf_counter(), 0
+    while not num_calls or time.perf_counter() - started < seconds:
+        call()
+        num_calls += 1
+        if device.type == "cuda" and num_calls % 4 == 0:
+            torch.cuda.synchronize(device)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return num_calls * num_images / (time.perf_counter() - started)
+
+
+@torch.no_grad()
+def plain_loop(engine, names, out):
+    """Predict as the examples of segmentation-models-pytorch do: one image after the other, in float32."""
+    spec = engine.card.spec
+    for path in names:
+        image = cv2.imread(str(path))[:, :, ::-1]
+        pixels = torch.from_numpy(spec.image.to_batch(image.copy())).unsqueeze(0).to(engine.device)
+        mask = engine.segmenter(pixels).argmax(1)[0]
+        cv2.imwrite(str(out / f"{path.stem}.png"), mask.cpu().numpy().astype(np.uint8))
 
 
 def measure_shards(given, folder, further):

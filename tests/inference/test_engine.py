@@ -7,9 +7,7 @@ from helpers.checkpoints import random_batch, random_segmenter, save_model, smal
 from helpers.steps import SmallNetwork, make_settings, make_spec, small_components
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.inference.engine import (
-    NUM_BEFORE_CAPTURE,
     SMP_CARD,
-    ForwardGraphs,
     SymmetricEngine,
     TorchEngine,
     build_segmenter,
@@ -101,18 +99,6 @@ def test_logits_are_the_mean_over_the_views_turned_back(engine):
     symmetric = SymmetricEngine(engine, ("horizontal_flip", "vertical_flip"))
     assert torch.allclose(symmetric.logits(images), by_hand / 4, atol=1e-6)
     assert symmetric.description == "cpu, float32, mean of 4 views"
-
-
-@pytest.mark.gpu
-def test_a_graph_gives_what_the_engine_gives_for_every_batch(tmp_path):
-    engine = TorchEngine(save_model(tmp_path / "best.pt", random_segmenter(REAL)), device="cuda")
-    graphs = ForwardGraphs(engine)
-    images = random_batch(REAL, NUM_BEFORE_CAPTURE + 6, 64, 64)
-    batches = [images[number : number + 4] for number in range(NUM_BEFORE_CAPTURE + 3)]
-    for images in batches:
-        assert torch.allclose(graphs.logits(images), engine.logits(images), atol=1e-3)
-    assert [graph is not None for graph in graphs.graphs.values()] == [True]
-    assert torch.allclose(graphs.logits(batches[0][:2]), engine.logits(batches[0][:2]), atol=1e-3)
 
 
 # The file of a model

@@ -2,8 +2,6 @@
 
 import io
 import json
-import os
-import signal
 
 import cv2
 import numpy as np
@@ -16,15 +14,12 @@ from helpers.predicting import GEO_TAGS, files_in, write_model
 from helpers.steps import make_spec
 from unet_trainer.images import image_spec
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.inference import prediction_stream, stream_processes
+from unet_trainer.inference import prediction_stream
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.prediction_files import ImageFiles, Kinds, PredictionFolder
-from unet_trainer.inference.prediction_stream import PredictionStream, measure_rates
+from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
+from unet_trainer.inference.prediction_stream import PredictionStream
 from unet_trainer.inference.predictor import Predictor, load
-from unet_trainer.inference.stream_processes import StreamProcesses
-from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.system.atomic_files import Draft
-from unet_trainer.system.concurrency import CAN_FORK, read_ahead
 from unet_trainer.system.console import Console
 
 SIZES = ((20, 30), (24, 16), (20, 30), (20, 30), (24, 16), (33, 9), (20, 30))
@@ -46,15 +41,11 @@ def inputs_of(tmp_path, names, suffix=".png"):
     return [Input(tmp_path / f"images/{name}{suffix}", name) for name in names]
 
 
-def stream(
-    tmp_path, kinds=None, spec=None, engine=None, threshold=None, batch_size=4, out="out", processes=None, **predictor
-):
+def stream(tmp_path, kinds=None, spec=None, engine=None, threshold=None, batch_size=4, out="out", **predictor):
     engine = engine or BrightnessEngine(spec or make_spec(fit="crop", image_size=(8, 8), tile=(64, 64)))
     folder = PredictionFolder(tmp_path / out, engine.card.spec, kinds or Kinds())
     folder.out.mkdir(exist_ok=True)
-    return PredictionStream(
-        Predictor(engine, **predictor), folder, Console(io.StringIO()), threshold, batch_size, processes
-    )
+    return PredictionStream(Predictor(engine, **predictor), folder, Console(io.StringIO()), threshold, batch_size)
 
 
 def mask(tmp_path, name):
@@ -215,9 +206,6 @@ def test_what_is_read_ahead_does_not_grow_with_the_number_of_images(tmp_path, mo
     assert max(ahead) <= 2 * 4 + 10 + predicting.num_readers  # two batches, those that wait, those being read
 
 
-needs_fork = pytest.mark.skipif(not CAN_FORK, reason="processes are forked on Linux only")
-
-
 @pytest.fixture
 def with_geotiff(tmp_path, images):
     """Inputs of all images in two folders, one of them a GeoTIFF."""
@@ -232,75 +220,7 @@ def contents(folder):
     return {name: (folder / name).read_bytes() for name in files_in(folder)}
 
 
-@needs_fork
-@pytest.mark.parametrize(
-    "kinds", [Kinds(values=True, overlay=True, probabilities="png"), Kinds(probabilities="npy"), Kinds(polygons=True)]
-)
-def test_processes_write_the_bytes_that_threads_write(tmp_path, with_geotiff, kinds):
-    assert stream(tmp_path, kinds, out="threads").run(with_geotiff).num_written == 7
-    with StreamProcesses(2) as processes:
-        predicting = stream(tmp_path, kinds, out="processes", processes=processes)
-        assert predicting.run(with_geotiff).num_written == 7
-    assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
-    assert {"0.png", "sub/1.png", "4.png", "4.tif"} <= set(files_in(tmp_path / "threads"))
-    assert not any(worker.is_alive() for worker in processes.writers.workers.processes)
-
-
-@needs_fork
-def test_processes_read_what_threads_read_in_memory_that_is_used_again(tmp_path, with_geotiff, monkeypatch):
-    monkeypatch.setattr(stream_processes, "NUM_READ_SLOTS", 8)
-    many = [Input(path, f"{turn}/{name}") for turn in range(20) for path, name in with_geotiff]
-    many.insert(50, Input(tmp_path / "images/broken.png", "broken"))
-    many[50].path.write_bytes(many[0].path.read_bytes()[:60])
-    spec = make_spec(fit="resize", image_size=(32, 32), source_sides=(2.0, 3.0))
-    outcomes = {}
-    with StreamProcesses(2) as processes:
-        for out, used in (("threads", None), ("processes", processes)):
-            monkeypatch.setattr(prediction_stream, "read_ahead", None if used else read_ahead)
-            predicting = stream(tmp_path, spec=spec, out=out, processes=used).run(many)
-            outcomes[out] = predicting.num_written, predicting.failed, sorted(predicting.predictor.far_sizes)
-        assert sorted(processes.readers.free) == list(range(8))
-    assert outcomes["threads"] == outcomes["processes"]
-    assert outcomes["threads"][0] == 140
-    assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
-
-
-@needs_fork
-def test_images_that_cannot_be_read_leave_memory_for_the_others(tmp_path, images):
-    """One of four can be read: each of a batch would hold the memory of four."""
-    (tmp_path / "images/broken.png").write_bytes((tmp_path / "images/0.png").read_bytes()[:60])
-    many = [Input(tmp_path / f"images/{'broken' if number % 4 else 0}.png", f"{number}") for number in range(400)]
-    with StreamProcesses(2) as processes:
-        outcome = stream(tmp_path, spec=make_spec(fit="resize"), processes=processes, batch_size=64).run(many)
-    assert (outcome.num_written, len(outcome.failed)) == (100, 300)
-
-
-@needs_fork
-def test_a_process_that_dies_while_it_writes_ends_it_and_leaves_whole_files_only(tmp_path, with_geotiff, monkeypatch):
-    parent, finish = os.getpid(), ImageFiles.finish
-
-    def finish_or_die(files):
-        if os.getpid() != parent and files.given.name == "sub/3":
-            for draft in files.drafts:
-                draft.file.flush()
-            os.kill(os.getpid(), signal.SIGKILL)
-        finish(files)
-
-    monkeypatch.setattr(ImageFiles, "finish", finish_or_die)
-    with (
-        StreamProcesses(2) as processes,
-        pytest.raises(WorkerError, match=r"a process that writes results died.* while they had .*/\d.png to .*/\d.png"),
-    ):
-        stream(tmp_path, Kinds(values=True), processes=processes, batch_size=7).run(with_geotiff)
-    left = files_in(tmp_path / "out")
-    assert "sub/3.png" not in left
-    for name in left:
-        Image.open(tmp_path / "out" / name).load()
-    assert not any(worker.is_alive() for worker in processes.writers.workers.processes)
-
-
-@needs_fork
-def test_in_processes_an_image_that_is_gone_counts_as_bad_and_a_full_disk_leaves_nothing(tmp_path, images, monkeypatch):
+def test_an_image_that_is_gone_counts_as_bad_and_a_full_disk_leaves_nothing(tmp_path, images, monkeypatch):
     given = inputs_of(tmp_path, images)
 
     class Vandal(BrightnessEngine):
@@ -308,9 +228,7 @@ def test_in_processes_an_image_that_is_gone_counts_as_bad_and_a_full_disk_leaves
             given[0].path.unlink(missing_ok=True)
             return super().logits(images)
 
-    with StreamProcesses(2) as processes:
-        engine = Vandal(make_spec(fit="crop"))
-        outcome = stream(tmp_path, Kinds(overlay=True), engine=engine, processes=processes).run(given)
+    outcome = stream(tmp_path, Kinds(overlay=True), engine=Vandal(make_spec(fit="crop"))).run(given)
     assert [(path.name, reason) for path, reason in outcome.failed] == [("0.png", "No such file or directory")]
     assert outcome.num_written == 6
     assert "0.png" not in files_in(tmp_path / "out")
@@ -319,36 +237,22 @@ def test_in_processes_an_image_that_is_gone_counts_as_bad_and_a_full_disk_leaves
         raise OSError(28, "No space left on device", "out/1.png")
 
     monkeypatch.setattr(Draft, "keep", fail)
-    with StreamProcesses(2) as processes, pytest.raises(OSError, match="No space left") as caught:
-        stream(tmp_path, processes=processes, out="full").run(given[1:])
+    with pytest.raises(OSError, match="No space left") as caught:
+        stream(tmp_path, out="full").run(given[1:])
     assert caught.value.filename == "out/1.png"
     assert files_in(tmp_path / "full") == []
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fit", ["crop", "resize"])
-def test_a_gpu_gives_what_a_cpu_gives_and_the_same_bytes_with_processes_and_threads(tmp_path, with_geotiff, fit):
+def test_a_gpu_gives_what_a_cpu_gives(tmp_path, with_geotiff, fit):
     path = write_model(tmp_path / "run/best.pt", fit=fit, num_classes=3)
     many = [Input(path, f"{turn}/{name}") for turn in range(30) for path, name in with_geotiff]
-    with StreamProcesses(4) as processes:
-        for out, device, used in (("cpu", "cpu", None), ("threads", "cuda", None), ("processes", "cuda", processes)):
-            engine = load(path, device=device).engine
-            stream(tmp_path, Kinds(probabilities="npy"), engine=engine, out=out, batch_size=8, processes=used).run(many)
-    assert contents(tmp_path / "threads") == contents(tmp_path / "processes")
+    for device in ("cpu", "cuda"):
+        engine = load(path, device=device).engine
+        predicting = stream(tmp_path, Kinds(probabilities="npy"), engine=engine, out=device, batch_size=8)
+        predicting.warm_up()
+        assert predicting.run(many).num_written == len(many)
     for name in files_in(tmp_path / "cpu/probabilities"):
-        ours, theirs = (np.load(tmp_path / device / "probabilities" / name) for device in ("threads", "cpu"))
+        ours, theirs = (np.load(tmp_path / device / "probabilities" / name) for device in ("cuda", "cpu"))
         np.testing.assert_allclose(ours, theirs, atol=0.05)  # bfloat16
-
-
-def test_all_rates_are_measured_and_the_plain_loop_writes_the_same_masks(tmp_path, images, monkeypatch):
-    monkeypatch.setattr(prediction_stream, "FORWARD_SECONDS", 0.01)
-    path = write_model(tmp_path / "run/best.pt", fit="crop", num_classes=3, image_size=(8, 8), tile=(64, 64))
-    model = load(path, device="cpu")
-    (tmp_path / "plain").mkdir()
-    inputs = [Input(tmp_path / "images/broken.png", "broken"), *inputs_of(tmp_path, images)]
-    inputs[0].path.write_bytes(inputs[1].path.read_bytes()[:60])  # the stream says so
-    rates = measure_rates(stream(tmp_path, engine=model.engine), inputs, tmp_path / "plain")
-    assert min(rates.reading, rates.forward, rates.plain) > 0
-    for name, pixels in images.items():
-        written = cv2.imread(str(tmp_path / f"plain/{name}.png"), cv2.IMREAD_UNCHANGED)
-        assert (written == model(pixels)).mean() > 0.99

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig
 from unet_trainer.commands.evaluate import check_options, load
-from unet_trainer.config.errors import TrainingFailed, UserError
+from unet_trainer.config.errors import UserError
 from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
 from unet_trainer.system.os_errors import cannot, sentence
@@ -20,8 +18,7 @@ from unet_trainer.system.os_errors import cannot, sentence
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.inputs import Input
     from unet_trainer.inference.prediction_files import PredictionFolder
-    from unet_trainer.inference.prediction_stream import PredictionStream, Rates
-    from unet_trainer.inference.stream_processes import StreamProcesses
+    from unet_trainer.inference.prediction_stream import PredictionStream
     from unet_trainer.model.segmenter import SegmenterSpec
 
 NUM_NAMED = 100  # files that could not be read
@@ -43,17 +40,9 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
         refuse_among_images(inputs, given.out)
 
     from unet_trainer.inference.engine import find_model
-    from unet_trainer.inference.stream_processes import start_processes
 
     path = find_model(given.model, Path(script_config(()).checkpoint_dir), given.raw)
-    processes = None
-    try:
-        if not given.polygons:
-            processes = start_processes(len(inputs), given.device)  # before the engine starts up the GPU
-    except OSError as error:
-        console.note(f"images are read and written by threads, which is slower: {sentence(error)}")
-    with processes or contextlib.nullcontext():
-        return predict(given, path, inputs, processes, console)
+    return predict(given, path, inputs, console)
 
 
 def _parser() -> CommandParser:
@@ -81,18 +70,12 @@ def _parser() -> CommandParser:
     parser.add_argument(
         "--batch-size", metavar="N", type=int, help="images at a time; by default as the device can use"
     )
-    parser.add_argument(
-        "--time", action="store_true", help="say also how fast reading, the network and a plain loop are alone"
-    )
     return parser
 
 
-def predict(
-    given: argparse.Namespace, path: Path, inputs: Sequence[Input], processes: StreamProcesses | None, console: Console
-) -> int:
+def predict(given: argparse.Namespace, path: Path, inputs: Sequence[Input], console: Console) -> int:
     from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
-    from unet_trainer.inference.prediction_stream import PredictionStream, measure_rates
-    from unet_trainer.loading.worker_pool import WorkerError
+    from unet_trainer.inference.prediction_stream import PredictionStream
 
     predictor = load(given, path, console)
     folder = PredictionFolder(
@@ -114,20 +97,12 @@ def predict(
     skipped = f", {num_done} of them done before" if num_done else ""
     tiles = f", in blended tiles of {predictor.describe_tile()}" if spec.fit == "crop" else ""
     console.fact("Images", f"{len(inputs)}{skipped}{tiles}")
-    stream = PredictionStream(predictor, folder, console, given.threshold, given.batch_size, processes)
-    stream.warm_up(num_todo)
-    rates = None
-    if given.time:
-        try:
-            with tempfile.TemporaryDirectory() as scratch:
-                rates = measure_rates(stream, inputs, Path(scratch))
-        except WorkerError as error:
-            raise TrainingFailed(str(error)) from None
+    stream = PredictionStream(predictor, folder, console, given.threshold, given.batch_size)
+    stream.num_images = num_todo
+    stream.warm_up()
     started = time.perf_counter()
     try:
         stream.run(inputs, is_done)
-    except WorkerError as error:
-        raise TrainingFailed(f"{error}; {counted(stream.num_written, 'image')} done, {GO_ON}") from None
     except OSError as error:
         so_far = f"{counted(stream.num_written, 'image')} done, {GO_ON}"
         raise UserError(f"--out: {given.out} cannot be written to ({sentence(error, given.out)}); {so_far}") from None
@@ -138,8 +113,6 @@ def predict(
     _say_result(stream, inputs, seconds, console)
     if (warning := predictor.take_scale_warning()) is not None:
         console.warn(warning)
-    if rates is not None and stream.num_written:
-        _say_rates(rates, stream.num_written / seconds, console)
     return EXIT_USER_ERROR if stream.failed else EXIT_DONE
 
 
@@ -208,20 +181,3 @@ def _classes(spec: SegmenterSpec, values: Sequence[object], name_first: bool = F
     pairs = list(zip(values, spec.id_names, strict=True))[:MAX_CLASSES]
     named = [f"{name} {value}" if name_first else f"{value} {name}" for value, name in pairs]
     return ", ".join([*named, *(["…"] if spec.num_ids > MAX_CLASSES else [])])
-
-
-def _say_rates(rates: Rates, end_to_end: float, console: Console) -> None:
-    lines = [
-        ("reading alone", rates.reading, ""),
-        ("forward pass alone", rates.forward, ""),
-        (
-            "predict, all in all",
-            end_to_end,
-            f"  {end_to_end / min(rates.reading, rates.forward):.0%} of the lower of the two",
-        ),
-    ]
-    if rates.plain is not None:
-        lines.append(("plain loop", rates.plain, "  read, forward in float32 and write, one after the other"))
-    console.say("Images per second:")
-    for name, rate, note in lines:
-        console.say(f"  {name:<20}{rate:>9.1f}{note}")

@@ -16,7 +16,6 @@ import hashlib
 import importlib
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -64,9 +63,6 @@ TRANSFORM_SYMMETRIES: Mapping[str, tuple[Symmetry, ...]] = {
     "default": ("horizontal_flip", "vertical_flip"),
     "strong": ("horizontal_flip", "vertical_flip"),
 }
-NUM_BEFORE_CAPTURE = 3  # batches of one shape after which more of them are expected
-NUM_WARM_UP = 2  # calls before the capture: kernels are loaded and workspaces allocated
-MAX_GRAPHS = 2  # each keeps the memory of its activations
 CARD_KEY, DIGEST_KEY, PADDING_KEY = "unet_trainer", "sha256", "padding"  # of the metadata; the ModelCard is JSON
 MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
 INPUT, OUTPUT = "images", "logits"
@@ -460,59 +456,3 @@ def load_engine(
     if precision not in ("auto", *DTYPES):
         raise UserError(f"precision: got {precision!r}; need auto, {', '.join(DTYPES)}")
     return TorchEngine(path, device, precision, raw, model)
-
-
-class ForwardGraphs:
-    """Computes logits as the engine does. They are valid until the next call: a graph writes them to the same memory
-    each time.
-
-    A network is some hundred calls. Between two of them its thread would wait for the GIL, which readers and writers
-    hold most of the time beside a fast GPU; replaying a CUDA graph is a single call. Other engines are called as they
-    are."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.num_seen: Counter[tuple[int, ...]] = Counter()
-        self.graphs: dict[tuple[int, ...], _Graph | None] = {}  # by shape; None: it could not be captured
-
-    def logits(self, images: torch.Tensor) -> torch.Tensor:
-        """N,H,W,C on any device → N,K,H,W float32."""
-        shape = tuple(images.shape)
-        self.num_seen[shape] += 1
-        if self.num_seen[shape] >= NUM_BEFORE_CAPTURE:
-            self.prepare(shape, images.dtype)
-        graph = self.graphs.get(shape)
-        return self.engine.logits(images) if graph is None else graph.replay(images)
-
-    def prepare(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """Captures the graph of a shape, if there is none and memory allows it."""
-        if not isinstance(self.engine, TorchEngine) or self.engine.device.type != "cuda":
-            return
-        if shape in self.graphs or len(self.graphs) == MAX_GRAPHS:
-            return
-        try:
-            self.graphs[shape] = _Graph(self.engine, shape, dtype)
-        except RuntimeError:  # memory, or a layer that waits for the device: the engine works without
-            self.graphs[shape] = None
-            torch.cuda.synchronize(self.engine.device)
-            torch.cuda.empty_cache()
-
-
-class _Graph:
-    def __init__(self, engine: TorchEngine, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        self.images = torch.zeros(shape, dtype=dtype, device=engine.device)
-        side_stream = torch.cuda.Stream(engine.device)  # a capture must not begin on the default stream
-        side_stream.wait_stream(torch.cuda.current_stream(engine.device))
-        with torch.cuda.stream(side_stream):
-            for _ in range(NUM_WARM_UP):
-                engine.forward(self.images)
-        torch.cuda.current_stream(engine.device).wait_stream(side_stream)
-        self.graph = torch.cuda.CUDAGraph()
-        # Other threads allocate page-locked memory meanwhile, which a capture in the default mode forbids.
-        with torch.cuda.graph(self.graph, capture_error_mode="thread_local"):
-            self.logits = engine.forward(self.images)
-
-    def replay(self, images: torch.Tensor) -> torch.Tensor:
-        self.images.copy_(images, non_blocking=True)
-        self.graph.replay()
-        return self.logits

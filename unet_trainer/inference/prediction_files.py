@@ -43,7 +43,7 @@ from unet_trainer.images.tiff_files import Georeference, read_georeference
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.inputs import Input
 from unet_trainer.model.segmenter import SegmenterSpec
-from unet_trainer.system.atomic_files import Draft, discard_drafts
+from unet_trainer.system.atomic_files import Draft
 from unet_trainer.system.console import json_text
 
 VALUES, OVERLAYS = "values", "overlays"  # folders in OUT, beside PROBABILITIES
@@ -127,13 +127,6 @@ class PredictionFolder:
 
     def is_done(self, name: str) -> bool:
         return all(path.is_file() for path in self.files(name))
-
-    def discard_drafts(self, name: str, processes: Sequence[int]) -> None:
-        """Deletes what processes that were killed left behind of the files of one image."""
-        for path in self.files(name):
-            for written in {path, path.with_suffix(".tif")}:
-                for process in processes:
-                    discard_drafts(written, process)
 
     def refuse_overwriting(self, inputs: Sequence[Input]) -> None:
         """Raises UserError if two results would have one name, or one would replace an image or a file that is no

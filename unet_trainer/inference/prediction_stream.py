@@ -3,8 +3,6 @@ write.
 
     files → read_ahead → batches of one shape → device → HostCopy → WriteBehind → files
 
-Many small images on a fast GPU are read and written by StreamProcesses.
-
 Images keep their order, so that batches, and with them results, are the same in every run. The device is given the next
 batch before the one before it is done, and nothing in between waits for it. What is read ahead and what waits to be
 written is bounded in bytes. An image that is too large for that is read, computed and written in bands of rows, one
@@ -13,27 +11,24 @@ image at a time."""
 from __future__ import annotations
 
 import contextlib
-import math
 import threading
-import time
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import cv2
 import numpy as np
 import torch
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes
-from unet_trainer.images.image_decoding import Pixels, write_image
+from unet_trainer.images.file_bytes import DataError, ReadError
+from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
 from unet_trainer.images.mask_decoding import read_mask
-from unet_trainer.images.tiling import Size, fit_image, resize_mask
-from unet_trainer.inference.engine import NUM_BEFORE_CAPTURE, ForwardGraphs, TorchEngine, host_batch
+from unet_trainer.images.tiling import Size
+from unet_trainer.inference.engine import host_batch
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import (
     COCO_NAME,
@@ -46,7 +41,6 @@ from unet_trainer.inference.prediction_files import (
     write_geojson,
 )
 from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
-from unet_trainer.inference.stream_processes import WRITE_BYTES, StreamProcesses, write_images
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
 from unet_trainer.system.concurrency import WriteBehind, read_ahead
 from unet_trainer.system.console import Bar, Console
@@ -61,7 +55,7 @@ MAX_BATCH = 64
 SMALL_BATCH = 16  # no less than this for being few images
 MIN_BATCHES = 32  # beyond that size
 MAX_BYTES = 2**28  # of images that are read ahead, and again of results that wait to be written
-IMAGES_PER_TASK = 16  # of a thread or process that writes: waking it costs about as much as an image
+IMAGES_PER_TASK = 16  # of a thread that writes: waking it costs about as much as an image
 MAX_BATCHES_AHEAD = 3  # that the device may have before it
 MAX_OPEN_BATCHES = 4  # images of different shapes that wait for others like them, in batches
 
@@ -69,8 +63,7 @@ Found = ModelInput | ImageReader | DataError | None  # None: large, and not read
 
 
 class PredictionStream:
-    """Runs once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids. `processes` read and write
-    the images that are computed in batches, in place of threads."""
+    """Predicts once. `batch_size` None: by the number of pixels. `threshold`: see predicted_ids."""
 
     def __init__(
         self,
@@ -79,7 +72,6 @@ class PredictionStream:
         console: Console,
         threshold: float | None = None,
         batch_size: int | None = None,
-        processes: StreamProcesses | None = None,
     ) -> None:
         self.predictor, self.folder, self.console, self.threshold = predictor, folder, console, threshold
         self.batch_size = batch_size
@@ -89,17 +81,9 @@ class PredictionStream:
         if device.type == "cuda":
             memory = torch.cuda.get_device_properties(device).total_memory / 2**30
             self.batch_pixels = max(pixels for least, pixels in GPU_BATCH_PIXELS.items() if memory >= least)
-        self.processes = (
-            None if folder.kinds.polygons else processes
-        )  # all polygons go into one file, which this process writes
         # On a CPU the network has the cores.
         self.num_readers = max(2, count_cores() // 2) if device.type == "cuda" else 2
         self.num_writers = max(2, count_cores() // 4) if device.type == "cuda" else 2
-        self.num_at_once = self.num_writers  # images that are written at one time
-        if self.processes is not None:
-            self.num_at_once = self.processes.writers.num_processes
-            self.num_writers = 1  # hands the results over: more threads would take the GIL from the one that computes
-        self.forward = ForwardGraphs(predictor.engine)
         self.num_written, self.num_with_missing = 0, 0  # the second: images of which some values are no data
         self.failed: list[tuple[Path, str]] = []  # path and reason
         self.lock = threading.Lock()
@@ -107,36 +91,23 @@ class PredictionStream:
         self.coco: CocoFile | None = None
         self.on_device: deque[HostCopy] = deque()
 
-    def warm_up(self, num_images: int) -> None:
-        """Loads the device's kernels for the batches that are known to come: those of a model that sees whole images
-        resized."""
-        self.num_images = num_images
+    def warm_up(self) -> None:
+        """Run one batch of the expected shape on a GPU, so that its kernels are loaded before images are read."""
         spec = self.predictor.spec
-        shape = (*spec.image_size, spec.image.channels)
-        batch_size = self.batch_size_of(shape)
-        if spec.fit == "resize" and num_images >= NUM_BEFORE_CAPTURE * batch_size:
+        if self.device.type == "cuda" and spec.fit == "resize":
+            shape = (*spec.image_size, spec.image.channels)
             dtype = torch.uint8 if spec.image.is_8bit else torch.float32
-            self.forward.prepare((batch_size, *shape), dtype)
-            if self.device.type == "cuda":
-                if (
-                    num_left := num_images % batch_size
-                ):  # the last batch: its kernels are chosen for its shape, layer by layer
-                    with contextlib.suppress(torch.OutOfMemoryError):  # told when it is computed
-                        self.predictor.engine.logits(torch.zeros((num_left, *shape), dtype=dtype))
-                # Allocating page-locked memory stops the device; what is freed here is given out again.
-                pixels = batch_size * shape[0] * shape[1]
-                sizes = (pixels, pixels * shape[2]) * (2 * MAX_BATCHES_AHEAD)
-                _ = [torch.empty(size, dtype=dtype, pin_memory=True) for size in sizes]
+            with torch.inference_mode(), contextlib.suppress(torch.OutOfMemoryError):  # run() reports it
+                self.predictor.logits(torch.zeros((self.batch_size_of(shape), *shape), dtype=dtype))
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> PredictionStream:
-        """Returns itself, with what came out. Raises OSError where results cannot be written, WorkerError where a
-        process died. Whatever ends it, there are whole files only. `is_done`: images whose files are there; they are
+        """Returns itself, with what came out. Raises OSError where results cannot be written.
+        Whatever ends it, there are whole files only. `is_done`: images whose files are there; they are
         left alone, and their polygons made from their masks."""
         self.numbers = {given: number for number, given in enumerate(inputs)}
         done = {given for given, is_there in zip(inputs, is_done or (), strict=False) if is_there}
         todo = [given for given in inputs if given not in done]
         self.num_images = self.num_to_come = len(todo)
-        self.num_with_missing = 0  # measure_rates has read them too
         self.predictor.far_sizes.clear()
         try:
             with contextlib.ExitStack() as stack:
@@ -146,10 +117,8 @@ class PredictionStream:
                     self.coco = stack.enter_context(contextlib.closing(file))
                 stack.enter_context(one_thread_each(self.device))
                 self.batches = stack.enter_context(ThreadPoolExecutor(1, "batches", partial(_use_device, self.device)))
-                if self.processes is not None:
-                    stack.callback(self.processes.finish)
                 self.writers = stack.enter_context(WriteBehind(self.num_writers, MAX_BYTES))
-                ahead = stack.enter_context(contextlib.closing(self.read_ahead(todo)))
+                ahead = stack.enter_context(contextlib.closing(self._read_ahead(todo)))
                 stack.enter_context(torch.inference_mode())
                 for given in done if self.coco is not None else ():
                     self.writers.submit(partial(self._polygons_of_mask, given), 0)
@@ -162,29 +131,8 @@ class PredictionStream:
         self.failed.sort()
         return self
 
-    def read_ahead(self, images: Sequence[Input]) -> Generator[tuple[Input, Found], None, None]:
-        spec = self.predictor.spec
-        shape = (*spec.image_size, spec.image.channels)
-        num_bytes = math.prod(shape) * (1 if spec.image.is_8bit else 4)
-        if (
-            self.processes is None
-            or spec.fit == "crop"
-            or not self.processes.can_read(num_bytes, self.batch_size_of(shape))
-        ):
-            return read_ahead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
-        return self._read_in_processes(images, self.processes)
-
-    def _read_in_processes(
-        self, images: Sequence[Input], processes: StreamProcesses
-    ) -> Generator[tuple[Input, Found], None, None]:
-        spec = self.predictor.spec
-        ahead = processes.read_ahead(images, spec.image, self.predictor.min_side, spec.image_size)
-        for given, found, has_missing in ahead:
-            self._count_missing(has_missing)
-            if isinstance(found, ModelInput):
-                self.predictor.note_size(found.size)
-            yield given, found
-            del found  # its memory is used again
+    def _read_ahead(self, images: Sequence[Input]) -> Generator[tuple[Input, Found], None, None]:
+        return read_ahead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
 
     def _read(self, given: Input) -> Found:
         try:
@@ -242,12 +190,10 @@ class PredictionStream:
         return max(1, min(MAX_BATCH, most, self.batch_pixels // (shape[0] * shape[1])))
 
     def _run_batch(self, images: Sequence[tuple[Input, ModelInput]], coming: Future[torch.Tensor]) -> None:
-        batch_logits = self.predictor.logits(
-            coming.result(), self.forward.logits
-        )  # before the next call they are used up
+        batch_logits = self.predictor.logits(coming.result())
         self.num_to_come -= len(images)
         # At the end all writers take part: one would take as long for its images as three batches are computed.
-        per_task = IMAGES_PER_TASK if self.num_to_come >= 3 * len(images) else -(-len(images) // self.num_at_once)
+        per_task = IMAGES_PER_TASK if self.num_to_come >= 3 * len(images) else -(-len(images) // self.num_writers)
         by_size: dict[Size, list[int]] = {}
         for place, (_, found) in enumerate(images):
             by_size.setdefault(found.size, []).append(place)
@@ -264,9 +210,8 @@ class PredictionStream:
                 results = self._at_native_size(select_images(logits, some), size)
                 copy = self._copy_to_host(results)
                 num_bytes = sum(result.nbytes for result in results) // len(some)
-                step = max(1, min(IMAGES_PER_TASK, per_task, WRITE_BYTES // num_bytes))
-                for first in range(0, len(some), step):
-                    inputs = [images[place][0] for place in some[first : first + step]]
+                for first in range(0, len(some), per_task):
+                    inputs = [images[place][0] for place in some[first : first + per_task]]
                     self.writers.submit(partial(self._write_images, inputs, copy, first), num_bytes * len(inputs))
 
     def _at_native_size(self, logits: torch.Tensor, size: Size) -> list[torch.Tensor]:
@@ -300,21 +245,19 @@ class PredictionStream:
         return copy
 
     def _write_images(self, images: Sequence[Input], copy: HostCopy, first: int) -> None:
-        """In a writer's thread: all files of some images, which lie at `first` and behind it in a batch."""
+        """Write all files of some images, whose results are at `first` and after it in a batch; runs in a thread."""
         results = [array[first : first + len(images)] for array in _arrays(copy)]
-        if self.processes is None or sum(array.nbytes for array in results) > WRITE_BYTES:
-            self._count_results(images, write_images(self.folder, images, results), results[0])
-            return
-        self.processes.write(self.folder, images, results, self._count_results)
-
-    def _count_results(self, images: Sequence[Input], reasons: Sequence[str], ids: Pixels | None = None) -> None:
-        """`ids` where polygons may be wanted."""
-        for index, (given, reason) in enumerate(zip(images, reasons, strict=True)):
-            if reason:
-                self._failed(given, reason)
-            elif self.coco is not None and ids is not None:
-                self._add_polygons(given, ids[index])
-        self._count_written(reasons.count(""))
+        for given, *rows in zip(images, *results, strict=True):
+            try:
+                with ImageFiles(self.folder, given, rows[0].shape) as files:
+                    files.write(Rows(*rows))
+                    files.finish()
+            except ReadError as error:
+                self._failed(given, str(error))
+                continue
+            if self.coco is not None:
+                self._add_polygons(given, rows[0])
+            self._count_written(1)
 
     def _run_large(self, given: Input, reader: ImageReader | None) -> None:
         """An image in bands of rows, or one that is read block by block."""
@@ -418,76 +361,3 @@ def _num_bytes(found: Found) -> int:
         found.pixels if isinstance(found, ModelInput) else found.in_memory if isinstance(found, ImageReader) else None
     )
     return 0 if pixels is None else pixels.nbytes
-
-
-# How fast prediction is, beside what bounds it: reading alone, the forward pass alone, and a plain loop.
-
-FORWARD_SECONDS = 2.0  # least time over which the forward pass is timed
-PLAIN_SECONDS = 20.0  # after which the plain loop ends
-
-
-class Rates(NamedTuple):
-    """Images per second; None: not measured."""
-
-    reading: float
-    forward: float
-    plain: float | None
-
-
-def measure_rates(stream: PredictionStream, inputs: Sequence[Input], folder: Path) -> Rates:
-    """Of images that go through the network in batches. The plain loop writes its masks into `folder`. The first use of
-    the device is not counted."""
-    predictor, engine = stream.predictor, stream.predictor.engine
-    sample: list[ModelInput] = []
-    started = time.perf_counter()
-    with one_thread_each(engine.device), contextlib.closing(stream.read_ahead(inputs)) as ahead:
-        for _, found in ahead:
-            if isinstance(found, ModelInput) and (not sample or found.pixels.shape == sample[0].pixels.shape):
-                sample = [*sample, found][: stream.batch_size_of(found.pixels.shape)]
-    reading = len(inputs) / (time.perf_counter() - started)
-    if not sample:
-        raise DataError("--time: for images that can be read and go through the network in batches; there is none")
-    batch = host_batch([given.pixels for given in sample], engine.device)  # in page-locked memory, as in the stream
-
-    def forward() -> int:
-        for _ in range(4):
-            predictor.logits(batch)
-        if engine.device.type == "cuda":
-            torch.cuda.synchronize(engine.device)
-        return 4 * len(batch)
-
-    forward()
-    rates = Rates(reading, _rate(iter(forward, 0), FORWARD_SECONDS), None)
-    if not isinstance(engine, TorchEngine):  # an exported file is no network of torch
-        return rates
-    plain = _plain_loop(engine, [inputs[0], *inputs], folder)
-    next(plain)
-    return rates._replace(plain=_rate(plain, PLAIN_SECONDS))
-
-
-def _rate(counts: Iterator[int], seconds: float) -> float:
-    """Images per second within this time; each step of the iterator handles some, and says how many."""
-    num_images, started = 0, time.perf_counter()
-    for count in counts:
-        num_images += count
-        if time.perf_counter() - started > seconds:
-            break
-    return num_images / (time.perf_counter() - started)
-
-
-@torch.no_grad()
-def _plain_loop(engine: TorchEngine, inputs: Sequence[Input], folder: Path) -> Iterator[int]:
-    """As in the examples of segmentation-models-pytorch: read, forward in float32, argmax, write, one image after the
-    other."""
-    spec = engine.card.spec
-    for given in inputs:
-        try:
-            image = spec.image.decode(read_bytes(given.path)).pixels
-        except (DataError, OSError):  # the stream says so
-            yield 0
-            continue
-        pixels = spec.image.to_batch(fit_image(image, spec.image_size) if spec.fit == "resize" else image)
-        ids = engine.segmenter(torch.from_numpy(pixels).unsqueeze(0).to(engine.device)).argmax(1)[0]
-        mask = resize_mask(ids.cpu().numpy().astype(np.uint8), (image.shape[0], image.shape[1]))
-        write_image(folder / f"{given.path.stem}.png", mask)
-        yield 1

@@ -38,9 +38,7 @@ from unet_trainer.system.console import counted
 
 SIGMA = 1 / 8  # of the Gaussian, in tiles
 BATCH_PIXELS = {"cuda": 16 * 512**2, "cpu": 4 * 512**2}  # that go through the network at once
-Forward = Callable[
-    [torch.Tensor], torch.Tensor
-]  # N,H,W,C images → N,K,H,W logits, which may be overwritten by the next call
+Forward = Callable[[torch.Tensor], torch.Tensor]  # N,H,W,C images → N,K,H,W logits
 GPU_WHOLE, CPU_WHOLE = 2048**2, 1024**2  # pixels of the largest image whose logits are computed all at once
 FAR = 4  # fit: resize: times larger or smaller than every training image, and objects look like none of them
 
@@ -111,7 +109,7 @@ class TileGrid:
         height, width = self.tile
         places = [(top, left) for top in tops for left in self.lefts]
         num_calls = -(-len(places) * len(images) * height * width // self.batch_pixels)
-        num_at_once = -(-len(places) // num_calls)  # calls of one size: a graph is captured for it
+        num_at_once = -(-len(places) // num_calls)
         for start in range(0, len(places), num_at_once):
             some = places[start : start + num_at_once]
             logits = forward(torch.cat([images[:, top : top + height, left : left + width] for top, left in some]))
@@ -121,13 +119,13 @@ class TileGrid:
 
 
 @torch.inference_mode()
-def blended_logits(engine: Engine, images: torch.Tensor, tile: Size, forward: Forward) -> torch.Tensor:
+def blended_logits(engine: Engine, images: torch.Tensor, tile: Size) -> torch.Tensor:
     """N,H,W,C images of one size, no side less than the tile's → N,K,H,W float32 on the engine's device."""
     num_images, height, width = images.shape[:3]
     (images,) = to_device((images,), engine.device)  # once, and cut there
     grid = TileGrid((height, width), tile, engine.device)
     total = torch.zeros(num_images, engine.card.spec.num_ids, height, width, device=engine.device)
-    grid.add(total, images, grid.tops, forward)
+    grid.add(total, images, grid.tops, engine.logits)
     return total.div_(grid.rows[:, None] * grid.columns)
 
 
@@ -214,7 +212,6 @@ class ModelInput(NamedTuple):
 
     pixels: Pixels  # h,w,C uint8 or float32
     size: Size  # fit: crop: of the upper left part that is the image
-    held: object = None  # keeps the pixels, where others than Python do
 
 
 class Predictor:
@@ -272,13 +269,12 @@ class Predictor:
             f"of them of about {most:.0f}×{most:.0f} pixels, or train with fit=crop"
         )
 
-    def logits(self, images: torch.Tensor, forward: Forward | None = None) -> torch.Tensor:
-        """Of N,H,W,C inputs of one shape on the host → N,K,H,W. `forward` in place of the engine's."""
-        forward = forward or self.engine.logits
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """N,H,W,C inputs of one shape on the host → N,K,H,W."""
         tile = self._tile_of((images.shape[1], images.shape[2]))
         if self.spec.fit == "resize" or tile == tuple(images.shape[1:3]):
-            return forward(images)
-        return blended_logits(self.engine, images, tile, forward)
+            return self.engine.logits(images)
+        return blended_logits(self.engine, images, tile)
 
     def _tile_of(self, size: Size) -> Size:
         """That of an image of this size: no larger than the image, unless training's crops are."""

@@ -15,7 +15,6 @@ a disk (/dev/sda)    is refused: a slip of the pen would destroy all that it hol
 import contextlib
 import errno
 import fnmatch
-import glob
 import math
 import os
 import re
@@ -125,12 +124,6 @@ class Draft:
             self.file.close()
         with contextlib.suppress(OSError):
             self.draft.unlink()
-
-
-def discard_drafts(path: Path, process: int) -> None:
-    """Deletes the drafts of one file that a killed process left behind."""
-    for draft in path.parent.glob(f"{glob.escape(_draft_start(path, process))}*.tmp"):
-        draft.unlink(missing_ok=True)
 
 
 def _draft_start(path: Path, process: int) -> str:
