@@ -3,7 +3,6 @@
 import base64
 import json
 import re
-import zlib
 
 import cv2
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, exif, pil_bytes
-from helpers.no_files import needs_pipes, replace_by
+from helpers.no_files import replace_by
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotations import find_annotations, kind_of_json
 from unet_trainer.images.file_bytes import DataError
@@ -103,28 +102,6 @@ def labelme(*shapes, path="a.png", **changes):
     return {**content, "imageHeight": 3, "imageWidth": 4, **changes}
 
 
-def cvat(*shapes, name="a.png", more="", size='width="4" height="3"'):
-    labels = "<labels><label><name>dog</name></label><label><name>cat &amp; kitten</name></label></labels>"
-    image = f'<image id="0" name="{name}" {size}>{"".join(shapes)}</image>'
-    return f'<?xml version="1.0" encoding="utf-8"?>\n<annotations><meta><task>{labels}</task></meta>{image}{more}</annotations>'
-
-
-def polygon(label="dog", points="1.00,0.00;3.00,0.00;3.00,2.00;1.00,2.00", z_order=0):
-    return f'<polygon label="{label}" source="manual" occluded="0" points="{points}" z_order="{z_order}"></polygon>'
-
-
-def supervisely(*objects, **changes):
-    return {"description": "", "tags": [], "size": {"height": 3, "width": 4}, "objects": list(objects), **changes}
-
-
-def figure(title, exterior, *interior, kind="polygon"):
-    return {"geometryType": kind, "classTitle": title, "points": {"exterior": exterior, "interior": list(interior)}}
-
-
-def bitmap(data, origin):
-    return {"geometryType": "bitmap", "classTitle": "cat", "bitmap": {"data": data, "origin": origin}}
-
-
 # Shapes of every format → the mask of one image
 
 
@@ -144,31 +121,9 @@ LABELME_SHAPES = {
     "a picture": (shape("cat", [[2, 1], [3, 2]], "mask", mask=text64(BITMAP)), ["0000", "0001", "0011"]),
     "of an old file": ({"label": "cat", "points": BOX}, BOXED),
 }
-CVAT_SHAPES = {
-    "a polygon": (polygon(), BOXED),
-    "a box": ('<box label="dog" xtl="1" ytl="0" xbr="3" ybr="2" z_order="0"/>', BOXED),
-    "a turned box": ('<box label="dog" xtl="0" ytl="1" xbr="3" ybr="2" rotation="90.00"/>', ["0100"] * 3),
-    "an ellipse": ('<ellipse label="dog" cx="1.50" cy="1.50" rx="1.00" ry="1.00"/>', ["0100", "1110", "0100"]),
-    "run lengths along the rows": (
-        '<mask label="dog" rle="1, 2, 2, 1" left="1" top="1" width="3" height="2"/>',
-        ["0000", "0011", "0001"],
-    ),
-}
-SUPERVISELY_SHAPES = {  # a polygon includes the pixels of its outline
-    "a polygon": (figure("cat", [[1, 0], [2, 0], [2, 1], [1, 1]]), BOXED),
-    "with a hole": (
-        figure("cat", [[0, 0], [2, 0], [2, 2], [0, 2]], [[1, 1], [1, 1], [1, 1]]),
-        ["1110", "1010", "1110"],
-    ),
-    "beyond the border": (figure("cat", [[-3, -3], [1, -3], [1, 1], [-3, 1]]), ["1100", "1100", "0000"]),
-    "a rectangle": (figure("cat", [[2, 1], [1, 0]], kind="rectangle"), BOXED),
-    "a bitmap": (bitmap(text64(zlib.compress(BITMAP)), [2, 1]), ["0000", "0001", "0011"]),
-}
 SHAPES = [
     *(("coco.json", coco(content), mask) for content, mask in COCO_SHAPES.values()),
     *(("a.json", labelme(content), mask) for content, mask in LABELME_SHAPES.values()),
-    *(("annotations.xml", cvat(content), mask) for content, mask in CVAT_SHAPES.values()),
-    *(("ann/a.png.json", supervisely(content), mask) for content, mask in SUPERVISELY_SHAPES.values()),
     ("a.txt", LEFT, ["1100"] * 3),
 ]
 
@@ -184,9 +139,6 @@ def test_a_shape_becomes_its_pixels(folder, name, content, mask):
 @pytest.mark.parametrize(("name", "content"), [
     ("coco.json", coco((1, [FLAT]), (1, [[0, 0, 4, 3]]))),
     ("a.json", labelme(shape("cat", BOX), shape("cat", [[0, 0], [4, 3]]), shape("cat", [[1, 1]], "point"))),
-    ("a.xml", cvat(polygon(), polygon(points="0,0;3,3"), '<points label="dog" points="1,1"/>', '<tag label="dog"></tag>')),
-    ("a.png.json", supervisely(figure("cat", [[1, 0], [2, 0], [2, 1], [1, 1]]), figure("cat", [[0, 0], [1, 1]]),
-                               figure("dog", [[3, 3]], kind="point"))),
 ])  # fmt: skip
 def test_shapes_without_an_area_are_left_out_and_counted(folder, name, content):
     folder.image("a.png")
@@ -205,10 +157,6 @@ def test_shapes_without_an_area_are_left_out_and_counted(folder, name, content):
     ("coco.json", coco((2, [box(1, 1, 2, 2)]), (1, [box(0, 0, 4, 3)])), ["1111", "1211", "1111"], "the smaller object is on top"),
     ("a.json", labelme(shape("zebra", BOX), shape("ant", [[2, 0], [4, 0], [4, 1], [2, 1]])), ["0211", "0220", "0000"],
      "the later shape is on top"),
-    ("a.xml", cvat(polygon(z_order=1), polygon("cat &amp; kitten", "0,0;4,0;4,3;0,3")), ["2112", "2112", "2222"],
-     "the higher z_order, then the later shape, is on top"),
-    ("a.png.json", supervisely(figure("a", [[0, 0], [3, 0], [3, 2], [0, 2]]), figure("b", [[1, 1], [2, 1], [2, 1]])),
-     ["1111", "1221", "1111"], "the later object is on top"),
 ])  # fmt: skip
 def test_classes_have_the_order_of_their_format_and_overlaps_are_counted(folder, name, content, mask, rule):
     folder.image("a.png")
@@ -521,11 +469,6 @@ def test_json_of_another_tool_and_tables_of_vgg_are_named_with_what_to_do(folder
     ("a.json", labelme(shape("cat", BOX, ["polygon"])), r"shape 1 \(cat\): shape_type \['polygon'\] is not known; need polygon"),
     ("a.json", labelme(shape("cat", BOX[:1], "circle")), r"shape 1 \(cat\): 1 point; need 2"),
     ("a.json", labelme(shape("cat", [[0, 0], [1, 1]], "mask", mask=text64(LARGE))), "a mask that is no picture, or larger than its image"),
-    ("a.xml", cvat('<polygon label="dog" points="1,1;x,2;3,3"/>'), r"polygon 1 \(dog\): coordinates are \['1', '1', 'x', .*; need numbers"),
-    ("a.xml", cvat('<mask label="dog" rle="100" left="0" top="0" width="10" height="10"/>'), "10×10 pixels, larger than its image"),
-    ("a.xml", cvat(polygon(), more="<track/>"), r"CVAT for video 1\.1, with tracks; export CVAT for images 1\.1, or COCO 1\.0"),
-    ("a.xml", cvat(polygon())[:-30], "unclosed token|no element found|not well-formed|mismatched tag"),
-    ("a.png.json", supervisely(bitmap(text64(zlib.compress(bytes(10**6))), [0, 0])), "data is cut off, or larger than its image"),
     ("a.txt", f"{LEFT}\n0 10 10 50 50 30 30", "50 is no share of the image; need numbers from 0 to 1, not pixels"),
     ("rle.csv", "ImageId,height,width,EncodedPixels\na.png,6,8,1 2\n", "annotated at 8×6, and the file a.png has 4×3 pixels"),
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2\nb.png\nc.png,1 2\n", "line 3 has too few cells, no name of an image, or a quote"),
@@ -561,19 +504,6 @@ BOMB = (
 )
 
 
-@pytest.mark.parametrize("dtd", [BOMB, '<!DOCTYPE a [<!ENTITY x SYSTEM "file:///etc/passwd">]>'])
-def test_a_document_with_a_dtd_is_refused_before_anything_is_expanded_and_deep_nesting_costs_nothing(folder, dtd):
-    folder.image("a.png")
-    folder.write("annotations.xml", cvat(polygon(label="&x;")).replace("<annotations>", f"{dtd}<annotations>", 1))
-    with pytest.raises(
-        DataError, match=r"annotations\.xml: a document type declaration \(DTD\), which CVAT never writes"
-    ):
-        folder.find()
-    folder.write("annotations.xml", cvat(polygon(), more="<x>" * 20000 + "</x>" * 20000))
-    assert folder.masks() == {"a": BOXED}
-
-
-@needs_pipes
 @pytest.mark.parametrize("kind", ["pipe", "zeros"])
 def test_a_pipe_or_a_device_in_the_place_of_annotations_is_named_and_not_waited_for(folder, kind):
     folder.image("a.png")

@@ -1,4 +1,4 @@
-"""The formats of labelling tools: COCO, LabelMe, Supervisely, CVAT, Label Studio and YOLO; and tables of run lengths.
+"""The formats of labelling tools: COCO, LabelMe and YOLO; and tables of run lengths.
 
 Of each format, `parse_*` lists classes, images and entries of one file, and `*_shape` turns an entry into pixels when
 its mask is drawn. An annotation file is anyone's: what is not as its tool writes it fails where it is used, and
@@ -10,27 +10,22 @@ import contextlib
 import csv
 import io
 import math
-import os
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, get_args
-from urllib.parse import unquote
-from xml.etree import ElementTree
 
 import cv2
 import numpy as np
 
 from unet_trainer.config.safe_yaml import YamlError, parse_yaml
 from unet_trainer.datasets import rasterize as raster
-from unet_trainer.datasets.layouts import part_in
 from unet_trainer.datasets.pairs import Part, first_few
-from unet_trainer.datasets.rasterize import EMPTY, Patch, box_outline, ellipse_outline, fill_polygon
+from unet_trainer.datasets.rasterize import EMPTY, Patch, box_outline, circle_outline, fill_polygon
 from unet_trainer.images.file_bytes import DataError, ReadError
-from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, Pixels, picture_size, read_image
+from unet_trainer.images.image_decoding import Pixels, picture_size
 from unet_trainer.system import input_files
 from unet_trainer.system.console import counted, first_line
 
@@ -48,7 +43,7 @@ MALFORMED: tuple[type[Exception], ...] = (
     OverflowError,
     RecursionError,
 )
-MALFORMED += (zlib.error, cv2.error, csv.Error, ElementTree.ParseError)
+MALFORMED += (cv2.error, csv.Error)
 
 LINE, RECTANGLE, IN_CROWD = "line", "rectangle", "crowd"  # what is said of a shape
 
@@ -175,17 +170,17 @@ def paste_picture(data: bytes, left: float, top: float, height: int, width: int)
 
 
 def _entries(items: Iterable[Any], noun: str, key: str, has_area: Callable[[Any], bool]) -> list[Entry]:
-    """Objects of JSON or XML; `key` holds their class."""
+    """Objects of JSON; `key` holds their class."""
     entries = []
     for number, item in enumerate(items, start=1):
-        name = f"{noun or item.tag} {number}"
+        name = f"{noun} {number}"
         with inside(name):
             label = as_name(item.get(key), key)
             entries.append(Entry(label, f"{name} ({label})", item, has_area(item)))
     return entries
 
 
-# COCO JSON, also of CVAT, Roboflow, Label Studio and others. An object is polygons, which are joined, or run lengths.
+# COCO JSON, which most tools export. An object is polygons, which are joined, or run lengths.
 
 
 def parse_coco(path: Path, content: Mapping[str, Any]) -> Parsed:
@@ -278,112 +273,8 @@ def labelme_shape(shape: Mapping[str, Any], height: int, width: int) -> Shape:
         return fill_polygon(box_outline(x0, y0, x1, y1), height, width), RECTANGLE
     if kind == "circle":
         radius = math.hypot(x1 - x0, y1 - y0)
-        return fill_polygon(ellipse_outline(x0, y0, radius, radius), height, width), ""
+        return fill_polygon(circle_outline(x0, y0, radius), height, width), ""
     return paste_picture(base64.b64decode(shape["mask"], validate=True), x0, y0, height, width)
-
-
-# Supervisely: meta.json with the classes, and for each image ann/NAME.json. Coordinates are those of pixels, not of
-# their corners: a polygon includes the pixels that it passes through, as in Supervisely's own library.
-
-
-def parse_supervisely(path: Path, content: Mapping[str, Any]) -> Parsed:
-    """Of an image, or of meta.json."""
-    if "objects" not in content:
-        return [as_name(item["title"]) for item in content["classes"]], [], []
-    kinds = ("polygon", "bitmap", "rectangle")
-    entries = _entries(content["objects"], "object", "classTitle", lambda item: item.get("geometryType") in kinds)
-    return [], [AnnotatedImage(path.stem, entries, as_size(content["size"]["height"], content["size"]["width"]))], []
-
-
-def supervisely_shape(item: Mapping[str, Any], height: int, width: int) -> Shape:
-    kind = item.get("geometryType")
-    if kind == "bitmap":
-        ((left, top),) = as_points(item["bitmap"]["origin"], 1).tolist()
-        inflater = zlib.decompressobj()
-        packed = base64.b64decode(item["bitmap"]["data"], validate=True)
-        data = inflater.decompress(
-            packed, 4 * height * width + 2**16
-        )  # at most a picture of the image without compression
-        if not inflater.eof:
-            raise ReadError("data is cut off, or larger than its image")
-        return paste_picture(data, left, top, height, width)
-    if kind not in ("polygon", "rectangle"):
-        return NO_SHAPE
-    exterior = as_points(item["points"]["exterior"], 2 if kind == "rectangle" else None)
-    if kind == "rectangle":
-        return _fill_with_outline(box_outline(*exterior.ravel().tolist()), [], height, width), RECTANGLE
-    if len(exterior) < 3:
-        return NO_SHAPE
-    holes = [as_points(hole) for hole in item["points"].get("interior", [])]
-    return _fill_with_outline(exterior, [hole for hole in holes if len(hole) > 2], height, width), ""
-
-
-def _fill_with_outline(exterior: Pixels, holes: Sequence[Pixels], height: int, width: int) -> Patch:
-    """OpenCV's polygon: rounded to pixels, with the pixels of its outline; without those of holes."""
-    corners = np.rint(exterior).astype(np.int64)
-    left, top = corners.min(axis=0).clip(0)
-    right, bottom = np.minimum(corners.max(axis=0) + 1, (width, height))
-    if top >= bottom or left >= right:
-        return EMPTY
-    canvas = np.zeros((bottom - top, right - left), np.uint8)
-    for points, value in ((exterior, 1), *((hole, 0) for hole in holes)):
-        cv2.fillPoly(canvas, [(np.rint(points) - (left, top)).astype(np.int32)], value)
-    return Patch(int(top), int(left), canvas.astype(np.bool_))
-
-
-# CVAT for images, XML 1.1. A document with a DTD is refused before anything in it is read: CVAT writes none, and
-# entities that expand without end, or that name other files, are declared there. Boxes are filled, as in CVAT's own
-# mask export.
-
-CVAT_FILLED = frozenset(["polygon", "box", "ellipse", "mask"])
-CVAT_SHAPES = CVAT_FILLED | {"polyline", "points", "cuboid", "skeleton"}
-
-
-class _WithoutDtd(ElementTree.TreeBuilder):
-    def doctype(self, *_: object) -> None:
-        raise DataError("a document type declaration (DTD), which CVAT never writes; it is not read")
-
-
-def read_xml(path: Path) -> ElementTree.Element:
-    """The first element of an XML file; raises DataError."""
-    with inside(path), input_files.open_file(path) as file:
-        if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
-            raise DataError(f"larger than {MAX_FILE_BYTES // 2**30} GiB; export fewer images at a time")
-        return ElementTree.parse(file, ElementTree.XMLParser(target=_WithoutDtd())).getroot()
-
-
-def parse_cvat(path: Path, root: ElementTree.Element) -> Parsed:
-    if root.find("track") is not None:
-        raise ReadError("an export of CVAT for video 1.1, with tracks; export CVAT for images 1.1, or COCO 1.0")
-    images = []
-    for image in root.iter("image"):
-        with inside(f"image {image.get('name')!r:.250}"):
-            size = as_size(image.attrib["height"], image.attrib["width"])
-            shapes = [shape for shape in image if shape.tag in CVAT_SHAPES]
-            in_order = sorted(shapes, key=lambda shape: float(shape.get("z_order", 0)))
-            entries = _entries(in_order, "", "label", lambda shape: shape.tag in CVAT_FILLED)
-            images.append(AnnotatedImage(image.attrib["name"], entries, size, part_in([image.get("subset", "")])))
-    return [as_name(label.text) for label in root.iterfind(".//labels/label/name")], images, []
-
-
-def cvat_shape(shape: ElementTree.Element, height: int, width: int) -> Shape:
-    def numbers(*names: str) -> list[float]:
-        return as_numbers([*(shape.attrib[name] for name in names), shape.get("rotation", "0")]).tolist()
-
-    if shape.tag == "box":
-        return fill_polygon(box_outline(*numbers("xtl", "ytl", "xbr", "ybr")), height, width), RECTANGLE
-    if shape.tag == "ellipse":
-        return fill_polygon(ellipse_outline(*numbers("cx", "cy", "rx", "ry")), height, width), ""
-    if shape.tag == "mask":
-        left, top, rows, columns = map(int, numbers("left", "top", "height", "width")[:4])
-        if not (0 < rows <= height and 0 < columns <= width):
-            raise ReadError(f"{columns}×{rows} pixels, larger than its image")
-        runs = [int(run) for run in shape.attrib["rle"].split(",")]
-        return raster.paste(raster.unroll(runs, rows, columns), left, top, height, width), ""
-    if shape.tag == "polygon":
-        text = shape.attrib["points"]
-        return fill_polygon(as_points(re.split("[,;]", text) if text.strip() else []), height, width), ""
-    return NO_SHAPE
 
 
 # YOLO segmentation: a text file for each image, a line for each object: class x1 y1 x2 y2 ..., in shares of width and
@@ -491,75 +382,6 @@ def read_names(data_dir: Path, label_folders: Sequence[Path]) -> YoloNames:
     return YoloNames()
 
 
-# Label Studio, its JSON export: tasks, each with annotations of which the last that was not cancelled counts.
-# Coordinates are percents. A brush is RGBA bytes, packed by the bit: runs of one byte, and blocks of single ones.
-
-STUDIO_SHAPES = frozenset(["polygon", "rectangle", "ellipse", "brush"])
-UPLOAD_ID = re.compile(r"[0-9a-f]{8}-(?=.)")  # that it puts before the names of uploaded files
-
-
-def parse_label_studio(path: Path, content: Any) -> Parsed:
-    images, num_several = [], 0
-    for number, task in enumerate(content if isinstance(content, list) else [content], start=1):
-        with inside(f"task {number}"):
-            files = [_uploaded_name(text) for text in task["data"].values() if isinstance(text, str)]
-            names = [name for name in files if PurePosixPath(name).suffix.lower() in IMAGE_EXTENSIONS]
-            if not names:
-                raise ReadError(f"data is {task['data']!r:.60}; need the name of an image file")
-            done = [one for one in task["annotations"] if not one.get("was_cancelled")]
-            num_several += len(done) > 1
-            results = done[-1]["result"] if done else []
-            labels = {item.get("id"): label for item in results if (label := _studio_label(item))}
-            size, entries = None, []
-            for place, item in enumerate(results, start=1):
-                shape = str(item.get("type", "")).removesuffix("labels")
-                if shape in STUDIO_SHAPES or shape == "keypoint":
-                    if turn := item.get("image_rotation"):
-                        raise ReadError(
-                            f"image_rotation of result {place} is {turn!r:.60}; need 0: it was turned in the tool"
-                        )
-                    label = as_name(_studio_label(item) or labels.get(item.get("id")))
-                    size = as_size(item.get("original_height"), item.get("original_width"))
-                    what = f"result {place} of task {number} ({label})"
-                    entries.append(Entry(label, what, item, shape in STUDIO_SHAPES))
-            if done:
-                images.append(AnnotatedImage(names[0], entries, size))
-    several = f"{counted(num_several, 'image')} in {path.name} with several annotations: the last counts"
-    return [], images, [several] if num_several else []
-
-
-def _studio_label(item: Mapping[str, Any]) -> Any:
-    """The first label of a result; None if it has none."""
-    value = item.get("value")
-    lists = [value.get(key) for key in (item.get("type"), "labels")] if isinstance(value, dict) else []
-    return next((labels[0] for labels in lists if isinstance(labels, list) and labels), None)
-
-
-def _uploaded_name(text: str) -> str:
-    """/data/upload/1/0a1b2c3d-a.jpg, /data/local-files/?d=set/a.jpg, s3://bucket/a.jpg → the file."""
-    before, _, query = text.partition("?")
-    named = re.search(r"(?:^|&)d=([^&]*)", query)
-    return unquote(named[1]) if named else PurePosixPath(unquote(before)).name
-
-
-def label_studio_shape(item: Mapping[str, Any], height: int, width: int) -> Shape:
-    value, kind = item["value"], str(item.get("type")).removesuffix("labels")
-    if kind == "keypoint":
-        return NO_SHAPE
-    if kind == "brush":
-        return raster.crop(raster.unpack_brush(value["rle"], height, width)), ""
-    scale = np.array([width, height]) / 100
-    if kind == "polygon":
-        return fill_polygon((as_points(value["points"]) * scale).round(6), height, width), ""
-    sides = ("width", "height") if kind == "rectangle" else ("radiusX", "radiusY")
-    (x, y), (across, down) = (as_numbers([value[key] for key in keys]) * scale for keys in (("x", "y"), sides))
-    (turn,) = as_numbers([value.get("rotation", 0)]).tolist()
-    if kind == "ellipse":
-        return fill_polygon(ellipse_outline(x, y, across, down, turn), height, width), ""
-    corners = raster.turned(box_outline(x, y, x + across, y + down), [x, y], turn)  # around its first corner
-    return fill_polygon(corners.round(6), height, width), RECTANGLE
-
-
 # Tables of run lengths, as of Kaggle: a row for each object, or for each class of an image, with the name of the image
 # and "start length start length ...". An empty cell is an image without that object.
 
@@ -573,10 +395,6 @@ CLASS_COLUMNS = ("classid", "class", "classname", "categoryid", "category", "lab
 JOINED_COLUMNS = frozenset(
     image + label for image in IMAGE_COLUMNS for label in CLASS_COLUMNS
 )  # ImageId_ClassId: a.jpg_1
-MIN_COMPARED, MAX_COMPARED, MAX_COMPARED_BYTES = 5, 20, 2**23  # images whose edges tell in which direction runs go
-MIN_GAIN = (
-    1.2  # by which steps between pixels are larger at the right borders; 1.3 to 6 in sets of cells, vessels and streets
-)
 NO_RUNS = frozenset(["", "-1", "nan", "none", "null"])
 ONE_CLASS = "object"
 
@@ -636,9 +454,8 @@ def parse_runs(path: Path, content: tuple[Mapping[str, str], str]) -> Parsed:
     return declared, [AnnotatedImage(name, entries, sizes.get(name)) for name, entries in by_image.items()], []
 
 
-def runs_shape(content: tuple[str, bool], height: int, width: int, is_turned: bool = False) -> Shape:
-    """`is_turned`: the runs go in the other direction than the name of their column says."""
-    text, down_columns = content[0], content[1] != is_turned
+def runs_shape(content: tuple[str, bool], height: int, width: int) -> Shape:
+    text, down_columns = content
     if len(text.split()) % 2 or not all(word.isdecimal() for word in text.split()):
         raise ReadError(f"run lengths {text!r:.60}; need pairs of start and length")
     numbers = [int(word) for word in text.split()]
@@ -652,45 +469,9 @@ def runs_shape(content: tuple[str, bool], height: int, width: int, is_turned: bo
     return raster.fill_runs(text, height, width, down_columns), ""
 
 
-def are_runs_turned(images: Iterable[AnnotatedImage]) -> bool:
-    """Whether the runs go in the other direction than the name of their column says: then the objects end at edges in
-    nearly all images. Read wrong they are stripes, or in square images the objects turned over, which end anywhere."""
-    gains: list[float] = []
-    for image in images:
-        with contextlib.suppress(OSError, *MALFORMED):  # what cannot be read is told when it is drawn
-            if image.entries and len(gains) < MAX_COMPARED and image.image.stat().st_size < MAX_COMPARED_BYTES:
-                pixels = read_image(image.image).astype(np.float32)
-                as_named, turned = (_step_at_borders(pixels, image.entries, is_turned) for is_turned in (False, True))
-                gains.append(turned / max(as_named, 1e-12))
-    return len(gains) >= MIN_COMPARED and bool(np.quantile(gains, 0.1) > 1 and np.median(gains) > MIN_GAIN)
-
-
-def _step_at_borders(pixels: Pixels, entries: Sequence[Entry], is_turned: bool) -> float:
-    """The mean difference of neighbouring pixels of which one lies in an object."""
-    mask = np.zeros(pixels.shape[:2], np.int8)
-    for entry in entries:
-        patch, _ = runs_shape(entry.content, pixels.shape[0], pixels.shape[1], is_turned)
-        mask[patch.area] |= patch.pixels
-    steps = [np.abs(np.diff(pixels, axis=axis))[np.diff(mask, axis=axis) != 0].ravel() for axis in (0, 1)]
-    return float(np.concatenate([*steps, [0.0]]).mean())
-
-
 FORMATS = {
     "COCO": Format(parse_coco, coco_shape, False, "by category id", "the smaller object is on top"),
     "LabelMe": Format(parse_labelme, labelme_shape, True, "in alphabetical order", "the later shape is on top"),
-    "Supervisely": Format(
-        parse_supervisely, supervisely_shape, True, "in the order of meta.json", "the later object is on top"
-    ),
-    "CVAT": Format(
-        parse_cvat,
-        cvat_shape,
-        False,
-        "in the order of the labels",
-        "the higher z_order, then the later shape, is on top",
-    ),
-    "Label Studio": Format(
-        parse_label_studio, label_studio_shape, False, "in alphabetical order", "the later result is on top"
-    ),
     "YOLO": Format(parse_yolo, yolo_shape, True, "by number", "the smaller object is on top"),
     "run lengths": Format(parse_runs, runs_shape, False, "by number or name", "the later row is on top"),
 }

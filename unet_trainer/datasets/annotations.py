@@ -5,6 +5,7 @@ once, which are kept under checkpoint_dir.
 names. A format that is not read is named for what it is, with what to do.
 """
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -63,7 +64,7 @@ NOTES: Mapping[str, tuple[str, str]] = {
 
 EXPORT = "export COCO, with polygons or masks"
 VGG = f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"
-META = "meta"  # of Supervisely: the file with the classes
+SUPERVISELY = f"Supervisely's own JSON, which is not read; {EXPORT}, or PNG masks"
 # Keys of a JSON document, or of the first one in a list or dict of them → its format, or what it is and what to do if
 # it is not read. The first that fits counts.
 KINDS_OF_JSON = {
@@ -72,15 +73,15 @@ KINDS_OF_JSON = {
     ),
     "images annotations categories": "COCO",
     "shapes imagePath": "LabelMe",
-    "objects size": "Supervisely",
-    "title shape": META,
+    "objects size": SUPERVISELY,
+    "title shape": SUPERVISELY,
     "_via_img_metadata": VGG,
     "filename regions": VGG,
     "annotations images": (
         "COCO without categories (captions?), so that its classes are not known; use the instances file"
     ),
     "image_id category_id": "COCO results (predictions), without the images; use the annotation file",
-    "data annotations": "Label Studio",
+    "data annotations": f"Label Studio's own JSON, which is not read; {EXPORT}, or PNG masks",
     "annotator annotation_id": "Label Studio's JSON-MIN, which is not read; export JSON",
     "data_row projects": f"Labelbox's own JSON, which is not read; {EXPORT}",
     "items categories": f"Datumaro's own JSON, which is not read; {EXPORT} (datum convert -f coco_instances)",
@@ -88,6 +89,12 @@ KINDS_OF_JSON = {
         "GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks first (gdal_rasterize)"
     ),
     "imgHeight imgWidth objects": "Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them",
+}
+
+
+KINDS_OF_XML = {  # by what is near the start of the file
+    r"<annotations\b": f"CVAT's XML, which is not read; {EXPORT}, or PNG masks (CVAT exports COCO 1.0 and VOC masks)",
+    r"<annotation\b": "Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if any",
 }
 
 
@@ -172,21 +179,18 @@ def _read(texts: Sequence[Path], index: "ImageIndex", data_dir: Path) -> Annotat
     if not index.files:
         text = f"{kinds[0]} annotations, but no image in {index.root}; set image_dir to the folder of the images"
         raise DataError("\n  ".join([text, *describe_other_files(index.root)]))
-    metas = files[META] if kinds == ["Supervisely"] else []
-    return _read_files(kinds[0], [*metas, *files[kinds[0]]], index, data_dir)
+    return _read_files(kinds[0], files[kinds[0]], index, data_dir)
 
 
 def _kind_of(path: Path) -> tuple[str, Any]:
     """The format of a file, "" for no annotation, and its content; raises DataError, UnknownAnnotations if it is not
     read."""
     if path.suffix.lower() == ".xml":
-        root = readers.read_xml(path)
-        if root.tag == "annotation":
-            what = (
-                "Pascal VOC's XML, with boxes, and a box is no mask; its masks are in SegmentationClass, if it has any"
-            )
+        with readers.inside(path), input_files.open_file(path) as file:
+            head = file.read(2**12).decode("utf-8", "replace")
+        if what := next((what for mark, what in KINDS_OF_XML.items() if re.search(mark, head)), None):
             raise UnknownAnnotations(f"{path} is {what}")
-        return "CVAT" if root.tag == "annotations" else "", root
+        return "", None
     if path.suffix.lower() == ".csv":
         with readers.inside(path):
             header = readers.read_header(path)
@@ -203,7 +207,7 @@ def _kind_of(path: Path) -> tuple[str, Any]:
     if isinstance(content, dict):
         content.pop("imageData", None)  # LabelMe's picture, megabytes of text
     kind = kind_of_json(content)
-    if kind and kind not in (*FORMATS, META):
+    if kind and kind not in FORMATS:
         raise UnknownAnnotations(f"{path} is {kind}")
     return kind, content
 
@@ -238,25 +242,20 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: "ImageIndex
         # If one of the names with folders is here with all of them, p2/1.png is not p1/1.png where p2 is missing.
         with_folders = any(len(path_pieces(image.name)) > 1 and index.knows(image.name) for image in listed)
         folders = path.relative_to(data_dir).parts[:-1] if path.is_relative_to(data_dir) else ()
-        near = path.parent.parent if tool == "Supervisely" else path.parent  # ds/img beside ds/ann
+        near = path.parent
         shown = path_in(data_dir, path)
         for image in listed:
             part = image.part or (None if form.is_one_each else part_in([path.stem])) or part_in(folders)
             found = index.find(image.name, near, part, with_folders)
-            if found is None and (form.is_one_each or tool == "Label Studio"):
-                plain = (
-                    path.stem
-                    if form.is_one_each
-                    else readers.UPLOAD_ID.sub("", PurePosixPath(image.name).name, count=1)
-                )
-                found = index.find(plain, near, part, False)
+            if found is None and form.is_one_each:
+                found = index.find(path.stem, near, part, False)
             if found is None:
                 missing.append(f"{path.name} ({image.name or 'no imagePath'})" if form.is_one_each else image.name)
                 continue
             part = (names.part_of(path_in(data_dir, found)) if names else None) or part or index.part_of(found)
             where = shown if form.is_one_each else f"{shown}, image {image.name!r:.250}"
             images.append(image._replace(image=found, part=part, source=path, where=where))
-    listing = [path_in(data_dir, path) for path, content in files if tool != "Supervisely" or "objects" in content]
+    listing = [path_in(data_dir, path) for path, _ in files]
     shown = ", ".join(listing)
     if form.is_one_each:
         kind = "text file" if names else "JSON file"
@@ -396,25 +395,20 @@ def draw_masks(
         notices.append(
             f"{counted(len(annotations.images) - len(images), 'test image')} left out: none has any annotation"
         )
-    read_shape, settings = form.read_shape, [classes, smaller_on_top]
-    if annotations.tool == "run lengths":
-        if is_turned := readers.are_runs_turned(images):
-            read_shape, settings = partial(readers.runs_shape, is_turned=True), [*settings, "turned"]
-        go_down = next(entry.content[1] for image in annotations.images for entry in image.entries) != is_turned
-        if is_turned or not go_down:
-            way = "down the columns" if go_down else "along the rows, not down the columns"
-            why = ", other than its columns say: so the objects end at edges in the images" if is_turned else ""
-            notices.append(f"the run lengths of {annotations.files} are read {way}{why}")
+    if annotations.tool == "run lengths" and not next(
+        entry.content[1] for image in annotations.images for entry in image.entries
+    ):
+        notices.append(f"the run lengths of {annotations.files} are read along the rows, not down the columns")
     conversions = [
         Conversion(
             path_in(index.root, image.image).lstrip("/"),
             [*([image.source] if image.source else []), image.image],
-            partial(draw_mask, image, read_shape, ids, smaller_on_top),
+            partial(draw_mask, image, form.read_shape, ids, smaller_on_top),
         )
         for image in images
     ]
     label = "Drawing masks from annotations:"
-    drawn = converter.write(annotations.tool.lower(), settings, conversions, label)
+    drawn = converter.write(annotations.tool.lower(), [classes, smaller_on_top], conversions, label)
     pairs: list[Pair] = []
     bad: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test, which stops no training
     for image, mask in zip(images, drawn, strict=True):

@@ -70,26 +70,14 @@ def _cells(edges: Any, limit: int) -> Any:
     return np.floor(edges + 0.5).clip(0, limit).astype(np.int64)
 
 
-# Outlines of other shapes
+def box_outline(x0: float, y0: float, x1: float, y1: float) -> Pixels:
+    """The box between two corners."""
+    return np.array([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], np.float64)
 
 
-def turned(points: Sequence[Sequence[float]] | Pixels, centre: Sequence[float], degrees: float) -> Pixels:
-    """The points, clockwise around the centre."""
-    if not degrees:
-        return np.array(points, np.float64)
-    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
-    return centre + (np.array(points, np.float64) - centre) @ np.array([[cosine, sine], [-sine, cosine]])
-
-
-def box_outline(x0: float, y0: float, x1: float, y1: float, degrees: float = 0.0) -> Pixels:
-    """The box between two corners, turned clockwise around its centre."""
-    return turned([[x0, y0], [x1, y0], [x1, y1], [x0, y1]], [(x0 + x1) / 2, (y0 + y1) / 2], degrees)
-
-
-def ellipse_outline(x: float, y: float, x_radius: float, y_radius: float, degrees: float = 0.0) -> Pixels:
+def circle_outline(x: float, y: float, radius: float) -> Pixels:
     angles = np.linspace(0, 2 * np.pi, 720, endpoint=False)
-    points = np.stack([x + ROUND * x_radius * np.cos(angles), y + ROUND * y_radius * np.sin(angles)], axis=1)
-    return turned(points, [x, y], degrees)
+    return np.stack([x + ROUND * radius * np.cos(angles), y + ROUND * radius * np.sin(angles)], axis=1)
 
 
 def draw_line(points: Pixels, line_width: float, height: int, width: int) -> Patch:
@@ -161,39 +149,11 @@ def fill_runs(text: str, height: int, width: int, down_columns: bool) -> Patch:
     return patch._replace(left=patch.left + first) if down_columns else patch._replace(top=patch.top + first)
 
 
-def unpack_brush(packed: Sequence[Any], height: int, width: int) -> Pixels:
-    """H,W bool of Label Studio's brush: where the alpha of its RGBA bytes is not 0. Numbers stand bit by bit: how many
-    bytes (32), the bits of each less 1 (5), four lengths of counts less 1 (4 each); then blocks: whether it is a run
-    (1), which length (2), the count less 1, and the byte of the run or all bytes. Raises DataError."""
-    bits, place = np.unpackbits(np.array(packed, np.uint8)), 0
-
-    def take(count: int) -> Pixels:
-        nonlocal place
-        place += count
-        if place > len(bits):
-            raise DataError("rle that ends too early")
-        return bits[place - count : place]
-
-    def read(count: int) -> int:
-        return int("".join(map(str, take(count).tolist())), 2)
-
-    total, word, *lengths = read(32), read(5) + 1, *(read(4) + 1 for _ in range(4))
-    if total != 4 * height * width or word != 8:
-        raise DataError(
-            f"rle of {total} values of {word} bits; need {4 * height * width} of 8 bits, RGBA of {width}×{height}"
-        )
-    values, start = np.zeros(total, np.uint8), 0
-    while start < total:
-        is_run = read(1)
-        stop = min(total, start + 1 + read(lengths[read(2)]))
-        values[start:stop] = read(word) if is_run else np.packbits(take(word * (stop - start)))
-        start = stop
-    return values.reshape(height, width, 4)[:, :, 3] > 0
-
-
 def decompress_runs(text: str) -> list[int]:
     """COCO's compressed run lengths: each number in groups of five bits, lowest first, with a bit that says whether
-    more follow, plus 48; from the fourth on, the difference to the number two before. Raises DataError."""
+    more follow, plus 48; from the fourth on, the difference to the number two before. Raises DataError.
+
+    pycocotools reads past the end of a damaged text, and gives uninitialized pixels where runs are too short."""
     runs: list[int] = []
     number = shift = 0
     for character in text:
