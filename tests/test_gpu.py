@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from helpers.bad_numbers import SPOILERS
+from helpers.custom_parts import Small
 from helpers.jobs import end, torchrun
 from helpers.ports import free_port
 from helpers.runs import stop_after, weights_digest
@@ -291,6 +292,19 @@ def test_a_checkpoint_of_the_cpu_goes_on_on_the_gpu(tiny_config):
         train(config, on_epoch=stop_after(1))
     result = train(config, device="cuda", resume=f"{config['checkpoint_dir']}/run")
     assert math.isfinite(result.history[-1]["val_loss"])
+
+
+def test_random_numbers_that_a_callback_draws_on_the_gpu_change_no_run_and_are_the_callers(tiny_config):
+    config = {**tiny_config, "device": "cuda", "deterministic": True, "num_epochs": 2}
+    parts = {"model": lambda spec: Small(dropout=0.5)}
+    torch.cuda.manual_seed(5)
+    expected = torch.rand(2, device="cuda").tolist()
+    torch.cuda.manual_seed(5)
+    drawn = []
+    plain = train(config, **parts, run_name="plain").run_dir
+    other = train(config, lambda row: drawn.append(float(torch.rand(1, device="cuda"))), **parts, run_name="drawing")
+    assert drawn == expected
+    assert weights_digest(other.run_dir) == weights_digest(plain)
 
 
 def test_a_model_that_was_trained_compiled_on_the_gpu_is_used_on_the_cpu(tiny_config):
