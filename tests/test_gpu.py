@@ -406,7 +406,7 @@ def test_a_run_interrupted_within_an_epoch_goes_on_bit_for_bit_on_the_gpu(precis
 
     def interrupted(self, metrics, learning_rate):
         optimizer_step(self, metrics, learning_rate)
-        calls.append(1)
+        calls.extend([1] * (not self.is_trial))  # not while the step is timed
         if len(calls) == 5:  # the second of the second epoch's three steps
             os.kill(os.getpid(), signal.SIGTERM)
 

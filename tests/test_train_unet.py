@@ -113,17 +113,16 @@ EVERYTHING = {
 def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(
     tiny_data, tmp_path, monkeypatch, capsys
 ):
-    """Four steps of 8 images, in two epochs: what a very slow CPU has time for in an hour."""
+    """Four steps of 8 images, an epoch each: what a very slow CPU has time for in an hour."""
     choose_weights = "unet_trainer.training.settings.choose_encoder_weights"
     monkeypatch.setattr(choose_weights, lambda encoder, say, limit: (None, "no network: random weights"))
-    monkeypatch.setattr(choices, "MIN_STEPS_PER_EPOCH", 2)
     costs = KnownCosts(StepCost(seconds=900.0, eval_seconds=0.0, memory=0)).install(monkeypatch)
     config = {"data_dir": str(tiny_data), "checkpoint_dir": str(tmp_path), "device": "cpu"}
     straight = train(config, run_name="straight")
     said = capsys.readouterr().out
     taken = load_config(straight.run_dir / "config.yaml")
     assert (taken.encoder, taken.decoder_channels) == choices.CPU_ENCODERS_FROM_NOTHING[-1]
-    assert (taken.batch_size, taken.repeats, taken.num_epochs) == (8, 2, 2)
+    assert (taken.batch_size, taken.repeats, taken.num_epochs) == (8, 1, 4)
     assert (taken.decoder_attention, taken.deep_supervision, taken.encoder_weights) == ("none", 0.0, None)
     assert (taken.image_size, taken.use_amp, taken.compile_model) == ((64, 64), False, False)
     assert (taken.device, taken.num_workers, taken.cache) == ("cpu", "auto", "auto")

@@ -17,6 +17,7 @@ from helpers.killed_runs import be_quiet, start, train_once, use_small_network, 
 from helpers.runs import weights_digest, words
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.model import losses
 from unet_trainer.system.signals import Interrupted
@@ -28,6 +29,12 @@ from unet_trainer.training.step import FiniteGuard, TrainStep
 pytestmark = pytest.mark.usefixtures("small_network")
 
 LONG = {"num_epochs": 2, "batch_size": 2}  # 5 steps an epoch
+
+
+@pytest.fixture(autouse=True)
+def _untimed(monkeypatch):
+    """The start times no steps: faults come in the steps that are counted, of the trial and of training."""
+    monkeypatch.setattr(setup, "time_steps", lambda *_: StepCost(seconds=0.1, eval_seconds=0.1, memory=0))
 
 
 def bad_dice(monkeypatch, is_bad):
