@@ -28,7 +28,7 @@ from unet_trainer.datasets.layouts import KINDS
 from unet_trainer.datasets.name_matching import File, best_match, masks_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
 from unet_trainer.images import image_decoding
-from unet_trainer.images.file_bytes import DataError, ReadError, file_stamp, naming, open_file, read_bytes
+from unet_trainer.images.file_bytes import MAX_BYTES, DataError, ReadError, file_stamp, naming, open_file, read_bytes
 from unet_trainer.images.image_decoding import COLOUR_CHANNELS, IMAGE_EXTENSIONS, VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
@@ -616,11 +616,7 @@ def _naming_checkpoint_dir(folder: Path) -> Iterator[None]:
 
 
 def _file_digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with input_files.open_file(path, follow=False) as file:
-        while part := file.read(2**20):
-            digest.update(part)
-    return digest.hexdigest()
+    return hashlib.sha256(input_files.read_bytes(path, MAX_BYTES, follow=False)).hexdigest()
 
 
 def _replace_damaged(folder: Path, draft: Path, digests: Mapping[str, str]) -> None:

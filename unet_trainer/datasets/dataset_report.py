@@ -34,6 +34,7 @@ from unet_trainer.datasets.mask_reading import (
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import (
     UNREADABLE,
+    Choice,
     FoundPairs,
     Pair,
     Problem,
@@ -60,6 +61,7 @@ from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.console import Console, counted
 
 LARGE_FOREGROUND = 0.75  # share of the pixels from which it may be the background
+NUM_COMPARED = 8  # pairs of which the image is read as a mask
 NUM_DIGITS = 16  # of a file's digest in split.csv
 
 
@@ -193,6 +195,8 @@ def build_dataset_report(
     _choose_kind(report, config)
     if report.pairs:
         _choose_coding(report, config)
+        if not is_resumed and config.mask_values == "auto":
+            _compare_images_with_masks(report, console)
         is_alone = len(found.pairs) == 1 and config.num_folds is None and not is_resumed
         if is_alone and not report.problems and report.coding is not None:
             _cut_into_blocks(report, report.coding, config, cache, console)
@@ -418,6 +422,30 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         what = f"with values that belong to no class (the classes are {classes})"
         fix = "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
         report.problems.append(Problem("values", "mask", what, tuple(unknown), fix, {"unknown_values": "ignore"}))
+
+
+def _compare_images_with_masks(report: DatasetReport, console: Console) -> None:
+    """Asks whether the folders are swapped if they look so; where the values of the masks have a clear meaning, only a
+    notice says it."""
+    if report.found.folders is None:
+        return
+    step = -(-len(report.pairs) // NUM_COMPARED)
+    if MaskEvidence(report.masks[::step]).num_covering < mask_evidence.MIN_PICTURE:
+        return
+    read = scan.read_each(scan.scan_as_mask, report.pairs[::step], console, "Comparing images with masks:")
+    both = [(one, mask) for one, mask in zip(read, report.masks[::step], strict=True) if one is not None]
+    images, masks = MaskEvidence([image for image, _ in both]), MaskEvidence([mask for _, mask in both])
+    if not both or not mask_evidence.look_swapped(images, masks):
+        return
+    first, second = report.found.folders
+    values = f"{images.num_covering:.0f} values each, as masks do, and those of {second} {masks.num_covering:.0f}"
+    text = f"image_dir and mask_dir look swapped: the files of {first} hold {values}, as pictures do"
+    swapped = {"image_dir": second, "mask_dir": first}
+    if report.classes is not None:
+        report.notices.append("\n  ".join([f"{text}; if they are, set:", *setting_lines(swapped)]))
+        return
+    as_found = Choice(f"{first} holds the images", {"image_dir": first, "mask_dir": second})
+    report.questions = [Question(text, Choice(f"{second} holds the images", swapped), as_found)]
 
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:

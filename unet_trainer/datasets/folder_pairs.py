@@ -227,7 +227,10 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
         problems += _describe_unpaired(incomplete, len(pairs))
     classes = (*(["background"] if search.has_background else []), *search.classes) if search.classes else None
     rule = f"{layout.phrase}, {train.rule}" + (f"; {division}" if division else "")
-    found = FoundPairs(tuple(pairs), rule, tuple(problems), tuple(test), (), tuple(search.notices), classes)
+    (images, masks), config = layout.parts["train"], search.config
+    is_open = masks is not images and config.image_dir is None and config.mask_dir is None
+    folders = (images.value, masks.value) if is_open and masks is not None else None
+    found = FoundPairs(tuple(pairs), rule, tuple(problems), tuple(test), (), tuple(search.notices), classes, folders)
     return found, is_test_complete and not incomplete
 
 

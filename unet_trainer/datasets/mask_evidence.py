@@ -46,6 +46,9 @@ MAX_TOUCHING = 0.1  # of the edges of a trimap, those between foreground and bac
 MAX_BORDER_WIDTH = 0.1  # of the border of a trimap, as a share of the side of the mask
 MAX_CHANNEL_ID = 64  # colours that differ in one channel only, none of them brighter, are ids
 NUM_FREQUENT, FEW_COVERED = 12, 0.5  # so many values have a smaller share of the pixels of photographs
+COVERED = 0.95  # of the pixels: rarer values are edges, noise or small objects
+MIN_PICTURE = 6  # values of a picture with few colours,
+MORE_VALUES, MORE_EDGES = 1.5, 2  # times as many as its mask has
 MIN_REGION = 16  # pixels of a connected piece of a class, on average, in the smaller mask in which pieces are counted
 NOISE_SHARE = 1e-3  # of all pixels: rarer values that occur in a single mask are noise
 MIN_MASKS = 4  # with fewer, that a value occurs in one mask says nothing
@@ -192,6 +195,23 @@ class MaskEvidence:
         covered = sum(pixels for _, pixels in self.counts.most_common(NUM_FREQUENT))
         return covered < FEW_COVERED * self.total and not self.has_regions and not self.are_objects
 
+    @property
+    def num_covering(self) -> float:
+        """Values that have nearly all pixels of a mask, on average."""
+        return sum(map(_num_covering, self.masks)) / max(1, len(self.masks))
+
+    @property
+    def num_edges(self) -> int:
+        return sum(structure.edges for _, structure in self.structures)
+
+    @property
+    def are_pieces(self) -> bool:
+        """Whether each value is a region of one piece, as ids of objects are, whatever their numbers or colours."""
+        values, pieces = (
+            sum(getattr(one, name) for _, one in self.structures) for name in ("num_values", "num_pieces")
+        )
+        return self.has_regions and pieces <= MAX_PIECES * values
+
     # Void
 
     @cached_property
@@ -273,6 +293,19 @@ class MaskEvidence:
             found.append(ValueGroup(narrow[first], int(np.count_nonzero(close)), int(pixels[close].sum())))
             is_free &= ~close
         return sorted(found, key=lambda group: -group.pixels)
+
+
+def look_swapped(images: MaskEvidence, masks: MaskEvidence) -> bool:
+    """Whether the images, read as masks, look like masks, and the masks like pictures: few values against many, with
+    more edges between them. Line drawings have few values too, but more edges than the masks of what is in them."""
+    few, many = images.num_covering, masks.num_covering
+    is_richer = many >= max(MIN_PICTURE, MORE_VALUES * few) and masks.num_edges >= MORE_EDGES * images.num_edges
+    return is_richer and not masks.are_objects and not masks.are_pieces
+
+
+def _num_covering(mask: MaskFacts) -> int:
+    pixels = np.cumsum(sorted(mask.counts.values(), reverse=True))
+    return 1 + int(np.searchsorted(pixels, COVERED * pixels[-1]))
 
 
 # How often each class occurs

@@ -329,7 +329,13 @@ def _scan_image(path: Path) -> ImageFacts:
     return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
 
 
-def _scan_mask(pair: Pair) -> MaskFacts:
+def scan_as_mask(_: int, pair: Pair) -> MaskFacts:
+    """What the image holds if it is read as a mask; raises DataError."""
+    return _scan_mask(replace(pair, mask=pair.image), min_values=1)
+
+
+def _scan_mask(pair: Pair, min_values: int = 3) -> MaskFacts:
+    """`min_values`: with fewer, the structure is not measured."""
     data = read_bytes(pair.mask)
     try:
         refuse_bomb(data)
@@ -337,7 +343,7 @@ def _scan_mask(pair: Pair) -> MaskFacts:
         refuse_bomb(data, read_image(pair.image).shape[:2])
     mask, is_alpha = decode_mask_or_alpha(data)
     counts, palette = _count_values(mask), None
-    structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None
+    structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) >= min_values else None
     if colours := headers.palette_colours(data):
         shown = zip(headers.mask_values_of(colours), colours, strict=True)
         palette = {value: (red << 16) + (green << 8) + blue for value, (red, green, blue) in shown if value in counts}
