@@ -68,6 +68,12 @@ class CommandParser(argparse.ArgumentParser):
             message = "; ".join(_unknown_option(word) for word in words.split() if word.startswith("-"))
         raise UserError(f"{message} (python {self.prog} --help)")
 
+    def parse_known_intermixed_args(self, *given: Any, **named: Any) -> Any:
+        try:
+            return super().parse_known_intermixed_args(*given, **named)
+        except AttributeError as error:  # argparse fails where a signal interrupts it
+            raise (error.__context__ if isinstance(error.__context__, KeyboardInterrupt) else error) from None
+
 
 def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig], int | None] | None:
     """The command that the first word names; None to train. It returns an exit code, or None when it is done."""
@@ -84,6 +90,16 @@ def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
 
     @wraps(main)
     def run(*args: Any, **kwargs: Any) -> int:
+        try:
+            return _explain_errors(lambda: main(*args, **kwargs))
+        except KeyboardInterrupt:  # one more, while the first or an error is reported
+            return EXIT_INTERRUPTED
+
+    return run
+
+
+def _explain_errors(main: Callable[[], int]) -> int:
+    try:
         open_closed_streams()
         is_torchrun = current().launch.is_torchrun
         if is_torchrun:
@@ -94,25 +110,22 @@ def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
         end_with_parent(is_torchrun)
-        try:
-            if sys.flags.optimize > 1:
-                raise UserError(
-                    "python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O"
-                )
-            return main(*args, **kwargs)
-        except (UserError, TrainingFailed, PeerFailed, PeerLost) as error:
-            return _end(str(error), error.exit_code)
-        except Interrupted as interruption:
-            code = interruption.exit_code
-            return code if interruption.is_told else _end(f"interrupted by {interruption}", code)
-        except KeyboardInterrupt:
-            return _end("interrupted", EXIT_INTERRUPTED)
-        except (OSError, RuntimeError, MemoryError) as error:
-            if not is_of_the_machine(error):
-                raise
-            return _end(sentence(error), EXIT_USER_ERROR)
-
-    return run
+        if sys.flags.optimize > 1:
+            raise UserError(
+                "python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O"
+            )
+        return main()
+    except (UserError, TrainingFailed, PeerFailed, PeerLost) as error:
+        return _end(str(error), error.exit_code)
+    except Interrupted as interruption:
+        code = interruption.exit_code
+        return code if interruption.is_told else _end(f"interrupted by {interruption}", code)
+    except KeyboardInterrupt:
+        return _end("interrupted", EXIT_INTERRUPTED)
+    except (OSError, RuntimeError, MemoryError) as error:
+        if not is_of_the_machine(error):
+            raise
+        return _end(sentence(error), EXIT_USER_ERROR)
 
 
 def _end(text: str, exit_code: int) -> int:

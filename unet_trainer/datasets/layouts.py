@@ -101,8 +101,7 @@ def _searched(folder: Path, names: Sequence[str]) -> list[str]:
     ours = {
         name
         for name in names
-        if any((folder / name / inner).is_dir() for inner in CHECKPOINT_DIR_HOLDS)
-        or is_run_folder(folder / name)
+        if any((folder / name / inner).is_dir() for inner in CHECKPOINT_DIR_HOLDS) or is_run_folder(folder / name)
     }
     if ours or not set(names).isdisjoint(CHECKPOINT_DIR_HOLDS):
         ours.add(SHEETS)
