@@ -19,7 +19,6 @@ from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserErro
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.config.schema import FIELDS, Config
-from unet_trainer.system.atomic_files import check_output, is_replaceable
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
@@ -223,16 +222,6 @@ def _resume_source(
         what = f"{own_file.parent} is no run folder, or its {CONFIG_YAML} is missing or empty"
         raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
     return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
-
-
-def check_may_write(path: Path | None) -> None:
-    """Of --write FILE: raises UserError where a file stands that would be lost, before minutes are spent on
-    measuring."""
-    if path is None:
-        return
-    check_output("--write", path)
-    if is_replaceable(path):
-        raise UserError(f"--write: {path} exists; name another file, or remove it")
 
 
 def train_command(path: Path) -> str:
