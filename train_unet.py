@@ -243,10 +243,11 @@ def train_by_command(config: Config, started: float) -> TrainResult:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line: trains, or runs the command that the first argument names. Returns the exit code."""
     started, words = time.perf_counter(), sys.argv[1:] if arguments is None else arguments
-    if (command := find_command(words)) is not None:
-        with Signals():  # SIGTERM tidies up as Ctrl-C does
+    with Signals():  # SIGTERM tidies up as Ctrl-C does
+        if (command := find_command(words)) is not None:
             return command(words[1:], script_config) or EXIT_DONE
-    result = train_by_command(read_training_command(words, __doc__, script_config), started)
+        config = read_training_command(words, __doc__, script_config)
+    result = train_by_command(config, started)
     return EXIT_TRAINING_FAILED if result.unwritten or result.missing else EXIT_DONE
 
 

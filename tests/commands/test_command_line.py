@@ -103,6 +103,35 @@ def test_sigint_is_exit_code_130_in_imports_and_in_a_command(tmp_path):
         assert (child.returncode, errors) == (130, said)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("words", [["check", "lr=1"], ["lr=1", "--resume"]], ids=["command", "training"])
+def test_a_signal_while_the_arguments_are_read_is_one_message(words, number, capsys):
+    def send(frame, event, argument):
+        if frame.f_code.co_name in ("format_usage", "_parse_known_args"):  # of argparse
+            sys.setprofile(None)
+            os.kill(os.getpid(), number)
+
+    before = signal.signal(number, lambda *given: None)  # a failure does not end all tests
+    sys.setprofile(send)
+    try:
+        assert main(words) == 128 + number
+    finally:
+        sys.setprofile(None)
+        signal.signal(number, before)
+    assert capsys.readouterr().err == f"Error: interrupted by {number.name}\n"
+
+
+def test_ctrl_c_before_the_command_and_while_it_is_reported_is_no_traceback(monkeypatch, capsys):
+    def interrupt(*given):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("unet_trainer.commands.command_line.open_closed_streams", interrupt)
+    assert main(["check"]) == 130
+    assert capsys.readouterr().err == "Error: interrupted\n"
+    monkeypatch.setattr("unet_trainer.commands.command_line.show_error", interrupt)
+    assert main(["check"]) == 130
+
+
 def test_other_data_get_the_defaults_and_not_the_settings_of_the_demo(trained):
     assert main(["data_dir=data/mine", "seed=7"]) == 0
     assert trained == [load_config({**CONFIG, "data_dir": "data/mine", "seed": 7})]

@@ -98,9 +98,23 @@ def test_a_missing_package_is_named_in_one_line(run, capsys, monkeypatch):
 
 
 def test_a_link_in_a_runs_folder_is_not_followed_out_of_it(tmp_path):
-    """A run folder from elsewhere could have any. The file then replaces the link."""
+    """A run folder from elsewhere could have any."""
     (tmp_path / "model.onnx").symlink_to(tmp_path / "elsewhere.onnx")
-    assert choose_target(None, "onnx", tmp_path / "best.pt") == tmp_path / "model.onnx"
+    (tmp_path / "model_smp").symlink_to(tmp_path)
+    for name in ("onnx", "smp"):
+        with pytest.raises(UserError, match=r"--out: .* is a link to .*; remove it, or choose another place"):
+            choose_target(None, name, tmp_path / "best.pt")
+
+
+def test_an_export_replaces_its_own_kind_alone(tmp_path):
+    target = tmp_path / "model.onnx"
+    for content, is_replaced in ((b"\x08\x0a\x12", True), (b"notes", False)):
+        target.write_bytes(content)
+        if is_replaced:
+            assert choose_target(target, "onnx", tmp_path / "best.pt") == target
+        else:
+            with pytest.raises(UserError, match=r"--out: .*model.onnx is there and is no .onnx model; choose another"):
+                choose_target(target, "onnx", tmp_path / "best.pt")
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,25 @@ def test_a_folder_is_predicted_with_its_structure_and_it_says_what_was_written(h
     assert set(np.unique(read)) <= {0, 1}
 
 
+def test_a_second_model_among_the_images_is_refused_by_name(here, capsys):
+    run = here / "other"
+    run.mkdir()
+    for name in ("config.yaml", "split.csv"):
+        (run / name).touch()
+    for name in ("curves.png", "samples/epoch_0001.png"):  # pictures, but no images
+        (run / name).parent.mkdir(exist_ok=True)
+        (run / name).write_bytes((here / "images/a.png").read_bytes())
+    for word in ("other", "checkpoints/three/best.pt"):
+        assert main(["predict", "binary", "images", word, "--out", "out"]) == 2
+        complaint = capsys.readouterr().err
+        assert complaint.startswith(f"Error: {word} is a model, not images; predict takes one model, its first word")
+    (here / "runs").mkdir()
+    run.rename(here / "runs/other")
+    Path("link").symlink_to("runs/other")
+    assert main(["predict", "binary", "link", "--out", "out"]) == 2
+    assert not (here / "out").exists()
+
+
 def test_every_kind_of_file_is_announced_and_a_geotiff_has_its_mask_and_polygons_in_its_coordinates(here, capsys):
     (here / "images/field.tif").write_bytes(
         tiff_bytes(RANDOM.integers(0, 256, (40, 60, 3), np.uint8), extratags=GEO_TAGS)

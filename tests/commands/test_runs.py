@@ -110,7 +110,7 @@ def test_runs_are_compared_with_the_first(folder, capsys):
         (["runs", "lr=1"], "lr=1: of settings runs takes checkpoint_dir alone, once each"),
         (["compare"], "compare takes two or more runs, got none"),
         (["compare", "cells", "checkpoints/cells"], "cells and checkpoints/cells are the same run; name another"),
-        (["compare", "cells", "better", "--html", "nowhere/x.html"], "--html nowhere/x.html: cannot be written"),
+        (["compare", "cells", "better", "--html", "nowhere/x.html"], "--html: there is no folder "),
         (["watch", "nobody"], "no run nobody; checkpoints holds "),
         (["watch", "checkpoint_dir=none"], "checkpoint_dir: none holds no runs; python train_unet.py starts one"),
         (["watch", "batch_size=4"], "batch_size=4: of settings watch takes checkpoint_dir alone"),
@@ -146,6 +146,36 @@ def test_the_newest_run_is_the_one_that_was_saved_last_whatever_asks(folder, cap
     said = capsys.readouterr().out
     assert f"Report: {folder / 'killed/report.html'} " in said
     assert f"Note: {folder / 'broken'} was begun later, but has saved nothing yet; name it to see it\n" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["report", "cells", "--no-pictures", "--out"], "checkpoints/cells/best.pt"),
+        (["compare", "cells", "better", "--html"], "checkpoints/cells/best.pt"),
+        (["check", "--json"], "checkpoints/cells/settings.json"),
+        (["doctor", "--json"], "checkpoints/cells/settings.json"),
+        (["check", "--write"], "checkpoints/cells/settings.json"),
+    ],
+)
+def test_a_page_or_report_never_replaces_a_file_of_another_kind_also_through_a_link(folder, capsys, words, file):
+    Path(file).write_bytes(b"PK\x03\x04 of a run")
+    Path("link.html").symlink_to(file)
+    for name in (file, "link.html"):
+        assert main([*words, name]) == 2
+        assert re.match(rf"Error: {words[-1]}: \S*{file} (is there and is no|exists; name)", capsys.readouterr().err)
+    assert Path(file).read_bytes() == b"PK\x03\x04 of a run"
+
+
+def test_pages_are_replaced_by_pages_and_a_link_in_a_runs_folder_is_refused(folder, capsys):
+    for words in (["report", "cells", "--no-pictures", "--out"], ["compare", "cells", "better", "--html"]):
+        assert main([*words, "page.html"]) == 0
+    assert Path("page.html").read_text().count("<html") == 1
+    (folder / "cells/report.html").unlink(missing_ok=True)
+    (folder / "cells/report.html").symlink_to("../../page.html")
+    capsys.readouterr()
+    assert main(["report", "cells", "--no-pictures"]) == 2
+    assert capsys.readouterr().err.startswith("Error: report: checkpoints/cells/report.html is a link to ../../page")
 
 
 def test_a_run_is_found_by_name_folder_and_file_and_the_newest_without_one(folder, monkeypatch, capsys):

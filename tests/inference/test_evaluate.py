@@ -146,6 +146,17 @@ def test_a_list_of_pictures_that_is_not_ours_deletes_nothing(evaluated_pairs, tm
     assert (tmp_path / "outside.png").exists()
 
 
+@pytest.mark.parametrize("name", ["evaluation.json", "evaluation.csv"])
+def test_tables_of_others_and_links_are_not_replaced(tmp_path, name):
+    (tmp_path / name).write_text("mine\n")
+    with pytest.raises(UserError, match=rf"--out: .*{name} is there and is no "):
+        make_folder(tmp_path, is_named=True)
+    (tmp_path / name).unlink()
+    (tmp_path / name).symlink_to("elsewhere")
+    with pytest.raises(UserError, match=rf"--out: .*{name} is a link to elsewhere"):
+        make_folder(tmp_path, is_named=True)
+
+
 def test_a_link_is_followed_if_the_user_names_it_and_not_if_it_lies_in_a_runs_folder(tmp_path):
     (tmp_path / "outside").mkdir()
     link = tmp_path / "evaluation"

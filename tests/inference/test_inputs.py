@@ -109,6 +109,39 @@ def test_results_among_the_images_are_refused(folder, words, out):
     assert str(told.value).endswith(f"e.g. --out {Path(out).parent / 'predictions'}, or add --among-images")
 
 
+@pytest.mark.parametrize(
+    ("names", "images"),
+    [
+        (["images/a.png", "masks/a.png", "notes/b.png"], ["images/a"]),
+        (["train/images/a.png", "train/labels/a.png", "test/b.png"], ["test/b", "train/images/a"]),
+        (["train/a.png", "trainannot/a.png"], ["train/a"]),
+        (["a.png", "masks/a.png"], ["a"]),
+        (["day/a.jpg", "day/a_mask.png", "day/b.jpg", "day/b_mask.png"], ["day/a", "day/b"]),
+        (["control/a.png", "target/a.png"], ["control/a", "target/a"]),  # nothing says that these are masks
+        (["masks/a.png"], ["masks/a"]),
+        (["images/a.png", "other/a_mask.png"], ["images/a", "other/a_mask"]),
+    ],
+)
+def test_of_a_dataset_the_images_are_inputs_and_the_masks_are_not(tmp_path, names, images):
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    notes = []
+    assert [name for _, name in find_inputs([str(tmp_path)], Path("out"), notes.append)] == images
+    num_others = len(names) - len(images)
+    assert len(notes) == (num_others > 0)
+    if notes:
+        start = f"{tmp_path} is a dataset: {len(images)} image{'s' * (len(images) > 1)} in it; {num_others} mask"
+        assert notes[0].startswith(start)
+
+
+def test_masks_are_inputs_where_their_folder_is_named(tmp_path):
+    for name in ("images/a.png", "masks/a.png"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    assert [name for _, name in find_inputs([str(tmp_path / "masks")], Path("out"))] == ["a"]
+
+
 def test_links_to_other_folders_are_followed_but_none_in_a_circle(folder):
     elsewhere = folder / "elsewhere"
     elsewhere.mkdir()

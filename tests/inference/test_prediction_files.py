@@ -166,6 +166,18 @@ def test_a_result_never_replaces_a_mask_of_the_dataset(tmp_path, image):
         folder.refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
 
 
+def test_a_result_replaces_no_link_and_an_array_nothing_but_an_array(tmp_path, image):
+    (tmp_path / "out/probabilities").mkdir(parents=True)
+    (tmp_path / "out/b.png").symlink_to("elsewhere.png")
+    (tmp_path / "out/probabilities/c.npy").write_bytes(b"notes")
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(probabilities="npy"))
+    folder.refuse_overwriting([image._replace(name="a")])
+    with pytest.raises(UserError, match=r"out/b.png is a link to elsewhere.png; remove it"):
+        folder.refuse_overwriting([image._replace(name="b")])
+    with pytest.raises(UserError, match=r"probabilities/c.npy is there and is no .npy array; choose another folder"):
+        folder.refuse_overwriting([image._replace(name="c")])
+
+
 @pytest.mark.parametrize("name", ["polygons.json", "a.geojson"])
 def test_a_result_never_replaces_polygons_that_somebody_drew(name, tmp_path):
     out = tmp_path / "labels"

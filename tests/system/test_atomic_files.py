@@ -16,8 +16,12 @@ import pytest
 from helpers.project import ROOT
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.atomic_files import (
+    CHECK_JSON,
+    HTML_PAGE,
     Draft,
+    Kind,
     check_output,
+    check_replaceable,
     delete_drafts,
     write_output,
     write_text_atomically,
@@ -94,8 +98,11 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays_as_it_is(file, tmp_path):
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="needs POSIX files")
 
 
+TEXT = Kind("text", b"")
+
+
 def write(path, text="new"):
-    check_output("--json", path)
+    check_output("--json", path, TEXT)
     write_output("--json", path, text)
 
 
@@ -107,6 +114,38 @@ def test_a_link_is_followed_to_a_file_that_is_there_or_not_yet(tmp_path):
     for text in ("first", "second"):
         write(chain, text)
         assert (chain.is_symlink(), link.is_symlink(), target.read_text()) == (True, True, text)
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "is_replaced"),
+    [
+        (HTML_PAGE, b"<!doctype html>\n<html>", True),
+        (HTML_PAGE, b"\n<!DOCTYPE HTML>", True),
+        (HTML_PAGE, b"PK\x03\x04 weights", False),
+        (HTML_PAGE, b"", False),
+        (CHECK_JSON, b'{\n  "ok": false,\n', True),
+        (CHECK_JSON, b'{"images": [], "annotations": []}', False),
+        (None, b"seed: 1", False),
+    ],
+)
+def test_a_file_is_replaced_by_its_own_kind_alone_also_behind_a_link(tmp_path, kind, old, is_replaced):
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_bytes(old)
+    link.symlink_to("file")
+    for path in (file, link):
+        with contextlib.nullcontext() if is_replaced else pytest.raises(UserError) as raised:
+            check_output("--out", path, kind)
+        if not is_replaced:
+            words = "exists; name another file" if kind is None else f"is there and is no {kind.name}; choose another"
+            assert str(raised.value).startswith(f"--out: {file} {words}")
+    assert file.read_bytes() == old
+
+
+def test_a_link_that_the_user_did_not_name_is_refused(tmp_path):
+    (tmp_path / "report.html").symlink_to("elsewhere.html")
+    with pytest.raises(UserError, match=r"^--out: .*/report.html is a link to elsewhere.html; remove it, or choose"):
+        check_replaceable("--out", tmp_path / "report.html", HTML_PAGE)
+    check_replaceable("--out", tmp_path / "none.html", HTML_PAGE)
 
 
 def test_a_pipe_gets_the_text_and_stays_a_pipe(tmp_path):
@@ -141,23 +180,29 @@ def test_a_device_is_written_to_and_stays_one(minor, reason, tmp_path):
 
 def test_a_disk_is_refused_before_it_is_opened(tmp_path):
     path = node(tmp_path / "disk", stat.S_IFBLK, 7, 250)
-    for call in (check_output, lambda option, path: write_output(option, path, "new")):
+    for call in (
+        lambda option, path: check_output(option, path, TEXT),
+        lambda option, path: write_output(option, path, "new"),
+    ):
         with pytest.raises(UserError, match=r"--json: .*disk cannot be written \(it is a disk\)"):
             call("--json", path)
 
 
 def test_a_folder_is_refused(tmp_path):
-    for call in (check_output, lambda option, path: write_output(option, path, "new")):
+    for call in (
+        lambda option, path: check_output(option, path, TEXT),
+        lambda option, path: write_output(option, path, "new"),
+    ):
         with pytest.raises(UserError, match=r"--json: .* cannot be written \(it is a folder\); name a file"):
             call("--json", tmp_path)
 
 
 def test_a_missing_folder_is_told_before_the_work(tmp_path):
     with pytest.raises(UserError, match=rf"--json: there is no folder {tmp_path}/none$"):
-        check_output("--json", tmp_path / "none" / "a.json")
+        check_output("--json", tmp_path / "none" / "a.json", TEXT)
     (tmp_path / "link").symlink_to("none/a.json")
     with pytest.raises(UserError, match=rf"--json: there is no folder {tmp_path}/none$"):
-        check_output("--json", tmp_path / "link")
+        check_output("--json", tmp_path / "link", TEXT)
 
 
 SAY = """

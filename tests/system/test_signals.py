@@ -56,18 +56,40 @@ class Unlucky:
             try: os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)
             except KeyboardInterrupt:
                 if _ + 1 == int(sys.argv[1]): raise
-with Signals() as signals:
+with Signals():
     thing = Unlucky(); del thing
-    print("went on", signals.is_stopping(), flush=True)
+    try: time.sleep(60)
+    except KeyboardInterrupt as error: print(error, flush=True)
 """
 
 
-@pytest.mark.parametrize(("times", "code", "printed"), [(1, 0, "went on True\n"), (2, 130, "")], ids=["once", "twice"])
-def test_an_interruption_inside_a_destructor_prints_nothing_and_counts(times, code, printed):
-    """Python cannot raise it there: it would print "Exception ignored", and a second Ctrl-C would be lost."""
+@pytest.mark.parametrize(("times", "code", "printed"), [(1, 0, "SIGINT\n"), (2, 130, "")], ids=["once", "twice"])
+def test_an_interruption_inside_a_destructor_prints_nothing_there_and_is_raised_soon(times, code, printed):
+    """Python cannot raise it there: it would print "Exception ignored" and go on, and a second Ctrl-C would be lost."""
     command = [sys.executable, "-c", SWALLOWED, str(times)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (code, printed, "")
+
+
+FORKING = """
+import os, signal, sys, threading, time; from unet_trainer.system.concurrency import forked_map
+from unet_trainer.system.signals import Interrupted, Signals
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # gets the signals that the main thread blocks
+parent, (moment, number) = os.getpid(), sys.argv[1:]
+os.register_at_fork(**{moment: lambda: os.getpid() == parent and (os.kill(parent, int(number)), time.sleep(0.02))})
+with Signals():
+    try: print("went on", list(forked_map(lambda item, read_stderr: item, [0, 1], 1)))
+    except Interrupted as error: print(error)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("moment", ["before", "after_in_parent"])
+def test_a_signal_during_a_fork_is_raised_after_it(moment, number):
+    """What is raised among the functions that Python calls at a fork is ignored."""
+    command = [sys.executable, "-c", FORKING, moment, str(int(number))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{number.name}\n", "")
 
 
 PARENT = """

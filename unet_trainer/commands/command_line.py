@@ -19,7 +19,6 @@ from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserErro
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
 from unet_trainer.config.schema import FIELDS, Config
-from unet_trainer.system.atomic_files import check_output, is_replaceable
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
@@ -68,6 +67,12 @@ class CommandParser(argparse.ArgumentParser):
             message = "; ".join(_unknown_option(word) for word in words.split() if word.startswith("-"))
         raise UserError(f"{message} (python {self.prog} --help)")
 
+    def parse_known_intermixed_args(self, *given: Any, **named: Any) -> Any:
+        try:
+            return super().parse_known_intermixed_args(*given, **named)
+        except AttributeError as error:  # argparse fails where a signal interrupts it
+            raise (error.__context__ if isinstance(error.__context__, KeyboardInterrupt) else error) from None
+
 
 def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig], int | None] | None:
     """The command that the first word names; None to train. It returns an exit code, or None when it is done."""
@@ -84,6 +89,16 @@ def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
 
     @wraps(main)
     def run(*args: Any, **kwargs: Any) -> int:
+        try:
+            return _explain_errors(lambda: main(*args, **kwargs))
+        except KeyboardInterrupt:  # one more, while the first or an error is reported
+            return EXIT_INTERRUPTED
+
+    return run
+
+
+def _explain_errors(main: Callable[[], int]) -> int:
+    try:
         open_closed_streams()
         is_torchrun = current().launch.is_torchrun
         if is_torchrun:
@@ -94,25 +109,22 @@ def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
         end_with_parent(is_torchrun)
-        try:
-            if sys.flags.optimize > 1:
-                raise UserError(
-                    "python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O"
-                )
-            return main(*args, **kwargs)
-        except (UserError, TrainingFailed, PeerFailed, PeerLost) as error:
-            return _end(str(error), error.exit_code)
-        except Interrupted as interruption:
-            code = interruption.exit_code
-            return code if interruption.is_told else _end(f"interrupted by {interruption}", code)
-        except KeyboardInterrupt:
-            return _end("interrupted", EXIT_INTERRUPTED)
-        except (OSError, RuntimeError, MemoryError) as error:
-            if not is_of_the_machine(error):
-                raise
-            return _end(sentence(error), EXIT_USER_ERROR)
-
-    return run
+        if sys.flags.optimize > 1:
+            raise UserError(
+                "python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O"
+            )
+        return main()
+    except (UserError, TrainingFailed, PeerFailed, PeerLost) as error:
+        return _end(str(error), error.exit_code)
+    except Interrupted as interruption:
+        code = interruption.exit_code
+        return code if interruption.is_told else _end(f"interrupted by {interruption}", code)
+    except KeyboardInterrupt:
+        return _end("interrupted", EXIT_INTERRUPTED)
+    except (OSError, RuntimeError, MemoryError) as error:
+        if not is_of_the_machine(error):
+            raise
+        return _end(sentence(error), EXIT_USER_ERROR)
 
 
 def _end(text: str, exit_code: int) -> int:
@@ -212,16 +224,6 @@ def _resume_source(
         what = f"{own_file.parent} is no run folder, or its {CONFIG_YAML} is missing or empty"
         raise CheckpointError(f"{what}; name the config: python train_unet.py CONFIG --resume {found}")
     return Path(files[0]) if files else own_file, [*overrides, f"resume={found}"]
-
-
-def check_may_write(path: Path | None) -> None:
-    """Of --write FILE: raises UserError where a file stands that would be lost, before minutes are spent on
-    measuring."""
-    if path is None:
-        return
-    check_output("--write", path)
-    if is_replaceable(path):
-        raise UserError(f"--write: {path} exists; name another file, or remove it")
 
 
 def train_command(path: Path) -> str:

@@ -49,7 +49,7 @@ from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.images.mask_decoding import IGNORED, MaskCoding, as_written, given_coding, read_mask, show_value
 from unet_trainer.images.tiling import resize_mask
-from unet_trainer.system.atomic_files import check_output, write_bytes_atomically, write_output
+from unet_trainer.system.atomic_files import write_bytes_atomically, write_output
 from unet_trainer.system.console import Console, counted, json_text
 from unet_trainer.system.os_errors import cannot
 
@@ -203,8 +203,6 @@ def check_data(
     They are written to `config_file` if they do, and everything to `json_file`.
     """
     data_dir = Path(config.data_dir)
-    if json_file is not None:
-        check_output("--json", json_file)
     try:
         answered = build_answered_report(config, console)
     except DataError as error:  # no pairs can be found

@@ -6,6 +6,7 @@ be better."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
 import json
@@ -24,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from unet_trainer.commands.command_line import (
     CommandParser,
     ScriptConfig,
-    check_may_write,
     file_header,
     read_config_words,
     train_command,
@@ -32,7 +32,7 @@ from unet_trainer.commands.command_line import (
 from unet_trainer.config.choices import COMPILE_GAIN, COMPILE_SECONDS, describe_seconds
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.schema import Config
-from unet_trainer.system.atomic_files import check_output, write_output
+from unet_trainer.system.atomic_files import CHECK_JSON, check_output, write_output
 from unet_trainer.system.console import (
     EXIT_DONE,
     EXIT_USER_ERROR,
@@ -109,7 +109,7 @@ def check(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     parser = CommandParser("check", "Reads every file of a dataset and reports what is wrong.", shared="json write")
     given = parser.parse_intermixed_args(arguments)
     config = read_config_words(given.words, script_config, "check")
-    check_may_write(given.write)
+    check_outputs(given)
 
     from unet_trainer.commands.data_check import (
         check_data,
@@ -117,6 +117,14 @@ def check(arguments: Sequence[str], script_config: ScriptConfig) -> int:
 
     is_good = check_data(config, Console(), given.json, given.write)
     return EXIT_DONE if is_good else EXIT_USER_ERROR
+
+
+def check_outputs(given: argparse.Namespace) -> None:
+    """Raises UserError where --write or --json would replace another file, before minutes are spent on measuring."""
+    if given.write is not None:
+        check_output("--write", given.write, None)
+    if given.json is not None:
+        check_output("--json", given.json, CHECK_JSON)
 
 
 def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
@@ -134,9 +142,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
         if not any(word.startswith("num_epochs=") for word in words):
             words.append("num_epochs=auto")  # the budget decides it, whatever the file says
     config = read_config_words(words, script_config, "doctor")
-    check_may_write(given.write)
-    if given.json is not None:
-        check_output("--json", given.json)
+    check_outputs(given)
     page = Page(Console())
     settings = examine(config, page, is_fast=given.fast)
     if given.write is not None and settings is None:

@@ -13,7 +13,7 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_url
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import first_few
-from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, final_path
+from unet_trainer.system.atomic_files import ABANDONED_SECONDS, Kind, check_replaceable, delete_drafts, final_path
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import read_text
 from unet_trainer.system.os_errors import cannot
@@ -26,6 +26,13 @@ FORMATS = {
     ),
     "pt2": ("a program of torch.export; runs with torch alone", "; --format smp keeps the network as it is"),
     "smp": ("a folder for smp.from_pretrained", ""),
+}
+
+
+KINDS = {  # smp is a folder, and known by its files
+    "onnx": Kind(".onnx model", rb"\x08"),  # its first field is the version of the format
+    "pt2": Kind(".pt2 program", rb"PK\x03\x04"),
+    "smp": None,
 }
 
 
@@ -84,7 +91,7 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
         ("", "model_smp") if name == "smp" else (f".{name}", f"model.{name}")
     )  # that of smp is a folder
     try:
-        # A link that the user names is written through, not replaced; one in a run's folder could lead anywhere.
+        # A link that the user names is followed; one in a run's folder could lead anywhere.
         target = checkpoint.parent / default_name if out is None else final_path(out) if out.is_symlink() else out
     except OSError as error:
         raise cannot(f"--out: {out}", "be written", error) from None
@@ -94,8 +101,10 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
         raise UserError(f"--out: {out} does not end in {suffix}; need the name of a {suffix} file, or a folder for it")
     if not target.parent.is_dir():
         raise UserError(f"--out: there is no folder {target.parent}")
-    if suffix and target.exists() and not target.is_file():
+    if target.exists() and suffix and not target.is_file():
         raise UserError(f"--out: {target} is no file that can be replaced")
+    if suffix or target.is_symlink():
+        check_replaceable("--out", target, KINDS[name])
     if not suffix and target.exists():
         if not (target / SMP_CARD).is_file():
             raise UserError(f"--out: {target} exists and is no earlier export; name a folder that does not exist")

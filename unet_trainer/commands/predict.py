@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
 
 NUM_NAMED = 100  # files that could not be read
 MAX_CLASSES = 12  # that are listed
+MODEL_SUFFIXES = (".pt", ".pt2", ".onnx")
 GO_ON = "--skip-existing continues from there"
 MIN_AGE = 300.0  # seconds since a draft was written to, after which the prediction that wrote it was killed
 
@@ -35,13 +36,15 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
 
     from unet_trainer.inference.inputs import find_inputs, refuse_among_images
 
+    checkpoint_dir = Path(script_config(()).checkpoint_dir)
+    refuse_models(given.inputs, given.model, checkpoint_dir)
     inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path is told at once
     if not given.among_images:
         refuse_among_images(inputs, given.out)
 
     from unet_trainer.inference.engine import find_model
 
-    path = find_model(given.model, Path(script_config(()).checkpoint_dir), given.raw)
+    path = find_model(given.model, checkpoint_dir, given.raw)
     return predict(given, path, inputs, console)
 
 
@@ -71,6 +74,19 @@ def _parser() -> CommandParser:
         "--batch-size", metavar="N", type=int, help="images at a time; by default as the device can use"
     )
     return parser
+
+
+def refuse_models(words: Sequence[str], model: str, checkpoint_dir: Path) -> None:
+    """Raises UserError for a run or a model's file among the images."""
+    from unet_trainer.datasets.layouts import is_run_folder
+
+    for path in map(Path, words):
+        place = path if path.exists() else checkpoint_dir / path
+        if is_run_folder(place) or (place.is_file() and place.suffix in MODEL_SUFFIXES):
+            raise UserError(
+                f"{path} is a model, not images; predict takes one model, its first word (here {model}): "
+                "give each model a command of its own"
+            )
 
 
 def predict(given: argparse.Namespace, path: Path, inputs: Sequence[Input], console: Console) -> int:

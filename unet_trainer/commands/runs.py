@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
-from unet_trainer.system.atomic_files import write_bytes_atomically
+from unet_trainer.system.atomic_files import HTML_PAGE, check_output, check_replaceable, write_output
 from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted, score_text
 from unet_trainer.system.local_server import add_page_options, bind, serve
-from unet_trainer.training.run_folder import begun_later, has_checkpoint, newest_run
+from unet_trainer.training.run_folder import REPORT, begun_later, has_checkpoint, newest_run
 from unet_trainer.training.run_summary import RunSummary, State, find_runs, is_run, read_run_summary
 
 if TYPE_CHECKING:  # a typo is answered before OpenCV and torch are loaded
@@ -157,6 +157,11 @@ def report(arguments: Sequence[str], script_config: ScriptConfig) -> None:
             f"got {len(names)} runs ({', '.join(names)}); need one. python train_unet.py compare takes several"
         )
 
+    if given.out is not None:
+        check_output("--out", given.out, HTML_PAGE)
+    else:
+        check_replaceable("report", folder / REPORT, HTML_PAGE)
+
     from unet_trainer.reports.run_report import write_report  # with OpenCV
 
     console = Console()
@@ -165,7 +170,7 @@ def report(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     try:
         path = write_report(folder, not given.no_pictures, given.device, given.out, data_dir, console=console)
     except OSError as error:
-        place = error.filename or given.out or folder
+        place = error.filename or folder
         raise UserError(f"{place}: cannot be written ({error.strerror}); --out FILE names another place") from None
     console.say(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
@@ -202,6 +207,9 @@ def compare(arguments: Sequence[str], script_config: ScriptConfig) -> None:
             f"compare takes two or more runs, got {', '.join(names) or 'none'}: python train_unet.py compare RUN RUN"
         )
 
+    if given.html is not None:
+        check_output("--html", given.html, HTML_PAGE)
+
     from unet_trainer.reports.comparison import compare_runs, render_comparison
 
     console = Console()
@@ -210,10 +218,7 @@ def compare(arguments: Sequence[str], script_config: ScriptConfig) -> None:
         console.say(line)
     _warn_of_damage(summaries, console)
     if given.html is not None:
-        try:
-            write_bytes_atomically(given.html, render_comparison(summaries).encode())
-        except OSError as error:
-            raise UserError(f"--html {given.html}: cannot be written ({error.strerror})") from None
+        write_output("--html", given.html, render_comparison(summaries))
         console.say(f"\nPage: {given.html}")
 
 

@@ -62,6 +62,33 @@ def list_files(
     return sorted(path for path in images if path.is_file() or (path.is_symlink() and not path.exists()))
 
 
+def is_run_folder(folder: Path) -> bool:
+    return all((folder / inner).is_file() for inner in RUN_FOLDER_HOLDS)
+
+
+def images_of_dataset(root: Path, files: Sequence[Path]) -> list[Path]:
+    """The files that training would take for images, where folders or names say which are masks; else all files."""
+    stems = {(file.parent, file.stem) for file in files}
+    image_of = {file: image for file in files for image in _masked_by(file) if image in stems}  # a for a_mask beside it
+    masked, by_kind = set(image_of.values()), dict[Kind | None, list[Path]]({"image": [], "mask": [], None: []})
+    for file in files:
+        names = file.relative_to(root).parts[:-1]
+        meanings = [_meaning(name) for name in reversed(names)]
+        kind: Kind | None = next((kind for _, kind in meanings if kind), None)
+        if kind is None and file in image_of:
+            kind = "mask"
+        elif kind is None and (not names or any(part for part, _ in meanings) or (file.parent, file.stem) in masked):
+            kind = "image"
+        by_kind[kind].append(file)
+    return by_kind["image"] if by_kind["image"] and by_kind["mask"] else [*files]
+
+
+def _masked_by(mask: Path) -> list[tuple[Path, str]]:
+    """Folder and name of each image that a file is the mask of, by its own name: a of a_mask and of gt_a."""
+    stem = mask.stem
+    return [(mask.parent, image) for mark in mask_marks(stem) for image in (stem[: -len(mark)], stem[len(mark) :])]
+
+
 def subfolders(folder: Path) -> list[Path]:
     """The folders in a folder, sorted, without hidden ones and those that this program writes."""
     _, folders, _ = next(os.walk(folder), (folder, [], []))
@@ -71,8 +98,7 @@ def subfolders(folder: Path) -> list[Path]:
 def _searched(folder: Path, names: Sequence[str]) -> list[str]:
     """The folders in a folder that may hold data. A checkpoint_dir and a run's folder do not: their pictures are no
     data."""
-    runs = {name for name in names if all((folder / name / inner).is_file() for inner in RUN_FOLDER_HOLDS)}
-    ours = runs | {name for name in names if _is_checkpoint_dir(folder / name)}
+    ours = {name for name in names if _is_checkpoint_dir(folder / name) or is_run_folder(folder / name)}
     if ours or not set(names).isdisjoint(CHECKPOINT_DIR_HOLDS):
         ours |= {*PICTURES}
     return sorted(name for name in names if not name.startswith(".") and name not in ours)

@@ -32,7 +32,13 @@ from unet_trainer.inference.inputs import EvaluationData
 from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels, predicted_ids
 from unet_trainer.inference.scores import Count, EvaluatedSet, count_image, image_scores, number, scores_from_counts
 from unet_trainer.model.segmenter import SegmenterSpec
-from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
+from unet_trainer.system.atomic_files import (
+    Kind,
+    check_replaceable,
+    make_own_folder,
+    write_bytes_atomically,
+    write_text_atomically,
+)
 from unet_trainer.system.concurrency import WriteBehind, read_ahead
 from unet_trainer.system.console import csv_line, json_text
 from unet_trainer.system.input_files import read_json
@@ -177,6 +183,8 @@ def make_folder(folder: Path, is_named: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot(f"--out: {folder}", "be written to", error, folder) from None
+    check_replaceable("--out", folder / JSON_FILE, Kind("JSON file", rb"\s*\{"))
+    check_replaceable("--out", folder / CSV_FILE, Kind("table of evaluate", b"image,mask,"))
 
 
 def csv_text(evaluated: EvaluatedSet, pairs: Sequence[Pair], data_dir: Path, class_names: Sequence[str]) -> str:
@@ -236,6 +244,7 @@ def _write_pictures(
         ending = re.sub(r"[^\w.-]+", "_", pair.name)[-MAX_NAME:]  # without what file systems treat specially
         name = f"{PICTURES}/{place:02d}_{ending}.png"
         picture = error_sheet([(image, truth, ids)], spec.id_names, spec.has_background, title)
+        check_replaceable("--out", folder / name, Kind("PNG", b"\x89PNG"))
         write_bytes_atomically(folder / name, encode_image(picture, ".png"))
         listed.append({"image": where, "iou": number(iou), "picture": name})
     return listed

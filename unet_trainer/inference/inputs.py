@@ -26,7 +26,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotations import describe_other_files
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair, unknown_value_lines
-from unet_trainer.datasets.layouts import list_files, resolved
+from unet_trainer.datasets.layouts import images_of_dataset, list_files, resolved
 from unet_trainer.datasets.mask_evidence import class_ids, total_counts
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, depth_of, describe_reading, open_scan_cache
@@ -69,9 +69,9 @@ def find_inputs(words: Sequence[str], out: Path, note: Callable[[str], object] =
         if path.is_dir():
             for others in describe_other_files(path):
                 note(f"left out of {word}: {others}")
-            found += _from_folder(
-                path, list_files(path, follows=_leads_elsewhere(path)), out, f"{word} holds no image", note
-            )
+            files = list_files(path, follows=_leads_elsewhere(path))
+            inputs = _from_folder(path, files, out, f"{word} holds no image", note)
+            found += _without_masks(path, inputs, note)
         elif path.suffix.lower() == CSV_SUFFIX and path.exists():
             found += _from_csv(path)
         elif path.exists():
@@ -97,6 +97,16 @@ def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
             "again. Choose "
             f"another folder, e.g. --out {out.parent / 'predictions'}, or add --among-images"
         )
+
+
+def _without_masks(folder: Path, inputs: Sequence[Input], note: Callable[[str], object]) -> list[Input]:
+    """Of a dataset, its images."""
+    images = set(images_of_dataset(folder, [path for path, _ in inputs]))
+    others = [path for path, _ in inputs if path not in images]
+    if others:
+        left_out = counted(len(others), "mask or other file is", "masks and other files are")
+        note(f"{folder} is a dataset: {counted(len(images), 'image')} in it; {left_out} left out, such as {others[0]}")
+    return [given for given in inputs if given.path in images]
 
 
 def _leads_elsewhere(folder: Path) -> Callable[[Path], bool]:

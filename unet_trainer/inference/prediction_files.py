@@ -37,15 +37,16 @@ from unet_trainer.images.row_writers import (
     PngWriter,
     RowWriter,
     TiffWriter,
-    was_written_here,
 )
 from unet_trainer.images.tiff_files import Georeference, read_georeference
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.inputs import Input
 from unet_trainer.model.segmenter import SegmenterSpec
-from unet_trainer.system.atomic_files import Draft
+from unet_trainer.system.atomic_files import Draft, Kind, check_replaceable
 from unet_trainer.system.console import json_text
 
+RESULT = Kind("result of predict", b".*" + MARK.encode())
+ARRAY = Kind(".npy array", rb"\x93NUMPY")
 VALUES, OVERLAYS = "values", "overlays"  # folders in OUT, beside PROBABILITIES
 COCO_NAME = "polygons.json"
 TIFF_SUFFIXES = (".tif", ".tiff")
@@ -135,7 +136,7 @@ class PredictionFolder:
         sources = {real_folder(given.path.parent) / given.path.name for given in inputs}
         owners: dict[str, Path] = {}
         if self.kinds.polygons:
-            _refuse_foreign(self.out / COCO_NAME)
+            check_replaceable("--out", self.out / COCO_NAME, RESULT)
         for given in inputs:
             may_be_geotiff = given.path.suffix.lower() in TIFF_SUFFIXES
             for path in self.files(given.name):
@@ -146,14 +147,14 @@ class PredictionFolder:
                         raise UserError(
                             f"--out: {written} is one of the images, and would be overwritten; choose another folder"
                         )
-                    _refuse_foreign(written)
+                    check_replaceable("--out", written, ARRAY if path.suffix == ".npy" else RESULT)
                 other = owners.setdefault(str(path).casefold(), given.path)  # some file systems ignore case
                 if other != given.path:
                     fix = "predict them in two commands with different --out"
                     fix = fix if other.parent == given.path.parent else f"name the folder above them, or {fix}"
                     raise UserError(f"{other} and {given.path}: both would write {path}; {fix}")
             if may_be_geotiff and self.kinds.polygons:
-                _refuse_foreign(self.mask(given.name).with_suffix(".geojson"))
+                check_replaceable("--out", self.mask(given.name).with_suffix(".geojson"), RESULT)
 
 
 def _plane(index: int, rows: Rows) -> Pixels:
@@ -164,12 +165,6 @@ def class_folder(class_id: int, name: str) -> str:
     """A name that every file system takes."""
     plain = re.sub(r"[^\w-]+", "_", name).strip("_")[:80]
     return f"{class_id}-{plain}" if plain else str(class_id)
-
-
-def _refuse_foreign(path: Path) -> None:
-    """Raises UserError where a result would replace a file that predict did not write. Arrays have no mark."""
-    if path.suffix != ".npy" and path.is_file() and not was_written_here(path):
-        raise UserError(f"--out: {path} is there and is no result of predict; choose another folder")
 
 
 def value_table(coding: MaskCoding, num_ids: int) -> Pixels:

@@ -34,7 +34,7 @@ from unet_trainer.reports.page import (
     run_charts,
     score,
 )
-from unet_trainer.system.atomic_files import write_bytes_atomically
+from unet_trainer.system.atomic_files import write_output, write_text_atomically
 from unet_trainer.system.console import Console
 from unet_trainer.system.input_files import read_bytes
 from unet_trainer.system.local_server import HTML_TYPE, LocalHandler, LocalServer, RequestRefused
@@ -74,17 +74,21 @@ def write_report(
     console: Console | None = None,
     model: CustomModel | None = None,
 ) -> Path:
-    """Reads the run, predicts its pictures if they are wanted, and writes the page. Raises OSError; errors of the
-    pictures are told on the page. The console shows how far the pictures are. `model`: of a run with a custom one."""
+    """Reads the run, predicts its pictures if they are wanted, and writes the page: into the run's folder, or to the
+    path of --out. Raises OSError; errors of the pictures are told on the page. The console shows how far they are.
+    `model`: of a run with a custom one."""
     summary = read_run_summary(folder)
     gallery = NO_PICTURES
     if with_pictures:
         gallery = make_gallery(summary, device, data_dir, max_seconds, console, model)
     elif summary.best is not None:
         gallery = Gallery(note="Pictures of the worst and the best images are made by the command `report`, see below.")
-    path = path or folder / REPORT
-    write_bytes_atomically(path, render_report(summary, gallery).encode())
-    return path
+    page = render_report(summary, gallery)
+    if path is not None:
+        write_output("--out", path, page)
+        return path
+    write_text_atomically(folder / REPORT, page)
+    return folder / REPORT
 
 
 def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | None = None) -> str:

@@ -8,7 +8,7 @@ one:
 
 a device, a pipe     is written to; so is what this program's own output goes to (/dev/stdout)
 a link               is followed
-an ordinary file     is replaced, completely or not at all
+an ordinary file     is replaced, completely or not at all, by a file of the same kind alone (check_replaceable)
 a disk (/dev/sda)    is refused: a slip of the pen would destroy all that it holds
 """
 
@@ -23,10 +23,10 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.system.input_files import NO_FOLLOW  # a link could lead out of a run's folder
+from unet_trainer.system.input_files import NO_FOLLOW, open_file  # NO_FOLLOW: a link could lead out of a run's folder
 from unet_trainer.system.os_errors import cannot
 
 ABANDONED_SECONDS = 3600.0  # a draft that nobody has written to for as long was left by a killed process
@@ -170,6 +170,38 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+class Kind(NamedTuple):
+    """Files that may replace each other."""
+
+    name: str
+    start: bytes  # a regular expression that the first bytes of each match
+
+
+HTML_PAGE = Kind("HTML page", rb"(?i)\s*<!doctype html")
+CHECK_JSON = Kind("JSON of check or doctor", rb'\{\s*"ok": (true|false)')
+START_BYTES = 1024  # that a kind is recognised by
+
+
+def check_replaceable(option: str, path: Path, kind: Kind | None) -> None:
+    """Raises UserError where a file is there that is not of the kind, and would be lost: the weights of a run, a config
+    that was edited (None: no file is replaced), annotations.
+
+    A link is refused where this program chose the name. One that the user named is followed (final_path comes first),
+    and the rule holds for the file that it leads to."""
+    try:
+        if path.is_symlink():
+            raise UserError(f"{option}: {path} is a link to {path.readlink()}; remove it, or choose another place")
+        with open_file(path) as file:
+            if kind is None:
+                raise UserError(f"{option}: {path} exists; name another file, or remove it")
+            if re.match(kind.start, file.read(START_BYTES), re.DOTALL) is None:
+                raise UserError(f"{option}: {path} is there and is no {kind.name}; choose another folder or name")
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise cannot(f"{option}: {path}", "be written", error, path) from None
+
+
 def write_output(option: str, path: Path, text: str) -> None:
     """Writes a text where `option` (--json) says. Raises UserError, which names both."""
     content = text.encode("utf-8", "surrogateescape")
@@ -188,8 +220,8 @@ def write_output(option: str, path: Path, text: str) -> None:
         raise cannot(f"{option}: {path}", "be written", error, path) from None
 
 
-def check_output(option: str, path: Path) -> None:
-    """Before minutes are spent: raises UserError where `write_output` would."""
+def check_output(option: str, path: Path, kind: Kind | None) -> None:
+    """Before minutes are spent: raises UserError where `write_output` would, and where check_replaceable does."""
     try:
         if _is_stream(path):
             return
@@ -197,14 +229,9 @@ def check_output(option: str, path: Path) -> None:
             raise UserError(f"{option}: there is no folder {folder}")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+        check_replaceable(option, final_path(path), kind)
     except OSError as error:
         raise cannot(f"{option}: {path}", "be written", error, path) from None
-
-
-def is_replaceable(path: Path) -> bool:
-    """Whether an ordinary file stands there, whose content would be lost. Raises OSError where nothing can be
-    written."""
-    return path.exists() and not _is_stream(path)
 
 
 def final_path(path: Path) -> Path:

@@ -27,7 +27,7 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
@@ -55,6 +55,34 @@ PIPE_BYTES = 2**18  # asked for, of the pipes of ForkedWorkers
 
 # Worker processes.
 
+_waiting_signals: list[int] | None = None
+
+
+def is_waiting(number: int) -> bool:
+    """For a signal handler: whether it is called again when `signals_waiting` ends."""
+    if _waiting_signals is not None:
+        _waiting_signals.append(number)
+    return _waiting_signals is not None
+
+
+@contextlib.contextmanager
+def signals_waiting() -> Iterator[None]:
+    """Delivers signals that come meanwhile at its end. Blocking them does not do: they reach Python by way of other
+    threads, and what a handler raises during a fork is lost."""
+    global _waiting_signals
+    received: list[int] = []
+    if threading.current_thread() is threading.main_thread():  # handlers run in that one
+        _waiting_signals = received
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if _waiting_signals is received:
+            _waiting_signals = None
+        for number in received:
+            signal.raise_signal(number)
+
 
 def start_process(function: Callable[..., object], *arguments: Any) -> BaseProcess:
     """Forks a process that ignores SIGINT, SIGTERM and SIGHUP, which go to a whole process group: this process handles
@@ -78,15 +106,18 @@ def start_process(function: Callable[..., object], *arguments: Any) -> BaseProce
         function(*arguments)
 
     process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
-        cv2.setNumThreads(1)
-        with warnings.catch_warnings():  # Python 3.12 warns that a fork could copy held locks; the children take none
+        with signals_waiting(), warnings.catch_warnings():
+            # Python 3.12 warns that a fork could copy held locks; the children take none
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+            cv2.setNumThreads(1)
             process.start()
+    except BaseException:
+        if process.pid is not None:
+            kill_processes([process])
+        raise
     finally:
         cv2.setNumThreads(num_threads)
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return process
 
 

@@ -16,11 +16,12 @@ from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from unet_trainer.system.concurrency import SIGNALS, is_writing
+from unet_trainer.system.concurrency import SIGNALS, is_waiting, is_writing
 from unet_trainer.system.console import EXIT_INTERRUPTED
 
 PARENT_VARIABLE = "UNET_TRAINER_PARENT"  # in the environment of a child: the id of the process that it ends with
 PARENT_SECONDS = 1.0  # between checks whether the parent lives
+AGAIN_SECONDS = 0.01  # until a signal is raised again
 STANDARD_STREAMS = {"stdin": (0, "r"), "stdout": (1, "w"), "stderr": (2, "w")}
 _parent: tuple[int, str] | None = None  # id and name of the process that this one ends with
 _skips_teardown = False
@@ -44,9 +45,9 @@ class Interrupted(KeyboardInterrupt):
 class Signals:
     """Handles signals while entered; only in the main thread, where Python delivers them.
 
-    Python delivers them between any two instructions, also inside a destructor, where it prints what is raised as
-    "Exception ignored" and goes on. Such a signal is still recorded, and acted on by the next `check`; a second SIGINT
-    then ends the process."""
+    Python delivers them between any two instructions, also inside a destructor, where what is raised is ignored. Such a
+    signal is raised again a moment later, or by the next `check` if it is deferred; a second SIGINT then ends the
+    process."""
 
     def __init__(self) -> None:
         self.received: int | None = None
@@ -68,6 +69,8 @@ class Signals:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if hasattr(signal, "setitimer") and signal.SIGALRM in self.earlier:
+            signal.setitimer(signal.ITIMER_REAL, 0)
         for number, handler in self.earlier.items():
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python
         self.earlier.clear()
@@ -91,6 +94,14 @@ class Signals:
                 with contextlib.suppress(OSError, ValueError, AttributeError):
                     stream.flush()
             os._exit(EXIT_INTERRUPTED)
+        elif hasattr(signal, "setitimer"):
+            earlier = signal.signal(signal.SIGALRM, self._raise_again)
+            self.earlier.setdefault(signal.SIGALRM, earlier)
+            signal.setitimer(signal.ITIMER_REAL, AGAIN_SECONDS)
+
+    def _raise_again(self, alarm: int, frame: FrameType | None) -> None:
+        if not is_waiting(alarm) and not self.is_deferred:
+            self.check()
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
@@ -103,6 +114,8 @@ class Signals:
             self.is_deferred = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if is_waiting(number):
+            return
         self.num_interrupts += number == signal.SIGINT
         is_second = number == signal.SIGINT and self.received == signal.SIGINT
         self.received = number
