@@ -79,7 +79,7 @@ class StepProbe:
             started = time.monotonic()
             answer: Mapping[str, Any] = {"failure": "time_budget is too short for a trial"}
             if OWN in (config.architecture, *config.loss):
-                answer = {"failure": "a loss or network of your own is in this process alone"}
+                answer = {"failure": "a custom loss or model is in this process alone"}
             elif self.seconds_left > 0:
                 if not self._was_told:
                     self._was_told = True
