@@ -79,6 +79,8 @@ def test_a_run_with_parts_of_its_own_resumes_to_the_same_bits(config, capsys):
     ("name", "part", "message"),
     [
         ("model", lambda spec: "unet", "got str"),
+        ("model", "unet", "TypeError: 'str' object is not callable; need a torch.nn.Module, or a function that"),
+        ("model", lambda: Small(), "TypeError: .* takes 0 positional arguments"),
         ("model", type("Pair", (Small,), {"forward": lambda self, images: {"out": images}})(), "it returns dict"),
         ("model", Small(channels=5), "it does not take images of shape"),
         ("model", torch.nn.Identity(), "it returns"),

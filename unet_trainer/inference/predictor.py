@@ -23,6 +23,7 @@ from numpy.typing import ArrayLike
 from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.parsers import tile_side
+from unet_trainer.config.schema import OWN
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, ImageSpec
@@ -374,10 +375,8 @@ class LoadedModel:
 
     def __repr__(self) -> str:
         spec = self.card.spec
-        return (
-            f"LoadedModel({spec.architecture} {spec.encoder}, classes {', '.join(self.classes)}, "
-            f"{self.engine.description})"
-        )
+        name = "custom model" if spec.architecture == OWN else f"{spec.architecture} {spec.encoder}"
+        return f"LoadedModel({name}, classes {', '.join(self.classes)}, {self.engine.description})"
 
 
 def _pixels(image: ArrayLike, channels: int) -> Pixels:

@@ -46,7 +46,11 @@ def build_custom_network(model: CustomModel | None, spec: SegmenterSpec) -> torc
     """A copy of the module, or what the function returns for this spec. Raises UserError."""
     if model is None:
         raise missing_part("model")
-    network = model if isinstance(model, torch.nn.Module) else model(spec)
+    try:
+        network = model if isinstance(model, torch.nn.Module) else model(spec)
+    except Exception as error:  # it may raise anything
+        need = "need a torch.nn.Module, or a function that returns one for a SegmenterSpec"
+        raise UserError(f"model: {type(error).__name__}: {error}; {need}") from error
     while (wrapped := getattr(network, "_orig_mod", None)) is not None:  # torch.compile's: a run compiles by itself
         network = wrapped
     network = copy.deepcopy(network)

@@ -24,6 +24,7 @@ from unet_trainer.config.schema import id_names
 from unet_trainer.loading.augmentation import build_augmentation
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
 from unet_trainer.model.baselines import Baseline, best_baseline
+from unet_trainer.model.random_state import seed_generators
 from unet_trainer.system.console import Bar, counted, silent_console
 from unet_trainer.training.build import build_components
 from unet_trainer.training.compilation import restoring
@@ -243,6 +244,7 @@ def begin_again(run: Run, changes: dict[str, Any], baseline: Baseline) -> None:
     settings, state, loaders = run.settings, run.state, run.loaders
     if settings.replans():
         changes = {**changes, "num_epochs": max(1, run.config.num_epochs - state.epoch)}  # what is left of the time
+    seed_generators(run.config.seed, run.components.numerics.device)  # the model below seeds that of its own device
     # On the CPU, where a second model finds room; SyncBatchNorm is for GPUs only.
     device = run.components.numerics.device if run.config.sync_batchnorm else torch.device("cpu")
     fresh = build_components(
