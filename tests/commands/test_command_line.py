@@ -208,6 +208,22 @@ def test_a_mistake_is_answered_with_the_right_form(arguments, message, capsys, m
     assert message in answer(capsys, *arguments)
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["URL"], ["check", "URL"], ["doctor", "URL"], ["shard", "URL", "--out", "shards"], ["bench", "URL"], ["runs", "URL"],
+        ["check", "URL", "URL"], ["check", "https://me:s3cret@host/x"], ["predict", "run", "URL", "--out", "out"],
+    ],
+)  # fmt: skip
+def test_no_command_repeats_a_password_of_a_url(words, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["data_dir=https://me:s3cret@host/x" if word == "URL" else word for word in words]) == 2
+    said = capsys.readouterr()
+    assert "host/x" in said.err or "put it into ~/.netrc" in said.err
+    assert "s3cret" not in said.out + said.err
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("command", ["", *COMMANDS])
 def test_every_command_has_help_that_is_its_own(command, capsys):
     with pytest.raises(SystemExit) as stopped:

@@ -480,6 +480,24 @@ def test_a_missing_package_is_one_message_with_what_to_install(check, message, m
     assert str(raised.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("place", "fix"),
+    [
+        ("https://me:s3cret@host/x", "put it into ~/.netrc"),
+        ("HTTP://s3cret@host/x", "put it into ~/.netrc"),
+        ("s3://key:s3cret@bucket/x", "give it as s3fs reads it: environment variables, or its own files"),
+        ("https://host/x?sig=s3cret", "a URL with ? or # (pre-signed?) names one file"),
+    ],
+)
+def test_a_password_in_a_url_is_refused_before_anything_is_printed_and_not_repeated(place, fix):
+    for check in (lambda: load_config({"data_dir": place, "lr": 1}), lambda: check_url("--out", place)):
+        with pytest.raises(UserError) as raised:
+            check()
+        assert fix in str(raised.value)
+        assert "s3cret" not in str(raised.value)
+    load_config({"data_dir": "abfs://container@account.dfs.core.windows.net/x"})  # no user, and no password
+
+
 def test_a_mutated_file_ends_in_a_valid_config_or_in_one_readable_message(tmp_path):
     contents = [path.read_bytes() for path in sorted((ROOT / "configs").glob("*.yaml"))]
     file = tmp_path / "mutated.yaml"

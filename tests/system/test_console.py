@@ -295,6 +295,24 @@ def test_a_message_does_nothing_to_a_terminal(text, shown):
     assert readable(text) == shown
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("no https://me:s3@cret@host/x:", "no https://***@host/x:"),
+        ("https:/token@host", "https:/***@host"),  # a URL that was a Path
+        ("s3://key:secret@bucket/x", "s3://***@bucket/x"),
+        ("abfs://container@account/x and s3://b/a:b@c", "abfs://container@account/x and s3://b/a:b@c"),
+    ],
+)
+def test_a_password_in_a_url_is_shown_nowhere(text, shown, tmp_path, capsys):
+    console = Console()
+    console.say(text)
+    console.log_to(tmp_path / "log")
+    show_error(text)
+    assert capsys.readouterr() == (f"{shown}\n", f"Error: {shown}\n")
+    assert (tmp_path / "log").read_text() == f"{shown}\n"
+
+
 def test_names_come_back_from_tables_and_json():
     text = "".join(csv_line([name, index]) for index, name in enumerate(NASTY))
     stored = text.encode("utf-8", "surrogateescape").decode("utf-8", "surrogateescape")

@@ -97,6 +97,8 @@ def load_config(
             text for text in _contradictions(config) if not any(re.search(rf"\b{name}\b", text) for name in wrong)
         ]
     data_dir = config.data_dir
+    if problem := url_problem(data_dir):
+        problems.append(f"data_dir: {problem}")
     if problems and not ("://" in data_dir or is_demo_dir(data_dir) or os.path.exists(data_dir)):  # noqa: PTH110 (no OSError)
         problems.append(f"data_dir: {data_dir} does not exist; need a folder with images/ and masks/")
     if problems:
@@ -336,8 +338,24 @@ def check_trackers(config: Config) -> None:
             raise UserError(f"{name}: the package is not installed; pip install {name}, or set {name}: false")
 
 
+def url_problem(place: str) -> str:
+    """Why a place cannot be a URL of shards, without what may be secret in it; empty if it can, or is no URL."""
+    protocol, is_url, rest = place.partition("://")
+    is_web = protocol.lower() in ("http", "https") and bool(is_url)
+    user, has_user, _ = rest.partition("/")[0].rpartition("@")
+    if has_user and (is_web or ":" in user):
+        reader = f"give it as {PROTOCOLS.get(protocol, 'its tools')} reads it: environment variables, or its own files"
+        fix = "put it into ~/.netrc" if is_web else reader
+        return f"a user or password in a URL would be printed, and written to every file of the run; {fix}"
+    if is_web and ("?" in place or "#" in place):
+        return "a URL with ? or # (pre-signed?) names one file, and shards are several; use s3:// or gs://"
+    return ""
+
+
 def check_url(key: str, place: str) -> None:
-    """Raises UserError where a place is a URL and the package of its protocol is missing."""
+    """Raises UserError where a place is a URL that cannot be used, or the package of its protocol is missing."""
+    if problem := url_problem(place):
+        raise UserError(f"{key}: {problem}")
     protocol, is_url, _ = place.partition("://")
     package = PROTOCOLS.get(protocol) if is_url else None
     if package is not None and find_spec(package) is None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from unet_trainer.config.load import PROTOCOLS
+from unet_trainer.config.load import PROTOCOLS, url_problem
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import shard_index
 from unet_trainer.datasets.layouts import list_files
@@ -72,15 +72,8 @@ def find_place(data_dir: str) -> ShardPlace | None:
             "unpacked"
         )
     if is_url(data_dir):
-        is_web = data_dir.lower().startswith(("http://", "https://"))
-        if is_web and ("?" in data_dir or "#" in data_dir):
-            raise DataError(
-                "data_dir: a URL with ? or # (pre-signed?) names one file, and shards are several; use s3:// or gs://"
-            )
-        if is_web and "@" in data_dir.split("/")[2]:  # the message does not repeat the password
-            raise DataError(
-                "data_dir: a user or password in a URL would be written to every file of the run; put it into ~/.netrc"
-            )
+        if problem := url_problem(data_dir):
+            raise DataError(f"data_dir: {problem}")
         data_dir = data_dir.rstrip("/").removesuffix(f"/{INDEX_NAME}")
         folder, _, last = data_dir.rpartition("/")
         return ShardPlace(folder, _expand(last)) if last.endswith(".tar") else ShardPlace(data_dir)

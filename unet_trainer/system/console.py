@@ -44,11 +44,13 @@ UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not
 # What a terminal obeys instead of showing it (escapes, carriage returns, marks that turn the direction of text), but no
 # line breaks and tabs; and what no encoding has.
 UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+PASSWORD = re.compile(r"(https?:/{1,2})[^\s/]+@|(://)[^\s/@:]*:[^\s/]+@", re.IGNORECASE)  # or user, in a URL
 
 
 def readable(text: str) -> str:
-    """A message with what a terminal would obey as \\x1b, and with bytes that are not UTF-8 as \\xe4."""
-    return UNSHOWABLE.sub(_escaped, text)
+    """A message with what a terminal would obey as \\x1b, with bytes that are not UTF-8 as \\xe4, and with *** in place
+    of a password in a URL."""
+    return UNSHOWABLE.sub(_escaped, PASSWORD.sub(r"\1\2***@", text))
 
 
 def one_line(name: str) -> str:
