@@ -230,7 +230,9 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
     (images, masks), config = layout.parts["train"], search.config
     is_open = masks is not images and config.image_dir is None and config.mask_dir is None
     folders = (images.value, masks.value) if is_open and masks is not None else None
-    found = FoundPairs(tuple(pairs), rule, tuple(problems), tuple(test), (), tuple(search.notices), classes, folders)
+    found = FoundPairs(
+        tuple(pairs), rule, tuple(problems), tuple(test), (), tuple(search.notices), classes, folders=folders
+    )
     return found, is_test_complete and not incomplete
 
 
