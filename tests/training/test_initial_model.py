@@ -416,9 +416,12 @@ def test_the_learning_rate_of_a_trained_model_rises_for_an_epoch_at_least(num_ep
     assert choose_warmup(num_epochs, is_trained=True)[0] == expected
 
 
-def test_the_demo_has_a_warm_up_where_it_begins_with_a_model():
-    demo = [script_config(words).warmup_epochs for words in ((), ("init_from=null",), ("init_from=checkpoints/demo",))]
-    assert demo == [0.0, 0.0, "auto"]
+def test_the_recipe_of_the_demo_for_random_weights_gives_way_to_one_for_a_trained_model():
+    for words in ((), ("init_from=null",)):
+        demo = script_config(words)
+        assert (demo.learning_rate, demo.warmup_epochs, demo.ema_decay) == (0.004, 0.0, None)
+    demo = script_config(("init_from=checkpoints/demo",))
+    assert (demo.learning_rate, demo.warmup_epochs, demo.ema_decay, demo.num_epochs) == ("auto", "auto", "auto", 7)
 
 
 @pytest.fixture

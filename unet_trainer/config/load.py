@@ -60,6 +60,8 @@ OTHER_TOOLS_NAMES = {other: ours for ours, others in NAMES_ELSEWHERE.items() for
 # Names that may mean any of three keys.
 WEIGHTS_ELSEWHERE = ("weights", "pretrained", "checkpoint", "ckpt", "load")
 WEIGHTS_HERE = "encoder_weights (the encoder alone), init_from (a whole model) and resume (a run, to go on with it)"
+# Settings of the demo for random weights. A trained model needs a warm-up, and an average that begins with it.
+FROM_NOTHING = ("learning_rate", "warmup_epochs", "ema_decay")
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
@@ -120,7 +122,7 @@ def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[st
     if str(asked.get("time_budget") or "null").lower() not in NULLS:
         demo.pop("num_epochs", None)  # the time decides it
     if str(asked.get("init_from") or "null").lower() not in NULLS:
-        demo.pop("warmup_epochs", None)  # a trained model needs one
+        demo = {name: value for name, value in demo.items() if name not in FROM_NOTHING}
     config, defaults = load_config({**own, **demo}, overrides), Config()
     sources = {  # a setting of the script's own that equals the default was not set by the user
         name: "demo" if source == "config" and name in demo else source
