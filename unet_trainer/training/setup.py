@@ -45,9 +45,15 @@ from unet_trainer.training.build import (
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
 from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
 from unet_trainer.training.compilation import compile_components, try_components
-from unet_trainer.training.curves import CurvesWriter
+from unet_trainer.training.curves import (
+    MAX_CURVES_SHARE,
+    MAX_REPORT_SHARE,
+    REPORT_SECONDS,
+    PacedWriter,
+    write_curves,
+)
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import CURVES, LOG, SPLIT_CSV, has_checkpoint, resume_command
+from unet_trainer.training.run_folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint, resume_command
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import build_hardware, build_probe, build_settings
 from unet_trainer.training.state import TrainState
@@ -139,14 +145,20 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object] 
         _open_folder(folder, settings, session, {"resumed_after": resumed_after, **facts})
     state.gather_ranks(processes)  # the checkpointer keeps the state as it is now
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
-    curves, is_ours, events = CurvesWriter(folder), session.lock.is_ours, session.events
+    curves, live_report = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE), None
+    drawings: dict[str, Callable[[], object]] = {CURVES: curves.write}
+    if make_report is not None:
+        draw = partial(make_report, folder, with_pictures=False, is_running=True)
+        live_report = PacedWriter(draw, MAX_REPORT_SHARE, REPORT_SECONDS)
+        drawings[REPORT] = live_report.write
+    is_ours, events = session.lock.is_ours, session.events
     if processes.is_main:
-        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, events, curves.write)
+        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, events, drawings)
     budget.seconds_before = state.seconds + state.train_seconds
     run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, events, processes)
     run.untaught_ids = dataset.untaught_ids
     if processes.is_main:
-        run.make_report = make_report
+        run.make_report, run.live_report = make_report, live_report
         run.trackers = build_trackers(settings.taken, folder, state.epoch, events)
         session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
@@ -381,7 +393,7 @@ def _get_ready(run: Run) -> None:
     run.state.gather_ranks(run.processes)
 
 
-def _finish(run: Run, curves: CurvesWriter) -> None:
+def _finish(run: Run, curves: PacedWriter) -> None:
     """What is sent, written and drawn at the end, however the run ended; the report unless the end has written the
     whole of it."""
     try:
