@@ -17,7 +17,7 @@
     python train_unet.py shard data_dir=... --out DIR|URL   the data as tar shards; data_dir=DIR|URL trains from them
     python train_unet.py runs [FOLDER]                      the runs: state, best IoU, epochs (--json: for programs)
     python train_unet.py report [RUN]                       one page about a run: scores, curves, images, settings
-    python train_unet.py watch [RUN ...]                    the same in the browser while the run goes on
+                                                            (while it goes on, RUN/report.html reloads itself)
     python train_unet.py compare RUN RUN [--html FILE]      runs beside each other, with paired intervals
 
 From Python: from train_unet import train; result = train({"data_dir": "data/mine", "use_amp": True})

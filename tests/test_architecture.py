@@ -110,7 +110,7 @@ MAY_OPEN = {
 NOT_BY_NAME = ("io.BytesIO(", "fileobj=", "TiffFile(file)", "ZipFile(file)")
 OPENS_NO_FILE = (
     "Image",
-    "browser",
+    "webbrowser",
     "files",
     "events",
     "processes",

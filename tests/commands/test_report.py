@@ -1,6 +1,7 @@
 """python train_unet.py report, and the reports that runs write themselves."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -12,6 +13,7 @@ import pytest
 from helpers.runs import stop_after
 from train_unet import main, train
 from unet_trainer.reports import run_report
+from unet_trainer.training import setup
 
 
 @pytest.fixture
@@ -57,12 +59,42 @@ def test_data_that_have_moved_are_told_and_can_be_named(place, tiny_data):
 # Runs that write it themselves
 
 
+def test_the_report_is_rewritten_while_the_run_goes_on(tiny_config, small_network, monkeypatch):
+    """And reloads itself in a browser, but for the last one."""
+    monkeypatch.setattr(setup, "REPORT_SECONDS", 0.0)
+    monkeypatch.setattr(setup, "MAX_REPORT_SHARE", math.inf)
+    page, seen = Path(tiny_config["checkpoint_dir"]) / "run/report.html", []
+    train({**tiny_config, "run_name": "run"}, on_epoch=lambda row: seen.append(page.read_text()) and None)
+    for number, text in enumerate(seen, start=1):
+        assert '<span class="pill running">Running</span>' in text
+        assert f"{number} of 2 epochs done" in text
+        assert "data-reload-until=" in text
+    assert len(seen) == 2
+    assert "data-reload-until=" not in page.read_text()
+    assert '<span class="pill running">' not in page.read_text()
+
+
+def test_a_run_that_fails_has_a_report_that_does_not_reload_itself(tiny_config, small_network, monkeypatch):
+    monkeypatch.setattr(setup, "REPORT_SECONDS", 0.0)
+    page = Path(tiny_config["checkpoint_dir"]) / "run/report.html"
+
+    def fail(row):
+        assert "data-reload-until=" in page.read_text()
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train({**tiny_config, "run_name": "run"}, on_epoch=fail)
+    assert '<span class="pill failed">Failed</span>' in page.read_text()
+    assert "data-reload-until=" not in page.read_text()
+
+
 def test_an_interrupted_run_has_a_report_without_predicting(tiny_config, small_network, monkeypatch):
     monkeypatch.setattr(run_report, "make_gallery", lambda *_, **__: pytest.fail("predicted after an interruption"))
     with pytest.raises(KeyboardInterrupt):
         train({**tiny_config, "run_name": "run"}, on_epoch=stop_after(1))
     page = (Path(tiny_config["checkpoint_dir"]) / "run/report.html").read_text()
     assert '<span class="pill interrupted">Interrupted</span>' in page
+    assert "data-reload-until=" not in page
     assert "go on where the state was saved" in page
     assert "Samples of epoch 1" in page
 

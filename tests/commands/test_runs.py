@@ -1,28 +1,16 @@
-"""Commands that show runs: `runs`, `compare`, `watch`, and which run a word means."""
+"""Commands that show runs: `runs`, `compare`, and which run a word means."""
 
-import http.client
 import json
 import os
 import re
-import signal
-import socket
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
-from urllib.parse import urlsplit
 
 import pytest
 
-from helpers.project import ROOT
 from helpers.report_runs import FOUR_IMAGES, write_run
 from train_unet import main
-from unet_trainer.commands import runs
 from unet_trainer.commands.runs import find_named_run
-from unet_trainer.config.errors import UserError
 from unet_trainer.inference.engine import find_model
-from unet_trainer.system.console import Console
-from unet_trainer.system.local_server import LocalHandler, LocalServer, bind, serve
 from unet_trainer.system.locks import FolderLock
 from unet_trainer.training.run_folder import newest_run
 
@@ -111,10 +99,10 @@ def test_runs_are_compared_with_the_first(folder, capsys):
         (["compare"], "compare takes two or more runs, got none"),
         (["compare", "cells", "checkpoints/cells"], "cells and checkpoints/cells are the same run; name another"),
         (["compare", "cells", "better", "--html", "nowhere/x.html"], "--html: there is no folder "),
-        (["watch", "nobody"], "no run nobody; checkpoints holds "),
-        (["watch", "checkpoint_dir=none"], "checkpoint_dir: none holds no runs; python train_unet.py starts one"),
-        (["watch", "batch_size=4"], "batch_size=4: of settings watch takes checkpoint_dir alone"),
-        (["watch", "--port", "99999"], "argument --port: got 99999; need a number from 1 to 65535"),
+        (["report", "nobody"], "no run nobody; checkpoints holds "),
+        (["report", "checkpoint_dir=none"], "checkpoint_dir: none holds no runs; python train_unet.py starts one"),
+        (["report", "batch_size=4"], "batch_size=4: of settings report takes checkpoint_dir, data_dir alone"),
+        (["watch", "cells"], "watch was removed: open report.html in the run's folder; while the run goes on, it is"),
     ],
 )
 def test_what_cannot_be_done_is_one_message(folder, capsys, arguments, message):
@@ -186,52 +174,4 @@ def test_a_run_is_found_by_name_folder_and_file_and_the_newest_without_one(folde
         (str(folder / "cells/events.jsonl"), folder),
     ):
         assert find_named_run(name, under) == folder / "cells"
-    served = []
-    monkeypatch.setattr(runs, "serve", lambda server, *_: served.append(server) or server.server_close() or 0)
-    assert main(["watch", "--no-browser"]) == 0
-    assert "checkpoints/broken: failed, 0/3 epochs" in capsys.readouterr().out
-    assert main(["watch", "cells", "better", "cells", "--no-browser"]) == 0
-    assert [[folder.name for folder in server.folders] for server in served] == [["broken"], ["cells", "better"]]
-    assert served[0].server_address[0] == "127.0.0.1"
-
-
-def test_watch_serves_until_ctrl_c_and_writes_nothing(tmp_path):
-    folder = write_run(tmp_path / "checkpoints/run")
-    before = sorted(path.name for path in folder.iterdir())
-    command = [sys.executable, str(ROOT / "train_unet.py"), "watch", "--no-browser"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            lines = []
-            while not lines or not lines[-1].startswith("Ctrl-C"):
-                lines.append(process.stdout.readline())
-                assert lines[-1], process.stderr.read()
-            address = urlsplit(re.search(r"^Open (\S+)$", "".join(lines), re.MULTILINE)[1])
-            connection = http.client.HTTPConnection(address.hostname, address.port, timeout=60)
-            connection.request("GET", f"{address.path}version")
-            assert len(connection.getresponse().read()) == 16
-            connection.close()
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert (process.returncode, out, err) == (0, "\nStopped.\n", "")
-    assert sorted(path.name for path in folder.iterdir()) == before
-
-
-def test_an_address_that_cannot_be_used_is_named_and_one_that_others_reach_is_warned_about(capsys, monkeypatch):
-    def open_at(host, port):
-        given = SimpleNamespace(host=host, port=port, no_browser=True)
-        return bind(given, lambda address: LocalServer(address, LocalHandler)), given
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=rf"--port {port}: cannot be used \(.*\); leave it out for a free one"):
-            open_at("127.0.0.1", port)
-    with pytest.raises(UserError, match=r"--host 192\.0\.2\.1: cannot be used"):
-        open_at("192.0.2.1", 0)
-    monkeypatch.setattr(LocalServer, "serve_forever", lambda server: None)
-    server, given = open_at("127.0.0.1", 0)
-    assert serve(server, given, Console(), "see it") == 0
-    assert capsys.readouterr().out == f"Open {server.url}\nCtrl-C ends it.\n"
-    assert serve(*open_at("0.0.0.0", 0), Console(), "see it") == 0
-    assert capsys.readouterr().out.startswith("Warning: --host 0.0.0.0: whoever has the address below can see it, over")
+    assert find_named_run(None, folder) == folder / "broken"

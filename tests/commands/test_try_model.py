@@ -1,19 +1,33 @@
-"""python train_unet.py try: finds the model and its images, serves them to this machine alone, ends with Ctrl-C."""
+"""python train_unet.py try: finds the model and its images, answers with overlay, mask and shares, serves this machine alone."""
 
-import json
+import io
+import os
 import re
 import shutil
-import webbrowser
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from helpers.brightness_engine import bright_predictor
+from helpers.browser import Page, browsing, requested_hosts
+from helpers.image_bytes import cv2_bytes, grey_png, npy_bytes
+from helpers.project import ROOT
 from train_unet import main
-from unet_trainer.system.local_server import LocalServer
+from unet_trainer.commands import try_model
+from unet_trainer.commands.try_model import answer
+from unet_trainer.images.image_spec import ImageSpec
+
+GREEN, BLACK = (0, 200, 120), (0, 0, 0)
 
 
 @pytest.fixture(scope="module")
-def place(tiny_data, trained_run, tmp_path_factory):
+def place(trained_run, tmp_path_factory):
     """A folder with checkpoints/tiny, a real run."""
     folder = tmp_path_factory.mktemp("place")
     shutil.copytree(trained_run, folder / "checkpoints/tiny")
@@ -22,12 +36,12 @@ def place(tiny_data, trained_run, tmp_path_factory):
 
 @pytest.fixture
 def served(place, monkeypatch):
-    """The servers that `try` would have run."""
+    """What `try` would have served: the predictor, the validation images, and whether a browser is opened."""
     monkeypatch.chdir(place)
-    servers = []
-    monkeypatch.setattr(LocalServer, "serve_forever", lambda server: servers.append(server))
-    monkeypatch.setattr(webbrowser, "get", lambda: pytest.fail("a browser was opened"))
-    return servers
+    calls = []
+    monkeypatch.setattr(try_model, "find_spec", lambda name: name)
+    monkeypatch.setattr(try_model, "serve", lambda *given: calls.append(given))
+    return calls
 
 
 def refused(capsys, *arguments):
@@ -37,44 +51,182 @@ def refused(capsys, *arguments):
     return captured.err
 
 
-def test_a_run_is_served_to_this_machine_with_its_validation_images(served, capsys):
+def test_without_gradio_the_command_to_install_it_is_named_before_torch_is_loaded():
+    code = (
+        "import sys, train_unet\n"
+        "sys.modules['gradio'] = None\n"
+        "assert train_unet.main(['try']) == 2\n"
+        "assert not {'torch', 'numpy', 'cv2'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stderr == "Error: try needs gradio: python -m pip install -r requirements-try.txt\n"
+    assert done.returncode == 0
+    assert (ROOT / "requirements-try.txt").read_text().splitlines()[-1].startswith("gradio")
+
+
+def test_a_run_is_served_with_its_validation_images(served, tiny_data):
     assert main(["try", "tiny"]) == 0
-    (server,) = served
-    said = capsys.readouterr().out
-    assert server.server_address[0] == "127.0.0.1"
-    assert re.search(r"^Model: tiny, epoch 1, val IoU 0\.\d{4}, on cpu, float32$", said, re.MULTILINE)
-    assert "Validation images: 2\n" in said
-    assert f"Open http://127.0.0.1:{server.server_port}/{server.key}/\n" in said
-    assert "Warning" not in said
+    assert main(["try", "tiny", f"data_dir={tiny_data}", "--no-browser"]) == 0
+    (predictor, images, opens_browser), (_, same_images, opens_none) = served
     rows = [line.split(",") for line in Path("checkpoints/tiny/split.csv").read_text().splitlines()]
-    assert [pair.name for pair in server.pairs] == [row[4] for row in rows if row[2] == "val"]
+    assert [name for name, _ in images] == [row[4] for row in rows if row[2] == "val"]
+    assert [Path(path).parent for _, path in images] == [tiny_data / "images"] * 2
+    assert (predictor.engine.card.run_name, same_images) == ("tiny", images)
+    assert (opens_browser, opens_none) == (True, False)
 
 
-def test_a_model_without_its_data_is_served_and_the_page_says_why_there_are_no_images(served, capsys, tmp_path):
+def test_a_model_without_its_data_is_served_without_images(served, tmp_path):
     (tmp_path / "best.pt").write_bytes(Path("checkpoints/tiny/best.pt").read_bytes())
     assert main(["try", str(tmp_path / "best.pt")]) == 0
-    reason = f"{tmp_path} does not hold both split.csv and config.yaml, which name them"
-    assert f"Note: there are no validation images to choose from: {reason}\n" in capsys.readouterr().out
-    assert json.loads(served[0].facts)["note"] == reason
-
-
-def test_data_that_moved_can_be_named_and_must_then_be_there(served, capsys, tiny_data):
-    assert main(["try", "tiny", f"data_dir={tiny_data}"]) == 0
-    assert served[0].pairs[0].image.parent == tiny_data / "images"
-    capsys.readouterr()
-    assert refused(capsys, "tiny", "data_dir=nowhere").startswith("Error: data_dir: nowhere does not exist here")
+    assert served[0][1] == []
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nothing"], "Error: no run nothing; checkpoints holds tiny\n"),
-        (["tiny", "other"], "Error: got 2 models (tiny, other); need one run or file\n"),
+        (["tiny", "other"], "Error: no run tiny other; checkpoints holds tiny\n"),
         (["tiny", "batch_size=4"], "Error: batch_size=4: of settings try takes data_dir alone, once each\n"),
+        (["tiny", "data_dir=nowhere"], "Error: data_dir: nowhere does not exist here"),
         (["tiny", "--device", "gpu"], "Error: 1 problem in the config:\n  device: got 'gpu'"),
+        (["tiny", "--host", "0.0.0.0"], "Error: --host: unknown option"),
         (["tiny/../.."], "Error: "),
     ],
 )
 def test_what_cannot_be_served_is_one_message(served, capsys, arguments, message):
     assert refused(capsys, *arguments).startswith(message)
     assert served == []
+
+
+# The answer to an image. The model finds the pixels whose first channel is above 128.
+
+LEVELS = np.tile([[0, 255, 130, 120], [10, 20, 250, 129]], (3, 2))
+IDS = [[0, 1, 1, 0, 0, 1, 1, 0], [0, 0, 1, 1, 0, 0, 1, 1]] * 3
+
+
+@pytest.fixture
+def gradio():
+    return pytest.importorskip("gradio", reason="needs requirements-try.txt")
+
+
+def spec_of(channels, depth):
+    return ImageSpec(channels, depth, (0.0,) * channels, (1.0,) * channels, 0.0, 255.0)
+
+
+@pytest.mark.parametrize(
+    ("channels", "depth", "name", "data"),
+    [
+        (3, "uint8", "a.png", cv2_bytes(".png", np.repeat(LEVELS[:, :, None], 3, 2).astype(np.uint8))),
+        (1, "uint16", "a.tif", cv2_bytes(".tif", LEVELS.astype(np.uint16))),
+        (5, "float", "a.npy", npy_bytes(np.repeat(LEVELS[:, :, None], 5, 2).astype(np.float32))),
+    ],
+)
+def test_images_of_any_depth_and_channels_are_answered(gradio, tmp_path, channels, depth, name, data):
+    (tmp_path / name).write_bytes(data)
+    upload, about, shares, drawn, mask = answer(bright_predictor(image=spec_of(channels, depth)), str(tmp_path / name))
+    assert re.fullmatch(rf"{name}: 8×6 pixels, \d+\.\d\d s", about)
+    assert shares == [("50.00%", "background"), ("50.00%", "foreground")]
+    assert np.asarray(mask).tolist() == IDS
+    assert [mask.convert("RGB").getpixel(place) for place in ((0, 0), (1, 0))] == [BLACK, GREEN]
+    assert upload is None  # the field is free for the next one
+    assert (drawn.mode, drawn.size) == ("RGB", (8, 6))
+
+
+def test_the_overlay_of_a_large_image_is_made_smaller_and_its_mask_is_not(gradio, tmp_path):
+    (tmp_path / "a.png").write_bytes(cv2_bytes(".png", np.zeros((10, 2000, 3), np.uint8)))
+    _, _, shares, drawn, mask = answer(bright_predictor(), str(tmp_path / "a.png"))
+    assert (drawn.size, mask.size) == ((1600, 8), (2000, 10))
+    assert shares == [("100.00%", "background"), ("0.00%", "foreground")]
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [
+        (b"", "the file is empty"),
+        (b"not an image", "not an image that can be decoded"),
+        (cv2_bytes(".png", np.zeros((4, 4, 3), np.uint16)), "16-bit values; the model was trained on 8-bit images"),
+        (npy_bytes(np.array([{}]), allow_pickle=True), "cannot be decoded (it holds Python objects)"),
+        (
+            grey_png(40_000, 40_000, 1, b""),
+            "too large for a page; python train_unet.py predict takes images of any size",
+        ),
+    ],
+)
+def test_what_the_model_cannot_take_is_refused_in_a_sentence(gradio, tmp_path, data, sentence):
+    (tmp_path / "<b>.png").write_bytes(data)
+    with pytest.raises(gradio.Error) as refusal:
+        answer(bright_predictor(), str(tmp_path / "<b>.png"))
+    assert refusal.value.message == f"&lt;b&gt;.png: {sentence}"
+
+
+# The page
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    with browsing(tmp_path_factory.mktemp("downloads")) as browser:
+        yield browser
+
+
+@pytest.fixture
+def address(place, tmp_path):
+    """Of the command, which a signal ends without an error and without leaving an upload behind."""
+    pytest.importorskip("gradio", reason="needs requirements-try.txt")
+    command = [sys.executable, str(ROOT / "train_unet.py"), "try", "tiny", "--device", "cpu"]
+    uploads = tmp_path / "uploads"
+    uploads.mkdir()
+    environment = {**os.environ, "TMPDIR": str(uploads)}
+    with subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            first, second = process.stdout.readline(), process.stdout.readline()
+            assert second == "Ctrl-C ends it.\n", process.stderr.read()
+            assert re.fullmatch(r"Open http://127\.0\.0\.1:\d+/[0-9a-f]{32}/\n", first)
+            yield first.split()[1]
+            assert list(uploads.glob("tmp*")) != []
+            process.send_signal(signal.SIGTERM)
+            out, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, out.strip(), errors) == (0, "", "")
+    assert list(uploads.glob("tmp*")) == []
+
+
+@pytest.mark.browser
+def test_an_image_is_dropped_on_the_page_and_its_mask_is_seen_and_nothing_is_asked_for_elsewhere(driver, address):
+    requested_hosts(driver)
+    page = Page(driver, address).open()
+    page.wait_until(lambda: "64×64 pixels" in sentence(page))  # the first validation image
+    first = sentence(page)
+    image = cv2_bytes(".png", np.zeros((40, 60, 3), np.uint8))
+    drop(page, "mine.png", image)
+    page.wait_until(lambda: sentence(page).startswith("mine.png: 60×40 pixels, "))
+    assert first != sentence(page)
+    assert (
+        page.run("return [...document.images].map(each => [each.naturalWidth, each.naturalHeight])") == [[60, 40]] * 2
+    )
+    _, mask_link = [link.get_attribute("href") for link in page.all("a[download]")]
+    with urllib.request.urlopen(mask_link) as answer, Image.open(io.BytesIO(answer.read())) as mask:
+        assert (mask.mode, mask.size, mask.getpalette()[:6]) == (
+            "P",
+            (60, 40),
+            [*BLACK, *GREEN],
+        )  # values are class ids
+    drop(page, "note.txt", b"hello")
+    page.wait_until(lambda: "note.txt: not an image that can be decoded" in page.find("body").text)
+    assert requested_hosts(driver) <= {"127.0.0.1", "data", "blob"}
+
+
+def sentence(page):
+    return " ".join(each.get_attribute("value") for each in page.all("textarea"))
+
+
+def drop(page, name, data):
+    """A file on the field for uploads."""
+    script = """
+        const data = new DataTransfer();
+        data.items.add(new File([new Uint8Array(arguments[2])], arguments[1]));
+        arguments[0].dispatchEvent(new DragEvent("drop", {dataTransfer: data, bubbles: true}));
+    """
+    page.run(script, page.find("input[type=file]").find_element("xpath", ".."), name, list(data))

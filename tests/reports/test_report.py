@@ -1,30 +1,24 @@
 """report.html: what it says of a run, from whatever the folder holds; hostile names are text in it; its size is bounded."""
 
-import contextlib
 import json
 import re
-import threading
 from html import unescape
 
 import numpy as np
 import pytest
 
-from helpers.killed_runs import wait_until
-from helpers.ports import running
 from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
-from helpers.try_page import ask, refusal
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.reports import gallery, run_report
+from unet_trainer.reports import gallery, page
 from unet_trainer.reports.gallery import Gallery
-from unet_trainer.reports.page import TEMPLATES, page_policy
-from unet_trainer.reports.run_report import MAX_EVENTS, MAX_MATRIX, WatchServer, render_report, write_report
-from unet_trainer.system.local_server import digest
-from unet_trainer.system.locks import FolderLock
+from unet_trainer.reports.page import TEMPLATES, digest, page_policy
+from unet_trainer.reports.run_report import MAX_EVENTS, MAX_MATRIX, render_report, write_report
 from unet_trainer.training.history import EventLog
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
 
 IDS = ("sky", "road", "cow")
+TWO_IDS = ["background", "foreground"]
 SECTIONS = ("result", "curves", "classes", "confusion", "images", "data", "settings", "machine", "events", "next")
 
 
@@ -204,7 +198,7 @@ def test_hostile_names_are_text(tmp_path):
     log.add("end", how="failed", text=ATTACK)
     (folder / "result.json").write_text(json.dumps({"warnings": [ATTACK], "number_format": ATTACK}))
     found = small_gallery(tmp_path / "data", worst_first(scores_of(FOUR_IMAGES)))
-    page = page_of(folder, Gallery(**{**vars(found), "note": ATTACK}), live=ATTACK)
+    page = page_of(folder, Gallery(**{**vars(found), "note": ATTACK}))
     page.encode()  # UTF-8 takes it
     assert "<img src=x" not in page
     assert "<b>" not in page
@@ -221,8 +215,6 @@ def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_from_elsew
         f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; base-uri"
     )
     assert "unsafe" not in policy
-    assert "connect-src" not in policy
-    assert page_policy(live=True) == policy.replace("img-src data:", "img-src data:; connect-src 'self'")
     assert f'content="{policy}"' in unescape(page)
     for path in TEMPLATES.iterdir():
         foreign = r"https?://(?!www\.w3\.org/2000/svg)|@import|url\(|innerHTML|eval\(|\| *safe"
@@ -284,70 +276,12 @@ def test_commands_fit_the_state_of_the_run(tmp_path):
     )
 
 
-# The server of watch
-
-
-TWO_IDS = ["background", "foreground"]
-
-
-@contextlib.contextmanager
-def watching(*folders):
-    with running(WatchServer(("127.0.0.1", 0), folders)) as server:
-        yield server
-    server.worker.shutdown()
-
-
-def get(server, path):
-    status, _, content = ask(server, "GET", path)
-    assert status == 200, content
-    return content.decode()
-
-
-def test_the_page_follows_the_run(tmp_path):
+def test_the_page_of_a_run_that_goes_on_reloads_itself_until_its_run_must_have_been_killed(tmp_path, monkeypatch):
     folder = write_run(tmp_path / "run", end=None)
-    with FolderLock() as lock, watching(folder) as server:
-        lock.acquire(folder, pytest.fail)
-        first, version = get(server, ""), get(server, "version")
-        assert f'data-live="{version}"' in first
-        assert ">0.600</p>" in first
-        assert get(server, "version") == version
-        log = EventLog()
-        log.open(folder, resumed_after={"epoch": 3, "batch": 0})
-        log.add("epoch", **epoch_event(4, TWO_IDS, 0.75))
-        assert get(server, "version") != version
-        assert ">0.750</p>" in get(server, "")
-
-
-def test_several_runs_are_compared_and_each_has_its_report(tmp_path):
-    folders = write_run(tmp_path / "a"), write_run(tmp_path / "b")
-    with watching(*folders) as server:
-        assert "2 runs compared" in get(server, "")
-        assert "<title>b – training report</title>" in get(server, "run/1/")
-        assert get(server, "run/1/version") != get(server, "version")
-
-
-def test_other_paths_lead_nowhere(tmp_path):
-    with watching(write_run(tmp_path / "run")) as server:
-        for path in ("run/0/", "run/7/", "events.jsonl", "../run", "run/0/../../settings.json", "version/x"):
-            assert refusal(ask(server, "GET", path)) == (404, "nothing here")
-        assert ask(server, "GET", "/wrong-key/")[0] == 403
-        assert ask(server, "GET", "", Host="evil.example")[0] == 421
-
-
-def test_pictures_are_made_once_a_run_has_ended(tmp_path, monkeypatch):
-    folder, made, is_free = write_run(tmp_path / "run"), [], threading.Event()
-
-    def make(summary, device):
-        assert is_free.wait(60)
-        made.append((summary.folder, device))
-        return Gallery(note="here they are")
-
-    monkeypatch.setattr(run_report, "make_gallery", make)
-    with watching(folder) as server:
-        assert "are being made …" in get(server, "")
-        assert server.is_busy
-        is_free.set()
-        wait_until(lambda: "here they are" in get(server, ""))
-        assert not server.is_busy
-        get(server, "")
-    assert made == [(folder, "cpu")]
+    monkeypatch.setattr(page.time, "time", lambda: 1000.0)
+    shown = write_report(folder, with_pictures=False, is_running=True).read_text()
+    assert 'data-reload-until="1600000" data-reload-seconds="30"' in shown  # 10 minutes: epochs took 10 s
+    assert "Pictures of the worst and the best images follow when the run has ended." in shown
+    log_more(folder, TWO_IDS, ("epoch", epoch_event(4, TWO_IDS, 0.5, seconds=3600.0)), resumed_after={"epoch": 3})
+    assert 'data-reload-until="11800000"' in page_of(folder, is_running=True)  # three times the longest epoch
+    assert "<body>" in page_of(folder)

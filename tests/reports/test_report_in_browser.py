@@ -1,13 +1,13 @@
 """A report in a real browser: both schemes, a phone, the slider, sorting, switches, hovering; and that nothing leaves the file."""
 
+import re
+
 import pytest
 
 from helpers.browser import Page, browsing, console_errors, requested_hosts
-from helpers.ports import running
 from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
 from unet_trainer.reports.comparison import render_comparison
-from unet_trainer.reports.run_report import WatchServer, render_report
-from unet_trainer.system.locks import FolderLock
+from unet_trainer.reports.run_report import render_report, write_report
 from unet_trainer.training.history import EventLog
 from unet_trainer.training.run_summary import read_run_summary
 from unet_trainer.training.val_scores import worst_first
@@ -165,7 +165,7 @@ def test_a_picture_is_shown_in_full_size_and_the_next_one_follows(page):
     assert page.find("#viewer-text").text.startswith("images/b.png")
     viewer.send_keys(ESCAPE)
     assert not viewer.is_displayed()
-    assert page.run("return document.activeElement.className") == "enlarge"
+    page.wait_until(lambda: page.run("return document.activeElement.className") == "enlarge")
 
 
 def test_runs_are_compared_by_epoch_and_by_time(driver, tmp_path):
@@ -182,21 +182,44 @@ def test_runs_are_compared_by_epoch_and_by_time(driver, tmp_path):
     assert console_errors(driver) == []
 
 
-def test_a_live_page_follows_the_run_and_keeps_what_was_chosen(driver, tmp_path):
+def test_the_page_of_a_run_that_goes_on_reloads_itself_and_keeps_its_place_and_what_was_chosen(
+    driver, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("unet_trainer.reports.page.RELOAD_SECONDS", 0.5)
     folder = write_run(tmp_path / "run", end=None)
-    with FolderLock() as lock, running(WatchServer(("127.0.0.1", 0), [folder])) as server:
-        lock.acquire(folder, pytest.fail)
-        page = ReportPage(driver, server.url).open()
-        page.run("arguments[0].click()", page.find('[data-key="iou"] [data-name="switch train"]'))
-        page.run("document.querySelector('[data-key=\"loss-numbers\"]').open = true")
-        log = EventLog()
-        log.open(folder, resumed_after={"epoch": 3, "batch": 0})
-        log.add("epoch", **epoch_event(4, ["background", "foreground"], 0.75))
-        page.wait_until(lambda: page.run("return document.getElementById('best-iou').textContent") == "0.750")
-        assert len(page.all('[data-key="iou"] .line')) == 1
-        assert page.find('[data-key="loss-numbers"]').get_attribute("open") is not None
-        assert console_errors(driver) == []
-    server.worker.shutdown()
-    page.wait_until(lambda: page.all(".lost"))
-    console_errors(driver)
-    driver.get("about:blank")
+    page = ReportPage(driver, write_report(folder, with_pictures=False, is_running=True).as_uri()).open(800, 600)
+    # Each step is one script: the page may reload itself between two of them.
+    page.run("""
+        document.querySelector('[data-key="iou"] [data-name="switch train"]').click();
+        document.querySelector('[data-key="loss-numbers"]').open = true;
+        scrollTo({top: 1500, behavior: 'instant'});
+    """)
+    log = EventLog()
+    log.open(folder, resumed_after={"epoch": 3, "batch": 0})
+    log.add("epoch", **epoch_event(4, ["background", "foreground"], 0.5))
+    write_report(folder, with_pictures=False, is_running=True)
+    page.wait_until(lambda: "4 of 3 epochs done" in page.run("return document.body.textContent"))
+    state = """return [
+        scrollY,
+        document.querySelectorAll('[data-key="iou"] .line').length,
+        document.querySelector('[data-key="loss-numbers"]').open,
+    ]"""
+    assert page.run(state) == [1500, 1, True]
+    log.add("end", how="finished")
+    write_report(folder, with_pictures=False)
+    page.wait_until(lambda: page.run("return document.querySelector('.pill').textContent") == "Finished")
+    assert page.run(state) == [1500, 1, True]
+    assert page.run("return [document.body.dataset.reloadUntil, history.state]") == [None, None]
+    assert console_errors(driver) == []
+
+
+def test_a_page_whose_run_was_killed_stops_to_reload_itself(driver, tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "run", end=None)
+    monkeypatch.setattr("unet_trainer.reports.page.RELOAD_SECONDS", 0.1)
+    write_report(folder, with_pictures=False, is_running=True)
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    (folder / "old.html").write_text(re.sub('until="[0-9]+"', 'until="1000"', text), encoding="utf-8")
+    page = ReportPage(driver, (folder / "old.html").as_uri()).open()
+    page.run("window.isFirst = true")
+    driver.execute_async_script("setTimeout(arguments[0], 500)")
+    assert page.run("return window.isFirst") is True

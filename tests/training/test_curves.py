@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from unet_trainer.images.image_decoding import read_image
 from unet_trainer.training import curves
-from unet_trainer.training.curves import INK, INTERRUPTED, ROLLBACK, STOPPED, CurvesWriter, write_curves
+from unet_trainer.training.curves import INK, INTERRUPTED, ROLLBACK, STOPPED, PacedWriter, write_curves
 from unet_trainer.training.history import EventLog
 
 pytestmark = pytest.mark.real_pictures
@@ -82,15 +82,30 @@ def test_the_only_epoch_of_a_run_is_a_whole_number_on_the_axis(log, tmp_path, mo
     assert [tick for tick in ticks if low <= tick <= high] == [1.0]
 
 
-def test_drawing_takes_no_more_than_its_share_of_the_time(monkeypatch, tmp_path):
-    """Five seconds of a core at a share of 1 %: not again before 500 seconds are over; at the end, at once."""
+@pytest.mark.parametrize(
+    ("min_seconds", "moments", "drawn"),
+    [
+        (0, (1000.0, 1499.0, 1501.0), [1000.0, 1501.0]),  # five seconds of a core at a share of 1 % are 500 seconds
+        (600, (1000.0, 1599.0, 1601.0, 2102.0, 2202.0), [1601.0, 2202.0]),  # nor before so long after the start
+    ],
+)
+def test_drawing_takes_no_more_than_its_share_of_the_time(monkeypatch, min_seconds, moments, drawn):
     now, calls = [1000.0], []
     monkeypatch.setattr(curves.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(curves.time, "thread_time", lambda: 5.0 * len(calls))
-    monkeypatch.setattr(curves, "write_curves", lambda folder: calls.append(now[0]))
-    writer = CurvesWriter(tmp_path)
-    for now[0] in (1000.0, 1499.0, 1501.0):
+    writer = PacedWriter(lambda: calls.append(now[0]), 0.01, min_seconds)
+    for now[0] in moments:
         writer.write()
-    assert calls == [1000.0, 1501.0]
+    assert calls == drawn
     writer.write(is_last=True)
-    assert (len(calls), writer.error) == (3, None)
+    assert (len(calls), writer.error) == (len(drawn) + 1, None)
+    writer.stop()
+    now[0] = 1e9
+    writer.write()
+    assert len(calls) == len(drawn) + 1
+
+
+def test_an_error_of_drawing_is_kept_and_ends_nothing():
+    writer = PacedWriter(lambda: 1 / 0, 0.01)
+    writer.write()
+    assert isinstance(writer.error, ZeroDivisionError)

@@ -8,10 +8,13 @@ COMMANDS = {
     "evaluate": "unet_trainer.commands.evaluate:main",
     "predict": "unet_trainer.commands.predict:main",
     "export": "unet_trainer.commands.export:main",
-    "try": "unet_trainer.commands.runs:try_model",
+    "try": "unet_trainer.commands.try_model:main",
     "runs": "unet_trainer.commands.runs:list_runs",
     "report": "unet_trainer.commands.runs:report",
-    "watch": "unet_trainer.commands.runs:watch",
     "compare": "unet_trainer.commands.runs:compare",
     "shard": "unet_trainer.commands.export:shard",
+}
+# Commands of earlier versions, and what replaces each.
+REMOVED_COMMANDS = {
+    "watch": "open report.html in the run's folder; while the run goes on, it is rewritten and reloads itself",
 }

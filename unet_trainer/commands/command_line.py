@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unet_trainer import __version__
-from unet_trainer.commands import COMMANDS
+from unet_trainer.commands import COMMANDS, REMOVED_COMMANDS
 from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import near_miss
@@ -76,6 +76,8 @@ class CommandParser(argparse.ArgumentParser):
 
 def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig], int | None] | None:
     """The command that the first word names; None to train. It returns an exit code, or None when it is done."""
+    if words and words[0] in REMOVED_COMMANDS and not _is_file(words[0]):
+        raise UserError(f"{words[0]} was removed: {REMOVED_COMMANDS[words[0]]}")
     if not words or words[0] not in COMMANDS or _is_file(words[0]):
         return None
     if current().launch.world_size > 1:

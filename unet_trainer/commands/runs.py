@@ -1,4 +1,4 @@
-"""python train_unet.py runs, report, watch, compare and try: runs that there are, to look at and to use."""
+"""python train_unet.py runs, report and compare: the runs that there are, to look at."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.system.atomic_files import HTML_PAGE, check_output, check_replaceable, write_output
 from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted, score_text
-from unet_trainer.system.local_server import add_page_options, bind, serve
 from unet_trainer.training.run_folder import REPORT, begun_later, has_checkpoint, newest_run
 from unet_trainer.training.run_summary import RunSummary, State, find_runs, is_run, read_run_summary
 
 if TYPE_CHECKING:  # a typo is answered before OpenCV and torch are loaded
-    from unet_trainer.datasets.pairs import Pair
     from unet_trainer.reports.comparison import Comparison
 
 STATE_COLOURS: dict[State, Colour] = {
@@ -175,25 +173,6 @@ def report(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     console.say(f"Report: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
-def watch(arguments: Sequence[str], script_config: ScriptConfig) -> int:
-    """The report of a run, live in a browser; several runs over each other."""
-    what = "Shows a run in a browser while it goes on, also one of another process. Reads its folder and no more."
-    words = ("RUN", "names or folders of runs (the newest if left out); several are compared")
-    parser = CommandParser("watch", what, words)
-    add_page_options(parser)
-    given = parser.parse_intermixed_args(arguments)
-    _, folders, _ = read_run_words(given.words, script_config, "watch")
-
-    from unet_trainer.reports.run_report import WatchServer  # with OpenCV
-
-    console = Console()
-    server = bind(given, lambda address: WatchServer(address, folders))
-    for folder in folders:
-        summary = read_run_summary(folder)
-        console.say(f"{folder}: {summary.state}, {summary.progress} epochs")
-    return serve(server, given, console, "see the runs and their validation images")
-
-
 def compare(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     what = "Runs beside each other. The first is the one that the others are compared with."
     parser = CommandParser("compare", what, ("RUN", "names or folders of two or more runs"))
@@ -241,43 +220,3 @@ def comparison_lines(found: Comparison) -> list[str]:
         return [*lines, "The runs have the same settings, as far as they are kept."]
     cells = [[name, *_cut_where_they_differ(values)] for name, values in found.settings]
     return [*lines, *aligned([["Settings that differ", *found.names], *cells])]
-
-
-def try_model(arguments: Sequence[str], script_config: ScriptConfig) -> int:
-    """A page in the browser that shows what a model makes of an image. Served to this machine alone."""
-    what = "a run's name or folder, or a .pt or .onnx file (the newest run if left out); where its data are now"
-    words = ("RUN | FILE | data_dir=FOLDER", what)
-    parser = CommandParser("try", "Shows in a browser what a model makes of an image.", words, "device")
-    add_page_options(parser)
-    given = parser.parse_intermixed_args(arguments)
-    models, settings = split_words(given.words, "try", ("data_dir",))
-    if len(models) > 1:
-        raise UserError(f"got {len(models)} models ({', '.join(models)}); need one run or file")
-    data_dir = Path(settings["data_dir"]) if settings else None
-    config = script_config([f"device={given.device}"])
-    console = Console()
-
-    from unet_trainer.inference.engine import find_model, load_engine
-    from unet_trainer.inference.inputs import find_validation_pairs
-    from unet_trainer.inference.predictor import Predictor
-    from unet_trainer.inference.try_server import TryServer
-
-    path = find_model(next(iter(models), None), Path(config.checkpoint_dir))
-    pairs: tuple[Pair, ...] = ()
-    note = ""
-    try:
-        pairs = find_validation_pairs(path, data_dir)
-    except UserError as error:
-        if data_dir is not None:  # one that was asked for must hold them
-            raise
-        note = " ".join(str(error).split())
-    predictor = Predictor(load_engine(path, config.device))
-    server = bind(given, lambda address: TryServer(address, predictor, pairs, note))
-    server.warm_up()
-    card = predictor.engine.card
-    console.say(f"Model: {card.run_name}{card.describe()}, on {predictor.engine.description}")
-    if server.pairs:
-        console.say(f"Validation images: {len(server.pairs)}")
-    else:
-        console.note(f"there are no validation images to choose from: {server.note}")
-    return serve(server, given, console, "use the model and see the validation images")

@@ -1,5 +1,4 @@
-"""How certain the scores of runs are, and several runs beside each other: `compare`, its page, and `watch` with several
-runs.
+"""How certain the scores of runs are, and several runs beside each other: `compare` and its page.
 
 Intervals follow from the counts of the validation images. Imports no torch.
 """
@@ -151,8 +150,7 @@ def zoomed_axis(runs: Sequence[ComparedRun]) -> Interval:
     )
 
 
-def render_comparison(summaries: Sequence[RunSummary], live: str | None = None, links: bool = False) -> str:
-    """`links`: to the report of each run, below the address of this page."""
+def render_comparison(summaries: Sequence[RunSummary]) -> str:
     found = compare_runs(summaries)
     charts = overlay_charts([(run.name, run.summary) for run in found.runs])
     class_names = summaries[0].class_names
@@ -166,12 +164,10 @@ def render_comparison(summaries: Sequence[RunSummary], live: str | None = None, 
     return render_page(
         "comparison.html",
         f"{', '.join(found.names)} – comparison",
-        live,
         sections={key: key.capitalize() for key, is_there in present.items() if is_there},
         found=found,
         best=max(scored, key=lambda run: run.summary.best_iou or 0.0, default=None),
         axis=zoomed_axis(found.runs),
-        links=links,
         charts=charts,
         class_rows=class_rows,
         has_memory=any(summary.peak("peak_memory_gib") for summary in summaries),

@@ -21,9 +21,10 @@ import numpy as np
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import ERROR_COLOURS, IGNORED_COLOUR, error_kinds, to_display
-from unet_trainer.images.file_bytes import DataError, read_bytes
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels
-from unet_trainer.images.mask_decoding import IGNORED
+from unet_trainer.images.image_spec import LARGE_PIXELS, read_small
+from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
 from unet_trainer.images.tiling import fit_image, resize_mask
 from unet_trainer.system.console import Console, counted, first_line, silent_console
 from unet_trainer.training.run_folder import BEST
@@ -40,7 +41,6 @@ Colour = tuple[int, int, int]
 NUM_OF_GROUP: dict[Group, int] = {"worst": 9, "median": 6, "best": 6}
 NUM_PICTURES = sum(NUM_OF_GROUP.values())
 MAX_SECONDS = 60.0
-MAX_PIXELS = 25_000_000  # of an image: larger ones take long and are shown at a fraction in any case
 MAX_BYTES = 2_600_000  # of all pictures together; in base64 a third more
 # Longest side and quality, tried in this order until a picture is small enough.
 SIZES = ((768, 82), (768, 65), (512, 70), (384, 60), (256, 50))
@@ -151,8 +151,7 @@ def draw_picture(
 ) -> Picture:
     """Raises DataError for a file that cannot be read or is too large, for one that the model does not take, and where
     time has run out."""
-    from unet_trainer.inference.predictor import TiledLogits, all_ids, check_image
-    from unet_trainer.inference.try_server import decode_for_page, read_truth
+    from unet_trainer.inference.predictor import TiledLogits, all_ids
 
     def stop_in_time(num_tiles: int = 0) -> None:
         if time.monotonic() > deadline:
@@ -160,16 +159,17 @@ def draw_picture(
 
     stop_in_time()
     spec = predictor.spec
-    image = decode_for_page(read_bytes(pair.image), spec.image)
-    height, width = image.shape[:2]
-    if height * width > MAX_PIXELS:
-        raise DataError(f"{width}×{height} pixels; a report shows images of up to {MAX_PIXELS // 10**6} megapixels")
-    truth = read_truth(pair.mask, spec.coding, (height, width))
-    logits = predictor.predict_image(image)
+    image = read_small(pair.image, spec.image)
+    if image is None:
+        raise DataError(f"a report shows images of up to {LARGE_PIXELS // 10**6} megapixels")
+    height, width = image.size
+    truth = resize_mask(spec.coding.encode(read_mask(pair.mask)), image.size)
+    truth[truth == UNKNOWN] = IGNORED
+    logits = predictor.predict_image(image.pixels)
     if isinstance(logits, TiledLogits):
         logits.on_tiles = stop_in_time
     ids = all_ids(logits)
-    display = to_display(check_image(image, spec.image))
+    display = to_display(image.pixels)
     for side, quality in SIZES:
         factor = min(1.0, side / max(height, width))
         shown = max(1, round(height * factor)), max(1, round(width * factor))

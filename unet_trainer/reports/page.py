@@ -6,9 +6,11 @@ code here makes markup.
 """
 
 import base64
+import hashlib
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,7 +28,6 @@ from unet_trainer import __version__
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.system.console import readable
 from unet_trainer.system.input_files import read_text
-from unet_trainer.system.local_server import digest
 from unet_trainer.training.run_summary import EpochRecord, RunSummary
 from unet_trainer.training.val_scores import ImageScore
 
@@ -37,26 +38,34 @@ CONTROLS = re.compile(
 NONE = "–"
 NUM_COLOURS = 8  # of page.css
 NUM_SHADES = 10  # of a cell of the confusion matrix
+RELOAD_SECONDS = 30
+STALE_SECONDS = 600.0  # after which a page is not reloaded any more: its run was killed
 
 
-def render_page(template: str, title: str, live: str | None = None, remark: str = "", **values: Any) -> str:
-    """`live`: the version of a page that its server refreshes. `remark`: in the footer."""
-    footer = f"U-Net trainer {__version__}; refreshed as epochs end."
-    if live is None:
-        made = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}"
-        footer = f"{made}. This page is one file and asks the network for nothing."
-    shared = {"title": title, "live": live, "policy": page_policy(live is not None), "num_colours": NUM_COLOURS}
-    parts = {"style": Markup(_file("page.css")), "script": Markup(_file("page.js")), "footer": footer + remark}
-    return _environment().get_template(template).render(**shared, **parts, **values)
+def render_page(template: str, title: str, remark: str = "", reload_for: float | None = None, **values: Any) -> str:
+    """Fill in a template. `remark`: in the footer. `reload_for`: seconds from now for which the page reloads itself."""
+    footer = f"Made {moment(datetime.now(UTC))} by U-Net trainer {__version__}. "
+    footer += "This page is one file and asks the network for nothing." + remark
+    until = None
+    if reload_for is not None:
+        until = round(1000 * (time.time() + reload_for))
+        footer += f" It reloads itself every {RELOAD_SECONDS} s while the run goes on."
+    shared = {"title": title, "policy": page_policy(), "num_colours": NUM_COLOURS, "footer": footer}
+    reload = {"reload_until": until, "reload_seconds": RELOAD_SECONDS}
+    parts = {"style": Markup(_file("page.css")), "script": Markup(_file("page.js"))}
+    return _environment().get_template(template).render(**shared, **reload, **parts, **values)
 
 
-def page_policy(live: bool = False) -> str:
-    """Own style and script by their digests, pictures within the file; a live page may ask its own server as well."""
-    connect = "; connect-src 'self'" if live else ""
+def page_policy() -> str:
+    """Allow the page its own style and script, by their digests, and pictures within the file."""
     return (
         f"default-src 'none'; script-src '{digest(_file('page.js'))}'; style-src '{digest(_file('page.css'))}'; "
-        f"img-src data:{connect}; base-uri 'none'; form-action 'none'"
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
+
+
+def digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
 
 
 @cache
@@ -159,7 +168,7 @@ Show = Callable[[float | None], str]
 
 @dataclass(frozen=True)
 class PageChart:
-    """`key`: by which a page that is refreshed keeps what was switched."""
+    """`key`: by which a page that reloads itself keeps what was switched."""
 
     key: str
     title: str

@@ -1,15 +1,10 @@
-"""report.html: one run on one page, and `watch`, which serves it while the run goes on. Never ends a run: what cannot
-be read or drawn is left out and said on the page."""
+"""report.html: one run on one page. Never ends a run: what cannot be read or drawn is left out and said on the page."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import re
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime
-from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +13,16 @@ import numpy as np
 
 from unet_trainer.images.drawing import ERROR_COLOURS, ErrorKind
 from unet_trainer.model.baselines import Baseline, best_baseline
-from unet_trainer.reports.comparison import iou_intervals, render_comparison
+from unet_trainer.reports.comparison import iou_intervals
 from unet_trainer.reports.gallery import MAX_SECONDS, Gallery, make_gallery
 from unet_trainer.reports.page import (
     NONE,
+    STALE_SECONDS,
     data_uri,
     distribution_chart,
     drawn_epochs,
     duration,
     moment,
-    page_policy,
     percent,
     rate,
     render_page,
@@ -37,10 +32,8 @@ from unet_trainer.reports.page import (
 from unet_trainer.system.atomic_files import write_output, write_text_atomically
 from unet_trainer.system.console import Console
 from unet_trainer.system.input_files import read_bytes
-from unet_trainer.system.local_server import HTML_TYPE, LocalHandler, LocalServer, RequestRefused
-from unet_trainer.system.locks import is_locked
-from unet_trainer.training.run_folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, SETTINGS, VAL_SCORES, has_checkpoint
-from unet_trainer.training.run_summary import RUN_FILES, RunSummary, read_run_summary
+from unet_trainer.training.run_folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, has_checkpoint
+from unet_trainer.training.run_summary import RunSummary, read_run_summary
 
 if TYPE_CHECKING:
     from unet_trainer.model.custom import CustomModel
@@ -72,18 +65,20 @@ def write_report(
     data_dir: Path | None = None,
     max_seconds: float = MAX_SECONDS,
     console: Console | None = None,
+    is_running: bool = False,
     model: CustomModel | None = None,
 ) -> Path:
-    """Reads the run, predicts its pictures if they are wanted, and writes the page: into the run's folder, or to the
-    path of --out. Raises OSError; errors of the pictures are told on the page. The console shows how far they are.
-    `model`: of a run with a custom one."""
+    """Read the run, predict its pictures if they are wanted, and write the page: into the run's folder, or to the path
+    of --out. Raises OSError; errors of the pictures are on the page. The console shows how far the pictures are.
+    `is_running`: the run will write the page again, and it reloads itself. `model`: of a run with a custom one."""
     summary = read_run_summary(folder)
     gallery = NO_PICTURES
     if with_pictures:
         gallery = make_gallery(summary, device, data_dir, max_seconds, console, model)
     elif summary.best is not None:
-        gallery = Gallery(note="Pictures of the worst and the best images are made by the command `report`, see below.")
-    page = render_report(summary, gallery)
+        when = "follow when the run has ended" if is_running else "are made by the command `report`, see below"
+        gallery = Gallery(note=f"Pictures of the worst and the best images {when}.")
+    page = render_report(summary, gallery, is_running)
     if path is not None:
         write_output("--out", path, page)
         return path
@@ -91,7 +86,8 @@ def write_report(
     return folder / REPORT
 
 
-def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | None = None) -> str:
+def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, is_running: bool = False) -> str:
+    longest = max(run.column("seconds").values(), default=0.0)
     (interval, class_intervals), best, epochs = iou_intervals(run.image_scores), run.best, drawn_epochs(run)
     counts = best.confusion if best is not None and best.confusion else []
     baseline = best_baseline(counts, 1 if run.has_background else len(run.class_names), run.id_names)
@@ -111,9 +107,9 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, live: str | N
     return render_page(
         "report.html",
         f"{run.name} – training report",
-        live,
         sections={key: key.capitalize() for key, is_there in present.items() if is_there},
         remark=f" Last written by the run: {moment(run.updated)}.",
+        reload_for=max(STALE_SECONDS, 3 * longest) if is_running else None,
         run=run,
         interval=interval,
         few_images=FEW_IMAGES,
@@ -220,90 +216,3 @@ def _latest_samples(folder: Path) -> tuple[int, str] | None:
         _, buffer = cv2.imencode(".jpg", small, [cv2.IMWRITE_JPEG_QUALITY, SHEET_QUALITY])
         return int(path.stem.removeprefix("epoch_")), data_uri(buffer.tobytes(), "image/jpeg")
     return None
-
-
-# The server of `watch`: reports of runs that go on, made anew when their files change. Writes nothing.
-#
-# GET  /KEY/               the report of the run; of several runs, their comparison
-# GET  /KEY/version        changes when the page does
-# GET  /KEY/run/N/         the report of one of several runs; run/N/version likewise
-
-WATCHED = (*(name for name in RUN_FILES if not name.endswith(".pt")), BEST, SETTINGS, VAL_SCORES, SAMPLES)
-
-
-class WatchServer(LocalServer):
-    """Pictures of the worst and best images are predicted once a run has ended: while it trains it needs the machine
-    itself."""
-
-    def __init__(self, address: tuple[str, int], folders: Sequence[Path]) -> None:
-        """Raises OSError if the address cannot be used."""
-        self.folders = list(folders)
-        self.galleries: dict[
-            Path, tuple[Any, Future[Gallery]]
-        ] = {}  # with the version of the files that they are made of
-        self.worker = ThreadPoolExecutor(1, "pictures")
-        super().__init__(address, WatchHandler)
-
-    @property
-    def is_busy(self) -> bool:
-        return not all(gallery.done() for _, gallery in list(self.galleries.values()))
-
-    def shown_folders(self, path: str) -> list[Path]:
-        """Whose page a path names. Raises RequestRefused."""
-        found = re.fullmatch(r"run/([0-9]{1,4})/", path)
-        if path == "":
-            return self.folders
-        if found and int(found[1]) < len(self.folders) and len(self.folders) > 1:
-            return [self.folders[int(found[1])]]
-        raise RequestRefused(HTTPStatus.NOT_FOUND, "nothing here")
-
-    def version(self, folders: Sequence[Path]) -> str:
-        """Of all that the page of these runs shows."""
-        made = {folder for folder, (_, gallery) in list(self.galleries.items()) if gallery.done()}
-        facts = [(_file_facts(folder), folder in made, is_locked(folder)) for folder in folders]
-        return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-
-    def page(self, path: str) -> bytes:
-        folders = self.shown_folders(path)
-        version, summaries = self.version(folders), [read_run_summary(folder) for folder in folders]
-        if len(summaries) > 1:
-            return render_comparison(summaries, live=version, links=True).encode()
-        return render_report(summaries[0], self._gallery(summaries[0]), live=version).encode()
-
-    def _gallery(self, summary: RunSummary) -> Gallery:
-        """Asks for it if it is not made, and does not wait."""
-        if summary.state == "running":
-            note = "Pictures of the worst and the best images follow when the run has ended."
-            return Gallery(note=note) if summary.best else NO_PICTURES
-        made_of = _file_facts(summary.folder)
-        if summary.folder not in self.galleries or self.galleries[summary.folder][0] != made_of:
-            # On the CPU: a run that trains beside needs the GPU's memory.
-            self.galleries[summary.folder] = made_of, self.worker.submit(make_gallery, summary, "cpu")
-        gallery = self.galleries[summary.folder][1]
-        return (
-            gallery.result()
-            if gallery.done()
-            else Gallery(note="Pictures of the worst and the best images are being made …")
-        )
-
-
-class WatchHandler(LocalHandler):
-    server: WatchServer
-
-    def get(self, path: str) -> None:
-        if path == "version" or path.endswith("/version"):
-            folders = self.server.shown_folders(path.removesuffix("version"))
-            self.send(self.server.version(folders).encode(), "text/plain; charset=utf-8")
-            return
-        policy = f"{page_policy(live=True)}; frame-ancestors 'none'"
-        self.send(self.server.page(path), HTML_TYPE, {"Content-Security-Policy": policy})
-
-
-def _file_facts(folder: Path) -> list[tuple[str, int, int]]:
-    """Sizes and times of the files that a report is made of."""
-    facts = []
-    for name in WATCHED:
-        with contextlib.suppress(OSError):
-            found = (folder / name).stat()
-            facts.append((name, found.st_size, found.st_mtime_ns))
-    return facts

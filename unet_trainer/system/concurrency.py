@@ -1,10 +1,9 @@
-"""What runs beside the main thread. There are four kinds:
+"""What runs beside the main thread. There are three kinds:
 
 worker processes   forked from this one and killed with it: `forked_map`, and ForkedWorkers, which fill batches in
                    shared memory (loading/worker_pool)
 threads            ahead of the caller (read_ahead), behind it (WriteBehind, BackgroundWriter), or because a call may
                    hang (call_with_timeout); for work that releases the GIL
-HTTP server        a thread for each request of `try` and `watch`: system/local_server
 probe              a Python process that tries what could crash this one: training/step_probe
 """
 

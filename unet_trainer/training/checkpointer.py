@@ -7,7 +7,7 @@ import contextlib
 import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from unet_trainer.training.run_folder import (
     BEST,
     CONFIG_TITLE,
     CONFIG_YAML,
-    CURVES,
     LAST,
     LOG,
     METRICS_CSV,
@@ -66,7 +65,7 @@ class Checkpointer:
     console: Console
     is_ours: Callable[[], bool] = lambda: True  # whether the folder is still the one that the run has locked
     events: EventLog = field(default_factory=EventLog)
-    draw_curves: Callable[[], object] = lambda: None
+    drawings: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # by their file
     writer: BackgroundWriter = field(default_factory=lambda: BackgroundWriter({LAST: BEST}), init=False)
     waiting: Jobs = field(default_factory=dict, init=False)
     saved_at: float = field(default_factory=time.monotonic, init=False)
@@ -195,7 +194,7 @@ class Checkpointer:
         jobs: Jobs = {"events": self.events.sync, **self.waiting, LAST: write_last}
         if with_config:
             jobs[CONFIG_YAML] = self.write_config
-        jobs[CURVES] = self.draw_curves
+        jobs |= self.drawings
         self.waiting = {}
         self.saved_at = time.monotonic()
         self.failed_at = None

@@ -1,9 +1,12 @@
-"""curves.png: how training went, from what the run's folder holds. Imports no torch."""
+"""curves.png: how training went, from what the run's folder holds; and how often it and the report are drawn while a
+run goes on. Imports no torch."""
 
 import io
 import itertools
+import math
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +21,17 @@ INK, STOPPED, INTERRUPTED, ROLLBACK = "#2d3138", "#783ca0", "#969696", "#c81e3c"
 MAX_CLASSES = len(CLASS_COLOURS)  # with more, those that the best epoch scores worst
 MAX_NAME = 32  # characters
 MAX_DOTS = 40  # a line with fewer points shows them
-MAX_SHARE = 0.01  # of the time that drawing may keep a core busy
+MAX_CURVES_SHARE, MAX_REPORT_SHARE = 0.01, 0.02  # of the time that drawing may keep a core busy
+REPORT_SECONDS = 30.0  # at least, from one report to the next
 
 
-class CurvesWriter:
-    """Draws the curves while a run goes on, for a small share of the time only. No error of it ends a run."""
+class PacedWriter:
+    """Writes the curves or the report while a run goes on, for a small share of the time only. No error ends a run."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.not_before, self.lock = folder, 0.0, threading.Lock()
+    def __init__(self, draw: Callable[[], object], max_share: float, min_seconds: float = 0.0) -> None:
+        """`min_seconds`: from the start of the run, and then from one writing to the next."""
+        self.draw, self.max_share, self.min_seconds, self.lock = draw, max_share, min_seconds, threading.Lock()
+        self.not_before = time.monotonic() + min_seconds
         self.error: Exception | None = None  # the first one
 
     def write(self, is_last: bool = False) -> None:
@@ -34,10 +40,15 @@ class CurvesWriter:
             if started < self.not_before and not is_last:
                 return
             try:
-                write_curves(self.folder)
+                self.draw()
             except Exception as error:  # of any kind
                 self.error = self.error or error
-            self.not_before = started + (time.thread_time() - used) / MAX_SHARE
+            self.not_before = started + max(self.min_seconds, (time.thread_time() - used) / self.max_share)
+
+    def stop(self) -> None:
+        """Wait for a writing under way; there is none after it."""
+        with self.lock:
+            self.not_before = math.inf
 
 
 def write_curves(folder: Path) -> None:

@@ -25,6 +25,7 @@ from unet_trainer.training.async_device import WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpointer import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
+from unet_trainer.training.curves import PacedWriter
 from unet_trainer.training.evaluation import Evaluation, val_scores_csv
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.history import EventLog, Row, column, finite
@@ -63,6 +64,7 @@ class Run:
     make_report: Callable[..., object] | None = (
         None  # writes the page of the run; None: it has one, or this is not rank 0
     )
+    live_report: PacedWriter | None = None  # writes it while the run goes on
 
     @property
     def config(self) -> ResolvedConfig:
@@ -149,14 +151,16 @@ class Run:
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), make_scores)
 
     def write_report(self, with_pictures: bool) -> None:
-        """report.html, once. Without pictures it takes a moment: after a signal there is no time to predict. No error
-        of it, of whatever kind, ends or fails a run; a signal does."""
+        """Write report.html as it stays, once. Without pictures it takes a moment: after a signal there is no time to
+        predict. No error of it, of whatever kind, ends or fails a run; a signal does."""
         make_report, self.make_report = (
             self.make_report,
             None,
         )  # one that was interrupted by a signal is not begun again
         if make_report is None:
             return
+        if self.live_report is not None:
+            self.live_report.stop()
         folder, device = self.checkpointer.folder, str(self.components.numerics.device)
         seconds = min(MAX_REPORT_SECONDS, self.budget.picture_seconds())
         try:

@@ -1,7 +1,7 @@
 """A run's folder, read for display: state, history, scores, settings, events. Imports no torch, and writes nothing.
 
 Reads runs that are going on, that were killed or that lost files: what a run does not have is empty or None. Epochs are
-those of events.jsonl. All that shows runs (curves, report, watch, compare, `runs`) reads them here.
+those of events.jsonl. All that shows runs (curves, report, compare, `runs`) reads them here.
 """
 
 import contextlib

@@ -52,11 +52,17 @@ from unet_trainer.training.compilation import (
     restoring,
     try_components,
 )
-from unet_trainer.training.curves import CurvesWriter
+from unet_trainer.training.curves import (
+    MAX_CURVES_SHARE,
+    MAX_REPORT_SHARE,
+    REPORT_SECONDS,
+    PacedWriter,
+    write_curves,
+)
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import CURVES, LOG, SPLIT_CSV, has_checkpoint
+from unet_trainer.training.run_folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import FOLLOW_THE_TIME, build_hardware, build_probe, build_settings, say_decided
 from unet_trainer.training.state import TrainState
@@ -176,15 +182,21 @@ def set_up(
         _open_folder(folder, settings, session, {"resumed_after": resumed_after, **facts})
     state.gather_ranks(processes)  # the checkpointer keeps the state as it is now
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
-    curves, is_ours, events = CurvesWriter(folder), session.lock.is_ours, session.events
+    curves, live_report = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE), None
+    drawings: dict[str, Callable[[], object]] = {CURVES: curves.write}
+    if make_report is not None:
+        draw = partial(make_report, folder, with_pictures=False, is_running=True)
+        live_report = PacedWriter(draw, MAX_REPORT_SHARE, REPORT_SECONDS)
+        drawings[REPORT] = live_report.write
+    is_ours, events = session.lock.is_ours, session.events
     if processes.is_main:
-        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, events, curves.write)
+        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, events, drawings)
     budget.seconds_before = state.seconds + state.train_seconds
     run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, events, processes)
     run.custom, run.callers_random_state = custom, callers_random_state
     run.untaught_ids = dataset.untaught_ids
     if processes.is_main:
-        run.make_report = make_report and partial(make_report, model=custom.model)
+        run.make_report, run.live_report = make_report and partial(make_report, model=custom.model), live_report
         run.trackers = build_trackers(settings.taken, folder, state.epoch, events)
         session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
@@ -439,7 +451,7 @@ def _time_step(run: Run) -> StepCost:
     return cost
 
 
-def _finish(run: Run, curves: CurvesWriter) -> None:
+def _finish(run: Run, curves: PacedWriter) -> None:
     """What is sent, written and drawn at the end, however the run ended; the report unless the end has written the
     whole of it."""
     try:

@@ -1,9 +1,11 @@
 "use strict";
-// Draws the charts from the data in the page, and makes the gallery, the switches and the copy buttons work. A live page asks its own
-// server for itself and replaces the parts that have changed. Text is set as text: nothing here makes markup.
+// Draws the charts from the data in the page, and makes the gallery, the switches and the copy buttons work. The page of a run that goes
+// on reloads itself. Text is set as text: nothing here makes markup.
 
 const SVG = "http://www.w3.org/2000/svg";
-const chosen = new Map(); // what the reader has switched, by key: it outlives a refresh
+const kept = history.state || {}; // by this page before it reloaded itself
+if (history.state) history.replaceState(null, "");
+const chosen = kept.chosen || new Map(); // what the reader has switched, by key
 
 function make(tag, attributes = {}, ...children) {
   const isSvg = ["svg", "g", "path", "line", "circle", "rect", "text"].includes(tag);
@@ -237,21 +239,18 @@ function drawBars(box) {
   return draw;
 }
 
-const redraws = new Map();
-function setUpCharts(root) {
-  for (const box of all(".chart", root)) redraws.set(box, box.dataset.kind === "bars" ? drawBars(box) : drawLines(box));
-}
+const redraws = all(".chart").map(box => box.dataset.kind === "bars" ? drawBars(box) : drawLines(box));
 let resizing = null, widthBefore = window.innerWidth;
 window.addEventListener("resize", () => {
   if (window.innerWidth === widthBefore) return;
   widthBefore = window.innerWidth;
   cancelAnimationFrame(resizing);
-  resizing = requestAnimationFrame(() => redraws.forEach((redraw, box) => box.isConnected ? redraw() : redraws.delete(box)));
+  resizing = requestAnimationFrame(() => redraws.forEach(redraw => redraw()));
 });
 
-function setUpMatrix(root) {
-  for (const select of all("#matrix-show", root)) {
-    const table = root.querySelector("#matrix");
+function setUpMatrix() {
+  for (const select of all("#matrix-show")) {
+    const table = document.getElementById("matrix");
     const apply = () => { table.dataset.show = select.value; chosen.set("matrix", select.value); };
     select.addEventListener("change", apply);
     if (chosen.has("matrix")) { select.value = chosen.get("matrix"); apply(); }
@@ -262,8 +261,8 @@ function slideTo(stack, percent) {
   stack.style.setProperty("--at", `${percent}%`);
 }
 
-function setUpGallery(root) {
-  const gallery = root.querySelector("#gallery"), viewer = root.querySelector("#viewer");
+function setUpGallery() {
+  const gallery = document.getElementById("gallery"), viewer = document.getElementById("viewer");
   if (!gallery) return;
   const frame = viewer.querySelector("#viewer-frame");
   const cards = all("li", gallery);
@@ -303,7 +302,7 @@ function setUpGallery(root) {
   });
 
   function choose(name, apply) {
-    for (const input of all(`[name="${name}"]`, root)) {
+    for (const input of all(`[name="${name}"]`)) {
       input.addEventListener("change", () => { chosen.set(name, input.value); apply(input.value); });
       if (chosen.get(name) === input.value) { input.checked = true; apply(input.value); }
     }
@@ -312,7 +311,7 @@ function setUpGallery(root) {
   choose("gallery-group", group => {
     for (const card of cards) card.hidden = group !== "all" && card.dataset.group !== group;
   });
-  const sort = root.querySelector("#gallery-sort");
+  const sort = document.getElementById("gallery-sort");
   const orders = {
     worst: (a, b) => a.iou - b.iou, best: (a, b) => b.iou - a.iou, wrong: (a, b) => b.wrong - a.wrong,
     object: (a, b) => b.object - a.object, name: (a, b) => a.name.localeCompare(b.name),
@@ -326,9 +325,9 @@ function setUpGallery(root) {
   if (chosen.has("sort")) { sort.value = chosen.get("sort"); apply(); }
 }
 
-function setUpCopying(root) {
+function setUpCopying() {
   if (!navigator.clipboard) return;
-  for (const button of all(".copy", root)) {
+  for (const button of all(".copy")) {
     button.hidden = false;
     button.addEventListener("click", async () => {
       try {
@@ -342,24 +341,16 @@ function setUpCopying(root) {
   }
 }
 
-function setUpDetails(root) {
-  for (const part of all("details[data-key]", root)) {
+function setUpDetails() {
+  for (const part of all("details[data-key]")) {
     const key = `open ${part.dataset.key}`;
     if (chosen.has(key)) part.open = chosen.get(key);
     part.addEventListener("toggle", () => chosen.set(key, part.open));
   }
 }
 
-function setUp(root) {
-  setUpDetails(root);
-  setUpCharts(root);
-  setUpMatrix(root);
-  setUpGallery(root);
-  setUpCopying(root);
-}
-
 // The link of the section that is read is marked.
-let seen = new Set();
+const seen = new Set();
 const observer = new IntersectionObserver(entries => {
   for (const entry of entries) entry.isIntersecting ? seen.add(entry.target.id) : seen.delete(entry.target.id);
   const first = all("main > section").find(part => seen.has(part.id));
@@ -369,55 +360,16 @@ const observer = new IntersectionObserver(entries => {
   }
 }, {rootMargin: "-60px 0px -50% 0px"});
 
-const sources = new Map();
-const parts = root => all("#head, #links, main > section, #foot", root);
-function remember(root) {
-  for (const part of parts(root)) sources.set(part.id, part.outerHTML);
+setUpDetails();
+setUpMatrix();
+setUpGallery();
+setUpCopying();
+all("main > section").forEach(part => observer.observe(part));
+if (kept.y) scrollTo({top: kept.y, behavior: "instant"});
+if (Date.now() < Number(document.body.dataset.reloadUntil)) {
+  setInterval(() => {
+    if (document.querySelector("dialog[open]")) return;
+    history.replaceState({chosen, y: scrollY}, "");
+    location.reload();
+  }, 1000 * document.body.dataset.reloadSeconds);
 }
-function observe() {
-  observer.disconnect();
-  seen = new Set();
-  all("main > section").forEach(part => observer.observe(part));
-}
-
-// Replaces what has changed; where sections came or went, all of them.
-function replaceParts(page) {
-  const before = parts(document).map(part => part.id), after = parts(page).map(part => part.id);
-  const isSame = before.join() === after.join();
-  document.title = page.title;
-  if (!isSame) document.getElementById("main").replaceChildren();
-  for (const part of parts(page)) {
-    const source = part.outerHTML, old = document.getElementById(part.id);
-    if (old && sources.get(part.id) === source) continue;
-    sources.set(part.id, source);
-    const fresh = document.importNode(part, true);
-    if (old) old.replaceWith(fresh);
-    else document.getElementById("main").append(fresh);
-    setUp(fresh);
-  }
-  observe();
-}
-
-async function refresh(version) {
-  let wait = 1000;
-  try {
-    const answer = await fetch("version");
-    if (!answer.ok) throw new Error(answer.statusText);
-    const now = await answer.text();
-    document.querySelector(".lost")?.remove();
-    if (now !== version && !document.querySelector("dialog[open]")) {
-      const page = new DOMParser().parseFromString(await (await fetch("")).text(), "text/html");
-      replaceParts(page);
-      version = now;
-    }
-  } catch {
-    wait = 5000;
-    if (!document.querySelector(".lost")) document.body.append(make("p", {class: "lost", role: "status"}, "The command has ended: this page is not refreshed any more."));
-  }
-  setTimeout(refresh, wait, version);
-}
-
-remember(document);
-setUp(document);
-observe();
-if (document.body.dataset.live !== undefined) refresh(document.body.dataset.live);
