@@ -44,6 +44,7 @@ class Overrides(TypedDict, total=False):
     architecture: Literal["unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt", "own"]
     encoder: str
     encoder_weights: str | PathLike[str] | None
+    init_from: str | PathLike[str] | None
     decoder_channels: Sequence[int] | None
     decoder_attention: Literal["none", "scse"]
     freeze_encoder_epochs: int
