@@ -412,7 +412,7 @@ def affordable_views(batch_size: int, cost: StepCost, num_val: int, budget: floa
 
 def describe_seconds(seconds: float) -> str:
     if seconds < 100:
-        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+        return f"{seconds:.2g} s" if seconds < 9.95 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 

@@ -277,7 +277,7 @@ def plan_run(run: Run, cost: StepCost, may_have_pilots: bool) -> None:
     own = dataclasses.replace(config, time_budget=None, num_workers=num_workers)
     num_samples = len(loaders.train.dataset) // launch.world_size, len(loaders.val.batches.samples)
     found = forecast(own, *num_samples, cost, sample, max(1, count_cores() // launch.local_world_size))
-    budget.val_seconds, epoch_seconds = run.processes.broadcast([found.val_seconds, found.seconds_per_epoch])
+    epoch_seconds, budget.val_seconds = run.processes.broadcast((found.seconds_per_epoch, found.val_seconds))
     batch_seconds = (epoch_seconds - budget.val_seconds) / len(loaders.train)
 
     def pilot_seconds() -> float:
