@@ -161,6 +161,7 @@ def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
     (key,) = (key for key in content["files"] if key.startswith(role))
     stamp, facts = content["files"][key]
     entries = [None, "text", [stamp], [stamp, None], [None, facts], [stamp, {**facts, "height": 0}]]
+    entries += [[stamp, {**facts, "thumbnail": text}] for text in ("AAAA", "é")]
     for field in facts:
         entries += [
             [stamp, {name: value for name, value in facts.items() if name != field}],

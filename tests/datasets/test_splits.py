@@ -42,9 +42,9 @@ def made_up(count, groups=None, parts=None):
     )
 
 
-def split_of(found, labels=None, digests=None, **settings):
+def split_of(found, labels=None, digests=None, near_duplicates=(), **settings):
     nothing = [""] * len(found.pairs)
-    return build_split(load_config(settings), found, labels or nothing, digests or nothing)
+    return build_split(load_config(settings), found, labels or nothing, digests or nothing, near_duplicates)
 
 
 def names(pairs):
@@ -91,6 +91,23 @@ def test_groups_and_identical_images_are_never_on_both_sides(trial):
     assert split.val
     assert not ({pair.group for pair in split.train} & {pair.group for pair in split.val}) - {""}
     assert not {digest_of[name] for name in names(split.train)} & {digest_of[name] for name in names(split.val)}
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_folds": 4, "fold": 2}], ids=["fraction", "folds"])
+def test_near_duplicates_are_never_on_both_sides(settings):
+    """A chain of three, a pair, and a pair of which one is in a group with another."""
+    found = made_up(24, groups=["p1" if index in (20, 23) else "" for index in range(24)])
+    split = split_of(found, near_duplicates=[(0, 9), (9, 18), (4, 5), (20, 21)], **settings)
+    for together in ({"000", "009", "018"}, {"004", "005"}, {"020", "021", "023"}):
+        assert together <= {*names(split.train)} or together <= {*names(split.val)}
+
+
+def test_near_duplicates_that_leave_no_choice_are_divided():
+    chain = [(index, index + 1) for index in range(9)]
+    plain = split_of(made_up(10))
+    assert split_of(made_up(10), near_duplicates=chain) == plain  # all are one
+    assert split_of(made_up(10), near_duplicates=chain[:6]) == plain  # 7 of 10 are
+    assert split_of(made_up(10), near_duplicates=chain[:3], num_folds=9).train  # 7 groups for 9 folds
 
 
 @pytest.mark.parametrize(("count", "num_folds"), [(10, 10), (23, 3), (60, 5)])

@@ -31,6 +31,14 @@ from unet_trainer.datasets.mask_reading import (
     describe_misfit,
     other_way_round,
 )
+from unet_trainer.datasets.near_duplicates import (
+    Series,
+    build_views,
+    describe_near_duplicates,
+    describe_series,
+    find_near_duplicates,
+    find_series,
+)
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import (
     UNREADABLE,
@@ -330,12 +338,15 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         config = replace(config, num_folds=None)
     if is_resumed or any(pair.box for pair in report.pairs):
         config = replace(config, split="random")
+    copies, series = ([], None) if is_resumed else _find_same_objects(report, config)
+    if series is not None and not report.found.is_divided:
+        report.pairs = [replace(pair, group=group) for pair, group in zip(report.pairs, series.groups, strict=True)]
     try:
-        report.split = build_split(config, replace(report.found, pairs=tuple(report.pairs)), labels, digests)
+        report.split = build_split(config, replace(report.found, pairs=tuple(report.pairs)), labels, digests, copies)
     except DataError as error:
         report.ask(error)
         return
-    report.notices += report.split.notices
+    report.notices += [*report.split.notices, *_describe_same_objects(report, report.split, copies, series)]
     if not is_resumed and config.num_folds is None:
         report.notices += _describe_lone_val_image(report.split, report.found.is_divided)
     tested, trained = ({pair.group for pair in side} for side in (report.split.test, report.split.train))
@@ -370,6 +381,33 @@ def _describe_lone_val_image(split: Split, is_divided: bool) -> list[str]:
         fix += f"; or train with num_folds: {num_folds} and fold: 0 to {num_folds - 1}, to validate on each image once"
     what = f"only {split.val[0].shown_image} validates: val_iou, by which best.pt is chosen, is the score of one image"
     return [f"{what}; {fix}"]
+
+
+def _find_same_objects(report: DatasetReport, config: Config) -> tuple[list[tuple[int, int]], Series | None]:
+    """Near-duplicates, and the series of one object if no groups are given."""
+    if any(pair.box for pair in report.pairs):
+        return [], None
+    views = build_views([image.thumbnail for image in report.images])
+    copies = find_near_duplicates(views)
+    if config.split == "blocks" or any(pair.group for pair in report.pairs):
+        return copies, None
+    names = [pair.name for pair in report.pairs]
+    series = find_series(names, [views, build_views([mask.thumbnail for mask in report.masks], are_masks=True)])
+    return copies, series if series is not None and len({*series.groups}) >= (config.num_folds or 0) else None
+
+
+def _describe_same_objects(
+    report: DatasetReport, split: Split, copies: Sequence[tuple[int, int]], series: Series | None
+) -> list[str]:
+    """A line each on the series, and on the near-duplicates that are neither identical nor of one group."""
+    images, groups, is_divided = report.images, [pair.group for pair in report.pairs], report.found.is_divided
+    train, val = ({pair.image for pair in side} for side in (split.train, split.val))
+    parts = ["val" if pair.image in val else "train" if pair.image in train else "" for pair in report.pairs]
+    shown = [pair.shown_image for pair in report.pairs]
+    known = {(a, b) for a, b in copies if groups[a] == groups[b] != "" or images[a].content == images[b].content}
+    lines = [describe_near_duplicates([pair for pair in copies if pair not in known], shown, parts, is_divided)]
+    lines += [] if series is None else [describe_series(series, shown, parts, is_divided)]
+    return [line for line in lines if line]
 
 
 def _choose_coding(report: DatasetReport, config: Config) -> None:

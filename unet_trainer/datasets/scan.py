@@ -21,6 +21,7 @@ import numpy as np
 
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.schema import Config
+from unet_trainer.datasets.near_duplicates import is_thumbnail, thumbnail_of
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import (
@@ -49,7 +50,7 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 from unet_trainer.system.resources import count_cores
 
-CACHE_FORMAT = 4
+CACHE_FORMAT = 5
 PART_VALUES = 2**22  # that are measured at a time
 MANY_OPACITIES = 16  # values of an alpha channel that is a band,
 MAX_FREQUENT = 0.5  # of whose pixels but 0 no value has this share
@@ -106,6 +107,7 @@ class ImageFacts:
     missing: tuple[int, ...] = ()  # values of each channel that are no data, as find_missing tells; empty: none
     marks: tuple[str, ...] = ()  # what these hold
     extreme: Extreme | None = None
+    thumbnail: str = ""  # empty: nothing to see, or missing values
     stamp: tuple[int, ...] = field(default=(), compare=False)  # when it was read
 
     @property
@@ -119,7 +121,7 @@ class ImageFacts:
 
     def is_consistent(self) -> bool:
         has_channels = len(self.mean) == len(self.std) == self.channels > 0 and len(self.missing) in (0, self.channels)
-        return min(self.size) > 0 and has_channels
+        return min(self.size) > 0 and has_channels and is_thumbnail(self.thumbnail)
 
     def as_read(self, channels: int, nodata: Sequence[float] = ()) -> "ImageFacts":
         """As a model of so many channels takes it: with alpha if it is one of them, without values that mark missing
@@ -154,6 +156,7 @@ class MaskFacts:
     is_alpha: bool = False  # the values are those of the alpha channel
     structure: MaskStructure | None = None  # None: fewer than three values
     palette: dict[int, int] | None = None  # of a mask with a palette, value → 0xRRGGBB, of the values that occur
+    thumbnail: str = ""  # of where it differs from its most frequent value
     stamp: tuple[int, ...] = field(default=(), compare=False)
 
     @property
@@ -161,7 +164,8 @@ class MaskFacts:
         return self.height, self.width
 
     def is_consistent(self) -> bool:
-        return min(self.size) > 0 and sum(self.counts.values()) == self.height * self.width
+        is_counted = sum(self.counts.values()) == self.height * self.width
+        return min(self.size) > 0 and is_counted and is_thumbnail(self.thumbnail)
 
 
 class PairFacts(NamedTuple):
@@ -190,8 +194,8 @@ class ScanCache:
         with contextlib.suppress(ValueError, LookupError, TypeError):
             stored = find_member(path)
             in_index = None if stored is None else stored.facts
-            if in_index is not None and kind == "image":
-                in_index = {"pixels": "", **in_index}
+            if in_index is not None:
+                in_index = {"thumbnail": "", **({"pixels": ""} if kind == "image" else {}), **in_index}
             known_stamp, known = (stamp, in_index) if in_index is not None else self.known[f"{kind}:{path.absolute()}"]
             if stamp is not None and known_stamp == stamp:
                 facts = from_plain(FACTS[kind], {**known, "stamp": stamp})
@@ -325,8 +329,10 @@ def _scan_image(path: Path) -> ImageFacts:
         seen = seen[:, :, :1]
     pixels = content_digest(np.ascontiguousarray(seen).ravel().data)
     source = alpha, headers.is_turned(data), content_digest(data), pixels
+    thumbnail = "" if extreme is not None or any(missing) else thumbnail_of(image)
     height, width, channels = image.shape
-    return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, missing, marks, extreme)
+    values = mean, std, low, high, *source, missing, marks, extreme, thumbnail
+    return ImageFacts(height, width, channels, str(image.dtype), *values)
 
 
 def scan_as_mask(_: int, pair: Pair) -> MaskFacts:
@@ -343,12 +349,15 @@ def _scan_mask(pair: Pair, min_values: int = 3) -> MaskFacts:
         refuse_bomb(data, read_image(pair.image).shape[:2])
     mask, is_alpha = decode_mask_or_alpha(data)
     counts, palette = _count_values(mask), None
-    structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) >= min_values else None
+    common = max(counts, key=counts.__getitem__)
+    structure = measure_structure(mask, common) if len(counts) >= min_values else None
+    thumbnail = thumbnail_of((mask != common).astype(np.uint8)[:, :, None] * 255)
     if colours := headers.palette_colours(data):
         shown = zip(headers.mask_values_of(colours), colours, strict=True)
         palette = {value: (red << 16) + (green << 8) + blue for value, (red, green, blue) in shown if value in counts}
     height, width = mask.shape
-    return MaskFacts(height, width, counts, content_digest(data), headers.is_lossy(data), is_alpha, structure, palette)
+    others = headers.is_lossy(data), is_alpha, structure, palette, thumbnail
+    return MaskFacts(height, width, counts, content_digest(data), *others)
 
 
 # Mean and standard deviation of each channel, lowest and highest value, and the number of missing values of each

@@ -49,6 +49,9 @@ OF_ONE_IMAGE = "train and val are parts of one image: on other images the model 
 IMAGE_GAP = 8  # between blocks of train and val: the shorter side of a block divided by this
 NUMBER = re.compile(r"\d+")
 MIN_RUN = 3  # images in a row that make a sequence
+MAX_UNIT = (
+    0.5  # of the images that may be near-duplicates of each other and stay together: more are a scene that stands
+)
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
@@ -75,9 +78,15 @@ def describe_split(split: Split) -> str:
     return f"{len(split.train)} train, {len(split.val)} val{kept}"
 
 
-def build_split(config: Config, found: FoundPairs, labels: Sequence[Iterable[int]], digests: Sequence[str]) -> Split:
-    """Splits the pairs. `labels` are the classes in each mask; images with the same digest are identical. Raises
-    DataError."""
+def build_split(
+    config: Config,
+    found: FoundPairs,
+    labels: Sequence[Iterable[int]],
+    digests: Sequence[str],
+    near_duplicates: Sequence[tuple[int, int]] = (),
+) -> Split:
+    """Splits the pairs. `labels` are the classes in each mask; images with the same digest are identical.
+    Near-duplicates, two indices each, stay together unless that leaves too little choice. Raises DataError."""
     num_pairs, num_folds, fold, in_blocks = len(found.pairs), config.num_folds, config.fold, config.split == "blocks"
     how = (
         f"val_fraction {config.val_fraction:g}, seed {config.seed}"
@@ -97,8 +106,10 @@ def build_split(config: Config, found: FoundPairs, labels: Sequence[Iterable[int
                 "split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out"
             )
         return _split_into_blocks(config, found, labels, digests, how)
-    units = _group_pairs(found.pairs, digests)
-    if len(units) < (needed := max(2, num_folds or 0)):
+    units, needed = _group_pairs(found.pairs, digests, near_duplicates), max(2, num_folds or 0)
+    if len(units) < needed or max(map(len, units)) > MAX_UNIT * num_pairs:
+        units = _group_pairs(found.pairs, digests)
+    if len(units) < needed:
         alike = "or with identical images, or boxes that overlap"
         grouped = f" in {counted(len(units), 'group')} ({alike}); {BY_HAND}" if len(units) < num_pairs else ""
         room = (
@@ -169,8 +180,11 @@ def assign(
     return sides
 
 
-def _group_pairs(pairs: Sequence[Pair], digests: Sequence[str]) -> list[list[int]]:
-    """Indices of pairs that share a group, an image or pixels of one, directly or through other pairs (union-find)."""
+def _group_pairs(
+    pairs: Sequence[Pair], digests: Sequence[str], near_duplicates: Sequence[tuple[int, int]] = ()
+) -> list[list[int]]:
+    """Indices of pairs that share a group, an image, near-duplicates or pixels, directly or through other pairs
+    (union-find)."""
     parents = list(range(len(pairs)))
 
     def find_root(index: int) -> int:
@@ -185,8 +199,9 @@ def _group_pairs(pairs: Sequence[Pair], digests: Sequence[str]) -> list[list[int
             if key[1]:
                 parents[find_root(index)] = find_root(first.setdefault(key, index))
     index_of = {pair: index for index, pair in enumerate(pairs)}
-    for one, other in _find_overlaps(pairs):
-        parents[find_root(index_of[one])] = find_root(index_of[other])
+    overlapping = [(index_of[one], index_of[other]) for one, other in _find_overlaps(pairs)]
+    for one, other in (*overlapping, *near_duplicates):
+        parents[find_root(one)] = find_root(other)
     units: dict[int, list[int]] = defaultdict(list)
     for index in range(len(pairs)):
         units[find_root(index)].append(index)
