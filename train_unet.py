@@ -159,7 +159,7 @@ def train_epochs(
 
         with session.importing():
             from unet_trainer.reports.run_report import write_report
-            from unet_trainer.training.pilots import begin_again_if_stuck, try_learning_rates
+            from unet_trainer.training.pilots import try_learning_rates, warn_if_not_learning
             from unet_trainer.training.recovery import recovering
             from unet_trainer.training.result import report
             from unet_trainer.training.run_folder import BEST
@@ -177,7 +177,7 @@ def train_epochs(
                     improved = run.judge(row, found.scores)
                     run.save_epoch(row, found, improved)
                     run.say_epoch(row, improved)
-                    begin_again_if_stuck(run)
+                    warn_if_not_learning(run)
                     if is_followed or custom.callbacks or run.is_finished():
                         run.checkpointer.finish()
                     is_trained = True
@@ -248,7 +248,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return command(words[1:], script_config) or EXIT_DONE
         config = read_training_command(words, __doc__, script_config)
     result = train_by_command(config, started)
-    return EXIT_TRAINING_FAILED if result.unwritten or result.missing else EXIT_DONE
+    return EXIT_TRAINING_FAILED if result.missing else EXIT_DONE
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.load import load_config
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import cut_boxes, paste_pieces
-from unet_trainer.model.baselines import Baseline
 from unet_trainer.model.fast_layers import MaxPool
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import network_weights
@@ -308,8 +307,8 @@ def test_random_numbers_that_a_callback_draws_on_the_gpu_change_no_run_and_are_t
 
 
 def test_a_model_that_was_trained_compiled_on_the_gpu_is_used_on_the_cpu(tiny_config):
-    """With everything that training adds to a network: compiled, fast layers, averaged weights, auxiliary heads."""
-    settings = {"device": "cuda", "use_amp": True, "compile_model": True, "ema_decay": 0.9, "deep_supervision": 0.5}
+    """With everything that training adds to a network: compiled, fast layers, averaged weights."""
+    settings = {"device": "cuda", "use_amp": True, "compile_model": True, "ema_decay": 0.9}
     result = train({**tiny_config, **settings, "encoder": "resnet18", "decoder_channels": None, "image_size": 64})
     image = np.random.default_rng(0).integers(0, 256, (100, 75, 3), np.uint8)
     for options in ({}, {"raw": True}):
@@ -319,7 +318,7 @@ def test_a_model_that_was_trained_compiled_on_the_gpu_is_used_on_the_cpu(tiny_co
         assert load(result.run_dir, **options).engine.description == "cuda, bfloat16"
     content = torch.load(result.run_dir / "best.pt", weights_only=True)
     assert {tensor.device.type for tensor in content["model"].values()} == {"cpu"}
-    assert not any(name.startswith(("_orig_mod", "module", "auxiliary")) for name in content["model"])
+    assert not any(name.startswith(("_orig_mod", "module")) for name in content["model"])
 
 
 def test_bfloat16_takes_about_half_the_memory():
@@ -432,15 +431,6 @@ def assert_ends_as_one_of_rate_0_01(config, kind):
     given = train(config, run_name="given", learning_rate=0.01)
     torch.use_deterministic_algorithms(False)
     assert weights_digest(decided.run_dir) == weights_digest(given.run_dir)
-
-
-def test_a_run_that_begins_again_with_recorded_kernels_is_one_that_began_so(tiny_config, monkeypatch):
-    for name, value in (("STUCK_STEPS", 1), ("STUCK_EPOCHS", 1), ("LOSS_SHARE", 0.0)):
-        monkeypatch.setattr(pilots, name, value)
-    monkeypatch.setattr("unet_trainer.config.choices.choose_learning_rate", lambda *_, **__: (0.04, "tried"))
-    baselines = iter([1.0, 1.0, 2.0])  # the third epoch, when the kernels are recorded
-    monkeypatch.setattr(pilots, "best_baseline", lambda *_: Baseline("all", next(baselines, 1.0) - 1))
-    assert_ends_as_one_of_rate_0_01({**tiny_config, **PRECISIONS["bfloat16"], "num_epochs": 8}, "rollback")
 
 
 def test_a_compiled_run_whose_learning_rate_was_tried_is_one_that_began_with_it(tiny_config, monkeypatch):

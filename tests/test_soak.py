@@ -216,9 +216,7 @@ SETTING_VALUES = [
 
 def test_random_command_lines_end_in_a_message_and_an_exit_code(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        train_unet, "train_by_command", lambda config, started: SimpleNamespace(unwritten=[], missing=[])
-    )
+    monkeypatch.setattr(train_unet, "train_by_command", lambda config, started: SimpleNamespace(missing=[]))
     findings = Findings("command lines")
     for number in rounds(least=500):
         chooser = random.Random(f"{SEED} {number}")
@@ -469,7 +467,6 @@ def test_missing_rights_and_full_disks_end_in_a_sentence():
             }
             settings |= {"image_size": 32, "batch_size": 2, "num_epochs": 2, "device": "cpu", "resume": "auto"}
             settings |= {"num_workers": chooser.choice((0, 1)), "cache": chooser.choice(("none", "disk"))}
-            settings |= {"on_save_error": chooser.choice(("stop", "continue"))}
             command = chooser.choice((["check"], []))
             if has_run := chooser.random() < 0.5:
                 run_in_child(*words({**settings, "num_epochs": 1}), as_user=True)

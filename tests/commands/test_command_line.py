@@ -39,7 +39,7 @@ def trained(monkeypatch):
     monkeypatch.setattr(
         train_unet,
         "train_by_command",
-        lambda config, started: (configs.append(config), SimpleNamespace(unwritten=[], missing=[]))[1],
+        lambda config, started: (configs.append(config), SimpleNamespace(missing=[]))[1],
     )
     return configs
 

@@ -11,7 +11,7 @@ from helpers.mutations import mutated
 from helpers.project import ROOT
 from unet_trainer.config import load
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_trackers, check_url, load_config
+from unet_trainer.config.load import OTHER_TOOLS_NAMES, REMOVED_KEYS, check_trackers, check_url, load_config
 from unet_trainer.config.parsers import ENCODERS, near_miss, seconds_of
 from unet_trainer.config.safe_yaml import MAX_BYTES
 from unet_trainer.config.schema import FIELDS, Config, as_dict, to_yaml
@@ -213,7 +213,7 @@ def test_names_of_other_tools_lead_to_keys_that_exist():
 
 
 def test_settings_that_were_decided_once_may_still_be_auto():
-    names = ("decoder_attention", "deep_supervision", "encoder_lr_factor")
+    names = ("decoder_attention", "encoder_lr_factor")
     assert (
         load_config(dict.fromkeys(names, "auto"))
         == load_config({}, [f"{name}=auto" for name in names])
@@ -276,10 +276,6 @@ def test_settings_that_were_decided_once_may_still_be_auto():
         (
             {"decoder_attention": "scse", "decoder_channels": [64, 32, 16, 16, 8]},
             "scse needs decoder_channels of at least 16",
-        ),
-        (
-            {"architecture": "unetplusplus", "deep_supervision": 0.5},
-            "deep_supervision: got 0.5; need 0 with architecture",
         ),
     ],
     ids=str,
@@ -517,7 +513,6 @@ def test_a_mutated_file_ends_in_a_valid_config_or_in_one_readable_message(tmp_pa
     assert 3 < num_valid < 297, "the mutations are too strong, or too weak, to test much"
 
 
-def test_settings_of_earlier_versions_are_ignored(tmp_path):
-    """They stand in the config.yaml of old runs."""
-    (tmp_path / "config.yaml").write_text("scaler_growth_factor: 2.0\nscaler_growth_interval: 2000\nbatch_size: 3\n")
-    assert load_config(tmp_path / "config.yaml", []).batch_size == 3
+@pytest.mark.parametrize("name", REMOVED_KEYS)
+def test_settings_of_earlier_versions_are_answered_with_what_there_is_now(name):
+    assert problems({name: "auto"}) == [f"{name}: no longer a setting; {REMOVED_KEYS[name]}: leave it out"]

@@ -7,10 +7,10 @@ from helpers.steps import SmallNetwork, make_spec
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.inference.engine import ModelCard
 from unet_trainer.model.network import build_network
-from unet_trainer.model.segmenter import Segmenter, deployable_weights
+from unet_trainer.model.segmenter import Segmenter, network_weights
 from unet_trainer.training.checkpoint_file import write_checkpoint
 
-CONFIG = {"augmentation": [{"HorizontalFlip": {"p": 0.5}}], "ema_decay": None, "deep_supervision": 0}
+CONFIG = {"augmentation": [{"HorizontalFlip": {"p": 0.5}}], "ema_decay": None}
 GREY_16BIT = ImageSpec(1, "uint16", (3000.0,), (700.0,), 0.0, 9000.0)
 FOUR_FLOATS = ImageSpec(4, "float", (0.5, 0.4, 0.3, 2.0), (0.2, 0.2, 0.2, 1.5), -1.0, 7.0)
 
@@ -49,7 +49,7 @@ def save_model(path, segmenter, **content):
     path.parent.mkdir(parents=True, exist_ok=True)
     about = {"version": "0.9.0", "spec": segmenter.spec.to_dict(), "config": CONFIG, "decisions": {}}
     write_checkpoint(
-        path, {**about, "epoch": 3, "metrics": {"val_iou": 0.5}, "model": deployable_weights(segmenter), **content}
+        path, {**about, "epoch": 3, "metrics": {"val_iou": 0.5}, "model": network_weights(segmenter), **content}
     )
     return path
 

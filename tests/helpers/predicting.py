@@ -8,7 +8,7 @@ import torch
 
 from helpers.steps import make_spec
 from unet_trainer.model.network import build_network
-from unet_trainer.model.segmenter import Segmenter, deployable_weights
+from unet_trainer.model.segmenter import Segmenter, network_weights
 from unet_trainer.training.checkpoint_file import write_checkpoint
 
 SMALL = {"image_size": (64, 64)}
@@ -30,7 +30,7 @@ def write_model(path, augmentation="default", seed=0, **spec):
     content = {
         "spec": spec.to_dict(),
         "config": {"ema_decay": None, "augmentation": augmentation},
-        "model": deployable_weights(Segmenter(spec, network, channels_last=True)),
+        "model": network_weights(Segmenter(spec, network, channels_last=True)),
         "epoch": 3,
         "metrics": {"val_iou": 0.5},
         "version": "0.9.0",

@@ -14,7 +14,6 @@ FIXED_RECIPE: dict[str, Any] = {
     "loss": {"dice": 1.0, "cross_entropy": 1.0},
     "class_weights": None,
     "decoder_attention": "none",
-    "deep_supervision": 0,
     "cutmix": 0,
     "batch_size": 8,
     "num_epochs": 50,

@@ -16,7 +16,6 @@ from unet_trainer.inference.engine import (
     symmetries_of,
 )
 from unet_trainer.model.fast_layers import DecoderBlock, StemConv, use_fast_layers
-from unet_trainer.model.network import add_auxiliary_heads
 from unet_trainer.model.segmenter import network_weights
 from unet_trainer.training.checkpoint_file import write_checkpoint
 
@@ -38,19 +37,16 @@ def test_an_engine_computes_what_the_model_computed_before_it_was_saved(engine):
     assert (engine.description, engine.device.type, engine.card.spec) == ("cpu, float32", "cpu", SPEC)
 
 
-def test_layers_for_speed_and_heads_of_training_leave_no_trace(tmp_path):
-    """A compiled run on a GPU with deep supervision saves these."""
+def test_layers_for_speed_leave_no_trace(tmp_path):
+    """A compiled run on a GPU saves these."""
     segmenter = random_segmenter(REAL)
     images = random_batch(REAL, 1, 64, 64)
     expected = segmenter(images)
-    add_auxiliary_heads(segmenter.network, num_classes=1)
     use_fast_layers(segmenter.network)
     assert {DecoderBlock, StemConv} <= {type(module) for module in segmenter.network.modules()}
     weights = dict(segmenter.network.state_dict())  # plain, as a run saves it
-    assert any(name.startswith("auxiliary.") for name in weights)
     _, built = build_segmenter(save_model(tmp_path / "last.pt", segmenter, model=weights))
     assert not {DecoderBlock, StemConv} & {type(module) for module in built.network.modules()}
-    assert not hasattr(built.network, "auxiliary")
     assert torch.equal(built(images), expected)
     assert not any(parameter.requires_grad for parameter in built.parameters())
 

@@ -233,6 +233,25 @@ def test_extreme_logits_have_finite_losses_and_gradients(name, num_classes, size
     assert logits.grad.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    ("weights", "most"),
+    [({"cross_entropy": 1.0}, 1.2), ({"focal": 1.0}, 1.3), ({"dice": 1.0, "cross_entropy": 1.0}, 2.4)],
+)
+def test_a_loss_keeps_no_more_for_its_gradient_than_its_terms_need(weights, most):
+    """In tensors of N,K,H,W float32: cross entropy keeps log-probabilities; Dice probabilities too, and a boolean each."""
+    logits = torch.randn(2, 64, 16, 16, requires_grad=True)
+    kept = {}
+
+    def keep(tensor):
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = WeightedLoss(weights, 64, None)(logits, torch.zeros(2, 16, 16, dtype=torch.uint8))
+    assert loss.requires_grad
+    assert sum(kept.values()) < most * logits.untyped_storage().nbytes()
+
+
 # Parts of a batch: gradients are summed over parts that fit into memory
 
 

@@ -11,22 +11,14 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from helpers import hub
-from helpers.steps import FLOAT32, make_spec
+from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.network import (
-    SHARES,
-    STRIDES,
-    add_auxiliary_heads,
-    auxiliary_loss,
     build_network,
-    forward_with_auxiliary,
     load_encoder_weights,
     set_training_mode,
 )
-from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.training.step import build_train_forward
 
 
 def build(seed=0, encoder_weights=None, channels=3, **spec):
@@ -228,41 +220,3 @@ def test_a_frozen_encoder_has_no_gradients_and_keeps_weights_and_statistics():
     assert changed(encoder, network.encoder) == []
     assert "blocks.0.conv1.1.running_mean" in changed(decoder, network.decoder)
     assert "blocks.0.conv1.0.weight" in changed(decoder, network.decoder)
-
-
-@pytest.fixture
-def segmenter():
-    torch.manual_seed(0)
-    spec = make_spec(num_classes=3, decoder_channels=(32, 16, 16, 16, 16), decoder_attention="scse")
-    network = build_network(spec, None)
-    add_auxiliary_heads(network, 3)
-    return Segmenter(spec, network, channels_last=True)
-
-
-def images(height=64, width=64):
-    return torch.randint(0, 256, (2, height, width, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
-
-
-def test_the_loss_is_the_weighted_sum_over_strided_masks():
-    loss = WeightedLoss({"cross_entropy": 1.0}, 3, None)
-    masks = torch.randint(0, 3, (2, 48, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(2))
-    auxiliary = [torch.randn(2, 3, 64 // stride, 64 // stride) for stride in STRIDES]
-    expected = 0.0
-    for logits, stride, share in zip(auxiliary, STRIDES, SHARES, strict=True):
-        small = masks[:, stride // 2 :: stride, stride // 2 :: stride].long()
-        expected += share * torch.nn.functional.cross_entropy(logits[:, :, : small.shape[1], : small.shape[2]], small)
-    assert auxiliary_loss(loss, auxiliary, masks, None) == pytest.approx(float(expected), rel=1e-5)
-
-
-def test_training_adds_the_losses_of_the_heads(segmenter):
-    loss = WeightedLoss({"cross_entropy": 1.0}, 3, None)
-    masks = torch.zeros(2, 64, 64, dtype=torch.uint8)
-    segmenter.eval()
-    plain, _ = build_train_forward(segmenter, loss, FLOAT32)(images(), masks, None)
-    plain = plain.detach()
-    value, _ = build_train_forward(segmenter, loss, FLOAT32, deep_supervision=0.5)(images(), masks, None)
-    with torch.no_grad():
-        _, auxiliary = forward_with_auxiliary(segmenter, images())
-    assert float(value.detach()) == pytest.approx(
-        float(plain + 0.5 * auxiliary_loss(loss, auxiliary, masks, None)), rel=1e-5
-    )

@@ -534,13 +534,3 @@ def test_another_set_of_the_same_kind_keeps_the_normalisation_of_the_model(sourc
     spec = SegmenterSpec.from_dict(torch.load(result.run_dir / "best.pt", weights_only=True)["spec"])
     assert (spec.image.mean, spec.image.std) == ((1.0, 2.0, 3.0), (9.0, 9.0, 9.0))
     assert load_config(result.run_dir / "config.yaml").image_mean == (1.0, 2.0, 3.0)
-
-
-def test_a_run_that_begins_with_a_model_does_not_begin_again_with_random_weights(monkeypatch):
-    run = type("Run", (), {})()
-    run.state = small_components().state
-    run.config = dataclasses.replace(make_settings().taken, init_from="a")
-    run.state.epoch, run.state.learning_rate.steps_per_epoch = 10, 1000
-    run.state.confusion, run.state.history = [[5, 0], [5, 0]], [{"train_iou": 0.0, "train_loss": 1.0}] * 10
-    monkeypatch.setattr(pilots, "begin_again", lambda *_: pytest.fail("began again"))
-    pilots.begin_again_if_stuck(run)

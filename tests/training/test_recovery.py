@@ -22,7 +22,7 @@ from unet_trainer.training.recovery import agree_on_failure, recovering
 @pytest.fixture
 def run(tiny_data, tmp_path):
     """At batch 3 of its first epoch, after one step; nothing is saved yet."""
-    made = make_run(tiny_data, tmp_path / "run", on_nan="recover", on_oom="shrink")
+    made = make_run(tiny_data, tmp_path / "run", on_oom="shrink")
     made.initial_state = everything(made.components)
     take_step(made.components.train_step, made.loaders.train.read(0, 0), metrics=made.state.metrics)
     made.state.batch = 3
@@ -52,18 +52,18 @@ def saved(run):
     return read_last(run.checkpointer.folder / "last.pt")
 
 
-@pytest.mark.parametrize(("on_nan", "num_rollbacks"), [("recover", 1), ("stop", 0)])
-def test_the_second_time_or_with_on_nan_stop_training_ends(on_nan, num_rollbacks, run):
-    run.settings.change("a test", on_nan=on_nan)
-    run.state.num_rollbacks = num_rollbacks
-    with pytest.raises(
-        TrainingFailed,
-        match=r"the validation loss is not finite in epoch 1\. Try a lower learning_rate, grad_clip=1\.0; .*last\.pt",
-    ):
+def test_steps_that_stay_non_finite_end_the_run_with_its_state_saved(run):
+    with pytest.raises(TrainingFailed, match=r"from step 5 .*\. Try a lower learning_rate, grad_clip=1\.0; .*last\.pt"):
+        recover(run, bad_steps())
+    assert saved(run)["batch"] == 3
+
+
+def test_the_end_of_an_epoch_that_is_not_finite_is_not_saved(run):
+    """A resumed run would come to the same end."""
+    run.state.batch = len(run.loaders.train)
+    with pytest.raises(TrainingFailed, match=r"the validation loss is not finite in epoch 1\. Try"):
         recover(run, NonFinite("the validation loss is not finite", val_batch=0))
-    assert same(
-        run.initial_state[:5], list(saved(run)["model"].values())[:5]
-    )  # that of the start: nothing else was saved
+    assert same(run.initial_state[:5], list(saved(run)["model"].values())[:5])  # that of the start
 
 
 def test_a_group_that_memory_interrupted_is_begun_anew_from_the_last_saved_state(run):
@@ -152,8 +152,10 @@ def test_the_images_of_the_process_that_had_them_are_named(run):
     """Rank 0's batch of that number is a good one."""
     run.processes = Told("told")
     run.processes.all_gather = lambda text: [text, f"{text}: b.png holds pixels that are NaN or infinite"]
-    recovery.roll_back(run, bad_steps())
-    assert "from step 5 on (epoch 1, batch 5 of 5): b.png holds pixels that are NaN" in said(run)
+    with pytest.raises(
+        TrainingFailed, match=r"from step 5 on \(epoch 1, batch 5 of 5\): b\.png holds pixels that are NaN"
+    ):
+        recovery._handle(run, bad_steps())
 
 
 def test_the_state_is_whole_only_if_it_is_on_all_of_them(run):

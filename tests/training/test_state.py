@@ -29,7 +29,7 @@ def components():
     state = made.state
     state.epoch, state.batch, state.history = 1, 2, [dict(ROW)]
     state.seconds, state.train_seconds, state.wait_seconds = 10.0, 5.0, 1.0
-    state.num_rollbacks, state.learning_rate.factor, state.per_class_iou = 1, 0.1, [0.25]
+    state.learning_rate.num_drops, state.per_class_iou = 1, [0.25]
     state.confusion = [[5, 2**40], [1, 2]]  # more pixels than 32 bits count
     state.early_stopping.update(0.5, 1)
     return made
@@ -153,7 +153,7 @@ def test_every_field_that_is_missing_or_of_another_kind_is_refused_or_does_no_ha
                 accepted.add(path[0])
     assert num_tried > 500
     assert num_refused > 0.8 * num_tried, (num_refused, num_tried)
-    assert not accepted & {"model", "epoch", "batch", "num_rollbacks", "random_state", "history", "progress", "totals"}
+    assert not accepted & {"model", "epoch", "batch", "random_state", "history", "progress", "totals"}
 
 
 @pytest.mark.parametrize(

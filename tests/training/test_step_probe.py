@@ -78,7 +78,7 @@ def test_a_step_is_measured_in_a_process_of_its_own(tmp_path):
     [
         (
             RGB_8BIT,
-            {"deep_supervision": 0.5, "decoder_attention": "scse", "ema_decay": 0.9, "decoder_channels": [16] * 5},
+            {"decoder_attention": "scse", "ema_decay": 0.9, "decoder_channels": [16] * 5},
         ),
         (
             ImageSpec(5, "uint16", (9.0,) * 5, (2.0,) * 5, low=0.0, high=99.0),

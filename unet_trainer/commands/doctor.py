@@ -190,7 +190,7 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, is_fast: b
     """What a run would take, how long it would last, and what could be better."""
     from unet_trainer.training.build import build_datasets
     from unet_trainer.training.initial_model import read_initial_model
-    from unet_trainer.training.settings import build_hardware, build_probe, build_settings, known_cost, measure, review
+    from unet_trainer.training.settings import build_hardware, build_probe, build_settings
     from unet_trainer.training.time_budget import TimeBudget
 
     hardware = build_hardware(config, page.console)
@@ -205,16 +205,18 @@ def _examine_run(config: Config, dataset: CheckedDataset, page: Page, is_fast: b
         if taken.compile_model and not is_fast:
             page.console.say("Compiling the step, to time it (a minute or two; --fast estimates it instead) ...")
         cost, compile_seconds, failure, compile_failure = try_step(probe, taken, is_fast)
-        eager_cost = known_cost(probe, taken)
     if cost is not None:
         page.console.say("\nTime and memory")
         is_estimate = is_fast and taken.compile_model
         datasets = build_datasets(taken, dataset)
         _say_forecast(settings, hardware, cost, is_estimate, datasets, page, start_seconds + compile_seconds)
-    page.console.say("\nYour settings")
-    facts = dataset.facts(measure(config, dataset, page.console))
-    findings = review(settings, hardware, facts, eager_cost, failure, compile_failure)
-    page.show("review", findings or [Finding("ok", "Settings", "nothing in them is wasteful or risky here")])
+    if failure:
+        smaller = f"batch_size: {max(1, taken.batch_size // 2)} with accumulation_steps: {2 * taken.accumulation_steps}"
+        problem = f"a step of {taken.batch_size} could not be taken ({failure})"
+        page.show("step", [Finding("problem", "batch_size", problem, f"{smaller}, or batch_parts: 2")])
+    if compile_failure:
+        problem = f"the step cannot be compiled here ({compile_failure}): training would go on uncompiled"
+        page.show("step", [Finding("warning", "compile_model", problem, "compile_model: false")])
     return settings
 
 

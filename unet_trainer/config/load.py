@@ -65,9 +65,16 @@ FROM_NOTHING = ("learning_rate", "warmup_epochs", "ema_decay")
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
-# Settings of earlier versions, which stand in the config.yaml of old runs. They are ignored.
-REMOVED_KEYS = frozenset(["scaler_growth_factor", "scaler_backoff_factor", "scaler_growth_interval"])
-NO_LONGER_DECIDED = ("decoder_attention", "deep_supervision", "encoder_lr_factor")  # auto was always the default
+# Settings of earlier versions, and what a user has now.
+REMOVED_KEYS = {
+    "scaler_growth_factor": "torch's own factor is used",
+    "scaler_backoff_factor": "torch's own factor is used",
+    "scaler_growth_interval": "torch's own interval is used",
+    "deep_supervision": "the loss of the output alone is trained",
+    "on_nan": "steps that are not finite are skipped, and eight in a row end the run with its state saved",
+    "on_save_error": "a save that fails ends the run with exit code 3",
+}
+NO_LONGER_DECIDED = ("decoder_attention", "encoder_lr_factor")  # auto was always the default
 
 
 def load_config(
@@ -222,7 +229,10 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
     values: dict[str, Any] = {}
     wrong = set()
     for name, value in raw.items():
-        if name in REMOVED_KEYS or (name in NO_LONGER_DECIDED and value == "auto"):
+        if name in NO_LONGER_DECIDED and value == "auto":
+            continue
+        if name in REMOVED_KEYS:
+            problems.append(f"{name}: no longer a setting; {REMOVED_KEYS[name]}: leave it out")
             continue
         if name not in FIELDS:
             problems.append(f"{_one_line(name)}: unknown key{_suggestion(name)}")
@@ -293,10 +303,6 @@ def _contradictions(c: Config) -> Iterator[str]:
     elif c.decoder_attention == "scse" and c.decoder_channels and min(c.decoder_channels) < MIN_ATTENTION_CHANNELS:
         least = f"decoder_channels of at least {MIN_ATTENTION_CHANNELS}; got {list(c.decoder_channels)}"
         yield f"decoder_attention: scse needs {least}"
-    if c.deep_supervision and c.architecture != "unet":
-        yield (
-            f"deep_supervision: got {c.deep_supervision:g}; need 0 with architecture: {c.architecture}, it is for unet"
-        )
 
 
 def class_contradictions(c: Config) -> Iterator[str]:

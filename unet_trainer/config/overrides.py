@@ -48,7 +48,6 @@ class Overrides(TypedDict, total=False):
     decoder_channels: Sequence[int] | None
     decoder_attention: Literal["none", "scse"]
     freeze_encoder_epochs: int
-    deep_supervision: float
     class_weights: Sequence[float] | Literal["auto"] | None
     batch_size: int | Literal["auto"]
     num_epochs: int | Literal["auto"]
@@ -83,8 +82,6 @@ class Overrides(TypedDict, total=False):
     run_name: str
     resume: str | PathLike[str] | None
     checkpoint_minutes: float | None
-    on_save_error: Literal["stop", "continue"]
-    on_nan: Literal["recover", "stop"]
     on_oom: Literal["stop", "shrink"]
     batch_parts: int
     worker_timeout: float | None

@@ -8,7 +8,6 @@ import difflib
 import math
 import numbers
 import os
-import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,10 +41,8 @@ _ENCODERS = (
     "tu-mobilenetv3_small_100 tu-mobilenetv3_small_050 tu-test_resnet"
 )
 ENCODERS = frozenset(_ENCODERS.split())
-# The entries of TERMS, read from the text of their module: importing it would import torch, and a typo is answered
-# before that.
-_SOURCE = (pkgutil.get_data("unet_trainer", "model/losses.py") or b"").decode()
-LOSSES = (*re.findall(r'^    "(\w+)": Term\(', _SOURCE, re.MULTILINE), "own")
+# Those of TERMS in model/losses.py, which imports torch: a typo is answered before that.
+LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz", "own")
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,7 @@ EXAMPLES = {
     "image_size": "512 or [512, 768]", "crops_per_image": "4", "repeats": "4 or 0.25", "in_channels": "3",
     "image_mean": "[123.7, 116.3, 103.5]", "image_std": "[58.4, 57.1, 57.4]", "cutmix": "0.5", "num_workers": "4",
     "encoder": "resnet34", "encoder_weights": "imagenet", "init_from": "checkpoints/demo", "decoder_channels": "[256, 128, 64, 32, 16]",
-    "freeze_encoder_epochs": "5", "loss": "{dice: 1, bce: 1}", "deep_supervision": "0.5", "class_weights": "[0.5, 2.0]",
+    "freeze_encoder_epochs": "5", "loss": "{dice: 1, bce: 1}", "class_weights": "[0.5, 2.0]",
     "batch_size": "8", "num_epochs": "50", "time_budget": "10m, 2h or 1h30m", "accumulation_steps": "4",
     "learning_rate": "1e-3", "encoder_lr_factor": "0.2", "weight_decay": "1e-4", "warmup_epochs": "2", "grad_clip": "1.0",
     "ema_decay": "0.999", "early_stopping_patience": "20", "early_stopping_min_delta": "0.001", "resume": "auto",
@@ -202,8 +202,6 @@ class Config:
     loss: Losses | Auto = "auto"
     """a weighted sum of dice, iou, cross_entropy, bce, focal, tversky, lovasz; cross_entropy with one class is bce; auto: dice
     + cross_entropy"""
-    deep_supervision: Annotated[float, Range(0, 10)] = 0.0
-    """weight of the losses of three inner decoder stages of unet, in training only, e.g. 0.5; 0: none"""
     class_weights: tuple[Positive, ...] | Auto | None = "auto"
     """weight of each class in the loss (with one class, of foreground pixels); auto: null, or where a class is very rare, rare
     ones weigh somewhat more; null: all alike"""
@@ -281,10 +279,6 @@ class Config:
     """auto: go on with run_name if it exists; or a run folder or a .pt file to go on from"""
     checkpoint_minutes: Positive | None = 10.0
     """the state is saved this often within an epoch too; null: at the end of each epoch only"""
-    on_save_error: Literal["stop", "continue"] = "stop"
-    """when a checkpoint cannot be written (full disk): stop, or continue with a warning"""
-    on_nan: Literal["recover", "stop"] = "recover"
-    """when numbers are not finite: recover skips such steps and, if they repeat, goes back once with a lower learning rate"""
     on_oom: Literal["stop", "shrink"] = "stop"
     """when memory runs out: stop, or shrink: double batch_parts and go on"""
     batch_parts: UpTo65536 = 1

@@ -21,21 +21,62 @@ SMOOTH = 1.0  # pixels added to both sides of an overlap ratio: an absent class 
 FOCAL_GAMMA = 2.0
 
 
+def computed_once(compute: "Callable[[Target], torch.Tensor]") -> property:
+    """As functools.cached_property, which has a lock that a compiler cannot trace."""
+    name = f"_{compute.__name__}"
+
+    def get(target: "Target") -> torch.Tensor:
+        if not hasattr(target, name):
+            setattr(target, name, compute(target))
+        value: torch.Tensor = getattr(target, name)
+        return value
+
+    return property(get)
+
+
 class Target:
-    """Logits and masks in the forms that the terms need, computed once for all of them."""
+    """Logits and masks, and the forms of them that terms share. Each is computed when a term first needs it: one of
+    N,K,H,W takes 2.5 GB for 16 images of 512² with 150 classes."""
 
     def __init__(
         self, logits: torch.Tensor, masks: torch.Tensor, class_weights: torch.Tensor, first_class: int
     ) -> None:
-        ids = torch.arange(logits.shape[1], dtype=masks.dtype, device=masks.device).view(1, -1, 1, 1)
-        self.one_hot = (masks.unsqueeze(1) == ids).float()  # N,K,H,W; all zero where ignored
-        self.valid = self.one_hot.sum(1)  # N,H,W: 1 where a class is known
         self.logits, self.masks = logits, masks
-        self.log_probabilities = F.log_softmax(logits, 1)
-        self.probabilities = self.log_probabilities.exp()
-        self.pixel_weights = (self.one_hot * class_weights.view(1, -1, 1, 1)).sum(1)  # N,H,W
-        self.class_weights = class_weights
-        self.first_class = first_class
+        self.class_weights, self.first_class = class_weights, first_class
+
+    @computed_once
+    def is_known(self) -> torch.Tensor:
+        """N,H,W; false where ignored."""
+        return self.masks < self.logits.shape[1]
+
+    @computed_once
+    def is_true(self) -> torch.Tensor:
+        """N,K,H,W booleans; all false where ignored."""
+        ids = torch.arange(self.logits.shape[1], dtype=self.masks.dtype, device=self.masks.device)
+        return self.masks.unsqueeze(1) == ids.view(1, -1, 1, 1)
+
+    @computed_once
+    def log_probabilities(self) -> torch.Tensor:
+        return F.log_softmax(self.logits, 1)
+
+    @computed_once
+    def probabilities(self) -> torch.Tensor:
+        return self.log_probabilities.exp()
+
+    @computed_once
+    def log_true(self) -> torch.Tensor:
+        """N,H,W log-probabilities of the true class. By gather: CUDA's NLLLoss2d has no deterministic form."""
+        ids = torch.where(self.is_known, self.masks, 0).long()
+        return self.log_probabilities.gather(1, ids.unsqueeze(1)).squeeze(1)
+
+    @computed_once
+    def pixel_weights(self) -> torch.Tensor:
+        return pixel_weights(self.masks, self.class_weights)
+
+
+def pixel_weights(masks: torch.Tensor, class_weights: torch.Tensor) -> torch.Tensor:
+    """N,H,W ids → the weight of each pixel; 0 where ignored."""
+    return F.pad(class_weights, (0, 1))[masks.long().clamp(max=len(class_weights))]
 
 
 class Term(NamedTuple):
@@ -49,14 +90,12 @@ class Term(NamedTuple):
 
 
 def _cross_entropy_sums(target: Target) -> torch.Tensor:
-    """Over one-hot: CUDA's own kernel (NLLLoss2d) has no deterministic form."""
-    return _pixel_sums(-(target.one_hot * target.log_probabilities).sum(1), target)
+    return _pixel_sums(-target.log_true, target)
 
 
 def _focal_sums(target: Target) -> torch.Tensor:
     """Cross-entropy in which easy pixels weigh less."""
-    log_true = (target.one_hot * target.log_probabilities).sum(1)
-    return _pixel_sums(-((1 - log_true.exp()) ** FOCAL_GAMMA) * log_true, target)
+    return _pixel_sums(-((1 - target.log_true.exp()) ** FOCAL_GAMMA) * target.log_true, target)
 
 
 def _pixel_sums(per_pixel: torch.Tensor, target: Target) -> torch.Tensor:
@@ -69,10 +108,10 @@ def _mean(sums: torch.Tensor, class_weights: torch.Tensor, first_class: int) -> 
 
 def _overlap_sums(target: Target) -> torch.Tensor:
     """3,K: probability on true pixels, true pixels, probability on all pixels; of each class, over known pixels."""
-    probabilities = target.probabilities * target.valid.unsqueeze(1)
-    hits = (probabilities * target.one_hot).sum((0, 2, 3))
-    true = target.one_hot.sum(3).sum((0, 2))  # rows first: else a compiler lets one block of threads sum up a class
-    return torch.stack([hits, true, probabilities.sum((0, 2, 3))])
+    hits = torch.where(target.is_true, target.probabilities, 0).sum((0, 2, 3))
+    predicted = torch.where(target.is_known.unsqueeze(1), target.probabilities, 0).sum((0, 2, 3))
+    true = target.is_true.sum(3).sum((0, 2))  # rows first: else a compiler lets one block of threads sum up a class
+    return torch.stack([hits, true.to(hits.dtype), predicted])
 
 
 def _overlap_value(missed: float, false: float) -> Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]:
@@ -93,19 +132,18 @@ def _class_mean(per_class: torch.Tensor, class_weights: torch.Tensor) -> torch.T
 def _lovasz_sums(target: Target) -> torch.Tensor:
     """The loss of the batch and a count of 1: pixels are sorted over the whole batch, so there are no sums that add
     up."""
-    loss = _lovasz(target, target.one_hot, target.probabilities, target.valid)
+    loss = _lovasz(target, slice(None))
     return torch.stack([loss, torch.ones_like(loss)])
 
 
 def _lovasz_eval_sums(target: Target) -> torch.Tensor:
     """The sum over images and their number, so that validation does not depend on the batch. Ignored images do not
     count."""
-    one_hot, probabilities, valid = target.one_hot, target.probabilities, target.valid
-    return _image_sums(target, lambda image: _lovasz(target, one_hot[image], probabilities[image], valid[image]))
+    return _image_sums(target, lambda image: _lovasz(target, image))
 
 
 def _image_sums(target: Target, loss: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-    is_counted = target.valid.sum((1, 2)) > 0  # a loss without a pixel may be NaN
+    is_counted = target.is_known.any(2).any(1)  # a loss without a pixel may be NaN
     losses = torch.stack([loss(slice(index, index + 1)) for index in range(len(is_counted))])
     return torch.stack([torch.where(is_counted, losses, 0).sum(), is_counted.float().sum()])
 
@@ -119,14 +157,14 @@ def custom_term(loss: CustomLoss) -> Term:
         return torch.stack([value, torch.ones_like(value)])
 
     def eval_sums(target: Target) -> torch.Tensor:
-        has_pixels = target.valid.sum((1, 2), keepdim=True) > 0
-        masks = torch.where(has_pixels, target.masks.long(), 0)
+        has_pixels = target.is_known.any(2).any(1)
+        masks = torch.where(has_pixels.view(-1, 1, 1), target.masks.long(), 0)
         return _image_sums(target, lambda image: loss(target.logits[image], masks[image]).reshape(()))
 
     return Term(sums, _mean, is_pixel_mean=False, has_class_sums=False, eval_sums=eval_sums)
 
 
-def _lovasz(target: Target, one_hot: torch.Tensor, probabilities: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+def _lovasz(target: Target, images: slice) -> torch.Tensor:
     """Lovász extension of IoU. Ignored pixels have error 0, sort last and add nothing.
 
     The Jaccard loss 1 - missed / union grows with each pixel, from the largest error on, by 1 / union if it is true and
@@ -134,11 +172,11 @@ def _lovasz(target: Target, one_hot: torch.Tensor, probabilities: torch.Tensor, 
     so would float32 counts beyond 2^24 pixels.
     """
     losses = []
-    for class_id in range(target.first_class, one_hot.shape[1]):
-        truth = one_hot[:, class_id].reshape(-1)
-        errors = ((truth - probabilities[:, class_id].reshape(-1)) * valid.reshape(-1)).abs()
-        ordered, order = errors.sort(descending=True)
-        is_true = truth[order] > 0
+    for class_id in range(target.first_class, target.logits.shape[1]):
+        truth = (target.masks[images] == class_id).reshape(-1)
+        errors = (truth.float() - target.probabilities[images, class_id].reshape(-1)).abs()
+        ordered, order = torch.where(target.is_known[images].reshape(-1), errors, 0).sort(descending=True)
+        is_true = truth[order]
         missed = is_true.sum() - is_true.cumsum(0)
         union = missed + torch.arange(
             1, len(order) + 1, device=order.device
@@ -201,7 +239,8 @@ class WeightedLoss(torch.nn.Module):
         values = {name: self.value(name, self.terms[name].sums(target)) for name in self.weights}
         if batch_masks is not None:
             share = len(masks) / len(batch_masks)
-            pixel_share = target.pixel_weights.sum() / self.pixel_weights(batch_masks).sum().clamp_min(1e-6)
+            of_batch = pixel_weights(batch_masks, self.class_weights)
+            pixel_share = target.pixel_weights.sum() / of_batch.sum().clamp_min(1e-6)
             values = {
                 name: value * (pixel_share if self.terms[name].is_pixel_mean else share)
                 for name, value in values.items()
@@ -213,13 +252,6 @@ class WeightedLoss(torch.nn.Module):
 
     def value(self, name: str, sums: torch.Tensor) -> torch.Tensor:
         return self.terms[name].value(sums, self.class_weights, self.first_class)
-
-    def pixel_weights(self, masks: torch.Tensor) -> torch.Tensor:
-        """N,H,W ids → the weight of each pixel; 0 where ignored."""
-        weights = torch.zeros(masks.shape, device=masks.device)
-        for class_id, weight in enumerate(self.class_weights):
-            weights = weights + (masks == class_id) * weight
-        return weights
 
     def eval_sums(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """One row of sums for all terms; the rows of several batches add up to that of the set."""

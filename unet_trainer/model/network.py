@@ -1,4 +1,4 @@
-"""Builds a network of segmentation-models-pytorch, loads encoder weights, freezes the encoder, adds auxiliary heads."""
+"""Builds a network of segmentation-models-pytorch, loads encoder weights, freezes the encoder."""
 
 import contextlib
 import pickle
@@ -14,10 +14,9 @@ from safetensors.torch import load_file
 
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import encoder_name
-from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.pretrained import fetch, offline, weight_files
 from unet_trainer.model.random_state import unchanged
-from unet_trainer.model.segmenter import AUXILIARY, STRIDE, Segmenter, SegmenterSpec, class_logits
+from unet_trainer.model.segmenter import STRIDE, SegmenterSpec
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import ZIP_START, check_zip, open_file
 from unet_trainer.system.os_errors import with_advice
@@ -27,9 +26,6 @@ WEIGHT_FILES = (".pt", ".pth", ".safetensors")
 FAR = 2048  # pixels; the deepest encoders gather what a pixel depends on from 1,500 around it
 # share of the pixels, that an untrained network expects of any class: to learn from those of rarer ones at once
 RAREST = 0.01
-STAGES = (1, 2, 3)  # of the decoder, counted from 0; each doubles the size, from 1/16 on
-STRIDES = (8, 4, 2)
-SHARES = (0.25, 0.5, 1.0)
 WRAPPERS = (
     "module.",
     "_orig_mod.",
@@ -229,53 +225,3 @@ def set_training_mode(network: torch.nn.Module, encoder_frozen: bool) -> None:
     for parameter in network.parameters():
         if not parameter.requires_grad:
             parameter.grad = None
-
-
-# Deep supervision: auxiliary heads on inner decoder stages of a U-Net, whose losses are added in training. They belong
-# to the network while it is trained, so that optimizer, averages and last.pt hold them; best.pt, the model that is
-# used, leaves them out.
-#
-#     decoder stage   size of its output   weight of its loss
-#     1               1/8                  1/4 of deep_supervision
-#     2               1/4                  1/2
-#     3               1/2                  1
-
-
-def add_auxiliary_heads(network: torch.nn.Module, num_classes: int) -> None:
-    blocks = list(network.get_submodule("decoder.blocks").children())
-    channels = [blocks[stage].get_submodule("conv2.0").get_parameter("weight").shape[0] for stage in STAGES]
-    network.add_module(AUXILIARY, torch.nn.ModuleList(torch.nn.Conv2d(number, num_classes, 1) for number in channels))
-
-
-def forward_with_auxiliary(segmenter: Segmenter, images: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """N,H,W,C images → N,K,H,W logits and those of each auxiliary head, at its stage's own size (of the padded
-    image)."""
-    network, pixels = segmenter.network, segmenter.prepare(images)
-    features = network.get_submodule("encoder")(pixels)
-    decoder = network.get_submodule("decoder")
-    shapes = [feature.shape[2:] for feature in features][::-1]
-    skips = features[1:][::-1]  # the deepest first
-    inner = decoder.get_submodule("center")(skips[0])
-    outputs = []
-    for index, block in enumerate(decoder.get_submodule("blocks").children()):
-        height, width = shapes[index + 1]
-        skip = skips[index + 1] if index + 1 < len(skips) else None
-        inner = block(inner, height, width, skip_connection=skip)
-        outputs.append(inner)
-    heads = network.get_submodule(AUXILIARY).children()
-    auxiliary = [class_logits(head(outputs[stage])) for stage, head in zip(STAGES, heads, strict=True)]
-    logits = class_logits(network.get_submodule("segmentation_head")(inner))
-    return logits[:, :, : images.shape[1], : images.shape[2]], auxiliary
-
-
-def auxiliary_loss(
-    loss: WeightedLoss, auxiliary: Sequence[torch.Tensor], masks: torch.Tensor, batch_masks: torch.Tensor | None
-) -> torch.Tensor:
-    """The weighted sum of the heads' losses, against masks of which every second, fourth or eighth pixel is taken."""
-    total = torch.zeros((), device=masks.device)
-    for logits, stride, share in zip(auxiliary, STRIDES, SHARES, strict=True):
-        start = stride // 2
-        small = masks[:, start::stride, start::stride]
-        batch = None if batch_masks is None else batch_masks[:, start::stride, start::stride]
-        total = total + share * loss(logits[:, :, : small.shape[1], : small.shape[2]], small, batch)
-    return total

@@ -67,7 +67,6 @@ class LearningRate:
     plateau_factor: float = 0.3
     num_drops: int = 0
     epochs_since_drop: int = 0
-    factor: float = 1.0  # lowered after a step with non-finite numbers
     end: int | None = None  # the step before which the time of the run ends, if that is not the end of num_epochs
 
     @property
@@ -76,10 +75,6 @@ class LearningRate:
 
     def at(self, step: int) -> float:
         """The rate of a step, counted from 0 over the whole run."""
-        return self.factor * self.planned(step)
-
-    def planned(self, step: int) -> float:
-        """The rate of a step without the reduction after non-finite numbers."""
         # Of a run that ends sooner the warm-up is as much shorter.
         share = min(1.0, self.num_steps / max(1, self.num_epochs * self.steps_per_epoch))
         num_warmup_steps = math.ceil(share * self.num_warmup_steps)
@@ -102,12 +97,11 @@ class LearningRate:
             self.epochs_since_drop = 0
 
     def state_dict(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("num_drops", "epochs_since_drop", "factor", "num_epochs")}
+        return {name: getattr(self, name) for name in ("num_drops", "epochs_since_drop", "num_epochs")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.num_drops = state["num_drops"]
         self.epochs_since_drop = state["epochs_since_drop"]
-        self.factor = state["factor"]
 
 
 def build_learning_rate(config: ResolvedConfig, steps_per_epoch: int) -> LearningRate:

@@ -18,13 +18,12 @@ import torch.nn.functional as F
 from pydantic import Field
 
 from unet_trainer.config.resolved_config import ResolvedConfig
-from unet_trainer.config.schema import OWN, id_names
+from unet_trainer.config.schema import id_names
 from unet_trainer.images.drawing import BACKGROUND_COLOUR, class_colours
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import MaskCoding, as_lists, as_tuples
 from unet_trainer.system.json_cache import Shape, pick
 
-AUXILIARY = "auxiliary"  # module of a network that is used in training only, see deep_supervision
 MAX_SIDE = 8192  # of a training sample or a tile
 FLAT = 0.05  # of the dataset's standard deviation: what has less contrast is not amplified to that of others
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
@@ -194,12 +193,3 @@ def class_logits(logits: torch.Tensor) -> torch.Tensor:
 
 def network_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
     return dict(segmenter.network.state_dict())
-
-
-def deployable_weights(segmenter: Segmenter) -> dict[str, torch.Tensor]:
-    """The weights that a model is used with: without those that serve training alone."""
-    weights, is_own = (
-        network_weights(segmenter),
-        segmenter.spec.architecture == OWN,
-    )  # which may have a part of that name
-    return {name: tensor for name, tensor in weights.items() if is_own or not name.startswith(f"{AUXILIARY}.")}

@@ -33,7 +33,7 @@ from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.custom import build_custom_network
 from unet_trainer.model.fast_layers import use_arm_convolutions
 from unet_trainer.model.losses import WeightedLoss
-from unet_trainer.model.network import add_auxiliary_heads, build_network, sees_far, set_training_mode
+from unet_trainer.model.network import build_network, sees_far, set_training_mode
 from unet_trainer.model.optimizer_and_schedule import Ema, build_learning_rate, build_optimizer
 from unet_trainer.model.precision import Numerics, build_scaler
 from unet_trainer.model.pretrained import is_here
@@ -49,7 +49,7 @@ from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import InitialModel
 from unet_trainer.training.run_folder import SPLIT_CSV, shown_model
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, TrainState
-from unet_trainer.training.step import MAX_BAD_STEPS, TrainStep, build_train_forward
+from unet_trainer.training.step import TrainStep, build_train_forward
 
 MAX_TILE_COST = 1.5  # of a validation in larger tiles, which small images are padded to
 MAX_MASK_BYTES = 2**28  # of an evaluation batch, whose masks have native resolution
@@ -395,8 +395,6 @@ def build_components(
             network = build_custom_network(custom.model, spec)
         else:
             network = build_network(spec, None if resumes else config.encoder_weights)
-        if config.deep_supervision:
-            add_auxiliary_heads(network, config.num_classes)
         loss = WeightedLoss(config.loss, config.num_classes, config.class_weights, custom.loss_function).to(device)
     if not any(parameter.requires_grad for parameter in network.parameters()):
         raise UserError("model: it has no parameters to train; need at least one with requires_grad")
@@ -443,7 +441,7 @@ def build_components(
     return Components(
         state=state,
         train_step=TrainStep(
-            forward=build_train_forward(segmenter, loss, numerics, config.deep_supervision),
+            forward=build_train_forward(segmenter, loss, numerics),
             segmenter=segmenter,
             optimizer=state.optimizer,
             scaler=state.scaler,
@@ -451,7 +449,6 @@ def build_components(
             grad_clip=config.grad_clip,
             ema=ema,
             num_parts=config.batch_parts,
-            max_bad_steps=1 if config.on_nan == "stop" else MAX_BAD_STEPS,
         ),
         eval_step=EvalStep(
             build_eval_forward(state.eval_segmenter, loss, numerics),

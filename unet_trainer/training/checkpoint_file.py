@@ -21,7 +21,6 @@ from torch.utils._pytree import tree_leaves
 
 from unet_trainer.config.errors import CheckpointError, NewerFormat, NonFinite, UnreadableFile
 from unet_trainer.config.schema import FIELDS, parse_value
-from unet_trainer.model.segmenter import AUXILIARY
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FILE, ZIP_START, check_zip, open_file
@@ -235,7 +234,7 @@ def model_weights(path: Path, content: Mapping[str, Any], raw: bool = False) -> 
     )
     if bad is not None:
         raise ValueError(f"{bad} is not finite")
-    return {name: tensor for name, tensor in weights.items() if not name.startswith(f"{AUXILIARY}.")}
+    return dict(weights)
 
 
 def read_last(path: Path) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Saves a run in its folder: the state, the best weights, the metrics, the settings; and restores the last good state.
 
-Files are written in the background. What cannot be written ends the run or is reported, as `on_save_error` says.
+Files are written in the background. What cannot be written ends the run.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from unet_trainer.config.errors import CheckpointError, NonFinite, TrainingFaile
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.datasets.splits import Split, split_csv_text
 from unet_trainer.images.image_decoding import Pixels, encode_image
-from unet_trainer.model.segmenter import Segmenter, deployable_weights
+from unet_trainer.model.segmenter import Segmenter, network_weights
 from unet_trainer.system.atomic_files import make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.concurrency import BackgroundWriter, Jobs
 from unet_trainer.system.console import Console, first_line
@@ -45,8 +45,6 @@ from unet_trainer.training.run_folder import (
 )
 from unet_trainer.training.state import TrainState
 
-RETRY_SECONDS = 60  # within an epoch, after a save that failed
-
 
 @dataclass(eq=False)
 class Checkpointer:
@@ -69,7 +67,6 @@ class Checkpointer:
     writer: BackgroundWriter = field(default_factory=lambda: BackgroundWriter({LAST: BEST}), init=False)
     waiting: Jobs = field(default_factory=dict, init=False)
     saved_at: float = field(default_factory=time.monotonic, init=False)
-    failed_at: float | None = field(default=None, init=False)  # when a save failed last, until one succeeds
 
     def __post_init__(self) -> None:
         self.num_test = len(self.split.test)
@@ -166,7 +163,7 @@ class Checkpointer:
 
     def _copy_best(self, row: Row, best: Segmenter) -> HostCopy:
         return HostCopy(
-            {**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": deployable_weights(best)}
+            {**self._about_run(), "epoch": self.state.epoch, "metrics": dict(row), "model": network_weights(best)}
         )
 
     def _write_best(self, copy: HostCopy) -> None:
@@ -182,8 +179,7 @@ class Checkpointer:
         self.writer.wait()
         self._collect()
         copy = self._copy_state(best)
-        # A folder that is gone for now, as with its disk, is tried again where failed saves do not end the run.
-        if not (self.is_ours() or (self.settings.taken.on_save_error == "continue" and not self.folder.exists())):
+        if not self.is_ours():
             self._leave_folder(copy)
 
         def write_last() -> None:
@@ -197,7 +193,6 @@ class Checkpointer:
         jobs |= self.drawings
         self.waiting = {}
         self.saved_at = time.monotonic()
-        self.failed_at = None
         self.attempt(lambda: self.writer.start(jobs))
 
     def _leave_folder(self, state: HostCopy | None) -> NoReturn:
@@ -241,14 +236,11 @@ class Checkpointer:
             self.save_state()
 
     def is_due(self) -> bool:
-        """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free; after a failure, a
-        minute later."""
+        """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free."""
         if self.writer.is_busy():
             return False
         self._collect()
         minutes, now = self.settings.taken.checkpoint_minutes, time.monotonic()
-        if self.failed_at is not None:
-            return now - self.failed_at > RETRY_SECONDS
         return bool(self.waiting) or (minutes is not None and now - self.saved_at > 60 * minutes)
 
     def finish(self) -> None:
@@ -272,10 +264,6 @@ class Checkpointer:
             self._handle_save_error(error)
         elif error is not None:
             raise error
-
-    def unwritten(self) -> list[str]:
-        """Those of best.pt and last.pt that are not on disk."""
-        return [name for name in (BEST, LAST) if name in self.waiting]
 
     def save_on_failure(self, state_is_whole: bool) -> None:
         """Before a run fails: the state as it is, or, if there is nothing else to go on from, that of the start."""
@@ -308,28 +296,23 @@ class Checkpointer:
         self.state.load_state_dict(content)
 
     def attempt(self, write: Callable[[], object]) -> None:
-        """Writes, or does what on_save_error says."""
+        """Writes; raises TrainingFailed where the disk refuses."""
         try:
             write()
         except OSError as error:
             self._handle_save_error(error)
 
-    def _handle_save_error(self, error: OSError) -> None:
-        self.failed_at = time.monotonic()
+    def _handle_save_error(self, error: OSError) -> NoReturn:
         what, todo = str(error), getattr(error, "advice", "")
         if error.strerror is not None:
             path = Path(named_file(error) or self.folder)
             why, todo = explain(error, path)
             what = f"{path} could not be written ({why})"
-        if self.settings.taken.on_save_error == "stop":
-            self.writer.cancel()
-            if not self.is_ours():
-                self._leave_folder(None)
-            todo = f"{todo[0].upper()}{todo[1:]}, or set" if todo else "Set"
-            raise TrainingFailed(
-                f"{what}; {self.describe_saved()}. {todo} on_save_error: continue to train on"
-            ) from None
-        self.console.warn(f"{what}; training continues (on_save_error: continue)")
+        self.writer.cancel()
+        if not self.is_ours():
+            self._leave_folder(None)
+        todo = f". {todo[0].upper()}{todo[1:]}" if todo else ""
+        raise TrainingFailed(f"{what}; {self.describe_saved()}{todo}") from None
 
 
 @dataclass(eq=False)
@@ -348,9 +331,6 @@ class FollowingCheckpointer:
 
     def is_due(self) -> bool:
         return False
-
-    def unwritten(self) -> list[str]:
-        return []
 
     def describe_saved(self) -> str:
         if self.folder.is_dir() and not has_checkpoint(self.folder):  # it may be another machine's

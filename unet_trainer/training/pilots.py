@@ -1,4 +1,4 @@
-"""The learning rate is tried before the first epoch, and lowered where a run does not learn.
+"""Tries the learning rate before the first epoch, and warns where a run does not learn.
 
 One that is too high for the data shows within a few hundred steps.
 
@@ -14,19 +14,13 @@ import math
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
-
-from unet_trainer.config.choices import MAX_PILOTS, PILOT_SHARE, describe_seconds, flips_of, num_pilot_steps
-from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.choices import MAX_PILOTS, PILOT_SHARE, describe_seconds, num_pilot_steps
+from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import id_names
-from unet_trainer.loading.augmentation import build_augmentation
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
 from unet_trainer.model.baselines import Baseline, best_baseline
-from unet_trainer.model.random_state import seed_generators
-from unet_trainer.system.console import Bar, counted, silent_console
-from unet_trainer.training.build import build_components
+from unet_trainer.system.console import Bar, counted
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.history import Row, column
 from unet_trainer.training.run import Run
@@ -63,7 +57,7 @@ def try_learning_rates(run: Run) -> None:
     """Before the first step of a run; does nothing later."""
     state, config = run.state, run.config
     num_steps = num_pilot_steps(state.learning_rate.num_steps)
-    if state.epoch or state.batch or state.num_restarts or not is_open(run.settings) or not num_steps:
+    if state.epoch or state.batch or not is_open(run.settings) or not num_steps:
         return
     pilots: list[Pilot] = []
     chosen, one_has_learned = None, False
@@ -170,17 +164,11 @@ def _batches(run: Run) -> Generator[Batch, None, None]:
         run.raise_if_ending()
 
 
-# A run that does not learn begins again, once, with a gentler recipe; if that does not learn either, it ends.
-#
 # Training does not learn if its IoU stays below that of a constant prediction (all foreground, or the most frequent
-# class) and its
-# loss hardly falls: where most pixels are foreground, a model that does learn is below the constant one for a while. A
-# learning rate that is too high for the data and augmentation that is too strong both look like this, and nothing in
-# the data tells beforehand. Only values that were decided are changed: what the user has set stays.
+# class) and its loss hardly falls: where most pixels are foreground, a model that does learn is below the constant one
+# for a while. A learning rate that is too high for the data and augmentation that is too strong both look like this.
 
 TRIED_SHARE = 0.1  # of the epochs, after which a run should have begun to learn
-LATEST_SHARE = 0.5  # of the epochs, after which it does not begin again
-GIVEN_UP_SHARE = 0.4  # of the epochs of the second attempt: one of tiles at 64² began to learn after a quarter of them
 STUCK_EPOCHS = 3  # in a row: a single one may be an accident
 STUCK_STEPS = 300  # a good run of tiles with defects had passed the baseline by then
 # of the first epoch's loss, below which training learns: 0.85 to 0.89 on those tiles, 0.71 at a rate that learns
@@ -188,29 +176,24 @@ LOSS_SHARE = 0.8
 NOTHING_SHARE = (
     0.25  # of the baseline's IoU: background everywhere has a lower loss than random weights, and is not learning
 )
-RATE_FACTOR = 0.25  # the rate that fails there learns when divided by 4 (docs/quality.md)
 
 
-def begin_again_if_stuck(run: Run) -> None:
-    """After an epoch. Sets `has_given_up` on a run that has had its second chance."""
-    state, num_epochs = run.state, run.config.num_epochs
-    baseline = best_baseline(state.confusion, run.config.num_classes, id_names(run.config))
-    if (
-        baseline is None
-        or state.epoch * state.learning_rate.steps_per_epoch < STUCK_STEPS
-        or not is_stuck(state.history, baseline)
-    ):
+def warn_if_not_learning(run: Run) -> None:
+    """After an epoch; once."""
+    state, config = run.state, run.config
+    num_steps, first = state.epoch * state.learning_rate.steps_per_epoch, TRIED_SHARE * config.num_epochs
+    baseline = best_baseline(state.confusion, config.num_classes, id_names(config))
+    if run.was_warned or baseline is None or num_steps < STUCK_STEPS or state.epoch < first:
         return
-    if state.num_restarts:
-        run.has_given_up = state.epoch >= GIVEN_UP_SHARE * num_epochs
-        if run.has_given_up and state.epoch < num_epochs:
-            run.console.warn(
-                f"training does not learn with the gentler recipe either: it ends after epoch {state.epoch}"
-            )
-    elif run.config.init_from is None and TRIED_SHARE * num_epochs <= state.epoch <= LATEST_SHARE * num_epochs:
-        changes = gentler(run.settings, can_change_samples=run.processes.is_alone)
-        if changes:
-            begin_again(run, changes, baseline)
+    run.was_warned = is_stuck(state.history, baseline)
+    if run.was_warned:
+        best = max(column(state.history, "train_iou")[-STUCK_EPOCHS:])
+        run.console.warn(
+            f"training does not learn: train IoU {best:.4f} after {counted(state.epoch, 'epoch')}, "
+            f"{baseline.prediction} everywhere gives {baseline.iou:.4f}. "
+            f"Try learning_rate={config.learning_rate / 4:.2g}; see in the samples whether the masks fit the images; "
+            "try augmentation=none"
+        )
 
 
 def is_stuck(history: Sequence[Row], baseline: Baseline) -> bool:
@@ -223,66 +206,3 @@ def is_stuck(history: Sequence[Row], baseline: Baseline) -> bool:
             or max(ious[-STUCK_EPOCHS:]) < NOTHING_SHARE * baseline.iou
         )
     )
-
-
-def gentler(settings: Settings, can_change_samples: bool = True) -> dict[str, Any]:
-    """The settings to begin again with."""
-    taken, decided = settings.taken, {name for name, one in settings.decisions.items() if one.source == "decided"}
-    changes: dict[str, Any] = {}
-    if "learning_rate" in decided:
-        changes["learning_rate"] = float(f"{RATE_FACTOR * taken.learning_rate:.2g}")
-    # Workers of a job must not be forked again: NCCL is not fork-safe.
-    flips = flips_of(taken.augmentation) or "none"
-    if "augmentation" in decided and can_change_samples and flips != taken.augmentation:
-        changes["augmentation"] = flips
-    return changes
-
-
-def begin_again(run: Run, changes: dict[str, Any], baseline: Baseline) -> None:
-    """From the initial weights, which follow from the seed, as if the run had begun with these settings. Raises
-    UserError, with nothing changed, for pretrained weights that cannot be loaded again."""
-    settings, state, loaders = run.settings, run.state, run.loaders
-    if settings.replans():
-        changes = {**changes, "num_epochs": max(1, run.config.num_epochs - state.epoch)}  # what is left of the time
-    seed_generators(run.config.seed, run.components.numerics.device)  # the model below seeds that of its own device
-    # On the CPU, where a second model finds room; SyncBatchNorm is for GPUs only.
-    device = run.components.numerics.device if run.config.sync_batchnorm else torch.device("cpu")
-    fresh = build_components(
-        dataclasses.replace(run.config, **changes),
-        state.segmenter.spec,
-        device,
-        len(loaders.train),
-        silent_console(),
-        resumes=not run.processes.is_main,
-        launch=run.processes.launch,
-        custom=run.custom,
-    ).state
-    best = max(column(state.history, "train_iou")[-STUCK_EPOCHS:])
-    seen = (
-        f"train IoU {best:.4f} after {counted(state.epoch, 'epoch')}, {baseline.prediction} everywhere gives "
-        f"{baseline.iou:.4f}"
-    )
-    reason = f"training did not learn with {_describe(settings.taken, changes)}: {seen}"
-    settings.change(reason, **changes)
-    seconds, state.learning_rate = state.seconds, fresh.learning_rate
-    state.load_state_dict({**fresh.state_dict(), "num_restarts": 1})
-    state.broadcast(run.processes)
-    state.seconds = seconds
-    run.components.train_step.launcher.clear()  # recorded kernels hold the optimizer state of before
-    if "augmentation" in changes:
-        dataset = loaders.train.dataset
-        dataset.augmentation = build_augmentation(run.config.augmentation, run.config.shape, dataset.image_spec)
-        if loaders.pool is not None:
-            loaders.pool.close()  # its workers have the augmentation of before
-    run.events.add("rollback", epoch=0, batch=0, text=reason)
-    run.console.warn(f"{reason}. Beginning again with {_describe(settings.taken, changes)}")
-    state.gather_ranks(run.processes)
-    run.checkpointer.save_state()
-
-
-def _describe(taken: ResolvedConfig, changes: dict[str, Any]) -> str:
-    parts = [f"learning_rate {taken.learning_rate:g}"] if "learning_rate" in changes else []
-    if "augmentation" in changes:
-        names = [next(iter(one)) for one in taken.augmentation if isinstance(one, dict)]
-        parts.append(f"augmentation {', '.join(names) or taken.augmentation}")
-    return " and ".join(parts)

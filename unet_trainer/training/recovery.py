@@ -1,9 +1,8 @@
 """Decides what happens when an epoch cannot be finished. No other module turns errors of training into decisions.
 
-`recovering` wraps an epoch. After non-finite numbers the run goes back to the last saved state, once, with a tenth of
-the learning rate. After memory ran out it goes on with smaller parts of a batch if on_oom allows it. Both return to the
-loop, which begins the epoch again from the position of the state. Everything else saves the state and ends the run: a
-dead worker, a signal, a file that became unreadable, a bug.
+`recovering` wraps an epoch. After memory ran out the run goes on with smaller parts of a batch if on_oom allows it: it
+returns to the loop, which begins the epoch again from the position of the state. Everything else saves the state and
+ends the run: steps that stay non-finite, a dead worker, a signal, a file that became unreadable, a bug.
 
 In a torchrun job the process that fails gives the others what they wait for, so that nobody hangs, and tells them at
 their next agreement. Then all gather their errors, and the gravest is the cause. One that can be handled (memory,
@@ -40,8 +39,6 @@ from unet_trainer.training.compilation import (
 )
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
-
-ROLLBACK_FACTOR = 0.1  # of the learning rate, after non-finite numbers
 
 
 @contextlib.contextmanager
@@ -90,21 +87,26 @@ def _handle(run: Run, error: BaseException) -> bool:
     """True when the loop may go on, False when the error ends the run."""
     if isinstance(error, TrainingFailed):
         return False  # saved where it was raised
-    if isinstance(error, NonFinite):
-        roll_back(run, error)
-        return True
     if is_out_of_memory(error) and not isinstance(error, WorkerError):
         _clear_frames(error)
         handle_out_of_memory(run, first_line(error))
         return True
+    where = ""
+    if isinstance(error, NonFinite):  # the process that has the bad batch says most
+        where = max(run.processes.all_gather(_locate(run, error)), key=len)
     is_whole = not run.components.train_step.mid_accumulation
+    if isinstance(error, NonFinite) and run.state.batch == len(run.loaders.train):
+        is_whole = False  # of an epoch that cannot be finished: the last save is before it
     if is_whole:
         run.state.gather_ranks(run.processes)
     # An error while saving must not hide a bug, or the failure of another process.
-    is_foreseen = isinstance(error, Interrupted | UserError | WorkerError)
+    is_foreseen = isinstance(error, Interrupted | UserError | WorkerError | NonFinite)
     with contextlib.nullcontext() if is_foreseen else contextlib.suppress(Exception):
         run.checkpointer.save_on_failure(state_is_whole=is_whole)
     saved = _describe_saved(run)
+    if isinstance(error, NonFinite):
+        also = ", use_amp=false" if run.config.use_amp else ""
+        raise TrainingFailed(f"{where}. Try a lower learning_rate, grad_clip=1.0{also}; {saved}") from None
     if isinstance(error, WorkerError):
         ideas = "Try fewer num_workers, or num_workers=0" if run.config.num_workers else "See whether the disk is there"
         raise TrainingFailed(f"{error}. {ideas}; {saved}") from None
@@ -132,24 +134,6 @@ def restore_last(run: Run) -> None:
     run.state.broadcast(run.processes)
     run.components.train_step.abandon_group()
     run.state.gather_ranks(run.processes)
-
-
-def roll_back(run: Run, error: NonFinite) -> None:
-    """Restores the last saved state with a lower learning rate; the second time, training ends."""
-    state, config, checkpointer = run.state, run.config, run.checkpointer
-    where = max(run.processes.all_gather(_locate(run, error)), key=len)  # the process that has the bad batch says most
-    if config.on_nan == "stop" or state.num_rollbacks:
-        checkpointer.save_on_failure(state_is_whole=False)
-        ideas = ["a lower learning_rate", "grad_clip=1.0"] + (["use_amp=false"] if config.use_amp else [])
-        raise TrainingFailed(f"{where}. Try {', '.join(ideas)}; {_describe_saved(run)}") from None
-    restore_last(run)
-    state.num_rollbacks += 1
-    state.learning_rate.factor *= ROLLBACK_FACTOR
-    run.events.add("rollback", epoch=state.epoch, batch=state.batch, text=where)
-    run.console.warn(
-        f"{where}. Going back to {describe_position(state)}, with {ROLLBACK_FACTOR:g} of the learning rate"
-    )
-    checkpointer.save_state(with_config=False)  # settings that failed are not saved
 
 
 def _locate(run: Run, error: NonFinite) -> str:

@@ -50,9 +50,6 @@ class TrainResult:
     seconds: float
     images_per_second: float
     history: list[Row]
-    unwritten: list[str] = field(
-        default_factory=list
-    )  # best.pt, last.pt: could not be written (on_save_error: continue)
     number_format: str = "float32"  # that the forward pass was computed in
     is_compiled: bool = False
     baseline_iou: float | None = None  # best IoU of predicting one class everywhere; None: not known
@@ -91,7 +88,6 @@ def build_result(run: Run) -> TrainResult:
         seconds=round(state.seconds, 3),
         images_per_second=harmonic_mean(column(state.history, "images_per_second") or [0.0]),
         history=state.history,
-        unwritten=run.checkpointer.unwritten(),
         number_format=config.number_format,
         is_compiled=config.compile_model,
         baseline_iou=None if baseline is None else baseline.iou,
@@ -149,12 +145,6 @@ def say_result(run: Run, result: TrainResult) -> None:
     for warning in result.warnings:
         console.warn(warning)
     console.say(f"Time: {result.seconds:.0f} s in epochs, {result.images_per_second:.0f} images/s in training")
-    if result.unwritten:
-        names = " and ".join(str(folder / name) for name in result.unwritten)
-        console.warn(
-            f"{names} could not be written: what was trained since is lost, unless an older file there is of use"
-        )
-        return
     weights = folder / (BEST if has_best else LAST)
     report = (
         f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""

@@ -22,7 +22,6 @@ from unet_trainer.training.state import TrainState
 DECIDED_BY = {
     "the classes": "num_classes mask_values ignore_value unknown_values mask_tolerance",
     "the model": "architecture encoder decoder_channels decoder_attention in_channels",
-    "the model in training": "deep_supervision",
     "the optimizer's state": "optimizer",
     "the order of the images": "seed",
     "which epoch was best": "monitor",
@@ -36,7 +35,7 @@ MUST_STAY = {name: what for what, names in DECIDED_BY.items() for name in names.
 MUST_STAY_FOR_VAL_LOSS = {"loss": "which epoch was best", "class_weights": "which epoch was best"}
 # Changing these does not affect the result.
 MAY_CHANGE_SILENTLY = {
-    "resume", "num_workers", "checkpoint_dir", "run_name", "checkpoint_minutes", "on_save_error", "on_nan", "on_oom",
+    "resume", "num_workers", "checkpoint_dir", "run_name", "checkpoint_minutes", "on_oom",
     "worker_timeout", "tensorboard", "wandb", "trackio", "mlflow", "process_timeout",
 }  # fmt: skip
 # What is open at the resume as well keeps the value of the checkpoint, but for these: they change no bits.
@@ -141,14 +140,11 @@ def compare_depths(before: str, now: str) -> None:
 
 
 def adapt_to_changes(config: ResolvedConfig, before: Mapping[str, Any], state: TrainState, console: Console) -> None:
-    """Other batches restart the current epoch. Another learning rate undoes the reduction after a rollback, and a run
-    that began again, and was given up, trains on."""
+    """Other batches restart the current epoch."""
     others = [name for name in BATCHING_KEYS if name in before and before[name] not in ("auto", getattr(config, name))]
     if state.batch and others:
         state.restart_epoch()
         console.note(f"epoch {state.epoch + 1} begins anew, because {' and '.join(others)} changed")
-    if before["learning_rate"] != config.learning_rate:  # the user has chosen another
-        state.learning_rate.factor, state.num_rollbacks, state.num_restarts = 1.0, 0, 0
 
 
 def describe_position(state: TrainState) -> str:
@@ -169,10 +165,6 @@ def say_resumed(
     console.say(f"Resuming after {describe_position(state)}{best if state.early_stopping.best_epoch else ''}")
     for change in changes:
         console.note(f"changed since then: {change}")
-    if state.learning_rate.factor != 1:
-        console.note(
-            f"numbers were not finite earlier: the learning rate is {state.learning_rate.factor:g} of what is planned"
-        )
     horizon = before["num_epochs"]
     if horizon not in ("auto", config.num_epochs) and state.epoch < config.num_epochs:
         rate = state.next_learning_rate(config.accumulation_steps)

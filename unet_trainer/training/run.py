@@ -56,7 +56,7 @@ class Run:
     worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
     times: EpochTimes | None = None  # of the last epoch's training
     was_advised: bool = False  # about waiting for data
-    has_given_up: bool = False  # see pilots
+    was_warned: bool = False  # that it does not learn
     is_stopped: bool = False  # by a callback
     untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
@@ -75,10 +75,10 @@ class Run:
         return self.components.state
 
     def is_finished(self) -> bool:
-        """All epochs are done, patience has run out, the run does not learn, or a callback stops it."""
+        """All epochs are done, patience has run out, or a callback stops it."""
         patience = self.config.early_stopping_patience
         is_out_of_patience = patience is not None and self.state.early_stopping.patience_used >= patience
-        return self.is_stopped or self.has_given_up or is_out_of_patience or self.state.epoch >= self.config.num_epochs
+        return self.is_stopped or is_out_of_patience or self.state.epoch >= self.config.num_epochs
 
     @contextlib.contextmanager
     def lent_to_caller(self) -> Iterator[None]:

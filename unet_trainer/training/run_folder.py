@@ -13,7 +13,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.distributed import read_launch
 from unet_trainer.system.input_files import open_file
-from unet_trainer.system.os_errors import NO_ROOM, cannot, explain, with_advice
+from unet_trainer.system.os_errors import cannot, with_advice
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 SMP_WEIGHTS, SMP_CARD = "model.safetensors", "unet_trainer.json"  # of an export for segmentation-models-pytorch
@@ -210,9 +210,8 @@ def start_folder(resume: str | None, run_name: str, checkpoint_dir: Path) -> Pat
         raise cannot(f"checkpoint_dir: {checkpoint_dir}", "be written to", error, checkpoint_dir) from None
 
 
-def check_may_write(folder: Path, lasts: bool) -> str | None:
-    """Before an epoch is trained: whether the folder takes files of ours. Raises UserError; returns a warning for a
-    disk that is full now, if the run `lasts` through failed saves (on_save_error: continue)."""
+def check_may_write(folder: Path) -> None:
+    """Before an epoch is trained: raises UserError for a folder that does not take files of ours."""
     for name, is_right in ((LOG, stat.S_ISREG), (EVENTS, stat.S_ISREG), (SAMPLES, stat.S_ISDIR)):
         with contextlib.suppress(OSError):
             mode = (folder / name).lstat().st_mode
@@ -229,10 +228,7 @@ def check_may_write(folder: Path, lasts: bool) -> str | None:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        if error.errno in NO_ROOM and lasts:
-            return f"{folder} takes no files now ({explain(error, folder)[0]})"
         raise cannot(str(folder), "be written to", error, folder) from None
-    return None
 
 
 def sweep(folder: Path) -> None:

@@ -5,17 +5,13 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
 
-from unet_trainer.config import choices
 from unet_trainer.config.choices import choose_number_format, describe_symmetry
-from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
+from unet_trainer.config.facts import HardwareFacts, Measurements
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings, resolve
-from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import FIELDS, Config, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.mask_evidence import absent_classes, class_shares, describe_classes
@@ -24,20 +20,17 @@ from unet_trainer.datasets.scan import IMAGENET_REASON
 from unet_trainer.datasets.splits import describe_split
 from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware, local_device
 from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here, why_offline
-from unet_trainer.system.console import Console, Finding, counted
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.distributed import ALONE, Launch
 from unet_trainer.system.resources import free_host_memory
 from unet_trainer.training.initial_model import InitialModel
 from unet_trainer.training.step_probe import StepProbe
 from unet_trainer.training.time_budget import TimeBudget
 
-MAX_HINTS = 3
 FETCH_SHARE = 0.1  # of a time budget, that encoder weights may take to arrive
 MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
 # With a time budget they are printed once, when the epochs are planned from the time of the step as it is trained.
 FOLLOW_THE_TIME = ("num_epochs", "warmup_epochs", "ema_decay", "early_stopping_patience")
-MIN_STEPS = 1000  # of the optimizer: with fewer a model is seldom done learning
-MUCH_LARGER = 1.5  # an image enlarged by this factor
 
 
 def build_hardware(config: Config, console: Console, launch: Launch = ALONE.launch) -> HardwareFacts:
@@ -93,7 +86,7 @@ def build_settings(
 ) -> Settings:
     """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them.
 
-    A preview fetches no weights and gives no hints. `initial`: the model that init_from names.
+    A preview fetches no weights. `initial`: the model that init_from names.
     """
     of_model = {} if initial is None else initial.settings(config) | initial.normalisation(config, dataset.image_spec)
     budget = budget or TimeBudget(config.time_budget)
@@ -116,7 +109,6 @@ def build_settings(
 
     with contextlib.closing(probe):
         settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training, of_model)
-        cost = known_cost(probe, settings.taken)
     say_precision(settings, hardware, console)
     statistics_reason = of_model["image_mean"][1] if "image_mean" in of_model else dataset.statistics_reason
     _say_dataset(settings.taken, dataset, "as the run began" if resumes else statistics_reason, console)
@@ -128,9 +120,6 @@ def build_settings(
     say_decided(lines, console)
     if settings.taken.monitor != config.monitor:
         console.note(f"monitor: {settings.taken.monitor}: {settings.decisions['monitor'].reason}")
-    if not (resumes or is_preview):
-        for hint in review(settings, hardware, facts, cost)[:MAX_HINTS]:
-            console.note(f"{hint.title}: {hint.detail} → {hint.fix}")
     if config.num_workers == "auto":
         num_workers = settings.taken.num_workers
         who = (
@@ -163,12 +152,6 @@ def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measur
     return measure_dataset(dataset.split.train, dataset.coding, dataset.num_ids, common_id, console, cache)
 
 
-def known_cost(probe: StepProbe, config: ResolvedConfig) -> StepCost | None:
-    """The cost of the uncompiled step, if it was measured before."""
-    eager = dataclasses.replace(config, compile_model=False)
-    return probe(eager) if probe.knows(eager) else None
-
-
 def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_reason: str, console: Console) -> None:
     split, (height, width) = dataset.split, config.shape
     console.fact("Data", f"{config.data_dir}: {describe_split(split)} ({split.rule})")
@@ -196,100 +179,3 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
     absent = absent_classes(dataset.masks, dataset.coding, id_names(config))
     if absent:
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
-
-
-# What a setting of the user is compared with, those worth most first, and what speaks against it.
-COMPARED: dict[str, tuple[dict[str, Any], str]] = {
-    "use_amp": ({"use_amp": "auto"}, "not the fastest number format of this device"),
-    "image_size": (
-        {"image_size": "auto", "fit": "auto"},
-        "thin structures are lost, or images are enlarged for nothing",
-    ),
-    "num_epochs": ({"num_epochs": "auto", "repeats": "auto"}, "too few optimizer steps to learn much"),
-    "num_workers": ({"num_workers": "auto"}, "more processes than cores take memory and save no time"),
-    "compile_model": ({"compile_model": "auto"}, "not the fastest step"),
-}
-
-
-def review(
-    settings: Settings,
-    hardware: HardwareFacts,
-    facts: DatasetFacts,
-    cost: StepCost | None = None,
-    failure: str = "",
-    compile_failure: str = "",
-) -> list[Finding]:
-    """What the user's settings cost, those worth most first: each is compared with what `auto` would take in its place,
-    all else as it is. `cost` is that of the uncompiled step, where it is known; the failures are why it could not be
-    tried or
-    compiled."""
-    asked, taken = settings.asked, settings.taken
-    given = {
-        name for name in FIELDS if asked.sources.get(name) not in (None, "demo") and getattr(asked, name) != "auto"
-    }
-    findings: list[Finding] = []
-    size, limit = taken.batch_size, choices.MEMORY_SHARE * hardware.free_memory
-    fix = f"batch_size: {max(1, size // 2)} with accumulation_steps: {2 * taken.accumulation_steps}, or batch_parts: 2"
-    if failure:
-        findings.append(Finding("problem", "batch_size", f"a step of {size} could not be taken ({failure})", fix))
-    elif "batch_size" in given and hardware.kind != "cpu" and cost and cost.memory > limit:
-        used, free = (number / 2**30 for number in (cost.memory, hardware.free_memory))
-        findings.append(
-            Finding("warning", "batch_size", f"{size} takes {used:.1f} GiB of the {free:.1f} GiB that are free", fix)
-        )
-    if compile_failure:
-        detail = f"the step cannot be compiled here ({compile_failure}): training would go on uncompiled"
-        findings.append(Finding("warning", "compile_model", detail, "compile_model: false"))
-    decided = dataclasses.replace(
-        asked, **{name: getattr(taken, name) for name in FIELDS if getattr(asked, name) == "auto"}
-    )
-    for name, (changes, problem) in COMPARED.items():
-        if not given & changes.keys() or (name == "compile_model" and compile_failure):
-            continue
-        other = resolve(dataclasses.replace(decided, **changes), hardware, facts, lambda config: cost)
-        if _is_better(name, taken, other.taken, hardware, facts, cost):
-            shown, instead = (value_text(getattr(config, name)) for config in (taken, other.taken))
-            reason = other.decisions[name].reason
-            detail = f"{shown}: {problem}; auto takes {instead}{reason and f' ({reason})'}"
-            fix = ", ".join(
-                f"{key}: {value_text(value)}" for key, value in changes.items() if key == name or key in given
-            )
-            findings.append(Finding("warning", name, detail, fix))
-    return findings
-
-
-def _is_better(
-    name: str,
-    now: ResolvedConfig,
-    other: ResolvedConfig,
-    hardware: HardwareFacts,
-    facts: DatasetFacts,
-    cost: StepCost | None,
-) -> bool:
-    """Whether the other value is worth a hint."""
-    if name == "num_workers":
-        return now.num_workers > hardware.num_cores
-    if name == "num_epochs":
-        num_steps = count_steps(now, hardware, facts)
-        return num_steps < MIN_STEPS and count_steps(other, hardware, facts) >= 1.5 * num_steps
-    if name != "image_size":
-        is_unknown = name == "compile_model" and cost is None and hardware.kind == "cuda"
-        return getattr(now, name) != getattr(other, name) and not is_unknown
-    native = [int(median(size[axis] for size in facts.train_sizes)) for axis in (0, 1)]
-    if math.prod(now.shape) >= MUCH_LARGER**2 * math.prod(native):
-        return math.prod(other.shape) < math.prod(now.shape)
-    scale = min(have / whole for have, whole in zip(now.shape, native, strict=True))
-    is_thin = facts.measurements is not None and 0 < facts.measurements.thickness * scale < choices.MIN_THICKNESS
-    return (
-        is_thin
-        and now.fit == "resize"
-        and scale < 1
-        and (other.fit == "crop" or math.prod(other.shape) > math.prod(now.shape))
-    )
-
-
-def count_steps(config: ResolvedConfig, hardware: HardwareFacts, facts: DatasetFacts) -> int:
-    """Optimizer steps of the run."""
-    num_samples = len(facts.train_sizes) * (config.crops_per_image if config.fit == "crop" else 1)
-    batches = max(1, int(num_samples * config.repeats) // (config.batch_size * hardware.num_processes))
-    return config.num_epochs * math.ceil(batches / config.accumulation_steps)

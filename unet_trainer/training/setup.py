@@ -205,7 +205,7 @@ def set_up(
     if run.is_finished():
         resume.say_already_finished(settings.taken, state, folder, console)
         return run
-    plan_run(run, _get_ready(run), may_have_pilots=pilots.is_open(run.settings) and not state.num_restarts)
+    plan_run(run, _get_ready(run), may_have_pilots=pilots.is_open(run.settings))
     if settings.replans():
         say_decided([line for line in settings.describe() if line[0] in FOLLOW_THE_TIME], console)
     if is_new:
@@ -388,7 +388,7 @@ def _begin_folder(config: Config, session: Session) -> Path:
 
 def _open_folder(folder: Path, settings: Settings, session: Session, start: Mapping[str, Any]) -> None:
     """Before an epoch is trained: raises UserError for a folder that takes no files."""
-    warning = run_folder.check_may_write(folder, lasts=settings.taken.on_save_error == "continue")
+    run_folder.check_may_write(folder)
     try:
         run_folder.sweep(folder)
         session.console.log_to(folder / LOG)
@@ -396,8 +396,6 @@ def _open_folder(folder: Path, settings: Settings, session: Session, start: Mapp
     except OSError as error:
         where = named_file(error) or folder
         raise UserError(f"{where} cannot be written to ({explain(error, folder)[0]}); a run needs its folder") from None
-    if warning is not None:
-        session.console.warn(f"{warning}; training continues (on_save_error: continue)")
 
 
 def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ RankState = dict[str, Any]
 
 RECENT_EPOCHS = 5  # a noisy epoch or two do not mean that training has stopped improving
 MAX_COUNT = 2**53  # more is no count of anything
-COUNTS = ("epoch", "batch", "num_rollbacks", "num_restarts")
+COUNTS = ("epoch", "batch")
 SECONDS = ("seconds", "train_seconds", "wait_seconds")
 TABLES = ("history", "per_class_iou", "confusion")
 SUMMED_OVER_RANKS = ("loss_sum", "matrix", "num_bad")  # skipped steps are the same on all
@@ -180,7 +180,7 @@ def counts_against_patience(
         return False
     last_step = first_step + learning_rate.steps_per_epoch - 1
     rate_falls_later = (
-        learning_rate.scheduler in ("cosine", "poly") and learning_rate.planned(last_step) > 0.5 * learning_rate.peak
+        learning_rate.scheduler in ("cosine", "poly") and learning_rate.at(last_step) > 0.5 * learning_rate.peak
     )
     lowest_before = min(train_losses[:-RECENT_EPOCHS] or train_losses[:1])
     return not (rate_falls_later and min(train_losses[-RECENT_EPOCHS:]) < lowest_before)
@@ -205,8 +205,6 @@ class TrainState:
     seconds: float = 0.0  # in finished epochs
     train_seconds: float = 0.0  # in training in the current epoch
     wait_seconds: float = 0.0  # of train_seconds: the device was idle for want of a batch
-    num_rollbacks: int = 0  # after non-finite numbers
-    num_restarts: int = 0  # with a gentler recipe: see pilots
     launch: Launch = ALONE.launch  # the place of this process in a torchrun job
     ranks: list[RankState] | None = None  # of all processes, when they were gathered last, which is before each save
 
@@ -263,7 +261,6 @@ class TrainState:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError, which names what is missing or does not fit this model."""
-        state = {"num_restarts": 0, **state}  # earlier versions had none
         self._check(state)
         self.load_common(state)
         self.ranks = None
@@ -314,10 +311,8 @@ class TrainState:
         for name, weights in (("model", state.get("model")), ("ema.model", (state["ema"] or {}).get("model"))):
             if name == "model" or (self.ema is not None and state["ema"]):
                 check_weights(name, weights, own["model"])
-        if not (
-            0 < state["learning_rate"]["factor"] < math.inf and all(0 <= state[name] < math.inf for name in SECONDS)
-        ):
-            raise ValueError("learning_rate.factor and seconds need to be positive numbers")
+        if not all(0 <= state[name] < math.inf for name in SECONDS):
+            raise ValueError("seconds need to be positive numbers")
         epoch, best_epoch, history = state["epoch"], state["progress"]["best_epoch"], state["history"]
         for row in history:
             check_like(row, {"epoch": 1, **dict.fromkeys(row, 0.0)}, "history")

@@ -24,7 +24,6 @@ from unet_trainer.loading.loader import paste_pieces
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.losses import WeightedLoss
 from unet_trainer.model.metrics import confusion_matrix, predicted_ids
-from unet_trainer.model.network import auxiliary_loss, forward_with_auxiliary
 from unet_trainer.model.optimizer_and_schedule import Ema
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
@@ -39,23 +38,16 @@ TrainForward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple
 MAX_BAD_STEPS = 8  # in a row; more of them, and skipping steps does not help
 
 
-def build_train_forward(
-    segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, deep_supervision: float = 0.0
-) -> TrainForward:
+def build_train_forward(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics) -> TrainForward:
     """The function that is compiled: normalisation, network, loss and counts in one."""
 
     def forward(
         images: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with numerics.autocast():
-            logits, auxiliary = (
-                forward_with_auxiliary(segmenter, images) if deep_supervision else (segmenter(images), [])
-            )
+            logits = segmenter(images)
         counts = confusion_matrix(predicted_ids(logits.detach()), masks, logits.shape[1])
-        value = loss(logits, masks, batch_masks)
-        if deep_supervision:
-            value = value + deep_supervision * auxiliary_loss(loss, auxiliary, masks, batch_masks)
-        return value, counts
+        return loss(logits, masks, batch_masks), counts
 
     return forward
 
@@ -77,7 +69,6 @@ class TrainStep:
     grad_clip: float | None = None
     ema: Ema | None = None
     num_parts: int = 1  # micro-batches that a batch goes through the model in
-    max_bad_steps: int = MAX_BAD_STEPS
     launcher: Launcher = field(default_factory=DirectLauncher)  # of the work after the backward pass
     sync: GradientSync | None = None  # with the other processes of a job
     is_trial: bool = field(default=False, init=False)  # this process's own: nothing is exchanged with the others
@@ -89,7 +80,7 @@ class TrainStep:
 
     def __post_init__(self) -> None:
         self.parameters = list(self.segmenter.parameters())
-        self.guard = FiniteGuard(self.segmenter.network, self.device, self.max_bad_steps)
+        self.guard = FiniteGuard(self.segmenter.network, self.device)
         self.one = torch.ones((), device=self.device)
         factors = {group.get("lr_factor", 1.0) for group in self.optimizer.param_groups}
         # By factor, and on the device, where a replayed graph reads them.
@@ -352,5 +343,4 @@ class FiniteGuard:
 
     def _raise_if_many(self, most_in_a_row: torch.Tensor, first_bad_batch: torch.Tensor) -> None:
         if int(most_in_a_row) >= self.max_bad_steps:
-            count = "a step was" if self.max_bad_steps == 1 else f"{self.max_bad_steps} steps in a row were"
-            raise NonFinite(f"{count} not finite", int(first_bad_batch))
+            raise NonFinite(f"{self.max_bad_steps} steps in a row were not finite", int(first_bad_batch))

@@ -49,7 +49,7 @@ QUICK_SECONDS = 0.2  # of those in this process
 SLOW_SECONDS = 2.0  # the first step counts where it takes so long: what it does once takes less
 # The settings that the cost of a step depends on.
 COST_KEYS = (
-    "architecture", "encoder", "decoder_channels", "decoder_attention", "deep_supervision", "num_classes",
+    "architecture", "encoder", "decoder_channels", "decoder_attention", "num_classes",
     "in_channels",
     "image_size", "batch_size", "batch_parts", "loss", "optimizer", "grad_clip", "use_amp", "amp_dtype",
     "compile_model",
