@@ -206,7 +206,6 @@ def measure_step(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     components = build_components(config, spec, device, 1, silent_console(), resumes=True, custom=custom)
-    components.set_training_mode(config.freeze_encoder_epochs)
     batch, eval_batch = random_batches(config, components, None)
     if config.compile_model:
         failure, _ = compile_steps(components, batch, eval_batch)
@@ -218,6 +217,7 @@ def measure_step(
 def time_steps(components: Components, batch: Batch, eval_batch: Batch, seconds: float) -> StepCost:
     """Takes steps of training, at a rate of 0, and of validation; in a job by itself. Changes the state."""
     step, device = components.train_step, components.numerics.device
+    components.set_training_mode(max(components.state.epoch, components.freeze_encoder_epochs))  # eval mode recompiles
     metrics, eval_metrics = EpochMetrics(step.segmenter.spec.num_classes, device), components.eval_step.new_metrics()
 
     def train() -> None:
