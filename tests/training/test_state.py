@@ -109,7 +109,7 @@ def changed(content, path, change):
 
 
 def other_values(value):
-    """Of other types, and numbers that no run comes to."""
+    """Of other types, and numbers that no run comes to. A whole number may stand for a float."""
     others = [
         None,
         "text",
@@ -127,7 +127,8 @@ def other_values(value):
     return [
         other
         for other in others
-        if type(other) is not type(value) or (isinstance(value, dict | list) and value and not other)
+        if (type(other) is not type(value) and (type(value), type(other)) != (float, int))
+        or (isinstance(value, dict | list) and value and not other)
     ]
 
 
