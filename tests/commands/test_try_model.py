@@ -204,7 +204,7 @@ def test_an_image_is_dropped_on_the_page_and_its_mask_is_seen_and_nothing_is_ask
     page.wait_until(lambda: page.run(sizes) == [[60, 40]] * 2)  # overlay and mask
     _, link = [each.get_attribute("href") for each in page.all("a[download]")]
     without_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with without_proxy.open(link) as answer, Image.open(io.BytesIO(answer.read())) as mask:
+    with without_proxy.open(link) as response, Image.open(io.BytesIO(response.read())) as mask:
         assert (mask.mode, mask.getpalette()[:6]) == ("P", [*BLACK, *GREEN])  # its values are class ids
     drop(page, "note.txt", b"hello")
     page.wait_until(lambda: "note.txt: not an image that can be decoded" in page.find("body").text)
