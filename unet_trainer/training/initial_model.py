@@ -125,7 +125,8 @@ class InitialModel:
         network.load_state_dict({**wanted, **taken})
         anew = {name: text for name, text in anew.items() if not name.endswith(COUNTER)}
         has_other_layers = not anew.keys() <= {first, *last}
-        if new_names := [name for name, old in zip(spec.id_names, old_ids, strict=True) if old is None]:
+        new_names = [name for name, old in zip(spec.id_names, old_ids, strict=True) if old is None]
+        if last and new_names:
             anew["classes"] = f"the classes {first_few(new_names)} in the last layer"
         if anew:
             remarks.append(f"new weights for {first_few(anew.values())}")
