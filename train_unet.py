@@ -7,9 +7,9 @@
     python train_unet.py check [CONFIG] data_dir=...        read every file; what is wrong, and the settings that train
                                                             (--write FILE: as a config, --json FILE: for programs)
     torchrun --nproc-per-node=8 train_unet.py CONFIG ...    on several GPUs or machines: docs/scaling.md
-    python train_unet.py bench [CONFIG] [--quick]           float32, mixed precision, compiled: what is fastest here
+    python train_unet.py bench [CONFIG]                     float32, mixed precision, compiled: what is fastest here
                                                             (--step: the step alone, without a loader)
-    python train_unet.py doctor [CONFIG] [--budget 2h]      this machine, this data, what a run would do (--write FILE)
+    python train_unet.py doctor [CONFIG] data_dir=...       this machine, and what a run would take (--write FILE)
     python train_unet.py evaluate RUN|FILE [data_dir=...]   scores at native resolution, intervals (--compare RUN)
     python train_unet.py predict RUN IMAGE|FOLDER --out DIR masks by a trained model (--overlay, --polygons, ...)
     python train_unet.py export RUN [--format FORMAT]       the model for other programs: onnx, pt2, smp (--out PATH)

@@ -102,7 +102,6 @@ MAY_OPEN = {
     "unet_trainer.system.locks": "opens to write, without following links",
     "unet_trainer.datasets.shard_store": "opens to write, without following links",
     "unet_trainer.loading.pixel_cache": "opens to write",
-    "unet_trainer.commands.bench": "opens to write",
     "unet_trainer.images.image_decoding": "maps an array into memory, after open_file",
     "unet_trainer.model.network": "torch.load and safetensors, after is_file",
     "unet_trainer.training.checkpoint_file": "torch.load, after _check_digest has read the file",

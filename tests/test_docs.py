@@ -89,7 +89,7 @@ def test_every_command_that_trains_or_looks_at_data_runs(tiny_data, tmp_path, mo
     Path("data").mkdir()
     Path("data/mine").symlink_to(tiny_data)
     # What takes a while has tests of its own.
-    monkeypatch.setattr(bench, "bench", lambda *given: [])
+    monkeypatch.setattr(bench, "bench", lambda *_: None)
     monkeypatch.setattr(StepProbe, "__call__", lambda probe, config: StepCost(0.01, 0.001, 0))
     for words in ALL_WORDS:
         words = [re.sub("num_epochs=150", "num_epochs=2", word) for word in words]

@@ -222,7 +222,7 @@ def processes_with(text):
 @pytest.mark.skipif(not Path("/proc/self/cmdline").exists(), reason="needs /proc")
 def test_a_killed_bench_leaves_no_training_behind(data, tmp_path):
     settings = training(data, tmp_path, num_epochs=5, encoder="resnet18")  # which is known without timm
-    command = [sys.executable, str(ROOT / "train_unet.py"), "bench", "--quick", *settings]
+    command = [sys.executable, str(ROOT / "train_unet.py"), "bench", *settings]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
         rows = str(tmp_path / "runs" / "bench")
         wait_until(lambda: processes_with(rows))

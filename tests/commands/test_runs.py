@@ -142,8 +142,7 @@ def test_the_newest_run_is_the_one_that_was_saved_last_whatever_asks(folder, cap
         (["report", "cells", "--no-pictures", "--out"], "checkpoints/cells/best.pt"),
         (["compare", "cells", "better", "--html"], "checkpoints/cells/best.pt"),
         (["check", "--json"], "checkpoints/cells/settings.json"),
-        (["doctor", "--json"], "checkpoints/cells/settings.json"),
-        (["check", "--write"], "checkpoints/cells/settings.json"),
+        (["doctor", "--write"], "checkpoints/cells/settings.json"),
     ],
 )
 def test_a_page_or_report_never_replaces_a_file_of_another_kind_also_through_a_link(folder, capsys, words, file):

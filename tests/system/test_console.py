@@ -11,16 +11,13 @@ import pytest
 
 from unet_trainer.system.console import (
     Console,
-    Finding,
     csv_line,
-    finding_lines,
     json_text,
     one_line,
     painted,
     readable,
     show_error,
     silent_console,
-    wrapped,
 )
 
 ROW = {
@@ -185,15 +182,6 @@ def test_a_terminal_has_colours_and_the_log_and_files_have_none(colours, log, mo
     closed = io.StringIO()
     closed.close()
     assert (painted("a", "red", closed), painted("a", "red", None)) == ("a", "a")
-
-
-def test_each_finding_has_its_mark_and_its_fix_a_line_of_its_own():
-    findings = [Finding("ok", "GPU", "an A100"), Finding("warning", "Disk", "little room", "make room")]
-    lines = ["  ✓ GPU         an A100", "  ⚠ Disk        little room", "                → make room"]
-    assert finding_lines(findings) == lines
-    long = finding_lines([Finding("problem", "Files", "word " * 60 + "/a" * 80, "fix " * 60)])
-    assert [line for line in long if len(line) > 100] == [" " * 16 + "/a" * 80]
-    assert (wrapped("one\ntwo", "- "), wrapped("", "- ")) == (["- one", "  two"], ["- "])
 
 
 class ClosedTerminal(Terminal):

@@ -64,7 +64,8 @@ class CommandParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         _, unknown, words = message.partition("unrecognized arguments: ")
         if unknown:
-            message = "; ".join(_unknown_option(word) for word in words.split() if word.startswith("-"))
+            options = [action.option_strings[-1] for action in self._actions if action.option_strings]
+            message = "; ".join(_unknown_option(word, options) for word in words.split() if word.startswith("-"))
         raise UserError(f"{message} (python {self.prog} --help)")
 
     def parse_known_intermixed_args(self, *given: Any, **named: Any) -> Any:
@@ -249,7 +250,9 @@ def is_override(word: str) -> bool:
     return "=" in word and word.partition("=")[0].strip().replace("-", "_").isidentifier()
 
 
-def _unknown_option(option: str) -> str:
+def _unknown_option(option: str, options: Sequence[str]) -> str:
     name = option.lstrip("-").partition("=")[0].replace("-", "_")
     name = OTHER_TOOLS_NAMES.get(name, name)
-    return f"{option}: unknown option; settings are given as {name if name in FIELDS else 'key'}=VALUE"
+    if name in FIELDS:
+        return f"{option}: unknown option; settings are given as {name}=VALUE"
+    return f"{option}: unknown option; need {', '.join(options)}, or a setting as key=VALUE"

@@ -34,7 +34,7 @@ from unet_trainer.system.input_files import open_file
 # Our key, and what other tools call it.
 NAMES_ELSEWHERE = {
     "learning_rate": "lr lr0 base_lr", "encoder_lr_factor": "encoder_lr backbone_lr",
-    "num_epochs": "epochs max_epochs n_epochs num_steps max_steps iterations", "time_budget": "time max_time",
+    "num_epochs": "epochs max_epochs n_epochs num_steps max_steps iterations", "time_budget": "time max_time budget",
     "repeats": "repeat", "batch_size": "batch bs", "image_size": ("imgsz img_size crop_size size scale patch_size "
                                                                  "tile_size"),
     "early_stopping_patience": "patience early_stopping", "early_stopping_min_delta": "min_delta",

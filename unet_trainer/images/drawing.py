@@ -261,25 +261,3 @@ def _beside(pictures: Sequence[Pixels], gap: int = GAP) -> Pixels:
 def _below(pictures: Sequence[Pixels], gap: int = 0) -> Pixels:
     rows = [np.pad(picture, ((0, gap), (0, 0), (0, 0)), constant_values=PAPER) for picture in pictures]
     return np.vstack(rows)[: -gap or None]
-
-
-def bar_chart(names: Sequence[str], charts: Sequence[tuple[str, Sequence[float]]]) -> Pixels:
-    """Charts below each other, each with its title and a bar for every name."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    height = 0.6 + len(charts) * (0.5 + 0.34 * len(names))
-    canvas = FigureCanvasAgg(figure := Figure(figsize=(7.2, height), dpi=100))
-    figure.subplots_adjust(left=0.3, right=0.97, bottom=0.3 / height, top=1 - 0.4 / height, hspace=0.6)
-    colours = [tuple(COLOURS[index % len(COLOURS)] / 255) for index in range(len(names))]
-    with matplotlib.rc_context({"text.parse_math": False}):  # a name may hold a $
-        for axes, (title, values) in zip(figure.subplots(len(charts), 1, squeeze=False).flat, charts, strict=True):
-            bars = axes.barh(range(len(names)), values, color=colours)
-            axes.bar_label(bars, [f"{value:.0f}" if value >= 100 else f"{value:.3g}" for value in values], padding=4)
-            axes.set_title(title, loc="left")
-            axes.set_yticks(range(len(names)), names)
-            axes.invert_yaxis()
-            axes.margins(x=0.12)
-        canvas.draw()
-    return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[:, :, :3])

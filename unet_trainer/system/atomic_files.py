@@ -178,7 +178,7 @@ class Kind(NamedTuple):
 
 
 HTML_PAGE = Kind("HTML page", rb"(?i)\s*<!doctype html")
-CHECK_JSON = Kind("JSON of check or doctor", rb'\{\s*"ok": (true|false)')
+CHECK_JSON = Kind("JSON of check", rb'\{\s*"ok": (true|false)')
 START_BYTES = 1024  # that a kind is recognised by
 
 

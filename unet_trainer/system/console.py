@@ -15,7 +15,6 @@ import math
 import os
 import re
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -36,10 +35,7 @@ LINE_SECONDS = 30.0  # and again after so many, and a tenth of it
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 Colour = Literal["red", "green", "yellow", "blue", "grey", "bold"]
 CODES: dict[Colour, str] = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
-WIDTH = 100  # columns of what is wrapped
 Level = Literal["ok", "warning", "problem"]
-MARKS: dict[Level, str] = {"ok": "✓", "warning": "⚠", "problem": "✗"}
-TITLE_WIDTH = 10  # of a finding, at least
 UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
 # What a terminal obeys instead of showing it (escapes, carriage returns, marks that turn the direction of text), but no
 # line breaks and tabs; and what no encoding has.
@@ -97,27 +93,6 @@ class Finding:
     title: str  # a word or two: GPU, Disk; or the key of a config that it is about
     detail: str
     fix: str = ""  # a sentence, a command, or the line of the config to change
-
-
-def finding_lines(findings: Sequence[Finding]) -> list[str]:
-    """The mark, the title, the detail and, on a line of its own, the fix of each."""
-    title_width, lines = max([TITLE_WIDTH, *(len(finding.title) for finding in findings)]), list[str]()
-    for finding in findings:
-        lead = f"  {MARKS[finding.level]} {finding.title:<{title_width}}  "
-        lines += wrapped(finding.detail, lead)
-        lines += wrapped(finding.fix, " " * len(lead) + "→ ") if finding.fix else []
-    return lines
-
-
-def wrapped(text: str, lead: str) -> list[str]:
-    """The text in lines that begin below each other, the first after `lead`. Line breaks in it are kept; paths are not
-    broken."""
-    lines: list[str] = []
-    for paragraph in text.splitlines() or [""]:
-        lines += textwrap.wrap(
-            paragraph, max(20, WIDTH - len(lead)), break_long_words=False, break_on_hyphens=False
-        ) or [""]
-    return [(lead if number == 0 else " " * len(lead)) + line for number, line in enumerate(lines)]
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:

@@ -197,9 +197,14 @@ def _answer(measure: Callable[[], StepCost]) -> dict[str, Any]:
 
 
 def measure_step(
-    config: ResolvedConfig, image_spec: ImageSpec, seconds: float = MIN_SECONDS, custom: CustomParts = NO_PARTS
+    config: ResolvedConfig,
+    image_spec: ImageSpec,
+    seconds: float = MIN_SECONDS,
+    custom: CustomParts = NO_PARTS,
+    is_batch_on_device: bool = False,
 ) -> StepCost:
-    """Takes steps of a config on random images; raises what they raise. `seconds`: of timed steps, about."""
+    """Takes steps of a config on random images; raises what they raise. `seconds`: of timed steps, about.
+    `is_batch_on_device`: no step waits for a copy of its batch."""
     device = choose_device(config.device)
     set_backends(config.allow_tf32, config.deterministic)
     spec = build_spec(config, image_spec, MaskCoding(tuple(range(max(2, config.num_classes)))))
@@ -207,6 +212,8 @@ def measure_step(
         torch.cuda.reset_peak_memory_stats(device)
     components = build_components(config, spec, device, 1, silent_console(), resumes=True, custom=custom)
     batch, eval_batch = random_batches(config, components, None)
+    if is_batch_on_device:
+        batch = batch._replace(images=batch.images.to(device), masks=batch.masks.to(device))
     if config.compile_model:
         failure, _ = compile_steps(components, batch, eval_batch)
         if failure is not None:

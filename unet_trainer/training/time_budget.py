@@ -299,9 +299,14 @@ def plan_run(run: Run, cost: StepCost, may_have_pilots: bool) -> None:
     seconds = max(0.0, num_epochs * epoch_seconds - state.train_seconds) + pilot_seconds()
     if run.settings.replans():
         seconds = min(budget.spent() + seconds + _end_seconds(run), budget.seconds)
-    text += f"; up to {describe_seconds(pilot_seconds())} of it try learning rates" if pilot_seconds() else ""
-    text += "; early stopping may end it sooner" if run.config.early_stopping_patience is not None else ""
-    run.console.fact("Time", f"about {describe_seconds(seconds)}: {text}")
+    run.console.fact("Time", describe_run(seconds, text, pilot_seconds(), config))
+
+
+def describe_run(seconds: float, epochs: str, pilot_seconds: float, config: ResolvedConfig) -> str:
+    """`epochs`: their number and time."""
+    text = f"about {describe_seconds(seconds)}: {epochs}"
+    text += f"; up to {describe_seconds(pilot_seconds)} of it try learning rates" if pilot_seconds else ""
+    return text + ("; early stopping may end it sooner" if config.early_stopping_patience is not None else "")
 
 
 def with_loading(seconds: float, loading: float, config: ResolvedConfig, num_cores: int) -> float:
