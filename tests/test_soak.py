@@ -353,7 +353,6 @@ KINDS = [
     layouts.coco,
     layouts.labelme,
     layouts.yolo,
-    layouts.cvat,
     layouts.shards,
 ]
 

@@ -521,3 +521,8 @@ def test_settings_of_earlier_versions_are_ignored(tmp_path):
     """They stand in the config.yaml of old runs."""
     (tmp_path / "config.yaml").write_text("scaler_growth_factor: 2.0\nscaler_growth_interval: 2000\nbatch_size: 3\n")
     assert load_config(tmp_path / "config.yaml", []).batch_size == 3
+
+
+def test_a_removed_value_is_answered_with_what_replaces_it():
+    (problem,) = problems({"unpaired": "offset"})
+    assert "need one of error, skip (offset is no longer read; rename the masks, or set split_file" in problem

@@ -12,7 +12,7 @@ class Overrides(TypedDict, total=False):
     image_dir: str | PathLike[str] | None
     mask_dir: str | PathLike[str] | None
     mask_suffix: str
-    unpaired: Literal["error", "skip", "offset"]
+    unpaired: Literal["error", "skip"]
     num_classes: int | Literal["auto"]
     class_names: Sequence[str | PathLike[str]] | None
     mask_values: str | PathLike[str] | Sequence[int | Sequence[Any]]
@@ -44,6 +44,7 @@ class Overrides(TypedDict, total=False):
     architecture: Literal["unet", "unetplusplus", "manet", "linknet", "fpn", "pspnet", "deeplabv3", "deeplabv3plus", "pan", "upernet", "segformer", "dpt", "own"]
     encoder: str
     encoder_weights: str | PathLike[str] | None
+    init_from: str | PathLike[str] | None
     decoder_channels: Sequence[int] | None
     decoder_attention: Literal["none", "scse"]
     freeze_encoder_epochs: int
