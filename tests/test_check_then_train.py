@@ -76,11 +76,6 @@ COLOURS = [(0, 0, 0), (255, 0, 0), (0, 0, 255)]
 LAYOUTS = {
     "same names": (layouts.plain, 0, ["images/ + masks/, same names"]),
     "a common part": (layouts.renamed, 0, ["paired like 21_training ↔ 21_manual1"]),
-    "an offset": (
-        layouts.numbered_from_0,
-        1,
-        ["# GUESS: img_001.png belongs to mask_000.png, and so on", "unpaired: offset", "#   unpaired: skip"],
-    ),
     "side by side": (layouts.marked, 0, ["image and mask side by side, paired like 0 ↔ 0_mask"]),
     "two extensions": (layouts.side_by_side, 0, ["image and mask side by side, paired like 0.jpg ↔ 0.png"]),
     "train, val and test": (layouts.parts, 0, ["folders train and val", "20 test kept for evaluate"]),
@@ -111,8 +106,6 @@ LAYOUTS = {
         ["6 JSON files such as 0.json (LabelMe), drawn as masks, classes in alphabetical order"],
     ),
     "YOLO": (layouts.yolo, 0, ["6 text files such as 0.txt (YOLO), drawn as masks, classes in the order of data.yaml"]),
-    "CVAT": (layouts.cvat, 0, ["annotations.xml (CVAT), drawn as masks, classes in the order of the labels"]),
-    "Supervisely": (layouts.supervisely, 0, ["6 JSON files such as 0.jpg.json (Supervisely), drawn as masks"]),
     "shards": (layouts.shards, 0, ["4 shards, 67.9 MB"]),
 }
 MASKS = {

@@ -351,7 +351,6 @@ KINDS = [
     layouts.coco,
     layouts.labelme,
     layouts.yolo,
-    layouts.cvat,
     layouts.shards,
 ]
 

@@ -516,3 +516,8 @@ def test_a_mutated_file_ends_in_a_valid_config_or_in_one_readable_message(tmp_pa
 @pytest.mark.parametrize("name", REMOVED_KEYS)
 def test_settings_of_earlier_versions_are_answered_with_what_there_is_now(name):
     assert problems({name: "auto"}) == [f"{name}: no longer a setting; {REMOVED_KEYS[name]}: leave it out"]
+
+
+def test_a_removed_value_is_answered_with_what_replaces_it():
+    (problem,) = problems({"unpaired": "offset"})
+    assert "need one of error, skip (offset is no longer read; rename the masks, or set split_file" in problem

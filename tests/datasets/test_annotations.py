@@ -376,9 +376,6 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     folder.image("a.png")
     folder.image("copies/a.png")
     folder.write("old/coco.json", coco((1, [FLAT])))
-    folder.write(
-        "old/meta.json", {"classes": [{"title": "x", "shape": "y"}]}
-    )  # as of Supervisely, without its annotations
     folder.write("new/a.json", labelme(shape("lynx", BOX)))
     with pytest.raises(
         DataError, match=r"mask_dir: annotations of COCO and LabelMe in .*; set mask_dir to the folder or file of one"
@@ -398,6 +395,8 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ({"images": [], "annotations": [{"segments_info": [], "file_name": "a.png", "image_id": 1}], "categories": []}, "COCO panoptic"),
     ({"images": [], "annotations": [{"caption": "a cat", "image_id": 1}]}, "COCO without categories"),
     ([{"image": "/data/a.png", "id": 1, "annotator": 1, "annotation_id": 1, "tag": []}], "Label Studio's JSON-MIN"),
+    ([{"id": 1, "annotations": [{"id": 1, "result": []}], "data": {"image": "/data/a.png"}}], "Label Studio's own JSON"),
+    ({"size": {"height": 3, "width": 4}, "tags": [], "objects": []}, "Supervisely's own JSON"),
     ({"type": "FeatureCollection", "features": []}, "GeoJSON"),
 ])  # fmt: skip
 def test_other_formats_are_named_with_what_to_do(folder, content, what):
@@ -437,6 +436,10 @@ def test_json_of_another_tool_and_tables_of_vgg_are_named_with_what_to_do(folder
     with pytest.raises(DataError, match=r"a\.xml has the name of an image, and is XML of no tool that is read"):
         folder.find()
     (folder.path / "annotations/a.xml").unlink()
+    path = folder.write("annotations.xml", "<?xml version='1.0'?><annotations><version>1.1</version></annotations>")
+    with pytest.raises(DataError, match=r"annotations\.xml is CVAT's XML, which is not read; export COCO, .*PNG masks"):
+        folder.find()
+    path.unlink()
     folder.write("via.csv", "filename,file_size,region_id,region_shape_attributes,region_attributes\n")
     with pytest.raises(
         DataError, match=r"via\.csv is a project of the VGG Image Annotator, which is not read; export COCO"
@@ -495,13 +498,6 @@ def test_a_wrong_data_yaml_is_refused(folder, yaml, reason):
     path = folder.write("data.yaml", yaml)
     with pytest.raises(DataError, match=f"{path}: .*{reason}"):
         folder.find()
-
-
-BOMB = (
-    '<!DOCTYPE a [<!ENTITY x "ha">'
-    + "".join(f'<!ENTITY x{n} "&x{n - 1 or ""};&x{n - 1 or ""};">' for n in range(1, 9))
-    + "]>"
-)
 
 
 @pytest.mark.parametrize("kind", ["pipe", "zeros"])

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import re
-import sys
 
 import numpy as np
 import pytest
@@ -117,40 +116,6 @@ def nnunet(data):
     (data / "Dataset001_Fish/dataset.json").write_text(json.dumps(text))
 
 
-# Hugging Face
-
-
-def hugging_face(data):
-    for part, numbers in (("train", range(4)), ("validation", range(4, COUNT))):
-        for index in numbers:
-            write(data / part / f"images/s{index:02d}.jpg", photo(index))
-            write(data / part / f"truths/of_{index}.png", ids(index))
-        rows = [
-            {"file_name": f"images/s{index:02d}.jpg", "mask_file_name": f"truths/of_{index}.png"} for index in numbers
-        ]
-        (data / part / "metadata.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    (data / "id2label.json").write_text(json.dumps(dict(enumerate(NAMES))))
-
-
-def hugging_face_csv(data):
-    photos(data, "train")
-    for index in range(COUNT):
-        write(data / f"train/x{index}.png", ids(index))
-    rows = [(f"s{index:02d}.png", "two fish", f"x{index}.png") for index in range(COUNT)]
-    write_csv(data / "train/metadata.csv", ("file_name", "text", "label_file_name"), *rows)
-
-
-def parquet(data):
-    arrow, table = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    for part, numbers in (("train", range(4)), ("validation", range(4, COUNT))):
-        columns = {
-            name: [{"bytes": encode_image(make(index), ".png"), "path": f"s{index:02d}.png"} for index in numbers]
-            for name, make in (("image", photo), ("label", ids))
-        }
-        (data / "data").mkdir(parents=True, exist_ok=True)
-        table.write_table(arrow.table(columns), data / f"data/{part}-00000-of-00001.parquet")
-
-
 # Masks of classes by their names
 
 
@@ -188,64 +153,6 @@ def devkit(data):
     for name in ("docs/logo.png", "docs/images/curve.png", "scripts/plot.png", "img/street.jpg", "banner.png"):
         write(data / name, photo(9))
     (data / "README.md").write_text("A repository.\n")
-
-
-# Label Studio
-
-
-def label_studio(data):
-    photos(data, "images", ".jpg")
-    tasks = []
-    for index in range(COUNT):
-        left, top, right, bottom = 3, 2 + index, 9, 8 + index
-        box = [[left, top], [right, top], [right, bottom], [left, bottom]]
-        points = [[100 * x / WIDTH, 100 * y / HEIGHT] for x, y in box]
-        shared = {
-            "original_width": WIDTH,
-            "original_height": HEIGHT,
-            "image_rotation": 0,
-            "from_name": "tag",
-            "to_name": "image",
-        }
-        polygon = {
-            **shared,
-            "type": "polygonlabels",
-            "value": {"points": points, "closed": True, "polygonlabels": ["head"]},
-        }
-        value = {"format": "rle", "rle": brush(tail(index)), "brushlabels": ["tail"]}
-        result = [polygon, {**shared, "type": "brushlabels", "value": value}]
-        image = f"/data/upload/1/0a1b2c3d-s{index:02d}.jpg"
-        tasks.append(
-            {
-                "id": index,
-                "annotations": [{"id": 1, "result": result, "was_cancelled": False}],
-                "data": {"image": image},
-            }
-        )
-    (data / "project-1-at-2024.json").write_text(json.dumps(tasks))
-
-
-def brush(mask):
-    """As label-studio-converter encodes RGBA bytes: words of up to 8 bits, in runs and literal blocks."""
-    values = np.repeat(mask.ravel().astype(np.uint8) * 255, 4)
-    sizes, word = [3, 4, 8, 16], 8
-    bits = [f"{len(values):032b}", f"{word - 1:05b}", *(f"{size - 1:04b}" for size in sizes)]
-    for run in np.split(values, np.flatnonzero(np.diff(values)) + 1):
-        for start in range(0, len(run), 2**16):
-            count = min(2**16, len(run) - start)
-            kind = next(kind for kind, size in enumerate(sizes) if count <= 2**size)
-            bits.append(f"1{kind:02b}{count - 1:0{sizes[kind]}b}{run[0]:0{word}b}")
-    text = "".join(bits)
-    text += "0" * (-len(text) % 8)
-    return [int(text[place : place + 8], 2) for place in range(0, len(text), 8)]
-
-
-def brushes(data, first=0):
-    photos(data)
-    for index in range(COUNT):
-        for name, mask in CLASSES:
-            file = f"task-{index + first}-annotation-{index + 7}-by-1-tag-{name}-0.png"
-            write(data / "masks" / file, (mask(index) * 255).astype(np.uint8))
 
 
 # Volumes, of two slices each
@@ -304,12 +211,8 @@ FORMS = {
     nifti: (None,) * 3,
     nifti_of_nnunet: NAMES,
     suffixes: NAMES,
-    label_studio: NAMES,
     devkit: (None,) * 3,
     suffixes_beside: NAMES,
-    hugging_face: NAMES,
-    hugging_face_csv: (None,) * 3,
-    parquet: (None,) * 3,
 }
 
 
@@ -370,37 +273,6 @@ def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, tmp_path, repor
     )
 
 
-@pytest.mark.parametrize("width", [WIDTH, HEIGHT], ids=["wide", "square"])
-@pytest.mark.parametrize(
-    ("column", "way"), [("mask_rle", "along the rows, not down the columns"), ("annotation", "down the columns")]
-)
-def test_edges_in_the_images_tell_in_which_direction_runs_go(column, way, width, tmp_path, report):
-    rows = []
-    for index in range(COUNT):
-        write(tmp_path / f"data/train_img/s{index:02d}.png", photo(index)[:, :width])
-        mask = tail(index)[:, :width]
-        rows.append((f"s{index:02d}", f"./train_img/s{index:02d}.png", runs(mask.T if column == "mask_rle" else mask)))
-    write_csv(tmp_path / "data/train.csv", ("img_id", "img_path", column), *rows)
-    found = report()
-    assert all(np.array_equal(read_mask(pair.mask), tail(index)[:, :width]) for index, pair in enumerate(found.pairs))
-    assert f"the run lengths of train.csv are read {way}, other than its columns say" in "".join(found.notices)
-    for path in (tmp_path / "data/train_img").iterdir():
-        write(path, np.full((HEIGHT, width, 3), 9, np.uint8))  # no edge: the name of the column decides
-    assert "other than" not in "".join(report().notices)
-
-
-def test_brushes_that_do_not_name_their_images_are_asked_about(tmp_path, report):
-    brushes(tmp_path / "data", first=8)  # task-10 comes after task-9
-    with pytest.raises(
-        Question, match=r"s00\.png is task-8-.*\.png, \.\.\., s05\.png is task-13-.*\n\s+unpaired: offset"
-    ):
-        report()
-    found = report(unpaired="offset")
-    assert all(np.array_equal(read_mask(pair.mask), ids(index)) for index, pair in enumerate(found.pairs))
-    label_studio(tmp_path / "data")  # the export says it
-    assert report().found.rule.startswith("project-1-at-2024")
-
-
 def test_several_masks_of_an_image_are_its_objects(tmp_path, report):
     objects_beside(tmp_path / "data")
     found = report()
@@ -431,9 +303,9 @@ def test_endings_that_may_be_something_else_than_classes_are_asked_about(endings
         report()
 
 
-def test_parquet_files_without_pyarrow_are_named_with_the_command_that_reads_them(tmp_path, report, monkeypatch):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data/train.parquet").write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(DataError, match=r"train\.parquet is a parquet file; pip install pyarrow reads it"):
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv", "data/train.parquet"])
+def test_tables_of_hugging_face_are_named_with_what_to_do(name, tmp_path, report):
+    photos(tmp_path / "data", "data")
+    (tmp_path / "data" / name).write_text("file_name,mask_file_name\ns00.png,x.png\n")
+    with pytest.raises(DataError, match=rf"{name}:? .*a table of Hugging Face, which is not read; .*\(train_data=\)"):
         report()

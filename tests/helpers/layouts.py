@@ -45,7 +45,6 @@ side_by_side = pairs_named("{0}.jpg", "{0}.png")
 marked = pairs_named("{0}.jpg", "{0}_mask.png")
 renamed = pairs_named("images/{2}_training.tif", "masks/{2}_manual1.png")
 sequences = pairs_named("seq{3}/images/{0}.png", "seq{3}/masks/{0}.png")
-numbered_from_0 = pairs_named("images/img_{1:03d}.png", "masks/mask_{0:03d}.png")
 
 
 def bowl(data):
@@ -193,32 +192,6 @@ def yolo(data):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{index % 2} {left} {top} {right} {top} {right} {bottom} {left} {bottom}\n")
     (data / "data.yaml").write_text("train: images/train\nval: images/val\nnames: [cat, dog]\n")
-
-
-def cvat(data):
-    images = []
-    for index in range(COUNT):
-        write(data / f"images/{index}.jpg", photo(index))
-        left, top, right, bottom = corners(index)
-        points = f"{left},{top};{right},{top};{right},{bottom};{left},{bottom}"
-        shape = f'<polygon label="{label(index)}" source="manual" occluded="0" points="{points}" z_order="0"></polygon>'
-        images.append(f'<image id="{index}" name="{index}.jpg" width="{SIDE}" height="{SIDE}">{shape}</image>')
-    labels = "".join(f"<label><name>{name}</name></label>" for name in ("cat", "dog"))
-    meta = f"<version>1.1</version><meta><task><labels>{labels}</labels></task></meta>"
-    (data / "annotations.xml").write_text(f'<?xml version="1.0"?><annotations>{meta}{"".join(images)}</annotations>')
-
-
-def supervisely(data):
-    for index in range(COUNT):
-        write(data / f"ds0/img/{index}.jpg", photo(index))
-        left, top, right, bottom = corners(index)
-        outline = [[left, top], [right - 1, top], [right - 1, bottom - 1], [left, bottom - 1]]
-        shape = {"classTitle": label(index), "geometryType": "polygon", "points": {"exterior": outline, "interior": []}}
-        (data / "ds0/ann").mkdir(parents=True, exist_ok=True)
-        content = {"size": {"height": SIDE, "width": SIDE}, "tags": [], "objects": [shape]}
-        (data / f"ds0/ann/{index}.jpg.json").write_text(json.dumps(content))
-    classes = [{"title": name, "shape": "polygon", "color": "#50E3C2"} for name in ("cat", "dog")]
-    (data / "meta.json").write_text(json.dumps({"classes": classes, "tags": [], "projectType": "images"}))
 
 
 def shards(data):

@@ -12,7 +12,7 @@ class Overrides(TypedDict, total=False):
     image_dir: str | PathLike[str] | None
     mask_dir: str | PathLike[str] | None
     mask_suffix: str
-    unpaired: Literal["error", "skip", "offset"]
+    unpaired: Literal["error", "skip"]
     num_classes: int | Literal["auto"]
     class_names: Sequence[str | PathLike[str]] | None
     mask_values: str | PathLike[str] | Sequence[int | Sequence[Any]]

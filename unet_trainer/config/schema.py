@@ -63,6 +63,9 @@ THEMES = {
     "data_dir": "Data", "architecture": "Model", "loss": "Loss", "batch_size": "Training", "device": "Speed and precision",
     "seed": "Run", "tensorboard": "Trackers",
 }  # fmt: skip
+REMOVED_VALUES = {
+    "unpaired: offset": "offset is no longer read; rename the masks, or set split_file to a CSV of the pairs"
+}
 # In messages, for keys whose default is not an example.
 EXAMPLES = {
     "data_dir": "data/mine", "image_dir": "images", "mask_dir": "masks", "mask_suffix": "_mask", "num_classes": "1",
@@ -106,9 +109,8 @@ class Config:
     mask_suffix: Suffix = ""
     """what a mask's name has after the image's name, if it is not found by itself: _mask pairs a.jpg with a_mask.png; or the
     masks' extension: .png"""
-    unpaired: Literal["error", "skip", "offset"] = "error"
-    """images without a mask and masks without an image: error; skip: left out and counted; offset: img_001 belongs to
-    mask_000, where all numbers differ by the same"""
+    unpaired: Literal["error", "skip"] = "error"
+    """images without a mask and masks without an image: error; skip: left out and counted"""
     num_classes: Annotated[int, Range(1, 254)] | Auto = "auto"
     """1: foreground against background; K: class ids 0 to K-1, background included; auto: 1 for masks of two values, else as
     many as there are ids"""
@@ -331,6 +333,7 @@ def parse_value(name: str, raw: Any) -> Any:
         default = FIELDS[name].default
         example = EXAMPLES.get(name) or (str(default) if default not in ("auto", None) else "")
         detail = f" ({error})" if str(error) else ""
+        detail = f" ({gone})" if (gone := REMOVED_VALUES.get(f"{name}: {raw}")) else detail
         raise ValueError(p.needed(raw, _hints()[name], example) + detail) from None
 
 

@@ -65,6 +65,10 @@ NOTES: Mapping[str, tuple[str, str]] = {
 EXPORT = "export COCO, with polygons or masks"
 VGG = f"a project of the VGG Image Annotator, which is not read; {EXPORT} (Annotation, Export)"
 SUPERVISELY = f"Supervisely's own JSON, which is not read; {EXPORT}, or PNG masks"
+HUGGING_FACE = (
+    "a table of Hugging Face, which is not read; set split_file to a CSV with the columns image and mask, or give the "
+    "pairs from Python (train_data=)"
+)
 # Keys of a JSON document, or of the first one in a list or dict of them → its format, or what it is and what to do if
 # it is not read. The first that fits counts.
 KINDS_OF_JSON = {
@@ -82,7 +86,7 @@ KINDS_OF_JSON = {
     ),
     "image_id category_id": "COCO results (predictions), without the images; use the annotation file",
     "data annotations": f"Label Studio's own JSON, which is not read; {EXPORT}, or PNG masks",
-    "annotator annotation_id": "Label Studio's JSON-MIN, which is not read; export JSON",
+    "annotator annotation_id": f"Label Studio's JSON-MIN, which is not read; {EXPORT}, or PNG masks",
     "data_row projects": f"Labelbox's own JSON, which is not read; {EXPORT}",
     "items categories": f"Datumaro's own JSON, which is not read; {EXPORT} (datum convert -f coco_instances)",
     "type features": (
@@ -196,9 +200,13 @@ def _kind_of(path: Path) -> tuple[str, Any]:
             header = readers.read_header(path)
             if "region_shape_attributes" in header:
                 raise UnknownAnnotations(f"{path} is {VGG}")
+            if path.name == "metadata.csv":
+                raise UnknownAnnotations(f"{path} is {HUGGING_FACE}")
             if (columns := readers.find_run_columns(header)) is None:
                 return "", None
             return "run lengths", (columns, input_files.read_text(path, readers.MAX_FILE_BYTES, "utf-8-sig"))
+    if path.name == "metadata.jsonl":
+        raise UnknownAnnotations(f"{path} is {HUGGING_FACE}")
     if path.suffix.lower() not in (".json", ".geojson"):
         what = "holds a JSON document in each line, as Labelbox exports, which is not read"
         raise UnknownAnnotations(f"{path} {what}; {EXPORT}")

@@ -24,12 +24,11 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.datasets.layouts import KINDS
 from unet_trainer.datasets.name_matching import File, best_match, masks_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
 from unet_trainer.images import image_decoding
-from unet_trainer.images.file_bytes import MAX_BYTES, DataError, ReadError, file_stamp, naming, open_file, read_bytes
-from unet_trainer.images.image_decoding import COLOUR_CHANNELS, IMAGE_EXTENSIONS, VOLUME_EXTENSIONS, Pixels
+from unet_trainer.images.file_bytes import MAX_BYTES, DataError, ReadError, file_stamp, naming, read_bytes
+from unet_trainer.images.image_decoding import COLOUR_CHANNELS, VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
 from unet_trainer.images.tiling import resize_mask
@@ -297,64 +296,6 @@ def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
     return np.concatenate(read, axis=-1), {}
 
 
-# Rows of parquet files, as of Hugging Face: images and masks are structs of the file's bytes and its name
-
-
-def split_into_rows(converter: Converter, path: Path, part: Part | None) -> list[Pair]:
-    """A pair of files for each row; empty if the file has no column of images. Raises DataError."""
-    with _parquet(path) as file:
-        columns = [
-            field.name
-            for field in file.schema_arrow
-            if {"bytes", "path"} <= {field.type.field(index).name for index in range(field.type.num_fields)}
-        ]
-        kinds = {column: KINDS.get(re.sub(r"[\W_]", "", column.lower())) for column in columns}
-        images = [column for column in columns if kinds[column] == "image"]
-        masks = [column for column in columns if column not in images and kinds[column] == "mask"]
-        masks = masks or [column for column in columns if column not in images]
-        if not columns:
-            return []
-        if len(images) != 1 or len(masks) != 1:
-            raise DataError(
-                f"{path} has the columns of images {', '.join(columns)}; need one image and one mask (image, mask)"
-            )
-        chosen = images[0], masks[0]
-        paths = file.read([f"{column}.path" for column in chosen], use_threads=False)
-        names = [
-            [str((cell or {}).get("path") or "") for cell in paths.column(column).to_pylist()] for column in chosen
-        ]
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
-    stems = [Path(name).stem for name in names[0]]
-    are_names = all(stems) and len(set(stems)) == len(stems)
-    rows = [(group, row) for group, size in enumerate(sizes) for row in range(size)]
-    wanted = []
-    for number, (group, row) in enumerate(rows):
-        name = f"{path.stem}/{stems[number] if are_names else f'{number:0{len(str(len(rows)))}d}'}"
-        suffixes = [Path(listed[number]).suffix.lower() for listed in names]
-        extensions = [suffix if suffix in IMAGE_EXTENSIONS else ".png" for suffix in suffixes]
-        image, mask = (
-            Conversion(f"{column}/{name}", [path], partial(_cell, path, group, row, column), extension)
-            for column, extension in zip(chosen, extensions, strict=True)
-        )
-        origins = (f"{path}, row {number}, {column}" for column in chosen)
-        wanted.append((Pair(name, path, path, part, "", *origins), image, mask))
-    return converter.write_pairs(
-        "rows", str(path.relative_to(converter.data_dir)), wanted, "Writing the rows as files:"
-    )
-
-
-@contextlib.contextmanager
-def _parquet(path: Path) -> Iterator[Any]:
-    """Without threads: conversions run in forked processes."""
-    try:
-        import pyarrow.parquet as parquet
-    except ImportError:
-        raise DataError(f"{path} is a parquet file; pip install pyarrow reads it") from None
-    reading = _reading(path, "parquet file", parquet.core.pa.ArrowException)
-    with reading, open_file(path) as opened, parquet.ParquetFile(opened) as file:
-        yield file
-
-
 @contextlib.contextmanager
 def _reading(path: Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
     """What the package of a format raises, its own `errors` or others, becomes a DataError."""
@@ -365,19 +306,6 @@ def _reading(path: Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
         raise
     except expected as error:
         raise DataError(f"{path} is not a {kind} that can be read ({str(error)[:100]})") from None
-
-
-@lru_cache(maxsize=2)  # images and masks
-def _read_group(path: Path, group: int, column: str) -> Any:
-    with _parquet(path) as file:
-        return file.read_row_group(group, [column], use_threads=False).column(column)
-
-
-def _cell(path: Path, group: int, row: int, column: str) -> tuple[bytes, dict[str, int]]:
-    content = (_read_group(path, group, column)[row].as_py() or {}).get("bytes")
-    if not content:
-        raise DataError(f"{path}: no bytes in column {column}, row {row} of group {group}")
-    return content, {}
 
 
 # Pages of stacks

@@ -21,7 +21,7 @@ from unet_trainer.datasets import mask_evidence, scan
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.demo import ensure_demo
-from unet_trainer.datasets.folder_pairs import find_in_folders, find_in_tables
+from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.layouts import refuse_unreadable
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
 from unet_trainer.datasets.mask_reading import (
@@ -638,9 +638,7 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
 
 
 def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console | None) -> FoundPairs:
-    """What a table lists comes first, then masks in folders; where there are none, annotations are looked for."""
-    if (listed := find_in_tables(config, data_dir, console)) is not None:
-        return listed
+    """Masks in folders come first; where there are none, annotations are looked for."""
     unread = describe_unread_tables(data_dir)
     try:
         found = find_in_folders(config, data_dir, console)

@@ -5,10 +5,6 @@ be meant in several ways, is described with the settings that decide it. Masks t
 become such files."""
 
 import contextlib
-import csv
-import io
-import os
-import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -19,31 +15,26 @@ from typing import Any, get_args
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
 from unet_trainer.datasets import pairs as pairing
-from unet_trainer.datasets.annotation_readers import inside
 from unet_trainer.datasets.layouts import PARTS, Group, Layout
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
 from unet_trainer.datasets.pairs import (
-    Choice,
     FoundPairs,
     Pair,
     Part,
     Problem,
     Question,
     composed,
-    divided,
     first_few,
     path_in,
 )
-from unet_trainer.images.file_bytes import DataError, is_file
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.input_files import parse_json, read_text
+from unet_trainer.system.input_files import read_text
 
 TO_CSV = "split_file to a CSV with the columns image and mask"
-METADATA = ("metadata.jsonl", "metadata.csv")  # of Hugging Face, in the folder of the images or above it
-IMAGE_COLUMNS = ("file_name", "image_file_name", "image")
 LISTS = "ImageSets/Segmentation"  # of PASCAL VOC: train.txt, val.txt, test.txt, trainval.txt, a name in each line
 
 SplitLists = dict[str, Part | None]  # name of a listed image → its part; None: it is to be divided
@@ -110,91 +101,6 @@ def find_in_folders(config: Config, data_dir: Path, console: Console | None = No
     return _pair_parts(Search(config, converter, [layouts.describe_results(results)]), layout)[0]
 
 
-# Tables of Hugging Face
-
-
-def find_in_tables(config: Config, data_dir: Path, console: Console | None = None) -> FoundPairs | None:
-    """The pairs that metadata.jsonl or metadata.csv lists, or that parquet files hold where there is no image file;
-    None without such a table. Raises DataError."""
-    if config.image_dir is not None or config.mask_dir is not None:
-        return None
-    files = [*layouts.walk(data_dir)]
-    pairs: list[Pair] = []
-    missing: list[str] = []
-    used: dict[str, None] = {}
-    for path in sorted(path for path in files if path.name in METADATA and _names_files(path)):
-        rows = _read_metadata(path)
-        columns = _file_columns(path, rows, data_dir)
-        for number, row in enumerate(rows if columns else [], start=1):
-            image, mask = (_listed_file(path, row.get(column), data_dir) for column in columns)
-            if image is None or mask is None:
-                missing.append(f"{path}, row {number}: no file {row.get(columns[image is not None])}")
-                continue
-            part = PARTS.get(str(row.get("split", "")).lower()) or layouts.part_in(
-                path_in(data_dir, image).split("/")[:-1]
-            )
-            pairs.append(Pair(path_in(data_dir, image.with_suffix("")), image, mask, part))
-            used[f"{path_in(data_dir, path)}, {columns[0]} and {columns[1]}"] = None
-    tables = sorted(path for path in files if path.suffix.lower() == ".parquet")
-    if not pairs and tables and not layouts.list_files(data_dir, with_volumes=True):
-        converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
-        for path in tables:
-            part = layouts.part_in([*path_in(data_dir, path).split("/")[:-1], path.stem])
-            rows_of_file = converted.split_into_rows(converter, path, part)
-            pairs += rows_of_file
-            used |= {path_in(data_dir, path): None} if rows_of_file else {}
-    if not pairs:
-        return None
-    problem = Problem(
-        "no_image", "row", "without an image or a mask", tuple(missing), "add the files, or remove these rows"
-    )
-    return divided(pairs, f"listed in {first_few(used)}", [problem])
-
-
-def _names_files(path: Path) -> bool:
-    """Whether the first line names a column of images; another table may have the same name, and any content."""
-    with inside(path), input_files.open_file(path) as file:
-        head = file.read(2**16).partition(b"\n")[0].decode(errors="replace")
-        return any(re.search(rf"(?:^|[\W]){column}(?:$|[\W])", head.lstrip("\ufeff")) for column in IMAGE_COLUMNS)
-
-
-def _read_metadata(path: Path) -> list[dict[str, Any]]:
-    with inside(path):
-        text = read_text(path, encoding="utf-8-sig")
-        if path.suffix == ".csv":
-            return [*csv.DictReader(io.StringIO(text, newline=""))]
-        rows = []
-        for number, line in enumerate(text.splitlines(), start=1):
-            try:
-                row = parse_json(line) if line.strip() else {}
-            except ValueError as error:
-                raise ValueError(f"line {number}: {getattr(error, 'msg', error)}") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"line {number} is no object with keys")
-            rows += [row] if row else []
-        return rows
-
-
-def _file_columns(path: Path, rows: Sequence[dict[str, Any]], data_dir: Path) -> tuple[str, ...]:
-    """The columns of images and masks, by the first row; empty if there are none. Raises DataError for several."""
-    first = rows[0] if rows else {}
-    there = [column for column, value in first.items() if _listed_file(path, value, data_dir)]
-    images = [column for column in IMAGE_COLUMNS if column in first][:1]
-    masks = [column for column in there if column not in images]
-    masks = [column for column in masks if mask_marks(column.removesuffix("_file_name"))] or masks
-    if len(masks) > 1:
-        raise DataError(f"{path}: several columns could name the masks: {', '.join(masks)}; leave one, or set {TO_CSV}")
-    return (*images, *masks) if images and masks else ()
-
-
-def _listed_file(path: Path, value: object, data_dir: Path) -> Path | None:
-    """An image file beside the table or below it; not one that lies outside of data_dir."""
-    if not isinstance(value, str) or Path(value).suffix.lower() not in IMAGE_EXTENSIONS:
-        return None
-    file = Path(os.path.normpath(path.parent / value))
-    return file if file.is_relative_to(os.path.normpath(data_dir)) and is_file(file) else None
-
-
 def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
     """The pairs of all parts, and whether every file has its partner."""
     is_divided = "val" in layout.parts
@@ -242,8 +148,10 @@ def _describe_unpaired(parts: Sequence[Paired], num_pairs: int) -> list[Problem]
         "set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other "
         f"folders, or {TO_CSV}"
     )
-    settings = pairing.SKIP.settings if num_pairs > 1 else {}
+    is_shifted = any(map(_is_shifted, parts))
+    settings = pairing.SKIP.settings if num_pairs > 1 and not is_shifted else {}
     fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip" if settings else ""
+    fix += "; if images and masks are numbered from different numbers, rename the masks" if is_shifted else ""
     images = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.images))
     masks = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.masks))
     problems, match = [], parts[0].match
@@ -261,6 +169,16 @@ def _describe_unpaired(parts: Sequence[Paired], num_pairs: int) -> list[Problem]
         )
         problems.append(Problem("no_image", "mask", what, masks, advice, settings))
     return problems
+
+
+def _is_shifted(part: Paired) -> bool:
+    """Whether as many images and masks are left over at opposite ends of the names, as of img_001 to img_030 and
+    mask_000 to mask_029: then the pairs of equal numbers are likely wrong ones."""
+    images, masks, pairs = sorted(part.match.images), sorted(part.match.masks), part.match.pairs
+    if not pairs or len(images) != len(masks) or not images:
+        return False
+    (first_image, last_image), (first_mask, last_mask) = ((min(side), max(side)) for side in zip(*pairs, strict=True))
+    return (images[-1] < first_image and masks[0] > last_mask) or (images[0] > last_image and masks[-1] < first_mask)
 
 
 def _find_test(search: Search, layout: Layout, rule: Rule) -> tuple[list[Pair], bool]:
@@ -401,10 +319,6 @@ def _pair_part(
             images=[image for image in match.images if lists[image.folder + image.stem] != "test"], masks=[]
         )
     found = Paired(image_group, mask_group, match, problems=problems)
-    in_step = None if match.is_complete or config.unpaired == "skip" else name_matching.offset_match(match)
-    if in_step is not None and config.unpaired == "error":
-        raise _ask_about_offset(found, in_step)
-    found.match = in_step or match
     if not found.match.is_complete and not config.mask_suffix:
         parts = None if is_one_folder else converted.find_object_files(images, masks, image_group.is_in_sequences)
         parts = (
@@ -412,7 +326,7 @@ def _pair_part(
             if parts is None and not is_one_folder
             else parts
         )
-        parts = parts or converted.find_ending_files(images, masks) or _find_task_files(images, masks, config.unpaired)
+        parts = parts or converted.find_ending_files(images, masks)
         if parts and _merge_files(search, found, images, parts, part):
             return found
         if not parts and not is_one_folder:
@@ -481,27 +395,6 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
     return True
 
 
-def _find_task_files(images: Sequence[File], masks: Sequence[File], unpaired: str) -> converted.MaskParts:
-    """The masks of each image that Label Studio exported as pictures of brushes, both in their order; empty if they are
-    others, or not as many. Raises Question: their names hold the number of a task and not the image."""
-    by_task: dict[int, list[tuple[str, Path]]] = defaultdict(list)
-    for mask in masks:
-        if (match := name_matching.TASK_MASK.fullmatch(mask.stem)) is None:
-            return {}
-        by_task[int(match[1])].append((match[2], mask.path))
-    in_order = [by_task[task] for task in sorted(by_task)] if len(by_task) == len(images) else []
-    found = list(zip(sorted(images, key=name_matching.by_number), in_order, strict=False))
-    if found and unpaired != "offset":
-        (first, first_masks), (last, last_masks) = found[0], found[-1]
-        shown = f"{first.path.name} is {first_masks[0][1].name}, ..., {last.path.name} is {last_masks[0][1].name}"
-        unclear = (
-            f"the names of Label Studio's pictures, such as {masks[0].path.name}, do not say which image they belong to"
-        )
-        meaning = f"in the order of their names: {shown}"
-        raise Question(f"{unclear}; its JSON export beside them says it", Choice(meaning, {"unpaired": "offset"}))
-    return dict(found)
-
-
 def _take_plain(search: Search, found: Paired, part: Part) -> None:
     """Each mask is a file of its own, or a page of a stack. Those of predict, beside their images, only if mask_suffix
     says so."""
@@ -527,16 +420,6 @@ def _take_plain(search: Search, found: Paired, part: Part) -> None:
         pages = converted.split_into_pages(search.converter, part, stacks)
         found.pairs = sorted([*(pair for pair in pairs if pair not in stacks), *pages], key=lambda pair: pair.name)
         found.rule += f", {counted(len(pages), 'page')} of {counted(len(stacks), 'stack')}"
-
-
-def _ask_about_offset(found: Paired, in_step: Match) -> Question:
-    (image, mask), last = min(in_step.pairs), max(in_step.pairs)
-    ranges = [f"{one.path.name} to {other.path.name}" for one, other in zip((image, mask), last, strict=True)]
-    choices = [Choice(f"{image.path.name} belongs to {mask.path.name}, and so on", {"unpaired": "offset"})]
-    if len(found.match.pairs) > 1:
-        choices.append(Choice(f"the numbers are right; {found.unpaired} left out", {"unpaired": "skip"}))
-    text = f"images and masks are numbered differently: {ranges[0]}, and as many masks, {ranges[1]}"
-    return Question(text, *choices)
 
 
 def _choose_kind(search: Search, place: Path, images: Sequence[File], masks: Sequence[File], match: Match) -> Match:

@@ -20,19 +20,11 @@ MASK_WORDS = (
     "masks?|labels?|labelids|labeltrainids|lbl|segs?|segmentations?|segmented|gt|ground_?truth|truth|annotations?|annot|ann|targets?"
     "|manual[12]?|1stho|2ndho|trimap|matte"
 )
-MASK_MARK = re.compile(
-    rf"(?:^|[-_. ])(?:{MASK_WORDS})$|^(?:{MASK_WORDS})[-_. ]|^task-(?=\d+-annotation-\d+-)", re.IGNORECASE
-)
-TASK_MASK = re.compile(
-    r"task-(\d{1,18})-annotation-\d+-by-.*?-tag-(.+)-\d+"
-)  # of Label Studio's brushes: task and class
+MASK_MARK = re.compile(rf"(?:^|[-_. ])(?:{MASK_WORDS})$|^(?:{MASK_WORDS})[-_. ]", re.IGNORECASE)
 CHANNEL_FOLDER = (
     "imagestr"  # nnU-Net: case_0000.png in imagesTr is the first channel of the case whose label is case.png
 )
 CHANNEL = re.compile(r"_\d{4}$")
-LAST_NUMBER = re.compile(r"(.*?)(\d{1,18})(\D*)")
-MIN_NUMBERED = 4  # files of each kind: fewer numbers differ by the same by chance
-NUMBER_OR_TEXT = re.compile(r"\d{1,18}|\D+")
 NUMBER, SEPARATOR = re.compile(r"\d+"), re.compile(r"[-_. ]")
 IMAGE_WORDS = "images?|imgs?|im|inputs?|photo|frame|rgb|sat|volume|stack|training|train|validation|val|test"
 # Of a single file there is no common prefix or suffix to find; only these words are removed.
@@ -213,27 +205,6 @@ def _hides_numbers(rule: Rule) -> bool:
     return all(sides) or any(token.isdigit() for side in sides for token in side)
 
 
-def offset_match(match: Match) -> Match | None:
-    """The match by numbers that are ahead of each other by the same in every pair, such as img_001 and mask_000; None
-    if there is no such offset. One file that is left over at each end is its sign."""
-
-    def key(file: File, is_mask: bool) -> tuple[str, str, int, File]:
-        """Folder, the text around the last number of the name, and the number."""
-        core = match.rule.core(file.stem, is_mask)
-        found = LAST_NUMBER.fullmatch(core)
-        return (file.folder, f"{found[1]}#{found[3]}", int(found[2]), file) if found else (file.folder, core, 0, file)
-
-    images = sorted(key(file, False) for file in (*(image for image, _ in match.pairs), *match.images))
-    masks = sorted(key(file, True) for file in (*(mask for _, mask in match.pairs), *match.masks))
-    if len(images) != len(masks) or len(images) < MIN_NUMBERED:
-        return None
-    pairs = list(zip(images, masks, strict=True))
-    offsets = {image[2] - mask[2] for image, mask in pairs}
-    if any(image[:2] != mask[:2] for image, mask in pairs) or len(offsets) != 1 or 0 in offsets:
-        return None
-    return match._replace(pairs=[(image[3], mask[3]) for image, mask in pairs], images=[], masks=[])
-
-
 def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
     """Endings of the masks' names, where an image has several masks: _labelIds and _color → the number of masks of
     each.
@@ -302,11 +273,3 @@ def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, 
     are_clear = len(found) > 1 and all(len(its) == 1 for its in endings.values()) and (are_objects or are_classes)
     with_mask = {image for its in found.values() for image in its}
     return dict(sorted(found.items())) if are_clear and 2 * len(with_mask) > len(images) else {}
-
-
-def by_number(file: File) -> list[tuple[int, str]]:
-    """Sorts a2 before a10."""
-    return [
-        (int(word), "") if word.isdecimal() else (-1, word)
-        for word in (file.folder, *NUMBER_OR_TEXT.findall(file.stem))
-    ]

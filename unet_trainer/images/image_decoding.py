@@ -352,6 +352,10 @@ FOREIGN_FORMATS = {  # by their extensions: what a file is, with what to do abou
         ".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv"
     ): "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
     ".h5 .hdf5 .mat": "an HDF5 or MATLAB file; save each image in it as .npy or TIFF (h5py and scipy.io read them)",
+    ".parquet .arrow": (
+        "a table of Hugging Face, which is not read; save its images and masks as files, or give the pairs from Python "
+        "(train_data=)"
+    ),
     ".pdf": "a PDF; save its pages as images",
     ".svg": "a vector drawing; save it as PNG",
     ".psd": "a Photoshop file; save it as PNG or TIFF",
