@@ -11,6 +11,7 @@ import os
 import platform
 import socket
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -441,7 +442,8 @@ def _time_step(run: Run) -> StepCost:
     components, saved = run.components, run.checkpointer.describe_saved()
 
     def time_once() -> StepCost:
-        with restoring(components):
+        with restoring(components), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a compiler's advice, where parts of a batch are compiled anew
             return time_steps(components, *random_batches(run.config, components, run.loaders), QUICK_SECONDS)
 
     cost = fit_into_memory(time_once, run.settings, components, run.console, saved, run.processes)
