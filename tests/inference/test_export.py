@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import json
 import re
 
 import pytest
 import segmentation_models_pytorch as smp
+import timm
 import torch
 import yaml
 
@@ -141,6 +143,13 @@ def test_an_exported_program_computes_what_the_model_computes_and_carries_the_ca
     for count, height, width in [(1, 64, 64), (3, 96, 160)]:
         images = random_batch(spec, count, height, width)
         assert torch.allclose(network(images.permute(0, 3, 1, 2)), segmenter(images), atol=1e-4)
+
+
+@pytest.mark.skipif(not timm.is_model("test_resnet"), reason="it is a fixture of timm's own tests")
+def test_the_small_residual_network_is_exported_for_smp(tmp_path):
+    spec = small_spec(RGB_8BIT, encoder="small_resnet", decoder_channels=(64, 32, 16, 16, 8))
+    export_smp(random_segmenter(spec), make_card(spec), tmp_path / "model_smp")  # raises where it differs
+    assert json.loads((tmp_path / "model_smp/config.json").read_text())["encoder_name"] == "tu-test_resnet"
 
 
 @pytest.fixture(scope="module")

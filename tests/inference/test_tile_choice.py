@@ -18,7 +18,7 @@ from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.inference.engine import read_model
 from unet_trainer.training.build import choose_tile
 
-RESIDUAL = "tu-test_resnet"
+RESIDUAL = "small_resnet"
 POOLING = "tu-mobilenetv3_small_050", "tu-seresnet18", "tu-convnextv2_atto"  # the last two begin with branches times 0
 
 

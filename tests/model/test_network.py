@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import segmentation_models_pytorch as smp
+import timm
 import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from helpers import hub
 from helpers.steps import make_spec
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.model.network import (
     build_network,
@@ -220,3 +221,19 @@ def test_a_frozen_encoder_has_no_gradients_and_keeps_weights_and_statistics():
     assert changed(encoder, network.encoder) == []
     assert "blocks.0.conv1.1.running_mean" in changed(decoder, network.decoder)
     assert "blocks.0.conv1.0.weight" in changed(decoder, network.decoder)
+
+
+@pytest.mark.skipif(not timm.is_model("test_resnet"), reason="it is a fixture of timm's own tests")
+def test_the_small_residual_network_has_the_weights_that_timms_fixture_began_with():
+    networks = []
+    for encoder in ("small_resnet", "tu-test_resnet"):
+        torch.manual_seed(0)
+        networks.append(build_network(make_spec(encoder=encoder, decoder_channels=(64, 32, 16, 16, 8)), None))
+    own, timms = (network.state_dict() for network in networks)
+    assert own.keys() == timms.keys()
+    assert all(torch.equal(own[name], timms[name]) for name in own)
+
+
+def test_weights_by_name_are_refused_for_the_small_residual_network():
+    with pytest.raises(ConfigError, match="small_resnet has no trained ones: need null or a file"):
+        build_network(make_spec(encoder="small_resnet"), "imagenet")

@@ -73,7 +73,7 @@ CPU_ENCODERS: Sequence[tuple[str, tuple[int, ...] | None]] = (
     ("tu-mobilenetv3_small_050", (64, 32, 16, 16, 8)),
 )
 # Of random weights a plain residual network learns more in a short time than a mobile one (docs/quality.md).
-CPU_ENCODERS_FROM_NOTHING = (*CPU_ENCODERS[:2], ("tu-test_resnet", (64, 32, 16, 16, 8)))
+CPU_ENCODERS_FROM_NOTHING = (*CPU_ENCODERS[:2], ("small_resnet", (64, 32, 16, 16, 8)))
 WANTED_VIEWS = 12_000  # with fewer in the budget, a smaller encoder learns more
 COMPILE_SECONDS = 60.0  # of compiling a step on a GPU
 COMPILE_GAIN = 0.5  # share of a step's time that compiling saves

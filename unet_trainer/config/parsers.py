@@ -38,9 +38,10 @@ _ENCODERS = (
     "efficientnet-b3 efficientnet-b4 efficientnet-b5 efficientnet-b6 efficientnet-b7 mobilenet_v2 xception mit_b0 "
     "mit_b1 mit_b2 "
     "mit_b3 mit_b4 mit_b5 mobileone_s0 mobileone_s1 mobileone_s2 mobileone_s3 mobileone_s4 "
-    "tu-mobilenetv3_small_100 tu-mobilenetv3_small_050 tu-test_resnet"
+    "tu-mobilenetv3_small_100 tu-mobilenetv3_small_050"
 )
-ENCODERS = frozenset(_ENCODERS.split())
+SMALL_RESNET = "small_resnet"  # of model/network.py
+ENCODERS = frozenset([*_ENCODERS.split(), SMALL_RESNET])
 # Those of TERMS in model/losses.py, which imports torch: a typo is answered before that.
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz", "own")
 

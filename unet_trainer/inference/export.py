@@ -26,6 +26,7 @@ from torch.export import Dim
 
 from unet_trainer import __version__
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.parsers import SMALL_RESNET
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.inference.engine import (
     CARD_KEY,
@@ -38,6 +39,7 @@ from unet_trainer.inference.engine import (
     add_digest,
     import_optional,
 )
+from unet_trainer.model.network import SMALL_RESNET_OPTIONS
 from unet_trainer.model.segmenter import FLAT, STRIDE, Segmenter, SegmenterSpec, class_logits
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import counted, first_line
@@ -207,6 +209,10 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
         draft, old = Path(name) / "new", Path(name) / "old"
         network: Any = segmenter.network
         network.save_pretrained(draft)
+        if card.spec.encoder == SMALL_RESNET:  # its options are no plain values; timm has the same under this name
+            plain = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+            plain = {key: value for key, value in plain.items() if key not in SMALL_RESNET_OPTIONS}
+            (draft / "config.json").write_text(json.dumps(plain | {"encoder_name": "tu-test_resnet"}), encoding="utf-8")
         indented = json.dumps(json.loads(card.to_json()), indent=2, ensure_ascii=False) + "\n"
         (draft / SMP_CARD).write_text(indented, encoding="utf-8")
         (draft / README).write_text(smp_readme(card), encoding="utf-8")

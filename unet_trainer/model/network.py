@@ -11,9 +11,10 @@ import segmentation_models_pytorch as smp
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from timm.models.resnet import BasicBlock, Bottleneck
 
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.parsers import encoder_name
+from unet_trainer.config.parsers import SMALL_RESNET, encoder_name
 from unet_trainer.model.pretrained import fetch, offline, weight_files
 from unet_trainer.model.random_state import unchanged
 from unet_trainer.model.segmenter import STRIDE, SegmenterSpec
@@ -26,6 +27,13 @@ WEIGHT_FILES = (".pt", ".pth", ".safetensors")
 FAR = 2048  # pixels; the deepest encoders gather what a pixel depends on from 1,500 around it
 # share of the pixels, that an untrained network expects of any class: to learn from those of rarer ones at once
 RAREST = 0.01
+# Timm's small residual network in the widths of test_resnet, which is a fixture of timm's own tests and may vanish.
+SMALL_RESNET_OPTIONS = {
+    "block": [BasicBlock, BasicBlock, Bottleneck, BasicBlock],
+    "channels": (32, 48, 48, 96),
+    "stem_width": 16,
+    "stem_type": "deep",
+}
 WRAPPERS = (
     "module.",
     "_orig_mod.",
@@ -47,6 +55,14 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
     if spec.decoder_attention != "none":
         options["decoder_attention_type"] = spec.decoder_attention
     named: str | bool | None = None if file is not None else encoder_weights
+    encoder = spec.encoder
+    if encoder == SMALL_RESNET:
+        if named is not None:
+            raise ConfigError(
+                f"encoder_weights: got {named!r}; {encoder} has no trained ones: need null or a file "
+                f"({', '.join(WEIGHT_FILES)})"
+            )
+        encoder, options = "tu-resnet10t", options | SMALL_RESNET_OPTIONS
     if named is not None and spec.encoder.startswith("tu-"):
         if named != "imagenet":
             raise ConfigError(
@@ -63,7 +79,7 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
         with offline() if files else contextlib.nullcontext():
             network = smp.create_model(
                 spec.architecture,
-                spec.encoder,
+                encoder,
                 named,
                 in_channels=spec.image.channels,
                 classes=spec.num_classes,

@@ -95,7 +95,8 @@ def weight_files(encoder: str, weights: str) -> list[HubFile]:
         return _timm_files(encoder.removeprefix("tu-"))
     import segmentation_models_pytorch as smp
 
-    settings = smp.encoders.encoders[encoder]["pretrained_settings"].get(weights)
+    about = smp.encoders.encoders.get(encoder)  # None: small_resnet
+    settings = about and about["pretrained_settings"].get(weights)
     if settings is None:
         return []
     return [
