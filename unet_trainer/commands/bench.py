@@ -29,6 +29,7 @@ from unet_trainer.system.console import Console, aligned, first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.signals import ending_with_this_process
+from unet_trainer.training.early_checks import check_before_imports
 from unet_trainer.training.history import read_metrics
 from unet_trainer.training.run_folder import new_run_folder
 
@@ -65,6 +66,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     if given.step:
         time_step(*build_step(config, console), console)
         return
+    check_before_imports(config)
     from unet_trainer.datasets.dataset_report import find_dataset
     from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
 

@@ -17,7 +17,7 @@ from unet_trainer import __version__
 from unet_trainer.commands import COMMANDS
 from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
-from unet_trainer.config.parsers import near_miss
+from unet_trainer.config.parsers import check_transforms, near_miss
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.system.distributed import PeerFailed, PeerLost, current
@@ -164,6 +164,7 @@ def read_config_words(words: Sequence[str], script_config: ScriptConfig, command
         raise UserError(f"{files[0]} is a folder; need a YAML file. To name the data: python train_unet.py {line}")
     config = load_config(Path(files[0]), overrides) if files else script_config(overrides)
     check_url("data_dir", config.data_dir)
+    check_transforms(config.augmentation)
     return config
 
 

@@ -51,6 +51,7 @@ from unet_trainer.system.resources import (
     read_if_there,
     total_host_memory,
 )
+from unet_trainer.training.early_checks import check_checkpoint_dir
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, StepCost
@@ -110,6 +111,7 @@ def check(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     given = parser.parse_intermixed_args(arguments)
     config = read_config_words(given.words, script_config, "check")
     check_outputs(given)
+    check_checkpoint_dir(config)  # which the contact sheet is written to
 
     from unet_trainer.commands.data_check import (
         check_data,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import load_config
+from unet_trainer.config.load import check_onnx, load_config
 from unet_trainer.system.atomic_files import HTML_PAGE, check_output, check_replaceable, write_output
 from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted
 from unet_trainer.system.local_server import add_page_options, bind, serve
@@ -260,6 +260,7 @@ def try_model(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     if len(models) > 1:
         raise UserError(f"got {len(models)} models ({', '.join(models)}); need one run or file")
     data_dir = Path(settings["data_dir"]) if settings else None
+    check_onnx(next(iter(models), None))
     config = script_config([f"device={given.device}"])
     console = Console()
 

@@ -95,8 +95,8 @@ def load_config(
     data_dir = config.data_dir
     if problem := url_problem(data_dir):
         problems.append(f"data_dir: {problem}")
-    if problems and not ("://" in data_dir or is_demo_dir(data_dir) or os.path.exists(data_dir)):  # noqa: PTH110 (no OSError)
-        problems.append(f"data_dir: {data_dir} does not exist; need a folder with images/ and masks/")
+    if problems and (problem := missing_data_dir(data_dir)):
+        problems.append(f"data_dir: {problem}")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"{count} in {origin}:\n" + "\n".join(f"  {problem}" for problem in problems))
@@ -325,6 +325,26 @@ def check_trackers(config: Config) -> None:
     for name in TRACKERS:
         if getattr(config, name) and find_spec(name) is None:
             raise UserError(f"{name}: the package is not installed; pip install {name}, or set {name}: false")
+
+
+def check_onnx(model: str | None, exports: bool = False) -> None:
+    """Raises UserError where a package is missing that an .onnx file needs, to be run or made."""
+    packages = ("onnx", "onnxscript", "onnxruntime") if exports else ("onnx", "onnxruntime")
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing and (exports or str(model).endswith(".onnx")):
+        raise missing_onnx(missing[0])
+
+
+def missing_onnx(name: str) -> UserError:
+    return UserError(f"{name} is not installed; exported models need: python -m pip install -r requirements-export.txt")
+
+
+def missing_data_dir(data_dir: str) -> str:
+    """That it does not exist; empty for what does, for URLs, patterns of shards, and the demo, which is made."""
+    is_there = os.path.exists(data_dir) or is_demo_dir(data_dir)  # noqa: PTH110 (no OSError)
+    if is_there or ":/" in data_dir or "{" in data_dir:
+        return ""
+    return f"{data_dir} does not exist; need a folder with images/ and masks/"
 
 
 def url_problem(place: str) -> str:
