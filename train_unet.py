@@ -42,10 +42,11 @@ from typing import TYPE_CHECKING, Any, Unpack
 import unet_trainer
 from unet_trainer.commands.command_line import exit_codes, find_command, read_training_command
 from unet_trainer.config.errors import TrainingFailed, UserError
-from unet_trainer.config.load import check_trackers, check_url, load_config, load_with_demo
+from unet_trainer.config.load import check_url, load_config, load_with_demo
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process
+from unet_trainer.training.early_checks import check_before_imports
 from unet_trainer.training.extension import Callback, CustomParts, collect_callbacks
 from unet_trainer.training.run_folder import check_init_from
 
@@ -152,7 +153,7 @@ def train_epochs(
 
     with Session(started) as session:
         if session.processes.is_main:
-            check_trackers(config)
+            check_before_imports(config)
             check_init_from(config)
         check_url("data_dir", config.data_dir)
         session.console.say("U-Net trainer")  # torch takes seconds to import

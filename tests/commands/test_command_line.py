@@ -72,10 +72,14 @@ def test_a_config_error_is_one_message_on_a_terminal_of_any_encoding_and_from_an
 def test_a_mistake_in_a_command_is_answered_without_slow_imports():
     code = (
         "import sys, train_unet\n"
-        "assert [train_unet.main(words.split()) for words in sys.argv[1:]] == [2] * 5\n"
+        "assert [train_unet.main(words.split()) for words in sys.argv[1:]] == [2] * len(sys.argv[1:])\n"
         "assert not {'torch', 'numpy', 'cv2', 'albumentations', 'PIL', 'matplotlib'} & set(sys.modules)\n"
     )
-    lines = ["--resume nowhere", "configs/fsat.yaml", "check lr=1", "bench lr=1", "doctor lr=1"]
+    lines = ["--resume nowhere", "configs/fsat.yaml", "check lr=1", "bench lr=1", "doctor lr=1", "data_dir=nowhere"]
+    lines += [
+        f"{command} augmentation=[HorizontalFlp]" for command in ("", "check", "doctor", "bench", "shard --out x")
+    ]
+    lines += [f"{command} checkpoint_dir=README.md/runs" for command in ("", "check", "bench")]
     done = subprocess.run([sys.executable, "-c", code, *lines], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 

@@ -24,6 +24,7 @@ from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_
 from unet_trainer.system.console import Console, aligned, cause_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.signals import ending_with_this_process
+from unet_trainer.training.early_checks import check_before_imports
 from unet_trainer.training.history import read_metrics
 from unet_trainer.training.run_folder import new_run_folder
 
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     config, console = read_config_words(options.words, script_config, "bench"), Console()
     if options.step:
         return time_step(config, console)
+    check_before_imports(config)
     from unet_trainer.datasets.dataset_report import find_dataset
     from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware
 

@@ -19,6 +19,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import CHECK_JSON, check_output, write_output
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted, first_line
 from unet_trainer.system.resources import ROOT, count_cores, free_disk, read_if_there, total_host_memory
+from unet_trainer.training.early_checks import check_checkpoint_dir
 
 if TYPE_CHECKING:  # a typo in the config is answered before torch and OpenCV are loaded
     from unet_trainer.config.facts import HardwareFacts, StepCost
@@ -37,6 +38,7 @@ def check(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     for option, path, kind in (("--write", options.write, None), ("--json", options.json, CHECK_JSON)):
         if path is not None:
             check_output(option, path, kind)
+    check_checkpoint_dir(config)  # which the contact sheet is written to
 
     from unet_trainer.commands.data_check import check_data  # loads numpy and OpenCV
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import load_config
+from unet_trainer.config.load import check_onnx, load_config
 from unet_trainer.config.parsers import tile_side
 from unet_trainer.system.console import Console, aligned, counted, cut
 
@@ -51,6 +51,8 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
             f"evaluate takes one model, {what}: python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)"
         )
     check_options(given, may_be_as_trained=True)
+    for model in (names[0], given.compare):
+        check_onnx(model)
 
     from unet_trainer.inference.engine import find_model
 

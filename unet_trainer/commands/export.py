@@ -10,7 +10,7 @@ from pathlib import Path
 
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, read_config_words
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.load import check_url
+from unet_trainer.config.load import check_onnx, check_url
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, Kind, check_replaceable, delete_drafts, final_path
@@ -52,6 +52,8 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     )
     given = parser.parse_args(arguments)
     name, raw, console = given.format, given.raw, Console()
+    if name == "onnx":
+        check_onnx(None, exports=True)
 
     from unet_trainer.inference.engine import ONNX_SUFFIX, build_segmenter, find_model
     from unet_trainer.inference.export import ExportError, export_onnx, export_pt2, export_smp

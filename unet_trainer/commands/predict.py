@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig
 from unet_trainer.commands.evaluate import check_options, load
 from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import check_onnx
 from unet_trainer.system.atomic_files import delete_drafts
 from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
 from unet_trainer.system.os_errors import cannot, sentence
@@ -31,6 +32,7 @@ MIN_AGE = 300.0  # seconds since a draft was written to, after which the predict
 def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     given, console = _parser().parse_intermixed_args(arguments), Console()
     check_options(given)
+    check_onnx(given.model)
     if given.batch_size is not None and given.batch_size < 1:
         raise UserError(f"--batch-size: got {given.batch_size}; need 1 or more")
 

@@ -7,6 +7,7 @@ torch, so that a typo is answered at once.
 import dataclasses
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -65,6 +66,12 @@ FROM_NOTHING = ("learning_rate", "warmup_epochs", "ema_decay")
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
+# Files about datasets that are taken for configs, and their keys.
+DATASET_KEYS = {
+    "nnU-Net's dataset.json": "labels numTraining",
+    "Ultralytics' file about a dataset": "train val names",
+    "a file of COCO annotations": "images annotations categories",
+}
 # Settings of earlier versions, and what a user has now.
 REMOVED_KEYS = {
     "scaler_growth_factor": "torch's own factor is used",
@@ -108,8 +115,8 @@ def load_config(
     data_dir = config.data_dir
     if problem := url_problem(data_dir):
         problems.append(f"data_dir: {problem}")
-    if problems and not ("://" in data_dir or is_demo_dir(data_dir) or os.path.exists(data_dir)):  # noqa: PTH110 (no OSError)
-        problems.append(f"data_dir: {data_dir} does not exist; need a folder with images/ and masks/")
+    if problems and (problem := missing_data_dir(data_dir)):
+        problems.append(f"data_dir: {problem}")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
         raise ConfigError(f"{count} in {origin}:\n" + "\n".join(f"  {problem}" for problem in problems))
@@ -185,6 +192,13 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         raise YamlError(f"no such file{hint}") from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
+    if (kind := _kind_of_dataset(content)) is not None:
+        inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # of Ultralytics, from where the file lies
+        folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
+        folder = folder if folder.is_dir() else path.parent
+        raise YamlError(
+            f"it is {kind}, not a config; to use the data that it describes: data_dir={shlex.quote(str(folder))}"
+        )
     if len(content) > MAX_BYTES:
         raise YamlError(f"more than {MAX_BYTES // 1024} KiB; a config is far smaller")
     try:
@@ -196,6 +210,12 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise YamlError(f"got {shorten(values)}; need lines of the form key: value")
     return values
+
+
+def _kind_of_dataset(content: bytes) -> str | None:
+    """What another tool's file about a dataset is, by its keys; None of a config."""
+    keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
+    return next((kind for kind, wanted in DATASET_KEYS.items() if keys.issuperset(wanted.encode().split())), None)
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
@@ -344,6 +364,26 @@ def check_trackers(config: Config) -> None:
     for name in TRACKERS:
         if getattr(config, name) and find_spec(name) is None:
             raise UserError(f"{name}: the package is not installed; pip install {name}, or set {name}: false")
+
+
+def check_onnx(model: str | None, exports: bool = False) -> None:
+    """Raises UserError where a package is missing that an .onnx file needs, to be run or made."""
+    packages = ("onnx", "onnxscript", "onnxruntime") if exports else ("onnx", "onnxruntime")
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing and (exports or str(model).endswith(".onnx")):
+        raise missing_onnx(missing[0])
+
+
+def missing_onnx(name: str) -> UserError:
+    return UserError(f"{name} is not installed; exported models need: python -m pip install -r requirements-export.txt")
+
+
+def missing_data_dir(data_dir: str) -> str:
+    """That it does not exist; empty for what does, for URLs, patterns of shards, and the demo, which is made."""
+    is_there = os.path.exists(data_dir) or is_demo_dir(data_dir)  # noqa: PTH110 (no OSError)
+    if is_there or ":/" in data_dir or "{" in data_dir:
+        return ""
+    return f"{data_dir} does not exist; need a folder with images/ and masks/"
 
 
 def url_problem(place: str) -> str:

@@ -9,13 +9,17 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from unet_trainer.config.errors import UserError
+from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.safe_yaml import BOOLEANS, NULLS, Plain, interpret, map_leaves, parse_number
+from unet_trainer.system.input_files import read_text
 
 MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, blue
 MaskClass = int | tuple[Any, ...]  # a MaskValue, or a tuple of several, in which a value may be a tuple of one
@@ -24,6 +28,7 @@ MaskValues = str | tuple[MaskClass, ...]  # auto, nonzero, "above N", or what be
 MAX_INTEGER = 2**31
 MAX_ITEMS = 256  # of a list
 COLOUR_LENGTH = 3
+JITTER_NAME = "IntensityJitter"  # in a list of transforms, the one that albumentations does not have
 MAX_MASK_VALUE = 65535
 SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "16": "float16"}
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -304,8 +309,7 @@ def weighted_losses(raw: Any) -> dict[str, float]:
 
 
 def transform_list(raw: Any) -> tuple[Any, ...]:
-    """A list of transforms: `Name`, or `{Name: {parameter: value}}`; the names are checked where the library is
-    imported."""
+    """A list of transforms: `Name`, or `{Name: {parameter: value}}`; check_transforms knows the names."""
     if not isinstance(raw, list | tuple):
         raise ValueError
     items = map_leaves(interpret, raw)
@@ -324,6 +328,40 @@ def _parameter(value: Any) -> Any:
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError("parameters are numbers, text, true, false or null, or lists of them")
     return value
+
+
+def check_transforms(augmentation: str | Sequence[Any]) -> None:
+    """Raises ConfigError for names that are not in the text of albumentations: importing it would import torch."""
+    library = None if isinstance(augmentation, str) else find_spec("albumentations")
+    if library is None or library.origin is None:
+        return
+    texts = map(read_text, Path(library.origin).parent.glob("**/*.py"))
+    classes = (re.findall(r"^class (\w+)\(", text, re.MULTILINE) for text in texts)
+    known = {JITTER_NAME, *chain.from_iterable(classes)}
+    refuse_transforms([unknown_transform(name, known) for name in _transform_names(augmentation) if name not in known])
+
+
+def refuse_transforms(problems: Sequence[str]) -> None:
+    if problems:
+        raise ConfigError("augmentation: " + "\n  augmentation: ".join(problems))
+
+
+def unknown_transform(name: str, known: Iterable[str]) -> str:
+    proper = {word.lower(): word for word in sorted(known)}
+    meant = near_miss(name, proper)
+    return f"unknown transform {name!r}" + (
+        f"; did you mean {proper[meant]}?" if meant else "; see albumentations' list"
+    )
+
+
+def _transform_names(entries: Any) -> Iterator[str]:
+    """What has another form is refused where the transforms are made."""
+    for entry in entries if isinstance(entries, list | tuple) else ():
+        for name, parameters in entry.items() if isinstance(entry, dict) else [(entry, None)]:
+            if isinstance(name, str):
+                yield name
+            if isinstance(parameters, dict):
+                yield from _transform_names(parameters.get("transforms"))
 
 
 # How mask_values and ignore_value are written: a value, a colour, or several of them that are one class.

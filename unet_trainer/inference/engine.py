@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from unet_trainer import __version__
 from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import CheckpointError, UserError
+from unet_trainer.config.load import missing_onnx
 from unet_trainer.config.schema import OWN
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.worker_pool import to_device
@@ -384,10 +385,7 @@ def import_optional(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise UserError(
-            f"{error.name or name} is not installed; exported models need: python -m pip install -r "
-            "requirements-export.txt"
-        ) from None
+        raise missing_onnx(error.name or name) from None
 
 
 def _choose_providers(device: str, available: list[str]) -> list[Any]:

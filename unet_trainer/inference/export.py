@@ -76,8 +76,6 @@ class ExportNetwork(torch.nn.Module):
 def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     """One file with weights, normalisation and card. Returns what was compared. Raises ExportError; the file that was
     there is then as it was."""
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        import_optional(package)
     with _exporting():
         program = torch.onnx.export(
             ExportNetwork(segmenter).eval(),

@@ -17,7 +17,7 @@ import numpy as np
 
 from unet_trainer.config.choices import FLIPS, named_augmentation
 from unet_trainer.config.errors import ConfigError
-from unet_trainer.config.parsers import near_miss
+from unet_trainer.config.parsers import JITTER_NAME, refuse_transforms, unknown_transform
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageSpec
 
@@ -30,7 +30,6 @@ GROUPS = ("OneOf", "SomeOf", "Sequential", "RandomOrder")
 # They change the dtype or the layout of images: batches keep those of the files, and the device normalises them.
 REFUSED = ("Normalize", "ToFloat", "FromFloat", "ToTensorV2", "ToTensor3D", "Lambda", "Compose")
 ABSTRACT = ("BasicTransform", "DualTransform", "ImageOnlyTransform", "Transform3D")
-JITTER_NAME = "IntensityJitter"  # of an entry of a list that is no transform of albumentations
 NUM_TRIALS = 8  # a transform of probability p is tried with probability 1 - (1 - p)^8
 
 
@@ -85,13 +84,21 @@ def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_s
             jitter = partial(_jitter, strength=strength, mean=image_spec.mean, std=image_spec.std)
         elif (transform := _build_transform(item, problems)) is not None:
             transforms.append(transform)
-    if problems:
-        raise ConfigError("augmentation: " + "\n  augmentation: ".join(problems))
+    refuse_transforms(problems)
     if isinstance(spec, str):
         return Augmentation(transforms, jitter)
     augmentation = Augmentation(transforms, jitter, None if image_spec.is_8bit else (image_spec.low, image_spec.high))
     _try_out(augmentation, size, image_spec)
     return augmentation
+
+
+def check_parameters(spec: str | Sequence[Any]) -> None:
+    """Raises ConfigError for a list with a transform that cannot be made; before the data are read."""
+    problems: list[str] = []
+    for item in () if isinstance(spec, str) else spec:
+        if not (isinstance(item, dict) and JITTER_NAME in item):
+            _build_transform(item, problems)
+    refuse_transforms(problems)
 
 
 class Strength(NamedTuple):
@@ -146,11 +153,7 @@ def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseC
     ]
     known = [*GROUPS, *sorted(set(of_library) - set(ABSTRACT))]
     if name not in known:
-        meant = near_miss(name, [word.lower() for word in known])
-        proper = next((word for word in known if word.lower() == meant), None)
-        problems.append(
-            f"unknown transform {name!r}" + (f"; did you mean {proper}?" if proper else "; see albumentations' list")
-        )
+        problems.append(unknown_transform(name, known))
         return None
     if name in GROUPS:
         inner = parameters.pop("transforms", None)

@@ -28,6 +28,7 @@ from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.mask_evidence import class_table, ignored_share
+from unet_trainer.loading.augmentation import check_parameters
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.random_state import CallersRandomState
@@ -101,6 +102,7 @@ def set_up(
     budget = TimeBudget(config.time_budget, session.started)
     console, processes = session.console, session.processes
     check_same(processes, config_facts(config), "", "the same config, the same command and the same packages")
+    check_parameters(config.augmentation)
     source, folder, earlier = _find_earlier(config, session)
     if earlier is not None:
         config = resume.keep_decided(config, earlier["config"])

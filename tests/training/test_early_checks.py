@@ -1,0 +1,105 @@
+"""What is wrong with a run is told before torch is imported, where that is possible."""
+
+import importlib.util
+
+import pytest
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import check_onnx, load_config
+from unet_trainer.training import early_checks
+from unet_trainer.training.early_checks import check_before_imports
+
+
+@pytest.fixture
+def without(monkeypatch):
+    """Makes a package missing."""
+    find_spec = importlib.util.find_spec
+
+    def hide(*names):
+        for module in ("unet_trainer.config.load", "unet_trainer.training.early_checks"):
+            monkeypatch.setattr(f"{module}.find_spec", lambda name: None if name in names else find_spec(name))
+
+    return hide
+
+
+def refusal(**settings):
+    with pytest.raises(UserError) as raised:
+        check_before_imports(load_config(settings))
+    return str(raised.value)
+
+
+def test_names_of_transforms_are_known_without_their_library(tmp_path):
+    inner = {"OneOf": {"transforms": ["Affin", {"GaussNoise": {"p": 0.1}}]}}
+    assert refusal(augmentation=["HorizontalFlp", inner, "Transpose", "IntensityJiter"]) == (
+        "augmentation: unknown transform 'HorizontalFlp'; did you mean HorizontalFlip?\n"
+        "  augmentation: unknown transform 'Affin'; did you mean Affine?\n"
+        "  augmentation: unknown transform 'IntensityJiter'; did you mean IntensityJitter?"
+    )
+
+
+def test_entries_of_another_form_are_left_to_the_library(tmp_path):
+    for entry in (
+        {"OneOf": {"transforms": 5}},
+        {"OneOf": {"transforms": [3, {"Affine": None}, None]}},
+        {"Affine": None},
+    ):
+        check_before_imports(load_config({"augmentation": [entry], "checkpoint_dir": str(tmp_path)}))
+
+
+def test_every_transform_of_the_library_is_known(tmp_path):
+    import albumentations
+
+    from unet_trainer.loading.augmentation import GROUPS
+
+    names = [word for word, value in vars(albumentations).items() if isinstance(value, type)]
+    transforms = [word for word in names if issubclass(getattr(albumentations, word), albumentations.BasicTransform)]
+    assert len(transforms) > 100
+    entries = [*transforms, *GROUPS, {"IntensityJitter": {}}]
+    check_before_imports(load_config({"augmentation": entries[:250], "checkpoint_dir": str(tmp_path)}))
+
+
+def test_a_wrong_parameter_is_told_before_the_data_are_read():
+    from unet_trainer.loading.augmentation import check_parameters
+
+    for spec in ("default", ["Transpose", {"IntensityJitter": {"p": 1}}]):
+        check_parameters(spec)
+    with pytest.raises(UserError, match=r"^augmentation: Affine: Argument\(s\) 'rotat' are not valid"):
+        check_parameters(["Transpose", {"Affine": {"rotat": 5}}])
+
+
+def test_a_missing_package_is_told(without, tmp_path):
+    without("tensorboard", "nibabel", "onnxscript")
+    assert refusal(tensorboard=True).startswith("tensorboard: the package is not installed; pip install tensorboard")
+    for name in ("imagesTr/a_0000.nii.gz", "labelsTr/a.nii.gz", "dataset.json"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).touch()
+    said = refusal(data_dir=str(tmp_path / "data"))
+    assert said.startswith(str(tmp_path / "data"))
+    assert said.endswith(".nii.gz is a NIfTI volume; pip install nibabel reads it")
+    (tmp_path / "data/imagesTr/b.png").touch()  # the volumes may not be what is trained on
+    check_before_imports(load_config({"data_dir": str(tmp_path / "data"), "checkpoint_dir": str(tmp_path)}))
+    check_onnx("model.onnx")
+    with pytest.raises(UserError, match=r"^onnxscript is not installed; exported models need: python -m pip install"):
+        check_onnx(None, exports=True)
+
+
+def test_data_that_are_not_there_are_told_and_shards_and_the_demo_may_come(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert refusal(data_dir="none") == "data_dir: none does not exist; need a folder with images/ and masks/"
+    for data_dir in ("data/demo", "s3://bucket/x", "s3:/bucket/x", "shards/a-{0..3}.tar"):
+        check_before_imports(load_config({"data_dir": data_dir}))
+
+
+def test_a_checkpoint_dir_that_cannot_be_made_is_told_and_nothing_is_made(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    (tmp_path / "unmounted").symlink_to(tmp_path / "none")
+    before = sorted(tmp_path.iterdir())
+    for name in ("file", "file/runs", "unmounted", "unmounted/runs"):
+        for resume in (None, "auto"):
+            said = refusal(checkpoint_dir=str(tmp_path / name), resume=resume)
+            assert said.startswith(f"checkpoint_dir: {tmp_path / name} cannot be written to (")
+    check_before_imports(load_config({"checkpoint_dir": str(tmp_path / "a/b/c")}))
+    check_before_imports(load_config({"checkpoint_dir": str(tmp_path / "file"), "resume": "elsewhere/run"}))
+    monkeypatch.setattr(early_checks.tempfile, "TemporaryFile", lambda dir: exec("raise OSError(28, 'No space left')"))
+    check_before_imports(load_config({"checkpoint_dir": str(tmp_path)}))  # on_save_error says whether that matters
+    assert sorted(tmp_path.iterdir()) == before
