@@ -239,14 +239,17 @@ MISSING = {
     "NaN": (missing_file(np.nan), "NaN"),
     "the tag of GDAL": (missing_file(-9999, tagged=True), "-9999"),
     "the tag of GDAL in 16 bit": (missing_file(-9999, np.int16, tagged=True), "-9999"),
+    "set": (missing_file(-9999), "-9999"),
+    "set in 16 bit": (missing_file(-9999, np.int16), "-9999"),
 }
 
 
-@pytest.mark.parametrize(("kind", "fit"), list(zip(MISSING, ["resize", "crop", "crop"], strict=True)))
+@pytest.mark.parametrize(("kind", "fit"), list(zip(MISSING, ["resize", "crop", "crop", "crop", "resize"], strict=True)))
 def test_missing_data_is_left_out_of_the_statistics_and_filled_with_the_mean(kind, fit, prepare, tmp_path):
     write, mark = MISSING[kind]
     arrays = write_images(tmp_path / "data", write)
-    run = prepare(tmp_path / "data", image_size=SIDE, augmentation="none", fit=fit)
+    setting = {"nodata": -9999} if "set" in kind else {}
+    run = prepare(tmp_path / "data", image_size=SIDE, augmentation="none", fit=fit, **setting)
     channels = arrays["0"].shape[2]
     pixels = np.ma.concatenate([arrays[pair.name].reshape(-1, channels) for pair in run.dataset.split.train]).astype(
         float
@@ -265,7 +268,7 @@ def test_missing_data_is_left_out_of_the_statistics_and_filled_with_the_mean(kin
 
 
 def test_pixels_without_data_count_nowhere_if_the_user_says_so(prepare, tmp_path):
-    write_images(tmp_path / "data", missing_file(-9999))
+    write_images(tmp_path / "data", missing_file(-9999, np.int16, tagged=True))
     for setting in ("fill", "ignore"):
         run = prepare(tmp_path / "data", image_size=SIDE, augmentation="none", nodata=setting)
         (batch,) = run.loaders.val.epoch(0)
@@ -278,7 +281,7 @@ def test_pixels_without_data_count_nowhere_if_the_user_says_so(prepare, tmp_path
 
 def test_a_model_is_evaluated_and_used_on_such_images_as_it_was_trained(tiny_config, tmp_path, capsys):
     write_images(tmp_path / "data", missing_file(-9999))
-    result = train(tiny_config, data_dir=tmp_path / "data", nodata="ignore", val_fraction=0.5)
+    result = train(tiny_config, data_dir=tmp_path / "data", nodata=-9999, val_fraction=0.5)
     capsys.readouterr()
     assert main(["evaluate", str(result.run_dir)]) == 0
     assert f"{result.best_val_iou:.4f}" in capsys.readouterr().out

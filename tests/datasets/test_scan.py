@@ -172,6 +172,13 @@ def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
         assert scan_pairs([pair], QUIET, ScanCache(cache_file)) == expected
 
 
+def test_facts_are_those_of_the_value_that_marks_missing_data_now(tmp_path):
+    pair = save_array(tmp_path, np.array([[1, -5], [2, 3]], np.float32))
+    for nodata, missing, low in (("fill", (), -5.0), (-5.0, (1,), 1.0), ("ignore", (), -5.0)):
+        ((image, _),) = scan_pairs([pair], QUIET, ScanCache(tmp_path / "cache.json", nodata))
+        assert (image.missing, image.low) == (missing, low)
+
+
 def test_the_first_error_of_a_remote_shard_ends_it(tmp_path, monkeypatch):
     """Each of them is tried again for half a minute: all together would take hours."""
     monkeypatch.setattr(scan, "count_cores", lambda: 1)

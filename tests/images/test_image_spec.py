@@ -15,7 +15,6 @@ from unet_trainer.images.image_spec import (
     ImageReader,
     ImageSpec,
     average_rows,
-    extreme_value,
     find_missing,
     open_reader,
     read_small,
@@ -38,29 +37,11 @@ def test_whole_numbers_are_missing_where_all_channels_hold_the_mark():
     assert find_missing(np.zeros((2, 2, 1), bool), [0.0]) is None
 
 
-@pytest.mark.parametrize(
-    ("mark", "others", "is_extreme"),
-    [
-        (-9999, (0, 3000), True),  # a map of heights
-        (-9999, (-8000, 8000), True),  # with the sea
-        (-9999, (-9990, 8000), False),
-        (-999, (0, 1), True),
-        (-999, (5, 5), True),  # beside nothing but sea level
-        (-5, (0, 1), False),  # any other: ten times their range
-        (-50, (0, 1), True),
-        (1e20, (-300, 300), True),
-        (4095, (0, 600), False),  # saturated
-        (0, (1e6, 1e6 + 1), False),
-        (7, (5, 5), False),
-    ],
-)
-def test_a_value_far_from_all_others_may_be_a_mark(mark, others, is_extreme):
-    image = np.linspace(*others, 100).reshape(10, 10, 1).astype(np.float32)
-    image[:3, :3] = mark
-    assert extreme_value(image) == (np.float32(mark) if is_extreme else None)
-    holed = image.copy()
-    holed[9, 9] = np.nan
-    assert extreme_value(holed, find_missing(holed)) == extreme_value(image)
+def test_a_mark_that_the_user_set_counts_in_whole_numbers_without_a_tag_and_another_only_with_it():
+    image = np.array([[[0], [7]]], np.uint8)
+    for is_set, tag, filled in ((True, None, [5, 7]), (False, None, [0, 7]), (False, 0.0, [5, 7]), (True, 7.0, [5, 7])):
+        spec = ImageSpec(1, "uint8", (5.0,), (1.0,), 0.0, 255.0, nodata=(0.0,), is_nodata_set=is_set)
+        assert spec.fill(image, tag)[0].ravel().tolist() == filled
 
 
 # Readers: parts of images of any format, at full size and averaged

@@ -161,7 +161,7 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     place = Files(out, workspace=checkpoint_dir / FOLDER)
     refuse_other_files(place)
     found = find_dataset(config, console)
-    report = read_every_pair(config, found, open_scan_cache(data_dir, checkpoint_dir), console)
+    report = read_every_pair(config, found, open_scan_cache(data_dir, checkpoint_dir, config.nodata), console)
     if report.blocking_message:
         command = f"python train_unet.py check data_dir={shlex.quote(config.data_dir)}"
         raise UserError(f"{report.blocking_message}\nTo see all of it: {command}")

@@ -35,7 +35,7 @@ class Overrides(TypedDict, total=False):
     image_mean: Sequence[float] | Literal["auto"]
     image_std: Sequence[float] | Literal["auto"]
     normalize: Literal["dataset", "image"] | Literal["auto"]
-    nodata: Literal["fill", "ignore", "keep"]
+    nodata: Literal["fill", "ignore", "keep"] | float
     augmentation: Literal["none", "default", "strong"] | Sequence[Any] | Literal["auto"]
     cutmix: float | Literal["auto"]
     num_workers: int | Literal["auto"]

@@ -71,7 +71,7 @@ EXAMPLES = {
     "data_dir": "data/mine", "image_dir": "images", "mask_dir": "masks", "mask_suffix": "_mask", "num_classes": "1",
     "class_names": "[background, road]", "mask_values": "[0, 255] or [[0, 0, 0], [255, 0, 0]]", "ignore_value": "255",
     "mask_tolerance": "0", "split_file": "split.csv", "group_pattern": r"'(patient\d+)_'", "num_folds": "5",
-    "image_size": "512 or [512, 768]", "crops_per_image": "4", "repeats": "4 or 0.25", "in_channels": "3",
+    "image_size": "512 or [512, 768]", "crops_per_image": "4", "repeats": "4 or 0.25", "in_channels": "3", "nodata": "-9999",
     "image_mean": "[123.7, 116.3, 103.5]", "image_std": "[58.4, 57.1, 57.4]", "cutmix": "0.5", "num_workers": "4",
     "encoder": "resnet34", "encoder_weights": "imagenet", "init_from": "checkpoints/demo", "decoder_channels": "[256, 128, 64, 32, 16]",
     "freeze_encoder_epochs": "5", "loss": "{dice: 1, bce: 1}", "class_weights": "[0.5, 2.0]",
@@ -164,9 +164,10 @@ class Config:
     normalize: Literal["dataset", "image"] | Auto = "auto"
     """image: each image or crop that the model sees is then brought to mean 0 and standard deviation 1, all channels as one;
     dataset: it is not; auto: image, where a third of the variance of pixels lies between images"""
-    nodata: Literal["fill", "ignore", "keep"] = "fill"
-    """values without data (NaN, GDAL's tag, one far from all others that repeats) are left out of the statistics and get the
-    mean: fill; ignore: such pixels are left out of loss and scores; keep: only NaN and the tags of float images"""
+    nodata: Literal["fill", "ignore", "keep"] | float = "fill"
+    """values without data (NaN, GDAL's tag) are left out of the statistics and get the mean: fill; ignore: such pixels are left
+    out of loss and scores; keep: only NaN and the tags of float images; a number, such as -9999: fill, and this value has no
+    data either"""
     augmentation: Literal["none", "default", "strong"] | Transforms | Auto = "auto"
     """auto: by the symmetry of the data; none, default, strong, or a list of albumentations transforms"""
     cutmix: Share | Auto = "auto"

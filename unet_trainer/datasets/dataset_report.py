@@ -196,7 +196,7 @@ def build_dataset_report(
     """Finds the pairs, unless they are given, reads every file, and decides kind, coding and split. A resumed run keeps
     its split, and is not told again that it is too easy. Raises DataError if no pairs can be found."""
     found = found or find_dataset(config, console)
-    cache = scan.open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir))
+    cache = scan.open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir), config.nodata)
     report = read_every_pair(config, found, cache, console)
     if not report.pairs:
         return report
@@ -281,8 +281,8 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
 def _choose_kind(report: DatasetReport, config: Config) -> None:
     report.kind = kind = scan.choose_kind(report.images, config.in_channels)
     report.nodata = scan.choose_nodata(report.images, config.nodata)
-    report.notices += scan.describe_reading(report.images, kind.channels, report.nodata, config.nodata == "ignore")
-    report.images = [image.as_read(kind.channels, report.nodata) for image in report.images]
+    report.notices += scan.describe_reading(report.images, kind.channels, report.nodata, config.nodata)
+    report.images = [image.as_read(kind.channels) for image in report.images]
     reasons = [scan.mismatch(image, kind) for image in report.images]
     lines = [f"{pair.shown_image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
     if not lines:
@@ -318,7 +318,7 @@ def _cut_into_blocks(
     found = replace(report.found, pairs=tuple(cut), rule=rule, notices=(OF_ONE_IMAGE,))
     scanned = read_every_pair(config, found, cache, console)
     report.found, report.pairs, report.masks = found, scanned.pairs, scanned.masks
-    report.images = [each.as_read(kind.channels, report.nodata) for each in scanned.images]
+    report.images = [each.as_read(kind.channels) for each in scanned.images]
     report.problems += scanned.problems
     report.notices += scanned.notices
 

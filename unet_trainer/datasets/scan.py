@@ -13,6 +13,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +40,6 @@ from unet_trainer.images.image_spec import (
     IMAGENET_STD,
     ImageSpec,
     depth_name,
-    extreme_value,
     find_missing,
 )
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
@@ -74,19 +74,6 @@ class AlphaFacts:
 
 
 @dataclass(frozen=True)
-class Extreme:
-    """A value that may mark missing data, by the tag of GDAL or far from all others; and the statistics of the
-    others."""
-
-    value: float
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    low: float
-    high: float
-    missing: tuple[int, ...]  # with those of this value
-
-
-@dataclass(frozen=True)
 class ImageFacts:
     """What an image file holds, without its alpha channel."""
 
@@ -101,12 +88,11 @@ class ImageFacts:
     alpha: AlphaFacts | None
     is_turned: bool  # rotated or mirrored because of its EXIF orientation
     digest: str  # of the file's bytes
-    pixels: (
-        str  # digest of the values without opacity, of one channel if all are equal; empty: shards of earlier versions
-    )
+    pixels: str  # digest of the values without opacity, of one channel if all are equal
     missing: tuple[int, ...] = ()  # values of each channel that are no data, as find_missing tells; empty: none
     marks: tuple[str, ...] = ()  # what these hold
-    extreme: Extreme | None = None
+    tag: float | None = None  # of GDAL, if whole numbers are missing by it
+    nodata: float | str = "fill"  # the setting that this was measured with; ignore is measured as fill
     thumbnail: str = ""  # empty: nothing to see, or missing values
     stamp: tuple[int, ...] = field(default=(), compare=False)  # when it was read
 
@@ -117,31 +103,21 @@ class ImageFacts:
     @property
     def content(self) -> str:
         """The same for images that are identical, however they were saved."""
-        return f"{self.size} {self.dtype} {self.pixels}" if self.pixels else self.digest
+        return f"{self.size} {self.dtype} {self.pixels}"
 
     def is_consistent(self) -> bool:
         has_channels = len(self.mean) == len(self.std) == self.channels > 0 and len(self.missing) in (0, self.channels)
         return min(self.size) > 0 and has_channels and is_thumbnail(self.thumbnail)
 
-    def as_read(self, channels: int, nodata: Sequence[float] = ()) -> "ImageFacts":
-        """As a model of so many channels takes it: with alpha if it is one of them, without values that mark missing
-        data."""
-        facts = self
-        if self.extreme is not None and self.extreme.value in nodata:
-            others = {name: value for name, value in vars(self.extreme).items() if name != "value"}
-            facts = replace(facts, **others, extreme=None)
-        elif self.low == self.high and self.low in nodata and self.dtype.startswith("float"):
-            facts = replace(facts, missing=(self.height * self.width,) * self.channels)
+    def as_read(self, channels: int) -> "ImageFacts":
+        """As a model of so many channels takes it: with alpha if it is one of them."""
         alpha = self.alpha
         if alpha is None or channels != self.channels + 1:
-            return facts
-        mean, std, missing = (
-            (*facts.mean, alpha.mean),
-            (*facts.std, alpha.std),
-            (*facts.missing, *[0] * bool(facts.missing)),
-        )
-        low, high = min(facts.low, alpha.low), max(facts.high, alpha.high)
-        return replace(facts, channels=channels, mean=mean, std=std, missing=missing, low=low, high=high, alpha=None)
+            return self
+        mean, std = (*self.mean, alpha.mean), (*self.std, alpha.std)
+        missing = (*self.missing, *[0] * bool(self.missing))
+        low, high = min(self.low, alpha.low), max(self.high, alpha.high)
+        return replace(self, channels=channels, mean=mean, std=std, missing=missing, low=low, high=high, alpha=None)
 
 
 @dataclass(frozen=True)
@@ -180,10 +156,11 @@ FACTS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the
 
 
 class ScanCache:
-    """Facts from earlier scans, in one JSON file. Facts of a file whose size or times have changed are not found."""
+    """Facts from earlier scans, in one JSON file. Facts of a file whose size or times have changed are not found, nor
+    those of an image that were measured with another `nodata`."""
 
-    def __init__(self, path: Path | None) -> None:
-        self.path = path
+    def __init__(self, path: Path | None, nodata: float | str = "fill") -> None:
+        self.path, self.nodata = path, "fill" if nodata == "ignore" else nodata
         self.known: dict[str, list[Any]] = {}
         content = read_cache(path)
         if content.get("format") == CACHE_FORMAT and isinstance(content.get("files"), dict):
@@ -195,11 +172,12 @@ class ScanCache:
             stored = find_member(path)
             in_index = None if stored is None else stored.facts
             if in_index is not None:
-                in_index = {"thumbnail": "", **({"pixels": ""} if kind == "image" else {}), **in_index}
+                in_index = {"thumbnail": "", **in_index}
             known_stamp, known = (stamp, in_index) if in_index is not None else self.known[f"{kind}:{path.absolute()}"]
             if stamp is not None and known_stamp == stamp:
                 facts = from_plain(FACTS[kind], {**known, "stamp": stamp})
-                return facts if facts.is_consistent() else None
+                is_same = isinstance(facts, MaskFacts) or facts.nodata == self.nodata
+                return facts if is_same and facts.is_consistent() else None
         return None
 
     def add(self, kind: str, path: Path, found: Facts | str, stamp: list[int] | None) -> Facts | str:
@@ -220,10 +198,10 @@ def plain_facts(facts: Facts) -> dict[str, Any]:
     return {name: value for name, value in asdict(facts).items() if name != "stamp"}
 
 
-def open_scan_cache(data_dir: Path, checkpoint_dir: Path) -> ScanCache:
+def open_scan_cache(data_dir: Path, checkpoint_dir: Path, nodata: float | str) -> ScanCache:
     """The cache for the files of data_dir; each data_dir has its own."""
     name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
-    return ScanCache(checkpoint_dir / ".scan" / f"{name}.json")
+    return ScanCache(checkpoint_dir / ".scan" / f"{name}.json", nodata)
 
 
 Task = tuple[Pair, Sequence[str]]  # a pair, and which of its files are to be read
@@ -250,7 +228,8 @@ def scan_pairs(
                 tasks.append((pair, missing))
             else:
                 bar.tick()
-        with contextlib.closing(forked_map(_scan_pair, tasks, count_cores(), timeout=timeout)) as outcomes:
+        scan_pair = partial(_scan_pair, nodata=cache.nodata)
+        with contextlib.closing(forked_map(scan_pair, tasks, count_cores(), timeout=timeout)) as outcomes:
             for position, outcome in outcomes:
                 pair, kinds = tasks[position]
                 if isinstance(outcome, Crash) and outcome.is_timeout:
@@ -261,7 +240,7 @@ def scan_pairs(
                 if isinstance(outcome, Crash):  # a child process for each file finds the one that crashes the decoder
                     outcome = {}
                     for kind in kinds:
-                        ((_, alone),) = forked_map(_scan_pair, [(pair, [kind])], 1)
+                        ((_, alone),) = forked_map(scan_pair, [(pair, [kind])], 1)
                         crashed = f"decoding it crashed ({alone.reason})" if isinstance(alone, Crash) else alone
                         outcome[kind] = alone[kind] if isinstance(alone, dict) else crashed
                 for kind, found in outcome.items():
@@ -273,13 +252,13 @@ def scan_pairs(
     return [PairFacts(facts["image", pair.image], facts["mask", pair.mask]) for pair in pairs]
 
 
-def _scan_pair(task: Task, read_stderr: ReadStderr) -> dict[str, Any] | str:
+def _scan_pair(task: Task, read_stderr: ReadStderr, nodata: float | str) -> dict[str, Any] | str:
     """The facts of the files, or why one cannot be used. A text: why a remote shard cannot be read."""
     pair, kinds = task
     found: dict[str, Any] = {}
     for kind in kinds:
         try:
-            found[kind] = _scan_image(pair.image) if kind == "image" else _scan_mask(pair)
+            found[kind] = _scan_image(pair.image, nodata) if kind == "image" else _scan_mask(pair)
         except ReadError as error:
             stored = find_member(getattr(pair, kind))
             if isinstance(error, ShardError) and stored is not None and stored.store.is_remote:
@@ -316,23 +295,28 @@ def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: 
     return found
 
 
-def _scan_image(path: Path) -> ImageFacts:
+def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
     data = read_bytes(path)
     num_with_alpha = headers.channels_with_alpha(data)
     image, alpha = decode_image(data, channels=num_with_alpha) if num_with_alpha else decode_image(data), None
     whole = image
     if num_with_alpha and image.shape[2] == num_with_alpha:
         image, alpha = np.ascontiguousarray(image[:, :, :-1]), _measure_alpha(np.ascontiguousarray(image[:, :, -1:]))
-    (mean, std, low, high, missing), extreme, marks = _measure_values(image, headers.nodata_of(data))
+    tag, is_float = headers.nodata_of(data), image.dtype.kind == "f"
+    tag = tag if is_float or nodata == "fill" else None
+    is_missing = find_missing(image, [value for value in (tag, nodata) if isinstance(value, float)])
+    mean, std, low, high, missing = _measure(image, is_missing)
+    values = [] if is_missing is None else np.unique(image[is_missing])[:3].tolist()
+    marks = tuple(sorted({f"{value:.6g}".replace("nan", "NaN") for value in values}))
     seen = whole if alpha is not None and alpha.is_band else image
     if (seen == seen[:, :, :1]).all():  # grey, in one channel or in three
         seen = seen[:, :, :1]
     pixels = content_digest(np.ascontiguousarray(seen).ravel().data)
     source = alpha, headers.is_turned(data), content_digest(data), pixels
-    thumbnail = "" if extreme is not None or any(missing) else thumbnail_of(image)
+    thumbnail = "" if any(missing) else thumbnail_of(image)
     height, width, channels = image.shape
-    values = mean, std, low, high, *source, missing, marks, extreme, thumbnail
-    return ImageFacts(height, width, channels, str(image.dtype), *values)
+    found = missing, marks, tag if marks and not is_float else None, nodata, thumbnail
+    return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, *found)
 
 
 def scan_as_mask(_: int, pair: Pair) -> MaskFacts:
@@ -371,20 +355,6 @@ def _measure_alpha(alpha: Pixels) -> AlphaFacts:
     values, counts = np.unique(alpha[(alpha != 0) & (alpha == alpha)], return_counts=True)
     is_band = len(values) >= MANY_OPACITIES and counts.max() < MAX_FREQUENT * counts.sum()
     return AlphaFacts(mean, std, low, high, bool(is_band))
-
-
-def _measure_values(image: Pixels, tag: float | None) -> tuple[Statistics, Extreme | None, tuple[str, ...]]:
-    """The statistics of the values that are data, a value that may mark others, and what marks those that are surely
-    none."""
-    tags, is_float = (() if tag is None else (tag,)), image.dtype.kind == "f"
-    is_missing = find_missing(image, tags) if is_float else None
-    candidate = extreme_value(image, is_missing) if is_float else tag
-    extreme = None
-    if candidate is not None and (with_candidate := find_missing(image, (candidate, *tags))) is not None:
-        extreme = Extreme(candidate, *_measure(image, with_candidate))
-    values = [] if is_missing is None else np.unique(image[is_missing])[:3].tolist()
-    marks = tuple(sorted({f"{value:.6g}".replace("nan", "NaN") for value in values}))
-    return _measure(image, is_missing), extreme, marks
 
 
 def _measure(image: Pixels, is_missing: Pixels | None = None) -> Statistics:
@@ -431,7 +401,6 @@ def _count_values(mask: Pixels) -> dict[int, int]:
 
 
 FLOATS = ("float16", "float32", "float64")
-MIN_REPEATS = 16  # values of all images together that hold a mark
 MAX_MARKS = 8
 IMAGENET_REASON = "ImageNet's, for 8-bit RGB"
 
@@ -466,20 +435,14 @@ def depth_of(image: ImageFacts) -> str:
     return "float" if image.dtype in FLOATS else image.dtype
 
 
-def choose_nodata(images: Sequence[ImageFacts], nodata: str) -> tuple[float, ...]:
-    """The values that mark missing data: tags of GDAL, and what is far from all others and repeats."""
-    if nodata == "keep":
-        return ()
-    repeats: Counter[float] = Counter()
-    for image in images:
-        if image.extreme is not None:
-            by_tag = MIN_REPEATS if image.dtype not in FLOATS else 0
-            repeats[image.extreme.value] += by_tag + sum(image.extreme.missing) - sum(image.missing)
-    return tuple(sorted(value for value, count in repeats.most_common(MAX_MARKS) if count >= MIN_REPEATS))
+def choose_nodata(images: Sequence[ImageFacts], nodata: float | str) -> tuple[float, ...]:
+    """The values that mark missing data, besides the tags of float files: the one that is set, or tags of GDAL."""
+    tags = Counter(image.tag for image in images if image.tag is not None)
+    return (nodata,) if isinstance(nodata, float) else tuple(sorted(tag for tag, _ in tags.most_common(MAX_MARKS)))
 
 
 def describe_reading(
-    images: Sequence[ImageFacts], channels: int, nodata: Sequence[float], is_ignored: bool, can_be_set: bool = True
+    images: Sequence[ImageFacts], channels: int, tags: Sequence[float], nodata: float | str, can_be_set: bool = True
 ) -> list[str]:
     """What is done with alpha channels and with missing data, a line each, and the settings for other ways if there are
     any. Of images as they were scanned."""
@@ -492,15 +455,15 @@ def describe_reading(
     if len(kept) < len(alpha):
         keep = f" (in_channels: {alpha[0].channels + 1} keeps it)" if can_be_set else ""
         lines.append(f"the alpha channel of {len(alpha) - len(kept)} of {total} is dropped{keep}")
-    missing = [read for image in images if sum((read := image.as_read(channels, nodata)).missing)]
+    missing = [read for image in images if sum((read := image.as_read(channels)).missing)]
     if missing:
         num_values = sum(image.height * image.width * image.channels for image in missing)
         share = sum(sum(image.missing) for image in missing) / num_values
-        values = [f"{value:g}" for value in nodata]
-        marks = ", ".join(dict.fromkeys([*values, *(mark for image in missing for mark in image.marks)]))
-        ways = ["these pixels are ignored"] if is_ignored else []
-        if can_be_set:
-            ways += [] if is_ignored else ["nodata: ignore ignores these pixels"]
+        values = [f"{value:g}" for value in tags]
+        marks = ", ".join(dict.fromkeys(mark for image in missing for mark in image.marks))
+        ways = ["these pixels are ignored"] if nodata == "ignore" else []
+        if can_be_set and isinstance(nodata, str):
+            ways += [] if ways else ["nodata: ignore ignores these pixels"]
             ways += [f"nodata: keep takes {', '.join(values)} as any other value"] if values else []
         verb, whose = ("has", "its") if len(missing) == 1 else ("have", "their")
         what = f"{len(missing)} of {total} {verb} no data in {share:.2%} of {whose} values ({marks})"
@@ -542,7 +505,8 @@ def build_image_spec(
     held = [image for image in images if sum(image.missing) < image.height * image.width * image.channels] or images
     low, high = (0.0, 255.0) if is_8bit else (min(image.low for image in held), max(image.high for image in held))
     high = high if high > low else low + 1.0
-    return ImageSpec(kind.channels, kind.depth, mean, std, low, high, nodata, config.nodata == "ignore"), reason
+    how = config.nodata == "ignore", isinstance(config.nodata, float)
+    return ImageSpec(kind.channels, kind.depth, mean, std, low, high, nodata, *how), reason
 
 
 def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:

@@ -7,7 +7,7 @@ import cv2
 import numpy as np
 
 from unet_trainer.images.image_decoding import Pixels
-from unet_trainer.images.image_spec import extreme_value, find_missing
+from unet_trainer.images.image_spec import find_missing
 from unet_trainer.images.mask_decoding import IGNORED
 
 Colour = tuple[int, int, int]
@@ -67,11 +67,14 @@ def _colour_of(class_id: int) -> Colour:
     return int(red), int(green), int(blue)
 
 
+# Floats that mark missing data in most files that hold them: a picture of the other values is scaled by those.
+COMMON_MARKS = (-999.0, -9999.0, -99999.0, -999999.0, -32767.0, -32768.0)
+
+
 def display_range(image: Pixels) -> tuple[float, float]:
     """The values of an image of any depth that are shown as black and white."""
     if image.dtype.kind == "f":
-        extreme = extreme_value(image, find_missing(image))
-        is_missing = find_missing(image, () if extreme is None else (extreme,))
+        is_missing = find_missing(image, COMMON_MARKS)
         image = image if is_missing is None else image[~is_missing]
     low, high = np.percentile(image, (1, 99)) if image.size else (np.float64(0), np.float64(1))
     return low, high  # float64 of numpy, so that what is computed with them is too

@@ -20,12 +20,6 @@ from unet_trainer.images.tiling import Size, fit_image, resize_image
 IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
 IMAGENET_STD = (58.395, 57.12, 57.375)
 MISSING = 1e30  # larger numbers of floats mark values without data, as NaN does
-# Marks that are common, and how far all others are from one of them at least, as a multiple of their range. Any other
-# value at an
-# end must be farther: it may be a background, or saturated.
-COMMON_MARKS, COMMON_GAP, OTHER_GAP = (-999.0, -9999.0, -99999.0, -999999.0, -32767.0, -32768.0), 0.1, 10.0
-MANY = 2**20  # values among which those that differ are counted
-MIN_VALUES = 32  # that differ, beside a mark that is not common: of fewer, one may be far from the others
 LARGE_PIXELS = 2**25  # images of more pixels are not decoded ahead, and are read by blocks where their format allows it
 HEADER_BYTES = 2**20  # that tell the size of an image
 ROWS_AT_ONCE = 256  # that are averaged at a time
@@ -47,6 +41,7 @@ class ImageSpec:
         float, ...
     ] = ()  # values of the training images that mark missing data, besides NaN and what is beyond MISSING
     ignores_nodata: bool = False  # pixels without data count in no loss and no metric
+    is_nodata_set: bool = False  # by the user: whole numbers are missing in files without a tag too
 
     @property
     def is_8bit(self) -> bool:
@@ -70,6 +65,7 @@ class ImageSpec:
         their file, which marks them too; whole numbers only where it was one in training: 0 may be black elsewhere."""
         is_float = image.dtype.kind == "f"
         marks = (*self.nodata, tag) if is_float else (tag,) if tag in self.nodata else ()
+        marks = self.nodata if self.is_nodata_set and not is_float else marks
         is_missing = find_missing(image, [mark for mark in marks if mark is not None])
         if is_missing is None:
             return image, None
@@ -118,23 +114,6 @@ def find_missing(image: Pixels, marks: Iterable[float] = ()) -> Pixels | None:
         return None
     is_missing = np.isin(image, held) | ~((image >= -limit) & (image <= limit))
     return is_missing if is_missing.any() else None
-
-
-def extreme_value(image: Pixels, is_missing: Pixels | None = None) -> float | None:
-    """Of a float image, the lowest or the highest value if it is so far from all others that it may be a mark for
-    missing data."""
-    values = image if is_missing is None else image[~is_missing]
-    if values.size == 0 or (low := values.min()) == (high := values.max()):
-        return None
-    lowest, highest = values.min(where=values != low, initial=np.inf), values.max(where=values != high, initial=-np.inf)
-    for end, inner, other_end in ((low, lowest, high), (high, highest, low)):
-        gap, others = abs(float(inner) - float(end)), abs(float(other_end) - float(inner))
-        if float(end) in COMMON_MARKS and gap >= COMMON_GAP * others:
-            return float(end)
-        if end != 0 and others > 0 and gap >= OTHER_GAP * others:
-            some = values.ravel()[:: 1 + values.size // MANY]
-            return float(end) if np.unique(some).size > MIN_VALUES else None
-    return None
 
 
 def depth_name(depth: str) -> str:

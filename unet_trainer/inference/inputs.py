@@ -29,7 +29,7 @@ from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, re
 from unet_trainer.datasets.layouts import images_of_dataset, list_files, resolved
 from unet_trainer.datasets.mask_evidence import class_ids, total_counts
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
-from unet_trainer.datasets.scan import ImageFacts, MaskFacts, depth_of, describe_reading, open_scan_cache
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
 from unet_trainer.datasets.shards import find_in_shards, open_shards
 from unet_trainer.datasets.splits import listed_files, read_split_csv, read_table
 from unet_trainer.images.file_bytes import DataError, is_file
@@ -281,7 +281,9 @@ def load_evaluation_data(
     config = source.config
     found, chosen = find_split(source, split, console)
     runs = Path(config.checkpoint_dir) if source.run_folder is None else source.run_folder.parent
-    cache = open_scan_cache(source.data_dir, runs) if runs.is_dir() else None  # nothing is kept where there are no runs
+    nodata = spec.image.nodata[0] if spec.image.is_nodata_set else config.nodata
+    # Nothing is kept where there are no runs.
+    cache = open_scan_cache(source.data_dir, runs, nodata) if runs.is_dir() else ScanCache(None, nodata)
     report = read_every_pair(config, found, cache, console)
     _refuse_other_kinds(report, spec.image)
     coding = _choose_coding(spec, config, overrides)
@@ -343,8 +345,9 @@ def _own_pairs(source: DataSource, now: FoundPairs | None) -> FoundPairs:
 
 
 def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
-    report.notices += describe_reading(report.images, spec.channels, spec.nodata, spec.ignores_nodata, can_be_set=False)
-    report.images = [image.as_read(spec.channels, spec.nodata) for image in report.images]
+    nodata = "ignore" if spec.ignores_nodata else "fill"
+    report.notices += describe_reading(report.images, spec.channels, spec.nodata, nodata, can_be_set=False)
+    report.images = [image.as_read(spec.channels) for image in report.images]
     differences = [
         (pair.image, kind_difference(depth_of(image), image.channels, spec))
         for pair, image in zip(report.pairs, report.images, strict=True)

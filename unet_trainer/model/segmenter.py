@@ -99,9 +99,9 @@ Size = Annotated[list[Side], Field(min_length=2, max_length=2)]
 Colour = Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=3, max_length=3)]
 SAVED: Shape = {
     "image": {
-        **{"channels": Channels, "depth": str, "low": Number, "high": Number, "ignores_nodata": bool},
+        **{"channels": Channels, "depth": str, "low": Number, "high": Number},
         **{"mean": list[Number], "std": list[Annotated[float, Field(gt=0, lt=3.4e38)]]},
-        "nodata": Annotated[list[Number], Field(max_length=64)],
+        **{"nodata": Annotated[list[Number], Field(max_length=64)], "ignores_nodata": bool, "is_nodata_set": bool},
     },
     "coding": {
         **{"values": list[Value], "ignore_value": Value | list[Value], "merged": list[list[Value]]},
