@@ -334,7 +334,7 @@ def test_the_network_follows_from_the_model_where_it_is_not_set():
         "decoder_channels": (16, 8, 8, 8, 8),
         "encoder_weights": None,
     }
-    assert settings_of(model)["encoder"][1] == "as a run has it"
+    assert settings_of(model)["encoder"][1] == f"as {__file__} has it"
     words = ("architecture=manet", f"encoder={TINY_MODEL['encoder']}", "encoder_weights=null")
     assert settings_of(model, *words).keys() == {"decoder_channels"}
 

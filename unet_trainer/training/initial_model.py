@@ -56,7 +56,7 @@ class InitialModel:
         """Value and reason of the settings that follow from the model. Raises UserError for others that are set."""
         found: dict[str, tuple[Any, str]] = {}
         if config.encoder_weights == "auto":
-            found["encoder_weights"] = None, f"init_from has them: {self.title}"
+            found["encoder_weights"] = None, "init_from has an encoder"
         if config.architecture == OWN:
             return found
         if self.network.get("architecture") == OWN:
@@ -78,7 +78,7 @@ class InitialModel:
                 f"init_from: {self.title} has {has}; the config has {wants}; leave {' and '.join(wrong)} out to take "
                 "the model's, or name another model"
             )
-        reason = f"as {self.title} has it"
+        reason = f"as {shown_model(self.path)} has it"
         changed = {name: value for name, value in self.network.items() if value != getattr(config, name)}
         return found | {name: (value, reason) for name, value in changed.items() if not _is_set(config, name)}
 
@@ -89,7 +89,7 @@ class InitialModel:
         own = self.spec.image
         values = {"image_mean": (own.mean, image.mean), "image_std": (own.std, image.std)}
         changed = {name: before for name, (before, now) in values.items() if before != now}
-        reason = f"as {self.title} has it"
+        reason = f"as {shown_model(self.path)} has it"
         return {
             name: (value, reason)
             for name, value in {**changed, "normalize": self.spec.normalize}.items()
