@@ -315,8 +315,9 @@ def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
     source = alpha, headers.is_turned(data), content_digest(data), pixels
     thumbnail = "" if any(missing) else thumbnail_of(image)
     height, width, channels = image.shape
-    found = missing, marks, tag if marks and not is_float else None, nodata, thumbnail
-    return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *source, *found)
+    marked = tag if marks and not is_float else None
+    found = *source, missing, marks, marked, nodata, thumbnail
+    return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *found)
 
 
 def scan_as_mask(_: int, pair: Pair) -> MaskFacts:
