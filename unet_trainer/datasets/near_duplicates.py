@@ -29,7 +29,7 @@ MIDDLE, CONTRAST = 128, 32  # mean and standard deviation of a thumbnail's pixel
 CV_DTYPES = "uint8", "uint16", "float32"  # that OpenCV averages
 MIN_CELLS = 5  # of a thumbnail that stand out: images with one bright spot each are no copies,
 MIN_REST, NUM_WAVES = 0.05, 4  # nor are gradients: share of the variance that is not of the strongest waves
-MIN_OWN = 0.1  # of the length of a thumbnail that others do not have in common with it: less is noise
+MIN_DEVIATION = 0.1  # from the mean of all thumbnails, of length 1: less is noise
 NUM_COMPARED = 2000  # images that show what all have in common
 FLOOR = 0.1  # of the mean variance: patterns with less are noise
 # Of thumbnails of length 1. JPEG of quality 50, 256 pixels, grey, 20 levels more: at most 0.4. Other images of nuclei,
@@ -37,7 +37,7 @@ FLOOR = 0.1  # of the mean variance: patterns with less are noise
 MAX_DISTANCE, MIN_DISTANCE = 0.5, 0.2
 MANY_CELLS = 40  # that stand out, for MAX_DISTANCE: the fewer there are, the more images have them by chance
 AXES, CELL = [1, 2, 16, 17], 0.1  # of the hash: four of the longest waves, and how far those of copies may be apart
-CHUNK, NUM_NEAREST = 512, 16  # images compared at a time, and those with the nearest hashes that are followed up
+CHUNK, NUM_NEAREST = 128, 16  # images compared at a time, and those with the nearest hashes that are followed up
 
 MIN_IMAGES, MIN_SERIES = 16, 5  # of which chance makes no series
 MAX_MEAN_SIZE, MAX_SHARE = 16, 0.25  # of the images of a series; longer ones are videos
@@ -95,8 +95,8 @@ def build_views(thumbnails: Sequence[str], are_masks: bool = False) -> Views:
     if not len(sample):
         return Views(plain, plain)
     turned = _flip_and_turn(sample).reshape(-1, SIDE**2).astype(np.float64)
-    own = (plain - turned.mean(0).astype(np.float32)) * is_held[:, None]
-    plain = _scale_to_unit(own * (np.linalg.norm(own, axis=1, keepdims=True) > MIN_OWN))
+    deviations = (plain - turned.mean(0).astype(np.float32)) * is_held[:, None]
+    plain = _scale_to_unit(deviations * (np.linalg.norm(deviations, axis=1, keepdims=True) > MIN_DEVIATION))
     variances, patterns = np.linalg.eigh(np.cov(turned, rowvar=False))
     scale = (variances.clip(0) + FLOOR * variances.mean() + 1e-12) ** -0.5
     return Views(plain, _scale_to_unit(plain @ ((patterns * scale) @ patterns.T).astype(np.float32)))
@@ -110,9 +110,10 @@ def find_near_duplicates(views: Views) -> list[tuple[int, int]]:
     nearest hashes are compared by their thumbnails.
     """
     cells: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    for index, cell in enumerate(np.floor(_hash_waves(views.plain)[:, AXES] / CELL).astype(int).tolist()):
-        cells[tuple(cell)].append(index)
-    hashes, found = _hash_waves(views.whitened), set[tuple[int, int]]()
+    cell_of = np.floor(_hash_waves(views.plain)[:, AXES] / CELL).astype(int).tolist()
+    for index in np.flatnonzero(views.plain.any(1)).tolist():
+        cells[tuple(cell_of[index])].append(index)
+    hashes, pairs = _hash_waves(views.whitened), set[tuple[int, int]]()
     squares = (hashes**2).sum(1)
     num_cells = 1 / np.maximum((views.plain**4).sum(1), 1e-9)
     limits = (MAX_DISTANCE * num_cells / MANY_CELLS).clip(MIN_DISTANCE, MAX_DISTANCE)
@@ -128,8 +129,8 @@ def find_near_duplicates(views: Views) -> list[tuple[int, int]]:
             likeness = np.einsum("nv,snv->sn", views.whitened[ones], turned).max(0)
             is_same = (likeness >= 1 - np.minimum(limits[ones], limits[others]) ** 2 / 2) & (ones != others)
             ends = np.stack([np.minimum(ones, others), np.maximum(ones, others)], 1)[is_same]
-            found.update((one, other) for one, other in ends.tolist())
-    return sorted(found)
+            pairs.update((one, other) for one, other in ends.tolist())
+    return sorted(pairs)
 
 
 def find_series(names: Sequence[str], views: Sequence[Views]) -> Series | None:
