@@ -472,6 +472,30 @@ def test_a_missing_package_is_one_message_with_what_to_install(check, message, m
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "kind", "inner"),
+    [
+        ("data.yaml", "path: ../sets/mine # root\ntrain: images/train\nval: images/val\n\nnames:\n  0: a\n", "Ultralytics' file", "../sets/mine"),
+        ("data.yaml", "train: ../train/images\nval: ../valid/images\nnc: 1\nnames: ['a']\n", "Ultralytics' file", ""),
+        ("data.yaml", "path: none\ntrain: a\nval: b\nnames: [a]\n", "Ultralytics' file", ""),
+        ("dataset.json", '{"channel_names": {"0": "CT"}, "labels": {"background": 0}, "numTraining": 4}', "nnU-Net's dataset.json", ""),
+        ("a.json", '{"images": [], "annotations": [], "categories": [{"id": 1}]}' + " " * 300_000, "a file of COCO annotations", ""),
+    ],
+)  # fmt: skip
+def test_another_tools_file_about_a_dataset_is_named_with_the_data_dir(tmp_path, name, text, kind, inner):
+    (tmp_path / "sets/mine").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    path = tmp_path / "here" / name
+    path.write_text(text)
+    with pytest.raises(ConfigError) as raised:
+        load_config(path)
+    lines = str(raised.value).splitlines()
+    assert lines[0] == f"1 problem in {path}:"
+    assert lines[1].startswith(f"  it is {kind}")
+    assert lines[1].endswith(f", not a config; to use the data that it describes: data_dir={tmp_path / 'here' / inner}")
+    assert len(lines) == 2
+
+
+@pytest.mark.parametrize(
     ("place", "fix"),
     [
         ("https://me:s3cret@host/x", "put it into ~/.netrc"),

@@ -38,7 +38,11 @@ def test_names_of_transforms_are_known_without_their_library(tmp_path):
 
 
 def test_entries_of_another_form_are_left_to_the_library(tmp_path):
-    for entry in ({"OneOf": {"transforms": 5}}, {"OneOf": {"transforms": [3, {"Affine": None}, None]}}, {"Affine": None}):
+    for entry in (
+        {"OneOf": {"transforms": 5}},
+        {"OneOf": {"transforms": [3, {"Affine": None}, None]}},
+        {"Affine": None},
+    ):
         check_before_imports(load_config({"augmentation": [entry], "checkpoint_dir": str(tmp_path)}))
 
 

@@ -7,6 +7,7 @@ torch, so that a typo is answered at once.
 import dataclasses
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,6 +60,12 @@ OTHER_TOOLS_NAMES = {other: ours for ours, others in NAMES_ELSEWHERE.items() for
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
+# Files about datasets that are taken for configs, and their keys.
+DATASET_KEYS = {
+    "nnU-Net's dataset.json": "labels numTraining",
+    "Ultralytics' file about a dataset": "train val names",
+    "a file of COCO annotations": "images annotations categories",
+}
 # Settings of earlier versions, which stand in the config.yaml of old runs. They are ignored.
 REMOVED_KEYS = frozenset(["scaler_growth_factor", "scaler_backoff_factor", "scaler_growth_interval"])
 NO_LONGER_DECIDED = ("decoder_attention", "deep_supervision", "encoder_lr_factor")  # auto was always the default
@@ -170,6 +177,13 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         raise YamlError(f"no such file{hint}") from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
+    if (kind := _kind_of_dataset(content)) is not None:
+        inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # of Ultralytics, from where the file lies
+        folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
+        folder = folder if folder.is_dir() else path.parent
+        raise YamlError(
+            f"it is {kind}, not a config; to use the data that it describes: data_dir={shlex.quote(str(folder))}"
+        )
     if len(content) > MAX_BYTES:
         raise YamlError(f"more than {MAX_BYTES // 1024} KiB; a config is far smaller")
     try:
@@ -181,6 +195,12 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise YamlError(f"got {shorten(values)}; need lines of the form key: value")
     return values
+
+
+def _kind_of_dataset(content: bytes) -> str | None:
+    """What another tool's file about a dataset is, by its keys; None of a config."""
+    keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
+    return next((kind for kind, wanted in DATASET_KEYS.items() if keys.issuperset(wanted.encode().split())), None)
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
