@@ -275,6 +275,22 @@ def test_a_shorter_time_takes_a_smaller_encoder_whose_steps_fit_into_it():
         assert num_steps * cost.seconds <= 1.1 * seconds
 
 
+@pytest.mark.parametrize(
+    ("num_val", "reason"),
+    [
+        (0, "12 batches between two validations"),  # a pass; ten would do
+        (100, "180 batches between two validations: 8 of 10 s would take more than a tenth of the time"),
+        (2000, "one validation, at the end: 8 of 3 min would take more than a tenth of the time"),
+    ],
+)
+def test_where_fewer_validations_are_made_than_usual_a_line_says_why(num_val, reason):
+    dataset = dataclasses.replace(DATASET, train_sizes=[(64, 64)] * 96, val_sizes=[(64, 64)] * num_val)
+    given = {"fit": "resize", "image_size": 64, "time_budget": "5m", "encoder": "resnet18"}
+    given |= {"dataset": dataset, "measure_step": lambda config: StepCost(0.5, 0.1, 0)}
+    assert open_settings(**given).decisions["repeats"].reason == reason
+    assert open_settings(**given, repeats=7).taken.repeats == 7
+
+
 def test_what_was_spent_before_training_is_not_planned_for():
     costs = dict.fromkeys([encoder for encoder, _ in CPU_ENCODERS], StepCost(0.5, 0.0, 0))
     whole = open_settings(measure_step=Trials(costs), time_budget="10m")

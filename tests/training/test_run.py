@@ -99,6 +99,8 @@ def test_an_epoch_that_there_is_no_time_for_ends_in_time_for_validation(long_epo
 def test_an_epoch_that_ends_where_it_was_planned_to_says_nothing_of_it(long_epoch):
     long_epoch.budget.planned_steps = 90
     assert train_batches(long_epoch, 200) == 80
+    epochs_of(long_epoch, 20.0)
+    assert long_epoch.is_finished()
     assert "time_budget: " not in said(long_epoch)
 
 

@@ -106,10 +106,11 @@ def fit_into_budget(run: Run, batch_seconds: float | None = None, other_seconds:
     if possible != planned or not budget.planned_steps:
         change_epochs(run, possible, f"as many as {run.settings.asked.time_budget} have time for")
         run.checkpointer.attempt(run.checkpointer.write_config)
-    if budget.is_other_plan(rate.num_steps):
-        steps = f"{rate.num_steps:,} steps in all ({budget.planned_steps:,} were planned)"
+    num_steps = rate.num_steps - budget.num_cut // run.config.accumulation_steps
+    if budget.is_other_plan(num_steps):
+        steps = f"{num_steps:,} steps in all ({budget.planned_steps:,} were planned)"
         run.console.note(f"time_budget: there is time for {counted(possible, 'epoch')}, {steps}")
-        budget.planned_steps = rate.num_steps
+        budget.planned_steps = num_steps
 
 
 def recent_epoch_seconds(history: Sequence[Row]) -> float:
@@ -155,6 +156,7 @@ def is_out_of_time(run: Run) -> bool:
         return False
     budget.num_cut += num_batches - state.batch
     if budget.is_other_plan(rate.num_steps):
+        budget.planned_steps = rate.num_steps
         about = f"the rest of the time is for validation (about {budget.val_seconds:.0f} s) and the report"
         where = f"after {state.batch} of {num_batches} batches"
         run.console.note(f"time_budget: epoch {state.epoch + 1} ends {where}; {about}")
