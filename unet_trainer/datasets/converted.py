@@ -248,8 +248,7 @@ def merge_masks(
             pairs.append(Pair(f"{image.folder}{image.stem}", image.path, mask.path, mask_origin=shown))
     facts = [Counter(mask.facts) for mask in written if not mask.problem]
     total = sum(facts, Counter())
-    judged = sum((fact for fact in facts if "foreground" in fact), Counter())  # earlier versions did not count it
-    are_alike = judged["overlap"] > SAME_THING * judged["foreground"]
+    are_alike = total["overlap"] > SAME_THING * total["foreground"]
     if total["overlap"]:
         notices.append(
             f"{total['overlap']} pixels in {sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks "
