@@ -45,7 +45,15 @@ from unet_trainer.inference.prediction_files import (
     georeference_of,
     write_geojson,
 )
-from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
+from unet_trainer.inference.predictor import (
+    Logits,
+    ModelInput,
+    Predictor,
+    TiledLogits,
+    WholeLogits,
+    check_image,
+    predicted_ids,
+)
 from unet_trainer.inference.stream_processes import WRITE_BYTES, StreamProcesses, write_images
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
 from unet_trainer.system.concurrency import WriteBehind, read_ahead
@@ -482,11 +490,11 @@ def _plain_loop(engine: TorchEngine, inputs: Sequence[Input], folder: Path) -> I
     spec = engine.card.spec
     for given in inputs:
         try:
-            image = spec.image.decode(read_bytes(given.path)).pixels
+            image = check_image(spec.image.decode(read_bytes(given.path)).pixels, spec.image)
         except (DataError, OSError):  # the stream says so
             yield 0
             continue
-        pixels = spec.image.to_batch(fit_image(image, spec.image_size) if spec.fit == "resize" else image)
+        pixels = fit_image(image, spec.image_size) if spec.fit == "resize" else image
         ids = engine.segmenter(torch.from_numpy(pixels).unsqueeze(0).to(engine.device)).argmax(1)[0]
         mask = resize_mask(ids.cpu().numpy().astype(np.uint8), (image.shape[0], image.shape[1]))
         write_image(folder / f"{given.path.stem}.png", mask)
