@@ -389,6 +389,17 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path):
         assert part in str(refusal.value)
 
 
+def test_rgb_images_without_colour_are_grey_for_a_grey_model(tmp_path):
+    pairs = write_data(tmp_path / "data", 2)
+    known = dataclasses.replace(KNOWN, image=dataclasses.replace(KNOWN.image, channels=1, mean=(100.0,), std=(50.0,)))
+    assert len(load(tmp_path / "model.pt", known=known, data_dir=str(tmp_path / "data")).pairs) == 2
+    coloured = bright(SQUARE)
+    coloured[0, 0] = (255, 0, 0)
+    write_image(pairs[1].image, coloured)
+    with pytest.raises(UserError, match=r"1\.png: RGB in colour; the model was trained on grey images: convert them"):
+        load(tmp_path / "model.pt", known=known, data_dir=str(tmp_path / "data"))
+
+
 def test_runs_with_other_validation_images_are_not_compared(run, tmp_path):
     pairs = [
         Pair(str(number), *(tmp_path / "data" / kind / f"{number}.png" for kind in ("images", "masks")))

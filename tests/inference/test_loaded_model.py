@@ -91,6 +91,18 @@ def test_images_of_another_kind_are_refused_by_name(kind, image, message, make_m
         make_model(kind)(image)
 
 
+@pytest.mark.parametrize("height", [37, 150], ids=["whole", "in strips"])
+def test_an_rgb_image_without_colour_is_grey_for_a_grey_model_and_another_has_a_way_out(height, make_model):
+    model = make_model("16-bit grey")
+    model.predictor.whole = 100 * 60  # larger images are computed in strips
+    grey = random_image(SPECS["16-bit grey"], height, 60)
+    rgb = np.repeat(grey, 3, axis=2)
+    assert np.array_equal(model(rgb), model(grey))
+    rgb[-1, -1, 0] += 1
+    with pytest.raises(DataError, match=r"^RGB in colour; the model was trained on grey images: convert them \(image"):
+        model(rgb)
+
+
 @pytest.mark.parametrize(("mode", "channels"), [("RGBA", 3), ("LA", 1)])
 def test_an_alpha_channel_is_dropped_as_predict_drops_it(mode, channels, make_model, tmp_path):
     model = make_model("RGB")

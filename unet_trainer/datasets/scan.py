@@ -109,6 +109,11 @@ class ImageFacts:
         has_channels = len(self.mean) == len(self.std) == self.channels > 0 and len(self.missing) in (0, self.channels)
         return min(self.size) > 0 and has_channels and is_thumbnail(self.thumbnail)
 
+    @property
+    def is_grey(self) -> bool:
+        """Whether there is one channel, or three that are equal, by their statistics."""
+        return self.channels in (1, 3) and len(set(self.mean)) == len(set(self.std)) == 1
+
     def as_read(self, channels: int) -> "ImageFacts":
         """As a model of so many channels takes it: with alpha if it is one of them."""
         alpha = self.alpha

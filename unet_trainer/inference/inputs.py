@@ -349,7 +349,7 @@ def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
     report.notices += describe_reading(report.images, spec.channels, spec.nodata, nodata, can_be_set=False)
     report.images = [image.as_read(spec.channels) for image in report.images]
     differences = [
-        (pair.image, kind_difference(depth_of(image), image.channels, spec))
+        (pair.image, kind_difference(depth_of(image), 1 if image.is_grey else image.channels, spec))
         for pair, image in zip(report.pairs, report.images, strict=True)
     ]
     if lines := [f"{path}: {difference}" for path, difference in differences if difference]:
@@ -361,8 +361,12 @@ def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
     """What a model of this spec does not know about such images; empty if it knows them."""
     if depth != spec.depth:
         return f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images"
-    is_known = channels == spec.channels or (channels, spec.channels) == (1, 3)  # grey is repeated, as in training
-    return "" if is_known else f"{counted(channels, 'channel')}; the model was trained on images of {spec.channels}"
+    if channels == spec.channels or (channels, spec.channels) == (1, 3):  # grey is repeated, as in training
+        return ""
+    if (channels, spec.channels) == (3, 1):
+        how = "convert them (image.convert('L') of PIL), or train with in_channels=3, which takes both"
+        return f"RGB in colour; the model was trained on grey images: {how}"
+    return f"{counted(channels, 'channel')}; the model was trained on images of {spec.channels}"
 
 
 def _choose_coding(spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:

@@ -40,7 +40,14 @@ from unet_trainer.inference.prediction_files import (
     georeference_of,
     write_geojson,
 )
-from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
+from unet_trainer.inference.predictor import (
+    Logits,
+    ModelInput,
+    Predictor,
+    TiledLogits,
+    WholeLogits,
+    predicted_ids,
+)
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
 from unet_trainer.system.concurrency import WriteBehind, read_ahead
 from unet_trainer.system.console import Bar, Console

@@ -314,12 +314,14 @@ class Predictor:
 
 
 def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
-    """H,W,C or H,W → H,W,C as a batch has it, missing data filled; raises DataError for another depth and other
-    channels than the model knows."""
+    """H,W,C or H,W → H,W,C as a batch has it, missing data filled. RGB without colour is grey for a grey model. Raises
+    DataError for another depth and other channels than the model knows."""
     if image.ndim == 2:
         image = image[:, :, None]
     if image.ndim != 3 or image.size == 0:
         raise DataError(f"an array of shape {image.shape}; need height, width and {spec.channels} channels")
+    if (image.shape[2], spec.channels) == (3, 1) and (image == image[:, :, :1]).all():
+        image = image[:, :, :1]
     depth = "float" if image.dtype.kind == "f" else image.dtype.name  # in any byte order
     if difference := kind_difference(depth, image.shape[2], spec):
         raise DataError(difference)
