@@ -284,8 +284,8 @@ def build_step(config: Config, console: Console) -> tuple[Components, Batch]:
     }
     data: dict[str, Any] = {"in_channels": 3, "class_weights": None, "num_epochs": 1, "time_budget": None}
     initial = None if config.init_from is None else read_initial_model(config.init_from, Path(config.checkpoint_dir))
-    of_model = {} if initial is None else initial.settings(config)
-    settings = resolve(dataclasses.replace(config, **step, **data), hardware, facts, of_model=of_model)
+    from_model = {} if initial is None else initial.settings(config)
+    settings = resolve(dataclasses.replace(config, **step, **data), hardware, facts, from_model=from_model)
     set_backends(config.allow_tf32, config.deterministic)
     say_precision(settings, hardware, console)
     spec = build_spec(settings.taken, RGB_8BIT, MaskCoding(tuple(range(max(2, settings.taken.num_classes)))))
