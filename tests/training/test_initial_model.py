@@ -74,16 +74,16 @@ def test_a_network_of_the_same_kind_takes_every_tensor():
     loaded = model_of(old.state_dict()).load_into(new, SPEC)
     assert same(new.state_dict(), old.state_dict())
     assert loaded.summary.startswith("16 of 16 tensors of a run, sha256 ")
-    assert (loaded.remarks, loaded.is_whole) == ("", True)
+    assert (loaded.remarks, loaded.is_complete) == ("", True)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "model.module."])
 def test_prefixes_of_wrappers_are_left_out_however_they_nest(prefix):
     old, new = network(seed=1), network()
     weights = {prefix + name: tensor for name, tensor in old.state_dict().items()}
-    assert model_of(weights).load_into(new, SPEC).is_whole
+    assert model_of(weights).load_into(new, SPEC).is_complete
     inner = {name.replace("encoder.", "encoder._orig_mod."): tensor for name, tensor in old.state_dict().items()}
-    assert model_of(inner).load_into(new, SPEC).is_whole
+    assert model_of(inner).load_into(new, SPEC).is_complete
     assert same(new.state_dict(), old.state_dict())
 
 
@@ -105,7 +105,7 @@ def test_classes_are_matched_by_name_and_the_background_by_its_colour(old, new, 
     assert match_classes(old, new) == expected
 
 
-def test_classes_of_the_same_name_keep_their_rows_and_new_ones_begin_anew():
+def test_classes_of_the_same_name_keep_their_rows_and_new_ones_are_initialised():
     spec, other = named("background", "road", "tree"), named("background", "tree", "car")
     old, new = network(3, seed=1), network(3)
     fresh = new.state_dict()[f"{HEAD}.weight"].clone()
@@ -115,7 +115,7 @@ def test_classes_of_the_same_name_keep_their_rows_and_new_ones_begin_anew():
     assert torch.equal(after[f"{HEAD}.bias"][:2], before[f"{HEAD}.bias"][[0, 2]])
     assert torch.equal(after[f"{HEAD}.weight"][2], fresh[2])
     assert loaded.remarks == "new weights for the classes car in the last layer"
-    assert (loaded.is_whole, loaded.has_other_layers) == (False, False)
+    assert (loaded.is_complete, loaded.misses_inner_layers) == (False, False)
 
 
 @torch.no_grad()
@@ -133,7 +133,7 @@ def test_a_lone_foreground_becomes_one_of_several_classes_and_back_with_the_same
     assert same(back.state_dict(), lone.state_dict())
 
 
-def test_no_class_in_common_begins_the_last_layer_anew():
+def test_no_class_in_common_initialises_the_last_layer():
     old, new = network(2, seed=1), network(2)
     fresh = {name: tensor.clone() for name, tensor in new.state_dict().items() if name.startswith(HEAD)}
     loaded = model_of(old.state_dict(), named("a", "b")).load_into(
@@ -157,16 +157,16 @@ def test_other_channels_of_the_images_adapt_the_first_layer(before, now, expecte
     loaded = model_of(old.state_dict()).load_into(new, SPEC)
     torch.testing.assert_close(new.encoder[0].weight, expected(old.encoder[0].weight))
     assert loaded.remarks == f"encoder.0.weight is adapted from {before} to {now} channels"
-    assert loaded.is_whole
+    assert loaded.is_complete
 
 
-def test_a_layer_of_another_shape_begins_anew_and_is_listed():
+def test_a_layer_of_another_shape_is_initialised_and_is_listed():
     weights = network(seed=1).state_dict() | {"decoder.0.weight": torch.zeros(4, 9, 3, 3), "extra": torch.zeros(1)}
     loaded = model_of(weights).load_into(network(), SPEC)
     assert loaded.remarks == (
         "new weights for decoder.0.weight (4, 4, 3, 3), (4, 9, 3, 3) in the file; 1 tensor of the file not used, e.g. extra"
     )
-    assert loaded.has_other_layers
+    assert loaded.misses_inner_layers
 
 
 def test_a_file_of_which_nothing_fits_is_refused_with_the_reason(tmp_path):
@@ -253,7 +253,7 @@ def test_a_plain_state_dict_is_read(trained, tmp_path, name):
     assert same(model.weights, weights)
     assert (model.title, model.spec, model.network) == (str(tmp_path / name), None, {})
     loaded = model.load_into(build_network(trained.spec, None), trained.spec)
-    assert loaded.is_whole
+    assert loaded.is_complete
 
 
 class Hostile:

@@ -139,8 +139,8 @@ def time_step(config: Config, console: Console) -> None:
     statistics, num_classes = (RGB_8BIT.mean, RGB_8BIT.std, ""), implied_num_classes(config) or 1
     data = DatasetFacts(3, *statistics, "auto", None, "", (1.0,), [size], num_classes=num_classes)
     initial = None if config.init_from is None else read_initial_model(config.init_from, Path(config.checkpoint_dir))
-    of_model = {} if initial is None else initial.settings(config)
-    settings = resolve(dataclasses.replace(config, **changes), hardware, data, of_model=of_model)
+    from_model = {} if initial is None else initial.settings(config)
+    settings = resolve(dataclasses.replace(config, **changes), hardware, data, from_model=from_model)
     say_precision(settings, hardware, console)
     try:
         cost = measure_step(settings.taken, RGB_8BIT, is_batch_on_device=True)

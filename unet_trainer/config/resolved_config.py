@@ -204,12 +204,12 @@ def resolve(
     measure_step: MeasureStep = lambda config: None,
     find_weights: FindWeights = lambda encoder: (None, "not looked for"),
     seconds_spent: Callable[[], float] = lambda: 0.0,
-    of_model: Mapping[str, tuple[Any, str]] = MappingProxyType({}),
+    from_model: Mapping[str, tuple[Any, str]] = MappingProxyType({}),
 ) -> Settings:
     """Decides all that `config` leaves open; values that it sets are kept. `seconds_spent`: what training does not have
-    of time_budget, asked when the time is planned. `of_model`: values and reasons that follow from init_from."""
+    of time_budget, asked when the time is planned. `from_model`: values and reasons that follow from init_from."""
     draft = _Draft(config, hardware, dataset, seconds_spent)
-    draft.decided.update(of_model)
+    draft.decided.update(from_model)
     _resolve_machine(draft)
     _resolve_data(draft)
     _resolve_augmentation(draft)

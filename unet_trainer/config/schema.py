@@ -193,7 +193,7 @@ class Config:
     local .pt, .pth or .safetensors file, of which the encoder alone is taken"""
     init_from: str | None = None
     """a model that a new run begins with: a run, a .pt, .pth or .safetensors file, or an export for
-    segmentation-models-pytorch; what does not fit, such as other classes, begins anew"""
+    segmentation-models-pytorch; what does not fit, such as other classes, is initialised"""
     decoder_channels: tuple[Channels, Channels, Channels, Channels, Channels] | None = None
     """width of the five decoder stages of unet, unetplusplus and manet; null: [256, 128, 64, 32, 16], less with a small
     encoder: auto"""

@@ -410,7 +410,7 @@ def build_components(
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
     if device.type == "cpu" and config.channels_last and config.number_format == "float32":
         use_arm_convolutions(network)
-    is_trained = loaded is not None and loaded.is_whole
+    is_trained = loaded is not None and loaded.is_complete
     ema = None if config.ema_decay is None else Ema(segmenter, config.ema_decay, is_trained)
     state = TrainState(
         segmenter=segmenter,
@@ -432,7 +432,7 @@ def build_components(
     )
     console.fact("Model", f"{name}, {num_parameters / 1e6:.1f} M parameters, {weights}")
     if loaded is not None and loaded.remarks:
-        (console.warn if loaded.has_other_layers else console.note)(f"init_from: {loaded.remarks}")
+        (console.warn if loaded.misses_inner_layers else console.note)(f"init_from: {loaded.remarks}")
     factors = [config.batch_size, config.accumulation_steps, *([launch.world_size] if launch.world_size > 1 else [])]
     effective = f"{' × '.join(map(str, factors))} = {math.prod(factors)} effective"
     effective += f" ({launch.world_size} processes)" if launch.world_size > 1 else ""

@@ -37,9 +37,9 @@ class LoadedWeights:
     """What a network has of an initial model."""
 
     summary: str  # "258 of 258 tensors of checkpoints/demo (epoch 7, val IoU 0.9432), sha256 0123456789abcdef"
-    remarks: str  # what was adapted, starts anew or is not used; empty: nothing
-    is_whole: bool  # nothing starts anew
-    has_other_layers: bool  # more than the first and the last layer start anew
+    remarks: str  # what was adapted, is initialised or is not used; empty: nothing
+    is_complete: bool  # nothing is initialised
+    misses_inner_layers: bool  # more than the first and the last layer is initialised
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class InitialModel:
 
     def settings(self, config: Config) -> dict[str, tuple[Any, str]]:
         """Value and reason of the settings that follow from the model. Raises UserError for others that are set."""
-        found: dict[str, tuple[Any, str]] = {}
+        decided: dict[str, tuple[Any, str]] = {}
         if config.encoder_weights == "auto":
-            found["encoder_weights"] = None, "init_from has an encoder"
+            decided["encoder_weights"] = None, "init_from has an encoder"
         if config.architecture == OWN:
-            return found
+            return decided
         if self.network.get("architecture") == OWN:
             raise UserError(
                 f"init_from: {self.title} has a network of its own, which no file holds; "
@@ -80,7 +80,7 @@ class InitialModel:
             )
         reason = f"as {shown_model(self.path)} has it"
         changed = {name: value for name, value in self.network.items() if value != getattr(config, name)}
-        return found | {name: (value, reason) for name, value in changed.items() if not _is_set(config, name)}
+        return decided | {name: (value, reason) for name, value in changed.items() if not _is_set(config, name)}
 
     def normalisation(self, config: Config, image: ImageSpec) -> dict[str, tuple[Any, str]]:
         """Likewise of the settings that say how images of this kind are normalised, where the model had such images."""
@@ -102,51 +102,53 @@ class InitialModel:
         wanted = network.state_dict()
         in_file = _without_wrappers(self.weights, wanted)
         first = next((name for name, tensor in wanted.items() if tensor.ndim == 4), "")
-        last = _last_layer(network)
+        head = _last_layer(network)
         old_ids = match_classes(self.spec, spec)
-        taken: dict[str, torch.Tensor] = {}
-        anew: dict[str, str] = {}
+        fitting: dict[str, torch.Tensor] = {}
+        new_layers: dict[str, str] = {}
         remarks = []
-        for name, own in wanted.items():
-            tensor = in_file.get(name)
-            if tensor is None or tensor.is_floating_point() != own.is_floating_point():
-                anew[name] = f"{name} {tuple(own.shape)}"
-            elif name in last and self.spec is not None and _has_row_of_each_class(tensor, self.spec, own, spec):
+        for name, target in wanted.items():
+            source = in_file.get(name)
+            if source is None or source.is_floating_point() != target.is_floating_point():
+                new_layers[name] = f"{name} {tuple(target.shape)}"
+            elif name in head and self.spec is not None and _has_row_of_each_class(source, self.spec, target, spec):
                 if any(old is not None for old in old_ids):
-                    taken[name] = _class_rows(tensor, own, old_ids)
-            elif tensor.shape == own.shape:
-                taken[name] = tensor
-            elif name == first and _differs_in_channels(tensor, own):
-                taken[name] = adapt_channels(tensor, own.shape[1])
-                remarks.append(f"{name} is adapted from {tensor.shape[1]} to {own.shape[1]} channels")
+                    fitting[name] = _class_rows(source, target, old_ids)
+            elif source.shape == target.shape:
+                fitting[name] = source
+            elif name == first and _differs_in_channels(source, target):
+                fitting[name] = adapt_channels(source, target.shape[1])
+                remarks.append(f"{name} is adapted from {source.shape[1]} to {target.shape[1]} channels")
             else:
-                anew[name] = f"{name} {tuple(own.shape)}, {tuple(tensor.shape)} in the file"
-        self._check(taken, in_file, wanted)
-        network.load_state_dict({**wanted, **taken})
-        anew = {name: text for name, text in anew.items() if not name.endswith(COUNTER)}
-        has_other_layers = not anew.keys() <= {first, *last}
+                new_layers[name] = f"{name} {tuple(target.shape)}, {tuple(source.shape)} in the file"
+        self._check(fitting, in_file, wanted)
+        network.load_state_dict({**wanted, **fitting})
+        new_layers = {name: text for name, text in new_layers.items() if not name.endswith(COUNTER)}
+        misses_inner_layers = not new_layers.keys() <= {first, *head}
         new_names = [name for name, old in zip(spec.id_names, old_ids, strict=True) if old is None]
-        if last and new_names:
-            anew["classes"] = f"the classes {first_few(new_names)} in the last layer"
-        if anew:
-            remarks.append(f"new weights for {first_few(anew.values())}")
+        if head and new_names:
+            new_layers["classes"] = f"the classes {first_few(new_names)} in the last layer"
+        if new_layers:
+            remarks.append(f"new weights for {first_few(new_layers.values())}")
         if unused := [name for name in in_file if name not in wanted]:
             remarks.append(f"{counted(len(unused), 'tensor')} of the file not used, e.g. {unused[0]:.100}")
         with open_file(self.path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # it has readinto
-        summary = f"{len(taken)} of {len(wanted)} tensors of {self.title}, sha256 {digest[:16]}"
-        return LoadedWeights(summary, "; ".join(remarks), not anew, has_other_layers)
+        summary = f"{len(fitting)} of {len(wanted)} tensors of {self.title}, sha256 {digest[:16]}"
+        return LoadedWeights(summary, "; ".join(remarks), not new_layers, misses_inner_layers)
 
-    def _check(self, taken: Mapping[str, torch.Tensor], in_file: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-        if all(name.endswith(COUNTER) for name in taken):
+    def _check(
+        self, fitting: Mapping[str, torch.Tensor], in_file: Mapping[str, Any], wanted: Mapping[str, Any]
+    ) -> None:
+        if all(name.endswith(COUNTER) for name in fitting):
             there = next(iter(in_file))
             fix = "is it another network's? architecture, encoder and decoder_channels must be those of the model"
             if f"encoder.{there}" in wanted:
                 fix = f"an encoder alone is encoder_weights={self.path}"
             what = f"none of the {counted(len(in_file), 'tensor')} of {self.path} fits the network"
             raise UserError(f"init_from: {what} (e.g. {there:.100}, here {next(iter(wanted))}); {fix}")
-        for name, tensor in taken.items():
-            if tensor.is_floating_point() and not tensor.isfinite().all():
+        for name, source in fitting.items():
+            if source.is_floating_point() and not source.isfinite().all():
                 raise UserError(f"init_from: {self.path} holds NaN or infinite values, e.g. in {name}")
 
 

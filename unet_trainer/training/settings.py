@@ -88,7 +88,7 @@ def build_settings(
 
     A preview fetches no weights. `initial`: the model that init_from names.
     """
-    of_model = {} if initial is None else initial.settings(config) | initial.normalisation(config, dataset.image_spec)
+    from_model = {} if initial is None else initial.settings(config) | initial.normalisation(config, dataset.image_spec)
     budget = budget or TimeBudget(config.time_budget)
     probe = probe or build_probe(config, hardware, budget)
     probe.image_spec, probe.console = dataset.image_spec, console
@@ -108,9 +108,9 @@ def build_settings(
         )
 
     with contextlib.closing(probe):
-        settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training, of_model)
+        settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training, from_model)
     say_precision(settings, hardware, console)
-    statistics_reason = of_model["image_mean"][1] if "image_mean" in of_model else dataset.statistics_reason
+    statistics_reason = from_model["image_mean"][1] if "image_mean" in from_model else dataset.statistics_reason
     _say_dataset(settings.taken, dataset, "as the run began" if resumes else statistics_reason, console)
     if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
         console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
