@@ -33,7 +33,7 @@ from unet_trainer.training.run_folder import REPORT
 from unet_trainer.training.run_summary import read_epoch
 from unet_trainer.training.state import TrainState, counts_against_patience
 from unet_trainer.training.time_budget import MAX_REPORT_SECONDS, TimeBudget, fit_into_budget, is_out_of_time
-from unet_trainer.training.trackers import TrackerQueue
+from unet_trainer.training.trackers import RunTracker
 
 NUM_WARM_UP = 1  # epochs that start the workers: their times give no advice
 
@@ -60,7 +60,7 @@ class Run:
     is_stopped: bool = False  # by a callback
     untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
-    trackers: list[TrackerQueue] = field(default_factory=list)
+    trackers: list[RunTracker] = field(default_factory=list)
     make_report: Callable[..., object] | None = (
         None  # writes the page of the run; None: it has one, or this is not rank 0
     )
@@ -179,8 +179,7 @@ class Run:
         """The epoch's line; what reading has noticed; and once, advice if the model waits for data."""
         on_gpu = self.components.numerics.device.type == "cuda"
         self.console.epoch_ends(row, self.config.num_epochs, improved, on_gpu)
-        problems = filter(None, (tracker.take_problem() for tracker in self.trackers))
-        for text in (*problems, *self.loaders.take_notices()):
+        for text in self.loaders.take_notices():
             self.console.warn(text)
         in_job = self.processes.launch.local_world_size > 1  # the advice counts the cores of one process
         if self.times is None or self.was_advised or self.state.epoch <= NUM_WARM_UP or in_job:

@@ -217,7 +217,7 @@ def set_up(
     startup_seconds = processes.broadcast(time.perf_counter() - session.started)
     console.fact("Start-up", f"{startup_seconds:.1f} s")
     for tracker in run.trackers:
-        tracker.start()
+        tracker.start(console.warn)
     events.add("ready", startup_seconds=startup_seconds)
     return run
 
@@ -458,9 +458,7 @@ def _finish(run: Run, curves: PacedWriter) -> None:
     whole of it."""
     try:
         for tracker in run.trackers:
-            missing = tracker.finish()
-            for problem in filter(None, (tracker.take_problem(), missing)):
-                run.console.warn(problem)
+            tracker.finish()
         run.write_report(with_pictures=False)
     finally:
         curves.write(is_last=True)

@@ -1,16 +1,12 @@
 """Experiment trackers that a user may switch on: TensorBoard, Weights & Biases, Trackio, MLflow. Never on by default.
 
-Their packages are optional and imported when a run begins. TrackerQueue calls a tracker in a thread of its own, so that
-a service that is slow, fails or hangs neither slows nor ends a run; no tracker needs to be careful. Each has
-`init(run)`, which begins the run or goes on with it and returns the id by which the service knows it, `log(epoch,
-scalars, picture)` and
-`finish(outcome, is_complete)`.
+Their packages are optional and imported when a run begins. They are called once an epoch; one that fails is left out
+from then on. Each has `init(run)`, which begins the run or goes on with it and returns the id by which the service
+knows it, `log(epoch, scalars, picture)` and `finish(outcome, is_complete)`.
 """
 
 import importlib
 import os
-import queue
-import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,7 +20,6 @@ from unet_trainer.training.run_folder import SAMPLE_NAMES, SAMPLES
 from unet_trainer.training.run_summary import EpochRecord, RunSummary, read_run_summary
 
 PROJECT = "unet-trainer"
-FINISH_SECONDS = 10.0  # that a service has at the end
 # column of metrics.csv → name in a tracker: what stands before the slash makes a group
 SCALARS = {
     **{f"{split}_{score}": f"{score}/{split}" for score in ("loss", "iou", "dice") for split in ("train", "val")},
@@ -162,79 +157,44 @@ def outcome_of(summary: RunSummary) -> dict[str, float]:
     return {"best_epoch": float(best.number), "epochs": float(len(summary.epochs)), **found}
 
 
-class TrackerQueue:
-    """Epochs wait in a queue for the thread that calls the tracker. What goes wrong is told once."""
+class RunTracker:
+    """A tracker of a run, which the first error of its service switches off."""
 
     def __init__(self, name: str, tracker: Tracker, run: TrackedRun, on_id: Callable[[str | None], object]) -> None:
         self.name, self.tracker, self.run, self.on_id = name, tracker, run, on_id
-        self._waiting: queue.Queue[EpochRecord | None] = queue.Queue()  # None: the run has ended
-        self._error: BaseException | None = None
-        self._was_told = False
+        self.warn: Callable[[str], object] = print
+        self.is_on = True
         self._last_picture = ""
-        self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
 
-    def start(self) -> None:
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # no more threads
-            self._error = error
+    def start(self, warn: Callable[[str], object]) -> None:
+        self.warn = warn
+        self._try(lambda: self.on_id(self.tracker.init(self.run)))
 
     def log(self, epoch: EpochRecord) -> None:
-        """Returns at once."""
-        self._waiting.put(epoch)
-
-    def take_problem(self) -> str | None:
-        """What went wrong, the first time that it did."""
-        if self._error is None or self._was_told:
-            return None
-        self._was_told = True
-        reason = (
-            f"it tried to end the process ({self._error})"
-            if isinstance(self._error, SystemExit)
-            else first_line(self._error)
-        )
-        return f"{self.name}: {reason}; training continues, without it if it keeps failing"
-
-    def finish(self) -> str | None:
-        """Waits for a while until all is logged; returns what was not."""
-        if self._thread.ident is not None:
-            self._waiting.put(None)
-            self._thread.join(FINISH_SECONDS)
-        if self._thread.is_alive():
-            return (
-                f"{self.name} did not answer within {FINISH_SECONDS:.0f} s at the end; what it has not logged "
-                "is lost there"
-            )
-        return None
-
-    def _work(self) -> None:
-        has_begun = self._try(lambda: self.on_id(self.tracker.init(self.run)))
-        while (epoch := self._waiting.get()) is not None:
-            if has_begun:
-                self._try(partial(self._log, epoch))
-        if has_begun:
-            summary = read_run_summary(self.run.folder)
-            self._try(partial(self.tracker.finish, outcome_of(summary), summary.state in ("finished", "stopped early")))
-
-    def _try(self, call: Callable[[], object]) -> bool:
-        try:
-            call()
-        except (Exception, SystemExit) as error:  # anything that a service may raise
-            self._error = self._error or error
-            return False
-        return True
-
-    def _log(self, epoch: EpochRecord) -> None:
         """With the newest of the samples, if there is one since the last call: they are written a little later than
         their epoch ends."""
         newest = max((self.run.folder / SAMPLES).glob(SAMPLE_NAMES), default=None)
         is_new = newest is not None and newest.name > self._last_picture
         self._last_picture = newest.name if newest is not None else ""
-        self.tracker.log(epoch.number, scalars_of(epoch), newest if is_new else None)
+        self._try(lambda: self.tracker.log(epoch.number, scalars_of(epoch), newest if is_new else None))
+
+    def finish(self) -> None:
+        summary = read_run_summary(self.run.folder)
+        is_complete = summary.state in ("finished", "stopped early")
+        self._try(lambda: self.tracker.finish(outcome_of(summary), is_complete))
+
+    def _try(self, call: Callable[[], object]) -> None:
+        if not self.is_on:
+            return
+        try:
+            call()
+        except (Exception, SystemExit) as error:  # anything that a service may raise
+            self.is_on = False
+            self.warn(f"{self.name}: {type(error).__name__}: {first_line(error)}; training continues without it")
 
 
-def build_trackers(config: Config, folder: Path, first_epoch: int, events: EventLog) -> list[TrackerQueue]:
-    """One queue for each tracker that is switched on, with the id of the run if it has not begun anew since the tracker
+def build_trackers(config: Config, folder: Path, first_epoch: int, events: EventLog) -> list[RunTracker]:
+    """Those that are switched on, with the id of the run if it has not begun anew since the tracker
     knew it."""
     ids: dict[str, str] = {}
     for event in read_events(folder):
@@ -243,8 +203,8 @@ def build_trackers(config: Config, folder: Path, first_epoch: int, events: Event
         elif event["kind"] == "tracker" and "id" in event:
             ids[event.get("name", "")] = event["id"]
 
-    def build(name: str) -> TrackerQueue:
+    def build(name: str) -> RunTracker:
         run = TrackedRun(folder, as_dict(config), first_epoch, ids.get(name))
-        return TrackerQueue(name, TRACKERS[name](), run, lambda run_id: events.add("tracker", name=name, id=run_id))
+        return RunTracker(name, TRACKERS[name](), run, lambda run_id: events.add("tracker", name=name, id=run_id))
 
     return [build(name) for name in TRACKERS if getattr(config, name)]
