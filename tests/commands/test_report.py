@@ -67,7 +67,7 @@ def test_the_report_is_rewritten_while_the_run_goes_on(tiny_config, small_networ
     train({**tiny_config, "run_name": "run"}, on_epoch=lambda row: seen.append(page.read_text()) and None)
     for number, text in enumerate(seen, start=1):
         assert '<span class="pill running">Running</span>' in text
-        assert f"{number} of 2 epochs done" in text
+        assert f"{number}/2 epochs done" in text
         assert "data-reload-until=" in text
     assert len(seen) == 2
     assert "data-reload-until=" not in page.read_text()

@@ -12,7 +12,7 @@ from helpers.project import ROOT
 from unet_trainer.config import load
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, REMOVED_KEYS, check_trackers, check_url, load_config
-from unet_trainer.config.parsers import ENCODERS, near_miss, seconds_of
+from unet_trainer.config.parsers import ENCODERS, SMALL_RESNET, near_miss, seconds_of
 from unet_trainer.config.safe_yaml import MAX_BYTES
 from unet_trainer.config.schema import FIELDS, Config, as_dict, to_yaml
 
@@ -158,7 +158,8 @@ def test_an_unknown_encoder_and_a_missing_data_dir_are_told_with_the_other_mista
     ]
     for name in ("auto", "tu-convnext_tiny", "mit_b0", *sorted(ENCODERS)):
         assert load_config({"encoder": name, "data_dir": "elsewhere"}).encoder == name
-    assert set(smp.encoders.encoders) >= {name for name in ENCODERS if not name.startswith("tu-")}
+    known = {*smp.encoders.encoders, SMALL_RESNET}
+    assert known >= {name for name in ENCODERS if not name.startswith("tu-")}
     assert problems({"encoder": "convnext_tiny"})[0].endswith("(did you mean tu-convnext_tiny?)")
     for data_dir in ("data/demo", "s3://bucket/mine", str(tmp_path)):
         assert len(problems({"lr": 1, "data_dir": data_dir})) == 1

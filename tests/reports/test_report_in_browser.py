@@ -198,7 +198,7 @@ def test_the_page_of_a_run_that_goes_on_reloads_itself_and_keeps_its_place_and_w
     log.open(folder, resumed_after={"epoch": 3, "batch": 0})
     log.add("epoch", **epoch_event(4, ["background", "foreground"], 0.5))
     write_report(folder, with_pictures=False, is_running=True)
-    page.wait_until(lambda: "4 of 3 epochs done" in page.run("return document.body.textContent"))
+    page.wait_until(lambda: "4/3 epochs done" in page.run("return document.body.textContent"))
     state = """return [
         scrollY,
         document.querySelectorAll('[data-key="iou"] .line').length,

@@ -43,7 +43,7 @@ from unet_trainer.model.network import SMALL_RESNET_OPTIONS
 from unet_trainer.model.segmenter import FLAT, STRIDE, Segmenter, SegmenterSpec, class_logits
 from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.console import counted, first_line
-from unet_trainer.system.input_files import read_bytes, read_text
+from unet_trainer.system.input_files import read_bytes, read_json, read_text
 from unet_trainer.training.run_folder import SMP_CARD, SMP_WEIGHTS
 
 TOLERANCE = 1e-3  # largest difference of two logits, where the largest logit is 1 or less; in proportion above
@@ -208,7 +208,7 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
         network: Any = segmenter.network
         network.save_pretrained(draft)
         if card.spec.encoder == SMALL_RESNET:  # its options are no plain values; timm has the same under this name
-            plain = json.loads((draft / "config.json").read_text(encoding="utf-8"))
+            plain = read_json(draft / "config.json")
             plain = {key: value for key, value in plain.items() if key not in SMALL_RESNET_OPTIONS}
             (draft / "config.json").write_text(json.dumps(plain | {"encoder_name": "tu-test_resnet"}), encoding="utf-8")
         indented = json.dumps(json.loads(card.to_json()), indent=2, ensure_ascii=False) + "\n"
