@@ -32,9 +32,13 @@ LONG = {"num_epochs": 2, "batch_size": 2}  # 5 steps an epoch
 
 
 @pytest.fixture(autouse=True)
-def _untimed(monkeypatch):
-    """The start times no steps: faults come in the steps that are counted, of the trial and of training."""
-    monkeypatch.setattr(setup, "time_steps", lambda *_: StepCost(seconds=0.1, eval_seconds=0.1, memory=0))
+def _untimed():
+    """The start times no steps: faults come in the steps that are counted, of the trial and of training.
+
+    Not by the fixture monkeypatch, which would be undone after small_network and leave that in place."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setup, "time_steps", lambda *_: StepCost(seconds=0.1, eval_seconds=0.1, memory=0))
+        yield
 
 
 def bad_dice(monkeypatch, is_bad):
