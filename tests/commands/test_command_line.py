@@ -362,7 +362,8 @@ def test_a_command_begins_before_its_config_is_read(monkeypatch):
 @pytest.mark.parametrize("command", ["predict", "evaluate", "export", "report", "try", "compare"])
 def test_runs_are_found_by_name_where_the_config_keeps_them(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(CONFIG, "checkpoint_dir", str(tmp_path / "elsewhere"))
-    monkeypatch.setattr("unet_trainer.commands.try_model.find_spec", lambda name: name)  # gradio need not be installed
+    for module in ("commands.try_model", "config.load"):  # gradio and onnx need not be installed
+        monkeypatch.setattr(f"unet_trainer.{module}.find_spec", lambda name: name)
     write_image(tmp_path / "a.png", np.zeros((8, 8), np.uint8))
     further = {"predict": [tmp_path / "a.png", "--out", tmp_path / "out"], "compare": ["other"]}
     assert (
