@@ -1,6 +1,6 @@
 """python train_unet.py bench: trains in several precisions, each in a separate process, and prints a table.
 
-Every row is an ordinary run, with loader, validation and checkpoints. `--step` times the training step alone."""
+Every row is an ordinary run with loader, validation and checkpoints; `--step` times the training step alone."""
 
 from __future__ import annotations
 
@@ -77,8 +77,7 @@ def bench(config: Config, rows: Mapping[str, Mapping[str, Any]], console: Consol
             console.note(f"{name} failed: {error}")
     if not figures:
         raise UserError(f"no run of the bench succeeded; see {folder} ({failures[0]})")
-    for line in ("", *table_lines(figures), *failures):
-        console.say(line)
+    console.say("\n".join(["", *table_lines(figures), *failures]))
 
 
 def train_row(name: str, changes: Mapping[str, Any], config: Config, folder: Path) -> dict[str, float]:
@@ -88,25 +87,24 @@ def train_row(name: str, changes: Mapping[str, Any], config: Config, folder: Pat
     own, path = {"resume": None, "checkpoint_dir": str(folder), "run_name": run_name}, folder / f"{run_name}.yaml"
     requested = load_config({**as_dict(config), **always, **own, **changes})
     write_text_atomically(path, to_yaml(requested, f"python train_unet.py {path}"))
-    command, environment = [sys.executable, str(SCRIPT), str(path)], ending_with_this_process(os.environ)
-    child = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment)
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    child = subprocess.run([sys.executable, SCRIPT, path], env=ending_with_this_process(os.environ), **streams)
     write_bytes_atomically(folder / f"{run_name}.log", child.stdout)
     lines = [line for line in child.stdout.decode(errors="replace").splitlines() if line.strip()] or ["no output"]
     if child.returncode:
         reasons = [line for line in lines if line.startswith("Error: ")] or lines
         raise TrainingFailed(reasons[-1].removeprefix("Error: "))
-    # A key that the run could not follow, as when compiling failed: its figures are not those of the row.
     result = read_json(folder / run_name / "result.json")
     actual = as_dict(load_config(folder / run_name / "config.yaml"))
     actual |= {"amp_dtype": result["number_format"], "compile_model": result["is_compiled"]}
     wanted = as_dict(requested) | ({} if requested.use_amp else {"amp_dtype": "float32"})
     for key in ("amp_dtype", "compile_model", "batch_size", "batch_parts"):
-        if actual[key] != wanted[key]:
+        if actual[key] != wanted[key]:  # as when compiling failed: the figures are not those of the row
             warnings = (line.removeprefix("Warning: ") for line in lines if line.startswith(f"Warning: {key}: "))
             raise TrainingFailed(next(warnings, f"it did not run with the {key} of its row"))
     epochs = read_metrics(folder / run_name / "metrics.csv")
-    medians = {key: median(epoch[key] for epoch in epochs[1:]) for key in ("seconds", "images_per_second")}
-    return medians | {"memory": max(epoch["peak_memory_gib"] for epoch in epochs), "val_iou": epochs[-1]["val_iou"]}
+    last = {"memory": max(epoch["peak_memory_gib"] for epoch in epochs), "val_iou": epochs[-1]["val_iou"]}
+    return last | {key: median(epoch[key] for epoch in epochs[1:]) for key in ("seconds", "images_per_second")}
 
 
 def table_lines(figures: Mapping[str, Mapping[str, float]]) -> list[str]:
@@ -147,6 +145,6 @@ def time_step(config: Config, console: Console) -> None:
     except (RuntimeError, MemoryError) as error:
         fix = ". Try a smaller batch_size" if is_out_of_memory(error) else ""
         raise TrainingFailed(f"the step could not be taken ({cause_line(error)}){fix}") from error
-    memory, batch_size = f", {cost.memory / 2**30:.2f} GiB" if cost.memory else "", settings.taken.batch_size
-    speed = f"{batch_size / cost.seconds:.0f} images/s at batch {batch_size}"
+    speed = f"{settings.taken.batch_size / cost.seconds:.0f} images/s at batch {settings.taken.batch_size}"
+    memory = f", {cost.memory / 2**30:.2f} GiB" if cost.memory else ""
     console.say(f"The step alone: {speed} ({1000 * cost.seconds:.2f} ms){memory}")

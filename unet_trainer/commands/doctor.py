@@ -51,7 +51,6 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     config, console = read_config_words(options.words, script_config, "doctor"), Console()
     if options.write is not None:
         check_output("--write", options.write, None)
-    console.say("Looking at the machine and the data ...")
     settings = examine(config, console)
     if options.write is not None:
         header = file_header(options.write, "doctor", settings.taken.data_dir)
@@ -72,7 +71,7 @@ def examine(config: Config, console: Console) -> Settings:
     dataset = build_dataset(config, console, None)
     settings = build_settings(config, hardware, dataset, console, False, budget, is_preview=True, initial=initial)
     taken, start_seconds = settings.taken, 0.0 if config.time_budget is None else budget.lost_to_training()
-    start_seconds += COMPILE_SECONDS if taken.compile_model else 0.0
+    start_seconds += COMPILE_SECONDS * bool(taken.compile_model)
     train, val = build_datasets(taken, dataset)
     with contextlib.closing(build_probe(config, hardware)) as probe:
         probe.image_spec, probe.console = dataset.image_spec, console
@@ -148,5 +147,4 @@ def has_nvidia_gpu(root: Path = ROOT) -> bool:
     """Return whether its driver is installed, or the PCI bus lists a display of NVIDIA."""
     folders = (root / "sys/bus/pci/devices").glob("*")
     texts = [(read_if_there(folder / "vendor").strip(), read_if_there(folder / "class")) for folder in folders]
-    is_listed = any(vendor == "0x10de" and kind.startswith("0x03") for vendor, kind in texts)
-    return is_listed or shutil.which("nvidia-smi") is not None
+    return any(text[0] == "0x10de" and text[1].startswith("0x03") for text in texts) or bool(shutil.which("nvidia-smi"))
