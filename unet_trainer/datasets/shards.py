@@ -42,7 +42,7 @@ from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import open_handle
 from unet_trainer.system.json_cache import read_cache, write_cache
-from unet_trainer.system.locks import is_in_use, lock_shared
+from unet_trainer.system.locks import is_in_use, lock_file
 from unet_trainer.system.resources import free_disk
 
 FOLDER = ".shards"  # in checkpoint_dir
@@ -360,7 +360,7 @@ def _marked_unfinished(files: Files) -> Iterator[None]:
         if not files.is_remote:
             handle = open_handle(mark, follow=False)
             stack.callback(os.close, handle)
-            lock_shared(handle)
+            lock_file(handle)
         yield
     files.delete(UNFINISHED)
 
