@@ -82,9 +82,17 @@ def deep(depth):
 START = '{"kind": "start", "model": {"ids": ["sky", "car"]}, "data": %s}'
 EPOCH = '{"kind": "epoch", "epoch": 2, "val_iou": 0.5, "%s": %s}'
 DAMAGED = [
-    ("events.jsonl", EPOCH % ("val_loss", "[1]"), "events.jsonl, line 4: val_loss: [1]: Input should be a valid number"),
+    (
+        "events.jsonl",
+        EPOCH % ("val_loss", "[1]"),
+        "events.jsonl, line 4: val_loss: [1]: Input should be a valid number",
+    ),
     ("events.jsonl", EPOCH % ("seconds", deep(200_000)), "events.jsonl, line 4: it is nested too deeply"),
-    ("events.jsonl", EPOCH % ("classes", '{"sky": 3}'), "events.jsonl, line 4: classes: 3: Input should be a valid dictionary"),
+    (
+        "events.jsonl",
+        EPOCH % ("classes", '{"sky": 3}'),
+        "events.jsonl, line 4: classes: 3: Input should be a valid dictionary",
+    ),
     ("events.jsonl", EPOCH % ("confusion", "[[1, 2], [3]]"), "events.jsonl: epoch 2 has other classes than the run"),
     (
         "events.jsonl",
