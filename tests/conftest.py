@@ -98,14 +98,6 @@ def small_network(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def no_shards_open() -> Iterator[None]:
-    """Shards that a test opened are closed for the next."""
-    yield
-    if (module := sys.modules.get("unet_trainer.images.file_bytes")) is not None:
-        module.open_stores.clear()
-
-
-@pytest.fixture(autouse=True)
 def quick_pictures(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of the pictures of runs are marked real_pictures; other runs leave them out.
 

@@ -90,57 +90,6 @@ def test_the_module_that_every_package_may_use_uses_none():
     assert [name for name in imports(MODULES[LOWEST]) if name.startswith("unet_trainer")] == []
 
 
-# What opens a file by its name; and the modules that may call it, with what keeps them from waiting for a pipe.
-OPENING = {
-    "open", "os.open", "tarfile.open", "zipfile.ZipFile", "tifffile.TiffFile", "np.load", "np.memmap", "np.fromfile", "json.load",
-    "torch.load", "load_file", "cv2.imread", "cv2.imreadmulti",
-}  # fmt: skip
-MAY_OPEN = {
-    "unet_trainer.system.input_files": "is what all others use",
-    "unet_trainer.system.signals": "os.devnull, and the handle of a standard stream",
-    "unet_trainer.system.atomic_files": "opens to write, and folders",
-    "unet_trainer.system.locks": "opens to write, without following links",
-    "unet_trainer.datasets.shard_store": "opens to write, without following links",
-    "unet_trainer.loading.pixel_cache": "opens to write",
-    "unet_trainer.images.image_decoding": "maps an array into memory, after open_file",
-    "unet_trainer.model.network": "torch.load and safetensors, after is_file",
-    "unet_trainer.training.checkpoint_file": "torch.load, after _check_digest has read the file",
-}
-NOT_BY_NAME = ("io.BytesIO(", "fileobj=", "TiffFile(file)", "ZipFile(file)")
-OPENS_NO_FILE = (
-    "Image",
-    "webbrowser",
-    "files",
-    "events",
-    "processes",
-    "input_files",
-    "shared",
-)  # before .open and .read_text
-
-
-def opening_calls(path):
-    """Calls that open a file by its name, those of Path included."""
-    calls = [
-        (ast.unparse(node.func), ast.unparse(node)) for node in ast.walk(parse(path)) if isinstance(node, ast.Call)
-    ]
-    found = []
-    for called, text in calls:
-        owner, _, name = called.rpartition(".")
-        is_of_a_path = (
-            owner and name in ("open", "read_text", "read_bytes") and owner.rpartition(".")[2] not in OPENS_NO_FILE
-        )
-        if (called in OPENING or is_of_a_path) and not any(part in text for part in NOT_BY_NAME):
-            found.append(text)
-    return found
-
-
-def test_a_file_is_opened_by_one_module():
-    """A pipe would be waited for for ever and a device may never end: see input_files."""
-    opening = {module: calls for module, path in MODULES.items() if (calls := opening_calls(path))}
-    assert {module: calls for module, calls in opening.items() if module not in MAY_OPEN} == {}
-    assert set(MAY_OPEN) == set(opening), "these do not open files any more"
-
-
 def loaded_by(modules):
     script = f"import sys, {', '.join(modules)}; print(*sorted(set({SLOW!r}) & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

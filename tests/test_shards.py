@@ -7,7 +7,6 @@ from helpers.runs import stop_after, timeless_rows, weights_digest
 from helpers.shard_server import serving
 from train_unet import main, train
 from unet_trainer.datasets import shard_store
-from unet_trainer.images.file_bytes import open_stores
 from unet_trainer.inference.inputs import find_validation_pairs
 
 
@@ -81,7 +80,6 @@ def test_a_shard_that_is_gone_or_changed_ends_a_run_with_its_name(run, server, s
     with pytest.raises(UserError, match=r"http://127.0.0.1:\d+/data-00000\d.tar is not there"):
         run("gone", data_dir=server.url)
     server.every = (1, "garbage")
-    open_stores.clear()
     with pytest.raises(UserError, match=r"data-00000\d.tar/.*: its content differs from the index"):
         run("changed", data_dir=server.url)
 
@@ -103,11 +101,8 @@ def test_runs_on_files_and_on_shards_of_them_are_compared_shown_and_their_tables
     run, shards, tmp_path, capsys, monkeypatch
 ):
     files, stored = run("files", num_epochs=1), run("stored", data_dir=str(shards), num_epochs=1)
-    open_stores.clear()
     assert main(["evaluate", str(files), "--compare", str(stored)]) == 0, capsys.readouterr()
-    open_stores.clear()
     assert main(["report", str(stored)]) == 0, capsys.readouterr()
-    open_stores.clear()
     assert main(["predict", str(stored), str(stored / "split.csv"), "--out", str(tmp_path / "out")]) == 0, (
         capsys.readouterr()
     )
@@ -117,7 +112,6 @@ def test_runs_on_files_and_on_shards_of_them_are_compared_shown_and_their_tables
 def test_validation_images_are_found_in_shards_wherever_they_lie_now(run, shards, monkeypatch):
     model = run("run") / "best.pt"
     of_files = find_validation_pairs(model)
-    open_stores.clear()
     of_shards = find_validation_pairs(model, shards)
     assert [pair.name for pair in of_files] == [pair.name for pair in of_shards]
     assert all(".tar" in str(pair.image) for pair in of_shards)

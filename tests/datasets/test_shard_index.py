@@ -178,7 +178,7 @@ def indexed(tmp_path, files, name="a.tar"):
     size = (tmp_path / "a.tar").stat().st_size
     ticks = []
     with (tmp_path / "a.tar").open("rb") as file:
-        shard, unpaired = index_shard(name, file, size, ticks.append)
+        shard, unpaired = index_shard(name, size, ticks.append, file)
     assert sum(ticks) == size
     return shard, unpaired
 

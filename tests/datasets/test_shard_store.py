@@ -97,8 +97,9 @@ def test_files_are_written_found_sized_and_deleted_and_old_uploads_swept(tmp_pat
     assert files.find() == ["b.tar", "x/a.tar"]
     assert files.size_and_version("b.tar")[0] == 200
     assert files.read("b.tar") == CONTENT
-    with files.open_file("b.tar") as file:
-        assert (file.read(10), file.seek(150), file.read(), file.read(1)) == (CONTENT[:10], 150, CONTENT[150:], b"")
+    assert files.read_through("b.tar", lambda file: (file.read(10), file.seek(150), file.read(), file.read(1))) == (
+        CONTENT[:10], 150, CONTENT[150:], b"",
+    )  # fmt: skip
     files.delete("b.tar")
     with pytest.raises(MissingFile):
         files.size_and_version("b.tar")

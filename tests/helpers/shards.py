@@ -1,12 +1,10 @@
 """Small shards, written by hand."""
 
 import tarfile
-from pathlib import Path
 
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.shard_index import Sample, Shard, ShardIndex, add_member
 from unet_trainer.datasets.shard_store import Files, ShardStore
-from unet_trainer.images.file_bytes import open_stores
 
 
 def write_tar(path, files):
@@ -49,13 +47,10 @@ def pairs_on_a_dead_remote(folder, names):
     index = write_index_of(folder, dead=dict.fromkeys(names, (b"image", b"mask")))
     log = folder / "asked"
     log.touch()
-    store = open_stores["dead"] = ShardStore(Files("http://dead/x", (0.0,)), index)
+    store = ShardStore(Files("http://dead/x", (0.0,)), index)
     store.files.connect = lambda protocol: DeadRemote(log)
     pairs = []
-    for name in names:
-        members = f"{name}.png", f"{name}.mask.png"
-        origins = (f"{store.files.place('dead.tar')}/{member}" for member in members)
-        pairs.append(
-            Pair(name, *(Path(f"{store.path_prefix}dead.tar/{member}") for member in members), None, "", *origins)
-        )
+    for sample in index.shards[0].samples:
+        image, mask = store.file("dead.tar", sample.image), store.file("dead.tar", sample.mask)
+        pairs.append(Pair(sample.name, image, mask, None, "", image.shown, mask.shown))
     return pairs, lambda: log.stat().st_size

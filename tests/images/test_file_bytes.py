@@ -12,22 +12,15 @@ from unet_trainer.images.file_bytes import (
     file_stamp,
     is_file,
     open_file,
-    open_stores,
     read_bytes,
     read_with_stamp,
 )
 
 
-@pytest.fixture
-def shard(tmp_path):
-    """A path below that of a shard, whose sample k has an image and an empty mask."""
-    open_stores["disk"] = ShardStore(Files(str(tmp_path)), write_index_of(tmp_path, a={"k": (b"an image", b"")}))
-    return tmp_path / "a.tar"
-
-
-def test_a_file_on_a_disk_and_one_in_a_shard_are_read_alike(tmp_path, shard):
+def test_a_file_on_a_disk_and_one_in_a_shard_are_read_alike(tmp_path):
     (tmp_path / "plain.png").write_bytes(b"an image")
-    for path in (tmp_path / "plain.png", shard / "k.png"):
+    store = ShardStore(Files(str(tmp_path)), write_index_of(tmp_path, a={"k": (b"an image", b"")}))
+    for path in (tmp_path / "plain.png", store.find((tmp_path / "a.tar/k.png").as_posix())):
         assert read_bytes(path) == b"an image"
         assert read_with_stamp(path) == (b"an image", file_stamp(path))
         assert is_file(path)
@@ -35,8 +28,9 @@ def test_a_file_on_a_disk_and_one_in_a_shard_are_read_alike(tmp_path, shard):
             assert (file.read(2), file.seek(3), file.read()) == (b"an", 3, b"image")
 
 
-def test_what_is_not_there_has_no_stamp_and_is_told(tmp_path, shard):
-    for path in (tmp_path / "none.png", shard / "none.png", shard / "deeper/none.png"):
+def test_what_is_not_there_has_no_stamp_and_is_told(tmp_path):
+    (tmp_path / "a.tar").touch()
+    for path in (tmp_path / "none.png", tmp_path / "a.tar/none.png"):
         assert file_stamp(path) is None
         assert not is_file(path)
         with pytest.raises(ReadError, match=r"No such file|Not a directory"):

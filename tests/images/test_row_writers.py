@@ -83,13 +83,21 @@ def test_a_large_png_needs_memory_for_the_rows_alone():
 
 @pytest.mark.parametrize("pixels", ARRAYS.values(), ids=ARRAYS)
 @pytest.mark.parametrize("is_big", [False, True])
-def test_a_tiff_holds_the_pixels(pixels, is_big, monkeypatch):
+def test_a_tiff_holds_the_pixels(pixels, is_big, monkeypatch, tmp_path):
+    """A big one has 64-bit offsets, and its rows wait in a file."""
     if is_big:
         monkeypatch.setattr(row_writers, "BIGTIFF_BYTES", 100)
+        monkeypatch.setattr(row_writers, "MEMORY_BYTES", 100)
     monkeypatch.setattr(row_writers, "STRIP_BYTES", 5 * pixels[0].nbytes)  # strips of 5 rows, the last one of 2
-    data = written(make(TiffWriter, pixels), pixels)
-    with tifffile.TiffFile(io.BytesIO(data)) as file:
+    with (tmp_path / "a.tif").open("wb") as file:
+        writer = TiffWriter(file, pixels.shape[:2], pixels.dtype, 3 if pixels.ndim == 3 else 1)
+        assert isinstance(writer.pixels, np.memmap) == is_big
+        for rows in np.split(pixels, [1, 11]):
+            writer.write(rows)
+        writer.finish()
+    with tifffile.TiffFile(tmp_path / "a.tif") as file:
         assert file.is_bigtiff == is_big
         assert len(file.pages.first.dataoffsets) == 8
         np.testing.assert_array_equal(file.asarray(), pixels)
-    assert_others_read(data, pixels)
+    assert_others_read((tmp_path / "a.tif").read_bytes(), pixels)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.tif"]

@@ -10,9 +10,8 @@ import pytest
 from helpers.project import ROOT
 from unet_trainer.config.errors import UserError
 from unet_trainer.system import locks
-from unet_trainer.system.locks import FolderLock, is_in_use, is_locked, is_locked_here, lock_shared
+from unet_trainer.system.locks import FolderLock, is_in_use, is_locked, is_locked_here, lock_file
 
-pytestmark = pytest.mark.skipif(locks.fcntl is None, reason="there are no such locks here")
 HOLD = """
 import sys, time; from pathlib import Path; from unet_trainer.system.locks import FolderLock
 from unet_trainer.system.concurrency import start_process
@@ -76,17 +75,15 @@ def test_a_killed_process_releases_the_lock(tmp_path, holder):
 
 
 def test_without_locks_a_run_goes_on(tmp_path, monkeypatch):
-    def no_locks(*arguments):
+    def no_locks(*arguments, **options):
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
-    assert acquire(tmp_path) == []
-    (tmp_path / "file").touch()
-    assert (is_in_use(tmp_path / "file"), is_locked(tmp_path)) == (None, False)
-    monkeypatch.setattr(locks, "fcntl", None)
+    for name in ("lock_descriptor", "unlock_descriptor"):
+        monkeypatch.setattr(locks, name, no_locks)
     assert acquire(tmp_path) == []
     assert acquire(tmp_path / "no such folder") == []
-    assert is_in_use(tmp_path / "file") is None
+    (tmp_path / "file").touch()
+    assert (is_in_use(tmp_path / "file"), is_locked(tmp_path)) == (None, False)
 
 
 def test_two_runs_of_one_process_cannot_hold_one_folder(tmp_path, monkeypatch):
@@ -137,12 +134,12 @@ def test_a_lock_file_that_is_a_link_is_not_written_through(tmp_path):
     assert (tmp_path / "precious").read_text() == "content"
 
 
-def test_a_file_is_in_use_until_the_last_who_locked_it_closes_it(tmp_path):
+@pytest.mark.parametrize("mode", [0o644, 0o444])
+def test_a_file_is_in_use_until_it_is_closed_also_for_those_who_may_only_read_it(tmp_path, mode):
     path = tmp_path / "file"
     path.touch()
-    with path.open("rb") as first:
-        lock_shared(first.fileno())
-        with path.open("rb") as second:
-            lock_shared(second.fileno())
+    with path.open("rb") as file:
+        path.chmod(mode)
+        lock_file(file.fileno())
         assert is_in_use(path)
     assert is_in_use(path) is False

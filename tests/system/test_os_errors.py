@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.system import os_errors
 from unet_trainer.system.os_errors import cannot, is_of_the_machine, sentence
 
 
@@ -24,6 +23,8 @@ SENTENCES = [
     (errno.EIO, "Input/output error; the disk or its connection fails; look at the system's log"),
     (errno.ENOTDIR, "Not a directory; a part of that path is a file, not a folder"),
     (errno.ENAMETOOLONG, "File name too long"),
+    (errno.EMFILE, "Too many open files; allow more with ulimit -n 4096"),
+    (errno.ECONNRESET, "Connection reset by peer"),
 ]
 
 
@@ -35,22 +36,17 @@ def test_an_error_of_the_machine_names_the_file_the_cause_and_what_to_do(number,
     assert sentence(made(number, b"/nowhere/a")) == f"/nowhere/a: {text}"
 
 
-@pytest.mark.skipif(os_errors.resource is None, reason="Windows has no such limits")
-@pytest.mark.parametrize(
-    ("number", "limit", "command"),
-    [(errno.EMFILE, "RLIMIT_NOFILE", "ulimit -n"), (errno.EAGAIN, "RLIMIT_NPROC", "ulimit -u")],
-)
-def test_a_limit_is_named_with_its_value(number, limit, command, monkeypatch):
-    monkeypatch.setattr(os_errors.resource, "getrlimit", lambda which: (8, 100))
-    assert f"({command} is 8); allow more with {command}" in sentence(made(number))
-    monkeypatch.setattr(os_errors.resource, "getrlimit", lambda which: (os_errors.resource.RLIM_INFINITY,) * 2)
-    assert " is " not in sentence(made(number))
-
-
 def test_a_machine_without_temporary_folders_is_told_how_to_name_one():
     error = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
     assert is_of_the_machine(error)
     assert sentence(error) == "there is no folder for temporary files that can be written to; name one: TMPDIR=FOLDER"
+
+
+def test_a_machine_without_threads_is_told_what_to_do():
+    assert is_of_the_machine(RuntimeError("can't start new thread"))
+    assert sentence(RuntimeError("can't start new thread")).startswith(
+        "no more threads may be started; allow more with"
+    )
 
 
 @pytest.mark.parametrize(

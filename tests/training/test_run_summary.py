@@ -82,9 +82,17 @@ def deep(depth):
 START = '{"kind": "start", "model": {"ids": ["sky", "car"]}, "data": %s}'
 EPOCH = '{"kind": "epoch", "epoch": 2, "val_iou": 0.5, "%s": %s}'
 DAMAGED = [
-    ("events.jsonl", EPOCH % ("val_loss", "[1]"), "events.jsonl, line 4: val_loss: a list is no number"),
+    (
+        "events.jsonl",
+        EPOCH % ("val_loss", "[1]"),
+        "events.jsonl, line 4: val_loss: [1]: Input should be a valid number",
+    ),
     ("events.jsonl", EPOCH % ("seconds", deep(200_000)), "events.jsonl, line 4: it is nested too deeply"),
-    ("events.jsonl", EPOCH % ("classes", '{"sky": 3}'), "events.jsonl, line 4: classes: 3 is no object"),
+    (
+        "events.jsonl",
+        EPOCH % ("classes", '{"sky": 3}'),
+        "events.jsonl, line 4: classes: 3: Input should be a valid dictionary",
+    ),
     ("events.jsonl", EPOCH % ("confusion", "[[1, 2], [3]]"), "events.jsonl: epoch 2 has other classes than the run"),
     (
         "events.jsonl",
@@ -92,10 +100,10 @@ DAMAGED = [
         "events.jsonl: epoch 1 has other classes than the run",
     ),
     ("events.jsonl", START % '{"classes": [3]}', "events.jsonl, line 4: data: classes: "),
-    ("result.json", '{"warnings": "none"}', "result.json: warnings: 'none' is no list"),
+    ("result.json", '{"warnings": "none"}', "result.json: warnings: 'none': Input should be a valid list"),
     ("events.jsonl", EPOCH % ("skipped_steps", 10**30), "events.jsonl, line 4: skipped_steps: 1000"),
     ("result.json", deep(200_000), "result.json: it is nested too deeply"),
-    ("settings.json", '{"seed": 3}', "settings.json, seed: 3 is no object"),
+    ("settings.json", '{"seed": 3}', "settings.json, seed: 3: Input should be a valid dictionary"),
     ("val_scores.csv", "image,mask\na,b\n", "val_scores.csv: no table of scores ('wrong_pixels')"),
 ]
 

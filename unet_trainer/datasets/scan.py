@@ -29,9 +29,9 @@ from unet_trainer.images.file_bytes import (
     DataError,
     ReadError,
     ShardError,
+    StoredFile,
     content_digest,
     file_stamp,
-    find_member,
     read_bytes,
 )
 from unet_trainer.images.image_decoding import Pixels, decode_image, read_image, refuse_bomb
@@ -174,8 +174,7 @@ class ScanCache:
     def find(self, kind: str, path: Path, stamp: list[int] | None) -> Any:
         """A damaged entry is as good as none: the file is read anew. The index of shards may have the facts too."""
         with contextlib.suppress(ValueError, LookupError, TypeError):
-            stored = find_member(path)
-            in_index = None if stored is None else stored.facts
+            in_index = path.facts if isinstance(path, StoredFile) else None
             if in_index is not None:
                 in_index = {"thumbnail": "", **in_index}
             known_stamp, known = (stamp, in_index) if in_index is not None else self.known[f"{kind}:{path.absolute()}"]
@@ -265,8 +264,8 @@ def _scan_pair(task: Task, read_stderr: ReadStderr, nodata: float | str) -> dict
         try:
             found[kind] = _scan_image(pair.image, nodata) if kind == "image" else _scan_mask(pair)
         except ReadError as error:
-            stored = find_member(getattr(pair, kind))
-            if isinstance(error, ShardError) and stored is not None and stored.store.is_remote:
+            source = getattr(pair, kind)
+            if isinstance(error, ShardError) and isinstance(source, StoredFile) and source.store.is_remote:
                 return str(error)
             found[kind] = str(error)
         except MemoryError:

@@ -192,7 +192,7 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
         raise ShardError(f"not a complete tar file ({error or type(error).__name__})") from None
 
 
-def index_shard(name: str, file: BinaryIO, num_bytes: int, tick: Callable[[int], object]) -> tuple[Shard, list[str]]:
+def index_shard(name: str, num_bytes: int, tick: Callable[[int], object], file: BinaryIO) -> tuple[Shard, list[str]]:
     """The samples of a shard of any tool, and those that lack an image or a mask. Reads all of it, once; `tick` is
     called with the number of bytes that were read. Raises ShardError, without the shard's name."""
     by_key: dict[str, list[Member]] = {}  # WebDataset's key is the path up to the first dot of its last part

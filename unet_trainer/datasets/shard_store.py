@@ -1,12 +1,9 @@
-"""The files of shards, and open shards: the bytes of any file in them, checked. What is fetched of remote ones is kept
-on the disk.
+"""The files of shards, and shards that are open: the bytes of any file in them, checked.
 
-Files below a folder or a URL (s3://, gs://, http://, ...) are read in parts; remote ones through fsspec, with retries.
-fsspec comes with torch; what it needs for a protocol (s3fs, gcsfs, aiohttp) is named where it is missing.
-
-A file in a shard has a path below that of the shard: data/nuclei-000000.tar/cell_17.png. Whatever reads files asks
-`file_bytes.find_member` for it; the stores that are open in this process answer. Of remote shards an image and its mask
-are fetched together, ahead of their use where the reader says what it will read.
+Files below a folder or a URL (s3://, gs://, http://, ...) are read in parts; remote ones through fsspec, which comes
+with torch; what it needs for a protocol (s3fs, gcsfs, aiohttp) is named where it is missing. Its file system of web
+servers asks once, so that failures are retried here; its caches have no bound and are not shared between processes
+that read at the same time, so that what is fetched is kept by RangeCache.
 """
 
 import contextlib
@@ -19,16 +16,15 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.datasets.shard_index import BLOCK, Member, Shard, ShardIndex
-from unet_trainer.images.file_bytes import ShardError
+from unet_trainer.images.file_bytes import ShardError, StoredFile
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, make_own_folder, write_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FOLLOW, open_handle
@@ -41,15 +37,15 @@ CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0  # without an answer, or without a fu
 BLOCK_BYTES = 2**23  # that are read at a time from a file that is read from its beginning
 MISSING_STATUSES = (None, 404, 410)  # None: no web server
 FINAL_STATUSES = frozenset(range(400, 500)) - {408, 425, 429}  # asking again gives the same answer
-NUM_CONNECTIONS = 16  # of a process
+NUM_CONNECTIONS = 16  # that ask for the sizes of shards
 AHEAD_BYTES = 2**26  # of a worker: fetched ahead
 MAX_FETCHES = 3  # of content with wrong checksums
 CHANGED = "the shards have changed since they were indexed"
 MAX_SHARE = 0.5  # of the free disk, for what is kept of remote shards
-SOURCE = "source.txt"  # the URL; its time is that of the last use
+CACHE_NAME = re.compile("[0-9a-f]{16}")
 WRITING = os.O_RDWR | os.O_CREAT | NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 def is_url(text: str) -> bool:
@@ -88,18 +84,26 @@ class Files:
                 return content[start:stop]
             raise OSError(f"{len(content)} of {stop - start} bytes came")
 
-        return self._retried(read_once, name)
+        return self.retry(read_once, name)
+
+    def read_side_by_side(self, parts: Sequence[tuple[str, int, int]]) -> list[Any]:
+        """Name, start and stop of each part: its bytes, or anything else where the first try failed."""
+        try:
+            columns = [list(column) for column in zip(*parts, strict=True)]
+            return self._system().cat_ranges([self.place(name) for name in columns[0]], *columns[1:])
+        except Exception:  # each library has its own; `read` retries, and reports them
+            return [None] * len(parts)
 
     def size_and_version(self, name: str) -> tuple[int | None, str]:
         """In bytes, None if unknown; and what changes with the content, if anything does."""
-        info = self._retried(lambda system, place: system.info(place), name)
+        info = self.retry(lambda system, place: system.info(place), name)
         version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
         size = info.get("size")
         return size if isinstance(size, int) else None, str(version)
 
     def has_ranges(self, name: str) -> bool:
         """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
-        return len(self._retried(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
+        return len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
 
     def exists(self, name: str) -> bool:
         try:
@@ -116,25 +120,21 @@ class Files:
                 for place, _, names in os.walk(self.root)
                 for name in names
             )
-        found = self._retried(lambda system, place: system.find(place), "", "be listed")
-        urls = (name if is_url(name) else f"{self.protocol}://{name.lstrip('/')}" for name in found)
+        paths = self.retry(lambda system, place: system.find(place), "", "be listed")
+        urls = (name if is_url(name) else f"{self.protocol}://{name.lstrip('/')}" for name in paths)
         return sorted(url.removeprefix(f"{self.root}/") for url in urls if url.startswith(f"{self.root}/"))
 
-    def open_file(self, name: str) -> BinaryIO:
-        """To be read from its beginning, with our retries, which fsspec's own files do not have."""
-        if not self.is_remote:
-            return self._retried(lambda system, place: os.fdopen(open_handle(place), "rb"), name)
-        size, _ = self.size_and_version(name)
-        if size is None:
-            raise ShardError(
-                f"{self.place(name)}: the server does not tell its size, so that it cannot be read in parts"
-            )
-        from fsspec.spec import AbstractBufferedFile  # 0.2 s
+    def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
+        """What `read` makes of a file that is read from its beginning; after a failure, of all of it again."""
 
-        kind = type(
-            "RangeFile", (AbstractBufferedFile,), {"_fetch_range": lambda _, start, end: self.read(name, start, end)}
-        )
-        return cast(BinaryIO, kind(None, name, block_size=BLOCK_BYTES, cache_type="readahead", size=size))
+        def read_once(system: Any, place: str) -> Result:
+            options = {"block_size": BLOCK_BYTES, "cache_type": "readahead"} if self.is_remote else {}
+            with system.open(place, "rb", **options) as file:
+                if getattr(file, "size", 0) is None:
+                    raise ShardError(f"{place}: the server does not say its size; it cannot be read in parts")
+                return read(file)
+
+        return self.retry(read_once, name)
 
     def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
         """Completely or not at all. Raises UserError."""
@@ -148,23 +148,26 @@ class Files:
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".upload.", suffix=".tmp") as file:
                 fill(cast(BinaryIO, file))
                 file.flush()
-                return self._retried(lambda system, url: system.put_file(file.name, url), name, "be written")
+                return self.retry(lambda system, url: system.put_file(file.name, url), name, "be written")
         except OSError as error:
-            raise cannot(
-                f"{folder}" if self.is_remote else f"--out: {self.place(name)}", "be written", error, folder
-            ) from None
+            shown = f"{folder}" if self.is_remote else f"--out: {self.place(name)}"
+            raise cannot(shown, "be written", error, folder) from None
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(ShardError):
-            self._retried(lambda system, place: system.rm_file(place), name, "be deleted")
+            self.retry(lambda system, place: system.rm_file(place), name, "be deleted")
 
-    def _retried(self, action: Callable[[Any, str], Found], name: str, what: str = "be read") -> Found:
+    def _system(self) -> Any:
+        if (system := self._systems.get(os.getpid())) is None:
+            system = self._systems[os.getpid()] = self.connect(self.protocol)
+        return system
+
+    def retry(self, action: Callable[[Any, str], Result], name: str, what: str = "be read") -> Result:
+        """What the action makes of the file system and a file's place there. Raises ShardError."""
         place = self.place(name)
         for wait in (*self.waits, None):
             try:
-                if (system := self._systems.get(os.getpid())) is None:
-                    system = self._systems[os.getpid()] = self.connect(self.protocol)
-                return action(system, place)
+                return action(self._system(), place)
             except ShardError:
                 raise
             except NotImplementedError:
@@ -181,17 +184,19 @@ class Files:
                     reason = getattr(failure, "strerror", None) or first_line(failure)
                     tries = f"; {len(self.waits) + 1} tries" if wait is None and self.waits else ""
                     raise ShardError(f"{place} cannot {what} ({reason}{tries})") from None
-                time.sleep(
-                    wait * random.uniform(0.5, 1.0)
-                )  # processes that were refused together must not come back together
+                # processes that were refused together must not come back together
+                time.sleep(wait * random.uniform(0.5, 1.0))
         raise AssertionError
 
 
 class _LocalSystem:
     """What fsspec's file systems do, of a disk: without waiting for a pipe, hidden files, or a folder named ~."""
 
+    def open(self, path: str, mode: str) -> BinaryIO:
+        return cast(BinaryIO, os.fdopen(open_handle(path), mode))
+
     def cat_file(self, path: str, start: int, end: int | None) -> bytes:
-        with os.fdopen(open_handle(path), "rb") as file:
+        with self.open(path, "rb") as file:
             file.seek(start)
             return file.read() if end is None else file.read(end - start)
 
@@ -207,9 +212,8 @@ def _connect(protocol: str) -> Any:
     if not protocol:
         return _LocalSystem()
     if protocol not in PROTOCOLS:
-        raise ShardError(
-            f"{protocol}:// is not known; need s3://, gs://, abfs://, https:// or http://, or the path of a folder"
-        )
+        known = "need s3://, gs://, abfs://, https:// or http://, or the path of a folder"
+        raise ShardError(f"{protocol}:// is not known; {known}")
     options: dict[str, Any] = {}
     try:
         import fsspec
@@ -221,9 +225,8 @@ def _connect(protocol: str) -> Any:
             options = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
         return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
     except ImportError:
-        raise ShardError(
-            f"{protocol}:// needs the package {PROTOCOLS[protocol]}: pip install {PROTOCOLS[protocol]}"
-        ) from None
+        package = PROTOCOLS[protocol]
+        raise ShardError(f"{protocol}:// needs the package {package}: pip install {package}") from None
 
 
 class Span(NamedTuple):
@@ -241,45 +244,12 @@ class Span(NamedTuple):
         return memoryview(content)[member.offset - self.start : member.end - self.start]
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class StoredFile:
-    """A file in a shard."""
-
-    store: "ShardStore"
-    member: Member
-    span: Span
-    facts: Mapping[str, Any] | None  # of an image or of a mask, as the scan caches them
-
-    def read(self) -> bytes:
-        """Raises ShardError."""
-        return self.store.read(self)
-
-    @property
-    def place(self) -> str:
-        """As messages name it: below the folder or URL of its shard."""
-        return f"{self.store.files.place(self.span.shard)}/{self.member.name}"
-
-    @property
-    def stamp(self) -> list[int]:
-        """Differs where the content does."""
-        return [self.member.length, self.member.checksum, self.member.offset]
-
-
-class _Worker(threading.local):
-    """What a thread that reads has asked for ahead, and the span that it has read last: a mask follows its image."""
+class _Fetched(threading.local):
+    """What a thread has fetched ahead, and the span that it has read last: a mask follows its image."""
 
     def __init__(self) -> None:
-        self.ahead: dict[Span, Future[bytes]] = {}
+        self.ahead: dict[Span, bytes] = {}
         self.last: tuple[Span | None, bytes] = None, b""
-
-
-class _Process:
-    """What must not be shared with a forked process."""
-
-    def __init__(self) -> None:
-        self.number, self.worker = os.getpid(), _Worker()
-        self.threads = ThreadPoolExecutor(NUM_CONNECTIONS, "shards")
-        self.whole = threading.Lock()  # see _fetch
 
 
 class ShardStore:
@@ -288,94 +258,94 @@ class ShardStore:
     def __init__(self, files: Files, index: ShardIndex, cache: "RangeCache | None" = None) -> None:
         self.files, self.index, self.cache = files, index, cache
         self.is_remote = files.is_remote
-        folder = Path(files.root).as_posix()
-        self.path_prefix = "" if folder == "." else f"{folder.rstrip('/')}/"  # of the paths of its files
         self.gives_whole_files = False  # a server that knows no ranges
-        self.opened = time.monotonic()
-        self._process = _Process()
-        self._files: dict[str, StoredFile] = {}  # by their paths below the root
+        self._fetched = _Fetched()
+        self._files: dict[str, StoredFile] = {}  # by their paths
         for shard in index.shards:
             for sample in shard.samples:
-                both = sample.image, sample.mask
-                start, stop = min(member.offset for member in both), max(member.end for member in both)
-                is_close = self.is_remote and stop - start <= 2 * (sum(member.length for member in both) + BLOCK)
-                together = Span(shard.name, start, stop, both)
-                for member, facts in zip(both, (sample.image_facts, sample.mask_facts), strict=True):
-                    span = together if is_close else Span(shard.name, member.offset, member.end, (member,))
-                    self._files[f"{shard.name}/{member.name}"] = StoredFile(self, member, span, facts)
+                members = sample.image, sample.mask
+                start, stop = min(member.offset for member in members), max(member.end for member in members)
+                is_close = self.is_remote and stop - start <= 2 * (sum(member.length for member in members) + BLOCK)
+                together = Span(shard.name, start, stop, members)
+                for member, facts in zip(members, (sample.image_facts, sample.mask_facts), strict=True):
+                    path = self._path(shard.name, member)
+                    file = self._files[path] = StoredFile(path)
+                    file.store, file.member, file.facts = self, member, facts
+                    file.span = together if is_close else Span(shard.name, member.offset, member.end, (member,))
+                    file.shown = f"{files.place(shard.name)}/{member.name}"
+                    file.stamp = [member.length, member.checksum, member.offset]
+
+    def _path(self, shard: str, member: Member) -> str:
+        return Path(self.files.root, shard, member.name).as_posix()
+
+    def file(self, shard: str, member: Member) -> StoredFile:
+        return self._files[self._path(shard, member)]
 
     def find(self, path: str) -> StoredFile | None:
-        """By a path below that of a shard, as find_member has it."""
-        return self._files.get(path[len(self.path_prefix) :]) if path.startswith(self.path_prefix) else None
+        """By its path, data/cells-000000.tar/cell_17.png."""
+        return self._files.get(path)
 
     def check(self) -> None:
         """Raises ShardError if a shard is missing or has another size than in the index."""
         with ThreadPoolExecutor(NUM_CONNECTIONS, "shards") as threads:  # no thread is left: this process may fork
-            found = list(threads.map(self.files.size_and_version, [shard.name for shard in self.index.shards]))
-        for shard, (size, _) in zip(self.index.shards, found, strict=True):
+            sizes = list(threads.map(self.files.size_and_version, [shard.name for shard in self.index.shards]))
+        for shard, (size, _) in zip(self.index.shards, sizes, strict=True):
             if size not in (None, shard.num_bytes):
-                sizes = (
-                    f"{self.files.place(shard.name)} has {size} bytes, and {shard.num_bytes} by the index: {CHANGED}"
-                )
-                raise ShardError(
-                    f"{sizes}; write them again with shard; of other tools, delete checkpoint_dir/.shards/index-*.json"
-                )
+                differ = f"{self.files.place(shard.name)} has {size} bytes, and {shard.num_bytes} by the index"
+                fix = "write them again with shard; of other tools, delete checkpoint_dir/.shards/index-*.json"
+                raise ShardError(f"{differ}: {CHANGED}; {fix}")
 
     def read(self, file: StoredFile) -> bytes:
         """The content of a file. Raises ShardError."""
-        if not self.is_remote:
-            return self._fetch(file.span)
-        worker = self._state().worker
-        span, content = worker.last
+        span, content = self._fetched.last
         if span != file.span:
-            coming = worker.ahead.pop(file.span, None)
-            content = self._fetch(file.span) if coming is None else coming.result()
-            worker.last = file.span, content
+            content = self._fetched.ahead.pop(file.span, b"") or self._fetch(file.span)
+            if self.is_remote:
+                self._fetched.last = file.span, content
         return bytes(file.span.cut(content, file.member))
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
-        """Begins to fetch what this thread will read next, as far as memory allows. What it asked for earlier is
-        dropped."""
-        num_bytes, ahead = 0, {}
-        state = self._state()
-        for span in dict.fromkeys(file.span for file in files) if self.is_remote else ():
-            num_bytes += span.stop - span.start
-            if num_bytes > AHEAD_BYTES:
-                break
-            ahead[span] = state.worker.ahead.get(span) or state.threads.submit(self._fetch, span)
-        state.worker.ahead = ahead
-
-    def _state(self) -> _Process:
-        if self._process.number != os.getpid():
-            self._process = _Process()
-        return self._process
+        """Fetches what this thread will read next, side by side, as far as memory allows. What failed is fetched again
+        when it is read; what was fetched earlier and not read is dropped."""
+        self._fetched.ahead = ahead = {}
+        spans = list(dict.fromkeys(file.span for file in files if file.span != self._fetched.last[0]))
+        if not self.is_remote or self.gives_whole_files:
+            return
+        ends = accumulate(span.stop - span.start for span in spans)
+        spans = [span for span, num_bytes in zip(spans, ends, strict=True) if num_bytes <= AHEAD_BYTES]
+        missing = []
+        for span in spans:
+            if (kept := self._kept(span)) is not None:
+                ahead[span] = kept
+            else:
+                missing.append(span)
+        contents = self.files.read_side_by_side([span[:3] for span in missing]) if missing else []
+        for span, content in zip(missing, contents, strict=True):
+            if isinstance(content, bytes) and len(content) == span.stop - span.start and span.is_right(content):
+                ahead[span] = content
+                self._keep(span.shard, span.start, content)
 
     def _fetch(self, span: Span) -> bytes:
         """From the cache, or from where the shards are. Raises ShardError."""
         if (kept := self._kept(span)) is not None:
             return kept
-        if (
-            self.gives_whole_files
-            and self.cache is not None
-            and self.cache.keeps(span.shard, self.cache.sizes[span.shard])
-        ):
-            with self._state().whole:  # the whole shard, once for all threads of this process
-                if (kept := self._kept(span)) is None:
-                    self.cache.write(span.shard, 0, self.files.read(span.shard))
-                    kept = self._kept(span)
-            if kept is not None:
-                return kept
+        is_whole = self.gives_whole_files and self.cache is not None
         for _ in range(MAX_FETCHES if self.is_remote else 1):
-            content = self.files.read(span.shard, span.start, span.stop)
-            if span.is_right(content):
-                if self.cache is not None:
-                    self.cache.write(span.shard, span.start, content)
-                return content
+            start = 0 if is_whole else span.start
+            content = self.files.read(span.shard, start, None if is_whole else span.stop)
+            part = content[span.start - start : span.stop - start]
+            if len(part) == span.stop - span.start and span.is_right(part):
+                self._keep(span.shard, start, content)
+                return part
         raise ShardError(f"its content differs from the index (checksum): {CHANGED}, or the disk has damaged them")
 
     def _kept(self, span: Span) -> bytes | None:
         kept = None if self.cache is None else self.cache.read(span.shard, span.start, span.stop)
         return kept if kept is not None and span.is_right(kept) else None
+
+    def _keep(self, shard: str, start: int, content: bytes) -> None:
+        if self.cache is not None:
+            self.cache.write(shard, start, content)
 
 
 class RangeCache:
@@ -392,21 +362,22 @@ class RangeCache:
         """Makes room by deleting what is kept of other URLs, the longest unused first, and keeps at most half of what
         is free on the disk. Raises OSError where nothing can be written."""
         self.folder = folder / short_digest(url)
-        self.sizes = {shard.name: shard.num_bytes for shard in shards}
+        sizes = {shard.name: shard.num_bytes for shard in shards}
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
         if _allocated(self.folder) > max_bytes:  # of a time when it was allowed more
             shutil.rmtree(self.folder)
             self.folder.mkdir()
-        self._write(self.folder / SOURCE, 0, f"{url}\n".encode("utf-8", "surrogateescape"))
-        wanted = min(max_bytes, sum(self.sizes.values()))
-        sources = [place / SOURCE for place in folder.iterdir() if place != self.folder and not place.is_symlink()]
-        others = sorted((source for source in sources if source.is_file()), key=lambda source: source.stat().st_mtime)
-        while others and sum(_allocated(source.parent) for source in others) > max_bytes - wanted:
-            shutil.rmtree(others.pop(0).parent, ignore_errors=True)
+        os.utime(self.folder)  # it is used now
+        wanted = min(max_bytes, sum(sizes.values()))
+        others = [place for place in folder.iterdir() if CACHE_NAME.fullmatch(place.name) and place != self.folder]
+        others = [place for place in others if place.is_dir() and not place.is_symlink()]
+        others.sort(key=lambda place: place.stat().st_mtime)
+        while others and sum(map(_allocated, others)) > max_bytes - wanted:
+            shutil.rmtree(others.pop(0), ignore_errors=True)
         room = int(MAX_SHARE * free_disk(folder)) + _allocated(self.folder)
         self.max_bytes, self.is_limited_by_disk, self._is_full = min(max_bytes, room), room < wanted, False
-        self._starts = dict(zip(self.sizes, accumulate(self.sizes.values(), initial=0), strict=False))
+        self._starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
 
     def keeps(self, shard: str, stop: int) -> bool:
         """Whether the part of a shard up to `stop` is kept."""
@@ -416,26 +387,22 @@ class RangeCache:
         """What lies at that place, right or not; None if there is nothing."""
         with contextlib.suppress(OSError):
             if self.keeps(shard, stop):
-                with os.fdopen(open_handle(self._file(shard), follow=False), "rb") as file:
+                with os.fdopen(open_handle(self.path(shard), follow=False), "rb") as file:
                     file.seek(start)
                     return file.read(stop - start)
         return None
 
     def write(self, shard: str, start: int, content: bytes) -> None:
-        """Where the disk is full, nothing more is kept."""
+        """Where the disk is full, nothing more is kept. Links are not followed, and pipes not waited for."""
         if not self._is_full and self.keeps(shard, start + len(content)):
             try:
-                self._write(self._file(shard), start, content)
+                with os.fdopen(os.open(self.path(shard), WRITING, 0o644), "r+b") as file:
+                    file.seek(start)
+                    file.write(content)
             except OSError as error:
                 self._is_full = error.errno in NO_ROOM  # any other error may not come again
 
-    def _write(self, path: Path, start: int, content: bytes) -> None:
-        """Links are not followed, and pipes not waited for."""
-        with open(path, "r+b", opener=lambda path, flags: os.open(path, WRITING, 0o644)) as file:
-            file.seek(start)
-            file.write(content)
-
-    def _file(self, shard: str) -> Path:
+    def path(self, shard: str) -> Path:
         return self.folder / f"{short_digest(shard)[:8]}-{shard.rpartition('/')[2][-180:]}"
 
 

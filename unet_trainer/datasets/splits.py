@@ -463,6 +463,7 @@ def read_split_csv(
     rows = _read_rows(path)
     there = (*now.pairs, *now.test) if now else ()
     made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
+    stored = {file: file for pair in there for file in (pair.image, pair.mask)}  # of shards, those that can be read
     problems: list[str] = []
     pairs: list[Pair] = []
     test: list[Pair] = []
@@ -474,6 +475,7 @@ def read_split_csv(
         split, place = (row.get(column, "").strip() for column in ("split", BOX))
         part = PARTS.get(split.lower())
         image, mask = (_find_file(data_dir, row.get(column, "")) for column in ("image", "mask"))
+        image, mask = stored.get(image, image), stored.get(mask, mask)
         has_name = bool(row.get("name", "").strip())
         name = row["name"] if has_name else path_in(data_dir, image).removesuffix(image.suffix)
         if (known := made.get(name)) is not None:

@@ -1,12 +1,12 @@
-"""The bytes of a file of a dataset, on a disk or in an open shard; and the errors of data that cannot be read."""
+"""The bytes of a file of a dataset, on a disk or in a shard; and the errors of data that cannot be read."""
 
 import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.system import input_files
@@ -36,15 +36,26 @@ def naming(shown: object) -> Iterator[None]:
         raise DataError(f"{shown}: {error}") from None
 
 
-open_stores: dict[Hashable, Any] = {}  # ShardStores, by what names them; the one that was opened last at the end
+class Store(Protocol):
+    """Reads the files in shards: datasets.shard_store."""
+
+    is_remote: bool
+
+    def read(self, file: Any) -> bytes: ...
+
+    def read_ahead(self, files: Iterable[Any]) -> None: ...
 
 
-def find_member(path: Path) -> Any:
-    """The StoredFile of an open shard that has this path, data/cells-000000.tar/cell_17.png; None for any other
-    path."""
-    if not open_stores or ".tar" not in (text := path.as_posix()):
-        return None
-    return next((found for store in reversed(open_stores.values()) if (found := store.find(text)) is not None), None)
+class StoredFile(type(Path())):  # type: ignore[misc] # before Python 3.12 nothing can be derived from Path itself
+    """A file in a shard, where a Path is one on the disk: it has a path below that of its shard,
+    data/cells-000000.tar/cell_17.png, and is read by its store, which sets these fields."""
+
+    store: Store
+    shown: str  # as messages name it: a path would turn the // of a URL into a /
+    stamp: Stamp  # differs where the content does
+    facts: Mapping[str, Any] | None  # of an image or of a mask, as the scan caches them
+    span: Any  # of the shard, that the store fetches at once
+    member: Any
 
 
 def read_bytes(path: Path) -> bytes:
@@ -53,19 +64,18 @@ def read_bytes(path: Path) -> bytes:
 
 def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
     """The content of a file, and its stamp from when it was opened. Raises ReadError."""
-    stored = find_member(path)
-    try:
-        if stored is not None:
-            data, stamp = stored.read(), stored.stamp
-        else:
+    if isinstance(path, StoredFile):
+        data, stamp = path.store.read(path), path.stamp
+    else:
+        try:
             with input_files.open_file(path) as file:
                 stamp = as_stamp(os.fstat(file.fileno()))
                 data = input_files.read_rest(file, MAX_BYTES)
-    except OSError as error:
-        is_dangling = isinstance(error, FileNotFoundError) and path.is_symlink()
-        raise ReadError(
-            f"a link to {path.readlink()}, which does not exist" if is_dangling else error.strerror or str(error)
-        ) from None
+        except OSError as error:
+            is_dangling = isinstance(error, FileNotFoundError) and path.is_symlink()
+            raise ReadError(
+                f"a link to {path.readlink()}, which does not exist" if is_dangling else error.strerror or str(error)
+            ) from None
     if not data:
         raise ReadError("the file is empty")
     return data, stamp
@@ -73,24 +83,21 @@ def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
 
 def file_stamp(path: Path) -> Stamp | None:
     """Size and times of a file, or what tells a file in a shard from another; None where it is not there."""
-    if (stored := find_member(path)) is not None:
-        stamp: Stamp = stored.stamp
-        return stamp
+    if isinstance(path, StoredFile):
+        return path.stamp
     with contextlib.suppress(OSError, ValueError):
         return as_stamp(path.stat())
     return None
 
 
 def shown_path(path: Path) -> str:
-    """As messages name a file: a path would turn the // of a URL into a /."""
-    stored = find_member(path)
-    return str(path) if stored is None else stored.place
+    """As messages name a file."""
+    return path.shown if isinstance(path, StoredFile) else str(path)
 
 
 def is_file(path: Path) -> bool:
-    """Whether there is such a file, on the disk or in an open shard."""
     with contextlib.suppress(OSError, ValueError):  # the name is too long, or holds a NUL
-        return find_member(path) is not None or path.is_file()
+        return isinstance(path, StoredFile) or path.is_file()
     return False
 
 
@@ -106,7 +113,7 @@ def content_digest(data: bytes | memoryview) -> str:
 
 def open_file(path: Path) -> BinaryIO:
     """For reading. Raises ReadError."""
-    if find_member(path) is not None:
+    if isinstance(path, StoredFile):
         return io.BytesIO(read_bytes(path))
     try:
         return input_files.open_file(path)

@@ -1,12 +1,12 @@
 """Image files that are written some rows at a time, from top to bottom, so that a result of any size never lies in
-memory.
+memory. Each writer has an open file and leaves it open.
 
-OpenCV, PIL and tifffile take whole arrays or iterators. Each writer is given an open file and leaves it open.
+PNG files are not written by PIL: it takes the whole picture, of RGB a copy of 4 bytes a pixel, and twice as long.
 """
 
+import math
 import struct
 import tempfile
-import weakref
 import zlib
 from collections.abc import Sequence
 from functools import partial
@@ -36,6 +36,7 @@ PACKERS = {"mask": partial(zlib.compressobj, 6, strategy=zlib.Z_RLE), "picture":
 
 STRIP_BYTES = 2**18
 BIGTIFF_BYTES = 2**32 - 2**25  # a TIFF that may become larger has 64-bit offsets
+MEMORY_BYTES = 2**30  # of rows that wait in memory
 
 
 class RowWriter(Protocol):
@@ -120,11 +121,8 @@ def is_result(path: Path) -> bool:
 
 
 class TiffWriter:
-    """Grey of 8 or 16 bit, RGB of 8 bit, or indices into a palette; strips of deflate. A BigTIFF where it may become
-    too large.
-
-    tifffile asks for strips where we are given rows: packed strips wait in a temporary file beside the result.
-    """
+    """Grey of 8 or 16 bit, RGB of 8 bit, or indices into a palette, in strips of deflate. tifffile writes whole arrays:
+    the rows wait in memory, those of large files in a temporary file beside the result."""
 
     def __init__(
         self,
@@ -133,54 +131,35 @@ class TiffWriter:
         dtype: DTypeLike,
         channels: int = 1,
         palette: Palette = None,
-        content: Content = "mask",
+        tags: Sequence[Any] = (),
     ) -> None:
-        self.file, self.dtype, self.palette = file, np.dtype(dtype).newbyteorder("<"), palette
-        self.tags: Sequence[Any] = ()  # extratags of tifffile, as a Georeference holds them
-        self.shape = size if channels == 1 else (*size, channels)
-        self.row_bytes = size[1] * channels * self.dtype.itemsize
-        self.strip_rows = min(size[0], max(1, STRIP_BYTES // self.row_bytes))
-        self.content = content
-        self.waiting = b""  # rows of the next strip
-        self.counts: list[int] = []
-        folder = Path(file.name).parent if isinstance(getattr(file, "name", None), str) else None
-        self.strips = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
-        weakref.finalize(self, self.strips.close)  # of a writer that is not finished
+        """`tags`: of a GeoTIFF, as a Georeference holds them."""
+        self.file, self.palette, self.tags, self.num_rows = file, palette, tags, 0
+        shape = size if channels == 1 else (*size, channels)
+        if math.prod(shape) * np.dtype(dtype).itemsize <= MEMORY_BYTES:
+            self.pixels: Pixels = np.empty(shape, dtype)
+        else:
+            with tempfile.TemporaryFile(dir=Path(file.name).parent) as rows:  # stays as long as it is mapped
+                self.pixels = np.memmap(rows, dtype, "w+", shape=shape)
 
     def write(self, rows: Pixels) -> None:
-        self.waiting += rows.astype(self.dtype, copy=False).tobytes()
-        strip_bytes = self.strip_rows * self.row_bytes
-        num_whole = len(self.waiting) - len(self.waiting) % strip_bytes
-        for start in range(0, num_whole, strip_bytes):
-            self._pack(self.waiting[start : start + strip_bytes])
-        self.waiting = self.waiting[num_whole:]
-
-    def _pack(self, strip: bytes) -> None:
-        packer = PACKERS[self.content]()
-        self.counts.append(self.strips.write(packer.compress(strip) + packer.flush()))
+        self.pixels[self.num_rows : self.num_rows + len(rows)] = rows
+        self.num_rows += len(rows)
 
     def finish(self) -> None:
         import tifffile
 
-        if self.waiting:
-            self._pack(self.waiting)
-        self.strips.seek(0)
         colours = np.zeros((3, 256), np.uint16)
         if self.palette is not None:
             colours[:, : len(self.palette)] = np.array(self.palette, np.uint16).T * 257
-        kind = "palette" if self.palette is not None else "rgb" if len(self.shape) == 3 else "minisblack"
-        with (
-            self.strips,
-            tifffile.TiffWriter(self.file, bigtiff=self.shape[0] * self.row_bytes > BIGTIFF_BYTES) as writer,
-        ):
+        kind = "palette" if self.palette is not None else "rgb" if self.pixels.ndim == 3 else "minisblack"
+        with tifffile.TiffWriter(self.file, bigtiff=self.pixels.nbytes > BIGTIFF_BYTES) as writer:
             writer.write(
-                (self.strips.read(count) for count in self.counts),
-                shape=self.shape,
-                dtype=self.dtype,
+                self.pixels,
                 photometric=kind,
                 colormap=colours if self.palette is not None else None,
                 compression="zlib",
-                rowsperstrip=self.strip_rows,
+                rowsperstrip=min(len(self.pixels), max(1, STRIP_BYTES // self.pixels[:1].nbytes)),
                 description=MARK,  # behind the directory, before the table of strips
                 software=MARK,
                 metadata=None,

@@ -30,6 +30,7 @@ from unet_trainer.datasets.layouts import images_of_dataset, list_files, resolve
 from unet_trainer.datasets.mask_evidence import class_ids, total_counts
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
+from unet_trainer.datasets.shard_store import ShardStore
 from unet_trainer.datasets.shards import find_in_shards, open_shards
 from unet_trainer.datasets.splits import listed_files, read_split_csv, read_table
 from unet_trainer.images.file_bytes import DataError, is_file
@@ -169,14 +170,20 @@ def _from_csv(path: Path) -> list[Input]:
     written = [cell for _, row in rows if (cell := row.get("image", "").strip(" \t"))]
     if not written:
         raise UserError(f"{path} names no image")
-    bases = [*([_data_dir(path)] if path.name == SPLIT_CSV else []), path.parent, Path()]
-    base = next((base for base in bases if base is not None and is_file(base / written[0])), path.parent)
+    data_dir, shards = _data_of_run(path) if path.name == SPLIT_CSV else (None, None)
+
+    def locate(base: Path, cell: Path | str) -> Path:
+        file = shards.find((base / cell).as_posix()) if shards is not None else None
+        return file or base / cell
+
+    bases = [*([data_dir] if data_dir is not None else []), path.parent, Path()]
+    base = next((base for base in bases if is_file(locate(base, written[0]))), path.parent)
     is_outside = {path: path.is_absolute() or ".." in path.parts for path in map(Path, written)}
     above = _common_folder([base / path for path in is_outside if is_outside[path]])
     found = []
     for path_in_row in map(Path, written):
         name = _absolute(base / path_in_row).relative_to(above) if is_outside[path_in_row] else path_in_row
-        found.append(Input(base / path_in_row, name.with_suffix("").as_posix()))
+        found.append(Input(locate(base, path_in_row), name.with_suffix("").as_posix()))
     missing = [str(image) for image, _ in found if not is_file(image)]
     if missing:
         raise UserError(
@@ -185,14 +192,13 @@ def _from_csv(path: Path) -> list[Input]:
     return found
 
 
-def _data_dir(split_csv: Path) -> Path | None:
-    """That of the run whose split.csv it is; shards are open from then on."""
+def _data_of_run(split_csv: Path) -> tuple[Path | None, ShardStore | None]:
+    """The data_dir of the run whose split.csv it is, and the shards that it names."""
     try:
         config = load_config(split_csv.parent / CONFIG_YAML)  # one that is not there is an error too
-        open_shards(config)
-        return Path(config.data_dir)
+        return Path(config.data_dir), open_shards(config)
     except UserError:
-        return None
+        return None, None
 
 
 # Pairs that a model is evaluated on.

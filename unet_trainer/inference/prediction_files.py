@@ -224,8 +224,8 @@ class ImageFiles(contextlib.ExitStack):
             if (
                 georeference is not None and not is_overlay
             ):  # is given its name first: the mask's PNG is the last file of all
-                tiff = TiffWriter(self._draft(path.with_suffix(".tif")), self.size, dtype, channels, palette, content)
-                tiff.tags = georeference.tags
+                file = self._draft(path.with_suffix(".tif"))
+                tiff = TiffWriter(file, self.size, dtype, channels, palette, georeference.tags)
                 self.writers.append((tiff, take))
             writer = png = PngWriter(self._draft(path), self.size, dtype, channels, palette, content)
             if is_overlay:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, content_digest, find_member, naming, read_with_stamp, shown_path
+from unet_trainer.images.file_bytes import DataError, StoredFile, content_digest, naming, read_with_stamp, shown_path
 from unet_trainer.images.image_decoding import Pixels, refuse_bomb
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, decode_mask
@@ -118,8 +118,8 @@ class SegmentationDataset:
     @property
     def is_remote(self) -> bool:
         """Whether reading waits for a network."""
-        stored = find_member(self.pairs[0].image) if self.pairs else None
-        return stored is not None and bool(stored.store.is_remote)
+        first = self.pairs[0].image if self.pairs else None
+        return isinstance(first, StoredFile) and first.store.is_remote
 
     def read_ahead(self, keys: Sequence[Key]) -> None:
         """Begins to fetch samples of remote shards that will be asked for next."""
@@ -127,9 +127,7 @@ class SegmentationDataset:
             return
         pairs = dict.fromkeys(self.tiling.pair_index(index) for _, index in keys)
         missing = [self.pairs[pair] for pair in pairs if self.cache is None or pair >= len(self.cache)]
-        files = [
-            stored for pair in missing for path in (pair.image, pair.mask) if (stored := find_member(path)) is not None
-        ]
+        files = [file for pair in missing for file in (pair.image, pair.mask) if isinstance(file, StoredFile)]
         if files:
             files[0].store.read_ahead(files)
 

@@ -27,7 +27,7 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.tiling import Size
 from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.input_files import open_handle
-from unet_trainer.system.locks import is_in_use, lock_shared
+from unet_trainer.system.locks import is_in_use, lock_file
 from unet_trainer.system.resources import free_disk, free_host_memory
 
 MAX_SHARE = 0.5  # of the free memory or disk: the rest is left to the run
@@ -188,7 +188,7 @@ def fill_cache(
             raise UserError(f"cache: disk: {path} was changed while it was written; set cache: none or ram")
         with contextlib.suppress(OSError):  # another user's file
             os.utime(path)  # it was used now
-        lock_shared(found.handle)
+        lock_file(found.handle)
         return found
     except OSError as error:
         raise NotWritable(
@@ -224,7 +224,7 @@ def _build(path: Path, entries: Sequence[CacheEntry], for_each: Callable[[Callab
 
     try:
         with draft.open("xb") as file:
-            lock_shared(file.fileno())  # as long as this process lives, nobody takes the draft for that of a killed run
+            lock_file(file.fileno())  # as long as this process lives, nobody takes the draft for that of a killed run
             if hasattr(os, "posix_fallocate"):  # a full disk is told before hours are spent
                 os.posix_fallocate(file.fileno(), 0, _end(entries))
             for_each(store, len(entries))

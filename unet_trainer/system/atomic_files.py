@@ -1,15 +1,9 @@
 """Writes a file completely or not at all: a reader, or a crash at any moment, finds the old content or the new.
 
-Names of our own within a folder (write_atomically, Draft): a link that stands there is replaced, never written through,
-and a device or pipe is refused.
-
-A path that the user names (write_output) is written to as by a shell's >, and nothing but a file is ever replaced by
-one:
-
-a device, a pipe     is written to; so is what this program's own output goes to (/dev/stdout)
-a link               is followed
-an ordinary file     is replaced, completely or not at all, by a file of the same kind alone (check_replaceable)
-a disk (/dev/sda)    is refused: a slip of the pen would destroy all that it holds
+atomic_open is the one way to write a file: a temporary file beside it, which gets its name at the end. A link that
+stands there is replaced, never written through, and a device or pipe is refused. A path that the user names
+(write_output) may be a link, which is followed, or standard output, and replaces a file of the same kind alone
+(check_replaceable).
 """
 
 import contextlib
@@ -26,23 +20,22 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.system.input_files import NO_FOLLOW, open_file  # NO_FOLLOW: a link could lead out of a run's folder
+from unet_trainer.system.input_files import NO_FOLLOW, NOT_A_FILE, open_file
 from unet_trainer.system.os_errors import cannot
 
 ABANDONED_SECONDS = 3600.0  # a draft that nobody has written to for as long was left by a killed process
 BUFFER_BYTES = 2**16  # of a file that is written in pieces
-# Temporary files, which a crash may leave behind: .last.pt.1234-5678.tmp, of a hard link .previous.pt.1234.tmp, and, of
-# earlier versions, .last.pt.k2j3h4_a.tmp
+# Temporary files, which a crash may leave behind: .last.pt.1234-5678.tmp; of a hard link .previous.pt.1234.tmp; of an
+# upload .upload.k2j3h4_a.tmp
 DRAFT = re.compile(r"\.(?P<name>.+)\.(?:[a-z0-9_]{8}|\d+|\d+-\d+)\.tmp")
+STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
-def write_atomically(
-    path: Path,
-    write: Callable[[BinaryIO], object],
-    verify: Callable[[Path], object] | None = None,
-    previous: Path | None = None,
-) -> None:
-    """Temporary file in the same folder, flush, fsync, rename, fsync of the folder.
+@contextlib.contextmanager
+def atomic_open(
+    path: Path, verify: Callable[[Path], object] | None = None, previous: Path | None = None
+) -> Iterator[BinaryIO]:
+    """A file to write to: temporary file in the same folder; at the end flush, fsync, rename, fsync of the folder.
 
     `verify` is called with the finished draft and raises if it is bad. `previous` then gets the old content: at every
     instant one of the two names, and nearly always both, holds a complete file. An OSError names `path`, not the draft.
@@ -50,7 +43,7 @@ def write_atomically(
     draft = Draft(path)
     try:
         with _naming(path):
-            write(draft.file)
+            yield draft.file
             draft.file.flush()
             os.fsync(draft.file.fileno())
             draft.file.close()
@@ -65,36 +58,24 @@ def write_atomically(
         raise
 
 
-@contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """A draft's name means nothing to the user: an error about one names the file that it was to become."""
-    try:
-        yield
-    except OSError as error:
-        if error.strerror is None or type(error) not in (OSError, *OSError.__subclasses__()):
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def make_own_folder(folder: Path) -> None:
-    """A folder of our own naming within another: one that is a link could lead out of it, and raises OSError."""
-    if folder.is_symlink():
-        raise OSError(errno.ELOOP, f"it is a link to {folder.readlink()}", str(folder))
-    folder.mkdir(exist_ok=True)
+def write_atomically(
+    path: Path,
+    write: Callable[[BinaryIO], object],
+    verify: Callable[[Path], object] | None = None,
+    previous: Path | None = None,
+) -> None:
+    with atomic_open(path, verify, previous) as file:
+        write(file)
 
 
 def write_bytes_atomically(path: Path, content: bytes) -> None:
-    write_atomically(path, lambda file: file.write(content))
+    with atomic_open(path) as file:
+        file.write(content)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
     """In UTF-8. Names of files that are not UTF-8 are written as the bytes that they are."""
     write_bytes_atomically(path, text.encode("utf-8", "surrogateescape"))
-
-
-def open_to_append(path: Path) -> int:
-    """Not through a link, which could lead out of a run's folder; nor is the reader of a pipe waited for."""
-    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW | getattr(os, "O_NONBLOCK", 0), 0o644)
 
 
 class Draft:
@@ -105,12 +86,14 @@ class Draft:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.draft = path.with_name(f"{_draft_start(path, os.getpid())}{time.time_ns()}.tmp")
+        self.draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{time.time_ns()}.tmp")
         with _naming(path):
             with contextlib.suppress(FileNotFoundError):
                 mode = path.lstat().st_mode
-                if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode) or stat.S_ISDIR(mode)):  # a rename would destroy it
-                    raise OSError(errno.ENOTSUP, "it is a device, a pipe or a socket, which is not replaced", str(path))
+                if stat.S_ISDIR(mode):
+                    raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+                if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):  # a rename would destroy it
+                    raise OSError(errno.ENOTSUP, NOT_A_FILE, str(path))
             self.file: BinaryIO = self.draft.open("xb", BUFFER_BYTES)
 
     def keep(self) -> None:
@@ -126,25 +109,15 @@ class Draft:
             self.draft.unlink()
 
 
-def _draft_start(path: Path, process: int) -> str:
-    return f".{path.name[:200]}.{process}-"
-
-
-def delete_drafts(folder: Path, names: Iterable[str], min_age: float = -math.inf) -> int:
-    """Deletes the temporary files that killed writers of these names (* for any text) left behind; returns how many.
-
-    `min_age`: seconds since a file was written to, where other processes may be writing."""
-    patterns, count = list(names), 0
-    for path in folder.iterdir():
-        draft = DRAFT.fullmatch(path.name)
-        if draft is None or not any(fnmatch.fnmatchcase(draft["name"], pattern) for pattern in patterns):
-            continue
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= min_age:
-                path.unlink()
-                count += 1
-    return count
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """A draft's name means nothing to the user: an error about one names the file that it was to become."""
+    try:
+        yield
+    except OSError as error:
+        if error.strerror is None or type(error) not in (OSError, *OSError.__subclasses__()):
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def _keep_previous(path: Path, previous: Path) -> None:
@@ -168,6 +141,35 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def delete_drafts(folder: Path, names: Iterable[str], min_age: float = -math.inf) -> int:
+    """Deletes the temporary files that killed writers of these names (* for any text) left behind; returns how many.
+
+    `min_age`: seconds since a file was written to, where other processes may be writing."""
+    patterns, count = list(names), 0
+    for path in folder.iterdir():
+        draft = DRAFT.fullmatch(path.name)
+        if draft is None or not any(fnmatch.fnmatchcase(draft["name"], pattern) for pattern in patterns):
+            continue
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= min_age:
+                path.unlink()
+                count += 1
+    return count
+
+
+def make_own_folder(folder: Path) -> None:
+    """A folder of our own naming within another: one that is a link could lead out of it, and raises OSError."""
+    if folder.is_symlink():
+        raise OSError(errno.ELOOP, f"it is a link to {folder.readlink()}", str(folder))
+    folder.mkdir(exist_ok=True)
+
+
+def open_to_append(path: Path) -> int:
+    """Not through a link, which could lead out of a run's folder; nor is the reader of a pipe waited for."""
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | NO_FOLLOW | getattr(os, "O_NONBLOCK", 0), 0o644)
 
 
 class Kind(NamedTuple):
@@ -202,34 +204,29 @@ def check_replaceable(option: str, path: Path, kind: Kind | None) -> None:
         raise cannot(f"{option}: {path}", "be written", error, path) from None
 
 
-def write_output(option: str, path: Path, text: str) -> None:
-    """Writes a text where `option` (--json) says. Raises UserError, which names both."""
-    content = text.encode("utf-8", "surrogateescape")
-    try:
-        if not _is_stream(path):
-            write_bytes_atomically(final_path(path), content)
-            return
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        # Its own stream at the place where its text stands: a handle of its own would begin at 0. Of a pipe: waits for
-        # its reader.
-        own = _own_stream(path.stat())
-        with os.fdopen(os.dup(own) if own is not None else os.open(path, os.O_WRONLY | os.O_NOCTTY), "wb") as file:
-            file.write(content)
-    except OSError as error:
-        raise cannot(f"{option}: {path}", "be written", error, path) from None
-
-
 def check_output(option: str, path: Path, kind: Kind | None) -> None:
     """Before minutes are spent: raises UserError where `write_output` would, and where check_replaceable does."""
+    if str(path) in STANDARD_OUTPUT:
+        return
     try:
-        if _is_stream(path):
-            return
         if not (folder := final_path(path).parent).is_dir():
             raise UserError(f"{option}: there is no folder {folder}")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         check_replaceable(option, final_path(path), kind)
+    except OSError as error:
+        raise cannot(f"{option}: {path}", "be written", error, path) from None
+
+
+def write_output(option: str, path: Path, text: str) -> None:
+    """Writes a text where `option` (--json) says. Raises UserError, which names both."""
+    try:
+        if str(path) in STANDARD_OUTPUT:
+            sys.stdout.flush()
+            with os.fdopen(os.dup(1), "wb") as file:  # whatever the encoding of the terminal
+                file.write(text.encode("utf-8", "surrogateescape"))
+        else:
+            write_text_atomically(final_path(path), text)
     except OSError as error:
         raise cannot(f"{option}: {path}", "be written", error, path) from None
 
@@ -242,29 +239,3 @@ def final_path(path: Path) -> Path:
     if final.is_symlink():
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     return final
-
-
-def _is_stream(path: Path) -> bool:
-    """Whether it is written to, not replaced: a device, a pipe, this program's own output. OSError: it is a folder or a
-    disk."""
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return False
-    mode = status.st_mode
-    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode) or _own_stream(status) is not None:
-        return True
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-    if not stat.S_ISREG(mode):
-        raise OSError(errno.ENOTSUP, f"it is {'a disk' if stat.S_ISBLK(mode) else 'no file'}", str(path))
-    return False
-
-
-def _own_stream(status: os.stat_result) -> int | None:
-    """Standard output or error, if that is what the path means."""
-    for number in (1, 2):
-        with contextlib.suppress(OSError):  # closed
-            if os.path.samestat(os.fstat(number), status):
-                return number
-    return None

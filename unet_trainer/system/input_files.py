@@ -59,10 +59,10 @@ def read_rest(file: BinaryIO, max_bytes: int) -> bytes:
     if size > max_bytes:
         raise OSError(errno.EFBIG, f"{_amount(size)}; need at most {_amount(max_bytes)}", file.name)
     try:
-        content = file.read() if size else b""
-        while (
-            not size and len(content) < UNSIZED_BYTES and (part := file.read(UNSIZED_BYTES))
-        ):  # None: it would be waited for
+        if size:
+            return file.read()
+        content = b""
+        while len(content) < UNSIZED_BYTES and (part := file.read(UNSIZED_BYTES)):  # None: it would be waited for
             content += part
     except MemoryError:
         raise OSError(errno.ENOMEM, "there is not enough memory to read it", file.name) from None

@@ -1,7 +1,7 @@
 """What was computed once, in JSON files of our own naming: a file that is lost, damaged or a link costs the time to
 compute it.
 
-What is read is checked against the types that are declared for it (pydantic): a file may be damaged, edited or of
+What is read is checked by pydantic against the types that are declared for it: a file may be damaged, edited or of
 another version, and a value of a wrong type would fail much later, at every start.
 """
 
@@ -20,9 +20,6 @@ Kind = TypeVar("Kind")
 # By the name of a field, its type; a mapping again for an object in it, and [mapping] for a list of objects.
 Shape = Mapping[str, Any]
 MAX_DEPTH = 8  # of a value of any type
-# By the first word of pydantic's names for what is wrong.
-WORDS = {"int": "whole number", "float": "number", "finite": "number", "string": "text", "bool": "true or false"}
-WORDS |= {"list": "list", "tuple": "list", "dict": "object", "dataclass": "object"}
 
 
 def read_cache(path: Path | None) -> dict[str, Any]:
@@ -60,55 +57,49 @@ def write_known(value: Any, path: Path | None, number: int) -> None:
 
 def from_plain(kind: type[Kind], content: Any) -> Kind:
     """A dataclass, from what dataclasses.asdict and JSON made of it. Raises ValueError for anything else."""
-    found = _checked(kind, content, is_strict=False)
     adapter = _adapter(kind, False)  # type: ignore[arg-type] # a type is hashable
-    if adapter.dump_python([found], mode="json") != [content]:  # a field was missing, or a number was a text
+    (value,) = adapter.validate_python([content])
+    if adapter.dump_python([value], mode="json") != [content]:  # a field was missing, or a number was a text
         raise ValueError(f"these are not the fields of {kind.__name__}")
-    return found
+    return value
 
 
 def pick(shape: Shape, content: Any) -> dict[str, Any]:
     """The fields that are declared, where an object has them: others, and those that are null, are left out. Raises
     ValueError."""
-    found: dict[str, Any] = {}
+    picked: dict[str, Any] = {}
     for name, declared in shape.items():
         if (value := as_object(content).get(name)) is None:
             continue
         try:
             if isinstance(declared, list):
-                found[name] = [pick(declared[0], item) for item in _checked(list[Any], value)]
+                picked[name] = [pick(declared[0], item) for item in _checked(list[Any], value)]
             else:
-                found[name] = pick(declared, value) if isinstance(declared, Mapping) else _checked(declared, value)
+                picked[name] = pick(declared, value) if isinstance(declared, Mapping) else _checked(declared, value)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
-    return found
+    return picked
 
 
 def as_object(content: Any) -> dict[str, Any]:
     """All fields of an object. Raises ValueError."""
     if not isinstance(content, dict):
-        raise ValueError(f"{_shown(content)} is no object")
+        raise ValueError(f"{content!r:.40}: Input should be a valid dictionary")
     return content
 
 
-def _checked(hint: Any, value: Any, is_strict: bool = True) -> Any:
-    """Raises ValueError if the value is not what the hint has. Not strict: a tuple is made of a list, and a number of a
-    text."""
+def _checked(hint: Any, value: Any) -> Any:
+    """Raises ValueError if the value is not what the hint has."""
     from pydantic import ValidationError  # 0.1 s
 
     try:
-        (found,) = _adapter(hint, is_strict).validate_python([value])
+        (checked,) = _adapter(hint, True).validate_python([value])
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        shown, kind = _shown(first["input"]), WORDS.get(first["type"].split("_")[0])
-        raise ValueError(f"{shown} is no {kind}" if kind else f"{shown}: {first['msg']}") from None
-    if is_strict and not _is_plain(value):
-        raise ValueError(f"{_shown(value)} is no {'number' if isinstance(value, int) else 'plain value'}")
-    return found
-
-
-def _shown(value: Any) -> str:
-    return "a list" if isinstance(value, list) else "an object" if isinstance(value, dict) else f"{value!r:.40}"
+        raise ValueError(f"{first['input']!r:.40}: {first['msg']}") from None
+    if not _is_plain(value):
+        raise ValueError(f"{value!r:.40}: Input should be a plain value")
+    return checked
 
 
 @lru_cache

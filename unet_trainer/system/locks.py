@@ -1,7 +1,8 @@
 """Locks of files, which the system releases when the process ends: one run at a time trains in a folder (FolderLock),
-and what no process uses may be deleted (lock_shared, is_in_use, draft_folder).
+and what no process uses may be deleted (lock_file, is_in_use, draft_folder).
 
-filelock is not used: it empties the file, which says who holds the lock.
+filelock's lock of an open file is used, not its FileLock: that follows no folder that is renamed, and falls back to a
+file that a killed process leaves behind.
 """
 
 import contextlib
@@ -13,23 +14,21 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from filelock import lock_descriptor, unlock_descriptor
+
 from unet_trainer.config.errors import UserError
 from unet_trainer.system.input_files import NO_FOLLOW, open_handle
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 NAME = ".lock"
 DRAFT_LOCK = "lock"  # a file in each draft_folder, locked by the process that fills it
 WAIT_SECONDS = 30  # a run that was asked to end may still be saving
 POLL_SECONDS = 0.2
 MAX_OWNER_BYTES = 300
+OWNER_START = 1  # Windows lets no other process read the byte that is locked, the first one
 
 FolderId = tuple[int, int]  # device, inode
-# Folders that runs of this process hold. On a network disk flock(2) may lock for a whole process: a second run would be
-# given the same lock, and closing any handle of the file would release it.
+# Folders that runs of this process hold. On a network disk a lock may be one of the whole process: a second run would
+# be given the same lock, and closing any handle of the file would release it.
 _held_here: set[FolderId] = set()
 
 
@@ -43,7 +42,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
 
     def __exit__(self, *_: object) -> None:
         if self._is_same_file():
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # Windows keeps a file that is open
                 self.path.unlink()
         self._close()
         if self.folder_id is not None:
@@ -55,9 +54,7 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
             return
         self.path = folder / NAME
         deadline, has_notified = time.monotonic() + WAIT_SECONDS, False
-        with contextlib.suppress(
-            OSError
-        ):  # no locks on this file system; or a folder that the run says itself cannot be used
+        with contextlib.suppress(OSError):  # no locks on this file system; or an unusable folder, reported by the run
             while (owner := self._lock()) is not None:
                 if time.monotonic() > deadline:
                     raise UserError(
@@ -98,41 +95,37 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
     def _lock(self) -> str | None:
         """None if the file is locked from here on, else its owner. Raises OSError where it cannot be."""
         self._close()
-        if fcntl is None:
-            return None
         if self.folder_id is None and is_locked_here(self.path.parent):
             return "another run of this process"
-        self.handle = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | os.O_CLOEXEC, 0o644)
-        owner: str | None = "another process"
+        self.handle = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
         try:
-            fcntl.flock(self.handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if self._is_same_file():  # else the previous holder has deleted the file meanwhile
-                owner = None
+            is_locked = lock_descriptor(self.handle, blocking=False)
+            if is_locked and self._is_same_file():  # else the previous holder has deleted the file meanwhile
                 with contextlib.suppress(OSError):  # a full disk: the lock is held, without the name of its holder
                     os.ftruncate(self.handle, 0)
-                    os.pwrite(self.handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        except BlockingIOError:
-            owner = os.pread(self.handle, MAX_OWNER_BYTES, 0).decode(errors="replace").strip() or owner
+                    os.write(self.handle, f" process {os.getpid()} on {socket.gethostname()}\n".encode())
+                return None
+            os.lseek(self.handle, OWNER_START, os.SEEK_SET)
+            owner = b"" if is_locked else os.read(self.handle, MAX_OWNER_BYTES)
         except OSError:
             self._close()
             raise
-        if owner is not None:
-            self._close()
-        return owner
+        self._close()
+        return owner.decode(errors="replace").strip() or "another process"
 
     def _close(self) -> None:
         handle, self.handle = self.handle, None
         if handle is not None:
-            with contextlib.suppress(OSError):  # a full disk: what was written last is lost, and told where it matters
-                if fcntl is not None:
-                    fcntl.flock(handle, fcntl.LOCK_UN)  # forked workers have the same open file, and may live longer
+            with contextlib.suppress(OSError):
+                unlock_descriptor(handle)  # forked workers have the same open file, and may live longer
+            with contextlib.suppress(OSError):  # a full disk: what was written last is lost; reported where it matters
                 os.close(handle)
 
 
 def is_locked(folder: Path) -> bool:
     """Whether a run trains in the folder. Where locks are unsupported it looks as if none did."""
     with contextlib.suppress(OSError):
-        return is_locked_here(folder) or bool(is_in_use(folder / NAME, exclusively=True))
+        return is_locked_here(folder) or bool(is_in_use(folder / NAME))
     return False
 
 
@@ -141,30 +134,24 @@ def is_locked_here(folder: Path) -> bool:
     return id_of(folder) in _held_here
 
 
-def lock_shared(handle: int) -> None:
-    """Says that an open file is in use, until it is closed: deleting it would free no space."""
-    if fcntl is not None:
-        with contextlib.suppress(OSError):  # no locks on this file system
-            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+def lock_file(handle: int) -> None:
+    """Marks an open file as in use until it is closed, where its file system has locks."""
+    with contextlib.suppress(OSError):
+        lock_descriptor(handle, blocking=False)
 
 
-def is_in_use(path: Path, exclusively: bool = False) -> bool | None:
-    """Whether a process holds the file with lock_shared; None where files cannot be locked. Raises OSError.
-
-    `exclusively`: as a FolderLock does. Tries a shared lock, for which others that look at the same time are no
-    obstacle."""
-    if fcntl is None:
-        return None
-    handle = open_handle(path, follow=False)
+def is_in_use(path: Path) -> bool | None:
+    """Whether a process has locked the file; None where files cannot be locked. Raises OSError."""
     try:
-        fcntl.flock(handle, (fcntl.LOCK_SH if exclusively else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        handle = os.open(path, os.O_RDWR | NO_FOLLOW)  # a network disk locks only what may be written to
+    except PermissionError:
+        handle = open_handle(path, follow=False)
+    try:
+        return not lock_descriptor(handle, blocking=False)
     except OSError:  # no locks on this file system
         return None
     finally:
         os.close(handle)
-    return False
 
 
 @contextlib.contextmanager
@@ -176,7 +163,7 @@ def draft_folder(parent: Path, prefix: str) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
     draft = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
     with draft as name, (Path(name) / DRAFT_LOCK).open("x") as file:
-        lock_shared(file.fileno())  # released by the system when the process dies
+        lock_file(file.fileno())  # released by the system when the process dies
         yield Path(name)
 
 

@@ -1,6 +1,6 @@
 """Errors of the operating system as sentences: why it failed, and what to do. No other module interprets error numbers.
 
-An error of the machine (permission, room, limits, a failing disk) is the user's to mend and is shown as one sentence.
+An error of the machine (permission, room, limits, a failing disk) is the user's to fix and is shown as one sentence.
 Any other OSError, such as a missing file that nobody named, is a bug and keeps its traceback.
 """
 
@@ -11,34 +11,19 @@ from pathlib import Path
 
 from unet_trainer.config.errors import UserError
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-ADVICE = {
-    errno.EACCES: "",
-    errno.EPERM: "",
-    errno.ENAMETOOLONG: "",
+ADVICE = {  # where the system's own words do not say what to do
     errno.ENOSPC: "make room",
     errno.EDQUOT: "make room within your quota",
     errno.EROFS: "choose a folder on a disk that can be written to",
-    errno.EMFILE: "allow more with ulimit -n 1024",
-    errno.ENFILE: "end other programs",
+    errno.EMFILE: "allow more with ulimit -n 4096",
     errno.EAGAIN: "allow more with ulimit -u, or end other programs",
+    errno.ENOMEM: "end other programs",
     errno.EIO: "the disk or its connection fails; look at the system's log",
     errno.ENOTDIR: "a part of that path is a file, not a folder",
-    errno.ELOOP: "a link there leads elsewhere or back to itself",
-    errno.ENOMEM: "end other programs",
-    errno.ESTALE: "the network disk was mounted anew; start again",
-    errno.ENOTCONN: "the network disk is not connected",
-    errno.ETXTBSY: "another program runs that file",
-    errno.ENXIO: "nobody reads from it",
-    errno.EPIPE: "whoever read from it is gone",
     errno.EISDIR: "name a file",
-    errno.ENOTSUP: "name a file",
 }
+OF_A_BUG = (None, errno.ENOENT, errno.EEXIST, errno.EINVAL, errno.EBADF)  # where nobody expects it
 NO_TEMPORARY_FOLDER = "No usable temporary directory"  # as Python says it
 NO_THREAD = "can't start new thread"
 
@@ -46,7 +31,7 @@ NO_THREAD = "can't start new thread"
 def is_of_the_machine(error: BaseException) -> bool:
     """Whether the machine is the cause, so that a sentence helps more than a traceback."""
     if isinstance(error, OSError):
-        return error.errno in ADVICE or NO_TEMPORARY_FOLDER in str(error)
+        return error.errno not in OF_A_BUG or NO_TEMPORARY_FOLDER in str(error)
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_THREAD in str(error))
 
 
@@ -55,18 +40,14 @@ def explain(error: BaseException, path: Path | None = None) -> tuple[str, str]:
     `path`: what was to be written."""
     if NO_TEMPORARY_FOLDER in str(error):
         return "there is no folder for temporary files that can be written to", "name one: TMPDIR=FOLDER"
-    number = error.errno or 0 if isinstance(error, OSError) else errno.EAGAIN if NO_THREAD in str(error) else 0
-    number = errno.ENOMEM if isinstance(error, MemoryError) else number
+    number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None) or 0
     if number == errno.ENOSPC and _lacks_inodes(path or Path(named_file(error) or os.curdir)):
         return "No inodes left on device: it has room, but for no more files", "delete files there, however small"
-    reason = getattr(error, "strerror", None) or str(error) or os.strerror(number)
-    if number == errno.EMFILE:
-        reason += _limit("RLIMIT_NOFILE", "ulimit -n")
-    if number == errno.EAGAIN:
-        reason = f"no more processes or threads may be started{_limit('RLIMIT_NPROC', 'ulimit -u')}"
-    if number == errno.EEXIST:  # not in ADVICE: where nobody expects it, it is a fault of the program
-        return reason, "it is no folder; name another"
-    return reason, ADVICE.get(number, "")
+    if NO_THREAD in str(error):
+        return "no more threads may be started", ADVICE[errno.EAGAIN]
+    if number == errno.EEXIST:
+        return "File exists", "it is no folder; name another"
+    return getattr(error, "strerror", None) or str(error) or os.strerror(number), ADVICE.get(number, "")
 
 
 def with_advice(error: BaseException, path: Path | None = None) -> str:
@@ -97,8 +78,3 @@ def _lacks_inodes(path: Path) -> bool:
             disk = os.statvfs(place)
             return disk.f_files > 0 and disk.f_favail == 0 and disk.f_bavail > 0
     return False
-
-
-def _limit(name: str, command: str) -> str:
-    soft = resource.getrlimit(getattr(resource, name))[0] if hasattr(resource, name) else -1
-    return "" if soft < 0 or soft == resource.RLIM_INFINITY else f" ({command} is {soft})"
