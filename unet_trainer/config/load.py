@@ -24,6 +24,7 @@ from unet_trainer.config.schema import (
     WITH_DECODER_CHANNELS,
     Config,
     Pattern,
+    Text,
     as_dict,
     implied_num_classes,
     is_demo_dir,
@@ -234,7 +235,7 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
             continue
         given[name] = value
         raw[name] = Plain(value)
-        is_text = name in FIELDS and FIELDS[name].type in (str, str | None, Pattern | None)  # [a-z]+ is text there
+        is_text = name in FIELDS and FIELDS[name].type in (Text, Text | None, Pattern | None)  # [a-z]+ is text there
         if value.lstrip()[:1] in (('"', "'") if is_text else ("[", "{", '"', "'")):
             try:
                 raw[name] = parse_yaml(value)
