@@ -120,36 +120,30 @@ def test_yaml_of_a_config_has_one_line_per_key_with_its_explanation_or_reason():
     assert 'data_dir: "a\\nb: c"  # folder with' in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("written", "values"),
-    [
-        ([5], [5]),
-        ([1, 2], [1, 2]),
-        ([64, 0, 128], [VIOLET]),  # three numbers always are a colour
-        ([[1], [2], [3]], [1, 2, 3]),  # three values that are one class
-        ([1, 2, 3, 4], [1, 2, 3, 4]),
-        ([[64, 0, 128], [64, 0, 192]], [VIOLET, PURPLE]),
-        ([7, [8], [64, 0, 128]], [7, 8, VIOLET]),
-    ],
-)
+@pytest.mark.parametrize(("written", "values"), [
+    ([5], [5]),
+    ([1, 2], [1, 2]),
+    ([64, 0, 128], [VIOLET]),  # three numbers always are a colour
+    ([[1], [2], [3]], [1, 2, 3]),  # three values that are one class
+    ([1, 2, 3, 4], [1, 2, 3, 4]),
+    ([[64, 0, 128], [64, 0, 192]], [VIOLET, PURPLE]),
+    ([7, [8], [64, 0, 128]], [7, 8, VIOLET]),
+])  # fmt: skip
 def test_each_way_to_write_a_class_reads_as_these_values_and_reads_back_the_same(written, values, load_text):
     config = load_config({"mask_values": [0, written], "ignore_value": 9})
     assert load_text(to_yaml(config, "")) == config
     assert list(split_values(config.mask_values[1])) == values
 
 
-@pytest.mark.parametrize(
-    ("settings", "number"),
-    [
-        ({"class_weights": "auto"}, None),
-        ({"class_names": ["sky", "road", "pole"]}, 3),
-        ({"class_weights": [1, 2]}, 2),
-        ({"mask_values": "nonzero"}, 1),
-        ({"mask_values": [0, [1, 2]]}, 1),
-        ({"mask_values": [0, 1, 2]}, 3),
-        ({"mask_values": [0, 1], "class_names": ["field", "road"]}, 2),
-    ],
-)
+@pytest.mark.parametrize(("settings", "number"), [
+    ({"class_weights": "auto"}, None),
+    ({"class_names": ["sky", "road", "pole"]}, 3),
+    ({"class_weights": [1, 2]}, 2),
+    ({"mask_values": "nonzero"}, 1),
+    ({"mask_values": [0, [1, 2]]}, 1),
+    ({"mask_values": [0, 1, 2]}, 3),
+    ({"mask_values": [0, 1], "class_names": ["field", "road"]}, 2),
+])  # fmt: skip
 def test_other_settings_tell_the_number_of_classes(settings, number):
     config = load_config(settings)
     assert implied_num_classes(config) == number
