@@ -55,7 +55,7 @@ def installed(tmp_path_factory):
 
 
 def test_a_wheel_holds_all_that_is_used_without_a_clone(installed, tmp_path):
-    """Pages, templates and the demo's config; and it asks for what requirements.txt has, but for pytest."""
+    """Pages, templates and the demo's config."""
     kept = {
         path.relative_to(ROOT)
         for folder in ("unet_trainer", "train_unet-stubs")
@@ -72,11 +72,31 @@ def test_a_wheel_holds_all_that_is_used_without_a_clone(installed, tmp_path):
         text=True,
     )
     assert done.stdout.split() == [str(installed), "demo", "fast"], done.stderr
-    asked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
-    lines = [
-        re.sub(r"\s*#.*", "", line) for line in (ROOT / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    ]
-    assert asked == [line for line in lines if not line.startswith("pytest")]
+
+
+def required(path):
+    lines = (re.sub(r"\s*#.*", "", line) for line in path.read_text(encoding="utf-8").splitlines())
+    return [line for line in lines if line and not line.startswith("-r")]
+
+
+def test_each_package_that_is_imported_is_declared_and_those_used_inside_have_an_upper_bound():
+    """At the top of a module or in a function. Imports that only tests have are not looked at."""
+    imported = set()
+    for path in (ROOT / "train_unet.py", *(ROOT / "unet_trainer").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+    names = {"PIL": "pillow", "cv2": "opencv-python-headless", "yaml": "pyyaml"}
+    packages = {names.get(name, name).replace("_", "-") for name in imported - sys.stdlib_module_names}
+    lines = [line for path in ROOT.glob("requirements*.txt") for line in required(path)]
+    declared = {re.split("[=<>]", line)[0].replace("_", "-") for line in lines}
+    assert packages - {"unet-trainer", "train-unet"} - declared == set()
+    of_pip = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert of_pip == [line for line in required(ROOT / "requirements.txt") if not line.startswith("pytest")]
+    for name in ("torch", "segmentation-models-pytorch", "timm"):
+        assert re.search(rf"^{name}>=[\d.]+,<\d", "\n".join(of_pip), re.MULTILINE), name
 
 
 TYPED = """

@@ -52,14 +52,11 @@ def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(
     assert choose_fit(measured(relative_structure=share), SIZES)[0] == fit
 
 
-@pytest.mark.parametrize(
-    ("sizes", "fit"),
-    [
-        ([(285, 122), (293, 257), (300, 330)], "resize"),  # a crop of 256² is most of them
-        ([(256, 256)] * 8 + [(1024, 1024)] * 2, "crop"),  # some are large: resized they would lose their details
-        ([(512, 512)] * 9, "crop"),  # four crops take the time of one whole image
-    ],
-)
+@pytest.mark.parametrize(("sizes", "fit"), [
+    ([(285, 122), (293, 257), (300, 330)], "resize"),  # a crop of 256² is most of them
+    ([(256, 256)] * 8 + [(1024, 1024)] * 2, "crop"),  # some are large: resized they would lose their details
+    ([(512, 512)] * 9, "crop"),  # four crops take the time of one whole image
+])  # fmt: skip
 def test_small_images_are_seen_whole_where_a_crop_would_be_most_of_them(sizes, fit):
     assert choose_fit(measured(relative_structure=0.06, structure=20.0), sizes)[0] == fit
 
@@ -163,14 +160,11 @@ def test_validation_takes_a_seventh_of_the_time_at_most():
     assert found.num_epochs * (steps_per_epoch * 1.0 + 10) <= 2000 * 1.05
 
 
-@pytest.mark.parametrize(
-    ("num_samples", "repeats"),
-    [
-        (1600, 1),  # 58 s of training are 928 images, and an epoch of them would be the whole pass: the time ends it
-        (3000, 1 / 3),
-        (100, 10),
-    ],
-)
+@pytest.mark.parametrize(("num_samples", "repeats"), [
+    (1600, 1),  # 58 s of training are 928 images, and an epoch of them would be the whole pass: the time ends it
+    (3000, 1 / 3),
+    (100, 10),
+])  # fmt: skip
 def test_where_one_epoch_is_all_that_there_is_time_for_it_is_as_long_as_that(num_samples, repeats):
     """Two epochs with a validation of 20 s each would leave half of 78 s for training."""
     cost = StepCost(seconds=1.0, eval_seconds=0.1, memory=0)
@@ -253,17 +247,14 @@ def test_number_of_workers_follows_the_cores(num_cores, beside_a_gpu, on_cpu):
     assert choose_num_workers(num_cores, on_cpu=True) == on_cpu
 
 
-@pytest.mark.parametrize(
-    ("shares", "weights"),
-    [
-        ([0.0016, 0.0001, 0.000256], (0.632, 1.265, 1.0)),  # (0.16)^¼ and (2.56)^¼ of the median
-        ([0.5, 0.4999, 0.0001], (1.0, 1.0, 2.5)),  # 4999^¼ = 8.4 is capped
-        ([0.9, 1e-4, 1e-4], (0.4, 1.0, 1.0)),  # 9000^-¼ = 0.10 has a floor
-        ([1e-4, 1e-4, 0.0], (1.0, 1.0, 1.0)),
-        ([0.899, 0.1, 0.001], None),
-        ([0.5, 0.5, 0.0], None),
-        ([0.0, 0.0, 0.0], None),
-    ],
-)
+@pytest.mark.parametrize(("shares", "weights"), [
+    ([0.0016, 0.0001, 0.000256], (0.632, 1.265, 1.0)),  # (0.16)^¼ and (2.56)^¼ of the median
+    ([0.5, 0.4999, 0.0001], (1.0, 1.0, 2.5)),  # 4999^¼ = 8.4 is capped
+    ([0.9, 1e-4, 1e-4], (0.4, 1.0, 1.0)),  # 9000^-¼ = 0.10 has a floor
+    ([1e-4, 1e-4, 0.0], (1.0, 1.0, 1.0)),
+    ([0.899, 0.1, 0.001], None),
+    ([0.5, 0.5, 0.0], None),
+    ([0.0, 0.0, 0.0], None),
+])  # fmt: skip
 def test_classes_below_a_thousandth_weigh_more_by_the_fourth_root_of_their_rarity(shares, weights):
     assert choose_class_weights(shares, len(shares))[0] == weights

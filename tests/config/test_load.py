@@ -27,31 +27,25 @@ def problems(source, overrides=()):
     return [line[2:] for line in lines]
 
 
-@pytest.mark.parametrize(
-    ("line", "value"),
-    [
-        *[(f"learning_rate: {written}", 0.5) for written in ("5e-1", ".5", "0.5", "'0.5'")],
-        *[(f"batch_size: {written}", 16) for written in ("16", "16.0", "1.6e1", "0016")],
-        *[(f"run_name: {name}", name) for name in ("no", "007", "1e3", "12:30", "2024-01-01", "null", "~x", "é 😀")],
-        *[(f"use_amp: {written}", True) for written in ("yes", "on", "true", "'yes'", "YES")],
-        *[(f"grad_clip: {written}", None) for written in ("null", "~", "", "Null")],
-        ("resume: 'null'", "null"),
-        ("num_epochs: AUTO", "auto"),
-        ("image_size: [64, 96]", (64, 96)),
-        ("class_names: [no, on, 007]", ("no", "on", "007")),
-        ("class_weights: [1, 1e-1, .5]", (1.0, 0.1, 0.5)),
-        ("loss: dice", {"dice": 1.0}),
-        ("loss: {dice: 1, cross_entropy: 5e-1}", {"dice": 1.0, "cross_entropy": 0.5}),
-        (
-            "augmentation: [HorizontalFlip, {Affine: {rotate: [-15, 1e1], fill: '0'}}]",
-            ("HorizontalFlip", {"Affine": {"rotate": [-15, 10.0], "fill": "0"}}),
-        ),
-        ("time_budget: 1H30m", "1h30m"),
-        ("repeats: 0.3", 1 / 3),
-        ("repeats: 4.0", 4),
-        ("seed: 2147483648", 2**31),
-    ],
-)
+@pytest.mark.parametrize(("line", "value"), [
+    *[(f"learning_rate: {written}", 0.5) for written in ("5e-1", ".5", "0.5", "'0.5'")],
+    *[(f"batch_size: {written}", 16) for written in ("16", "16.0", "1.6e1", "0016")],
+    *[(f"run_name: {name}", name) for name in ("no", "007", "1e3", "12:30", "2024-01-01", "null", "~x", "é 😀")],
+    *[(f"use_amp: {written}", True) for written in ("yes", "on", "true", "'yes'", "YES")],
+    *[(f"grad_clip: {written}", None) for written in ("null", "~", "", "Null")],
+    ("resume: 'null'", "null"),
+    ("num_epochs: AUTO", "auto"),
+    ("image_size: [64, 96]", (64, 96)),
+    ("class_names: [no, on, 007]", ("no", "on", "007")),
+    ("class_weights: [1, 1e-1, .5]", (1.0, 0.1, 0.5)),
+    ("loss: dice", {"dice": 1.0}),
+    ("loss: {dice: 1, cross_entropy: 5e-1}", {"dice": 1.0, "cross_entropy": 0.5}),
+    ("augmentation: [HorizontalFlip, {Affine: {rotate: [-15, 1e1], fill: '0'}}]", ("HorizontalFlip", {"Affine": {"rotate": [-15, 10.0], "fill": "0"}})),
+    ("time_budget: 1H30m", "1h30m"),
+    ("repeats: 0.3", 1 / 3),
+    ("repeats: 4.0", 4),
+    ("seed: 2147483648", 2**31),
+])  # fmt: skip
 def test_a_value_is_read_by_the_type_of_its_key(line, value, load_text):
     found = getattr(load_text(line), line.partition(":")[0])
     assert found == value
@@ -88,60 +82,36 @@ def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
     assert type(config.augmentation[0]["Affine"]["rotate"]) is float
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "needed"),
-    [
-        *[
-            ("learning_rate", value, "need a positive number, e.g. 1e-3, or auto")
-            for value in ("fast", 0, float("nan"), None, 10**400)
-        ],
-        *[
-            ("batch_size", value, "need a whole number from 1 to 65536, e.g. 8, or auto")
-            for value in (0, 2.5, "16 images", [8], True, "1e300")
-        ],
-        ("fold", -1, "need a whole number of at least 0, e.g. 0"),
-        ("val_fraction", 1, "need a number above 0 and below 1, e.g. 0.2"),
-        ("rare_class_crops", 1.1, "need a number at least 0 and at most 1, e.g. 0.33"),
-        ("ema_decay", 1.0, "need a number above 0 and below 1, e.g. 0.999, or auto, or null"),
-        ("use_amp", 1, "need true or false, or auto"),
-        ("amp_dtype", "fp16", "need one of bfloat16, float16; did you mean float16?"),
-        ("optimizer", "adamW", "need one of adamw, adam, sgd; did you mean adamw?"),
-        (
-            "image_size",
-            [64, 64, 64],
-            "or a list of 2, each a whole number from 32 to 8192, e.g. 512 or [512, 768], or auto",
-        ),
-        ("decoder_channels", [64, 32], "need a list of 5, each a whole number from 1 to 4096"),
-        ("loss", {"dcie": 1}, "dcie: did you mean dice?"),
-        ("loss", "", "a weighted sum, e.g. {dice: 1, bce: 1}, or auto"),
-        ("loss", {"dice": -1}, "a weighted sum, e.g. {dice: 1, bce: 1}, or auto"),
-        ("data_dir", "", "need text, e.g. data/mine"),
-        ("data_dir", "a\ud800", "need text, e.g. data/mine"),
-        ("mask_suffix", 3, "need text, e.g. _mask"),
-        ("augmentation", "stronk", "did you mean strong?"),
-        (
-            "augmentation",
-            [{"Affine": 15}],
-            "or a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}], or auto",
-        ),
-        ("augmentation", [{"Affine": {"rotate": object()}}], "parameters are numbers, text, true, false or null"),
-        ("group_pattern", "(p", "need a regular expression, e.g. '(patient\\d+)_', or null (missing )"),
-        ("time_budget", "10 min", "need a time with its unit, e.g. 10m, 2h or 1h30m, or null"),
-        ("repeats", 1.5, "need a whole number up to 100000, or a share below 1, e.g. 4 or 0.25, or auto"),
-        *[("device", name, "need auto, cpu, cuda, cuda:N or mps") for name in ("gpu", "cuda:10000", "cuda:٣")],
-        *[
-            ("run_name", name, "without slashes (checkpoint_dir says where), e.g. run")
-            for name in ("a/b", "..", "a\nb", "é" * 101)
-        ],
-        *[
-            ("mask_values", value, "need auto, nonzero, above 127, or a list")
-            for value in ("above 65535", "below 3", [0], [0, []], [0, [[1, 2], 3]], [0, None], 3)
-        ],
-        ("mask_values", [0, [300, 301, 302]], "three values of one class are [[300], [301], [302]]"),
-        ("ignore_value", "red", "need a value from 0 to 65535, a colour, or a list of several, e.g. 255, or null"),
-    ],
-    ids=lambda case: ascii(case)[:40],
-)
+@pytest.mark.parametrize(("name", "value", "needed"), [
+    *[("learning_rate", value, "need a positive number, e.g. 1e-3, or auto") for value in ("fast", 0, float("nan"), None, 10**400)],
+    *[("batch_size", value, "need a whole number from 1 to 65536, e.g. 8, or auto") for value in (0, 2.5, "16 images", [8], True, "1e300")],
+    ("fold", -1, "need a whole number of at least 0, e.g. 0"),
+    ("val_fraction", 1, "need a number above 0 and below 1, e.g. 0.2"),
+    ("rare_class_crops", 1.1, "need a number at least 0 and at most 1, e.g. 0.33"),
+    ("ema_decay", 1.0, "need a number above 0 and below 1, e.g. 0.999, or auto, or null"),
+    ("use_amp", 1, "need true or false, or auto"),
+    ("amp_dtype", "fp16", "need one of bfloat16, float16; did you mean float16?"),
+    ("optimizer", "adamW", "need one of adamw, adam, sgd; did you mean adamw?"),
+    ("image_size", [64, 64, 64], "or a list of 2, each a whole number from 32 to 8192, e.g. 512 or [512, 768], or auto"),
+    ("decoder_channels", [64, 32], "need a list of 5, each a whole number from 1 to 4096"),
+    ("loss", {"dcie": 1}, "dcie: did you mean dice?"),
+    ("loss", "", "a weighted sum, e.g. {dice: 1, bce: 1}, or auto"),
+    ("loss", {"dice": -1}, "a weighted sum, e.g. {dice: 1, bce: 1}, or auto"),
+    ("data_dir", "", "need text, e.g. data/mine"),
+    ("data_dir", "a\ud800", "need text, e.g. data/mine"),
+    ("mask_suffix", 3, "need text, e.g. _mask"),
+    ("augmentation", "stronk", "did you mean strong?"),
+    ("augmentation", [{"Affine": 15}], "or a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}], or auto"),
+    ("augmentation", [{"Affine": {"rotate": object()}}], "parameters are numbers, text, true, false or null"),
+    ("group_pattern", "(p", "need a regular expression, e.g. '(patient\\d+)_', or null (missing )"),
+    ("time_budget", "10 min", "need a time with its unit, e.g. 10m, 2h or 1h30m, or null"),
+    ("repeats", 1.5, "need a whole number up to 100000, or a share below 1, e.g. 4 or 0.25, or auto"),
+    *[("device", name, "need auto, cpu, cuda, cuda:N or mps") for name in ("gpu", "cuda:10000", "cuda:٣")],
+    *[("run_name", name, "without slashes (checkpoint_dir says where), e.g. run") for name in ("a/b", "..", "a\nb", "é" * 101)],
+    *[("mask_values", value, "need auto, nonzero, above 127, or a list") for value in ("above 65535", "below 3", [0], [0, []], [0, [[1, 2], 3]], [0, None], 3)],
+    ("mask_values", [0, [300, 301, 302]], "three values of one class are [[300], [301], [302]]"),
+    ("ignore_value", "red", "need a value from 0 to 65535, a colour, or a list of several, e.g. 255, or null"),
+], ids=lambda case: ascii(case)[:40])  # fmt: skip
 def test_a_wrong_value_is_answered_with_key_value_and_fix(name, value, needed):
     (line,) = problems({name: value})
     assert line.startswith(f"{name}: got ")
@@ -178,27 +148,17 @@ def test_every_key_can_be_wrong_at_once():
     assert all("; need " in line for line in lines)
 
 
-@pytest.mark.parametrize(
-    ("name", "answer"),
-    [
-        ("lr", "the name here is learning_rate"),
-        ("bf16", "the name here is use_amp and amp_dtype"),
-        ("precison", "did you mean amp_dtype?"),
-        ("Batch-Size", "did you mean batch_size?"),
-        ("learning_rat", "did you mean learning_rate?"),
-        ("initial_checkpoint", "the name here is init_from"),
-        *[
-            (
-                name,
-                "there are encoder_weights (the encoder alone), init_from (a whole model) and resume (a run, to go on "
-                "with it)",
-            )
-            for name in ("weights", "pretrained", "checkpoint")
-        ],
-        ("colour", "configs/default.yaml lists every key"),
-        (1, "configs/default.yaml lists every key"),
-    ],
-)
+@pytest.mark.parametrize(("name", "answer"), [
+    ("lr", "the name here is learning_rate"),
+    ("bf16", "the name here is use_amp and amp_dtype"),
+    ("precison", "did you mean amp_dtype?"),
+    ("Batch-Size", "did you mean batch_size?"),
+    ("learning_rat", "did you mean learning_rate?"),
+    ("initial_checkpoint", "the name here is init_from"),
+    *[(name, "there are encoder_weights (the encoder alone), init_from (a whole model) and resume (a run, to go on " "with it)") for name in ("weights", "pretrained", "checkpoint")],
+    ("colour", "configs/default.yaml lists every key"),
+    (1, "configs/default.yaml lists every key"),
+])  # fmt: skip
 def test_an_unknown_key_is_answered_with_the_right_one(name, answer):
     assert problems({name: 1}) == [f"{name}: unknown key; {answer}"]
 
@@ -222,99 +182,48 @@ def test_settings_that_were_decided_once_may_still_be_auto():
     )
 
 
-@pytest.mark.parametrize(
-    ("settings", "answer"),
-    [
-        (
-            {"use_amp": True, "amp_dtype": "float16", "device": "cpu"},
-            "amp_dtype: float16 does not go with device: cpu; use bfloat16",
-        ),
-        ({"warmup_epochs": 5, "num_epochs": 5}, "warmup_epochs: 5 leaves nothing of num_epochs: 5; need fewer"),
-        (
-            {"early_stopping_patience": 5, "num_epochs": 5},
-            "early_stopping_patience: 5 can never be reached in num_epochs: 5",
-        ),
-        ({"time_budget": "10m", "num_epochs": 5}, "leave one of them out (time_budget: null or num_epochs: auto)"),
-        (
-            {"num_classes": 3, "class_weights": [1, 2]},
-            "class_weights: got 2 values; need 3, one for each of num_classes",
-        ),
-        ({"class_names": ["a", "b", "c"], "class_weights": [1, 2]}, "need 3, one for each of class_names"),
-        (
-            {"num_classes": 3, "mask_values": [0, 255]},
-            "mask_values: got [0, 255]; need 3 different values, one a class",
-        ),
-        ({"mask_values": [7, 7]}, "mask_values: got [7, 7]; need 2 different values, background first"),
-        (
-            {"mask_values": [0, 5, [5, 5, 5]]},
-            "mask_values: got [0, 5, [5, 5, 5]]; need 3 different values, one a class",
-        ),
-        ({"num_classes": 3, "mask_values": "nonzero"}, "mask_values: nonzero tells two classes apart, num_classes: 3"),
-        (
-            {"mask_values": [0, [1, 2]], "ignore_value": [9, 2]},
-            "ignore_value: 2 is also in mask_values; need another, or null",
-        ),
-        (
-            {"num_classes": 3, "ignore_value": [9, 2]},
-            "ignore_value: 2 is the id of a class (num_classes: 3); set mask_values",
-        ),
-        (
-            {"mask_values": [0, 1, 2], "loss": "bce"},
-            "loss: bce is for num_classes: 1; with 3 classes use cross_entropy",
-        ),
-        ({"fold": 1}, "fold: got 1; need num_folds to be set"),
-        ({"num_folds": 5, "fold": 5}, "fold: got 5; need 0 to 4"),
-        (
-            {"split": "blocks", "group_pattern": "(a)"},
-            "split: blocks divides a sequence, group_pattern keeps it together",
-        ),
-        (
-            {"architecture": "fpn", "decoder_channels": [64, 32, 16, 8, 8]},
-            "decoder_channels: not for architecture: fpn",
-        ),
-        ({"batch_parts": 9, "batch_size": 8}, "batch_parts: 9 is more than batch_size: 8; need at most that"),
-        ({"architecture": "fpn", "decoder_attention": "scse"}, "decoder_attention: scse is for unet and unetplusplus"),
-        (
-            {"decoder_attention": "scse", "decoder_channels": [64, 32, 16, 16, 8]},
-            "scse needs decoder_channels of at least 16",
-        ),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("settings", "answer"), [
+    ({"use_amp": True, "amp_dtype": "float16", "device": "cpu"}, "amp_dtype: float16 does not go with device: cpu; use bfloat16"),
+    ({"warmup_epochs": 5, "num_epochs": 5}, "warmup_epochs: 5 leaves nothing of num_epochs: 5; need fewer"),
+    ({"early_stopping_patience": 5, "num_epochs": 5}, "early_stopping_patience: 5 can never be reached in num_epochs: 5"),
+    ({"time_budget": "10m", "num_epochs": 5}, "leave one of them out (time_budget: null or num_epochs: auto)"),
+    ({"num_classes": 3, "class_weights": [1, 2]}, "class_weights: got 2 values; need 3, one for each of num_classes"),
+    ({"class_names": ["a", "b", "c"], "class_weights": [1, 2]}, "need 3, one for each of class_names"),
+    ({"num_classes": 3, "mask_values": [0, 255]}, "mask_values: got [0, 255]; need 3 different values, one a class"),
+    ({"mask_values": [7, 7]}, "mask_values: got [7, 7]; need 2 different values, background first"),
+    ({"mask_values": [0, 5, [5, 5, 5]]}, "mask_values: got [0, 5, [5, 5, 5]]; need 3 different values, one a class"),
+    ({"num_classes": 3, "mask_values": "nonzero"}, "mask_values: nonzero tells two classes apart, num_classes: 3"),
+    ({"mask_values": [0, [1, 2]], "ignore_value": [9, 2]}, "ignore_value: 2 is also in mask_values; need another, or null"),
+    ({"num_classes": 3, "ignore_value": [9, 2]}, "ignore_value: 2 is the id of a class (num_classes: 3); set mask_values"),
+    ({"mask_values": [0, 1, 2], "loss": "bce"}, "loss: bce is for num_classes: 1; with 3 classes use cross_entropy"),
+    ({"fold": 1}, "fold: got 1; need num_folds to be set"),
+    ({"num_folds": 5, "fold": 5}, "fold: got 5; need 0 to 4"),
+    ({"split": "blocks", "group_pattern": "(a)"}, "split: blocks divides a sequence, group_pattern keeps it together"),
+    ({"architecture": "fpn", "decoder_channels": [64, 32, 16, 8, 8]}, "decoder_channels: not for architecture: fpn"),
+    ({"batch_parts": 9, "batch_size": 8}, "batch_parts: 9 is more than batch_size: 8; need at most that"),
+    ({"architecture": "fpn", "decoder_attention": "scse"}, "decoder_attention: scse is for unet and unetplusplus"),
+    ({"decoder_attention": "scse", "decoder_channels": [64, 32, 16, 16, 8]}, "scse needs decoder_channels of at least 16"),
+], ids=str)  # fmt: skip
 def test_settings_that_contradict_each_other_are_refused(settings, answer):
     (line,) = problems(settings)
     assert answer in line
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"use_amp": "auto", "amp_dtype": "float16", "device": "cpu"},
-        {"warmup_epochs": 4.5, "early_stopping_patience": 4, "num_epochs": 5},
-        {"num_classes": 3, "class_weights": [1, 2, 3], "class_names": ["a", "b", "c"], "mask_values": [2, 0, 1]},
-        {"num_classes": 3, "ignore_value": 3},
-        {"ignore_value": 11},  # how many classes there are is seen in the masks
-        {
-            "mask_values": [0, [1, 2], [[64, 0, 128], [64, 0, 192]]],
-            "ignore_value": [255, 11],
-            "unknown_values": "ignore",
-        },
-        {"mask_values": [0, 1], "class_names": ["field", "road"]},
-        {"image_size": [8192, 32], "num_folds": 5, "fold": 4, "run_name": "a" * 200, "device": "cuda:0"},
-        {
-            "in_channels": 64,
-            "image_mean": [-0.5],
-            "image_std": [1e-3],
-            "split_file": "split.csv",
-            "group_pattern": r"^(p\d+)[_-]",
-        },
-        {"architecture": "manet", "decoder_channels": [64, 32, 16, 8, 8], "decoder_attention": "none"},
-        {"num_classes": 2, "mask_values": "above 127", "batch_parts": 9, "batch_size": "auto"},
-        {"time_budget": "10m", "num_epochs": "auto", "early_stopping_patience": 99, "warmup_epochs": 99},
-        {"decoder_attention": "scse", "decoder_channels": [16, 16, 16, 16, 16]},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("settings", [
+    {"use_amp": "auto", "amp_dtype": "float16", "device": "cpu"},
+    {"warmup_epochs": 4.5, "early_stopping_patience": 4, "num_epochs": 5},
+    {"num_classes": 3, "class_weights": [1, 2, 3], "class_names": ["a", "b", "c"], "mask_values": [2, 0, 1]},
+    {"num_classes": 3, "ignore_value": 3},
+    {"ignore_value": 11},  # how many classes there are is seen in the masks
+    {"mask_values": [0, [1, 2], [[64, 0, 128], [64, 0, 192]]], "ignore_value": [255, 11], "unknown_values": "ignore"},
+    {"mask_values": [0, 1], "class_names": ["field", "road"]},
+    {"image_size": [8192, 32], "num_folds": 5, "fold": 4, "run_name": "a" * 200, "device": "cuda:0"},
+    {"in_channels": 64, "image_mean": [-0.5], "image_std": [1e-3], "split_file": "split.csv", "group_pattern": r"^(p\d+)[_-]"},
+    {"architecture": "manet", "decoder_channels": [64, 32, 16, 8, 8], "decoder_attention": "none"},
+    {"num_classes": 2, "mask_values": "above 127", "batch_parts": 9, "batch_size": "auto"},
+    {"time_budget": "10m", "num_epochs": "auto", "early_stopping_patience": 99, "warmup_epochs": 99},
+    {"decoder_attention": "scse", "decoder_channels": [16, 16, 16, 16, 16]},
+], ids=str)  # fmt: skip
 def test_settings_just_inside_the_limits_are_taken(settings):
     config = as_dict(load_config(settings))
     assert {name: config[name] for name in settings} == settings
@@ -338,29 +247,18 @@ def test_all_problems_come_in_one_message_in_the_order_of_the_file(load_text, tm
     assert issubclass(ConfigError, UserError)
 
 
-@pytest.mark.parametrize(
-    ("content", "answer"),
-    [
-        (b"\x89PNG\r\n\x1a\n", "not UTF-8 text; need a YAML file, saved as UTF-8"),
-        ("seed: 1".encode("utf-16"), "not UTF-8 text; need a YAML file, saved as UTF-8"),
-        (
-            b"loss:\n\tdice: 1",
-            r"line 2: not valid YAML: found character '\t' that cannot start any token; use spaces in place of tabs",
-        ),
-        (b"batch_size 4", "got 'batch_size 4'; need lines of the form key: value"),
-        (b"- batch_size: 4", "got [{'batch_size': '4'}]; need lines of the form key: value"),
-        (b"batch_size: 4\n---\nseed: 1", "line 2: a second document (---); need one"),
-        (b"batch_size: [4", "line 1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
-        (b"seed: 1\nclass_names: [a, b\nencoder: x", "line 2: not valid YAML: expected ',' or ']', but got ':'"),
-        (
-            b"seed: 1\nbatch_size:4\nencoder: x",
-            "line 2: not valid YAML: could not find expected ':'; is a space missing behind a colon?",
-        ),
-        # Shorter than the limit in characters, longer in bytes.
-        (b"# " + "é".encode() * (MAX_BYTES // 2) + b"\nseed: wrong\n", "more than 256 KiB; a config is far smaller"),
-    ],
-    ids=range(10),
-)
+@pytest.mark.parametrize(("content", "answer"), [
+    (b"\x89PNG\r\n\x1a\n", "not UTF-8 text; need a YAML file, saved as UTF-8"),
+    ("seed: 1".encode("utf-16"), "not UTF-8 text; need a YAML file, saved as UTF-8"),
+    (b"loss:\n\tdice: 1", r"line 2: not valid YAML: found character '\t' that cannot start any token; use spaces in place of tabs"),
+    (b"batch_size 4", "got 'batch_size 4'; need lines of the form key: value"),
+    (b"- batch_size: 4", "got [{'batch_size': '4'}]; need lines of the form key: value"),
+    (b"batch_size: 4\n---\nseed: 1", "line 2: a second document (---); need one"),
+    (b"batch_size: [4", "line 1: not valid YAML: expected ',' or ']', but got '<stream end>'"),
+    (b"seed: 1\nclass_names: [a, b\nencoder: x", "line 2: not valid YAML: expected ',' or ']', but got ':'"),
+    (b"seed: 1\nbatch_size:4\nencoder: x", "line 2: not valid YAML: could not find expected ':'; is a space missing behind a colon?"),
+    (b"# " + "é".encode() * (MAX_BYTES // 2) + b"\nseed: wrong\n", "more than 256 KiB; a config is far smaller"),
+], ids=range(10))  # fmt: skip
 def test_a_file_that_is_not_a_config_is_refused(load_text, content, answer):
     with pytest.raises(ConfigError) as raised:
         load_text(content)
@@ -383,38 +281,31 @@ def test_a_path_that_cannot_be_read_is_answered(tmp_path):
     assert problems("a\0b") == ["cannot be read: its name holds a NUL"]
 
 
-@pytest.mark.parametrize(
-    ("override", "value"),
-    [
-        ("loss={dice: 1, bce: 1}", {"dice": 1.0, "bce": 1.0}),
-        ("augmentation=[{Affine: {rotate: [-5, 5]}}]", ({"Affine": {"rotate": [-5, 5]}},)),
-        ("class_weights=", None),
-        ("mask_suffix=", ""),
-        ("run_name='007'", "007"),
-        ('run_name="a: b"', "a: b"),
-        ("run_name=a=b # c", "a=b # c"),
-        ("group_pattern=[a-z]+_(p\\d+)", "[a-z]+_(p\\d+)"),
-        ("ignore_value=[10, 11]", (10, 11)),
-        (" batch_size =16", 16),
-    ],
-)
+@pytest.mark.parametrize(("override", "value"), [
+    ("loss={dice: 1, bce: 1}", {"dice": 1.0, "bce": 1.0}),
+    ("augmentation=[{Affine: {rotate: [-5, 5]}}]", ({"Affine": {"rotate": [-5, 5]}},)),
+    ("class_weights=", None),
+    ("mask_suffix=", ""),
+    ("run_name='007'", "007"),
+    ('run_name="a: b"', "a: b"),
+    ("run_name=a=b # c", "a=b # c"),
+    ("group_pattern=[a-z]+_(p\\d+)", "[a-z]+_(p\\d+)"),
+    ("ignore_value=[10, 11]", (10, 11)),
+    (" batch_size =16", 16),
+])  # fmt: skip
 def test_an_override_is_read_like_a_line_of_the_file_and_wins_over_it(override, value):
     assert getattr(load_config({"batch_size": 4}, [override]), override.partition("=")[0].strip()) == value
 
 
-@pytest.mark.parametrize(
-    ("override", "answer"),
-    [
-        ("batch_size", "'batch_size': need key=value, e.g. batch_size=16"),
-        ("=3", "'=3': need key=value, e.g. batch_size=16"),
-        ("run_name=", "run_name: got ''; need"),
-        ("loss={dice: 1", "loss: got '{dice: 1'; line 1: not valid YAML"),
-        ("loss={dice: 1, dice: 2}", "line 1: 'dice' is given twice; keep one"),
-        ("class_weights=[!!float 1]", "tags are not allowed, write the plain value"),
-        ("class_names=" + "[" * 1000, "…; line 1: nested deeper than 12 levels"),
-    ],
-    ids=range(7),
-)
+@pytest.mark.parametrize(("override", "answer"), [
+    ("batch_size", "'batch_size': need key=value, e.g. batch_size=16"),
+    ("=3", "'=3': need key=value, e.g. batch_size=16"),
+    ("run_name=", "run_name: got ''; need"),
+    ("loss={dice: 1", "loss: got '{dice: 1'; line 1: not valid YAML"),
+    ("loss={dice: 1, dice: 2}", "line 1: 'dice' is given twice; keep one"),
+    ("class_weights=[!!float 1]", "tags are not allowed, write the plain value"),
+    ("class_names=" + "[" * 1000, "…; line 1: nested deeper than 12 levels"),
+], ids=range(7))  # fmt: skip
 def test_a_malformed_override_is_answered(override, answer):
     (line,) = problems({}, [override])
     assert answer in line
@@ -457,16 +348,10 @@ def test_durations_and_near_misses():
     assert near_miss("zzz", ["batch_size"]) is None
 
 
-@pytest.mark.parametrize(
-    ("check", "message"),
-    [
-        (
-            lambda: check_trackers(load_config({"mlflow": True})),
-            "mlflow: the package is not installed; pip install mlflow, or set",
-        ),
-        (lambda: check_url("data_dir", "s3://bucket/mine"), "data_dir: s3:// needs the package s3fs: pip install s3fs"),
-    ],
-)
+@pytest.mark.parametrize(("check", "message"), [
+    (lambda: check_trackers(load_config({"mlflow": True})), "mlflow: the package is not installed; pip install mlflow, or set"),
+    (lambda: check_url("data_dir", "s3://bucket/mine"), "data_dir: s3:// needs the package s3fs: pip install s3fs"),
+])  # fmt: skip
 def test_a_missing_package_is_one_message_with_what_to_install(check, message, monkeypatch):
     monkeypatch.setattr(load, "find_spec", lambda name: None)
     check_trackers(load_config({}))
@@ -501,15 +386,12 @@ def test_another_tools_file_about_a_dataset_is_named_with_the_data_dir(tmp_path,
     assert len(lines) == 2
 
 
-@pytest.mark.parametrize(
-    ("place", "fix"),
-    [
-        ("https://me:s3cret@host/x", "put it into ~/.netrc"),
-        ("HTTP://s3cret@host/x", "put it into ~/.netrc"),
-        ("s3://key:s3cret@bucket/x", "give it as s3fs reads it: environment variables, or its own files"),
-        ("https://host/x?sig=s3cret", "a URL with ? or # (pre-signed?) names one file"),
-    ],
-)
+@pytest.mark.parametrize(("place", "fix"), [
+    ("https://me:s3cret@host/x", "put it into ~/.netrc"),
+    ("HTTP://s3cret@host/x", "put it into ~/.netrc"),
+    ("s3://key:s3cret@bucket/x", "give it as s3fs reads it: environment variables, or its own files"),
+    ("https://host/x?sig=s3cret", "a URL with ? or # (pre-signed?) names one file"),
+])  # fmt: skip
 def test_a_password_in_a_url_is_refused_before_anything_is_printed_and_not_repeated(place, fix):
     for check in (lambda: load_config({"data_dir": place, "lr": 1}), lambda: check_url("--out", place)):
         with pytest.raises(UserError) as raised:

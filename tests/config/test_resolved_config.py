@@ -146,21 +146,14 @@ def test_no_auto_is_left_in_a_resolved_config():
             assert [name for name, value in as_dict(settings.taken).items() if value == "auto"] == []
 
 
-@pytest.mark.parametrize(
-    ("given", "cutmix"),
-    [
-        ({"num_epochs": 50, "repeats": 2}, 0.5),
-        ({"num_epochs": 99}, 0.0),
-        ({"num_epochs": 100, "augmentation": "default"}, 0.0),  # what was set means what it meant
-        ({"num_epochs": 100, "augmentation": "default", "cutmix": 0.3}, 0.3),
-        (
-            {"num_epochs": 49, "fit": "crop", "image_size": 64, "crops_per_image": 4},
-            0.0,
-        ),  # 4 crops are twice a median image
-        ({"num_epochs": 50, "fit": "crop", "image_size": 64, "crops_per_image": 4}, 0.5),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize(("given", "cutmix"), [
+    ({"num_epochs": 50, "repeats": 2}, 0.5),
+    ({"num_epochs": 99}, 0.0),
+    ({"num_epochs": 100, "augmentation": "default"}, 0.0),  # what was set means what it meant
+    ({"num_epochs": 100, "augmentation": "default", "cutmix": 0.3}, 0.3),
+    ({"num_epochs": 49, "fit": "crop", "image_size": 64, "crops_per_image": 4}, 0.0),  # 4 crops are twice a median image
+    ({"num_epochs": 50, "fit": "crop", "image_size": 64, "crops_per_image": 4}, 0.5),
+], ids=str)  # fmt: skip
 def test_images_are_mixed_where_each_of_their_pixels_comes_a_hundred_times(given, cutmix):
     dataset = dataclasses.replace(DATASET, train_sizes=[(64, 128)] * 3)
     settings = open_settings(dataset=dataset, **{"fit": "resize", "image_size": 64, **given})
@@ -275,14 +268,11 @@ def test_a_shorter_time_takes_a_smaller_encoder_whose_steps_fit_into_it():
         assert num_steps * cost.seconds <= 1.1 * seconds
 
 
-@pytest.mark.parametrize(
-    ("num_val", "reason"),
-    [
-        (0, "12 batches between two validations"),  # a pass; ten would do
-        (100, "180 batches between two validations: 8 of 10 s would take more than a tenth of the time"),
-        (2000, "one validation, at the end: 8 of 3 min would take more than a tenth of the time"),
-    ],
-)
+@pytest.mark.parametrize(("num_val", "reason"), [
+    (0, "12 batches between two validations"),  # a pass; ten would do
+    (100, "180 batches between two validations: 8 of 10 s would take more than a tenth of the time"),
+    (2000, "one validation, at the end: 8 of 3 min would take more than a tenth of the time"),
+])  # fmt: skip
 def test_where_fewer_validations_are_made_than_usual_a_line_says_why(num_val, reason):
     dataset = dataclasses.replace(DATASET, train_sizes=[(64, 64)] * 96, val_sizes=[(64, 64)] * num_val)
     given = {"fit": "resize", "image_size": 64, "time_budget": "5m", "encoder": "resnet18"}
@@ -303,14 +293,11 @@ def test_what_was_spent_before_training_is_not_planned_for():
     )
 
 
-@pytest.mark.parametrize(
-    ("values", "taken"),
-    [
-        ({"early_stopping_patience": 200}, {"early_stopping_patience": None}),
-        ({"warmup_epochs": 300}, {"warmup_epochs": 50.0}),
-        ({"batch_parts": 64}, {"batch_parts": 8}),
-    ],
-)
+@pytest.mark.parametrize(("values", "taken"), [
+    ({"early_stopping_patience": 200}, {"early_stopping_patience": None}),
+    ({"warmup_epochs": 300}, {"warmup_epochs": 50.0}),
+    ({"batch_parts": 64}, {"batch_parts": 8}),
+])  # fmt: skip
 def test_what_is_set_and_does_not_go_with_what_is_decided_gives_way_with_a_reason(values, taken):
     settings = open_settings(measure_step=lambda config: StepCost(1e-4, 0.0, 0), **values)
     ((name, value),) = taken.items()
@@ -320,17 +307,14 @@ def test_what_is_set_and_does_not_go_with_what_is_decided_gives_way_with_a_reaso
     load_config(settings.repeatable_dict())
 
 
-@pytest.mark.parametrize(
-    ("answers", "batch_size", "tried"),
-    [
-        ({16: STEP}, 16, [16]),
-        ({16: TOO_LARGE, 8: STEP}, 8, [16, 8]),
-        ({16: TOO_LARGE, 8: StepCost(0.5, 0.01, 2**34), 4: STEP}, 4, [16, 8, 4]),  # measured, and more than there is
-        ({16: TOO_LARGE, 8: TOO_LARGE, 4: TOO_LARGE, 2: STEP}, 2, [16, 8, 4, 2]),
-        (dict.fromkeys((16, 8, 4, 2, 1), TOO_LARGE), 1, [16, 8, 4, 2, 1]),
-        ({16: None}, 16, [16]),  # it failed for another reason: a smaller batch would fail as well
-    ],
-)
+@pytest.mark.parametrize(("answers", "batch_size", "tried"), [
+    ({16: STEP}, 16, [16]),
+    ({16: TOO_LARGE, 8: STEP}, 8, [16, 8]),
+    ({16: TOO_LARGE, 8: StepCost(0.5, 0.01, 2**34), 4: STEP}, 4, [16, 8, 4]),  # measured, and more than there is
+    ({16: TOO_LARGE, 8: TOO_LARGE, 4: TOO_LARGE, 2: STEP}, 2, [16, 8, 4, 2]),
+    (dict.fromkeys((16, 8, 4, 2, 1), TOO_LARGE), 1, [16, 8, 4, 2, 1]),
+    ({16: None}, 16, [16]),  # it failed for another reason: a smaller batch would fail as well
+])  # fmt: skip
 def test_a_batch_that_memory_does_not_hold_is_halved(answers, batch_size, tried):
     trials = Trials(answers)
     gpu = dataclasses.replace(AMPERE, free_memory=2**33)
@@ -342,45 +326,30 @@ def test_a_batch_that_memory_does_not_hold_is_halved(answers, batch_size, tried)
     )
 
 
-@pytest.mark.parametrize(
-    ("hardware", "values", "is_tried"),
-    [
-        (CPU, {"num_epochs": 3}, True),  # the encoder
-        (CPU, {"num_epochs": 3, "encoder": "resnet18"}, False),
-        (CPU, {"num_epochs": "auto"}, True),
-        (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": False}, False),
-        (
-            AMPERE,
-            {"num_epochs": "auto", "batch_size": 4, "compile_model": False},
-            False,
-        ),  # a GPU has no limit of its own
-        (AMPERE, {"num_epochs": "auto", "batch_size": 4, "compile_model": False, "time_budget": "1h"}, True),
-        (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": "auto"}, True),
-        (AMPERE, {"num_epochs": 3, "batch_size": "auto", "compile_model": False}, True),
-        (APPLE, {"num_epochs": 3, "batch_size": 4, "compile_model": "auto"}, False),  # not compiled in any case
-    ],
-)
+@pytest.mark.parametrize(("hardware", "values", "is_tried"), [
+    (CPU, {"num_epochs": 3}, True),  # the encoder
+    (CPU, {"num_epochs": 3, "encoder": "resnet18"}, False),
+    (CPU, {"num_epochs": "auto"}, True),
+    (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": False}, False),
+    (AMPERE, {"num_epochs": "auto", "batch_size": 4, "compile_model": False}, False),  # a GPU has no limit of its own
+    (AMPERE, {"num_epochs": "auto", "batch_size": 4, "compile_model": False, "time_budget": "1h"}, True),
+    (AMPERE, {"num_epochs": 3, "batch_size": 4, "compile_model": "auto"}, True),
+    (AMPERE, {"num_epochs": 3, "batch_size": "auto", "compile_model": False}, True),
+    (APPLE, {"num_epochs": 3, "batch_size": 4, "compile_model": "auto"}, False),  # not compiled in any case
+])  # fmt: skip
 def test_a_step_is_tried_only_where_something_depends_on_its_cost(hardware, values, is_tried):
     trials = Trials(dict.fromkeys((1, 2, 3, 4, 8, 16), STEP))
     open_settings(hardware, measure_step=trials, **values)
     assert bool(trials.asked) is is_tried
 
 
-@pytest.mark.parametrize(
-    ("hardware", "asked", "chosen", "reason"),
-    [
-        (AMPERE, "bfloat16", "bfloat16", "NVIDIA A100 takes it; no loss scaling needed"),
-        (
-            TURING,
-            "bfloat16",
-            "float16",
-            "Tesla T4 has no bfloat16, which needs compute capability 8.0 (Ampere) or newer; float16 with loss scaling instead",
-        ),
-        (KEPLER, "float16", "float32", "Tesla K80 has no float16 arithmetic; float32 instead"),
-        (CPU, "bfloat16", "bfloat16", "x86_64 takes it; no loss scaling needed"),
-        (CPU, "float16", "float32", "float16 is far slower than float32 on a CPU; float32 instead"),
-    ],
-)
+@pytest.mark.parametrize(("hardware", "asked", "chosen", "reason"), [
+    (AMPERE, "bfloat16", "bfloat16", "NVIDIA A100 takes it; no loss scaling needed"),
+    (TURING, "bfloat16", "float16", "Tesla T4 has no bfloat16, which needs compute capability 8.0 (Ampere) or newer; float16 with loss scaling instead"),
+    (KEPLER, "float16", "float32", "Tesla K80 has no float16 arithmetic; float32 instead"),
+    (CPU, "bfloat16", "bfloat16", "x86_64 takes it; no loss scaling needed"),
+    (CPU, "float16", "float32", "float16 is far slower than float32 on a CPU; float32 instead"),
+])  # fmt: skip
 def test_mixed_precision_takes_what_the_hardware_has_and_says_why(hardware, asked, chosen, reason):
     assert choose_number_format(asked, hardware) == (chosen, reason)
     settings = settings_of(hardware, use_amp=True, amp_dtype=asked)

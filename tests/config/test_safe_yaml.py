@@ -12,15 +12,12 @@ def refusal(text):
     return str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "tag"),
-    [
-        ("a: 1\nb: !!python/object/apply:os.system ['true']", 2, "python/object/apply:os.system"),
-        ("a: !mine x", 1, "!mine"),
-        ("!!map {a: 1}", 1, "map"),
-        ("!!str a: 1", 1, "str"),
-    ],
-)
+@pytest.mark.parametrize(("text", "line", "tag"), [
+    ("a: 1\nb: !!python/object/apply:os.system ['true']", 2, "python/object/apply:os.system"),
+    ("a: !mine x", 1, "!mine"),
+    ("!!map {a: 1}", 1, "map"),
+    ("!!str a: 1", 1, "str"),
+])  # fmt: skip
 def test_every_tag_is_refused_with_its_line(text, line, tag):
     message = refusal(text)
     assert message.startswith(f"line {line}: tag '")

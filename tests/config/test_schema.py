@@ -1,14 +1,17 @@
 """Config: frozen, complete, explained; written as YAML it reads back as the same config; what follows from its values."""
 
+import compileall
 import random
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from helpers.project import ROOT
 from unet_trainer.config.load import load_config
-from unet_trainer.config.overrides import Overrides
 from unet_trainer.config.parsers import split_values
 from unet_trainer.config.schema import (
     FIELDS,
@@ -37,15 +40,32 @@ def test_the_defaults_obey_the_rules_and_every_key_is_explained_on_one_line():
 
 
 def test_the_keywords_of_train_are_the_keys_of_the_config():
-    path = ROOT / "unet_trainer/config/overrides.py"
+    path = ROOT / "unet_trainer/config/overrides.pyi"
     rewrite = (
         "from pathlib import Path; from unet_trainer.config.schema import to_typed_dict; "
-        "Path('unet_trainer/config/overrides.py').write_text(to_typed_dict(), encoding='utf-8')"
+        "Path('unet_trainer/config/overrides.pyi').write_text(to_typed_dict(), encoding='utf-8')"
     )
     assert path.read_text(encoding="utf-8") == to_typed_dict(), (
         f"{path} is out of date; this rewrites it:\npython -c {shlex.quote(rewrite)}"
     )
-    assert set(Overrides.__annotations__) == {*FIELDS} - {"loss"}  # a keyword of its own, which takes functions too
+
+
+def test_keys_are_explained_where_there_is_no_source(tmp_path):
+    """As in a program that is packed into one file: of the package there are compiled files alone."""
+    shutil.copytree(ROOT / "unet_trainer/config", tmp_path / "unet_trainer/config")
+    shutil.copytree(ROOT / "unet_trainer/system", tmp_path / "unet_trainer/system")
+    (tmp_path / "unet_trainer/__init__.py").touch()
+    compileall.compile_dir(tmp_path, legacy=True, quiet=1)
+    for path in tmp_path.rglob("*.py"):
+        path.unlink()
+    program = (
+        "from unet_trainer.config import schema; print(schema.__file__); "
+        "print(schema.to_yaml(schema.Config(), ''), end='')"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    file, _, text = printed.stdout.partition("\n")
+    assert file.endswith(".pyc")
+    assert text == to_yaml(Config(), "")
 
 
 def test_the_demo_is_recognised_however_its_path_is_spelled(tmp_path, monkeypatch):
@@ -100,36 +120,30 @@ def test_yaml_of_a_config_has_one_line_per_key_with_its_explanation_or_reason():
     assert 'data_dir: "a\\nb: c"  # folder with' in lines[0]
 
 
-@pytest.mark.parametrize(
-    ("written", "values"),
-    [
-        ([5], [5]),
-        ([1, 2], [1, 2]),
-        ([64, 0, 128], [VIOLET]),  # three numbers always are a colour
-        ([[1], [2], [3]], [1, 2, 3]),  # three values that are one class
-        ([1, 2, 3, 4], [1, 2, 3, 4]),
-        ([[64, 0, 128], [64, 0, 192]], [VIOLET, PURPLE]),
-        ([7, [8], [64, 0, 128]], [7, 8, VIOLET]),
-    ],
-)
+@pytest.mark.parametrize(("written", "values"), [
+    ([5], [5]),
+    ([1, 2], [1, 2]),
+    ([64, 0, 128], [VIOLET]),  # three numbers always are a colour
+    ([[1], [2], [3]], [1, 2, 3]),  # three values that are one class
+    ([1, 2, 3, 4], [1, 2, 3, 4]),
+    ([[64, 0, 128], [64, 0, 192]], [VIOLET, PURPLE]),
+    ([7, [8], [64, 0, 128]], [7, 8, VIOLET]),
+])  # fmt: skip
 def test_each_way_to_write_a_class_reads_as_these_values_and_reads_back_the_same(written, values, load_text):
     config = load_config({"mask_values": [0, written], "ignore_value": 9})
     assert load_text(to_yaml(config, "")) == config
     assert list(split_values(config.mask_values[1])) == values
 
 
-@pytest.mark.parametrize(
-    ("settings", "number"),
-    [
-        ({"class_weights": "auto"}, None),
-        ({"class_names": ["sky", "road", "pole"]}, 3),
-        ({"class_weights": [1, 2]}, 2),
-        ({"mask_values": "nonzero"}, 1),
-        ({"mask_values": [0, [1, 2]]}, 1),
-        ({"mask_values": [0, 1, 2]}, 3),
-        ({"mask_values": [0, 1], "class_names": ["field", "road"]}, 2),
-    ],
-)
+@pytest.mark.parametrize(("settings", "number"), [
+    ({"class_weights": "auto"}, None),
+    ({"class_names": ["sky", "road", "pole"]}, 3),
+    ({"class_weights": [1, 2]}, 2),
+    ({"mask_values": "nonzero"}, 1),
+    ({"mask_values": [0, [1, 2]]}, 1),
+    ({"mask_values": [0, 1, 2]}, 3),
+    ({"mask_values": [0, 1], "class_names": ["field", "road"]}, 2),
+])  # fmt: skip
 def test_other_settings_tell_the_number_of_classes(settings, number):
     config = load_config(settings)
     assert implied_num_classes(config) == number

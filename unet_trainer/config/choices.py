@@ -18,25 +18,19 @@ Size = tuple[int, int]  # height, width
 DIFFERENT_IMAGES = 0.33  # share of the pixels' variance between images: light, stain or exposure hides what is in them
 WHOLE_IMAGE_STRUCTURE = 0.2  # structures of at least this share of the image's side need the whole image as context
 MOST_OF_IMAGE = 0.6  # share of the median image: a crop of so much is no better than the whole (docs/quality.md)
-SMALL_SHARE = (
-    0.9  # of the images, that are no larger than GPU_AREA where the whole image is taken instead of a large crop
-)
+SMALL_SHARE = 0.9  # of the images, no larger than GPU_AREA: the whole image instead of a crop that is most of it
 VANISHING = 2.0  # pixels: structures thinner than this in the largest resized image need native resolution
 MIN_THICKNESS = 4.0  # pixels: thinner structures are lost in the decoder
 GPU_AREA, CPU_AREA = 512**2, 256**2  # of an image that is resized
-SHORT_AREA, SHORT_BUDGET = (
-    160**2,
-    1800.0,
-)  # on a CPU in less than so many seconds: more images taught more than finer ones
+SHORT_AREA, SHORT_BUDGET = 160**2, 1800.0  # on a CPU in fewer seconds: more images taught more than finer ones
 MAX_AREA = 1024**2  # where thin structures need more
 GPU_CROPS, CPU_CROPS = (256, 512), (128, 256)  # smallest and largest side of a crop
 CROP_STRUCTURES = 8  # a crop is as wide as so many structures
-MIN_SIDE, MAX_SIDE = 64, 8192
-STRIDE = 32
+MIN_SIDE, MAX_SIDE, STRIDE = 64, 8192, 32
 MAX_CROPS = 16  # of an image in an epoch
 WIDE_SPREAD = 2.5  # objects whose sizes differ by more than this factor are scaled further
 UPRIGHT_TURN = 5  # degrees
-BORDER_REFLECT_101 = 4  # OpenCV's code
+REFLECT = {"border_mode": 4}  # OpenCV's BORDER_REFLECT_101
 # Of images that are not 8-bit, in units of the data's standard deviation: albumentations would take them for 0 to 1.
 INTENSITY_JITTER = {
     "default": {"IntensityJitter": {"brightness": 0.5, "contrast": 0.2, "noise": 0.0, "p": 0.5}},
@@ -44,9 +38,7 @@ INTENSITY_JITTER = {
 }
 CLASS_BALANCE = 0.25  # power of a class's rarity
 RARE_CLASS = 0.001  # share of the pixels; classes that are less rare gain nothing by weights
-MAX_CLASS_WEIGHT = (
-    2.5  # relative to the median class, and the inverse of the least: beyond, a few pixels would dominate
-)
+MAX_CLASS_WEIGHT = 2.5  # relative to the median class, its inverse the least: beyond, a few pixels would dominate
 MAX_CPU_WORKERS, MAX_GPU_WORKERS = 4, 16
 REFERENCE_BATCH = 16  # that the learning rate and the number of steps were found at
 NUM_VIEWS = 96_000  # augmented images that a model sees in training: 6,000 steps of the reference batch
@@ -54,16 +46,12 @@ MIN_PASSES = 40  # over a large dataset
 MAX_VIEWS = 4_000_000
 NUM_EPOCHS = 100  # validations of a run, about
 VALIDATION_SHARE = 0.1  # of the time, about
-SPARE_STEPS = (
-    1.5  # in a single epoch, that the time will end: the machine may become faster than it was when the step was tried
-)
+SPARE_STEPS = 1.5  # of a single epoch that the time will end: the machine may become faster than in the trial
 MIN_STEPS_PER_EPOCH = 10
-MIN_VALIDATIONS = (
-    8  # of a run, unless they would take more than their share of the time: with fewer, best.pt is no choice
-)
+MIN_VALIDATIONS = 8  # of a run, unless they exceed their share of the time: with fewer, best.pt is no choice
 MIN_PART = 0.2  # of an epoch, that is worth a validation
 SHORT_SECONDS = 30.0  # of training: in less, epochs of fewer steps than MIN_STEPS_PER_EPOCH are not worth their ends
-CPU_BUDGET = 3600.0  # seconds, where none is given
+CPU_BUDGET = 3600.0  # seconds, where none is set
 GPU_ENCODER = "resnet34"
 # Encoders for CPUs and small budgets, the best first, each with the widths of its decoder (None: the default's).
 CPU_ENCODERS: Sequence[tuple[str, tuple[int, ...] | None]] = (
@@ -82,8 +70,7 @@ CACHE_SHARE = 0.25  # of the free host memory that decoded images may take
 MAX_PILOTS = 3  # learning rates that are tried, see training.pilots
 PILOT_SHARE = 0.15  # of the run's steps, that all of them together may take
 MIN_PILOT_STEPS, MAX_PILOT_STEPS = 100, 300  # of each
-CUTMIX_SHARE = 0.5  # of the images
-CUTMIX_PASSES = 100  # with fewer it changed nothing
+CUTMIX_SHARE, CUTMIX_PASSES = 0.5, 100  # of the images; with fewer passes it changed nothing
 AUGMENTED_PASSES = 20  # after 1 to 4, flips alone were better, after 180 all of it; not measured in between
 FLIPS = ("HorizontalFlip", "VerticalFlip")
 WARMUP_SHARE = 0.03  # of the epochs
@@ -103,8 +90,8 @@ def choose_fit(measured: Measurements | None, sizes: Sequence[Size], are_blocks:
         return "resize", "nothing was measured"
     if measured.relative_structure == 0:
         return "resize", "the masks that were measured hold one class only"
-    thinnest = measured.thickness * min(1.0, math.sqrt(MAX_AREA / median(height * width for height, width in sizes)))
-    if 0 < thinnest < VANISHING:
+    areas = sorted(height * width for height, width in sizes)
+    if 0 < measured.thickness * min(1.0, math.sqrt(MAX_AREA / median(areas))) < VANISHING:
         return "crop", f"structures {measured.thickness:.0f} pixels thin would vanish in a smaller image"
     share = f"structures are {measured.relative_structure:.0%} of the image's side"
     if measured.relative_structure >= WHOLE_IMAGE_STRUCTURE:
@@ -112,7 +99,6 @@ def choose_fit(measured: Measurements | None, sizes: Sequence[Size], are_blocks:
     side, _ = choose_image_size(
         "crop", sizes, measured, on_cpu=False
     )  # what is seen best is a matter of the data alone
-    areas = sorted(height * width for height, width in sizes)
     is_small = areas[int(SMALL_SHARE * (len(areas) - 1))] <= GPU_AREA
     if is_small and isinstance(side, int) and side**2 >= MOST_OF_IMAGE * median(areas):
         return "resize", f"a crop of {side}×{side} would be most of such small images: the model sees the whole image"
@@ -126,8 +112,8 @@ def choose_image_size(
     if fit == "crop":
         structure = 0.0 if measured is None else measured.structure
         low, high = CPU_CROPS if on_cpu else GPU_CROPS
-        wanted = min(max(CROP_STRUCTURES * structure, low), high)
-        side = max(MIN_SIDE, min(_rounded(wanted), min(height, width) // STRIDE * STRIDE))
+        wanted = _rounded(min(max(CROP_STRUCTURES * structure, low), high))
+        side = max(MIN_SIDE, min(wanted, min(height, width) // STRIDE * STRIDE))
         return side, f"structures of {structure:.0f} pixels in images of {width}×{height}"
     is_short = budget is not None and budget < SHORT_BUDGET
     area = GPU_AREA if not on_cpu else SHORT_AREA if is_short else CPU_AREA
@@ -163,43 +149,43 @@ def choose_augmentation(
     measured: Measurements, fit: Fit, channels: int, is_8bit: bool = True, normalize: str = "dataset"
 ) -> tuple[tuple[Any, ...], str]:
     """A list of albumentations transforms, and what was found in the data."""
-    in_views = fit == "crop"
-    is_upright = not measured.keeps_labels("vertical_flip", in_views)
-    is_turned = measured.keeps_labels("quarter_turn", in_views)
-    transforms: list[Any] = []
-    if not measured.has_sides:
-        transforms.append({"HorizontalFlip": {"p": 0.5}})
-    if not is_upright:
-        transforms.append({"VerticalFlip": {"p": 0.5}})
-        if is_turned:
-            transforms.append({"RandomRotate90": {"p": 0.5}})
+    is_upright = not measured.keeps_labels("vertical_flip", fit == "crop")
+    is_turned = measured.keeps_labels("quarter_turn", fit == "crop")
     degrees = UPRIGHT_TURN if is_upright else 180 if is_turned else 15
     scale = [0.7, 1.6] if measured.size_spread >= WIDE_SPREAD else [0.8, 1.25]
-    affine = {"scale": scale, "translate_percent": [-0.1, 0.1], "rotate": [-degrees, degrees], "p": 0.9}
-    transforms.append({"Affine": {**affine, "border_mode": BORDER_REFLECT_101}})
+    transforms = [] if measured.has_sides else [_flip("Horizontal")]
+    transforms += [] if is_upright else [_flip("Vertical")]
+    transforms += [{"RandomRotate90": {"p": 0.5}}] if is_turned and not is_upright else []
+    transforms.append(_affine(scale, 0.1, degrees, p=0.9))
     if normalize == "dataset":  # else brightness and contrast are taken away again, and what was clipped stays lost
         # At most so far that the mean stays below white, if brightness and contrast grow together.
         room = (1 / max(measured.brightness, 0.1) - 1) / 2
         light = round(min(max(2 * measured.brightness_spread, 0.1), 0.3, room), 2)
         transforms.append(_change_light(light, p=0.6) if is_8bit else INTENSITY_JITTER["default"])
     if channels == 3 and measured.has_colour and is_8bit:
-        transforms.append(
-            {"HueSaturationValue": {"hue_shift_limit": 10, "sat_shift_limit": 30, "val_shift_limit": 0, "p": 0.5}}
-        )
+        transforms.append(_change_colour(10, 30, p=0.5))
     return tuple(transforms), describe_symmetry(measured, fit)
+
+
+def _flip(axis: str) -> dict[str, Any]:
+    return {f"{axis}Flip": {"p": 0.5}}
+
+
+def _affine(scale: list[float], shift: float, degrees: float, p: float, **more: Any) -> dict[str, Any]:
+    moved = {"scale": scale, "translate_percent": [-shift, shift], "rotate": [-degrees, degrees]}
+    return {"Affine": {**moved, **more, "p": p, **REFLECT}}
 
 
 def _change_light(limit: float, p: float) -> dict[str, Any]:
     """Brightness by a share of the image's mean: by a share of 255 (as by val_shift_limit) a dark image would become
     black."""
-    return {
-        "RandomBrightnessContrast": {
-            "brightness_limit": limit,
-            "contrast_limit": limit,
-            "brightness_by_max": False,
-            "p": p,
-        }
-    }
+    limits = {"brightness_limit": limit, "contrast_limit": limit, "brightness_by_max": False}
+    return {"RandomBrightnessContrast": {**limits, "p": p}}
+
+
+def _change_colour(hue: int, saturation: int, p: float) -> dict[str, Any]:
+    limits = {"hue_shift_limit": hue, "sat_shift_limit": saturation, "val_shift_limit": 0}
+    return {"HueSaturationValue": {**limits, "p": p}}
 
 
 def flips_of(augmentation: str | Sequence[Any]) -> tuple[Any, ...]:
@@ -217,66 +203,55 @@ def describe_symmetry(measured: Measurements, fit: Fit) -> str:
     elif measured.keeps_labels("vertical_flip", in_views):
         turns = "and rotated" if measured.keeps_labels("quarter_turn", in_views) else "but not rotated"
         up = f"{seen} look much the same upside down ({share:.0%} recognised, 50% is chance) {turns}"
-    sides = (
+    flip = (
         "left and right are different classes: no horizontal flip" if measured.has_sides else "mirrored left to right"
     )
-    spread = (
-        f"object sizes differ by a factor of {measured.size_spread:.1f}, brightness by {measured.brightness_spread:.0%}"
-    )
-    return f"{up}; {sides}; {spread}"
+    spread = f"object sizes differ by a factor of {measured.size_spread:.1f}, brightness by"
+    return f"{up}; {flip}; {spread} {measured.brightness_spread:.0%}"
 
 
 def named_augmentation(name: str, channels: int, is_8bit: bool, is_upright: bool) -> tuple[Any, ...]:
     """`default` and `strong`: transforms of geometry, then of light and colour. Images with an up are not turned upside
     down."""
-    reflect = {"border_mode": BORDER_REFLECT_101}
-    affine: dict[str, Any]
     if name == "default":
-        turn = UPRIGHT_TURN if is_upright else 30
-        affine = {"scale": [0.8, 1.25], "translate_percent": [-0.1, 0.1], "rotate": [-turn, turn], "p": 0.7, **reflect}
-        elastic: list[Any] = []
-        colour: list[Any] = [_change_light(0.2, p=0.5)]
+        geometry = [_affine([0.8, 1.25], 0.1, UPRIGHT_TURN if is_upright else 30, p=0.7)]
+        colour = [_change_light(0.2, p=0.5)]
     else:
-        turn = 2 * UPRIGHT_TURN if is_upright else 90
-        affine = {"scale": [0.6, 1.6], "translate_percent": [-0.15, 0.15], "rotate": [-turn, turn], "shear": [-8, 8]}
-        affine |= {"p": 0.8, **reflect}
-        elastic = [{"ElasticTransform": {"alpha": 40, "sigma": 6, "p": 0.2, **reflect}}]
-        hue = {"HueSaturationValue": {"hue_shift_limit": 12, "sat_shift_limit": 25, "val_shift_limit": 0, "p": 0.4}}
+        elastic = {"ElasticTransform": {"alpha": 40, "sigma": 6, "p": 0.2, **REFLECT}}
+        geometry = [_affine([0.6, 1.6], 0.15, 2 * UPRIGHT_TURN if is_upright else 90, p=0.8, shear=[-8, 8]), elastic]
         colour = [
             _change_light(0.3, p=0.6),
-            *([hue] if channels == 3 else []),
+            *([_change_colour(12, 25, p=0.4)] if channels == 3 else []),
             {"RandomGamma": {"gamma_limit": [70, 140], "p": 0.3}},
             {"GaussNoise": {"std_range": [0.01, 0.06], "p": 0.25}},
             {"GaussianBlur": {"blur_limit": [3, 5], "p": 0.15}},
         ]
-    flips = [{"HorizontalFlip": {"p": 0.5}}, *([] if is_upright else [{"VerticalFlip": {"p": 0.5}}])]
-    return (*flips, {"Affine": affine}, *elastic, *(colour if is_8bit else [INTENSITY_JITTER[name]]))
+    flips = [_flip("Horizontal"), *([] if is_upright else [_flip("Vertical")])]
+    return (*flips, *geometry, *(colour if is_8bit else [INTENSITY_JITTER[name]]))
 
 
 def choose_number_format(
     amp_dtype: Literal["bfloat16", "float16"], hardware: HardwareFacts
 ) -> tuple[NumberFormat, str]:
     """The format of mixed precision: what was asked for if the hardware has it, else the next best; and why."""
+    name = hardware.name
     if amp_dtype == "bfloat16" and hardware.has_bfloat16:
-        return "bfloat16", f"{hardware.name} takes it; no loss scaling needed"
+        return "bfloat16", f"{name} takes it; no loss scaling needed"
     if amp_dtype == "bfloat16" and hardware.has_float16:
         needs = "compute capability 8.0 (Ampere)" if hardware.kind == "cuda" else "macOS 14"
-        return (
-            "float16",
-            f"{hardware.name} has no bfloat16, which needs {needs} or newer; float16 with loss scaling instead",
-        )
+        reason = f"{name} has no bfloat16, which needs {needs} or newer; float16 with loss scaling instead"
+        return "float16", reason
     if hardware.has_float16:
-        return "float16", f"{hardware.name} computes in it, with loss scaling against underflow"
+        return "float16", f"{name} computes in it, with loss scaling against underflow"
     if hardware.kind == "cpu":
         return "float32", "float16 is far slower than float32 on a CPU; float32 instead"
-    return "float32", f"{hardware.name} has no {amp_dtype} arithmetic; float32 instead"
+    return "float32", f"{name} has no {amp_dtype} arithmetic; float32 instead"
 
 
 def choose_use_amp(hardware: HardwareFacts) -> tuple[bool, str]:
-    if hardware.kind == "cpu":
-        return False, "float32 is the fastest on most CPUs"
     if hardware.kind != "cuda":
-        return False, f"not measured on {hardware.name}"
+        is_cpu = hardware.kind == "cpu"
+        return False, "float32 is the fastest on most CPUs" if is_cpu else f"not measured on {hardware.name}"
     if hardware.has_bfloat16 or hardware.has_float16:
         return True, f"{hardware.name} computes 16-bit numbers faster, in half the memory"
     return False, f"{hardware.name} has no 16-bit arithmetic"
@@ -300,9 +275,8 @@ def choose_class_weights(class_shares: Sequence[float], num_classes: int) -> tup
     present = [share for share in class_shares if share > 0]
     if min(present, default=1.0) >= RARE_CLASS:
         return None, f"no class has less than {RARE_CLASS:.1%} of the pixels, and the overlap loss weighs classes alike"
-    middle = median(present)
-    low, high = 1 / MAX_CLASS_WEIGHT, MAX_CLASS_WEIGHT
-    weights = [min(max((middle / share) ** CLASS_BALANCE, low), high) if share > 0 else 1.0 for share in class_shares]
+    rarities = [median(present) / share if share > 0 else 1.0 for share in class_shares]
+    weights = (min(max(rarity**CLASS_BALANCE, 1 / MAX_CLASS_WEIGHT), MAX_CLASS_WEIGHT) for rarity in rarities)
     return tuple(round(weight, 3) for weight in weights), "rare classes weigh more, by the fourth root of their rarity"
 
 
@@ -319,14 +293,13 @@ def choose_cutmix(num_passes: float, is_augmented: bool, normalize: str) -> tupl
 
 
 class StepPlan(NamedTuple):
-    """`share`: of the epochs' steps, that there is time for: the last epoch may end early. `few`: why there are fewer
-    validations than usual, or nothing."""
+    """Epochs of a run, how often each has each image, and why."""
 
     num_epochs: int
     repeats: float
     reason: str
-    share: float = 1.0
-    few: str = ""
+    share: float = 1.0  # of the epochs' steps, that there is time for: the last epoch may end early
+    few: str = ""  # why there are fewer validations than usual
 
 
 def plan_steps(
@@ -425,11 +398,9 @@ def choose_batch_size(costs: Mapping[int, StepCost], free_memory: int, wanted: i
     if not fitting:
         return min(costs), "the smallest that was tried; memory is short"
     size = max(fitting)
-    cost = costs[size]
-    measured = f"{size / cost.seconds:.0f} images/s" + (f", {cost.memory / 2**30:.1f} GiB" if cost.memory else "")
-    if size == wanted:
-        return size, f"measured: {measured}"
-    return size, f"measured: {measured}; {min(other for other in costs if other > size)} do not fit into memory"
+    gib = f", {costs[size].memory / 2**30:.1f} GiB" if costs[size].memory else ""
+    larger = "" if size == wanted else f"; {min(other for other in costs if other > size)} do not fit into memory"
+    return size, f"measured: {size / costs[size].seconds:.0f} images/s{gib}{larger}"
 
 
 def wanted_batch_size(num_samples: int, on_cpu: bool) -> int:
@@ -480,11 +451,8 @@ def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: in
     if cost is None:
         return False, "the time of a step is not known"
     saved = COMPILE_GAIN * cost.seconds * num_steps
-    verb = "saves" if saved > COMPILE_SECONDS else "would save"
-    return (
-        saved > COMPILE_SECONDS,
-        f"{verb} about {saved:.0f} s of {num_steps:,} steps, for {COMPILE_SECONDS:.0f} s of compiling",
-    )
+    saves = f"about {saved:.0f} s of {num_steps:,} steps, for {COMPILE_SECONDS:.0f} s of compiling"
+    return saved > COMPILE_SECONDS, f"{'saves' if saved > COMPILE_SECONDS else 'would save'} {saves}"
 
 
 def choose_cache(num_bytes: int, host_memory: int, num_reads: float) -> tuple[Literal["none", "ram"], str]:

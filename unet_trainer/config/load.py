@@ -15,7 +15,7 @@ from typing import Any
 
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import MaskValue, as_grey, near_miss, split_values
-from unet_trainer.config.safe_yaml import MAX_BYTES, NULLS, Plain, YamlError, parse_yaml, shorten
+from unet_trainer.config.safe_yaml import MAX_BYTES, NULLS, TOO_LONG, Plain, YamlError, parse_yaml, shorten
 from unet_trainer.config.schema import (
     DEMO_DIR,
     FIELDS,
@@ -24,6 +24,7 @@ from unet_trainer.config.schema import (
     WITH_DECODER_CHANNELS,
     Config,
     Pattern,
+    Text,
     as_dict,
     implied_num_classes,
     is_demo_dir,
@@ -34,25 +35,20 @@ from unet_trainer.system.input_files import open_file
 
 # Our key, and what other tools call it.
 NAMES_ELSEWHERE = {
-    "learning_rate": "lr lr0 base_lr", "encoder_lr_factor": "encoder_lr backbone_lr",
+    "learning_rate": "lr lr0 base_lr", "encoder_lr_factor": "encoder_lr backbone_lr", "weight_decay": "wd",
     "num_epochs": "epochs max_epochs n_epochs num_steps max_steps iterations", "time_budget": "time max_time budget",
-    "repeats": "repeat", "batch_size": "batch bs", "image_size": ("imgsz img_size crop_size size scale patch_size "
-                                                                 "tile_size"),
-    "early_stopping_patience": "patience early_stopping", "early_stopping_min_delta": "min_delta",
-    "num_workers": "workers",
-    "use_amp": "amp mixed_precision fp32", "use_amp and amp_dtype": "bf16 fp16 half", "amp_dtype": "precision dtype",
-    "compile_model": "compile torch_compile", "allow_tf32": "tf32", "num_classes": "classes n_classes nc",
-    "class_names": "names",
-    "ignore_value": "ignore_index", "val_fraction": "val_percent val_split validation", "num_folds": "k_folds n_splits",
-    "in_channels": "n_channels channels", "image_mean": "mean", "image_std": "std",
-    "data_dir": "data dataset data_root",
+    "image_size": "imgsz img_size crop_size size scale patch_size tile_size", "batch_size": "batch bs",
+    "repeats": "repeat", "early_stopping_patience": "patience early_stopping", "num_workers": "workers",
+    "early_stopping_min_delta": "min_delta", "use_amp": "amp mixed_precision fp32", "allow_tf32": "tf32",
+    "use_amp and amp_dtype": "bf16 fp16 half", "amp_dtype": "precision dtype", "compile_model": "compile torch_compile",
+    "num_classes": "classes n_classes nc", "class_names": "names", "ignore_value": "ignore_index",
+    "val_fraction": "val_percent val_split validation", "num_folds": "k_folds n_splits", "image_mean": "mean",
+    "in_channels": "n_channels channels", "image_std": "std", "data_dir": "data dataset data_root",
     "image_dir": "images", "mask_dir": "masks labels", "augmentation": "augment augmentations transforms",
-    "architecture": "arch model", "encoder": "backbone encoder_name",
-    "init_from": "initial_checkpoint pretrained_weights load_from finetune finetune_from",
-    "freeze_encoder_epochs": "freeze freeze_encoder", "loss": "criterion loss_fn", "optimizer": "optim",
-    "weight_decay": "wd",
-    "scheduler": "lr_scheduler schedule cos_lr", "warmup_epochs": "warmup",
-    "accumulation_steps": "accumulate gradient_accumulation_steps accumulate_grad_batches",
+    "architecture": "arch model", "encoder": "backbone encoder_name", "loss": "criterion loss_fn",
+    "init_from": "initial_checkpoint pretrained_weights load_from finetune finetune_from", "optimizer": "optim",
+    "freeze_encoder_epochs": "freeze freeze_encoder", "scheduler": "lr_scheduler schedule cos_lr",
+    "accumulation_steps": "accumulate gradient_accumulation_steps accumulate_grad_batches", "warmup_epochs": "warmup",
     "grad_clip": "clip_grad gradient_clip_val gradient_clipping max_norm", "ema_decay": "ema", "monitor": "metric",
     "device": "gpu gpus cuda accelerator", "seed": "random_seed", "run_name": "name experiment",
     "checkpoint_dir": "project save_dir output_dir work_dir", "resume": "resume_from",
@@ -91,27 +87,22 @@ def load_config(
     problem."""
     problems: list[str] = []
     origin, raw, sources = _read_source(source, problems)
-    if isinstance(overrides, Mapping):
-        given = {str(name): value for name, value in overrides.items()}
-    else:
-        given = _read_overrides(overrides, problems)
-    sources |= dict.fromkeys(given, "argument" if isinstance(overrides, Mapping) else "command line")
-    config, wrong = _parse_values({**(raw or {}), **given}, problems)
+    is_python = isinstance(overrides, Mapping)
+    over = (
+        {str(name): value for name, value in overrides.items()} if is_python else _read_overrides(overrides, problems)
+    )
+    sources |= dict.fromkeys(over, "argument" if is_python else "command line")
+    config, wrong = _parse_values({**(raw or {}), **over}, problems)
     if (
-        "num_epochs" in given and config.num_epochs != "auto"
-    ):  # a preset that is tried for a few epochs: what is longer gives way
-        instead = {"early_stopping_patience": None, "warmup_epochs": config.num_epochs / 2}
-        fitting: dict[str, Any] = {
-            name: value for name, value in instead.items() if name not in given and _is_too_long(config, name)
-        }
-        config = dataclasses.replace(config, **fitting)
-        sources |= dict.fromkeys(fitting, sources["num_epochs"])
-    if (
-        raw is not None
-    ):  # of an unreadable file the overrides would be checked against defaults, which the file may change
-        problems += [
-            text for text in _contradictions(config) if not any(re.search(rf"\b{name}\b", text) for name in wrong)
-        ]
+        "num_epochs" in over and config.num_epochs != "auto"
+    ):  # a preset tried for a few epochs: what is longer gives way
+        shorter: dict[str, Any] = {"early_stopping_patience": None, "warmup_epochs": config.num_epochs / 2}
+        shorter = {name: value for name, value in shorter.items() if name not in over and _is_too_long(config, name)}
+        config = dataclasses.replace(config, **shorter)
+        sources |= dict.fromkeys(shorter, sources["num_epochs"])
+    if raw is not None:  # overrides of a file that cannot be read: it may change the defaults that they contradict
+        contradictions = _contradictions(config)
+        problems += [text for text in contradictions if not any(re.search(rf"\b{name}\b", text) for name in wrong)]
     data_dir = config.data_dir
     if problem := url_problem(data_dir):
         problems.append(f"data_dir: {problem}")
@@ -126,10 +117,8 @@ def load_config(
 def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any], demo_file: Path) -> Config:
     """A script's own settings plus overrides; while data_dir is the demo's, the settings of `demo_file` for those that
     are open."""
-    given = (
-        overrides if isinstance(overrides, Mapping) else dict(override.partition("=")[::2] for override in overrides)
-    )
-    asked = {**own, **given}
+    is_python = isinstance(overrides, Mapping)
+    asked = {**own, **(overrides if is_python else dict(override.partition("=")[::2] for override in overrides))}
     demo = {}
     if is_demo_dir(str(asked.get("data_dir", DEMO_DIR))):
         demo = {name: value for name, value in _read_file(demo_file, []).items() if own.get(name, "auto") == "auto"}
@@ -171,10 +160,8 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         with open_file(path) as file:
             content = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
-        raise YamlError(
-            f"{path} is a folder; need a YAML file (to train on it: data_dir={path}; to go on with a run: "
-            f"--resume {path})"
-        ) from None
+        uses = f"to train on it: data_dir={path}; to go on with a run: --resume {path}"
+        raise YamlError(f"{path} is a folder; need a YAML file ({uses})") from None
     except FileNotFoundError:
         preset = Path(__file__).parents[1] / "configs" / path.name  # there where pip has installed it
         if path.parent == Path("configs") and preset.is_file():
@@ -182,25 +169,17 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         siblings = sorted(path.parent.glob("*.y*ml")) or sorted(Path("configs").glob("*.yaml"))
         by_stem = {sibling.stem: str(sibling) for sibling in siblings}
         meant = near_miss(path.stem, by_stem)
-        hint = (
-            f"; did you mean {by_stem[meant]}?"
-            if meant
-            else f"; there are {', '.join(by_stem.values())}"
-            if siblings
-            else ""
-        )
-        raise YamlError(f"no such file{hint}") from None
+        there = f"; there are {', '.join(by_stem.values())}" if siblings else ""
+        raise YamlError(f"no such file{f'; did you mean {by_stem[meant]}?' if meant else there}") from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
     if (kind := _kind_of_dataset(content)) is not None:
         inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # of Ultralytics, from where the file lies
         folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
-        folder = folder if folder.is_dir() else path.parent
-        raise YamlError(
-            f"it is {kind}, not a config; to use the data that it describes: data_dir={shlex.quote(str(folder))}"
-        )
+        use = f"data_dir={shlex.quote(str(folder if folder.is_dir() else path.parent))}"
+        raise YamlError(f"it is {kind}, not a config; to use the data that it describes: {use}")
     if len(content) > MAX_BYTES:
-        raise YamlError(f"more than {MAX_BYTES // 1024} KiB; a config is far smaller")
+        raise YamlError(TOO_LONG)
     try:
         values = parse_yaml(content.decode("utf-8-sig"), problems)
     except UnicodeDecodeError:
@@ -220,27 +199,27 @@ def _kind_of_dataset(content: bytes) -> str | None:
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
     raw: dict[str, Any] = {}
-    given: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for override in overrides:
-        name, equals, value = override.partition("=")
+        name, equals, text = override.partition("=")
         name = name.strip()
         if not equals or not name:
             problems.append(f"{shorten(override)}: need key=value, e.g. batch_size=16")
-            continue
-        if name in given:
-            problems.append(
-                f"{_one_line(name)}: given twice, {shorten(given[name])} and {shorten(value)}; leave one of them out"
-            )
-            continue
-        given[name] = value
-        raw[name] = Plain(value)
-        is_text = name in FIELDS and FIELDS[name].type in (str, str | None, Pattern | None)  # [a-z]+ is text there
-        if value.lstrip()[:1] in (('"', "'") if is_text else ("[", "{", '"', "'")):
+        elif name in texts:
+            both = f"{shorten(texts[name])} and {shorten(text)}"
+            problems.append(f"{_one_line(name)}: given twice, {both}; leave one of them out")
+        else:
+            texts[name] = text
+            is_text = name in FIELDS and FIELDS[name].type in (
+                Text,
+                Text | None,
+                Pattern | None,
+            )  # [a-z]+ is text there
+            is_yaml = text.lstrip()[:1] in (('"', "'") if is_text else ("[", "{", '"', "'"))
             try:
-                raw[name] = parse_yaml(value)
+                raw[name] = parse_yaml(text) if is_yaml else Plain(text)
             except YamlError as error:
-                problems.append(f"{name}: got {shorten(value)}; {error}")
-                del raw[name]
+                problems.append(f"{name}: got {shorten(text)}; {error}")
     return raw
 
 
@@ -267,16 +246,13 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
 
 def _suggestion(name: str) -> str:
     lowered = name.lower().replace("-", "_").strip()
-    if lowered in FIELDS:
-        return f"; did you mean {lowered}?"
     if lowered in WEIGHTS_ELSEWHERE:
         return f"; there are {WEIGHTS_HERE}"
     if lowered in OTHER_TOOLS_NAMES:
         return f"; the name here is {OTHER_TOOLS_NAMES[lowered]}"
-    meant = near_miss(lowered, [*FIELDS, *OTHER_TOOLS_NAMES])
-    return (
-        f"; did you mean {OTHER_TOOLS_NAMES.get(meant, meant)}?" if meant else "; configs/default.yaml lists every key"
-    )
+    meant = lowered if lowered in FIELDS else near_miss(lowered, [*FIELDS, *OTHER_TOOLS_NAMES])
+    hint = f"did you mean {OTHER_TOOLS_NAMES.get(meant, meant)}?" if meant else "configs/default.yaml lists every key"
+    return f"; {hint}"
 
 
 def _one_line(name: str) -> str:
@@ -292,10 +268,8 @@ def _is_too_long(config: Config, name: str) -> bool:
 def _contradictions(c: Config) -> Iterator[str]:
     """Messages about settings that are valid alone and contradict each other; each names their keys."""
     if c.time_budget is not None and c.num_epochs != "auto":
-        yield (
-            f"time_budget: {c.time_budget} decides the number of epochs, and num_epochs: {c.num_epochs} is set; "
-            "leave one of them out (time_budget: null or num_epochs: auto)"
-        )
+        both = f"{c.time_budget} decides the number of epochs, and num_epochs: {c.num_epochs} is set"
+        yield f"time_budget: {both}; leave one of them out (time_budget: null or num_epochs: auto)"
     if c.use_amp is True and c.amp_dtype == "float16" and c.device == "cpu":
         yield "amp_dtype: float16 does not go with device: cpu; use bfloat16, or use_amp: false, which is faster there"
     if _is_too_long(c, "warmup_epochs"):
@@ -316,10 +290,8 @@ def _contradictions(c: Config) -> Iterator[str]:
     if c.decoder_channels and c.architecture not in WITH_DECODER_CHANNELS:
         yield f"decoder_channels: not for architecture: {c.architecture}; only for {', '.join(WITH_DECODER_CHANNELS)}"
     if c.decoder_attention == "scse" and c.architecture not in WITH_ATTENTION:
-        yield (
-            f"decoder_attention: scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: "
-            f"{c.architecture}; use none"
-        )
+        fits = f"scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {c.architecture}"
+        yield f"decoder_attention: {fits}; use none"
     elif c.decoder_attention == "scse" and c.decoder_channels and min(c.decoder_channels) < MIN_ATTENTION_CHANNELS:
         least = f"decoder_channels of at least {MIN_ATTENTION_CHANNELS}; got {list(c.decoder_channels)}"
         yield f"decoder_attention: scse needs {least}"
@@ -329,17 +301,14 @@ def class_contradictions(c: Config) -> Iterator[str]:
     """Contradictions about the classes; also of a config whose number of classes the masks have decided."""
     num_classes, source = None if c.num_classes == "auto" else c.num_classes, "num_classes"
     if num_classes is None:
-        num_classes = implied_num_classes(c)
-        source = (
-            "class_names" if c.class_names else "class_weights" if isinstance(c.class_weights, tuple) else "mask_values"
-        )
-    if num_classes is not None:
-        if "bce" in c.loss and num_classes > 1:
-            yield f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy"
-        for name, what in (("class_weights", "values"), ("class_names", "names")):
-            given = getattr(c, name)
-            if isinstance(given, tuple) and len(given) != num_classes:
-                yield f"{name}: got {len(given)} {what}; need {num_classes}, one for each of {source}"
+        num_classes, weighted = implied_num_classes(c), isinstance(c.class_weights, tuple)
+        source = "class_names" if c.class_names else "class_weights" if weighted else "mask_values"
+    if num_classes is not None and num_classes > 1 and "bce" in c.loss:
+        yield f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy"
+    for name, values in (("class_weights values", c.class_weights), ("class_names names", c.class_names)):
+        if num_classes is not None and isinstance(values, tuple) and len(values) != num_classes:
+            key, what = name.split()
+            yield f"{key}: got {len(values)} {what}; need {num_classes}, one for each of {source}"
     taken: set[MaskValue] = set()
     if not isinstance(c.mask_values, str):
         flat = [as_grey(value) for one_class in c.mask_values for value in split_values(one_class)]

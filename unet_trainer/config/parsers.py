@@ -1,7 +1,7 @@
-"""Raw input as typed values, by the type hints of the config; or what is needed instead.
+"""Raw input (text of YAML or the command line, or Python objects) as typed values, and what to write instead.
 
-Raw input is text from YAML or the command line (`Plain` where it was not quoted), or a Python object. Hints are plain
-types, Literal, None, tuples, unions of them, and Annotated with a Range of numbers or a Kind.
+pydantic checks types and bounds; here is what it does not know: how our YAML writes numbers, and values of their own
+form. Each function raises ValueError, with a text where the words of its type do not say all.
 """
 
 import difflib
@@ -9,16 +9,14 @@ import math
 import numbers
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Any
 
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.safe_yaml import BOOLEANS, NULLS, Plain, interpret, map_leaves, parse_number
+from unet_trainer.config.safe_yaml import BOOLEANS, interpret, map_leaves, parse_number
 from unet_trainer.system.input_files import read_text
 
 MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, blue
@@ -32,54 +30,20 @@ JITTER_NAME = "IntensityJitter"  # in a list of transforms, the one that albumen
 MAX_MASK_VALUE = 65535
 SPELLINGS = {"bf16": "bfloat16", "fp16": "float16", "half": "float16", "16": "float16"}
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-# of segmentation-models-pytorch, which takes seconds to import; and of timm, those that are chosen on a CPU
-_ENCODERS = (
-    "resnet18 resnet34 resnet50 resnet101 resnet152 resnext50_32x4d resnext101_32x4d resnext101_32x8d "
-    "resnext101_32x16d "
-    "resnext101_32x32d resnext101_32x48d dpn68 dpn68b dpn92 dpn98 dpn107 dpn131 vgg11 vgg11_bn vgg13 vgg13_bn "
-    "vgg16 vgg16_bn "
-    "vgg19 vgg19_bn senet154 se_resnet50 se_resnet101 se_resnet152 se_resnext50_32x4d se_resnext101_32x4d densenet121 "
-    "densenet169 densenet201 densenet161 inceptionresnetv2 inceptionv4 efficientnet-b0 efficientnet-b1 efficientnet-b2 "
-    "efficientnet-b3 efficientnet-b4 efficientnet-b5 efficientnet-b6 efficientnet-b7 mobilenet_v2 xception mit_b0 "
-    "mit_b1 mit_b2 "
-    "mit_b3 mit_b4 mit_b5 mobileone_s0 mobileone_s1 mobileone_s2 mobileone_s3 mobileone_s4 "
-    "tu-mobilenetv3_small_100 tu-mobilenetv3_small_050"
-)
 SMALL_RESNET = "small_resnet"  # of model/network.py
+# of segmentation-models-pytorch, which takes seconds to import; and of timm, those that are chosen on a CPU
+_ENCODERS = """
+    resnet18 resnet34 resnet50 resnet101 resnet152 resnext50_32x4d resnext101_32x4d resnext101_32x8d resnext101_32x16d
+    resnext101_32x32d resnext101_32x48d dpn68 dpn68b dpn92 dpn98 dpn107 dpn131 vgg11 vgg11_bn vgg13 vgg13_bn vgg16
+    vgg16_bn vgg19 vgg19_bn senet154 se_resnet50 se_resnet101 se_resnet152 se_resnext50_32x4d se_resnext101_32x4d
+    densenet121 densenet169 densenet201 densenet161 inceptionresnetv2 inceptionv4 efficientnet-b0 efficientnet-b1
+    efficientnet-b2 efficientnet-b3 efficientnet-b4 efficientnet-b5 efficientnet-b6 efficientnet-b7 mobilenet_v2
+    xception mit_b0 mit_b1 mit_b2 mit_b3 mit_b4 mit_b5 mobileone_s0 mobileone_s1 mobileone_s2 mobileone_s3 mobileone_s4
+    tu-mobilenetv3_small_100 tu-mobilenetv3_small_050
+"""
 ENCODERS = frozenset([*_ENCODERS.split(), SMALL_RESNET])
 # Those of TERMS in model/losses.py, which imports torch: a typo is answered before that.
 LOSSES = ("dice", "iou", "cross_entropy", "bce", "focal", "tversky", "lovasz", "own")
-
-
-@dataclass(frozen=True)
-class Range:
-    """Bounds of a number in a type hint."""
-
-    minimum: float = -math.inf
-    maximum: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
-
-    def holds(self, value: float) -> bool:
-        return self.minimum <= value <= self.maximum and self.above < value < self.below
-
-    def describe(self, is_whole: bool) -> str:
-        if is_whole:
-            return (
-                f"from {self.minimum} to {self.maximum}" if self.maximum < math.inf else f"of at least {self.minimum}"
-            )
-        named = {"at least": self.minimum, "above": self.above, "below": self.below, "at most": self.maximum}
-        return " and ".join(f"{word} {bound:g}" for word, bound in named.items() if math.isfinite(bound))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Values that no plain type describes. `parse` raises ValueError, with more than the words if there is more to
-    say."""
-
-    parse: Callable[[Any], Any]
-    words: str
-    choices: tuple[str, ...] = ()  # among which a near miss is looked for
 
 
 def near_miss(word: str, known: Iterable[str]) -> str | None:
@@ -92,48 +56,16 @@ def near_miss(word: str, known: Iterable[str]) -> str | None:
     return max(difflib.get_close_matches(word, list(known), n=5, cutoff=0.7), key=similarity, default=None)
 
 
-def parse(raw: Any, hint: Any) -> Any:
-    """`raw` as a value of the type hint. Raises ValueError, with a text where `needed` does not say all."""
-    raw = _python_value(raw)
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        rule = hint.__metadata__[0]
-        if isinstance(rule, Kind):
-            return rule.parse(raw)
-        value = parse(raw, arguments[0])
-        if not rule.holds(value):
-            raise ValueError
-        return value
-    if origin in (Union, UnionType):
-        reasons = []
-        for option in sorted(arguments, key=lambda option: option is not NoneType):  # null is text to str
-            try:
-                return parse(raw, option)
-            except ValueError as error:
-                reasons.append(str(error))
-        raise ValueError(next(filter(None, reasons), ""))
-    if origin is Literal:
-        text = "auto" if isinstance(raw, str) and raw.strip().lower() == "auto" else raw
-        if isinstance(text, str) and text in arguments:
-            return str(text)
-        raise ValueError
-    if origin is tuple:
-        items = list(raw) if is_list(raw) else []
-        if not 1 <= len(items) <= MAX_ITEMS or (arguments[-1] is not Ellipsis and len(items) != len(arguments)):
-            raise ValueError
-        return tuple(parse(item, arguments[0]) for item in items)
-    return _PLAIN_TYPES[hint](raw)
-
-
-def needed(raw: Any, hint: Any, example: str = "") -> str:
-    """What the type hint takes, in words, for a message about `raw`."""
-    options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    described = [(option, *_described(option)) for option in options if option not in (NoneType, Literal["auto"])]
-    takes_example = example and not all(option is bool or get_origin(option) is Literal for option in options)
-    text = f"need {' or '.join(words for _, words, _ in described)}{f', e.g. {example}' if takes_example else ''}"
-    text += ", or auto" if Literal["auto"] in options else ""
-    text += ", or null" if NoneType in options else ""
-    choices = [choice for *_, choices in described for choice in choices]
+def needed(raw: Any, schema: Mapping[str, Any], example: str = "") -> str:
+    """What a type takes, by its JSON schema, in words for a message about `raw`."""
+    options = schema.get("anyOf", [schema]) if "description" not in schema else [schema]
+    described = [option for option in options if option.get("const") != "auto" and option.get("type") != "null"]
+    text = f"need {' or '.join(map(_described, described))}"
+    if example and not all(option.get("type") == "boolean" or "enum" in option for option in described):
+        text += f", e.g. {example}"
+    text += ", or auto" if any(option.get("const") == "auto" for option in options) else ""
+    text += ", or null" if any(option.get("type") == "null" for option in options) else ""
+    choices = [choice for option in described for choice in option.get("enum") or option.get("examples", ())]
     if isinstance(raw, str) and choices:
         spelled = SPELLINGS.get(raw.lower())
         meant = spelled if spelled in choices else near_miss(raw, choices)
@@ -141,48 +73,42 @@ def needed(raw: Any, hint: Any, example: str = "") -> str:
     return text
 
 
-def _described(hint: Any) -> tuple[str, tuple[str, ...]]:
-    """In words, and the texts among which there is a choice."""
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        return f"one of {', '.join(arguments)}", arguments
-    if origin is tuple:
-        count = "" if arguments[-1] is Ellipsis else f" of {len(arguments)}"
-        return f"a list{count}, each {_described(arguments[0])[0]}", ()
-    if origin is not Annotated:
-        return {bool: "true or false", float: "a number", str: "text"}[hint], ()
-    rule = hint.__metadata__[0]
-    if isinstance(rule, Kind):
-        return rule.words, rule.choices
-    if rule == Range(above=0):
-        return "a positive number", ()
-    return f"a {'whole ' if arguments[0] is int else ''}number {rule.describe(arguments[0] is int)}", ()
+def _described(schema: Mapping[str, Any]) -> str:
+    if "description" in schema:
+        return str(schema["description"])
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    if schema["type"] == "array":
+        count = f" of {len(schema['prefixItems'])}" if "prefixItems" in schema else ""
+        return f"a list{count}, each {_described(schema.get('items') or schema['prefixItems'][0])}"
+    if schema["type"] == "integer":
+        least, most = schema["minimum"], schema.get("maximum")
+        return f"a whole number of at least {least}" if most is None else f"a whole number from {least} to {most}"
+    words = {"minimum": "at least", "exclusiveMinimum": "above", "exclusiveMaximum": "below", "maximum": "at most"}
+    bounds = {word: schema[name] for name, word in words.items() if name in schema}
+    if bounds == {"above": 0}:
+        return "a positive number"
+    limits = " and ".join(f"{word} {bound:g}" for word, bound in bounds.items())
+    return {"boolean": "true or false", "number": f"a number {limits}".strip()}.get(schema["type"], "text")
 
 
-def _python_value(raw: Any) -> Any:
-    """A numpy scalar as a Python number or boolean."""
-    return raw.item() if getattr(raw, "shape", None) == () and hasattr(raw, "item") else raw
+def python_value(raw: Any) -> Any:
+    """Numbers and arrays of numpy, also in lists, as those of Python."""
+    return map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, raw)
 
 
 def is_list(raw: Any) -> bool:
-    return (
-        isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping) and getattr(raw, "shape", None) != ()
-    )
+    return isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping)
 
 
-def _null(raw: Any) -> None:
-    if raw is not None and not (isinstance(raw, Plain) and raw.lower() in NULLS):
-        raise ValueError
-
-
-def _flag(raw: Any) -> bool:
+def flag(raw: Any) -> bool:
     text = str(raw).strip().lower() if isinstance(raw, str | bool) else ""
     if text not in BOOLEANS:
         raise ValueError
     return BOOLEANS[text]
 
 
-def _number(raw: Any) -> float:
+def number(raw: Any) -> float:
     value = parse_number(raw) if isinstance(raw, str) else raw
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise ValueError
@@ -195,23 +121,18 @@ def _number(raw: Any) -> float:
     return value
 
 
-def _whole_number(raw: Any) -> int:
-    value = _number(raw)
+def whole_number(raw: Any) -> int:
+    value = number(raw)
     if value != int(value) or abs(value) > MAX_INTEGER:
         raise ValueError
     return int(value)
 
 
-def _text(raw: Any) -> str:
-    text = word_or_empty(os.fspath(raw) if isinstance(raw, os.PathLike) else raw)
-    if not text.strip():
+def text(raw: Any) -> str:
+    word = word_or_empty(os.fspath(raw) if isinstance(raw, os.PathLike) else raw)
+    if not word.strip():
         raise ValueError
-    return os.path.expanduser(text) if text.startswith("~/") else text  # noqa: PTH111 (of text that may be no path)
-
-
-_PLAIN_TYPES: dict[Any, Callable[[Any], Any]] = {
-    NoneType: _null, bool: _flag, float: _number, int: _whole_number, str: _text,
-}  # fmt: skip
+    return os.path.expanduser(word) if word.startswith("~/") else word  # noqa: PTH111 (of text that may be no path)
 
 
 def word_or_empty(raw: Any) -> str:
@@ -226,17 +147,16 @@ def tile_side(raw: Any, key: str) -> int:
     """Of an option of a command, named by its key; raises UserError. The deepest stage of a network has a 32nd of the
     pixels."""
     try:
-        side: int = parse(raw, Annotated[int, Range(32, 8192)])
+        side = whole_number(raw)
     except ValueError:
         side = 1
-    if side % 32:
+    if side % 32 or not 32 <= side <= 8192:
         raise UserError(f"{key}: got {raw}; need a multiple of 32 from 32 to 8192, e.g. 256")
     return side
 
 
-def pattern(raw: Any) -> str:
+def pattern(text: str) -> str:
     """A regular expression."""
-    text = _text(raw)
     try:
         re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
@@ -244,23 +164,14 @@ def pattern(raw: Any) -> str:
     return text
 
 
-def folder_name(raw: Any) -> str:
-    name = _text(raw)
+def folder_name(name: str) -> str:
     if any(mark in name for mark in "/\\\n\r") or name.strip() in (".", "..") or len(name.encode()) > 200:
         raise ValueError
     return name
 
 
-def device_name(raw: Any) -> str:
-    name = _text(raw)
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:[0-9]{1,3})?", name):
-        raise ValueError
-    return name
-
-
-def encoder_name(raw: Any) -> str:
+def encoder_name(name: str) -> str:
     """auto, or an encoder of segmentation-models-pytorch, which knows those of timm as tu-NAME."""
-    name = _text(raw)
     if name == "auto" or name in ENCODERS:
         return name
     import segmentation_models_pytorch as smp  # seconds
@@ -275,37 +186,33 @@ def encoder_name(raw: Any) -> str:
     raise ValueError(f"did you mean {meant}?" if meant else more)
 
 
-def repeats(raw: Any) -> float:
+def repeats(value: float) -> float:
     """A whole number, or one part of so many: 0.25 is every fourth."""
-    value: float = parse(raw, Annotated[float, Range(1e-5, 100_000)])
-    if value < 1:
-        return 1 / round(1 / value)
-    return _whole_number(value)
+    return 1 / round(1 / value) if value < 1 else whole_number(value)
 
 
-def duration(raw: Any) -> str:
+def duration(text: str) -> str:
     """`90s`, `10m`, `1h30m`: kept as text; seconds_of reads it."""
-    text = raw.strip().lower() if isinstance(raw, str) else ""
+    text = text.strip().lower()
     if not re.fullmatch(r"(\d+(\.\d+)?[smhd])+", text) or not 0 < seconds_of(text) < 1e9:
         raise ValueError
-    return str(text)
+    return text
 
 
 def seconds_of(text: str) -> float:
     return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"(\d+(?:\.\d+)?)([smhd])", text))
 
 
-def weighted_losses(raw: Any) -> dict[str, float]:
+def weighted_losses(raw: Any) -> Mapping[str, Any]:
     """`dice`, or `{dice: 1, bce: 0.5}`: always a dict of name → weight."""
-    terms = {raw: 1.0} if isinstance(raw, str) else raw
+    terms = {str(raw): 1.0} if isinstance(raw, str) else raw
     if not isinstance(terms, Mapping) or not terms:
         raise ValueError
-    if unknown := [name for name in terms if name not in LOSSES]:
-        meant = near_miss(str(unknown[0]), LOSSES)
-        raise ValueError(
-            "" if isinstance(raw, str) else f"{unknown[0]}: {f'did you mean {meant}?' if meant else 'unknown'}"
-        )
-    return {str(name): parse(weight, Annotated[float, Range(above=0)]) for name, weight in terms.items()}
+    if unknown := [str(name) for name in terms if name not in LOSSES]:
+        meant = near_miss(unknown[0], LOSSES)
+        hint = f"did you mean {meant}?" if meant else "unknown"
+        raise ValueError("" if isinstance(raw, str) else f"{unknown[0]}: {hint}")
+    return terms
 
 
 def transform_list(raw: Any) -> tuple[Any, ...]:
@@ -314,9 +221,7 @@ def transform_list(raw: Any) -> tuple[Any, ...]:
         raise ValueError
     items = map_leaves(interpret, raw)
     for item in items:
-        is_named = (
-            isinstance(item, dict) and len(item) == 1 and isinstance(next(iter(item.values())), dict | type(None))
-        )
+        is_named = isinstance(item, dict) and len(item) == 1 and isinstance(next(iter(item.values())), dict | None)
         if not isinstance(item, str) and not is_named:
             raise ValueError
     return tuple(map_leaves(_parameter, items))
@@ -324,7 +229,6 @@ def transform_list(raw: Any) -> tuple[Any, ...]:
 
 def _parameter(value: Any) -> Any:
     """Of a transform: it must survive being written to config.yaml and read back."""
-    value = _python_value(value)
     if value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError("parameters are numbers, text, true, false or null, or lists of them")
     return value
@@ -349,9 +253,7 @@ def refuse_transforms(problems: Sequence[str]) -> None:
 def unknown_transform(name: str, known: Iterable[str]) -> str:
     proper = {word.lower(): word for word in sorted(known)}
     meant = near_miss(name, proper)
-    return f"unknown transform {name!r}" + (
-        f"; did you mean {proper[meant]}?" if meant else "; see albumentations' list"
-    )
+    return f"unknown transform {name!r}; " + (f"did you mean {proper[meant]}?" if meant else "see albumentations' list")
 
 
 def _transform_names(entries: Any) -> Iterator[str]:
@@ -373,28 +275,28 @@ def _transform_names(entries: Any) -> Iterator[str]:
 # [[64, 0, 128], [64, 0, 192], 7]   two colours and a value, one class
 
 
-def parse_mask_values(raw: Any) -> MaskValues:
+def mask_values(raw: Any) -> MaskValues:
     """`auto`, `nonzero`, `above 127`, or a list with what becomes each class."""
     if isinstance(raw, str):
         name, _, threshold = raw.strip().partition(" ")
         if raw.strip() in ("auto", "nonzero"):
             return raw.strip()
-        number = parse_number(threshold)
-        if name == "above" and number is not None and number in range(MAX_MASK_VALUE):
-            return f"above {int(number)}"
+        value = parse_number(threshold)
+        if name == "above" and value is not None and value in range(MAX_MASK_VALUE):
+            return f"above {int(value)}"
         raise ValueError
     classes = list(raw) if is_list(raw) else []
     if not 2 <= len(classes) <= MAX_ITEMS:
         raise ValueError
-    return tuple(parse_mask_class(item) for item in classes)
+    return tuple(map(mask_class, classes))
 
 
-def parse_mask_class(raw: Any) -> MaskClass:
+def mask_class(raw: Any) -> MaskClass:
     """A value, a colour, or a list of several."""
     items = list(raw) if is_list(raw) else [raw]
     if not items:
         raise ValueError
-    if len(items) == COLOUR_LENGTH and not any(is_list(item) for item in items):
+    if len(items) == COLOUR_LENGTH and not any(map(is_list, items)):
         return _mask_value(items)
     return join_values([_mask_value(item) for item in items])
 
@@ -402,18 +304,18 @@ def parse_mask_class(raw: Any) -> MaskClass:
 def _mask_value(raw: Any) -> MaskValue:
     """A value, a value in brackets, or a colour."""
     items = list(raw) if is_list(raw) else [raw]
-    if len(items) == 1:
-        return int(parse(items[0], Annotated[int, Range(0, MAX_MASK_VALUE)]))
-    if len(items) != COLOUR_LENGTH or any(is_list(item) for item in items):
+    if len(items) not in (1, COLOUR_LENGTH) or any(map(is_list, items)):
         raise ValueError
+    is_colour = len(items) == COLOUR_LENGTH
     try:
-        red, green, blue = (int(parse(item, Annotated[int, Range(0, 255)])) for item in items)
+        values = [whole_number(item) for item in items]
+        if not all(0 <= value <= (255 if is_colour else MAX_MASK_VALUE) for value in values):
+            raise ValueError
     except ValueError:
         shown, apart = ", ".join(map(str, items)), ", ".join(f"[{item}]" for item in items)
-        raise ValueError(
-            f"[{shown}] would be a colour, each from 0 to 255; three values of one class are [{apart}]"
-        ) from None
-    return red, green, blue
+        more = f"[{shown}] would be a colour, each from 0 to 255; three values of one class are [{apart}]"
+        raise ValueError(more if is_colour else "") from None
+    return (values[0], values[1], values[2]) if is_colour else values[0]
 
 
 def join_values(values: Sequence[MaskValue]) -> MaskClass:

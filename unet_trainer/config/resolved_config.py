@@ -102,8 +102,7 @@ def parsed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Decision(NamedTuple):
-    """Where a value came from (default, demo, file, config, command line, argument, or decided) and, if decided,
-    why."""
+    """Where a value came from (default, demo, file, config, command line, argument, or decided), and why if decided."""
 
     source: str
     reason: str = ""
@@ -129,20 +128,17 @@ class Settings:
     def change(self, reason: str, **values: Any) -> None:
         """Replaces the values that are taken."""
         self.taken = dataclasses.replace(self.taken, **values)
-        self.decisions |= {name: Decision("decided", reason) for name in values}
+        self.decisions |= dict.fromkeys(values, Decision("decided", reason))
 
     def repeatable(self) -> Config:
         """The config that repeats the run: the values taken, but for MACHINE_KEYS those asked for."""
-        kept = {
-            name: getattr(self.asked, name)
-            for name in self.machine_keys()
-            if not (name in KEPT_AS_CHOSEN and getattr(self.asked, name) == "auto")
-        }
+        asked = {name: getattr(self.asked, name) for name in self.machine_keys()}
+        kept = {name: value for name, value in asked.items() if not (name in KEPT_AS_CHOSEN and value == "auto")}
         return Config(**{name: getattr(self.taken, name) for name in FIELDS} | kept)
 
     def machine_keys(self) -> tuple[str, ...]:
         """With a time budget, the number of epochs depends on the machine too."""
-        return (*MACHINE_KEYS, *(("num_epochs",) if self.replans() else ()))
+        return (*MACHINE_KEYS, "num_epochs") if self.replans() else MACHINE_KEYS
 
     def replans(self) -> bool:
         """Whether the number of epochs follows the time that they take."""
@@ -164,11 +160,11 @@ class Settings:
         """config.yaml of the run, with the reason of each value that was decided; `values` replace settings that belong
         to one start only."""
         taken, machine_keys = as_dict(self.taken), self.machine_keys()
-        reasons = {
-            name: (f"here {value_text(taken[name])}: " if name in machine_keys else "decided: ") + decision.reason
-            for name, decision in self.decisions.items()
-            if decision.source == "decided"
-        } | ({"init_from": self.decisions["init_from"].reason} if self.decisions["init_from"].reason else {})
+        reasons = {"init_from": self.decisions["init_from"].reason}
+        for name, (source, reason) in self.decisions.items():
+            if source == "decided" and not (name == "init_from" and reason):
+                here = f"here {value_text(taken[name])}" if name in machine_keys else "decided"
+                reasons[name] = f"{here}: {reason}"
         return to_yaml(dataclasses.replace(self.repeatable(), **values), header, reasons)
 
     def decisions_dict(self) -> dict[str, list[str]]:
@@ -182,17 +178,14 @@ class Settings:
     def describe(self) -> list[tuple[str, str, str]]:
         """Key, value and reason of each setting that was left open, does something, and is not said elsewhere."""
         taken = as_dict(self.taken)
-        return [
-            (name, value_text(taken[name]), decision.reason)
-            for name, decision in self.decisions.items()
-            if decision.source == "decided"
-            and name not in SAID_ELSEWHERE
-            and not (name in PLAIN and taken[name] == PLAIN[name])
-        ]
+        decided = {name: reason for name, (source, reason) in self.decisions.items() if source == "decided"}
+        shown = [name for name in decided if name not in SAID_ELSEWHERE and PLAIN.get(name, ...) != taken[name]]
+        return [(name, value_text(taken[name]), decided[name]) for name in shown]
 
 
 # What decides
 
+Costs = Mapping[int, StepCost | None]  # of a step, by batch size
 MeasureStep = Callable[[ResolvedConfig], StepCost | None]  # None: it cannot be measured
 FindWeights = Callable[[str], tuple[str | None, str]]  # encoder → imagenet or None, and why
 
@@ -208,8 +201,7 @@ def resolve(
 ) -> Settings:
     """Decides all that `config` leaves open; values that it sets are kept. `seconds_spent`: what training does not have
     of time_budget, asked when the time is planned. `from_model`: values and reasons that follow from init_from."""
-    draft = _Draft(config, hardware, dataset, seconds_spent)
-    draft.decided.update(from_model)
+    draft = _Draft(config, hardware, dataset, seconds_spent, dict(from_model))
     _resolve_machine(draft)
     _resolve_data(draft)
     _resolve_augmentation(draft)
@@ -228,16 +220,15 @@ def resolve(
     return Settings(config, draft.filled(), decisions)
 
 
+@dataclass
 class _Draft:
     """A config on its way to a resolved one."""
 
-    def __init__(
-        self, config: Config, hardware: HardwareFacts, dataset: DatasetFacts, seconds_spent: Callable[[], float]
-    ) -> None:
-        self.config, self.hardware, self.dataset = config, hardware, dataset
-        self.seconds_spent = seconds_spent
-        self.on_cpu = hardware.kind == "cpu"
-        self.decided: dict[str, tuple[Any, str]] = {}
+    config: Config
+    hardware: HardwareFacts
+    dataset: DatasetFacts
+    seconds_spent: Callable[[], float]
+    decided: dict[str, tuple[Any, str]]
 
     def __getitem__(self, name: str) -> Any:
         return self.decided[name][0] if name in self.decided else getattr(self.config, name)
@@ -254,14 +245,21 @@ class _Draft:
 
     def filled(self, **values: Any) -> ResolvedConfig:
         """The config with what is decided so far and these values."""
-        given = {name: getattr(self.config, name) for name in FIELDS}
-        decided = {name: value for name, (value, _) in self.decided.items()}
-        return ResolvedConfig(**{**given, **decided, **values}, sources=self.config.sources)
+        return ResolvedConfig(**{name: self[name] for name in FIELDS} | values, sources=self.config.sources)
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.hardware.kind == "cpu"
+
+    @property
+    def num_crops(self) -> int:
+        """Training samples of an image."""
+        return self["crops_per_image"] if self["fit"] == "crop" else 1
 
     @property
     def num_samples(self) -> int:
         """Training samples of one pass."""
-        return len(self.dataset.train_sizes) * (self["crops_per_image"] if self["fit"] == "crop" else 1)
+        return len(self.dataset.train_sizes) * self.num_crops
 
     @property
     def num_val(self) -> int:
@@ -291,9 +289,8 @@ def _resolve_machine(draft: _Draft) -> None:
         elif number_format != draft["amp_dtype"]:
             draft.decide("amp_dtype", number_format, reason)
     num_workers = choices.choose_num_workers(hardware.num_cores, draft.on_cpu, hardware.num_local_processes)
-    draft.decide_if_open(
-        "num_workers", num_workers, "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores"
-    )
+    cores = "1 core" if hardware.num_cores == 1 else f"{hardware.num_cores} cores"
+    draft.decide_if_open("num_workers", num_workers, cores)
 
 
 def _resolve_data(draft: _Draft) -> None:
@@ -317,44 +314,38 @@ def _resolve_data(draft: _Draft) -> None:
     seconds = None if draft["time_budget"] is None else seconds_of(draft["time_budget"])
     size = choices.choose_image_size(draft["fit"], dataset.train_sizes, dataset.measurements, draft.on_cpu, seconds)
     draft.decide_if_open("image_size", *size)
-    if draft.is_open("crops_per_image") and draft["fit"] == "crop":
+    if draft["fit"] == "crop":
         crops = choices.choose_crops_per_image(dataset.train_sizes, as_shape(draft["image_size"]))
-        draft.decide(
-            "crops_per_image",
-            crops,
-            f"as many as fit side by side into an image of median area, at most {choices.MAX_CROPS}",
-        )
+        fitting = f"as many as fit side by side into an image of median area, at most {choices.MAX_CROPS}"
+        draft.decide_if_open("crops_per_image", crops, fitting)
     draft.decide_if_open("crops_per_image", 1, "not with fit: resize")
     draft.decide_if_open("class_weights", *choices.choose_class_weights(dataset.class_shares, draft["num_classes"]))
-    draft.decide_if_open(
-        "loss", {"dice": 1.0, "cross_entropy": 1.0}, "overlap, so that rare classes count, and every pixel"
-    )
+    loss_reason = "overlap, so that rare classes count, and every pixel"
+    draft.decide_if_open("loss", {"dice": 1.0, "cross_entropy": 1.0}, loss_reason)
 
 
 def _resolve_augmentation(draft: _Draft) -> None:
-    dataset, measured = draft.dataset, draft.dataset.measurements
+    dataset, measured, fit = draft.dataset, draft.dataset.measurements, draft["fit"]
     if measured is None:
         draft.decide_if_open("augmentation", "default", "nothing was measured")
         return
     is_8bit = dataset.bytes_per_value == 1
-    chosen = choices.choose_augmentation(measured, draft["fit"], dataset.channels, is_8bit, draft["normalize"])
+    chosen = choices.choose_augmentation(measured, fit, dataset.channels, is_8bit, draft["normalize"])
     draft.decide_if_open("augmentation", *chosen)
     name = draft["augmentation"]
-    if name in ("default", "strong") and not measured.keeps_labels("vertical_flip", in_views=draft["fit"] == "crop"):
+    if name in ("default", "strong") and not measured.keeps_labels("vertical_flip", in_views=fit == "crop"):
         transforms = choices.named_augmentation(name, dataset.channels, is_8bit, is_upright=True)
-        found = choices.describe_symmetry(measured, draft["fit"])
-        draft.decide("augmentation", transforms, f"{name} without vertical flips and large turns: {found}")
+        symmetry = choices.describe_symmetry(measured, fit)
+        draft.decide("augmentation", transforms, f"{name} without vertical flips and large turns: {symmetry}")
 
 
 def _settle_contradictions(draft: _Draft) -> None:
     """What was set and does not go with what was decided: a config would be refused for it."""
-    num_epochs, patience = draft["num_epochs"], draft["early_stopping_patience"]
+    num_epochs, patience, warmup = draft["num_epochs"], draft["early_stopping_patience"], draft["warmup_epochs"]
     if patience is not None and patience >= num_epochs:
         draft.decide("early_stopping_patience", None, f"{patience} can never be reached in {num_epochs} epochs")
-    if draft["warmup_epochs"] >= num_epochs:
-        draft.decide(
-            "warmup_epochs", num_epochs / 2, f"{draft['warmup_epochs']:g} would leave nothing of {num_epochs} epochs"
-        )
+    if warmup >= num_epochs:
+        draft.decide("warmup_epochs", num_epochs / 2, f"{warmup:g} would leave nothing of {num_epochs} epochs")
     if draft["sync_batchnorm"] and draft["compile_model"] and draft.hardware.num_processes > 1:
         draft.decide("compile_model", False, "sync_batchnorm breaks the compiled graph, and waits for the host")
     if draft["monitor"] != "val_loss" and not draft.dataset.has_val_classes:
@@ -372,34 +363,29 @@ def needs_cost(config: Config, hardware: HardwareFacts) -> bool:
     return is_planned or config.batch_size == "auto" or (config.compile_model == "auto" and hardware.kind == "cuda")
 
 
-def _resolve_step(draft: _Draft, measure_step: MeasureStep, may_be_pretrained: bool) -> Mapping[int, StepCost | None]:
-    """Encoder and batch size, from trials of the step; the costs that were measured for this encoder, by batch size."""
-    hardware, on_cpu = draft.hardware, draft.on_cpu
+def _resolve_step(draft: _Draft, measure_step: MeasureStep, may_be_pretrained: bool) -> Costs:
+    """Encoder and batch size, from trials of the step; the costs that were measured for this encoder."""
+    memory = 0 if draft.on_cpu else draft.hardware.free_memory
     sizes = _batch_sizes_to_try(draft)
-    must_measure = needs_cost(draft.config, hardware)
+    must_measure = needs_cost(draft.config, draft.hardware)
 
     def measure(batch_size: int, **model: Any) -> StepCost | None:
-        return (
-            measure_step(draft.filled(**{**_neutral(draft), **model, "batch_size": batch_size}))
-            if must_measure
-            else None
-        )
+        values = {**_neutral(draft), **model, "batch_size": batch_size}
+        return measure_step(draft.filled(**values)) if must_measure else None
 
     costs: dict[int, StepCost | None] = {}
     if draft.is_open("encoder") and draft.budget is not None:
         encoders = choices.CPU_ENCODERS if may_be_pretrained else choices.CPU_ENCODERS_FROM_NOTHING
         costs[sizes[0]] = _choose_encoder(draft, sizes[0], encoders, measure)
     draft.decide_if_open("encoder", choices.GPU_ENCODER, "a GPU trains it fast")
-    limit = choices.MEMORY_SHARE * hardware.free_memory or math.inf
+    limit = choices.MEMORY_SHARE * draft.hardware.free_memory or math.inf
     for size in sizes:
         cost = costs[size] = costs[size] if size in costs else measure(size)
-        if cost is None or (
-            cost.is_possible and cost.memory <= limit
-        ):  # None: smaller batches cannot be measured either
+        if cost is None or (cost.is_possible and cost.memory <= limit):  # None: nor can smaller batches be measured
             break
     if draft.is_open("batch_size"):
         known = {size: cost for size, cost in costs.items() if cost is not None}
-        draft.decide("batch_size", *choices.choose_batch_size(known, 0 if on_cpu else hardware.free_memory, sizes[0]))
+        draft.decide("batch_size", *choices.choose_batch_size(known, memory, sizes[0]))
     return costs
 
 
@@ -425,28 +411,26 @@ def _choose_encoder(
     has_widths = draft["decoder_channels"] is None and draft["architecture"] in WITH_DECODER_CHANNELS
     on_cpu, num_processes = draft.on_cpu, draft.hardware.num_processes
     num_val = draft.num_val // num_processes
-    chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
     least_width = MIN_ATTENTION_CHANNELS if draft["decoder_attention"] == "scse" else 1
-    for encoder, widths in reversed(encoders) if on_cpu else encoders:
-        widths = widths and tuple(max(least_width, width) for width in widths)
+    chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
+    for encoder, usual in reversed(encoders) if on_cpu else encoders:
+        widths = usual and tuple(max(least_width, width) for width in usual)
         cost = measure(batch_size, encoder=encoder, **({"decoder_channels": widths} if has_widths else {}))
-        is_enough = False
-        if cost is None or not cost.is_possible:
-            reason = "the smallest; no step could be tried" if cost is None else "the smallest; memory is short"
-            reason = reason if on_cpu else "the usual one"  # a smaller batch may fit
-        else:
+        if is_tried := cost is not None and cost.is_possible:
+            assert cost is not None
             budget = draft.budget or choices.CPU_BUDGET
             views = choices.affordable_views(batch_size * num_processes, cost, num_val, budget)
-            speed = f"{batch_size / cost.seconds:.1f} images/s" + (
-                f" on {draft.hardware.num_cores} cores" if on_cpu else ""
-            )
-            reason, is_enough = (
-                f"{speed}: {views:,} images in {choices.describe_seconds(budget)}",
-                views >= choices.WANTED_VIEWS,
-            )
+            cores = f" on {draft.hardware.num_cores} cores" if on_cpu else ""
+            speed = f"{batch_size / cost.seconds:.1f} images/s{cores}"
+            reason = f"{speed}: {views:,} images in {choices.describe_seconds(budget)}"
+        elif on_cpu:
+            reason = "the smallest; no step could be tried" if cost is None else "the smallest; memory is short"
+        else:
+            reason = "the usual one"  # a smaller batch may fit
+        is_enough = is_tried and views >= choices.WANTED_VIEWS
         if chosen is None or is_enough or not on_cpu:
             chosen = encoder, widths, cost, reason
-        if is_enough != on_cpu or cost is None or not cost.is_possible:
+        if is_enough != on_cpu or not is_tried:
             break
     assert chosen is not None
     encoder, widths, cost, reason = chosen
@@ -463,72 +447,57 @@ def _neutral(draft: _Draft) -> dict[str, Any]:
         "repeats": 1, "encoder": choices.GPU_ENCODER, "encoder_weights": None, "learning_rate": 1e-3,
         "weight_decay": 0.0, "ema_decay": 0.999, "cutmix": 0.0, "cache": "none",
     }  # fmt: skip
-    fixed = {
-        "num_epochs": 1,
-        "time_budget": None,
-        "early_stopping_patience": None,
-        "warmup_epochs": 0.0,
-        "compile_model": False,
-    }
-    return {name: value for name, value in while_open.items() if draft.is_open(name)} | fixed
+    fixed = {"num_epochs": 1, "time_budget": None, "early_stopping_patience": None, "warmup_epochs": 0.0}
+    return {name: value for name, value in while_open.items() if draft.is_open(name)} | fixed | {"compile_model": False}
 
 
-def _resolve_training(draft: _Draft, costs: Mapping[int, StepCost | None]) -> None:
+def _resolve_training(draft: _Draft, costs: Costs) -> None:
     hardware, num_samples = draft.hardware, draft.num_samples
+    accumulation = draft["accumulation_steps"]
     batch_size = draft["batch_size"] * hardware.num_processes  # of all processes
     cost = costs.get(draft["batch_size"])
-    cost = (
-        cost if cost is not None and cost.is_possible else None
-    )  # a batch that memory does not hold: training says so
-    if cost is not None:
-        cost = dataclasses.replace(cost, eval_seconds=cost.eval_seconds / hardware.num_processes)
+    if cost is not None:  # of a batch that memory does not hold: None, training says so
+        seconds = cost.eval_seconds / hardware.num_processes
+        cost = dataclasses.replace(cost, eval_seconds=seconds) if cost.is_possible else None
     share = 1.0  # of the epochs, that there is time for
     if draft.is_open("num_epochs"):
         repeats = None if draft.is_open("repeats") else draft["repeats"]
-        accumulation = draft["accumulation_steps"]
-        ends_early = draft["time_budget"] is not None and draft.hardware.num_processes == 1
+        ends_early = draft["time_budget"] is not None and hardware.num_processes == 1
         plan = choices.plan_steps(
             num_samples, batch_size, accumulation, cost, draft.num_val, draft.budget, repeats, ends_early
         )
         share = plan.share
         draft.decide("num_epochs", plan.num_epochs, plan.reason)
-        how_often = "one validation, at the end"
-        if plan.num_epochs > 1:
-            num_batches = max(1, int(num_samples * plan.repeats) // batch_size)
-            how_often = f"{num_batches:,} batches between two validations"
+        batches = max(1, int(num_samples * plan.repeats) // batch_size)
+        between = f"{batches:,} batches between two validations"
+        how_often = between if plan.num_epochs > 1 else "one validation, at the end"
         draft.decide_if_open("repeats", plan.repeats, f"{how_often}{plan.few and f': {plan.few}'}")
     draft.decide_if_open("repeats", 1, "num_epochs is set")
-    num_epochs = draft["num_epochs"]
+    num_epochs, augmentation = draft["num_epochs"], draft["augmentation"]
     passes = share * num_epochs * draft["repeats"]
     if draft["fit"] == "crop":  # each sees a part of an image of median area
         area = median(height * width for height, width in draft.dataset.train_sizes)
         passes *= draft["crops_per_image"] * math.prod(as_shape(draft["image_size"])) / area
-    if draft.config.augmentation == "auto" and draft["augmentation"] != "default" and passes < choices.AUGMENTED_PASSES:
-        flips, found = choices.flips_of(draft["augmentation"]), draft.decided["augmentation"][1]
-        draft.decide(
-            "augmentation", flips or "none", f"images come {passes:.1f} times, too seldom for more than flips; {found}"
-        )
-    draft.decide_if_open(
-        "cutmix", *choices.choose_cutmix(passes, draft.config.augmentation == "auto", draft["normalize"])
-    )
+    is_augmented = draft.config.augmentation == "auto"
+    if is_augmented and augmentation != "default" and passes < choices.AUGMENTED_PASSES:
+        seldom = f"images come {passes:.1f} times, too seldom for more than flips"
+        reason = f"{seldom}; {draft.decided['augmentation'][1]}"
+        draft.decide("augmentation", choices.flips_of(augmentation) or "none", reason)
+    draft.decide_if_open("cutmix", *choices.choose_cutmix(passes, is_augmented, draft["normalize"]))
     batches = max(1, int(num_samples * draft["repeats"]) // batch_size)
-    num_steps = math.ceil(share * num_epochs * math.ceil(batches / draft["accumulation_steps"]))
-    effective = batch_size * draft["accumulation_steps"] // (hardware.num_processes if draft["scale_lr"] else 1)
-    num_crops = draft["crops_per_image"] if draft["fit"] == "crop" else 1
+    num_steps = math.ceil(share * num_epochs * math.ceil(batches / accumulation))
+    effective = batch_size * accumulation // (hardware.num_processes if draft["scale_lr"] else 1)
     num_bytes = decoded_bytes(draft["fit"], draft["image_size"], draft.dataset)
+    num_reads = num_epochs * draft["repeats"] * draft.num_crops
     rate, rate_reason = choices.choose_learning_rate(draft["optimizer"], effective)
-    if not choices.num_pilot_steps(num_steps):
-        rate_reason += "; too few steps to try others"
-    for name, choice in {
-        "learning_rate": (rate, rate_reason),
-        "weight_decay": (0.05 if draft["optimizer"] == "adamw" else 1e-4, draft["optimizer"]),
-        "ema_decay": choices.choose_ema_decay(num_steps),
-        "warmup_epochs": choices.choose_warmup(num_epochs, is_trained=draft["init_from"] is not None),
-        "early_stopping_patience": choices.choose_patience(num_epochs),
-        "compile_model": choices.choose_compile(hardware, cost, num_steps),
-        "cache": choices.choose_cache(num_bytes, hardware.host_memory, num_epochs * draft["repeats"] * num_crops),
-    }.items():
-        draft.decide_if_open(name, *choice)
+    rate_reason += "" if choices.num_pilot_steps(num_steps) else "; too few steps to try others"
+    draft.decide_if_open("learning_rate", rate, rate_reason)
+    draft.decide_if_open("weight_decay", 0.05 if draft["optimizer"] == "adamw" else 1e-4, draft["optimizer"])
+    draft.decide_if_open("ema_decay", *choices.choose_ema_decay(num_steps))
+    draft.decide_if_open("warmup_epochs", *choices.choose_warmup(num_epochs, draft["init_from"] is not None))
+    draft.decide_if_open("early_stopping_patience", *choices.choose_patience(num_epochs))
+    draft.decide_if_open("compile_model", *choices.choose_compile(hardware, cost, num_steps))
+    draft.decide_if_open("cache", *choices.choose_cache(num_bytes, hardware.host_memory, num_reads))
 
 
 def decoded_bytes(fit: str, image_size: int | tuple[int, int], dataset: DatasetFacts) -> int:

@@ -20,6 +20,7 @@ NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.A
 SPECIAL_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
 NULLS = frozenset(["", "~", "null"])
 BOOLEANS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
+TOO_LONG = f"more than {MAX_BYTES // 1024} KiB; a config is far smaller"
 
 
 class YamlError(ValueError):
@@ -36,7 +37,7 @@ def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
     Duplicate keys are appended to `duplicates` if it is given, so that they can be reported with other problems.
     """
     if len(text) > MAX_BYTES:
-        raise YamlError(f"more than {MAX_BYTES // 1024} KiB; a config is far smaller")
+        raise YamlError(TOO_LONG)
     problems: list[str] = []
     try:
         events = yaml.parse(text, Loader=yaml.SafeLoader)
@@ -58,9 +59,9 @@ def parse_yaml(text: str, duplicates: list[str] | None = None) -> Any:
         raise YamlError(f"{where}not valid YAML: {_cut(problem, 200)}{todo}") from None
     except yaml.YAMLError as error:
         raise YamlError(f"not valid YAML: {str(error).splitlines()[0]}") from None
-    except YamlError:
-        raise
-    except (ValueError, OverflowError):  # PyYAML does not check "\UFFFFFFFF" and %YAML 999...
+    except (ValueError, OverflowError) as error:  # PyYAML does not check "\UFFFFFFFF" and %YAML 999...
+        if isinstance(error, YamlError):
+            raise
         raise YamlError("not valid YAML: a number in an escape or a directive is out of range") from None
     if problems and duplicates is None:
         raise YamlError(problems[0])
@@ -74,9 +75,8 @@ def _value(events: Iterator[Any], event: Any, depth: int, problems: list[str]) -
     if depth > MAX_DEPTH:
         raise YamlError(f"{_place(event)}: nested deeper than {MAX_DEPTH} levels")
     if event.anchor is not None:
-        raise YamlError(
-            f"{_place(event)}: anchors and aliases ({shorten(event.anchor)}) are not allowed, write the value"
-        )
+        what = f"anchors and aliases ({shorten(event.anchor)})"
+        raise YamlError(f"{_place(event)}: {what} are not allowed, write the value")
     if event.tag is not None:
         raise YamlError(f"{_place(event)}: tag {shorten(event.tag)}; tags are not allowed, write the plain value")
     if isinstance(event, yaml.ScalarEvent):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
-
 class Overrides(TypedDict, total=False):
     # fmt: off
     data_dir: str | PathLike[str]
