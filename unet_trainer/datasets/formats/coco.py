@@ -1,0 +1,70 @@
+"""COCO JSON, which most tools export: an object is polygons, which are joined, or run lengths."""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from unet_trainer.datasets.formats.objects import CROWD, AnnotatedImage, Annotations, Entry, Parsed, Place, Shape
+from unet_trainer.datasets.formats.shapes import decompress_counts, fill_counts, fill_polygon, join
+from unet_trainer.datasets.formats.values import NO_MASK, as_name, as_points, as_size, has_keys, inside, note
+from unet_trainer.datasets.pairs import first_few
+from unet_trainer.images.file_bytes import ReadError
+
+
+def find(place: Place) -> Annotations | None:
+    annotations = Annotations("COCO", "by category id", "the smaller object is on top")
+    files = [file for file in place.contents if has_keys(file[1], "images annotations categories")]
+    files = [file for file in files if not has_keys(file[1], "segments_info")]  # panoptic
+    return annotations if annotations.collect(place, files, partial(_parse, annotations.notices)) else None
+
+
+def _parse(notices: list[str], path: Path, content: Mapping[str, Any]) -> Parsed:
+    categories: dict[Any, str] = {}  # id → name
+    groups: set[str] = set()  # names of supercategories
+    for number, category in enumerate(content["categories"], start=1):
+        with inside(f"category {number}"):
+            _add(categories, category["id"], as_name(category["name"], "name"))
+            groups.add(str(category.get("supercategory")))
+    by_image: dict[Any, list[Entry]] = defaultdict(list)
+    for number, annotation in enumerate(content["annotations"], start=1):
+        with inside(f"annotation {number}"):
+            if (category_id := annotation["category_id"]) not in categories:
+                raise ReadError(f"category_id is {category_id!r:.60}; need one of {first_few(categories)}")
+            name = f"annotation {annotation.get('id', number)!r:.60}"
+            by_image[annotation["image_id"]].append(Entry(categories[category_id], name, partial(_draw, annotation)))
+    used = {entry.label for entries in by_image.values() for entry in entries}
+    images: dict[Any, AnnotatedImage] = {}  # by id
+    for number, image in enumerate(content["images"], start=1):
+        with inside(f"image {number}"):
+            size = as_size(image.get("height"), image.get("width"))
+            entries = by_image.pop(image["id"], [])
+            _add(images, image["id"], AnnotatedImage(str(image["file_name"]), entries, size))
+    orphans = [entry.name for entries in by_image.values() for entry in entries]
+    notices += note("annotation", orphans, f"in {path.name} of images that it does not list, left out")
+    # Roboflow lists the name of the dataset as category 0, a group of the others without objects of its own.
+    in_order = sorted(categories.items(), key=lambda item: (isinstance(item[0], str), item[0]))
+    return [name for key, name in in_order if key != 0 or name in used or name not in groups], [*images.values()]
+
+
+def _add(by_id: dict[Any, Any], key: Any, value: Any) -> None:
+    if key in by_id:
+        raise ReadError(f"id {key!r:.60} is used twice")
+    by_id[key] = value
+
+
+def _draw(annotation: Mapping[str, Any], height: int, width: int) -> Shape:
+    segmentation, is_crowd = annotation.get("segmentation"), annotation.get("iscrowd") in (1, True)
+    if not segmentation:
+        raise ReadError(NO_MASK)
+    if isinstance(segmentation, dict):
+        size, counts = segmentation["size"], segmentation["counts"]
+        if size != [height, width]:
+            need = f"need [{height}, {width}], height and width"
+            raise ReadError(f"its run lengths are for the size {size!r:.60}; {need}")
+        patch = fill_counts(decompress_counts(counts) if isinstance(counts, str) else counts, height, width)
+    else:
+        polygons = segmentation if isinstance(segmentation[0], list) else [segmentation]  # without the list around it
+        patch = join(fill_polygon(as_points(polygon), height, width) for polygon in polygons)
+    return patch, CROWD if is_crowd else ""

@@ -1,0 +1,277 @@
+"""What the formats of annotations share: images with their objects, how image files are found by their names, and the
+pairs of images and drawn masks. Only files in the folder of images can be meant, whatever path an annotation names."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from unet_trainer.datasets.converted import Conversion, Converter
+from unet_trainer.datasets.formats.shapes import Patch
+from unet_trainer.datasets.formats.values import inside, note, path_pieces, plain
+from unet_trainer.datasets.layouts import part_in
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, divided, first_few, path_in
+from unet_trainer.images.file_bytes import DataError, ReadError, naming
+from unet_trainer.images.image_decoding import Pixels, read_image
+from unet_trainer.images.mask_decoding import IGNORED
+from unet_trainer.system.console import counted
+
+MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
+MAX_DRAWN = 2**35  # pixels visited for one image; a minute of work
+UNCLAIMED, BELOW_ALL = 2**31 - 1, 2**30  # sizes of no object, and added to that of a crowd region
+IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
+# What is noted of an object.
+LEFT_OUT = "left out, without an area (a point, a line) or outside of the image"
+CROWD = "of a crowd (iscrowd) drawn as part of its class, below all others"
+
+Shape = tuple[Patch, str]  # the pixels of an object, and a note or ""
+File = tuple[Path, Any]  # of annotations, and its content: JSON, the header of a CSV, or None
+
+
+class Entry(NamedTuple):
+    """An object of an image: its class, how messages name it, and what draws it, from height and width."""
+
+    label: str
+    name: str
+    draw: Callable[[int, int], Shape]  # raises DataError
+    has_area: bool = True
+
+
+class AnnotatedImage(NamedTuple):
+    """An image that an annotation file lists."""
+
+    name: str  # of the image file, with folders before it if the annotation has them
+    entries: Sequence[Entry]
+    size: tuple[int, int] | None = None  # height and width that the annotation states
+    part: Part | None = None
+    image: Path = Path()  # the file that is meant, once it is found
+    source: Path = Path()  # the annotation file
+    where: str = ""  # names the image in a message: "instances.json, image 'a.jpg'"
+
+
+# What one annotation file holds: names of the classes in their order, and images.
+Parsed = tuple[Sequence[str], Sequence[AnnotatedImage]]
+
+
+# Image files by their names
+
+
+@dataclass
+class Place:
+    """A folder of data: the image files below `root`, and the content of the files that may be annotations."""
+
+    data_dir: Path
+    root: Path
+    images: Sequence[Path]
+    contents: Sequence[File]
+    class_names: Sequence[str]  # the setting
+
+    def __post_init__(self) -> None:
+        self._by_name: dict[str, list[Path]] = defaultdict(list)  # with and without extension
+        for path in self.images:
+            for name in {plain(path.name), plain(path.stem)}:
+                self._by_name[name].append(path)
+
+    def knows(self, name: str) -> bool:
+        """Whether there is an image file of this name, in all the folders that stand before it."""
+        *folders, last = path_pieces(name) or [""]
+        return any(self._num_shared(folders, path) == len(folders) for path in self._by_name.get(plain(last), ()))
+
+    def _num_shared(self, folders: Sequence[str], path: Path) -> int:
+        both = zip(plain(path_in(self.root, path)).split("/")[-2::-1], map(plain, reversed(folders)), strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+
+    def part_of(self, path: Path) -> Part | None:
+        """train, val or test by the folders above an image."""
+        return part_in(path_in(self.root, path).split("/")[:-1])
+
+    def find_image(self, name: str, near: Path, part: Part | None) -> Path | None:
+        """The file for a name, possibly with folders before it; None if there is none. Raises DataError if several are
+        possible.
+
+        Of several files with the same name, the one whose folders agree most, then those below `near`, then those of
+        the part. A file of another part than `part` is none: val/1.png is not the 1.png of train."""
+        *folders, last = path_pieces(name) or [""]
+        part = part_in(folders) or part
+
+        def rank(path: Path) -> tuple[int, ...]:
+            nearness = plain(path.name) == plain(last), path.is_relative_to(near), path.parent == near
+            return self._num_shared(folders, path), *nearness, self.part_of(path) == part, path.name == last
+
+        files = [path for path in self._by_name.get(plain(last), ()) if not part or self.part_of(path) in (None, part)]
+        highest = max(map(rank, files), default=())
+        best = [path for path in files if rank(path) == highest]
+        if len(best) > 1:
+            paths = first_few(path_in(self.root, path) for path in best)
+            raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
+        return best[0] if best else None
+
+
+@dataclass
+class Annotations:
+    """What the annotation files of a tool hold."""
+
+    tool: str
+    class_order: str
+    overlap_rule: str  # "the smaller object is on top", else the later one is
+    declared: list[str] = field(default_factory=list)  # names of classes, in their order; others that occur follow
+    images: list[AnnotatedImage] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    files: str = ""  # for people: "annotations/instances_train.json"
+
+    def collect(
+        self, place: Place, files: Sequence[File], parse: Callable[[Path, Any], Parsed], one_each: str = ""
+    ) -> bool:
+        """Add what the files hold, of the images that are there. `one_each`: the noun of files that hold one image
+        each. Return whether there are any files; raises DataError, also if none of their images is there."""
+        self.files = ", ".join(path_in(place.data_dir, path) for path, _ in files)
+        if one_each and files:
+            self.files = f"{counted(len(files), one_each)} such as {files[0][0].name}"
+        missing: list[str] = []
+        for path, content in files:
+            with inside(path):
+                classes, listed = parse(path, content)
+            self.declared += classes
+            where = path_in(place.data_dir, path)
+            part = (None if one_each else part_in([path.stem])) or part_in(PurePosixPath(where).parts[:-1])
+            # If one of the names with folders is here with all of them, p2/1.png is not p1/1.png where p2 is missing.
+            needs_folders = any(len(path_pieces(image.name)) > 1 and place.knows(image.name) for image in listed)
+            for image in listed:
+                names = [image.name] * (not needs_folders or place.knows(image.name)) + [path.stem] * bool(one_each)
+                file = next(filter(None, (place.find_image(name, path.parent, part) for name in names)), None)
+                if file is None:
+                    missing.append(image.name or path.stem)
+                    continue
+                shown = where if one_each else f"{where}, image {image.name!r:.250}"
+                self.images.append(
+                    image._replace(image=file, part=part or place.part_of(file), source=path, where=shown)
+                )
+        if files and not self.images:
+            is_renamed = any(place.knows(PurePosixPath(*path_pieces(name)).stem) for name in missing)
+            renamed = "files of these names have another extension: rename either"
+            fix = renamed if is_renamed else "set image_dir to their folder"
+            what = f"none of their images is in {place.root} ({first_few(missing)})"
+            raise DataError(f"{self.files} ({self.tool}): {what}; {fix}")
+        self.notices += note("image", missing, f"of {self.files} without a readable file left out")
+        return bool(files)
+
+
+# Masks
+
+
+def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> FoundPairs:
+    """The pairs of annotated images and drawn masks. Raises DataError."""
+    first: dict[Path, AnnotatedImage] = {}
+    for image in annotations.images:
+        if (other := first.setdefault(image.image, image)) is not image:
+            twice = f"{image.image} is annotated twice: {other.where} and {image.where}"
+            raise DataError(f"{twice}; remove one of them, or set mask_dir to the annotations that count")
+    classes, notices, images = _choose_classes(annotations, place.class_names), annotations.notices, annotations.images
+    of_test = [image for image in images if image.part == "test"]
+    if not any(image.entries for image in of_test) and len(of_test) < len(images):
+        # Test images without a single object were not annotated: all of them background would be a wrong truth.
+        images = [image for image in images if image.part != "test"]
+        notices += note("test image", [image.image.name for image in of_test], "left out, none has any annotation")
+    ids = {name: number for number, name in enumerate(classes, start=1)}
+    smaller_on_top = annotations.overlap_rule.startswith("the smaller")
+    conversions = [
+        Conversion(
+            path_in(place.root, image.image).lstrip("/"),
+            [image.source, image.image],
+            partial(_draw_mask, image, ids, smaller_on_top),
+        )
+        for image in images
+    ]
+    label, settings = "Drawing masks from annotations:", [classes, annotations.overlap_rule]
+    drawn = converter.write(annotations.tool.lower(), settings, conversions, label)
+    pairs: list[Pair] = []
+    bad: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test, which stops no training
+    noted: dict[str, list[tuple[str, int]]] = defaultdict(list)  # note → names of images, and how many objects
+    for image, mask in zip(images, drawn, strict=True):
+        if mask.problem:
+            bad[image.part == "test"].append(f"{image.where}: {mask.problem}")
+        else:
+            name = path_in(place.root, image.image.with_suffix(""))
+            pairs.append(Pair(name, image.image, mask.path, image.part, mask_origin=image.where))
+        for what, number in mask.facts.items():
+            noted[what].append((image.image.name, number))
+    empty = (image.image.name for image in images if not image.entries)
+    others = (path_in(place.root, path) for path in place.images if path not in first)
+    notices += note("image", empty, "without any annotation, all background")
+    notices += note("image file", others, "that no annotation names left out")
+    notices += note("test image", bad[True], "left out", 3)
+    for what, found in sorted(noted.items(), reverse=True):
+        number, names = sum(number for _, number in found), first_few([name for name, _ in found], 3)
+        overlap = f"{counted(number, 'pixel')} in objects of several classes; {annotations.overlap_rule}"
+        notices.append(f"{counted(number, 'object')} {what}: in {names}" if what else f"{overlap}: in {names}")
+    fix = "correct these entries, or their image files, or remove them"
+    problem = Problem("annotations", "annotation", "that cannot be used", tuple(bad[False]), fix)
+    rule = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
+    class_names = classes if len(classes) == 1 else ("background", *classes)
+    result = divided(pairs, rule, [problem], class_names=class_names, notices=tuple(notices))
+    if not result.pairs:
+        raise DataError(result.blocking_message or f"{annotations.files} has no image to train on")
+    return result
+
+
+def _is_background(name: str) -> bool:
+    """Also _background_ and __background__."""
+    return name.lower().strip("_") == "background"
+
+
+def _choose_classes(annotations: Annotations, class_names: Sequence[str]) -> tuple[str, ...]:
+    """The classes that occur, in the order of class_names (which may name more) or in their own. Raises DataError.
+
+    A single class may have any name, because its id is clear."""
+    used = {entry.label for image in annotations.images for entry in image.entries if entry.has_area}
+    names = [name for name in dict.fromkeys([*annotations.declared, *sorted(used)]) if name != IGNORE_NAME]
+    names, wanted = ([name for name in some if not _is_background(name)] for some in (names, class_names))
+    classes = tuple(name for name in names if name in used)
+    if not 0 < len(classes) <= MAX_CLASSES:
+        none = "no object of any class, so that there is nothing to learn"
+        there = f"{len(classes)} classes; need at most {MAX_CLASSES}" if classes else none
+        raise DataError(f"{annotations.files} ({annotations.tool}) has {there}")
+    annotations.notices += note("class", [name for name in names if name not in used], "without any object left out")
+    if not wanted or len(wanted) == len(classes) == 1:
+        return classes
+    if others := [name for name in classes if name not in wanted]:
+        fix = f"leave it out, or list {first_few(['background', *classes], 40)}"
+        raise DataError(f"class_names: it lacks {first_few(others)} of {annotations.files}; {fix}")
+    return tuple(wanted)
+
+
+def _draw_mask(image: AnnotatedImage, ids: Mapping[str, int], smaller_on_top: bool) -> tuple[Pixels, dict[str, int]]:
+    """H,W uint8 class ids of one image, and how many objects have which note; "" counts pixels of several classes.
+    Raises DataError without the image's name.
+
+    With `smaller_on_top`, of two objects the one with fewer pixels is seen, whatever their order (of equal ones the
+    later); without it, the later."""
+    with naming(f"the file {image.image.name}"):
+        height, width = size = read_image(image.image).shape[:2]
+    if image.size not in (None, size):
+        turned = " (is it rotated by its EXIF orientation, and the annotation is not?)" * (image.size == size[::-1])
+        there = f"the file {image.image.name} has {width}×{height} pixels{turned}"
+        raise ReadError(f"annotated at {'×'.join(map(str, image.size[::-1]))}, and {there}")
+    mask, contested, sizes = np.zeros(size, np.uint8), np.zeros(size, np.bool_), np.full(size, UNCLAIMED, np.int32)
+    notes, num_drawn = Counter[str](), 0
+    for entry in image.entries:
+        with inside(entry.name):
+            patch, note = entry.draw(height, width)
+            num_drawn += patch.pixels.size
+            if num_drawn > MAX_DRAWN:
+                raise DataError("its shapes cover the image thousands of times; need fewer or smaller ones")
+            pixels, num_pixels = patch.pixels, int(np.count_nonzero(patch.pixels))
+            notes[note if num_pixels else LEFT_OUT] += 1
+            class_id = 0 if _is_background(entry.label) else {**ids, IGNORE_NAME: IGNORED}.get(entry.label, 0)
+            part, size_here = mask[patch.area], sizes[patch.area]
+            contested[patch.area] |= pixels & (part != 0) & (part != class_id) & (class_id != 0)
+            rank = num_pixels + BELOW_ALL * (note == CROWD) if smaller_on_top else 0
+            pixels = pixels & (size_here >= rank)
+            part[pixels], size_here[pixels] = class_id, rank
+    notes[""] = int(np.count_nonzero(contested))
+    return mask, {note: number for note, number in notes.items() if number}
