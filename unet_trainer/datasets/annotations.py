@@ -20,7 +20,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets import annotation_readers as readers
 from unet_trainer.datasets.annotation_readers import FORMATS, AnnotatedImage, Shape, path_pieces
 from unet_trainer.datasets.converted import Conversion, Converted, Converter
-from unet_trainer.datasets.layouts import describe_results, list_files, part_in, walk
+from unet_trainer.datasets.layouts import Listing, describe_results, list_files, part_in, walk
 from unet_trainer.datasets.pairs import (
     NUM_NAMED,
     FoundPairs,
@@ -117,18 +117,20 @@ class Annotations(NamedTuple):
     notices: list[str]
 
 
-def find_annotations(config: Config, data_dir: Path, console: Console | None = None) -> FoundPairs | None:
+def find_annotations(
+    config: Config, data_dir: Path, console: Console | None = None, listing: Listing | None = None
+) -> FoundPairs | None:
     """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. Raises
     DataError.
 
     mask_dir may be the folder of the annotations, or one file.
     """
     place, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
-    texts = [path for path in walk(place) if path.suffix.lower() in EXTENSIONS]
+    texts = [path for path in walk(place, listing=listing) if path.suffix.lower() in EXTENSIONS]
     texts = [place] if place.is_file() else sorted(texts)
     if not texts or not image_root.is_dir():
         return None
-    images = list_files(image_root)
+    images = list_files(image_root, listing=listing)
     results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
     if len(polygons) < len(texts):  # else training is meant to use them
         results += polygons
@@ -307,10 +309,10 @@ def _read_files(tool: str, files: Sequence[tuple[Path, Any]], index: "ImageIndex
     return Annotations(tool, shown, [*declared, *sorted(used)], order, images, notices)
 
 
-def describe_other_files(folder: Path) -> list[str]:
+def describe_other_files(folder: Path, listing: Listing | None = None) -> list[str]:
     """What the files are that could hold images and are not read, a line for each of the most frequent kinds."""
     by_extension: dict[str, list[Path]] = defaultdict(list)
-    for path in walk(folder):
+    for path in walk(folder, listing=listing):
         if path.suffix.lower() not in IMAGE_EXTENSIONS | EXTENSIONS:
             by_extension[path.suffix.lower()].append(path)
     kinds = [
