@@ -125,9 +125,6 @@ REAL_FOLDERS = {  # image and mask of the same number
     "CHASE": ("Image_{:02d}L.jpg", "Image_{:02d}L_1stHO.png"),
     "prefixes": ("img_{}.png", "mask_{}.png"),
     "prefix of the masks": ("{}.png", "gt-{}.png"),
-    "padding": ("img_{}.png", "mask_{:03d}.png"),
-    "padding alone": ("{}.png", "{:04d}.png"),
-    "padding in the middle": ("p{}_left.png", "p{:03d}_left_label.png"),
     "a year before": ("2020_{}.png", "2020_{}_manual1.png"),
     "a suffix of the images": ("{}_sat.jpg", "{}_mask.png"),
 }
@@ -158,6 +155,7 @@ def test_names_with_common_prefixes_and_suffixes_pair_up(tmp_path, kind, numbers
         (["a", "b"], ["a_2", "b_2"]),  # a number is no suffix
         (["10", "20"], ["1", "2"]),
         (["1", "01"], ["1_mask", "001_mask"]),  # two images of one number
+        (["img_1", "img_2"], ["mask_001", "mask_002"]),  # zeros before the number
         (["1", "2"], ["1_mask", "2_label"]),  # nothing that all masks share
     ],
 )

@@ -1,7 +1,12 @@
 """Which folders hold the images and which the masks, in common layouts; ambiguous layouts are refused."""
 
+import os
+
 import pytest
 
+from helpers import layouts
+from unet_trainer.config.load import load_config
+from unet_trainer.datasets.dataset_report import find_dataset
 from unet_trainer.datasets.layouts import find_layout
 from unet_trainer.images.file_bytes import DataError
 
@@ -194,19 +199,26 @@ def test_a_val_folder_without_masks_beside_a_train_folder_with_both_is_named(tmp
     assert message.endswith("; set:\n  image_dir: train\n  mask_dir: train")
 
 
-def test_two_folders_of_unknown_names_whose_files_pair_up_are_proposed(tmp_path):
-    """The larger files are the images."""
-    for name, size in (("after", 10), ("before", 2000), ("notes", 1)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / ("z.png" if name == "notes" else "a.png")).write_bytes(bytes(size))
+def test_folders_of_unknown_names_are_named_and_not_guessed(tmp_path):
+    fill(tmp_path, "before", "after", "notes")
     message = error_message(tmp_path)
-    assert message.endswith("holds after/, before/, notes/; set:\n  image_dir: before\n  mask_dir: after")
+    assert message.endswith(
+        "holds after/, before/, notes/; set image_dir and mask_dir to the folders to use, or split_file to a CSV"
+    )
     assert found(tmp_path, "before", "after")[0] == ("before", "after")
 
 
-def test_folders_of_which_one_has_names_of_masks_are_not_side_by_side(tmp_path):
-    for name in ("2018_Input/ISIC_1.jpg", "2018_Input/ISIC_2.jpg", "2018_Truth/ISIC_1_segmentation.png"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_bytes(b"x" * ("Input" in name))
-    (tmp_path / "2018_Truth/ISIC_2_segmentation.png").touch()
-    assert error_message(tmp_path).endswith("; set:\n  image_dir: 2018_Input\n  mask_dir: 2018_Truth")
+@pytest.mark.parametrize(
+    "name", ["plain", "sequences", "bowl", "voc", "classes", "few_masks", "parts", "coco", "labelme"]
+)
+def test_each_folder_of_the_data_is_listed_once(name, tmp_path, monkeypatch):
+    getattr(layouts, name)(tmp_path / "data")
+    (tmp_path / "data/notes/old").mkdir(parents=True)
+    (tmp_path / "data/train.txt").write_text("0\n")
+    folders = sorted(str(path) for path in (tmp_path / "data").rglob("") if path.is_dir())
+    listed = []
+    for function in ("scandir", "listdir"):
+        original = getattr(os, function)
+        monkeypatch.setattr(os, function, lambda path=".", of=original: listed.append(os.fspath(path)) or of(path))
+    find_dataset(load_config({"data_dir": str(tmp_path / "data"), "checkpoint_dir": str(tmp_path / "checkpoints")}))
+    assert sorted(path for path in listed if path.startswith(str(tmp_path / "data"))) == folders

@@ -16,7 +16,7 @@ from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.formats import coco, labelme, rle_table, yolo
 from unet_trainer.datasets.formats.objects import Annotations, File, Place, draw_masks
 from unet_trainer.datasets.formats.values import MAX_FILE_BYTES, NUM_LOOKED_AT, has_keys, inside
-from unet_trainer.datasets.layouts import describe_results, list_files, walk
+from unet_trainer.datasets.layouts import Listing, describe_results, list_files, walk
 from unet_trainer.datasets.pairs import NUM_NAMED, FoundPairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file
@@ -66,18 +66,20 @@ class UnknownAnnotations(DataError):
     """There are annotations, none of them of a format that is read."""
 
 
-def find_annotations(config: Config, data_dir: Path, console: Console | None = None) -> FoundPairs | None:
+def find_annotations(
+    config: Config, data_dir: Path, console: Console | None = None, listing: Listing | None = None
+) -> FoundPairs | None:
     """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. Raises
     DataError.
 
     mask_dir may be the folder of the annotations, or one file.
     """
     folder, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
-    texts = sorted(path for path in walk(folder) if path.suffix.lower() in EXTENSIONS)
+    texts = sorted(path for path in walk(folder, listing=listing) if path.suffix.lower() in EXTENSIONS)
     texts = [folder] if folder.is_file() else texts
     if not texts or not image_root.is_dir():
         return None
-    images = list_files(image_root)
+    images = list_files(image_root, listing=listing)
     results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
     if len(polygons) < len(texts):  # else training is meant to use them
         results += polygons
@@ -159,10 +161,10 @@ def _describe(path: Path, content: Any, place: Place) -> str:
     return what
 
 
-def describe_other_files(folder: Path) -> list[str]:
+def describe_other_files(folder: Path, listing: Listing | None = None) -> list[str]:
     """What the files are that could hold images and are not read, a line for each of the most frequent kinds."""
     by_extension: dict[str, list[Path]] = defaultdict(list)
-    for path in walk(folder):
+    for path in walk(folder, listing=listing):
         if path.suffix.lower() not in IMAGE_EXTENSIONS | EXTENSIONS:
             by_extension[path.suffix.lower()].append(path)
     lines = []

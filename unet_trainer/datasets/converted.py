@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.datasets.name_matching import File, best_match, masks_by_ending
+from unet_trainer.datasets.name_matching import File, best_match, classes_by_ending
 from unet_trainer.datasets.pairs import Box, Pair, Part
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import MAX_BYTES, DataError, ReadError, file_stamp, naming, read_bytes
@@ -78,16 +78,12 @@ class Converter:
     num_processes: int | None = None  # None: by the number of files
 
     def write(self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str) -> list[Converted]:
-        """The outcome of each. `settings`: what the files depend on besides their sources, e.g. the names of the
-        classes.
-
-        Bad sources are told in the outcome; a file that cannot be written raises DataError.
-        """
+        """The outcome of each, with what is wrong with its sources; raises DataError for a file that cannot be written.
+        `settings`: what the files depend on besides their sources, e.g. the names of the classes."""
         key = json.dumps([FORMAT, str(self.data_dir.resolve()), kind, settings], default=str)
         # split.csv names these files: absolute, because its paths are relative to data_dir.
-        folder = (
-            self.checkpoint_dir.absolute() / ".converted" / f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-        )
+        name = f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
+        folder = self.checkpoint_dir.absolute() / ".converted" / name
         files = read_cache(folder / INDEX).get("files")
         known = files if isinstance(files, dict) else {}  # name → stamps of the sources, and facts
         paths = [folder / f"{conversion.name}{conversion.extension}" for conversion in conversions]
@@ -103,20 +99,19 @@ class Converter:
 
         def convert(number: int, _: ReadStderr) -> Mapping[str, int] | str | DataError:
             """Facts, what is wrong with the sources, or why the file cannot be written."""
+            path = paths[number]
             try:
-                pixels, found = conversions[number].make()
+                pixels, facts = conversions[number].make()
             except DataError as error:
                 return str(error)
-            path = paths[number]
             data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomically(path, lambda file: file.write(data))
             except OSError as error:
-                return DataError(
-                    f"{path} cannot be written ({error.strerror}); converted masks are kept under checkpoint_dir"
-                )
-            return found
+                where = "converted masks are kept under checkpoint_dir"
+                return DataError(f"{path} cannot be written ({error.strerror}); {where}")
+            return facts
 
         waiting = [number for number in range(len(conversions)) if not is_known(number)]
         problems: dict[int, str] = {}
@@ -128,10 +123,10 @@ class Converter:
                     number = waiting[position]
                     if isinstance(outcome, DataError):
                         raise outcome
-                    if isinstance(outcome, Crash | str):
-                        problems[number] = (
-                            outcome if isinstance(outcome, str) else f"reading it crashed ({outcome.reason})"
-                        )
+                    if isinstance(outcome, Crash):
+                        problems[number] = f"reading it crashed ({outcome.reason})"
+                    elif isinstance(outcome, str):
+                        problems[number] = outcome
                     else:
                         known[conversions[number].name] = [stamps[number], outcome]
                     shown.tick()
@@ -146,9 +141,8 @@ class Converter:
     def write_pairs(
         self, kind: str, settings: Any, wanted: list[tuple[Pair, Conversion, Conversion]], label: str
     ) -> list[Pair]:
-        """The pairs, with the files that the conversions of their image and mask make. Raises DataError for bad
-        sources."""
-        files = self.write(kind, settings, [conversion for _, *both in wanted for conversion in both], label)
+        """The pairs with the files that are made for image and mask. Raises DataError for bad sources."""
+        files = self.write(kind, settings, [conversion for _, *sides in wanted for conversion in sides], label)
         if problem := next((file.problem for file in files if file.problem), ""):
             raise DataError(problem)
         made = zip(wanted, files[::2], files[1::2], strict=True)
@@ -163,8 +157,7 @@ MaskParts = dict[File, list[tuple[str, Path]]]  # image → the files of its mas
 
 def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_sequences: bool) -> MaskParts | None:
     """The mask files of each image where each object has a file of its own: in a folder with the image
-    (ID/images/x.png, ID/masks/*.png), or in one of the image's name (masks/x/*.png). None if the masks are laid out in
-    another way."""
+    (ID/images/x.png, ID/masks/*.png), or in one of the image's name (masks/x/*.png). Else None."""
     places = {image.folder if is_in_sequences else f"{image.folder}{image.stem}/": image for image in images}
     by_place: dict[str, list[File]] = defaultdict(list)
     for mask in masks:
@@ -184,10 +177,8 @@ def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_seque
 
 
 def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder: Path) -> MaskParts | None:
-    """The mask files of each image where each class has a folder of masks: masks/sea/a.png, masks/whale/a.png.
-
-    None if the masks are laid out in another way. An image may lack the masks of some classes.
-    """
+    """The mask files of each image where each class has a folder of masks: masks/sea/a.png, masks/whale/a.png. Else
+    None. An image may lack the masks of some classes."""
     by_class: dict[str, list[File]] = defaultdict(list)
     for mask in masks:
         name, _, rest = mask.folder.partition("/")
@@ -207,9 +198,9 @@ def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder
 def find_ending_files(images: Sequence[File], masks: Sequence[File]) -> MaskParts | None:
     """The mask files of each image whose names end in its class or in the number of an object: s0_head.png,
     s0_tail.png. None if they are named in another way, or hold more than two values."""
-    by_ending = masks_by_ending(images, masks)
-    looked_at = [mask.path for its in by_ending.values() for mask in list(its.values())[:NUM_LOOKED_AT]]
-    if not by_ending or not all(map(_holds_two_values, looked_at)):
+    by_ending = classes_by_ending(images, masks)
+    first_masks = [mask.path for its in by_ending.values() for mask in list(its.values())[:NUM_LOOKED_AT]]
+    if not by_ending or not all(map(_holds_two_values, first_masks)):
         return None
     are_objects = "" in by_ending or any(map(str.isdecimal, by_ending))
     found: MaskParts = defaultdict(list)
@@ -230,11 +221,19 @@ def _holds_two_values(path: Path) -> bool:
     return len(values) < 3 or bool(is_soft)
 
 
+class Merged(NamedTuple):
+    """The pairs of images and merged masks, and the files that cannot be used."""
+
+    pairs: list[Pair]
+    unreadable: list[str]
+    has_background: bool  # some pixels belong to no class
+    are_alike: bool  # the classes mark the same pixels
+
+
 def merge_masks(
     converter: Converter, part: Part, parts: MaskParts, classes: Sequence[str], notices: list[str]
-) -> tuple[list[Pair], list[str], bool, bool]:
-    """The pairs of images and merged masks: of classes, or of objects if there are no classes. And the files that
-    cannot be used, whether some pixels belong to no class, and whether the classes mark the same pixels."""
+) -> Merged:
+    """Writes one mask for each image: of its classes, or of its objects if there are no classes."""
     conversions = [
         Conversion(f"{part}/{image.folder}{image.stem}", [path for _, path in files], partial(_merge, files, classes))
         for image, files in parts.items()
@@ -248,14 +247,12 @@ def merge_masks(
             pairs.append(Pair(f"{image.folder}{image.stem}", image.path, mask.path, mask_origin=shown))
     facts = [Counter(mask.facts) for mask in written if not mask.problem]
     total = sum(facts, Counter())
-    are_alike = total["overlap"] > SAME_THING * total["foreground"]
     if total["overlap"]:
-        notices.append(
-            f"{total['overlap']} pixels in {sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks "
-            "belong to several "
-            f"classes: the later of {', '.join(classes)} wins (class_names sets another order)"
-        )
-    return pairs, [mask.problem for mask in written if mask.problem], total["background"] > 0, are_alike
+        holders = f"{sum(fact['overlap'] > 0 for fact in facts)} of {len(facts)} masks"
+        wins = f"the later of {', '.join(classes)} wins (class_names sets another order)"
+        notices.append(f"{total['overlap']} pixels in {holders} belong to several classes: {wins}")
+    are_alike = total["overlap"] > SAME_THING * total["foreground"]
+    return Merged(pairs, [mask.problem for mask in written if mask.problem], total["background"] > 0, are_alike)
 
 
 def _merge(files: Sequence[tuple[str, Path]], classes: Sequence[str]) -> tuple[Pixels, dict[str, int]]:

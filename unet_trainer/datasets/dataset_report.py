@@ -22,7 +22,7 @@ from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.folder_pairs import find_in_folders
-from unet_trainer.datasets.layouts import refuse_unreadable
+from unet_trainer.datasets.layouts import Listing, refuse_unreadable
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
 from unet_trainer.datasets.mask_reading import (
     ChosenClasses,
@@ -610,17 +610,17 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     The demo is made if it is missing. Masks that are not one file for each image are written as such under
     checkpoint_dir, with a progress bar if there is a console.
     """
-    data_dir = Path(config.data_dir)
+    data_dir, listing = Path(config.data_dir), Listing()
     if is_demo_dir(data_dir) and ensure_demo(data_dir) and console is not None:
         console.say(f"Made the demo dataset in {data_dir}")
-    stored = find_in_shards(config, console)
+    stored = find_in_shards(config, console, listing)
     if stored is None:
-        refuse_unreadable(data_dir, [config.image_dir, config.mask_dir])
+        refuse_unreadable(data_dir, [config.image_dir, config.mask_dir], listing)
     if stored is None and not data_dir.is_dir():
         what = "is not a folder" if data_dir.exists() else "does not exist"
         raise DataError(f"data_dir: {data_dir} {what}; need a folder with images/ and masks/")
     if config.split_file is None:
-        found = stored or _find_masks_or_annotations(config, data_dir, console)
+        found = stored or _find_masks_or_annotations(config, data_dir, listing, console)
     else:
         places = list(dict.fromkeys([Path(config.split_file), data_dir / config.split_file]))
         table = next((place for place in places if place.is_file()), None)
@@ -637,24 +637,24 @@ def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:
     )
 
 
-def _find_masks_or_annotations(config: Config, data_dir: Path, console: Console | None) -> FoundPairs:
+def _find_masks_or_annotations(config: Config, data_dir: Path, listing: Listing, console: Console | None) -> FoundPairs:
     """Masks in folders come first; where there are none, annotations are looked for."""
-    unread = describe_unread_tables(data_dir)
+    unread = describe_unread_tables(data_dir, listing)
     try:
-        found = find_in_folders(config, data_dir, console)
+        found = find_in_folders(config, data_dir, console, listing)
     except DataError as error:
         has_answers = isinstance(error, Question) and bool(error.choices)  # there are masks, and the user has to choose
         try:
-            drawn = find_annotations(config, data_dir, console)
+            drawn = find_annotations(config, data_dir, console, listing)
         except UnknownAnnotations:
             if has_answers:
                 raise error from None
             raise
         if drawn is not None:
             return drawn
-        others = [*unread, *describe_other_files(data_dir)]
+        others = [*unread, *describe_other_files(data_dir, listing)]
         if not others or has_answers:
             raise
         raise DataError("\n  ".join([str(error), *others])) from None
-    others = describe_other_files(data_dir) if found.problems or config.unpaired == "skip" else []
+    others = describe_other_files(data_dir, listing) if found.problems or config.unpaired == "skip" else []
     return replace(found, notices=(*found.notices, *unread, *others))

@@ -15,24 +15,14 @@ from typing import Any, get_args
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
 from unet_trainer.datasets import pairs as pairing
-from unet_trainer.datasets.layouts import PARTS, Group, Layout
+from unet_trainer.datasets.layouts import PARTS, Group, Layout, Listing
 from unet_trainer.datasets.name_matching import File, Match, Rule, best_match, mask_marks, with_ending
-from unet_trainer.datasets.pairs import (
-    FoundPairs,
-    Pair,
-    Part,
-    Problem,
-    Question,
-    composed,
-    first_few,
-    path_in,
-)
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.input_files import read_text
 
 TO_CSV = "split_file to a CSV with the columns image and mask"
 LISTS = "ImageSets/Segmentation"  # of PASCAL VOC: train.txt, val.txt, test.txt, trainval.txt, a name in each line
@@ -42,18 +32,15 @@ SplitLists = dict[str, Part | None]  # name of a listed image → its part; None
 
 @dataclass
 class Search:
-    """What the parts of a dataset share while they are searched, and what is to be said at the end."""
+    """What the parts of a dataset share while they are searched, and what is to be reported at the end."""
 
     config: Config
     converter: converted.Converter
+    listing: Listing
     notices: list[str] = field(default_factory=list)
-    classes: list[str] = field(
-        default_factory=list
-    )  # where each class has its files: their names, without the background
+    classes: list[str] = field(default_factory=list)  # names of those that have a file each, without the background
     has_background: bool = False  # some pixels belong to none of them
-    origins: dict[Path, str] = field(
-        default_factory=dict
-    )  # of images that were made from several files: what messages name
+    origins: dict[Path, str] = field(default_factory=dict)  # what messages call images made from several files
 
 
 @dataclass
@@ -70,41 +57,37 @@ class Paired:
     @property
     def unpaired(self) -> str:
         """3 images without a mask and 1 mask without an image."""
-        counts = (
-            [counted(len(self.match.images), "image without a mask", "images without a mask")]
-            if self.match.images
-            else []
-        )
-        counts += (
-            [counted(len(self.match.masks), "mask without an image", "masks without an image")]
-            if self.match.masks
-            else []
-        )
-        return " and ".join(counts)
+        nouns = ("image without a mask", "images without a mask"), ("mask without an image", "masks without an image")
+        sides = zip((self.match.images, self.match.masks), nouns, strict=True)
+        return " and ".join(counted(len(files), *noun) for files, noun in sides if files)
 
 
-def find_in_folders(config: Config, data_dir: Path, console: Console | None = None) -> FoundPairs:
+def find_in_folders(
+    config: Config, data_dir: Path, console: Console | None = None, listing: Listing | None = None
+) -> FoundPairs:
     """The pairs in the folders of data_dir; raises DataError where images and masks cannot be told apart.
 
     Where files do not pair up, results of predict among them are left out: looking for those opens every file.
     """
-    converter = converted.Converter(data_dir, Path(config.checkpoint_dir), console)
-    layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
+    listing = listing or Listing()
+    search = Search(config, converted.Converter(data_dir, Path(config.checkpoint_dir), console), listing)
+    find_layout = partial(layouts.find_layout, data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
+    layout = find_layout(listing=listing)
     try:
-        found, is_complete = _pair_parts(Search(config, converter), layout)
+        found, is_complete = _pair_parts(search, layout)
         if is_complete or not (results := _find_results(layout, config.mask_suffix)):
             return found
     except DataError:
         if not (results := _find_results(layout, config.mask_suffix)):
             raise
-    layout = layouts.find_layout(data_dir, config.image_dir, config.mask_dir, config.mask_suffix, {*results})
-    return _pair_parts(Search(config, converter, [layouts.describe_results(results)]), layout)[0]
+    again = Search(config, search.converter, listing, [layouts.describe_results(results)])
+    return _pair_parts(again, find_layout({*results}, listing))[0]
 
 
 def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
     """The pairs of all parts, and whether every file has its partner."""
-    is_divided = "val" in layout.parts
-    lists, division = (None, layout.divided) if is_divided else _read_split_lists(layout.parts["train"][0])
+    is_divided, config = "val" in layout.parts, search.config
+    lists, division = (None, layout.divided) if is_divided else _read_split_lists(search, layout.parts["train"][0])
     train = _pair_part(search, layout, "train", lists=lists)
     parts, pairs = [train], train.pairs
     if lists is not None:
@@ -113,11 +96,11 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
         val = _pair_part(search, layout, "val", train.match.rule)
         pairs = [*(replace(pair, part="train") for pair in pairs), *(replace(pair, part="val") for pair in val.pairs)]
         parts.append(val)
-    elif unread := _find_unread_lists(search.converter.data_dir, pairs):
+    elif unread := _find_unread_lists(search, pairs):
         fix = "to divide the images as they do, set split_file to a CSV with the columns image, mask and split"
         listing = " and ".join([str(unread[0]), *(file.name for file in unread[1:])])
         search.notices.append(f"{listing} {'is' if len(unread) == 1 else 'are'} not read; {fix}")
-    if division or search.config.split == "blocks" or len({pair.group for pair in pairs}) < 2:
+    if division or config.split == "blocks" or len({pair.group for pair in pairs}) < 2:
         pairs = [replace(pair, group="") for pair in pairs]  # else the slices of a volume stay on one side
     test, is_test_complete = [pair for pair in pairs if pair.part == "test"], True
     if lists is None and "test" in layout.parts:
@@ -125,7 +108,7 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
     pairs = [pair for pair in pairs if pair.part != "test"]
     incomplete = [part for part in parts if not part.match.is_complete]
     problems = [problem for part in parts for problem in part.problems]
-    if incomplete and search.config.unpaired == "skip" and pairs:
+    if incomplete and config.unpaired == "skip" and pairs:
         for part in incomplete:
             example = [*part.match.images, *part.match.masks][0].path
             search.notices.append(f"{part.unpaired} left out (unpaired: skip), e.g. {example}")
@@ -133,52 +116,42 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
         problems += _describe_unpaired(incomplete, len(pairs))
     classes = (*(["background"] if search.has_background else []), *search.classes) if search.classes else None
     rule = f"{layout.phrase}, {train.rule}" + (f"; {division}" if division else "")
-    (images, masks), config = layout.parts["train"], search.config
-    is_open = masks is not images and config.image_dir is None and config.mask_dir is None
-    folders = (images.value, masks.value) if is_open and masks is not None else None
-    found = FoundPairs(
-        tuple(pairs), rule, tuple(problems), tuple(test), (), tuple(search.notices), classes, folders=folders
-    )
+    is_open = train.masks is not train.images and config.image_dir is None and config.mask_dir is None
+    folders = (train.images.value, train.masks.value) if is_open else None
+    notices = tuple(search.notices)
+    found = FoundPairs(tuple(pairs), rule, tuple(problems), tuple(test), (), notices, classes, folders=folders)
     return found, is_test_complete and not incomplete
 
 
 def _describe_unpaired(parts: Sequence[Paired], num_pairs: int) -> list[Problem]:
-    """Files without a partner, each with the fix; unpaired: skip is one if there are pairs to train on."""
+    """Files without a partner, each with the fix; unpaired: skip is one if there are pairs to train on. As many images
+    as masks without a partner are likely numbered from different numbers: then the pairs are wrong ones."""
+    images, masks = (
+        tuple(str(file.path) for file in sorted(file for part in parts for file in files(part.match)))
+        for files in (lambda match: match.images, lambda match: match.masks)
+    )
+    settings = pairing.SKIP.settings if num_pairs > 1 and len(images) != len(masks) else {}
     fix = (
         "set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other "
         f"folders, or {TO_CSV}"
     )
-    is_shifted = any(map(_is_shifted, parts))
-    settings = pairing.SKIP.settings if num_pairs > 1 and not is_shifted else {}
-    fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip" if settings else ""
-    fix += "; if images and masks are numbered from different numbers, rename the masks" if is_shifted else ""
-    images = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.images))
-    masks = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.masks))
+    if settings:
+        fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip"
+    elif num_pairs > 1:
+        fix += "; if images and masks are numbered from different numbers, rename the masks"
     problems, match = [], parts[0].match
     if images:
-        how = "no rule pairs any of them: same names, a common prefix or suffix, zeros before numbers"
+        how = "no rule pairs any of them: same names, a common prefix or suffix"
         if match.pairs:
             (image, mask), total = min(match.pairs), len(match.pairs) + len(match.images)
             how = f"the best rule pairs {len(match.pairs)} of {total}, {image.path.name} with {mask.path.name}"
         what = f"without a mask in {parts[0].masks.place} ({how})"
         problems.append(Problem("no_mask", "image", what, images, f"add the masks; or {fix}", settings))
     if masks:
-        what, advice = (
-            f"without an image in {parts[0].images.place}",
-            "add their images" if images else f"add the images; or {fix}",
-        )
+        what = f"without an image in {parts[0].images.place}"
+        advice = "add their images" if images else f"add the images; or {fix}"
         problems.append(Problem("no_image", "mask", what, masks, advice, settings))
     return problems
-
-
-def _is_shifted(part: Paired) -> bool:
-    """Whether as many images and masks are left over at opposite ends of the names, as of img_001 to img_030 and
-    mask_000 to mask_029: then the pairs of equal numbers are likely wrong ones."""
-    images, masks, pairs = sorted(part.match.images), sorted(part.match.masks), part.match.pairs
-    if not pairs or len(images) != len(masks) or not images:
-        return False
-    (first_image, last_image), (first_mask, last_mask) = ((min(side), max(side)) for side in zip(*pairs, strict=True))
-    return (images[-1] < first_image and masks[0] > last_mask) or (images[0] > last_image and masks[-1] < first_mask)
 
 
 def _find_test(search: Search, layout: Layout, rule: Rule) -> tuple[list[Pair], bool]:
@@ -205,59 +178,55 @@ def _find_results(layout: Layout, mask_suffix: str) -> list[Path]:
     found: list[Path] = []
     for images, masks in layout.parts.values():
         results = [file for file in images.files if is_result(file.path)]
-        if images is masks and not layouts.holds_masks_too(
-            [file for file in images.files if file not in results], mask_suffix
-        ):
+        others = [file for file in images.files if file not in {*results}]
+        if images is masks and not layouts.holds_masks_too(others, mask_suffix):
             results = []
         if masks is not None and images is not masks:
-            seen = [file for file in masks.files if is_result(file.path)]
-            results += seen if len(seen) < len(masks.files) else []
+            of_masks = [file for file in masks.files if is_result(file.path)]
+            results += of_masks if len(of_masks) < len(masks.files) else []
         found += [file.path for file in results]
     return found
 
 
-# The lists of PASCAL VOC
+# Lists of names that divide the images
 
 
-def _read_split_lists(images: Group) -> tuple[SplitLists | None, str]:
-    """The lists beside the folders of images (one set for each folder, as in VOC2007/ and VOC2012/), and how messages
-    name them; None if one has none. Images in no list do not belong to the dataset."""
+def _read_split_lists(search: Search, images: Group) -> tuple[SplitLists | None, str]:
+    """The lists of VOC beside the folders of images (one set for each folder, as in VOC2007/ and VOC2012/), and how
+    messages name them; None if one has none. Images in no list do not belong to the dataset."""
     parts: SplitLists = {}
     names: dict[str, None] = {}
     known = {f"{image.folder}{image.stem}" for image in images.files}
     for sequence, folder in images.folders.items():
-        there = {file.stem.lower(): file for file in sorted((folder.parent / LISTS).glob("*.txt"))}
-        files = {
-            PARTS[name]: file for name, file in there.items() if name in PARTS
-        }  # train.txt; CVAT: Train.txt, Validation.txt
-        if "trainval" in there:
-            files.setdefault("train", there["trainval"])
+        place = folder.parent / LISTS
+        names_there = search.listing.entries(place).files if place.is_dir() else []
+        texts = {Path(name).stem.lower(): name for name in names_there if name.endswith(".txt")}
+        files = {PARTS[name]: text for name, text in texts.items() if name in PARTS}  # of CVAT: Validation.txt
+        if "trainval" in texts:
+            files.setdefault("train", texts["trainval"])
         if "train" not in files:
             return None, ""
-        for part, file in sorted(files.items(), key=lambda item: get_args(Part).index(item[0])):
+        # A name in two lists belongs to the later part: it must not train.
+        for part, text in sorted(files.items(), key=lambda item: get_args(Part).index(item[0])):
             try:
-                lines = [
-                    line.strip() for line in read_text(file, errors="surrogateescape").splitlines() if line.strip()
-                ]
+                lines = input_files.read_text(place / text, errors="surrogateescape").splitlines()
             except OSError as error:
-                raise DataError(f"{file} cannot be read ({error.strerror})") from None
-            # A line is a name, or its first word is: the rest then says whether a class occurs. A name in two lists
-            # belongs to the
-            # later: it must not train.
-            for line in lines:
+                raise DataError(f"{place / text} cannot be read ({error.strerror})") from None
+            # A line is a name, or its first word is: the rest then says whether a class occurs.
+            for line in filter(None, map(str.strip, lines)):
                 name = composed(f"{sequence}{line}")
                 parts[name if name in known else composed(f"{sequence}{line.split()[0]}")] = part
-            names[file.name] = None
+            names[text] = None
     if "val" not in parts.values():
         parts = {name: None if part == "train" else part for name, part in parts.items()}
     return parts, f"{LISTS}/{' and '.join(names)}"
 
 
-def _find_unread_lists(data_dir: Path, pairs: Sequence[Pair]) -> list[Path]:
+def _find_unread_lists(search: Search, pairs: Sequence[Pair]) -> list[Path]:
     """The first text file for each part that is named after it, and begins with the name of an image or is empty."""
     names = {name for pair in pairs for name in (pair.image.name, pair.image.stem)}
     found: dict[Part, Path] = {}
-    for file in layouts.walk(data_dir):
+    for file in layouts.walk(search.converter.data_dir, listing=search.listing):
         part = layouts.part_in([file.stem]) if file.suffix.lower() == ".txt" else None
         if part is not None and part not in found:
             with contextlib.suppress(OSError), input_files.open_file(file) as content:
@@ -274,19 +243,18 @@ def _listed_part(name: str, lists: SplitLists) -> Part | None:
 
 def _keep_listed(search: Search, images: list[File], lists: SplitLists) -> tuple[list[File], list[Problem]]:
     """The images that a list names; and the problem of listed names without an image."""
-    listed = [image for image in images if f"{image.folder}{image.stem}" in lists]
-    known = {f"{image.folder}{image.stem}" for image in listed}
-    missing = tuple(name for name, part in lists.items() if part != "test" and name not in known)
-    if len(listed) < len(images):
-        search.notices.append(f"{counted(len(images) - len(listed), 'image')} in no list of {LISTS} left out")
+    listed = {f"{image.folder}{image.stem}": image for image in images if f"{image.folder}{image.stem}" in lists}
+    missing = tuple(name for name, part in lists.items() if part != "test" and name not in listed)
+    kept, problems = [*listed.values()], list[Problem]()
+    if len(kept) < len(images):
+        search.notices.append(f"{counted(len(images) - len(kept), 'image')} in no list of {LISTS} left out")
     if missing and search.config.unpaired == "skip":
         search.notices.append(f"{counted(len(missing), 'listed name')} without an image left out (unpaired: skip)")
     elif missing:
         fix = "add the images, remove the names from the lists, or set unpaired: skip"
-        return listed, [
-            Problem("no_image", "name", f"in {LISTS} without an image", missing, fix, pairing.SKIP.settings)
-        ]
-    return listed, []
+        what = f"in {LISTS} without an image"
+        problems.append(Problem("no_image", "name", what, missing, fix, pairing.SKIP.settings))
+    return kept, problems
 
 
 # The pairs of one part
@@ -301,13 +269,13 @@ def _pair_part(
     """
     image_group, mask_group = layout.parts[part]
     assert mask_group is not None  # test without masks is not paired
-    config, is_one_folder = search.config, image_group is mask_group
+    mask_suffix, is_one_folder = search.config.mask_suffix, image_group is mask_group
     problems: list[Problem] = []
     images, masks = image_group.files, mask_group.files
     if is_one_folder:
-        images, masks = _one_folder(image_group, config.mask_suffix)
-    elif config.mask_suffix and not (masks := with_ending(masks, config.mask_suffix)):
-        text = f"mask_suffix: no name in {mask_group.place} ends in {config.mask_suffix!r}"
+        images, masks = _one_folder(image_group, mask_suffix)
+    elif mask_suffix and not (masks := with_ending(masks, mask_suffix)):
+        text = f"mask_suffix: no name in {mask_group.place} ends in {mask_suffix!r}"
         raise _ask_for_suffix(text, images, mask_group.files)
     _refuse_same_names(images, masks)
     if lists is not None:
@@ -315,83 +283,71 @@ def _pair_part(
     images, channels = _join_channels(search, images, masks, image_group.place, part, problems)
     match = best_match(images, masks, image_group.place, rule)
     if lists is not None:  # masks of other images, and test images without one, do not matter
-        match = match._replace(
-            images=[image for image in match.images if lists[image.folder + image.stem] != "test"], masks=[]
-        )
+        unpaired = [image for image in match.images if lists[image.folder + image.stem] != "test"]
+        match = match._replace(images=unpaired, masks=[])
     found = Paired(image_group, mask_group, match, problems=problems)
-    if not found.match.is_complete and not config.mask_suffix:
-        parts = None if is_one_folder else converted.find_object_files(images, masks, image_group.is_in_sequences)
-        parts = (
-            converted.find_class_files(images, masks, image_group.place)
-            if parts is None and not is_one_folder
-            else parts
-        )
+    if not match.is_complete and not mask_suffix:
+        parts = None
+        if not is_one_folder:
+            parts = converted.find_object_files(images, masks, image_group.is_in_sequences)
+            parts = converted.find_class_files(images, masks, image_group.place) if parts is None else parts
         parts = parts or converted.find_ending_files(images, masks)
         if parts and _merge_files(search, found, images, parts, part):
             return found
         if not parts and not is_one_folder:
-            found.match = _choose_kind(search, mask_group.place, images, masks, match)
+            _refuse_kinds(mask_group.place, images, masks)
     _take_plain(search, found, part)
     found.rule += channels
     return found
 
 
 def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: converted.MaskParts, part: Part) -> bool:
-    """Each image has files of objects or of classes, which are merged. Or it has one file, in a folder of its own or of
+    """Merges the files of objects or of classes that each image has. Or each has one file, in a folder of its own or of
     its batch: then only the match is set, and False returned."""
-    place = found.masks.place
+    place, config = found.masks.place, search.config
     names = sorted({name for files in parts.values() for name, _ in files if name})
     found.match = Match(Rule(), [], [image for image in images if image not in parts], [])
     as_classes: dict[str, Any] = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
-    given = list(search.config.class_names or ())
-    in_given = next(
-        (order for order in (given, given[1:]) if given and sorted(order) == names), []
-    )  # the first: background
-    are_sure = bool(search.classes or in_given)
-    if all(len(files) == 1 for files in parts.values()) and not (names and are_sure):
+    orders = (list(config.class_names or ()), list(config.class_names or ())[1:])  # the first may be the background
+    named = next((order for order in orders if names and sorted(order) == names), [])
+    is_sure = bool(search.classes or named)
+    if all(len(files) == 1 for files in parts.values()) and not (names and is_sure):
         if len(names) > 1:
             lines = "\n".join(f"  {line}" for line in pairing.setting_lines(as_classes))
-            listing = first_few((f"{name}/" for name in names), 10)
-            search.notices.append(
-                f"the folders in {place} are taken as parts of one set: {listing}; if they are classes, set:\n{lines}"
-            )
+            listing = f"{first_few((f'{name}/' for name in names), 10)}; if they are classes, set:\n{lines}"
+            search.notices.append(f"the folders in {place} are taken as parts of one set: {listing}")
         found.match.pairs.extend((image, image._replace(path=files[0][1])) for image, files in parts.items())
         return False
-    value = path_in(search.converter.data_dir, place)
-    one_of_them: list[dict[str, Any]] = [*({"mask_dir": f"{value}/{name}"} for name in names), as_classes]
     has_folders = all((place / name).is_dir() for name in names)
-    endings = {
+    ends = {
         name: path.stem.removeprefix(image.path.stem)
         for image, files in parts.items()
         for name, path in files
-        if path.stem != name and path.stem.startswith(image.path.stem)
+        if name and path.stem != name and not has_folders
     }
-    if names and not has_folders and endings:
-        one_of_them = [*({"mask_suffix": endings[name]} for name in names), as_classes]
-        if not are_sure:
-            listing = ", ".join(f"{ending} ({name})" for name, ending in endings.items())
-            one = f"to train on one of them alone, set mask_suffix: {endings[names[0]]}"
-            search.notices.append(
-                f"masks in {place} are taken as those of classes by the endings of their names: {listing}; {one}"
-            )
+    if names and ends and not is_sure:
+        listing = ", ".join(f"{ends[name]} ({name})" for name in names)
+        one = f"to train on one of them alone, set mask_suffix: {ends[names[0]]}"
+        search.notices.append(
+            f"masks in {place} are taken as those of classes by the endings of their names: {listing}; {one}"
+        )
     if names and not search.classes:
-        search.classes = in_given or names
-    unknown = sorted(set(names) - set(search.classes))
-    if unknown:
+        search.classes = named or names
+    if unknown := sorted(set(names) - set(search.classes)):
         raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
-    classes = search.classes if names else []
-    pairs, unreadable, has_background, are_alike = converted.merge_masks(
-        search.converter, part, parts, classes, search.notices
-    )
-    search.has_background |= has_background
-    if not are_sure and (are_alike or (has_folders and any(map(name_matching.READERS.search, names)))):
-        key = "mask_dir" if has_folders else "mask_suffix"
-        raise Question(f"{key}: {' and '.join(names)} in {place} look like readings of one thing", *one_of_them)
+    merged = converted.merge_masks(search.converter, part, parts, search.classes if names else [], search.notices)
+    search.has_background |= merged.has_background
+    if not is_sure and (merged.are_alike or (has_folders and any(map(name_matching.READERS.search, names)))):
+        key, value = "mask_dir" if has_folders else "mask_suffix", path_in(search.converter.data_dir, place)
+        choices = [{key: f"{value}/{name}" if has_folders else ends[name]} for name in names if has_folders or ends]
+        text = f"{key}: {' and '.join(names)} in {place} look like readings of one thing"
+        raise Question(text, *choices, as_classes)
     found.rule = f"a mask file for each object, {sum(map(len, parts.values()))} files merged"
     found.rule = f"a mask file for each class: {', '.join(search.classes)}" if names else found.rule
-    found.pairs = sorted(pairs, key=lambda pair: pair.name)
-    if unreadable:
-        found.problems.append(Problem("unreadable", *pairing.UNREADABLE, tuple(unreadable), "repair these files"))
+    found.pairs = sorted(merged.pairs, key=lambda pair: pair.name)
+    if merged.unreadable:
+        unreadable = tuple(merged.unreadable)
+        found.problems.append(Problem("unreadable", *pairing.UNREADABLE, unreadable, "repair these files"))
     return True
 
 
@@ -402,10 +358,10 @@ def _take_plain(search: Search, found: Paired, part: Part) -> None:
         Pair(f"{image.folder}{image.stem}", image.path, mask.path, image_origin=search.origins.get(image.path, ""))
         for image, mask in found.match.pairs
     ]
-    found.pairs = sorted(pairs, key=lambda pair: pair.name)
+    found.pairs = pairs = sorted(pairs, key=lambda pair: pair.name)
     if not pairs:
         return
-    image, mask = found.pairs[0].image, found.pairs[0].mask
+    image, mask = pairs[0].image, pairs[0].mask
     if found.match.rule != Rule() or any(composed(pair.image.stem) != composed(pair.mask.stem) for pair in pairs):
         found.rule = f"paired like {image.stem} ↔ {mask.stem}"
     elif found.images is found.masks:
@@ -422,21 +378,15 @@ def _take_plain(search: Search, found: Paired, part: Part) -> None:
         found.rule += f", {counted(len(pages), 'page')} of {counted(len(stacks), 'stack')}"
 
 
-def _choose_kind(search: Search, place: Path, images: Sequence[File], masks: Sequence[File], match: Match) -> Match:
-    """The match without further kinds of masks, if each image has a mask of its own name; raises Question for several
-    others."""
-    kinds = name_matching.mask_kinds(images, masks)
-    if kinds and "" not in kinds:
-        listing = ", ".join(f"{kind} ({count})" for kind, count in kinds.items())
+def _refuse_kinds(place: Path, images: Sequence[File], masks: Sequence[File]) -> None:
+    """Raises Question where images have several masks, none of which has their name."""
+    by_ending = name_matching.masks_by_ending(images, masks)
+    kinds = name_matching.common_endings(by_ending)
+    with_mask = {image for its in by_ending.values() for image in its}
+    if "" not in kinds and sum(len(by_ending[kind]) for kind in kinds) > len(with_mask):
+        listing = ", ".join(f"{kind} ({len(by_ending[kind])})" for kind in kinds)
         text = f"mask_suffix: {place} holds {len(kinds)} kinds of masks for the same images: {listing}"
         raise Question(text, *({"mask_suffix": kind} for kind in kinds))
-    if not kinds or match.rule != Rule() or match.images:
-        return match
-    left_out = ", ".join(kind for kind in kinds if kind)
-    search.notices.append(
-        f"{counted(len(match.masks), 'other mask')} in {place} left out ({left_out}); mask_suffix chooses another kind"
-    )
-    return match._replace(masks=[])
 
 
 def _join_channels(
@@ -448,21 +398,16 @@ def _join_channels(
     for image in sorted(images):
         cases[image.folder, name_matching.CHANNEL.sub("", image.stem)].append(image)
     most, stems = max(map(len, cases.values()), default=0), {(mask.folder, mask.stem) for mask in masks}
-    if (
-        most < 2
-        or not any(case in stems for case in cases)
-        or any((image.folder, image.stem) in stems for image in images)
-    ):
+    is_of_cases = any(case in stems for case in cases) and not any((file.folder, file.stem) in stems for file in images)
+    if most < 2 or not is_of_cases:
         return images, ""
     conversions = []
     for (folder, stem), files in cases.items():
         wanted = [f"{stem}_{number:04d}" for number in range(most)]
         if [file.stem for file in files] != wanted:
+            has = f"has {most} channel files for others, and for {folder}{stem}"
             there = first_few(file.path.name for file in files)
-            raise DataError(
-                f"image_dir: {place} has {most} channel files for others, and for {folder}{stem} {there}; need "
-                f"{first_few(wanted)}"
-            )
+            raise DataError(f"image_dir: {place} {has} {there}; need {first_few(wanted)}")
         paths = [file.path for file in files]
         make = partial(converted.join_channels, paths)
         conversions.append(converted.Conversion(f"{part}/{folder}{stem}", paths, make, ".npy"))
@@ -477,7 +422,7 @@ def _join_channels(
     return made, f", {most} files as the channels of each image"
 
 
-# Which files are images and which are masks
+# Images and masks of one folder
 
 
 def _one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]:
@@ -486,26 +431,23 @@ def _one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]
     files = group.files
     if mask_suffix:
         return _by_suffix(files, group.place, mask_suffix)
-    by_name: dict[tuple[str, str], set[str]] = defaultdict(set)
+    extensions: dict[tuple[str, str], set[str]] = defaultdict(set)
     for file in files:
-        by_name[file.folder, file.stem].add(_extension(file))
-    shared = [extensions for extensions in by_name.values() if len(extensions) > 1]
-    is_beside_jpeg = bool(shared) and all(".jpg" in extensions and len(extensions) == 2 for extensions in shared)
-    kinds = {
-        file: {
-            *mask_marks(file.stem),
-            *({_extension(file)} - {".jpg"} if len(by_name[file.folder, file.stem]) > 1 else ()),
-        }
-        for file in files
-    }
+        extensions[file.folder, file.stem].add(_extension(file))
+
+    def kinds_of(file: File) -> set[str]:
+        same, own = extensions[file.folder, file.stem], _extension(file)
+        by_extension = {"beside a JPEG" if same == {".jpg", own} else own} if len(same) > 1 and own != ".jpg" else set()
+        return {*mask_marks(file.stem), *by_extension}
+
+    kinds = {file: kinds_of(file) for file in files}
     counts = Counter(kind for its in kinds.values() for kind in its)
-    by_kind = {
-        kind: ([file for file in files if kind not in kinds[file]], [file for file in files if kind in kinds[file]])
-        for kind, count in sorted(counts.items())
-        if count < len(files)
-    }
-    if is_beside_jpeg and not any(mask_marks(file.stem) for file in files):  # the masks may have several extensions
-        by_kind = {"": ([file for file in files if not kinds[file]], [file for file in files if kinds[file]])}
+    by_kind: dict[str, tuple[list[File], list[File]]] = {}
+    for kind in sorted(kind for kind, count in counts.items() if count < len(files)):
+        by_kind[kind] = (
+            [file for file in files if kind not in kinds[file]],
+            [file for file in files if kind in kinds[file]],
+        )
     complete = [kind for kind, sides in by_kind.items() if best_match(*sides, group.place).is_complete]
     if not complete and converted.find_ending_files(*(sides := name_matching.split_by_endings(files))):
         return sides
@@ -514,18 +456,16 @@ def _one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]
     unclear = f"cannot tell images from masks in {group.place}"
     if not by_kind:
         text = f"{unclear}: no file is named like a mask (X_mask, X_label, gt_X, ...)"
-        raise _ask_for_suffix(
-            f"{text}; set image_dir and mask_dir to two folders, mask_suffix, or {TO_CSV}", files, files
-        )
+        text += f"; set image_dir and mask_dir to two folders, mask_suffix, or {TO_CSV}"
+        raise _ask_for_suffix(text, files, files)
     listing = ", ".join(f"{kind} ({counts[kind]} files)" for kind in by_kind)
-    names = {
-        kind: [f"{file.stem}{_extension(file) if kind in IMAGE_EXTENSIONS else ''}" for file in files]
-        for kind in by_kind
-    }
     endings = [
-        next((name[-len(kind) :] for name in its if name.lower().endswith(kind)), "") for kind, its in names.items()
+        ending
+        for kind, (_, masks) in by_kind.items()
+        for ending in [kind if kind in IMAGE_EXTENSIONS else masks[0].stem[-len(kind) :]]
+        if ending.lower() == kind
     ]
-    choices = ({"mask_suffix": ending} for ending in endings if ending)
+    choices = ({"mask_suffix": ending} for ending in endings)
     raise Question(f"{unclear}: several kinds of names could be masks: {listing}", *choices)
 
 
@@ -549,8 +489,7 @@ def _refuse_same_names(images: Sequence[File], masks: Sequence[File]) -> None:
     """Raises Question where two images, or two masks, have the same name: a.png and a.bmp."""
     for files in (images, masks):
         counts = Counter((file.folder, file.stem) for file in files)
-        twice = [file for file in files if counts[file.folder, file.stem] > 1]
-        if twice:
+        if twice := [file for file in files if counts[file.folder, file.stem] > 1]:
             text = f"images and masks do not pair up: {first_few(file.path for file in twice)} have the same name"
             extensions = sorted({_extension(file) for file in twice}) if files is masks else []
             if len(extensions) < 2:
@@ -566,13 +505,8 @@ def _extension(file: File) -> str:
 def _ask_for_suffix(text: str, images: Sequence[File], masks: Sequence[File]) -> Question:
     """Offers what follows the name of an image in at least half as many names of masks as the most frequent ending
     does."""
-    names = {(image.folder, image.stem) for image in images}
-    counts = Counter(
-        mask.stem[found.start() :]
-        for mask in masks
-        for found in name_matching.SEPARATOR.finditer(mask.stem)
-        if (mask.folder, mask.stem[: found.start()]) in names
-    )
-    endings = [ending for ending, count in counts.most_common() if 2 * count > max(counts.values())]
+    sides = name_matching.split_by_endings(masks) if images is masks else (images, masks)
+    by_ending = name_matching.masks_by_ending(*sides)
+    endings = name_matching.common_endings({ending: its for ending, its in by_ending.items() if ending})
     examples = first_few([mask.path.name for mask in masks])
     return Question(f"{text}; there is {examples}", *({"mask_suffix": ending} for ending in endings))

@@ -1,14 +1,10 @@
-"""Which names belong together. A rule removes prefixes and suffixes from the names of images and masks and compares the
-rest.
-
-The first rule that leaves nothing unpaired is used; equal names come first. Opens no file.
-"""
+"""Which names belong together: the same names, else one prefix and one suffix of the images, and one of the masks, that
+are the same for all pairs. Opens no file."""
 
 import os
 import re
-from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
-from itertools import product
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +13,11 @@ from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 
 # Words at the start or end of a name that mark a mask when images and masks are in one folder.
 MASK_WORDS = (
-    "masks?|labels?|labelids|labeltrainids|lbl|segs?|segmentations?|segmented|gt|ground_?truth|truth|annotations?|annot|ann|targets?"
-    "|manual[12]?|1stho|2ndho|trimap|matte"
+    "masks?|labels?|labelids|labeltrainids|lbl|segs?|segmentations?|segmented|gt|ground_?truth|truth|annotations?|annot"
+    "|ann|targets?|manual[12]?|1stho|2ndho|trimap|matte"
 )
 MASK_MARK = re.compile(rf"(?:^|[-_. ])(?:{MASK_WORDS})$|^(?:{MASK_WORDS})[-_. ]", re.IGNORECASE)
-CHANNEL_FOLDER = (
-    "imagestr"  # nnU-Net: case_0000.png in imagesTr is the first channel of the case whose label is case.png
-)
+CHANNEL_FOLDER = "imagestr"  # nnU-Net: case_0000.png there is the first channel of the case whose label is case.png
 CHANNEL = re.compile(r"_\d{4}$")
 NUMBER, SEPARATOR = re.compile(r"\d+"), re.compile(r"[-_. ]")
 IMAGE_WORDS = "images?|imgs?|im|inputs?|photo|frame|rgb|sat|volume|stack|training|train|validation|val|test"
@@ -32,13 +26,11 @@ IMAGE_AFFIXES, MASK_AFFIXES = (
     re.compile(rf"(?P<prefix>(?:(?:{words})[-_. ]|))(?P<core>.*?)(?P<suffix>(?:(?:^|[-_. ])(?:{words})|))", re.I)
     for words in (IMAGE_WORDS, MASK_WORDS)
 )
-# Of several kinds of masks, the ones to train on come first: what their names say of them.
-BEST_KINDS = ("labeltrainids", "labelids", "label", "mask", "seg", "gt", "")
 READERS = re.compile(
     r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)",
     re.I,
 )
-LAST_KINDS = ("instance", "color", "colour", "polygon", "overlay", "vis", "edge", "boundary")
+VIEWS = "instance|color|colour|polygon|overlay|vis|edge|boundary"  # of a mask: these are no classes
 
 Affixes = tuple[str, str]  # prefix and suffix
 
@@ -56,14 +48,12 @@ class Rule(NamedTuple):
 
     image: Affixes = ("", "")
     mask: Affixes = ("", "")
-    ignores_padding: bool = False  # 7 and 007 are equal
     drops_channel: bool = False  # the _0000 of nnU-Net
 
     def core(self, stem: str, is_mask: bool) -> str:
         prefix, suffix = self.mask if is_mask else self.image
         core = CHANNEL.sub("", stem) if self.drops_channel and not is_mask else stem
-        core = core.removeprefix(prefix).removesuffix(suffix)
-        return NUMBER.sub(lambda number: number.group().lstrip("0") or "0", core) if self.ignores_padding else core
+        return core.removeprefix(prefix).removesuffix(suffix)
 
 
 class Match(NamedTuple):
@@ -80,8 +70,7 @@ class Match(NamedTuple):
 
 
 def name_files(paths: Iterable[Path], root: Path, sequence: str = "") -> list[File]:
-    """The files with their names inside `root`: v0 for v0.png and for v0.nii.gz. `sequence`: what stands before their
-    folders."""
+    """The files with their names inside `root`: v0 for v0.png and v0.nii.gz. `sequence` stands before their folders."""
     files = []
     for path in paths:
         folder = path.relative_to(root).as_posix().removesuffix(path.name)
@@ -116,7 +105,7 @@ def best_match(
         rules.append(Rule(drops_channel=True))
     rules += _affix_rules({file.stem for file in images}, {file.stem for file in masks})
     partial = []
-    for rule in (*rules, *(rule._replace(ignores_padding=True) for rule in rules)):
+    for rule in dict.fromkeys(rules):
         match = _match_names(images, masks, rule)
         if match.is_complete:
             return match
@@ -153,20 +142,14 @@ def _keeps_words_whole(match: Match) -> bool:
 
 
 def _affix_rules(images: set[str], masks: set[str]) -> Iterator[Rule]:
-    """Rules that remove the common prefix and suffix of the masks, and of the images; or one of them: masks of some of
-    the images may share more than all images do."""
-    (image_prefix, image_suffix), (mask_prefix, mask_suffix) = (
-        _affixes(images, IMAGE_AFFIXES),
-        _affixes(masks, MASK_AFFIXES),
-    )
-    seen = {Rule()}
-    for has_prefix, has_suffix in ((True, True), (False, True), (True, False)):
-        mask = mask_prefix * has_prefix, mask_suffix * has_suffix
-        for image in (("", ""), (image_prefix * has_prefix, image_suffix * has_suffix)):
-            rule = _without_shared(image, mask)
-            if rule not in seen and not _hides_numbers(rule):
-                yield rule
-            seen.add(rule)
+    """Rules that remove what all masks begin and end with, and all images or none; or one of both: masks of some of the
+    images may share more than all images do."""
+    image, mask = _affixes(images, IMAGE_AFFIXES), _affixes(masks, MASK_AFFIXES)
+    for prefix, suffix in ((True, True), (False, True), (True, False)):
+        of_mask = mask[0] * prefix, mask[1] * suffix
+        for of_image in (("", ""), (image[0] * prefix, image[1] * suffix)):
+            if not _hides_numbers(of_image, of_mask):
+                yield Rule(of_image, of_mask)
 
 
 def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> Affixes:
@@ -180,96 +163,69 @@ def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> Affixes:
     return prefix, re.sub(r"^\d+", "", backwards[::-1])
 
 
-def _without_shared(image: Affixes, mask: Affixes) -> Rule:
-    """Without the words that images and masks share: of x_000019_leftImg8bit and x_000019_gtFine, 000019 is not
-    removed."""
-    start = _shared_words(image[1], mask[1])
-    image_end, mask_end = (len(prefix) - _shared_words(image[0][::-1], mask[0][::-1]) for prefix in (image[0], mask[0]))
-    return Rule((image[0][:image_end], image[1][start:]), (mask[0][:mask_end], mask[1][start:]))
+def _hides_numbers(image: Affixes, mask: Affixes) -> bool:
+    """Whether only one side has words with numbers that may identify files: s1_ and s2_. The 1 of _manual1 belongs to
+    its word."""
+    words = [
+        [word for affix in side for word in SEPARATOR.split(affix) if NUMBER.search(word)] for side in (image, mask)
+    ]
+    others = [[word for word in words[side] if word not in words[1 - side]] for side in (0, 1)]
+    return all(others) or any(word.isdigit() for side in others for word in side)
 
 
-def _shared_words(one: str, other: str) -> int:
-    """Length of the whole words with which both begin."""
-    ends = [*(found.start() for found in SEPARATOR.finditer(one)), len(one)]
-    return max([0, *(end for end in ends if other.startswith(one[:end]) and SEPARATOR.match(f"{other[end:]}_"))])
-
-
-def _hides_numbers(rule: Rule) -> bool:
-    """Whether the affixes hold numbers that may identify files: s1_a and s2_a. The 1 of 21_manual1 belongs to its
-    word."""
-    sides: tuple[list[str], list[str]] = ([], [])
-    for affixes in zip(rule.image, rule.mask, strict=True):
-        if NUMBER.findall(affixes[0]) != NUMBER.findall(affixes[1]):
-            for side, affix in zip(sides, affixes, strict=True):
-                side += [token for token in SEPARATOR.split(affix) if NUMBER.search(token)]
-    return all(sides) or any(token.isdigit() for side in sides for token in side)
-
-
-def mask_kinds(images: Sequence[File], masks: Sequence[File]) -> dict[str, int]:
-    """Endings of the masks' names, where an image has several masks: _labelIds and _color → the number of masks of
-    each.
-
-    Kinds that are common, those to train on first; empty if no image has several.
-    """
+def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, dict[File, File]]:
+    """Ending → image → mask, where the names of masks are those of images and an ending ("" too). The last words may
+    be missing in them, if all images have them: a_labelIds belongs to a_leftImg8bit."""
     _, suffix = _affixes({image.stem for image in images}, IMAGE_AFFIXES)
-    endings = ["", *(suffix[found.start() :] for found in SEPARATOR.finditer(suffix))]
-    cores = {(image.folder, image.stem.removesuffix(ending)) for image, ending in product(images, endings)}
-    ends = [(mask, end) for mask in masks if (end := _end_of_name(mask, cores)) is not None]
-    counts, with_mask = (
-        Counter(mask.stem[end:] for mask, end in ends),
-        {(mask.folder, mask.stem[:end]) for mask, end in ends},
+    by_name: dict[tuple[str, str], File] = {}
+    for end in ("", *(suffix[found.start() :] for found in SEPARATOR.finditer(suffix))):
+        for image in images:
+            by_name.setdefault((image.folder, image.stem.removesuffix(end)), image)
+    found: dict[str, dict[File, File]] = defaultdict(dict)
+    for mask in masks:
+        cuts = [len(mask.stem), *reversed([separator.start() for separator in SEPARATOR.finditer(mask.stem)])]
+        cut = next((cut for cut in cuts if (mask.folder, mask.stem[:cut]) in by_name), None)
+        if cut is not None:
+            found[mask.stem[cut:]][by_name[mask.folder, mask.stem[:cut]]] = mask
+    return found
+
+
+def common_endings(by_ending: dict[str, dict[File, File]]) -> list[str]:
+    """Those of masks_by_ending that are at least half as frequent as the most frequent; Cityscapes' ids come first."""
+    most = max(map(len, by_ending.values()), default=0)
+    common = [ending for ending, its in by_ending.items() if 2 * len(its) > most]
+    return sorted(
+        common, key=lambda ending: ("trainids" not in ending.lower(), "labelids" not in ending.lower(), ending)
     )
-    common = {kind: count for kind, count in counts.items() if 2 * count > max(counts.values())}
-
-    def rank(kind: str) -> tuple[int, str]:
-        word = kind.lower()
-        is_last = any(last in word for last in LAST_KINDS)
-        return len(BEST_KINDS) if is_last else next(
-            place for place, best in enumerate(BEST_KINDS) if best in word
-        ), kind
-
-    return {kind: common[kind] for kind in sorted(common, key=rank)} if sum(common.values()) > len(with_mask) else {}
-
-
-def _end_of_name(mask: File, names: Container[tuple[str, str]]) -> int | None:
-    """Where the longest of the names, by folder and stem, ends in the stem of a mask; None if it begins with none of
-    them."""
-    ends = [len(mask.stem), *(found.start() for found in reversed([*SEPARATOR.finditer(mask.stem)]))]
-    return next((end for end in ends if (mask.folder, mask.stem[:end]) in names), None)
 
 
 def split_by_endings(files: Sequence[File]) -> tuple[list[File], list[File]]:
     """Files of one folder as images and masks: a mask has the name of another file and more behind it, s0 and
     s0_head."""
     stems = {(file.folder, file.stem) for file in files}
-    is_mask = [
-        any((file.folder, file.stem[: sep.start()]) in stems for sep in SEPARATOR.finditer(file.stem)) for file in files
-    ]
-    images, masks = (
-        [file for file, its in zip(files, is_mask, strict=True) if its == wanted] for wanted in (False, True)
-    )
+    images, masks = list[File](), list[File]()
+    for file in files:
+        has_image = any((file.folder, file.stem[: end.start()]) in stems for end in SEPARATOR.finditer(file.stem))
+        (masks if has_image else images).append(file)
     return images, masks
 
 
-def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, dict[File, File]]:
+def classes_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, dict[File, File]]:
     """Class or object → image → mask, where masks have the name of their image and an ending: head and tail of s0_head,
     s0_tail; of objects 1, 2, ... and "" (s0_mask, s0_mask_1). Words for masks do not count. Empty unless the endings
     are clear: several, of classes with several images, and none for readers or for views of one mask."""
-    by_core = {(image.folder, image.stem): image for image in images}
-    found: dict[str, dict[File, File]] = defaultdict(dict)
-    endings: dict[str, set[str]] = defaultdict(set)
-    for mask in masks:
-        if (place := _end_of_name(mask, by_core)) is None:
-            return {}
-        words = [word for word in SEPARATOR.split(mask.stem[place:]) if word]
-        name = "_".join(word for word in words if not re.fullmatch(MASK_WORDS, word, re.I))
-        found[name][by_core[mask.folder, mask.stem[:place]]] = mask
-        endings[name].add(mask.stem[place:])
-    are_objects = all((NUMBER.fullmatch(name) or not name) and "mask" in min(endings[name]).lower() for name in found)
-    are_classes = all(re.fullmatch(r"[^\W\d]{2,}", name) and len(its) > 1 for name, its in found.items())
-    are_classes = are_classes and not any(
-        re.search(f"{'|'.join(LAST_KINDS)}|{READERS.pattern}", name, re.I) for name in found
-    )
-    are_clear = len(found) > 1 and all(len(its) == 1 for its in endings.values()) and (are_objects or are_classes)
+    by_ending = masks_by_ending(images, masks)
+    names = {
+        ending: "_".join(word for word in SEPARATOR.split(ending) if word and not re.fullmatch(MASK_WORDS, word, re.I))
+        for ending in by_ending
+    }
+    found = {names[ending]: its for ending, its in sorted(by_ending.items(), key=lambda item: names[item[0]])}
     with_mask = {image for its in found.values() for image in its}
-    return dict(sorted(found.items())) if are_clear and 2 * len(with_mask) > len(images) else {}
+    all_belong = sum(map(len, by_ending.values())) == len(masks) and 2 * len(with_mask) > len(images)
+    have_whole_names = all(mask.stem.startswith(image.stem) for its in found.values() for image, mask in its.items())
+    if len(found) < max(2, len(by_ending)) or not all_belong or not have_whole_names:
+        return {}
+    are_objects = all((NUMBER.fullmatch(name) or not name) and "mask" in end.lower() for end, name in names.items())
+    are_classes = all(re.fullmatch(r"[^\W\d]{2,}", name) and len(its) > 1 for name, its in found.items())
+    are_views = any(re.search(f"{VIEWS}|{READERS.pattern}", name, re.I) for name in found)
+    return found if are_objects or (are_classes and not are_views) else {}

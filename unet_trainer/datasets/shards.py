@@ -24,7 +24,7 @@ from typing import BinaryIO, NamedTuple
 from unet_trainer.config.load import PROTOCOLS, url_problem
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import shard_index
-from unet_trainer.datasets.layouts import list_files
+from unet_trainer.datasets.layouts import Listing, list_files, walk
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
@@ -54,7 +54,7 @@ class ShardPlace(NamedTuple):
     names: tuple[str, ...] | None = None
 
 
-def find_place(data_dir: str) -> ShardPlace | None:
+def find_place(data_dir: str, listing: Listing | None = None) -> ShardPlace | None:
     """None if data_dir is a folder of other files. Opens no file."""
     data_dir = SINGLE_SLASH.sub(r"\1://", data_dir)
     if COMPRESSED_TAR.search(data_dir) and not Path(data_dir).is_dir():
@@ -71,7 +71,9 @@ def find_place(data_dir: str) -> ShardPlace | None:
         if path.name.endswith(".tar") and not path.is_dir():
             return ShardPlace(str(path.parent), _expand(path.name))
         path = path.parent if path.name == INDEX_NAME and path.is_file() else path
-        if path.is_dir() and ((path / INDEX_NAME).is_file() or (_tar_files(Files(data_dir)) and not list_files(path))):
+        has_index = (path / INDEX_NAME).is_file()
+        has_shards = any(file.suffix == ".tar" for file in walk(path, listing=listing))
+        if path.is_dir() and (has_index or (has_shards and not list_files(path, listing=listing))):
             return ShardPlace(str(path))
     return None
 
@@ -92,9 +94,9 @@ def _tar_files(files: Files) -> list[str]:
     return [name for name in files.find() if name.endswith(".tar")]
 
 
-def open_shards(config: Config, console: Console | None = None) -> ShardStore | None:
+def open_shards(config: Config, console: Console | None = None, listing: Listing | None = None) -> ShardStore | None:
     """The shards that data_dir names, open for reading; None if it names none. Raises DataError."""
-    place = find_place(config.data_dir)
+    place = find_place(config.data_dir, listing)
     try:
         return None if place is None else _open(place, config, console or Console(io.StringIO()))  # silent without one
     except ShardError as error:
@@ -184,9 +186,9 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     return ShardIndex(shards, unpaired=tuple(key for index in indices for key in index.unpaired))
 
 
-def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs | None:
+def find_in_shards(config: Config, console: Console | None = None, listing: Listing | None = None) -> FoundPairs | None:
     """The pairs of the shards that data_dir names; None if it names none. Raises DataError."""
-    store = open_shards(config, console)
+    store = open_shards(config, console, listing)
     if store is None:
         return None
     index, root = store.index, store.files.root
@@ -202,7 +204,7 @@ def find_in_shards(config: Config, console: Console | None = None) -> FoundPairs
         raise DataError(f"data_dir: no sample with an image and a mask in the {num_shards} of {root}{there}; {fix}")
     used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
     notices, problems = [], []
-    if not store.is_remote and (others := list_files(Path(root))):
+    if not store.is_remote and (others := list_files(Path(root), listing=listing)):
         files = counted(len(others), "image file")
         notices.append(f"{files} beside the shards in {root} left out, such as {others[0]}")
     what = "without one image and one mask"

@@ -24,7 +24,7 @@ import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.converted import Converter, cut_blocks
-from unet_trainer.datasets.layouts import PARTS, resolved, walk
+from unet_trainer.datasets.layouts import PARTS, Listing, resolved, walk
 from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import Pixels
@@ -584,9 +584,9 @@ def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, dict[s
         raise DataError(f"{name} is not a CSV file ({error})") from None
 
 
-def describe_unread_tables(data_dir: Path) -> list[str]:
+def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
     """What to set to use the CSV files with columns of images and masks, a line where there are some."""
-    files = (file for file in walk(data_dir) if file.suffix.lower() in (".csv", ".tsv"))
+    files = (file for file in walk(data_dir, listing=listing) if file.suffix.lower() in (".csv", ".tsv"))
     tables, others = [], set[str]()
     for file in islice(files, MAX_TABLES):
         with contextlib.suppress(OSError), input_files.open_file(file) as content:
