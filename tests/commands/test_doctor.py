@@ -46,8 +46,8 @@ def test_the_page_of_a_tiny_dataset_and_the_config_that_it_writes(tiny_config, t
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--write", "mine.yaml"], "--write: mine.yaml exists; name another file, or remove it"),
-        (["--write", "no/where"], "--write: there is no folder no"),
+        (["--write", "mine.yaml"], "--write: {here}/mine.yaml exists; name another file, or remove it"),
+        (["--write", "no/where"], "--write: there is no folder {here}/no"),
         (["--json", "2h"], "--json: unknown option; need --help, --write, or a setting as key=VALUE"),
         (["--budget", "2h"], "--budget: unknown option; settings are given as time_budget=VALUE"),
     ],
@@ -57,7 +57,7 @@ def test_a_wrong_option_is_answered_before_anything_is_measured(words, error, tm
     Path("mine.yaml").write_text("seed: 7\n")
     assert run(*words) == 2
     out, said = capsys.readouterr()
-    assert (out, said.startswith(f"Error: {error}"), said.count("\n")) == ("", True, 1)
+    assert (out, said.startswith(f"Error: {error.format(here=tmp_path)}"), said.count("\n")) == ("", True, 1)
     assert Path("mine.yaml").read_text() == "seed: 7\n"
 
 

@@ -17,7 +17,6 @@ from unet_trainer.inference.scores import (
     compare,
     confusion_matrix,
     count_image,
-    drawn_scores,
     image_scores,
     intervals,
     resampled_sums,
@@ -309,16 +308,3 @@ def test_the_model_that_is_better_in_every_class_is_better_in_the_mean_whatever_
     difference = paired_difference(*tables)
     assert (difference.iou, difference.verdict) == (pytest.approx(expected), "better")
     assert difference.interval == pytest.approx(mean["interval"])
-
-
-def test_a_draw_without_a_class_takes_it_from_another_draw_which_the_truth_decides():
-    """Three draws of two classes; the truth of the second has no tree. Of a third class there is no truth at all."""
-    tree, sky = [[8, 10, 8], [0, 0, 5], [9, 10, 9]], [[5, 10, 5], [5, 10, 5], [10, 10, 10]]
-    draws = np.array([[s, t, (0, 0, 7)] for s, t in zip(sky, tree, strict=True)], np.float64)
-    found = drawn_scores(draws)["iou"]
-    assert found[:, :2].tolist() == [[0.5, 0.8], [0.5, 0.8], [1.0, 0.9]]
-    assert np.isnan(found[:, 2]).all()
-    assert found[:, 3] == pytest.approx([0.65, 0.65, 0.95])
-    draws[:, 1, 0] = [1, 0, 2]  # another model: other hits
-    assert drawn_scores(draws)["iou"][1, 1] == drawn_scores(draws)["iou"][0, 1] == pytest.approx(1 / 17)
-    assert draws[1, 1].tolist() == [0, 0, 5]  # as it was
