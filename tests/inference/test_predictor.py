@@ -9,14 +9,7 @@ from helpers.brightness_engine import BrightnessEngine
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_spec import ImageReader
-from unet_trainer.inference.predictor import (
-    Predictor,
-    TiledLogits,
-    all_ids,
-    blended_logits,
-    chosen_tile,
-    predicted_ids,
-)
+from unet_trainer.inference.predictor import Predictor, TiledLogits, all_ids, blended_logits, chosen_tile, predicted_ids
 
 RANDOM = np.random.default_rng(0)
 
