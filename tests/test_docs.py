@@ -10,7 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -42,12 +42,8 @@ def code_blocks(text):
 
 def commands(*pages):
     """Of pages, each once; what srun starts is one too."""
-    lines = [
-        line.removeprefix("srun ")
-        for page in pages
-        for block in code_blocks(page.read_text())
-        for line in block.splitlines()
-    ]
+    lines = [line for page in pages for block in code_blocks(page.read_text()) for line in block.splitlines()]
+    lines = [line.removeprefix("srun ") for line in lines]
     return list(dict.fromkeys(line for line in lines if line.startswith("python ")))
 
 
@@ -59,17 +55,13 @@ def test_the_demo_command_reaches_the_promised_iou(tmp_path):
     """Word for word but for the install, which made the environment that runs this. With a thread for each core, as a user's."""
     assert "python -m pip install -r requirements.txt && python train_unet.py" in commands(ROOT / "README.md")
     environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "train_unet.py")], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    command = [sys.executable, str(ROOT / "train_unet.py")]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads((tmp_path / "checkpoints/demo/result.json").read_text())
     assert result["best_val_iou"] >= 0.90
-    assert (
-        len(list((tmp_path / "data/demo/images").iterdir()))
-        == len(list((tmp_path / "data/demo/masks").iterdir()))
-        >= 200
-    )
+    images, masks = (len(list((tmp_path / "data/demo" / name).iterdir())) for name in ("images", "masks"))
+    assert images == masks >= 200
 
 
 def small_words(words):
@@ -122,28 +114,18 @@ def test_every_command_that_uses_a_model_runs(used_model, monkeypatch, capsys):
             assert main(words) == 0, (words, capsys.readouterr().err)
 
 
-MADE_BY = {"checkpoints/demo/model.onnx": "--format onnx", "model.pt2": "--format pt2"}
-
-
-def need_file(used_model, name):
-    """One that a command of the page makes and another one uses."""
-    if not (used_model / name).is_file():
-        (line,) = [line for line in commands(USING) if MADE_BY[name] in line]
-        with contextlib.chdir(used_model):
-            assert main(shlex.split(line)[2:]) == 0
-        assert (used_model / name).is_file()
-
-
-def test_the_page_shows_every_command_that_uses_a_model_and_every_format():
-    text = "\n".join(commands(USING))
-    for part in ("evaluate ", "predict ", "try ", "export ", *(f"--format {name}" for name in FORMATS)):
-        assert part in text, part
-
-
 def example_of(words):
     """The example of the page that has these words."""
     (found,) = [block for block in code_blocks(USING.read_text()) if words in block]
     return found
+
+
+def need_file(used_model, name, made_by):
+    """One that a command of the page makes and another one uses."""
+    if not (used_model / name).is_file():
+        (line,) = [line for line in commands(USING) if made_by in line]
+        with contextlib.chdir(used_model):
+            assert main(shlex.split(line)[2:]) == 0
 
 
 def test_the_example_of_load_runs(used_model, monkeypatch, capsys):
@@ -159,12 +141,11 @@ def test_the_example_of_load_runs(used_model, monkeypatch, capsys):
 def test_the_example_of_onnxruntime_gives_what_the_model_gives_without_this_project(used_model):
     for package in ("onnxruntime", "onnx", "onnxscript"):
         pytest.importorskip(package, reason="exports need requirements-export.txt")
-    need_file(used_model, "checkpoints/demo/model.onnx")
+    need_file(used_model, "checkpoints/demo/model.onnx", "--format onnx")
     script = example_of("import onnxruntime") + "\nprint(ids.tolist())"
     # -I: neither this folder nor PYTHONPATH is searched.
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", script], cwd=used_model, capture_output=True, text=True, timeout=300
-    )
+    command = [sys.executable, "-I", "-c", script]
+    done = subprocess.run(command, cwd=used_model, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     shares, ids = done.stdout.splitlines()
     assert json.loads(shares.replace("'", '"')).keys() == {"background", "foreground"}
@@ -174,7 +155,7 @@ def test_the_example_of_onnxruntime_gives_what_the_model_gives_without_this_proj
 
 
 def test_the_example_of_torch_export_runs(used_model, monkeypatch, capsys):
-    need_file(used_model, "model.pt2")
+    need_file(used_model, "model.pt2", "--format pt2")
     capsys.readouterr()
     monkeypatch.chdir(used_model)
     example = example_of("torch.export.load")
@@ -185,14 +166,7 @@ def test_the_example_of_torch_export_runs(used_model, monkeypatch, capsys):
 
 def test_the_python_example_runs(tiny_data, tmp_path, small_network, capsys):
     example = next(block for block in code_blocks(README) if "from train_unet import train" in block)
-    small = {
-        **TINY_MODEL,
-        "image_size": 32,
-        "batch_size": 4,
-        "num_workers": 0,
-        "device": "cpu",
-        "checkpoint_dir": str(tmp_path),
-    }
+    small = {**SMALL_RUN, "device": "cpu", "checkpoint_dir": str(tmp_path)}
     example = example.replace('"num_epochs": 20', '"num_epochs": 1').replace('"data/mine"', repr(str(tiny_data)))
     example = example.replace('{"data_dir"', f'{{**{small!r}, "data_dir"')
     exec(compile(example, "README.md", "exec"), {"__name__": "__main__"})
@@ -216,18 +190,14 @@ def test_the_tree_follows_the_code():
             assert (ROOT / name).exists(), name
 
 
-def test_the_readme_is_short():
-    assert len(README.splitlines()) <= 150
-
-
-def test_every_preset_is_in_the_table():
+def test_every_command_preset_and_format_is_documented():
     table = "\n".join(line for line in README.splitlines() if line.startswith("|"))
     assert [path.name for path in sorted((ROOT / "configs").glob("*.yaml")) if f"`{path.name}`" not in table] == []
-
-
-def test_every_command_is_documented():
     text = "\n".join(page.read_text() for page in PAGES)
     assert [name for name in COMMANDS if f"python train_unet.py {name}" not in text] == []
+    using = "\n".join(commands(USING))
+    parts = ("evaluate ", "predict ", "try ", "export ", *(f"--format {name}" for name in FORMATS))
+    assert [part for part in parts if part not in using] == []
 
 
 def test_the_tables_of_keys_are_what_the_code_says():
@@ -253,12 +223,9 @@ def test_every_link_leads_somewhere():
 CELLS = json.loads((ROOT / "docs/quickstart.ipynb").read_text())["cells"]
 
 
-def test_the_notebook_is_kept_without_outputs():
-    assert [cell for cell in CELLS if cell.get("outputs") or cell.get("execution_count")] == []
-
-
 @pytest.mark.real_pictures
-def test_the_notebook_trains_shows_and_predicts(tmp_path, monkeypatch, capsys):
+def test_the_notebook_has_no_outputs_trains_shows_and_predicts(tmp_path, monkeypatch, capsys):
+    assert [cell for cell in CELLS if cell.get("outputs") or cell.get("execution_count")] == []
     for name in ("train_unet.py", "unet_trainer", "configs"):
         (tmp_path / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
@@ -270,13 +237,9 @@ def test_the_notebook_trains_shows_and_predicts(tmp_path, monkeypatch, capsys):
         pictures.append(shown if isinstance(shown, str) else shown.copy().size)
         return SimpleNamespace(update=display)
 
-    for name, attributes in {  # matplotlib looks at IPython too
-        "IPython": {"version_info": (9, 0), "get_ipython": lambda: None},
-        "IPython.display": {"display": display},
-    }.items():
-        module = ModuleType(name)
-        vars(module).update(attributes)
-        monkeypatch.setitem(sys.modules, name, module)
+    ipython = SimpleNamespace(version_info=(9, 0), get_ipython=lambda: None)  # matplotlib looks at it too
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     names = {}
     for cell in CELLS:
         if cell["cell_type"] == "code":

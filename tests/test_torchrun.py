@@ -221,32 +221,6 @@ def test_a_run_of_two_processes_goes_on_with_one_and_says_what_changes(config, t
     assert len(rows) == 3
 
 
-@pytest.mark.soak
-@pytest.mark.parametrize("rank", [0, 1])
-def test_compiling_that_fails_in_one_process_leaves_all_uncompiled(rank, config, tmp_path):
-    fault = f"no compiler@{rank}"
-    job = ForkedJob({**config, "compile_model": True}, tmp_path / "job", faults={0: fault, 1: fault})
-    assert job.finish() == [0, 0], job.said()
-    assert (
-        job.said().count(
-            "compiling failed on 1 of 2 processes, training continues uncompiled (InductorError: no compiler)"
-        )
-        == 1
-    )
-    assert "✓ Compiled" not in job.said()
-    assert [record["digest"] for record in job.records(0)] == [record["digest"] for record in job.records(1)]
-    assert "not finite" not in job.said()
-
-
-@pytest.mark.soak
-def test_two_compiled_processes_have_the_same_bits(config, tmp_path):
-    """Their backward pass is compiled in parts."""
-    job = ForkedJob({**config, "compile_model": True}, tmp_path / "job")
-    assert job.finish() == [0, 0], job.said()
-    assert "✓ Compiled" in job.log(0)
-    assert [one["digest"] for one in job.records(0)] == [one["digest"] for one in job.records(1)]
-
-
 def wait_for_epoch(folder, number):
     wait_until(
         lambda: any(event.get("epoch", 0) >= number for event in read_events(folder) if event["kind"] == "epoch")

@@ -16,7 +16,6 @@ import torch
 from helpers.killed_runs import be_quiet, start, train_once, use_small_network, wait_until
 from helpers.runs import weights_digest, words
 from train_unet import TrainingFailed, main, train
-from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.model import losses
@@ -260,37 +259,3 @@ def test_a_signal_while_a_run_starts_ends_it_at_once_with_one_message(line, numb
     assert process.exitcode == code
     assert said[-1] == f"Interrupted by {number.name} before anything was saved"
     assert "Traceback" not in "\n".join(said)
-
-
-@pytest.mark.soak
-def test_a_signal_while_the_step_is_compiled_ends_the_run_without_waiting_for_the_compiler(
-    tiny_config, tmp_path, monkeypatch
-):
-    monkeypatch.setenv(
-        "TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled")
-    )  # else what an earlier test compiled is found at once
-    log = tmp_path / "log"
-    process = start(train_once, {**tiny_config, "compile_model": True}, log)
-    wait_until(lambda: log.exists() and "Compiling the step" in log.read_text())
-    time.sleep(0.5)  # within the compiler
-    os.kill(process.pid, signal.SIGTERM)
-    process.join(60)
-    assert process.exitcode == 143
-    assert log.read_text().splitlines()[-1] == "Interrupted by SIGTERM before anything was saved"
-
-
-def test_two_runs_in_one_folder_are_one_too_many(tiny_config, monkeypatch):
-    """tests/system/test_locks.py has those of two processes."""
-    monkeypatch.setattr("unet_trainer.system.locks.WAIT_SECONDS", 0.1)
-    config = {**tiny_config, "run_name": "run", "resume": "auto"}
-    draft = Path(tiny_config["checkpoint_dir"]) / "run/.last.pt.x2345678.tmp"
-
-    def begin_another(row):
-        draft.touch()
-        with pytest.raises(
-            UserError, match="is in use: another run of this process trains there; end it first, or choose another"
-        ):
-            train(config)
-        assert draft.exists()  # the other's, perhaps
-
-    assert train(config, on_epoch=begin_another).epochs == 2

@@ -1,14 +1,10 @@
 """The bench: rows that suit the hardware, each a run in a separate process, and a table of their figures."""
 
 import json
-import os
 import re
-import signal
-import threading
 
 import pytest
 
-from helpers.killed_runs import is_running, wait_until
 from helpers.project import TINY_MODEL
 from helpers.runs import words
 from train_unet import main
@@ -16,7 +12,6 @@ from unet_trainer.commands import bench as module
 from unet_trainer.commands.bench import bench, choose_rows
 from unet_trainer.config.load import load_config
 from unet_trainer.system.console import Console
-from unet_trainer.system.signals import Interrupted, Signals
 from unet_trainer.training.step import TrainStep
 
 # Stands in for train_unet.py: leaves what a run of two epochs leaves. `plan` says by the run's name what it does otherwise.
@@ -34,10 +29,6 @@ result = {"number_format": number_format, "is_compiled": settings["compile_model
 (folder / "config.yaml").write_text(yaml.safe_dump({**settings, **plan.get("config", {})}))
 columns = "epoch,seconds,images_per_second,peak_memory_gib,val_iou"
 (folder / "metrics.csv").write_text(f"{columns}\\n1,9.0,2.0,1.5,0.4\\n2,3.0,{plan.get('rate', 8.0)},1.0,0.5\\n")
-"""
-SLEEP = """
-import os, sys, time; from pathlib import Path
-Path(sys.argv[1]).with_suffix(".pid").write_text(str(os.getpid())); time.sleep(60)
 """
 PLAIN = {"use_amp": False, "compile_model": False}
 
@@ -95,11 +86,10 @@ def test_the_table_has_the_epochs_after_the_first_and_a_failure_does_not_end_the
 @pytest.mark.parametrize(
     ("change", "failure"),
     [
-        ({"result": {"is_compiled": False}}, "it did not run with the compile_model of its row"),
         (
             {
                 "result": {"is_compiled": False},
-                "lines": ["Warning: another matter", "Warning: compile_model: it failed (why)"],
+                "lines": ["Warning: another", "Warning: compile_model: it failed (why)"],
             },
             "compile_model: it failed (why)",
         ),
@@ -109,21 +99,6 @@ def test_the_table_has_the_epochs_after_the_first_and_a_failure_does_not_end_the
 def test_a_row_that_did_not_run_with_its_settings_has_no_figures(change, failure, run_stub):
     fast = {"use_amp": True, "amp_dtype": "bfloat16", "compile_model": True}
     assert run_stub({"baseline": PLAIN, "fast": fast}, fast=change).splitlines()[-1] == f"fast: {failure}"
-
-
-def test_an_interrupted_bench_ends_its_run(tiny_config, tmp_path, monkeypatch):
-    (tmp_path / "sleep.py").write_text(SLEEP)
-    monkeypatch.setattr(module, "SCRIPT", tmp_path / "sleep.py")
-    pid_file = tmp_path / "checkpoints/bench/plain.pid"
-
-    def interrupt():
-        wait_until(lambda: pid_file.exists() and pid_file.read_text())
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(Interrupted), Signals():
-        bench(load_config(tiny_config), {"plain": PLAIN}, Console())
-    assert not is_running(int(pid_file.read_text()))
 
 
 def test_missing_data_and_removed_options_are_reported_before_anything_is_trained(tmp_path, capsys):

@@ -29,10 +29,10 @@ def run(tmp_path, monkeypatch):
 def answer(capsys, *arguments):
     """What the user reads when the arguments are refused."""
     assert main(["export", *map(str, arguments)]) == 2
-    captured = capsys.readouterr()
-    assert captured.err.startswith("Error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err.removeprefix("Error: ").removesuffix("\n")
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1
+    return error.removeprefix("Error: ").removesuffix("\n")
 
 
 def test_onnx_is_the_format_unless_another_is_named_and_the_next_command_is_printed(run, capsys):
@@ -41,29 +41,25 @@ def test_onnx_is_the_format_unless_another_is_named_and_the_next_command_is_prin
     (run.parent.parent / "my models").mkdir()
     assert main(["export", str(run / "best.pt"), "--out", "my models"]) == 0
     assert (run.parent.parent / "my models/model.onnx").is_file()
-    captured = capsys.readouterr()
-    assert (
-        captured.out.splitlines()[-1]
-        == "Next: python train_unet.py predict 'my models/model.onnx' IMAGES --out predictions"
-    )
-    assert captured.err == ""
-    assert main(["export", "my models/model.onnx"]) == 2
-    assert "is an export already; name the run or the .pt file" in capsys.readouterr().err
+    said, errors = capsys.readouterr()
+    assert said.endswith("\nNext: python train_unet.py predict 'my models/model.onnx' IMAGES --out predictions\n")
+    assert errors == ""
+    assert "is an export already; name the run or the .pt file" in answer(capsys, "my models/model.onnx")
 
 
 def test_a_folder_of_smp_is_made(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    spec = make_spec(decoder_channels=(8, 8, 8, 8, 8))
-    save_model(tmp_path / "checkpoints/demo/best.pt", random_segmenter(spec))
-    assert main(["export", "demo", "--format", "smp"]) == 0
-    assert "Written:    checkpoints/demo/model_smp (" in capsys.readouterr().out
-    assert (tmp_path / "checkpoints/demo/model_smp/model.safetensors").is_file()
-    assert sorted(file.name for file in (tmp_path / "checkpoints/demo/model_smp").iterdir()) == sorted(SMP_FILES)
-    assert main(["export", "demo", "--format", "smp"]) == 0  # again, over the earlier one
-    (tmp_path / "checkpoints/demo/model_smp/LICENSE").write_text("mine")
-    assert main(["export", "demo", "--format", "smp"]) == 2
-    assert "model_smp holds LICENSE beside an earlier export, which would be deleted with it" in capsys.readouterr().err
-    assert (tmp_path / "checkpoints/demo/model_smp/LICENSE").read_text() == "mine"
+    save_model(tmp_path / "checkpoints/demo/best.pt", random_segmenter(make_spec(decoder_channels=(8, 8, 8, 8, 8))))
+    folder = tmp_path / "checkpoints/demo/model_smp"
+    for _ in range(2):  # again, over the earlier one
+        assert main(["export", "demo", "--format", "smp"]) == 0
+        assert "Written:    checkpoints/demo/model_smp (" in capsys.readouterr().out
+        assert sorted(file.name for file in folder.iterdir()) == sorted(SMP_FILES)
+    (folder / "LICENSE").write_text("mine")
+    assert "model_smp holds LICENSE beside an earlier export, which would be deleted with it" in answer(
+        capsys, "demo", "--format", "smp"
+    )
+    assert (folder / "LICENSE").read_text() == "mine"
 
 
 def test_a_place_that_cannot_be_written_to_is_told(run, monkeypatch, capsys):
@@ -91,50 +87,33 @@ def test_a_missing_package_is_named_in_one_line(run, capsys, monkeypatch):
     pytest.importorskip("onnxruntime", reason="another would be named")
     pytest.importorskip("onnxscript", reason="another would be named")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    assert (
-        answer(capsys, "demo")
-        == "onnxscript is not installed; exported models need: python -m pip install -r requirements-export.txt"
-    )
-
-
-def test_a_link_in_a_runs_folder_is_not_followed_out_of_it(tmp_path):
-    """A run folder from elsewhere could have any."""
-    (tmp_path / "model.onnx").symlink_to(tmp_path / "elsewhere.onnx")
-    (tmp_path / "model_smp").symlink_to(tmp_path)
-    for name in ("onnx", "smp"):
-        with pytest.raises(UserError, match=r"--out: .* is a link to .*; remove it, or choose another place"):
-            choose_target(None, name, tmp_path / "best.pt")
-
-
-def test_an_export_replaces_its_own_kind_alone(tmp_path):
-    target = tmp_path / "model.onnx"
-    for content, is_replaced in ((b"\x08\x0a\x12", True), (b"notes", False)):
-        target.write_bytes(content)
-        if is_replaced:
-            assert choose_target(target, "onnx", tmp_path / "best.pt") == target
-        else:
-            with pytest.raises(UserError, match=r"--out: .*model.onnx is there and is no .onnx model; choose another"):
-                choose_target(target, "onnx", tmp_path / "best.pt")
+    expected = "onnxscript is not installed; exported models need: python -m pip install -r requirements-export.txt"
+    assert answer(capsys, "demo") == expected
 
 
 @pytest.mark.parametrize(
     ("out", "name", "message"),
     [
+        ("model.pt", "onnx", "model.pt does not end in .onnx; need the name of a .onnx file, or a folder for it"),
+        ("nowhere/model.onnx", "onnx", "there is no folder .*nowhere"),
+        ("notes.onnx", "onnx", "notes.onnx is there and is no .onnx model; choose another"),
+        ("pipe.onnx", "onnx", "pipe.onnx is no file that can be replaced"),
+        ("mine", "smp", "mine exists and is no earlier export; name a folder that does not exist"),
         (
-            "model.pt",
-            "onnx",
-            r"--out: .*model.pt does not end in .onnx; need the name of a .onnx file, or a folder for it",
-        ),
-        ("nowhere/model.onnx", "onnx", "--out: there is no folder .*nowhere"),
-        ("pipe.onnx", "onnx", "--out: .*pipe.onnx is no file that can be replaced"),
-        ("mine", "smp", "--out: .*mine exists and is no earlier export; name a folder that does not exist"),
-        ("notes.txt", "smp", "--out: .*notes.txt exists and is no earlier export"),
+            None,
+            "pt2",
+            "is a link to .*; remove it, or choose another place",
+        ),  # a run folder from elsewhere may have any
+        (None, "smp", "is a link to .*; remove it, or choose another place"),
     ],
 )
-def test_nothing_else_is_replaced(out, name, message, tmp_path):
+def test_nothing_but_an_earlier_export_of_its_kind_is_replaced(out, name, message, tmp_path):
     os.mkfifo(tmp_path / "pipe.onnx")
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/photo.jpg").touch()
-    (tmp_path / "notes.txt").touch()
-    with pytest.raises(UserError, match=message):
-        choose_target(tmp_path / out, name, tmp_path / "best.pt")
+    (tmp_path / "notes.onnx").write_bytes(b"notes")
+    (tmp_path / "model.pt2").symlink_to(tmp_path / "elsewhere.pt2")
+    (tmp_path / "model_smp").symlink_to(tmp_path)
+    with pytest.raises(UserError, match=f"^--out: .*{message}"):
+        choose_target(out and tmp_path / out, name, tmp_path / "best.pt")
+    (tmp_path / "earlier.onnx").write_bytes(b"\x08\x0a\x12")
+    assert choose_target(tmp_path / "earlier.onnx", "onnx", tmp_path / "best.pt") == tmp_path / "earlier.onnx"

@@ -52,12 +52,8 @@ def test_every_run_has_its_state_best_iou_epochs_and_date(folder, capsys):
     assert "\033" not in text
     assert main(["runs", f"checkpoint_dir={folder}", "--json"]) == 0
     entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
-    assert [entries["cells"][key] for key in ("state", "best_val_iou", "best_epoch", "epochs")] == [
-        "finished",
-        0.6,
-        2,
-        3,
-    ]
+    cells = [entries["cells"][key] for key in ("state", "best_val_iou", "best_epoch", "epochs")]
+    assert cells == ["finished", 0.6, 2, 3]
     assert entries["broken"]["best_val_iou"] is None
 
 
@@ -78,7 +74,8 @@ def test_a_damaged_run_has_a_row_that_says_so_and_the_others_have_theirs(folder,
 
 
 def test_runs_are_compared_with_the_first(folder, capsys):
-    assert main(["compare", "cells", "better", "--html", "page.html"]) == 0
+    for _ in range(2):  # a page replaces a page
+        assert main(["compare", "cells", "better", "--html", "page.html"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[:3] == ["Run", "val", "IoU"]
     assert lines[1].split()[:2] == ["cells", "0.6000"]
@@ -94,14 +91,10 @@ def test_runs_are_compared_with_the_first(folder, capsys):
     ("arguments", "message"),
     [
         (["runs", "missing"], "checkpoint_dir: missing is no folder"),
-        (["runs", "a", "b"], "runs takes one folder, got a b"),
         (["runs", "lr=1"], "lr=1: of settings runs takes checkpoint_dir alone, once each"),
-        (["compare"], "compare takes two or more runs, got none"),
         (["compare", "cells", "checkpoints/cells"], "cells and checkpoints/cells are the same run; name another"),
         (["compare", "cells", "better", "--html", "nowhere/x.html"], "--html: there is no folder "),
-        (["report", "nobody"], "no run nobody; checkpoints holds "),
         (["report", "checkpoint_dir=none"], "checkpoint_dir: none holds no runs; python train_unet.py starts one"),
-        (["report", "batch_size=4"], "batch_size=4: of settings report takes checkpoint_dir, data_dir alone"),
         (["watch", "cells"], "watch was removed: open report.html in the run's folder; while the run goes on, it is"),
     ],
 )
@@ -130,6 +123,8 @@ def test_the_newest_run_is_the_one_that_was_saved_last_whatever_asks(folder, cap
     os.utime(folder / "cells/events.jsonl", (2**32, 2**32))
     (folder / "broken/config.yaml").write_text("")
     assert find_named_run(None, folder) == newest_run(folder) == find_model(None, folder).parent == folder / "killed"
+    for name in ("cells", str(folder / "cells"), str(folder / "cells/events.jsonl")):
+        assert find_named_run(name, folder) == folder / "cells"
     assert main(["report", "--no-pictures"]) == 0
     said = capsys.readouterr().out
     assert f"Report: {folder / 'killed/report.html'} " in said
@@ -154,23 +149,7 @@ def test_a_page_or_report_never_replaces_a_file_of_another_kind_also_through_a_l
     assert Path(file).read_bytes() == b"PK\x03\x04 of a run"
 
 
-def test_pages_are_replaced_by_pages_and_a_link_in_a_runs_folder_is_refused(folder, capsys):
-    for words in (["report", "cells", "--no-pictures", "--out"], ["compare", "cells", "better", "--html"]):
-        assert main([*words, "page.html"]) == 0
-    assert Path("page.html").read_text().count("<html") == 1
-    (folder / "cells/report.html").unlink(missing_ok=True)
+def test_a_link_in_a_runs_folder_is_refused(folder, capsys):
     (folder / "cells/report.html").symlink_to("../../page.html")
-    capsys.readouterr()
     assert main(["report", "cells", "--no-pictures"]) == 2
     assert capsys.readouterr().err.startswith("Error: report: checkpoints/cells/report.html is a link to ../../page")
-
-
-def test_a_run_is_found_by_name_folder_and_file_and_the_newest_without_one(folder, monkeypatch, capsys):
-    os.utime(folder / "broken/events.jsonl", (2**32, 2**32))
-    for name, under in (
-        ("cells", folder),
-        (str(folder / "cells"), Path("nowhere")),
-        (str(folder / "cells/events.jsonl"), folder),
-    ):
-        assert find_named_run(name, under) == folder / "cells"
-    assert find_named_run(None, folder) == folder / "broken"

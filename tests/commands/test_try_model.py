@@ -44,13 +44,6 @@ def served(place, monkeypatch):
     return calls
 
 
-def refused(capsys, *arguments):
-    assert main(["try", *arguments]) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    return captured.err
-
-
 def test_without_gradio_the_command_to_install_it_is_named_before_torch_is_loaded():
     code = (
         "import sys, train_unet\n"
@@ -84,17 +77,18 @@ def test_a_model_without_its_data_is_served_without_images(served, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nothing"], "Error: no run nothing; checkpoints holds tiny\n"),
-        (["tiny", "other"], "Error: no run tiny other; checkpoints holds tiny\n"),
-        (["tiny", "batch_size=4"], "Error: batch_size=4: of settings try takes data_dir alone, once each\n"),
-        (["tiny", "data_dir=nowhere"], "Error: data_dir: nowhere does not exist here"),
-        (["tiny", "--device", "gpu"], "Error: 1 problem in the config:\n  device: got 'gpu'"),
-        (["tiny", "--host", "0.0.0.0"], "Error: --host: unknown option"),
-        (["tiny/../.."], "Error: "),
+        (["tiny", "other"], "no run tiny other; checkpoints holds tiny\n"),
+        (["tiny", "batch_size=4"], "batch_size=4: of settings try takes data_dir alone, once each\n"),
+        (["tiny", "data_dir=nowhere"], "data_dir: nowhere does not exist here"),
+        (["tiny", "--device", "gpu"], "1 problem in the config:\n  device: got 'gpu'"),
+        (["tiny", "--host", "0.0.0.0"], "--host: unknown option"),
     ],
 )
 def test_what_cannot_be_served_is_one_message(served, capsys, arguments, message):
-    assert refused(capsys, *arguments).startswith(message)
+    assert main(["try", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"Error: {message}")
     assert served == []
 
 
@@ -109,21 +103,17 @@ def gradio():
     return pytest.importorskip("gradio", reason="needs requirements-try.txt")
 
 
-def spec_of(channels, depth):
-    return ImageSpec(channels, depth, (0.0,) * channels, (1.0,) * channels, 0.0, 255.0)
-
-
 @pytest.mark.parametrize(
     ("channels", "depth", "name", "data"),
     [
         (3, "uint8", "a.png", cv2_bytes(".png", np.repeat(LEVELS[:, :, None], 3, 2).astype(np.uint8))),
-        (1, "uint16", "a.tif", cv2_bytes(".tif", LEVELS.astype(np.uint16))),
         (5, "float", "a.npy", npy_bytes(np.repeat(LEVELS[:, :, None], 5, 2).astype(np.float32))),
     ],
 )
 def test_images_of_any_depth_and_channels_are_answered(gradio, tmp_path, channels, depth, name, data):
     (tmp_path / name).write_bytes(data)
-    upload, about, shares, drawn, mask = answer(bright_predictor(image=spec_of(channels, depth)), str(tmp_path / name))
+    spec = ImageSpec(channels, depth, (0.0,) * channels, (1.0,) * channels, 0.0, 255.0)
+    upload, about, shares, drawn, mask = answer(bright_predictor(image=spec), str(tmp_path / name))
     assert re.fullmatch(rf"{name}: 8×6 pixels, \d+\.\d\d s", about)
     assert shares == [("50.00%", "background"), ("50.00%", "foreground")]
     assert np.asarray(mask).tolist() == IDS
@@ -142,9 +132,7 @@ def test_the_overlay_of_a_large_image_is_made_smaller_and_its_mask_is_not(gradio
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (b"", "the file is empty"),
         (b"not an image", "not an image that can be decoded"),
-        (cv2_bytes(".png", np.zeros((4, 4, 3), np.uint16)), "16-bit values; the model was trained on 8-bit images"),
         (npy_bytes(np.array([{}]), allow_pickle=True), "cannot be decoded (it holds Python objects)"),
         (
             grey_png(40_000, 40_000, 1, b""),

@@ -79,9 +79,6 @@ class Page:
     def all(self, selector):
         return self.driver.find_elements("css selector", selector)
 
-    def text(self, name):
-        return self.find(f"#{name}").text
-
     def run(self, script, *arguments):
         return self.driver.execute_script(script, *arguments)
 
@@ -90,6 +87,3 @@ class Page:
         while not is_so():
             assert time.monotonic() < deadline, console_errors(self.driver)
             time.sleep(0.02)
-
-    def wait_for(self, name, text):
-        self.wait_until(lambda: text in self.text(name))

@@ -115,7 +115,6 @@ def install(fault, records, network):
     Run.judge = noted
     _use_small_buckets()
     others = {
-        "no compiler": _break_compiler,
         "memory while connecting": _fail_while_connecting,
         "bug at the start": lambda _: setattr(setup, "try_components", lambda *arguments: 1 / 0),
         "bug in save": _fail_after_save,
@@ -211,24 +210,6 @@ def _use_small_buckets():
             super().__init__(*arguments, **options, bucket_cap_mb=0.0005)
 
     gradient_sync.DistributedDataParallel = SmallBuckets
-
-
-def _break_compiler(rank):
-    """In the process of this rank; in the others nothing is compiled either, which takes a minute, but it seems so."""
-    from unet_trainer.training import compilation
-
-    def compile_steps(components, *batches, **options):
-        train_step = components.train_step
-        if int(os.environ["RANK"]) == rank:
-            return "InductorError: no compiler", lambda: None
-        eager = train_step.forward
-        train_step.forward = lambda *arguments: (
-            eager(*arguments)[0] * float("nan"),
-            eager(*arguments)[1],
-        )  # never to be used
-        return None, lambda: setattr(train_step, "forward", eager)
-
-    compilation.compile_steps = compile_steps
 
 
 def _shorten_pilots(rate):

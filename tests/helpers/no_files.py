@@ -5,8 +5,6 @@ import shutil
 
 import pytest
 
-from helpers.mutations import mutated
-
 needs_pipes = pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 
 
@@ -22,25 +20,6 @@ NO_FILES = {
     "broken link": _link("none"),
     "folder": lambda path: path.mkdir(),
 }
-
-
-def spoil(path, files, chooser, rng):
-    """Replaces a file by what is none, by a link to another one, or by its own bytes with changes; returns what was done."""
-    kind = chooser.choice([*NO_FILES, "link", "bytes", "bytes", "empty", "deep"])
-    if kind in NO_FILES:
-        replace_by(kind, path)
-    elif kind == "link":
-        other = chooser.choice(files)
-        path.unlink()
-        path.symlink_to(other.absolute())
-    else:
-        changed = {
-            "empty": lambda: b"",
-            "deep": lambda: b"[" * 200_000,
-            "bytes": lambda: mutated(path.read_bytes(), rng),
-        }[kind]()
-        path.write_bytes(changed)
-    return kind
 
 
 def replace_by(kind, path):

@@ -4,9 +4,7 @@ Root may, whatever the permissions of a file say, unless it gives up the two cap
 """
 
 import ctypes
-import io
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -41,9 +39,7 @@ def give_up_powers():
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def _run(words, log, folder, as_user, closes_streams, largest):
-    import resource
-
+def _run(words, log, folder, as_user, closes_streams):
     from train_unet import main
 
     os.chdir(folder)
@@ -56,11 +52,6 @@ def _run(words, log, folder, as_user, closes_streams, largest):
         for number in range(3):
             os.close(number)
         sys.stdin = sys.stdout = sys.stderr = None
-    elif largest is not None:  # what a full disk does at another number of bytes; the log would be a file like others
-        sys.stdout = sys.stderr = io.StringIO()
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        most = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (largest, most))
     else:
         sys.stdout = sys.stderr = open(log, "a", buffering=1, errors="replace")  # noqa: SIM115, PTH123 (for the life of the process)
     leave_out_pictures(setattr)
@@ -69,18 +60,15 @@ def _run(words, log, folder, as_user, closes_streams, largest):
         code = main([str(word) for word in words])
     except BaseException:
         traceback.print_exc()
-    if largest is not None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
-        Path(log).write_text(sys.stdout.getvalue(), errors="replace")
     os._exit(code)
 
 
-def run_in_child(*words, as_user=False, cwd=None, closes_streams=False, largest=None):
-    """Exit code and all that was printed. Skips where root cannot give its powers away. `largest`: bytes of a file."""
+def run_in_child(*words, as_user=False, cwd=None, closes_streams=False):
+    """Exit code and all that was printed. Skips where root cannot give its powers away."""
     with tempfile.TemporaryDirectory() as place:
         log = Path(place) / "log"
         log.touch()
-        process = start(_run, words, log, cwd or place, as_user, closes_streams, largest)
+        process = start(_run, words, log, cwd or place, as_user, closes_streams)
         process.join(HANG_SECONDS)
         if process.exitcode is None:
             process.kill()

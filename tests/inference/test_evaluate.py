@@ -18,27 +18,16 @@ from unet_trainer.config.load import load_config
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import read_image, write_image
 from unet_trainer.images.mask_decoding import MaskCoding
-from unet_trainer.inference.evaluate import (
-    csv_text,
-    evaluate,
-    make_folder,
-    write_evaluation,
-)
+from unet_trainer.inference.evaluate import csv_text, evaluate, make_folder, write_evaluation
 from unet_trainer.inference.inputs import DataSource, EvaluationData
 from unet_trainer.inference.predictor import Predictor
-from unet_trainer.inference.scores import EvaluatedSet, summarise
-
-CODING = MaskCoding((0, 255))
+from unet_trainer.inference.scores import summarise
 
 
 def data_of(folder, pairs):
-    facts = [SimpleNamespace(size=read_image(pair.image).shape[:2]) for pair in pairs]
+    sizes = [SimpleNamespace(size=read_image(pair.image).shape[:2]) for pair in pairs]
     source = DataSource(load_config({"data_dir": str(folder)}), None, is_own=False)
-    return EvaluationData(source, "all", "by hand", pairs, facts, [], CODING)
-
-
-def evaluate_pairs(folder, pairs, engine):
-    return evaluate(Predictor(engine), data_of(folder, pairs))
+    return EvaluationData(source, "all", "by hand", pairs, sizes, [], MaskCoding((0, 255)))
 
 
 def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
@@ -75,7 +64,8 @@ def evaluated_pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluated")
     images = [(bright(band(number)), band(10 if number else 0) * 255) for number in range(12)]
     pairs = write_pairs(folder, images)
-    return evaluate_pairs(folder, pairs, BrightnessEngine()), data_of(folder, pairs)
+    data = data_of(folder, pairs)
+    return evaluate(Predictor(BrightnessEngine()), data), data
 
 
 def write(folder, evaluated, data, **description):
@@ -86,13 +76,10 @@ def write(folder, evaluated, data, **description):
 def test_the_table_has_a_row_for_each_image_the_worst_first(evaluated_pairs):
     evaluated, data = evaluated_pairs
     rows = list(csv.DictReader(io.StringIO(csv_text(evaluated, data.pairs, data.source.data_dir, NAMES[1:]))))
-    assert [row["image"] for row in rows] == [
-        f"images/{number}.png" for number in (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 10, 0)
-    ]
-    assert rows[0]["iou"] == "0.100000"
-    assert rows[0]["precision"] == "1.000000"
-    assert rows[0]["wrong_pixels"] == "180"
-    assert rows[0]["counted_pixels"] == "400"
+    order = (1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 10, 0)
+    assert [row["image"] for row in rows] == [f"images/{number}.png" for number in order]
+    expected = {"iou": "0.100000", "precision": "1.000000", "wrong_pixels": "180", "counted_pixels": "400"}
+    assert expected.items() <= rows[0].items()
     assert rows[-1]["iou"] == rows[-1]["boundary_iou"] == ""  # undefined: no object, none found
     assert (rows[-1]["truth_pixels"], rows[-1]["predicted_pixels"]) == ("0", "0")
 
@@ -119,30 +106,18 @@ def test_the_json_file_has_every_score_with_its_reduction(evaluated_pairs, tmp_p
 
 def test_pictures_of_the_evaluation_before_are_replaced_and_nothing_else_is_touched(evaluated_pairs, tmp_path):
     evaluated, data = evaluated_pairs
-    make_folder(tmp_path, is_named=True)
-    (tmp_path / "notes.txt").write_text("mine")
-    (tmp_path / "worst").mkdir()
-    (tmp_path / "worst/01_mine.png").write_text("mine too")
-    write(tmp_path, evaluated, data)
-    fewer = EvaluatedSet(
-        evaluated.counts, evaluated.confusion, evaluated.num_wrong, evaluated.num_counted, evaluated.worst[1:2]
-    )
-    write(tmp_path, fewer, data)
-    assert files_in(tmp_path) == [
-        "evaluation.csv",
-        "evaluation.json",
-        "notes.txt",
-        "worst/01_2.png",
-        "worst/01_mine.png",
-    ]
-
-
-def test_a_list_of_pictures_that_is_not_ours_deletes_nothing(evaluated_pairs, tmp_path):
-    folder = tmp_path / "out"
-    make_folder(folder, is_named=True)
-    (tmp_path / "outside.png").write_text("mine")
-    (folder / "evaluation.json").write_text(json.dumps({"worst": [{"picture": "worst/../../outside.png"}]}))
-    write(folder, *evaluated_pairs)
+    out = tmp_path / "out"
+    make_folder(out, is_named=True)
+    (out / "worst").mkdir()
+    for name in ("out/notes.txt", "out/worst/01_mine.png", "outside.png"):
+        (tmp_path / name).write_text("mine")
+    write(out, evaluated, data)
+    write(out, dataclasses.replace(evaluated, worst=evaluated.worst[1:2]), data)
+    written = ["evaluation.csv", "evaluation.json", "notes.txt", "worst/01_2.png", "worst/01_mine.png"]
+    assert files_in(out) == written
+    # A list that another program wrote: nothing outside is deleted.
+    (out / "evaluation.json").write_text(json.dumps({"worst": [{"picture": "worst/../../outside.png"}]}))
+    write(out, evaluated, data)
     assert (tmp_path / "outside.png").exists()
 
 
@@ -162,8 +137,6 @@ def test_a_link_is_followed_if_the_user_names_it_and_not_if_it_lies_in_a_runs_fo
     link = tmp_path / "evaluation"
     link.symlink_to(tmp_path / "outside")
     make_folder(link, is_named=True)
-    with pytest.raises(
-        UserError,
-        match=rf"^--out: {link} cannot be written to \(it is a link to .*outside\); a link there leads elsewhere",
-    ):
+    message = rf"^--out: {link} cannot be written to \(it is a link to .*outside\); a link there leads elsewhere"
+    with pytest.raises(UserError, match=message):
         make_folder(link, is_named=False)

@@ -76,15 +76,10 @@ def test_values_are_those_of_the_dataset_and_read_back_as_the_same_ids(name, tmp
 
 
 @pytest.mark.parametrize(
-    ("coding", "expected"),
-    [
-        (MaskCoding(None, 0), [0, 255]),
-        (MaskCoding(None, 127, ignore_value=255), [0, 254]),
-        (MaskCoding(None, 127, ignore_value=0), [1, 255]),
-        (MaskCoding(None, 30000, ignore_value=65535), [0, 65534]),
-    ],
+    ("ignored", "expected"), [(None, [0, 255]), (255, [0, 254]), (0, [1, 255])], ids=["none", "white", "black"]
 )
-def test_a_threshold_s_values_lie_on_their_sides_of_it_and_are_not_ignored(coding, expected):
+def test_a_threshold_s_values_lie_on_their_sides_of_it_and_are_not_ignored(ignored, expected):
+    coding = MaskCoding(None, 127, ignore_value=ignored)
     table = value_table(coding, 2)
     assert table.tolist() == expected
     assert coding.encode(table[None]).tolist() == [[0, 1]]
@@ -134,16 +129,6 @@ def test_results_of_a_geotiff_are_geotiffs_too(tmp_path):
     assert read_georeference(tmp_path / "out/a.tif") == read_georeference(path) is not None
 
 
-def test_a_result_never_replaces_an_image(tmp_path, image):
-    folder = PredictionFolder(tmp_path / "images", SPEC, Kinds())
-    with pytest.raises(UserError, match=r"--out: .*images/a.png is one of the images, and would be overwritten"):
-        folder.refuse_overwriting([Input(image.path, "a")])
-    tiff = tmp_path / "images/b.tif"
-    tiff.write_bytes(tiff_bytes(PIXELS))
-    with pytest.raises(UserError, match=r"b.tif is one of the images"):
-        folder.refuse_overwriting([Input(tiff, "b")])
-
-
 def test_images_whose_results_would_have_one_name_are_refused(tmp_path):
     folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
     fix = "predict them in two commands"
@@ -153,40 +138,37 @@ def test_images_whose_results_would_have_one_name_are_refused(tmp_path):
             folder.refuse_overwriting([Input(tmp_path / f"{one}.jpg", one), Input(tmp_path / f"{two}.png", two)])
 
 
-def test_a_result_never_replaces_a_mask_of_the_dataset(tmp_path, image):
-    out = tmp_path / "masks"
-    out.mkdir()
-    (out / "a.png").write_bytes(cv2_bytes(".png", IDS))
-    folder = PredictionFolder(out, SPEC, Kinds())
-    with pytest.raises(UserError, match=r"masks/a.png is there and is no result of predict; choose another folder"):
-        folder.refuse_overwriting([image._replace(name="a")])
-    (out / "a.png").unlink()
-    (out / "a.tif").write_bytes(tiff_bytes(IDS))
-    with pytest.raises(UserError, match=r"masks/a.tif is there and is no result of predict"):
-        folder.refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
+def test_a_result_never_replaces_an_image_or_a_link(tmp_path, image):
+    folder = PredictionFolder(tmp_path / "images", SPEC, Kinds())
+    with pytest.raises(UserError, match=r"--out: .*images/a.png is one of the images, and would be overwritten"):
+        folder.refuse_overwriting([Input(image.path, "a")])
+    (tmp_path / "images/b.png").symlink_to("elsewhere.png")
+    with pytest.raises(UserError, match=r"images/b.png is a link to elsewhere.png; remove it"):
+        folder.refuse_overwriting([Input(image.path, "b")])
 
 
-def test_a_result_replaces_no_link_and_an_array_nothing_but_an_array(tmp_path, image):
+DRAWN = b'{"type": "FeatureCollection", "features": []}'  # polygons that somebody drew
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "image", "kind"),
+    [
+        ("a.png", cv2_bytes(".png", IDS), "a.jpg", "result of predict"),
+        ("a.tif", tiff_bytes(IDS), "a.tif", "result of predict"),
+        ("probabilities/a.npy", b"notes", "a.jpg", ".npy array"),
+        ("polygons.json", DRAWN, "a.jpg", "result of predict"),
+        ("a.geojson", DRAWN, "a.tif", "result of predict"),
+    ],
+)
+def test_a_result_replaces_nothing_but_a_result_of_its_kind(tmp_path, name, content, image, kind):
+    path = tmp_path / "out" / name
     (tmp_path / "out/probabilities").mkdir(parents=True)
-    (tmp_path / "out/b.png").symlink_to("elsewhere.png")
-    (tmp_path / "out/probabilities/c.npy").write_bytes(b"notes")
-    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(probabilities="npy"))
-    folder.refuse_overwriting([image._replace(name="a")])
-    with pytest.raises(UserError, match=r"out/b.png is a link to elsewhere.png; remove it"):
-        folder.refuse_overwriting([image._replace(name="b")])
-    with pytest.raises(UserError, match=r"probabilities/c.npy is there and is no .npy array; choose another folder"):
-        folder.refuse_overwriting([image._replace(name="c")])
-
-
-@pytest.mark.parametrize("name", ["polygons.json", "a.geojson"])
-def test_a_result_never_replaces_polygons_that_somebody_drew(name, tmp_path):
-    out = tmp_path / "labels"
-    out.mkdir()
-    (out / name).write_text('{"type": "FeatureCollection", "features": []}')
-    folder = PredictionFolder(out, SPEC, Kinds(polygons=True))
-    with pytest.raises(UserError, match=rf"labels/{name} is there and is no result of predict; choose another folder"):
-        folder.refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
-    PredictionFolder(out, SPEC, Kinds()).refuse_overwriting([Input(tmp_path / "images/a.tif", "a")])
+    path.write_bytes(content)
+    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(probabilities="npy", polygons=True))
+    with pytest.raises(UserError, match=rf"^--out: {path} is there and is no {kind}; choose another folder"):
+        folder.refuse_overwriting([Input(tmp_path / image, "a")])
+    path.unlink()
+    folder.refuse_overwriting([Input(tmp_path / image, "a")])
 
 
 RINGS = np.zeros((12, 10), np.uint8)
@@ -210,12 +192,8 @@ def test_a_coco_file_has_images_categories_and_an_annotation_for_each_object(tmp
     ring, bar = content["annotations"]
     assert (ring["area"], ring["bbox"], ring["category_id"], ring["image_id"]) == (40, [1, 1, 7, 7], 1, 1)
     assert (bar["area"], bar["bbox"], bar["category_id"], bar["id"]) == (3, [0, 10, 3, 1], 2, 2)
-    assert sorted(zip(bar["segmentation"][0][::2], bar["segmentation"][0][1::2], strict=True)) == [
-        (0, 10),
-        (0, 11),
-        (3, 10),
-        (3, 11),
-    ]
+    corners = sorted(zip(bar["segmentation"][0][::2], bar["segmentation"][0][1::2], strict=True))
+    assert corners == [(0, 10), (0, 11), (3, 10), (3, 11)]
     assert list(tmp_path.iterdir()) == [tmp_path / "polygons.json"]
 
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 from helpers.brightness_engine import BrightnessEngine
 from helpers.image_bytes import cv2_bytes, tiff_bytes
-from helpers.predicting import GEO_TAGS, files_in, write_model
+from helpers.predicting import files_in, write_model
 from helpers.steps import make_spec
 from unet_trainer.images import image_spec
 from unet_trainer.images.image_spec import ImageSpec
@@ -18,7 +18,7 @@ from unet_trainer.inference import prediction_stream
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
 from unet_trainer.inference.prediction_stream import PredictionStream
-from unet_trainer.inference.predictor import Predictor, load
+from unet_trainer.inference.predictor import LoadedModel, Predictor, load
 from unet_trainer.system.atomic_files import Draft
 from unet_trainer.system.console import Console
 
@@ -77,8 +77,6 @@ def test_a_resizing_model_gives_each_image_its_own_size(tmp_path, images, monkey
 
 def load_like(predicting):
     """The same engine, one image at a time."""
-    from unet_trainer.inference.predictor import LoadedModel
-
     return LoadedModel(BrightnessEngine(predicting.folder.spec))
 
 
@@ -93,12 +91,9 @@ def test_probabilities_are_those_of_the_model(tmp_path, images, kind):
     stream(tmp_path, Kinds(probabilities=kind), engine=Soft(spec)).run(inputs_of(tmp_path, images))
     for name, pixels in images.items():
         expected = 1 / (1 + np.exp(-(pixels[:, :, 0].astype(float) - 128) / 50))
-        if kind == "npy":
-            np.testing.assert_allclose(np.load(tmp_path / f"out/probabilities/{name}.npy"), expected, atol=1e-6)
-        else:
-            stored = np.array(Image.open(tmp_path / f"out/probabilities/{name}.png"))
-            assert stored.max() > 40000  # needs all 16 bits
-            np.testing.assert_allclose(stored / 65535, expected, atol=1e-5)
+        path = tmp_path / f"out/probabilities/{name}.{kind}"
+        stored = np.load(path) if kind == "npy" else np.array(Image.open(path)) / 65535  # all 16 bits
+        np.testing.assert_allclose(stored, expected, atol=1e-5)
 
 
 def test_bad_files_are_named_and_the_rest_is_done(tmp_path, images):
@@ -124,10 +119,8 @@ def test_a_large_tiff_is_streamed(tmp_path, monkeypatch, fit, is_large):
         monkeypatch.setattr(image_spec, "LARGE_PIXELS", 100)
     (tmp_path / "images").mkdir()
     pixels = cv2.resize(np.random.default_rng(0).integers(0, 256, (13, 15, 3), np.uint8), (150, 130))
-    for name in ("a", "b"):
-        (tmp_path / f"images/{name}.tif").write_bytes(
-            tiff_bytes(pixels if name == "a" else 255 - pixels, tile=(32, 32))
-        )
+    for name, content in {"a": pixels, "b": 255 - pixels}.items():
+        (tmp_path / f"images/{name}.tif").write_bytes(tiff_bytes(content, tile=(32, 32)))
     spec = make_spec(fit=fit, image_size=(64, 64))
     predicting = stream(tmp_path, Kinds(overlay=True), spec, tile=(64, 64), whole=100)
     assert predicting.run(inputs_of(tmp_path, "ab", ".tif")).num_written == 2
@@ -164,23 +157,18 @@ def test_an_interruption_leaves_whole_files_only(tmp_path, images, monkeypatch, 
                 raise KeyboardInterrupt
             return super().logits(images)
 
-    predicting = stream(
-        tmp_path,
-        Kinds(overlay=True, polygons=True),
-        engine=Interrupting(make_spec(fit="crop")),
-        tile=(32, 32),
-        whole=10**6 if not is_large else 1,
-    )
+    kinds, engine = Kinds(overlay=True, polygons=True), Interrupting(make_spec(fit="crop"))
+    predicting = stream(tmp_path, kinds, engine=engine, tile=(32, 32), whole=1 if is_large else 10**6)
     with pytest.raises(KeyboardInterrupt):
         predicting.run(given)
     left = files_in(tmp_path / "out")
     assert not any(name.endswith((".tmp", ".json")) for name in left)
-    masks = [name for name in left if "/" not in name]
-    assert len(masks) < len(given)
     for name in left:
         Image.open(tmp_path / "out" / name).load()
+    masks = [name for name in left if "/" not in name]
+    assert len(masks) < len(given)
     assert {f"overlays/{name}" for name in masks} <= set(left)
-    again = stream(tmp_path, Kinds(overlay=True, polygons=True))
+    again = stream(tmp_path, kinds)
     is_done = [again.folder.is_done(name) for _, name in given]
     assert again.run(given, is_done).num_written == len(given) - len(masks)
 
@@ -204,20 +192,6 @@ def test_what_is_read_ahead_does_not_grow_with_the_number_of_images(tmp_path, mo
     predicting.run(inputs_of(tmp_path, [str(number) for number in range(120)]))
     assert len(ahead) == 30
     assert max(ahead) <= 2 * 4 + 10 + predicting.num_readers  # two batches, those that wait, those being read
-
-
-@pytest.fixture
-def with_geotiff(tmp_path, images):
-    """Inputs of all images in two folders, one of them a GeoTIFF."""
-    (tmp_path / "images/4.tif").write_bytes(tiff_bytes(images["4"], extratags=GEO_TAGS))
-    return [
-        Input(tmp_path / f"images/{name}.{'tif' if name == '4' else 'png'}", f"sub/{name}" if int(name) % 2 else name)
-        for name in images
-    ]
-
-
-def contents(folder):
-    return {name: (folder / name).read_bytes() for name in files_in(folder)}
 
 
 def test_an_image_that_is_gone_counts_as_bad_and_a_full_disk_leaves_nothing(tmp_path, images, monkeypatch):
@@ -245,9 +219,9 @@ def test_an_image_that_is_gone_counts_as_bad_and_a_full_disk_leaves_nothing(tmp_
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("fit", ["crop", "resize"])
-def test_a_gpu_gives_what_a_cpu_gives(tmp_path, with_geotiff, fit):
+def test_a_gpu_gives_what_a_cpu_gives(tmp_path, images, fit):
     path = write_model(tmp_path / "run/best.pt", fit=fit, num_classes=3)
-    many = [Input(path, f"{turn}/{name}") for turn in range(30) for path, name in with_geotiff]
+    many = [Input(path, f"{turn}/{name}") for turn in range(30) for path, name in inputs_of(tmp_path, images)]
     for device in ("cpu", "cuda"):
         engine = load(path, device=device).engine
         predicting = stream(tmp_path, Kinds(probabilities="npy"), engine=engine, out=device, batch_size=8)

@@ -9,14 +9,7 @@ from helpers.brightness_engine import BrightnessEngine
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_spec import ImageReader
-from unet_trainer.inference.predictor import (
-    Predictor,
-    TiledLogits,
-    all_ids,
-    blended_logits,
-    chosen_tile,
-    predicted_ids,
-)
+from unet_trainer.inference.predictor import Predictor, TiledLogits, all_ids, blended_logits, chosen_tile, predicted_ids
 
 RANDOM = np.random.default_rng(0)
 
@@ -45,9 +38,8 @@ def test_the_side_of_a_tile_is_checked():
     for wrong in ("100", "0", "big", "8224", True):
         with pytest.raises(UserError, match=f"^tile: got {wrong}; need a multiple of 32 from 32 to 8192, e.g. 256$"):
             chosen_tile(wrong, crop, "tile")
-    with pytest.raises(
-        UserError, match=r"^--tile: got 64; the model sees whole images at 64×32 \(fit: resize\), not tiles; leave"
-    ):
+    message = r"^--tile: got 64; the model sees whole images at 64×32 \(fit: resize\), not tiles; leave"
+    with pytest.raises(UserError, match=message):
         chosen_tile(64, resize)
 
 
@@ -105,9 +97,8 @@ def test_no_seam_is_at_the_borders_of_tiles():
     """What a tile gets wrong at its border hardly counts: the others that hold the pixel do."""
     pixels, engine = RANDOM.integers(0, 256, (150, 200, 3), np.uint8), BlurEngine(make_spec(fit="crop"))
     whole = engine.logits(torch.from_numpy(pixels)[None])[0]
-    assert (joined(tile(engine, pixels, 64)) - whole)[
-        :, 2:-2, 2:-2
-    ].abs().max() < 0.5  # of some 100 at the borders of a tile
+    difference = joined(tile(engine, pixels, 64)) - whole
+    assert difference[:, 2:-2, 2:-2].abs().max() < 0.5  # of some 100 at the borders of a tile
 
 
 def test_a_batch_of_images_gives_what_each_gives_in_bands():
@@ -155,6 +146,5 @@ def test_memory_is_that_of_a_row_of_tiles_whatever_the_height():
             for _ in tile(engine, np.zeros((height, 500, 3), np.uint8), 64).bands():
                 pass
         largest[height] = recorded.num_bytes
-    assert (
-        largest[200] == largest[800] <= 2 * (2 * 64 * 500 * 4)
-    )  # K × tile × width float32; the tiles of a row overlap by half
+    # K × tile × width float32; the tiles of a row overlap by half
+    assert largest[200] == largest[800] <= 2 * (2 * 64 * 500 * 4)

@@ -17,7 +17,6 @@ from unet_trainer.inference.scores import (
     compare,
     confusion_matrix,
     count_image,
-    drawn_scores,
     image_scores,
     intervals,
     resampled_sums,
@@ -48,9 +47,8 @@ def test_a_confusion_matrix_is_that_of_training():
     theirs = metrics.confusion_matrix(torch.from_numpy(predicted.astype(np.int64)), torch.from_numpy(truth), 4)
     assert ours.tolist() == theirs.tolist()
     counts = count_image(truth.reshape(80, 50), predicted.reshape(80, 50), 4).counts
-    assert scores_from_counts(counts)["iou"].tolist() == pytest.approx(
-        metrics.compute_scores(theirs, 4).per_class_iou, abs=0
-    )
+    expected = metrics.compute_scores(theirs, 4).per_class_iou
+    assert scores_from_counts(counts)["iou"].tolist() == pytest.approx(expected, abs=0)
 
 
 def test_a_class_in_neither_truth_nor_prediction_has_no_score():
@@ -77,9 +75,8 @@ def test_ignored_pixels_count_nowhere():
     found = count_image(truth, predicted, 2, first_id=1, with_lines=True)
     alone = count_image(truth[:, :2], predicted[:, :2], 2, first_id=1, with_lines=True)
     assert found.confusion.tolist() == alone.confusion.tolist() == [[1, 1], [0, 2]]
-    assert (
-        found.counts.tolist() == alone.counts.tolist()
-    )  # boundaries and centre lines too: both end where the ignored begins
+    # Boundaries and centre lines too: both end where the ignored begins.
+    assert found.counts.tolist() == alone.counts.tolist()
 
 
 def reference_boundary(mask, ratio=0.02):
@@ -129,22 +126,13 @@ def test_the_example_in_the_docs_is_what_the_code_says():
     text = " ".join(page.partition("## Example")[2].partition("\n## ")[0].split())
     (iou,), (dice,) = of_images["iou"][0], of_images["dice"][0]
     assert f"IoU 2/6 = {iou:.4f}, Dice 4/8 = {dice:.4f}. Image 2: IoU {of_images['iou'][1, 0]:.0f}." in text
-    assert (
-        f"Mean over images: IoU {of_images['iou'].mean():.4f}. Whole set: 3 hits, union 7: IoU {of_set['iou'][0]:.4f}."
-        in text
-    )
+    mean, whole = of_images["iou"].mean(), of_set["iou"][0]
+    assert f"Mean over images: IoU {mean:.4f}. Whole set: 3 hits, union 7: IoU {whole:.4f}." in text
     assert f"at a boundary): {of_set['boundary_iou'][0]:.4f} as well." in text
 
 
 def drawn(rows):
     return np.array([[letter == "#" for letter in row] for row in rows.split()], np.uint8)
-
-
-def counts_of(hits, truth, predicted):
-    """N images, one class, without boundaries."""
-    counts = np.zeros((len(hits), 1, 5), np.int64)
-    counts[:, 0, 0], counts[:, 0, 1], counts[:, 0, 2] = hits, truth, predicted
-    return counts
 
 
 def test_draws_depend_neither_on_the_order_of_the_images_nor_on_that_of_the_models():
@@ -157,9 +145,9 @@ def test_draws_depend_neither_on_the_order_of_the_images_nor_on_that_of_the_mode
     assert (shuffled[..., :3] == whole[..., :3]).all()
     assert (resampled_sums([mine[..., :3]])[0] == whole[..., :3]).all()  # without boundaries
     first, second = resampled_sums([mine, theirs])
-    assert [
-        (one == other).all() for one, other in zip(resampled_sums([theirs, mine]), (second, first), strict=True)
-    ] == [True] * 2
+    swapped = resampled_sums([theirs, mine])
+    assert (swapped[0] == second).all()
+    assert (swapped[1] == first).all()
 
 
 def test_an_interval_covers_the_true_score_about_95_times_of_100(monkeypatch):
@@ -168,8 +156,9 @@ def test_an_interval_covers_the_true_score_about_95_times_of_100(monkeypatch):
     random = np.random.default_rng(1)
     num_covered = 0
     for _ in range(200):
-        found = random.beta(7, 3, 60)  # share of each image's 1000 pixels that is found: 0.7 in the mean
-        counts = counts_of((1000 * found).round(), [1000] * 60, [1000] * 60)
+        counts = np.zeros((60, 1, 5), np.int64)
+        counts[:, 0, :3] = 1000
+        counts[:, 0, Count.HITS] = (1000 * random.beta(7, 3, 60)).round()  # of each image: 0.7 in the mean
         ((low, high),) = intervals(scores_from_counts(resampled_sums([counts])[0])["recall"], 60)
         num_covered += low <= 0.7 <= high
     assert 180 <= num_covered <= 200
@@ -179,9 +168,8 @@ def evaluated(rows):
     """Rows: for each image, (hits, truth, prediction) of each class. No boundaries."""
     counts = np.zeros((len(rows), len(rows[0]), 5), np.int64)
     counts[:, :, :3] = rows
-    return EvaluatedSet(
-        counts, np.eye(2, dtype=np.int64), np.zeros(len(rows), np.int64), np.ones(len(rows), np.int64), []
-    )
+    none = np.zeros(len(rows), np.int64)
+    return EvaluatedSet(counts, np.eye(2, dtype=np.int64), none, none + 1, [])
 
 
 # Two classes in three images; the second is in the first image only, and was not found in it.
@@ -197,16 +185,11 @@ def test_scores_of_the_whole_set_by_hand():
     road, tree, mean = *summary["classes"], summary["mean"]
     assert [row["name"] for row in (road, tree, mean)] == ["road", "tree", "mean"]
     assert [values(row)["iou"] for row in (road, tree, mean)] == [15 / 25, 0.0, 0.3]
-    assert [values(row)["precision"] for row in (road, tree, mean)] == [
-        15 / 20,
-        None,
-        15 / 20,
-    ]  # of the classes that have one
+    # The mean is of the classes that have one.
+    assert [values(row)["precision"] for row in (road, tree, mean)] == [15 / 20, None, 15 / 20]
     assert summary["num_images"] == 3
-    assert [(row["images_with_a_score"], row["empty_truths"], row["empty_predictions"]) for row in (road, tree)] == [
-        (3, 1, 0),
-        (1, 2, 3),
-    ]
+    columns = ("images_with_a_score", "empty_truths", "empty_predictions")
+    assert [[row[name] for name in columns] for row in (road, tree)] == [[3, 1, 0], [1, 2, 3]]
 
 
 def test_a_difference_is_this_model_minus_the_other_and_paired():
@@ -249,6 +232,13 @@ def evaluated_masks(masks, predicted):
     return EvaluatedSet(np.stack([one.counts for one in found]), confusion, wrong, counted, [])
 
 
+def table_of(evaluated):
+    """Its images as a run's table has them."""
+    return [
+        image_score(str(number), "", counts[:, :3].tolist(), STREETS) for number, counts in enumerate(evaluated.counts)
+    ]
+
+
 def reference_ious(masks, predicted):
     """Of the classes in the masks, pixel by pixel."""
     kinds = np.unique(masks)
@@ -268,7 +258,7 @@ def test_a_class_that_no_mask_has_is_in_no_mean_wherever_scores_are_taken():
     assert values(summary["mean"])["iou"] == pytest.approx(np.mean(expected))
     in_training = metrics.compute_scores(torch.from_numpy(found.confusion), 4)
     assert in_training.iou == pytest.approx(np.mean(expected))
-    rows = [image_score(str(number), "", counts[:, :3].tolist(), STREETS) for number, counts in enumerate(found.counts)]
+    rows = table_of(found)
     assert rows[3].iou == pytest.approx(np.mean(reference_ious(masks[3], predicted[3])))
     assert rows[3].iou == image_scores(found.counts)["iou"][3]
 
@@ -302,23 +292,6 @@ def test_the_model_that_is_better_in_every_class_is_better_in_the_mean_whatever_
     assert mean["difference"] == pytest.approx(expected)
     assert 0 < mean["interval"][0] < expected < mean["interval"][1]
     assert mean["share_of_draws_above_0"] == 1.0
-    tables = [
-        [image_score(str(number), "", counts[:, :3].tolist(), STREETS) for number, counts in enumerate(one.counts)]
-        for one in (this, other)
-    ]
-    difference = paired_difference(*tables)
+    difference = paired_difference(table_of(this), table_of(other))
     assert (difference.iou, difference.verdict) == (pytest.approx(expected), "better")
     assert difference.interval == pytest.approx(mean["interval"])
-
-
-def test_a_draw_without_a_class_takes_it_from_another_draw_which_the_truth_decides():
-    """Three draws of two classes; the truth of the second has no tree. Of a third class there is no truth at all."""
-    tree, sky = [[8, 10, 8], [0, 0, 5], [9, 10, 9]], [[5, 10, 5], [5, 10, 5], [10, 10, 10]]
-    draws = np.array([[s, t, (0, 0, 7)] for s, t in zip(sky, tree, strict=True)], np.float64)
-    found = drawn_scores(draws)["iou"]
-    assert found[:, :2].tolist() == [[0.5, 0.8], [0.5, 0.8], [1.0, 0.9]]
-    assert np.isnan(found[:, 2]).all()
-    assert found[:, 3] == pytest.approx([0.65, 0.65, 0.95])
-    draws[:, 1, 0] = [1, 0, 2]  # another model: other hits
-    assert drawn_scores(draws)["iou"][1, 1] == drawn_scores(draws)["iou"][0, 1] == pytest.approx(1 / 17)
-    assert draws[1, 1].tolist() == [0, 0, 5]  # as it was

@@ -44,9 +44,10 @@ def test_a_tile_is_twice_a_crop_where_images_and_batches_are_so_large(spec, size
     assert torch.equal(torch.get_rng_state(), before)
 
 
+# FPN has group norm.
 @pytest.mark.parametrize(
     "change", [*({"encoder": name} for name in POOLING), {"fit": "resize"}, {"architecture": "fpn"}]
-)  # group norm
+)
 def test_networks_that_pool_over_their_input_and_those_of_whole_images_have_no_larger_tile(spec, change):
     assert choose_tile(dataclasses.replace(spec, decoder_channels=None, **change), [(500, 500)], 8) is None
 
@@ -63,21 +64,23 @@ def specs(run_dir):
     return [read_model(run_dir / name)[0].spec for name in ("best.pt", "last.pt")]
 
 
-def test_the_tile_is_kept_in_both_checkpoints_and_used(place):
+def test_the_tile_is_kept_in_both_checkpoints_and_used_unless_another_is_asked_for(place, tmp_path):
     spec, last = specs(place / "runs/crop")
     assert spec.tile == last.tile == (64, 64)
     assert load(place / "runs/crop").predictor.tile == spec.tile
-    assert load(place / "runs/crop", tile=96).predictor.tile == (96, 96)
+    image = place / "data/val/images/2.jpg"
+    assert main(["predict", str(place / "runs/crop"), str(image), "--out", str(tmp_path), "--tile", "96"]) == 0
+    mask, pixels = read_mask(tmp_path / "2.png"), read_image(image)
+    assert np.array_equal(mask, load(place / "runs/crop", tile=96)(pixels))
+    assert not np.array_equal(mask, load(place / "runs/crop")(pixels))
 
 
 def test_predict_and_evaluate_agree(place, tmp_path, capsys):
     """The IoU of evaluate, and of the masks that predict writes. Batches differ, and with them the rounding of a pixel or two."""
     run, data = place / "runs/crop", place / "data"
     assert main(["evaluate", str(run), "--out", str(tmp_path / "scores")]) == 0
-    shown = capsys.readouterr().out
-    here = re.search(
-        r"IoU 0\.\d+; here (0\.\d+) \(training's tiles are of 64×64 and not blended: --tile as-trained\)", shown
-    )
+    expected = r"IoU 0\.\d+; here (0\.\d+) \(training's tiles are of 64×64 and not blended: --tile as-trained\)"
+    here = re.search(expected, capsys.readouterr().out)
     assert main(["predict", str(run), str(data / "val/images"), "--out", str(tmp_path / "masks")]) == 0
     assert "in blended tiles of 64×64 (as in validation)" in capsys.readouterr().out
     hits = union = 0
@@ -101,16 +104,6 @@ def test_a_resumed_run_keeps_its_tile(place, tmp_path):
     changes = {"checkpoint_dir": str(tmp_path / "runs"), "batch_size": 2, "num_epochs": 3}
     train(tmp_path / "runs/crop/config.yaml", resume=str(tmp_path / "runs/crop"), **changes)
     assert [spec.tile for spec in specs(tmp_path / "runs/crop")] == [(64, 64)] * 2
-
-
-def test_a_tile_that_is_asked_for_is_used_by_predict_and_evaluate_alike(place, tmp_path, capsys):
-    image, run = place / "data/val/images/2.jpg", place / "runs/crop"
-    assert main(["predict", str(run), str(image), "--out", str(tmp_path), "--tile", "96"]) == 0
-    mask = read_mask(tmp_path / "2.png")
-    assert np.array_equal(mask, load(run, tile=96)(read_image(image)))
-    assert not np.array_equal(mask, load(run)(read_image(image)))
-    assert main(["evaluate", str(run), "--out", str(tmp_path / "scores"), "--tile", "96"]) == 0
-    assert "; as predict --tile 96 does" in capsys.readouterr().out
 
 
 def test_models_that_resize_have_no_tile_and_know_how_large_their_images_were(trained_run):

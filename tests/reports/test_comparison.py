@@ -48,9 +48,8 @@ def test_the_page_lays_runs_over_each_other_by_epoch_and_by_time(tmp_path):
 
 
 def test_hostile_names_are_text(tmp_path):
-    page = render_comparison(
-        summaries(write_run(tmp_path / "a", encoder=ATTACK), write_run(tmp_path / "<b>", encoder="x"))
-    )
+    folders = write_run(tmp_path / "a", encoder=ATTACK), write_run(tmp_path / "<b>", encoder="x")
+    page = render_comparison(summaries(*folders))
     assert "<img src=x" not in page
     assert "&lt;b&gt;" in page
     assert "<b>" not in page
@@ -80,11 +79,6 @@ def test_a_report_and_an_evaluation_of_the_same_images_give_one_interval():
 def test_other_images_other_masks_and_other_classes_are_not_the_same():
     assert same_images(SCORES, SCORES[::-1])
     other_masks = [*FOUR_IMAGES[:3], [[80, 80, 80], [20, 21, 20]]]
-    for others in (
-        SCORES[:3],
-        scores_of(FOUR_IMAGES, prefix="elsewhere/"),
-        scores_of(FOUR_IMAGES, ("cell",)),
-        scores_of(other_masks),
-    ):
-        assert not same_images(SCORES, others)
+    others = scores_of(FOUR_IMAGES, prefix="elsewhere/"), scores_of(FOUR_IMAGES, ("cell",)), scores_of(other_masks)
+    assert not any(same_images(SCORES, each) for each in (SCORES[:3], *others))
     assert not same_images([], [])

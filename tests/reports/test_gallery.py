@@ -39,13 +39,10 @@ def test_the_worst_the_middle_and_the_best_are_chosen_and_take_turns():
     }
     assert names == {"worst": list(range(1, 10)), "median": list(range(48, 54)), "best": [101, 100, 99, 98, 97, 96]}
     assert [group for _, group in chosen[:6]] == ["worst", "median", "best"] * 2
-
-
-def test_of_few_images_each_is_chosen_once_and_none_without_an_iou():
     for number in (0, 1, 2, 3, 7, 21, 22, 24):
         chosen = [score.image for score, _ in choose_images(many(number))]
         assert len(set(chosen)) == len(chosen) == min(number, 21)
-    assert choose_images(scores_of([[[5, 5, 5], [0, 0, 0]]])) == []
+    assert choose_images(scores_of([[[5, 5, 5], [0, 0, 0]]])) == []  # without an IoU
 
 
 def test_layers_show_truth_prediction_and_errors(tmp_path):
@@ -80,34 +77,26 @@ def test_a_large_picture_is_made_smaller_until_it_fits(tmp_path, monkeypatch):
     assert large.size == small.size == (450, 800)
 
 
-def test_files_that_are_gone_or_broken_are_counted_and_the_first_is_named(tmp_path):
-    small_gallery(tmp_path, SCORES)
-    (tmp_path / "images/a.png").write_bytes(b"no image")
-    pairs = [Pair(name, tmp_path / f"images/{name}.png", tmp_path / f"masks/{name}.png") for name in "abc"]
-    found = draw_gallery(SCORES, pairs, tmp_path, bright_predictor())
-    assert [picture.score.image for picture in found.pictures] == ["images/b.png", "images/c.png"]
-    assert found.note.startswith("2 images could not be shown (images/a.png: ")
-
-
-def test_time_that_runs_out_ends_it_within_a_large_image(tmp_path, monkeypatch):
+def test_files_that_are_broken_are_counted_and_time_that_runs_out_ends_it_within_a_large_image(tmp_path, monkeypatch):
     small_gallery(tmp_path, SCORES)
     pairs = [Pair(name, tmp_path / f"images/{name}.png", tmp_path / f"masks/{name}.png") for name in "abcd"]
     predictor, seconds = bright_predictor(), itertools.count()
     predictor.whole, predictor.tile = 100, (16, 16)
-    monkeypatch.setattr(gallery, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
-    found = draw_gallery(SCORES, pairs, tmp_path, predictor, max_seconds=3)
-    assert (list(found.pictures), found.note) == (
-        [],
-        "4 images could not be shown (images/a.png: there was no time left for it).",
-    )
+    with monkeypatch.context() as patch:
+        patch.setattr(gallery, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+        found = draw_gallery(SCORES, pairs, tmp_path, predictor, max_seconds=3)
+    assert list(found.pictures) == []
+    assert found.note == "4 images could not be shown (images/a.png: there was no time left for it)."
     assert 0 < len(predictor.engine.shapes) < 5
+    (tmp_path / "images/a.png").write_bytes(b"no image")
+    found = draw_gallery(SCORES, pairs[:3], tmp_path, bright_predictor())
+    assert [picture.score.image for picture in found.pictures] == ["images/b.png", "images/c.png"]
+    assert found.note.startswith("2 images could not be shown (images/a.png: ")
 
 
 def test_a_run_without_its_model_or_its_data_says_so(tmp_path):
     folder = write_run(tmp_path / "run")
-    assert (
-        make_gallery(read_run_summary(folder)).note
-        == "There are no pictures: the run has no best.pt, or no scores of its images."
-    )
+    expected = "There are no pictures: the run has no best.pt, or no scores of its images."
+    assert make_gallery(read_run_summary(folder)).note == expected
     (folder / "best.pt").write_bytes(b"x")
     assert "split.csv and config.yaml, which name them" in make_gallery(read_run_summary(folder)).note

@@ -43,16 +43,12 @@ def charts(page):
     }
 
 
-def log_more(folder, ids, *events, **start):
+def log_more(folder, ids, *events, after=None, **start):
+    """The run goes on after this epoch."""
     log = EventLog()
-    log.open(folder, model={"ids": list(ids)}, **start)
-    for kind, facts in events:
-        log.add(kind, **facts)
-
-
-def test_one_validation_image_has_no_interval_and_the_reason_is_that(tmp_path):
-    page = words(page_of(write_run(tmp_path / "run", images=FOUR_IMAGES[:1])))
-    assert "No interval: it needs two validation images at least." in page
+    log.open(folder, model={"ids": list(ids)}, resumed_after=after and {"epoch": after}, **start)
+    for kind, about in events:
+        log.add(kind, **about)
 
 
 def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
@@ -82,32 +78,23 @@ def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
     ):
         assert part in said, part
     assert said.index("Set by you (4)") < said.index("Decided from the data and the machine (1)")
-    assert (
-        page.count("<table") == 12
-    )  # five curves, classes, matrix, bars, classes in the masks, two of settings, stages
+    # Five curves, classes, matrix, bars, classes in the masks, two of settings, stages.
+    assert page.count("<table") == 12
 
 
 def test_curves_have_their_lines_and_marks(tmp_path):
     folder = write_run(tmp_path / "run", IDS, end="interrupted")
-    log_more(
-        folder,
-        IDS,
-        ("rollback", {"epoch": 3, "text": "NaN"}),
-        ("epoch", epoch_event(4, IDS, 0.5)),
-        resumed_after={"epoch": 3},
-    )
-    log_more(folder, IDS, ("end", {"how": "stopped early"}), resumed_after={"epoch": 4})
+    log_more(folder, IDS, ("shrink", {"epoch": 3, "text": "2 parts"}), ("epoch", epoch_event(4, IDS, 0.5)), after=3)
+    log_more(folder, IDS, ("end", {"how": "stopped early"}), after=4)
     found = charts(page_of(folder))
     assert list(found) == ["distribution", "iou", "classes-curve", "loss", "rate", "speed"]
     (view,) = found["iou"]["views"]
-    assert [(line["name"], line["ys"][:3]) for line in view["lines"]] == [
-        ("val", [0.4, 0.6, 0.5]),
-        ("train", [0.45, 0.65, 0.55]),
-    ]
+    lines = {line["name"]: line["ys"][:3] for line in view["lines"]}
+    assert lines == {"val": [0.4, 0.6, 0.5], "train": [0.45, 0.65, 0.55]}
     assert [view["name"] for view in found["classes-curve"]["views"]] == ["IoU", "Dice", "Precision", "Recall"]
     assert [line["name"] for line in found["classes-curve"]["views"][0]["lines"]] == list(IDS)
     marks = [(mark["kind"], mark["x"]) for mark in found["iou"]["marks"]]
-    assert marks == [("best", 2), ("interrupted", 3.5), ("rollback", 3.5), ("killed", 4), ("stopped", 4)]
+    assert marks == [("best", 2), ("interrupted", 3.5), ("shrink", 3.5), ("killed", 4), ("stopped", 4)]
     (view,) = charts(page_of(write_run(tmp_path / "binary")))["classes-curve"]["views"]
     assert [line["name"] for line in view["lines"]] == ["Dice", "Precision", "Recall"]
 
@@ -116,11 +103,12 @@ def test_a_score_no_better_than_a_baseline_warnings_and_errors_stand_at_the_top(
     assert "not clearly better than no model" not in page_of(write_run(tmp_path / "good", images=(), ious=(0.9,)))
     useless = page_of(write_run(tmp_path / "bad", images=(), ious=(0.45,)))
     assert "not clearly better than no model: predicting all foreground gives IoU 0.500." in useless
+    one = words(page_of(write_run(tmp_path / "one", images=FOUR_IMAGES[:1])))
+    assert "No interval: it needs two validation images at least." in one
     weak = [[[80, 88, 88], [2, 6, 6]], [[80, 88, 88], [5, 6, 6]]]  # the interval reaches the baseline
     assert "not clearly better than no model" in page_of(write_run(tmp_path / "weak", images=weak, ious=(0.6,)))
-    (tmp_path / "bad/result.json").write_text(
-        json.dumps({"warnings": ["this model is of no use: <IoU> 0.45", "too few steps"]})
-    )
+    warnings = ["this model is of no use: <IoU> 0.45", "too few steps"]
+    (tmp_path / "bad/result.json").write_text(json.dumps({"warnings": warnings}))
     page = page_of(tmp_path / "bad")
     assert re.findall(r'class="banner[^<]*', page) == [
         'class="banner bad" role="note">this model is of no use: &lt;IoU&gt; 0.45\ntoo few steps'
@@ -128,7 +116,7 @@ def test_a_score_no_better_than_a_baseline_warnings_and_errors_stand_at_the_top(
     assert '<span class="pill useless">Finished, of no use</span>' in page
     folder = write_run(tmp_path / "failed", end=None)
     (folder / "result.json").write_text(json.dumps({"warnings": ["too few steps"], "baseline_iou": 0.2}))
-    log_more(folder, (), ("end", {"how": "failed", "text": "the disk is full"}), resumed_after={"epoch": 3})
+    log_more(folder, (), ("end", {"how": "failed", "text": "the disk is full"}), after=3)
     said = words(section(page_of(folder), "result"))
     assert "too few steps" in said
     assert "The run ended with an error: the disk is full" in said
@@ -137,7 +125,7 @@ def test_a_score_no_better_than_a_baseline_warnings_and_errors_stand_at_the_top(
 def test_classes_and_confusions_have_scores_and_shares(tmp_path):
     folder = write_run(tmp_path / "run", IDS, ious=(0.4,), images=())
     data = {"classes": [{"name": "cow", "share": 0.125}]}
-    log_more(folder, IDS, ("epoch", epoch_event(2, IDS, 0.5, {"cow": None})), resumed_after={"epoch": 1}, data=data)
+    log_more(folder, IDS, ("epoch", epoch_event(2, IDS, 0.5, {"cow": None})), after=1, data=data)
     page = page_of(folder)
     said = words(section(page, "classes"))
     assert "sky 0.500 – 0.500 0.500 0.500 – 33.3 %" in said
@@ -156,7 +144,7 @@ def test_of_very_many_classes_epochs_and_events_some_are_shown_and_the_page_stay
     epochs = [("epoch", {**event, "epoch": number}) for number in range(1, 420)]
     last = ("epoch", {**event, "epoch": 420, "confusion": confusion.tolist(), "val_iou": 0.2})
     notes = [("note", {"text": f"note {number}"}) for number in range(MAX_EVENTS + 20)]
-    log_more(folder, ids, *epochs, last, *notes, resumed_after=None)
+    log_more(folder, ids, *epochs, last, *notes)
     page = page_of(folder)
     assert len(page.encode()) + gallery.MAX_BYTES * 4 / 3 < 5_000_000
     assert "of 420 epochs are shown; metrics.csv has all of them." in words(page)
@@ -211,9 +199,8 @@ def test_the_policy_allows_the_pages_own_style_and_script_and_nothing_from_elsew
     page = page_of(write_run(tmp_path / "run"))
     (style,), (script,) = (re.findall(rf"<{name}>(.*?)</{name}>", page, re.DOTALL) for name in ("style", "script"))
     policy = page_policy()
-    assert policy.startswith(
-        f"default-src 'none'; script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; base-uri"
-    )
+    sources = f"script-src '{digest(script)}'; style-src '{digest(style)}'; img-src data:; base-uri"
+    assert policy.startswith(f"default-src 'none'; {sources}")
     assert "unsafe" not in policy
     assert f'content="{policy}"' in unescape(page)
     for path in TEMPLATES.iterdir():
@@ -242,9 +229,7 @@ def test_prediction_that_fails_is_told_and_the_newest_samples_of_training_are_sh
 
 def test_what_happened_is_told_in_order(tmp_path):
     folder = write_run(tmp_path / "run", end="interrupted")
-    log_more(
-        folder, (), ("warning", {"text": "the disk is slow"}), ("end", {"how": "finished"}), resumed_after={"epoch": 3}
-    )
+    log_more(folder, (), ("warning", {"text": "the disk is slow"}), ("end", {"how": "finished"}), after=3)
     said = words(section(page_of(folder), "events"))
     assert "Interrupted 1 time." in said
     kinds = re.findall(r"UTC (Started|Interrupted|Resumed|Warning|Finished)", said)
@@ -269,11 +254,9 @@ def test_commands_fit_the_state_of_the_run(tmp_path):
     ):
         assert line in said
     assert "--split test" not in said
-    log_more(folder, (), resumed_after={"epoch": 3}, data={"num_test": 3})
-    assert (
-        f"scores on 3 test images, kept from training python train_unet.py evaluate '{folder}' --split test"
-        in words(page_of(folder))
-    )
+    log_more(folder, (), after=3, data={"num_test": 3})
+    expected = f"scores on 3 test images, kept from training python train_unet.py evaluate '{folder}' --split test"
+    assert expected in words(page_of(folder))
 
 
 def test_the_page_of_a_run_that_goes_on_reloads_itself_until_its_run_must_have_been_killed(tmp_path, monkeypatch):
@@ -282,6 +265,6 @@ def test_the_page_of_a_run_that_goes_on_reloads_itself_until_its_run_must_have_b
     shown = write_report(folder, with_pictures=False, is_running=True).read_text()
     assert 'data-reload-until="1600000" data-reload-seconds="30"' in shown  # 10 minutes: epochs took 10 s
     assert "Pictures of the worst and the best images follow when the run has ended." in shown
-    log_more(folder, TWO_IDS, ("epoch", epoch_event(4, TWO_IDS, 0.5, seconds=3600.0)), resumed_after={"epoch": 3})
+    log_more(folder, TWO_IDS, ("epoch", epoch_event(4, TWO_IDS, 0.5, seconds=3600.0)), after=3)
     assert 'data-reload-until="11800000"' in page_of(folder, is_running=True)  # three times the longest epoch
     assert "<body>" in page_of(folder)
