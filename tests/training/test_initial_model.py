@@ -266,11 +266,14 @@ def write_bomb(path, canary):
             archive.writestr(entry, content)
 
 
+MORE = "it holds more than tensors, which could run when it is loaded; save its state_dict, best as .safetensors)"
+
+
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
-        (lambda path, canary: torch.save({"state_dict": Hostile(canary)}, path), "it holds more than tensors"),
-        (lambda path, canary: path.write_bytes(pickle.dumps(Hostile(canary), 2)), "it holds more than tensors"),
+        (lambda path, canary: torch.save({"state_dict": Hostile(canary)}, path), MORE),
+        (lambda path, canary: path.write_bytes(pickle.dumps(Hostile(canary), 2)), MORE),
         (write_bomb, "it unpacks to more than it is"),
         (lambda path, canary: path.write_bytes(b"PK\x03\x04 and nothing"), "File is not a zip file"),
         (lambda path, canary: path.write_bytes(b""), "EOFError"),
