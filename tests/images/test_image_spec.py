@@ -101,9 +101,7 @@ def test_rows_are_averaged_as_they_are_read(size, dtype, monkeypatch):
 def exact_average(pixels, axis, length):
     """Each new row is the mean of the area that it covers."""
     rows = np.moveaxis(pixels, axis, 0)
-    fine = np.repeat(
-        rows, length, 0
-    )  # every row in `length` parts, of which a new row takes as many as there were rows
+    fine = np.repeat(rows, length, 0)  # a new row takes as many of these parts as there were rows
     return np.moveaxis(fine.reshape(length, len(rows), *rows.shape[1:]).mean(1), 0, axis)
 
 
@@ -154,13 +152,9 @@ def test_missing_data_is_filled_however_a_file_is_read(name, tmp_path):
         pixels[row, 5:50], filled[row, 5:50] = mark, (3.0, 5.0)
     if name == "a.npy":  # has no tag
         pixels[40, 5:50] = -777.0
-    tag = {"extratags": [(42113, "s", 0, "-9999", True)], "photometric": "minisblack", "planarconfig": "contig"}
-    data = (
-        npy_bytes(pixels)
-        if name == "a.npy"
-        else tiff_bytes(pixels, **tag, **({"tile": (32, 32)} if name == "tiles.tif" else {}))
-    )
-    path = write(tmp_path, name, data)
+    options = {"extratags": [(42113, "s", 0, "-9999", True)], "photometric": "minisblack", "planarconfig": "contig"}
+    options |= {"tile": (32, 32)} if name == "tiles.tif" else {}
+    path = write(tmp_path, name, npy_bytes(pixels) if name == "a.npy" else tiff_bytes(pixels, **options))
     np.testing.assert_array_equal(read_small(path, spec)[0], filled)
     with open_reader(path, spec) as reader:
         np.testing.assert_array_equal(read_all(reader), filled)
@@ -174,9 +168,7 @@ def test_missing_data_is_filled_however_a_file_is_read(name, tmp_path):
 def test_what_cannot_be_read_says_why(read, tmp_path):
     with pytest.raises(ReadError, match="No such file"):
         read(tmp_path / "missing.png")
-    with pytest.raises(ReadError, match="the file is empty"):
-        read(write(tmp_path, "empty.png", b""))
-    with pytest.raises(ReadError, match="the file is cut off"):
-        read(write(tmp_path, "cut.png", cv2_bytes(".png", PIXELS)[:-200]))
-    with pytest.raises(ReadError, match="not an image"):
-        read(write(tmp_path, "text.png", b"just text"))
+    cut = cv2_bytes(".png", PIXELS)[:-200]
+    for data, why in ((b"", "the file is empty"), (cut, "the file is cut off"), (b"just text", "not an image")):
+        with pytest.raises(ReadError, match=why):
+            read(write(tmp_path, "a.png", data))

@@ -73,15 +73,3 @@ def test_a_coding_goes_through_a_checkpoint(coding):
     again = MaskCoding.from_dict(json.loads(json.dumps(coding.to_dict())))
     assert again == coding
     assert np.array_equal(again.lookup, coding.lookup)
-
-
-@pytest.mark.parametrize(
-    ("content", "coding"),
-    [
-        ({"values": [0, 255], "threshold": 0, "ignore_value": 9}, MaskCoding((0, 255), 0, 9)),
-        ({"values": None, "threshold": 127, "ignore_value": None}, MaskCoding(None, 127)),
-    ],
-)
-def test_the_coding_of_an_earlier_checkpoint_is_read(content, coding):
-    """As versions wrote it in which a class had one value."""
-    assert MaskCoding.from_dict(content) == coding

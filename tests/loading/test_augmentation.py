@@ -12,9 +12,8 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
 
-CORNERS = np.array(
-    [[[0] * 3, [1] * 3], [[2] * 3, [3] * 3]], np.uint8
-)  # the first corner tells which flips were applied
+# The first corner tells which flips were applied.
+CORNERS = np.array([[[0] * 3, [1] * 3], [[2] * 3, [3] * 3]], np.uint8)
 # 16-bit microscopy, a signed scan and a small float: none of them lies in 0 to 1
 DEEP = {
     "16 bit": ImageSpec(1, "uint16", (33000.0,), (200.0,), 32000.0, 35000.0),
@@ -42,17 +41,10 @@ def refusal(*spec, **options):
     return str(raised.value)
 
 
-def joint_counts(first_corners):
-    counts = np.zeros((2, 2), int)
-    for corner in first_corners:
-        counts[corner % 2, corner // 2] += 1  # mirrored left to right; upside down
-    return counts
-
-
 def test_flips_are_independent_of_each_other():
     augment = Augmentation([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5)])
-    mask = CORNERS[:, :, 0]
-    counts = joint_counts(int(augment(CORNERS, mask, (42, 3, 0, index))[0][0, 0, 0]) for index in range(400))
+    corners = [int(augment(CORNERS, CORNERS[:, :, 0], (42, 3, 0, index))[0][0, 0, 0]) for index in range(400)]
+    counts = np.bincount(corners, minlength=4)
     assert counts.sum() == 400
     assert (abs(counts - 100) < 35).all()  # four standard deviations
 
@@ -124,15 +116,7 @@ def test_a_list_sees_the_range_that_occurs_as_0_to_1():
     assert mask.tolist() == [[0, 0], [0, 0]]
 
 
-@pytest.mark.parametrize(
-    ("wrong", "meant"),
-    [
-        ("HorizontalFlp", "HorizontalFlip"),
-        ("horizontalflip", "HorizontalFlip"),
-        ("ElasticTransfrom", "ElasticTransform"),
-        ("Oneof", "OneOf"),
-    ],
-)
+@pytest.mark.parametrize(("wrong", "meant"), [("HorizontalFlp", "HorizontalFlip"), ("Oneof", "OneOf")])
 def test_the_message_about_a_misspelt_name_names_the_nearest(wrong, meant):
     assert refusal(wrong) == f"augmentation: unknown transform {wrong!r}; did you mean {meant}?"
 
@@ -147,20 +131,19 @@ def test_an_entry_that_is_neither_a_name_nor_a_name_with_parameters_is_refused(e
 
 
 def test_all_problems_are_reported_at_once():
-    message = refusal(
-        "Normalize", "HorizontalFlp", "Transpose", {"OneOf": {"transforms": ["Lambda", {"Affine": {"rotat": 1}}]}}
-    )
+    inner = {"OneOf": {"transforms": ["Lambda", {"Affine": {"rotat": 1}}]}}
+    unusable = "cannot be used: batches keep the dtype of the files, and the device normalises them"
+    message = refusal("Normalize", "HorizontalFlp", "Transpose", inner)
     assert [line.strip().split(";")[0] for line in message.splitlines()] == [
-        "augmentation: Normalize cannot be used: batches keep the dtype of the files, and the device normalises them",
+        f"augmentation: Normalize {unusable}",
         "augmentation: unknown transform 'HorizontalFlp'",
-        "augmentation: Lambda cannot be used: batches keep the dtype of the files, and the device normalises them",
+        f"augmentation: Lambda {unusable}",
         "augmentation: Affine: Argument(s) 'rotat' are not valid for transform Affine",
     ]
 
 
-@pytest.mark.parametrize("probability", [1.0, 0.5, 0.1])
-def test_a_crop_larger_than_the_images_is_refused_before_the_first_step(probability):
-    message = refusal({"RandomCrop": {"height": 256, "width": 256, "p": probability}}, size=(64, 96))
+def test_a_crop_larger_than_the_images_is_refused_before_the_first_step_however_rare_it_is():
+    message = refusal({"RandomCrop": {"height": 256, "width": 256, "p": 0.1}}, size=(64, 96))
     assert message.startswith("augmentation: the pipeline fails on a 96×64 image: Crop size ")
 
 
@@ -168,8 +151,8 @@ def test_a_crop_larger_than_the_images_is_refused_before_the_first_step(probabil
     ("spec", "parameters", "message"),
     [
         (RGB_8BIT, {"brightness": 0.5, "contrast": 0.2, "noise": 0.0, "p": 1.0}, "is for images that are not 8-bit"),
-        (ImageSpec(1, "uint16", (1.0,), (1.0,), 0.0, 9.0), {"brightness": 0.5}, "need brightness, contrast, noise, p"),
-        (ImageSpec(1, "uint16", (1.0,), (1.0,), 0.0, 9.0), None, "need brightness, contrast, noise, p"),
+        (DEEP["16 bit"], {"brightness": 0.5}, "need brightness, contrast, noise, p"),
+        (DEEP["16 bit"], None, "need brightness, contrast, noise, p"),
     ],
 )
 def test_jitter_that_does_not_fit_is_answered(spec, parameters, message):

@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from typing import ClassVar
 
 import pytest
 import torch
@@ -92,12 +91,8 @@ def test_a_batch_stays_as_it_is_until_the_next_one_is_asked_for(tiny_data, monke
 class CopyEvent:
     """A CUDA event whose copy is done when the test says so."""
 
-    made: ClassVar[list] = []
-
     def __init__(self):
-        self.is_done = False
-        self.was_waited_for = False
-        CopyEvent.made.append(self)
+        self.is_done = self.was_waited_for = False
 
     def record(self, stream):
         assert stream == "copy stream"
@@ -111,12 +106,11 @@ class CopyEvent:
 
 
 def test_a_buffer_is_filled_again_only_after_it_was_copied_to_the_gpu(tiny_data, monkeypatch):
-    pinned = []
-    monkeypatch.setattr(torch.cuda, "Event", CopyEvent)
+    copies, pinned = [], []
+    monkeypatch.setattr(torch.cuda, "Event", lambda: copies.append(CopyEvent()) or copies[-1])
     monkeypatch.setattr(worker_pool, "copy_stream", lambda device: "copy stream")
     monkeypatch.setattr(worker_pool, "pin", lambda memory: pinned.append(memory.nbytes))
     monkeypatch.setattr(worker_pool, "MAX_BUFFER_BYTES", 0)
-    CopyEvent.made.clear()
     loader = Loader(build_dataset(tiny_data), 1, True, WorkerPool(2, torch.device("cuda", 0)))
     batches = loader.epoch(0)
     for _ in range(worker_pool.MIN_BUFFERS):
@@ -124,10 +118,10 @@ def test_a_buffer_is_filled_again_only_after_it_was_copied_to_the_gpu(tiny_data,
     assert pinned == [loader.pool.buffers.memory.nbytes]
     assert len(loader.pool.pending) == 0  # three buffers are being copied, the training loop has the fourth
     next(batches)  # nothing is left to do but to wait for the first copy
-    assert [event.was_waited_for for event in CopyEvent.made] == [True, False, False, False]
-    CopyEvent.made[1].is_done = True
+    assert [copy.was_waited_for for copy in copies] == [True, False, False, False]
+    copies[1].is_done = True
     next(batches)
-    assert [event.was_waited_for for event in CopyEvent.made] == [True, False, False, False, False]
+    assert [copy.was_waited_for for copy in copies] == [True, False, False, False, False]
     batches.close()
 
 
@@ -223,5 +217,5 @@ def test_started_workers_end_when_another_cannot_be_started(tiny_data, monkeypat
     assert len(started) == 2
     assert not any(worker.is_alive() for worker in started)
     monkeypatch.undo()
-    assert epoch_digest(loader, 0) == epoch_digest(make_loader(loader.dataset, 2, 0, shuffle=True), 0)
+    assert epoch_digest(loader, 0) == expected_digest(loader.dataset, 2, 0)
     assert sorted(loader.pool.free) == list(range(len(loader.pool.buffers.arrays)))

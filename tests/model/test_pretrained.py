@@ -4,6 +4,7 @@ import json
 import socket
 import subprocess
 import threading
+from unittest import mock
 
 import pytest
 import segmentation_models_pytorch as smp
@@ -49,18 +50,15 @@ def trained_weights(encoder):
 
 
 def hub_contents(encoder, state):
-    """{"owner/repo/name": bytes} of all that is loaded for the encoder."""
-    files = {"config.json": json.dumps({}).encode(), "model.safetensors": save(state)}
-    return {f"{file.repo_id}/{file.names[0]}": files[file.names[0]] for file in weight_files(encoder, "imagenet")}
+    """{file: bytes} of all that is loaded for the encoder."""
+    contents = {"config.json": json.dumps({}).encode(), "model.safetensors": save(state)}
+    return {file: contents[file.names[0]] for file in weight_files(encoder, "imagenet")}
 
 
 def fill_cache(cache, encoder, state):
     """Returns the path of the weights."""
-    contents = hub_contents(encoder, state)
-    for file in weight_files(encoder, "imagenet"):
-        blob = hub.write_cached(
-            cache, file.repo_id, file.revision, file.names[0], contents[f"{file.repo_id}/{file.names[0]}"]
-        )
+    for file, content in hub_contents(encoder, state).items():
+        blob = hub.write_cached(cache, file.repo_id, file.revision, file.names[0], content)
     return blob
 
 
@@ -69,9 +67,9 @@ def choose(encoder=TIMM, **limits):
     return *choose_encoder_weights(encoder, said.append, **limits), said
 
 
-def first_conv(encoder_weights, encoder, channels=(16, 8, 8, 8, 8)):
+def first_conv(encoder_weights, encoder):
     torch.manual_seed(0)
-    network = build_network(make_spec(encoder=encoder, decoder_channels=channels), encoder_weights)
+    network = build_network(make_spec(encoder=encoder), encoder_weights)
     return next(network.encoder.parameters())
 
 
@@ -102,7 +100,8 @@ def test_an_encoder_without_imagenet_weights_gets_random_ones(encoder):
 @pytest.mark.parametrize("encoder", [TIMM, SMP])
 def test_weights_that_the_hub_has_are_fetched_once_and_loaded(monkeypatch, encoder):
     state = trained_weights(encoder)
-    with hub.serving(hub_contents(encoder, state)) as endpoint:
+    files = {f"{file.repo_id}/{file.names[0]}": content for file, content in hub_contents(encoder, state).items()}
+    with hub.serving(files) as endpoint:
         monkeypatch.setattr(constants, "ENDPOINT", endpoint)
         weights, reason, said = choose(encoder)
     assert (weights, reason.split(" in ")[0]) == ("imagenet", "fetched")
@@ -126,24 +125,20 @@ def test_a_download_that_is_ended_leaves_no_part_of_a_file(cache, monkeypatch):
     assert list((cache / "models--owner--repo" / "blobs").iterdir()) == []
 
 
-def swallow(*_, **__):
-    raise TimeoutError
-
-
-@pytest.mark.parametrize("name", ["getaddrinfo", "create_connection"])
-def test_a_host_that_does_not_answer_is_no_network(name, monkeypatch):
-    """A name that is not resolved, and packets that are swallowed."""
+def test_a_host_that_cannot_be_reached_gives_random_weights(monkeypatch):
+    """One that refuses, a name that is not resolved, and packets that are swallowed."""
+    assert choose()[:2] == (None, f"no network (127.0.0.1: Connection refused): {ADVICE}")
     over = threading.Event()
     monkeypatch.setattr(pretrained, "CONNECT_LIMIT", 0.1)
     monkeypatch.setattr(constants, "ENDPOINT", "https://hub.invalid")
-    monkeypatch.setattr(socket, name, swallow if name == "create_connection" else lambda *_, **__: over.wait(60))
-    assert choose()[1] == f"no network (hub.invalid did not answer within 0.1 s): {ADVICE}"
+    for name, silent in (
+        ("getaddrinfo", lambda *_, **__: over.wait(60)),
+        ("create_connection", mock.Mock(side_effect=TimeoutError)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, name, silent)
+            assert choose()[1] == f"no network (hub.invalid did not answer within 0.1 s): {ADVICE}"
     over.set()
-
-
-def test_a_host_that_refuses_gives_random_weights():
-    weights, reason, _ = choose()
-    assert (weights, reason) == (None, f"no network (127.0.0.1: Connection refused): {ADVICE}")
 
 
 def test_a_server_that_never_answers_gives_random_weights_at_the_time_limit(monkeypatch):

@@ -17,7 +17,6 @@ from unet_trainer.system.distributed import (
     Failure,
     Job,
     Launch,
-    PeerFailed,
     PeerLost,
     choose_backend,
     decode,
@@ -29,14 +28,8 @@ from unet_trainer.system.distributed import (
 from unet_trainer.system.signals import Interrupted, Signals
 from unet_trainer.training.run_folder import resume_command
 
-TORCHRUN = {
-    "RANK": "5",
-    "WORLD_SIZE": "8",
-    "LOCAL_RANK": "1",
-    "LOCAL_WORLD_SIZE": "4",
-    "MASTER_ADDR": "127.0.0.1",
-    "MASTER_PORT": "29500",
-}
+TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
+TORCHRUN |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 @pytest.mark.parametrize("missing", ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"])
@@ -73,60 +66,27 @@ def test_nccl_unless_processes_share_a_gpu(gpus, backend, monkeypatch):
     assert choose_backend([device_id(torch.device("cuda:0")) for _ in gpus]) == backend
 
 
-@pytest.mark.parametrize(("rank", "before"), [(0, 0), (1, 1), (2, 1), (3, 2)])
-def test_rank_0_reads_first_then_the_first_of_each_other_machine_then_the_rest(rank, before, monkeypatch):
-    """Two machines of two processes, which wait for each other twice."""
-    job, exchanges = Job(Launch(rank, 4, rank % 2, 2, True)), []
-    monkeypatch.setattr(job, "any_rank", lambda: exchanges.append(1))
-    with job.main_process_first():
-        assert len(exchanges) == before
-    assert len(exchanges) == 2
+def agree(monkeypatch, error, *others):
+    """What rank 0, which has this error, agrees on with ranks that have these failures."""
+    job = Job(Launch(0, 1 + len(others), 0, 2, True))
+    monkeypatch.setattr(job, "_control", "gloo")
+    monkeypatch.setattr(job, "any_rank", lambda *_, **__: False)
+    monkeypatch.setattr(job, "all_gather", lambda value: [value, *map(tuple, others)])
+    return job.agree(error, position=(1, 3))
 
 
-class Meeting(Job):
-    """Of processes on machines of two; this is rank 0, and these are the failures of the others."""
-
-    _control = "gloo"
-
-    def __init__(self, *others):
-        super().__init__(Launch(0, 1 + len(others), 0, 2, True))
-        self.others, self.has_told = others, False
-
-    def any_rank(self, wanted=False, has_failed=False):
-        self.has_told |= has_failed
-        return wanted
-
-    def all_gather(self, value):
-        return [value, *map(tuple, self.others)]
-
-
-def test_the_gravest_of_several_errors_is_the_cause_and_the_first_of_its_kind():
+def test_the_gravest_of_several_errors_is_the_cause_and_the_first_of_its_kind(monkeypatch):
     told, user, late = (
-        Failure(1, "told"),
+        Failure(1, "told", position=(1, 3)),
         Failure(2, "error", "a.png: changed", 2),
         Failure(3, "error", "b.png: changed", 2),
     )
-    assert Meeting(told, user, late).agree(Interrupted(15)) == user
+    assert agree(monkeypatch, Interrupted(15), told, user, late) == user  # and no position is common to all
     assert (str(user.as_error()), user.as_error().exit_code) == ("rank 2: a.png: changed", 2)
-    assert Meeting(told, user).agree(ZeroDivisionError("a bug")) == Failure(0, "bug", "ZeroDivisionError: a bug", 1)
-    cause = Meeting(told).agree(Interrupted(15))
-    assert (cause.kind, cause.as_error().signal_number) == ("signal", 15)
-
-
-@pytest.mark.parametrize(("rank", "speaks"), [(0, True), (1, False), (2, True)])
-def test_who_has_the_cause_tells_the_others_and_speaks_and_rank_0_for_one_on_another_machine(rank, speaks):
-    meeting = Meeting(*(Failure(peer, "bug" if peer == rank else "told") for peer in (1, 2)))
-    meeting._was_told = rank != 0
-    meeting.agree(PeerFailed() if meeting._was_told else ZeroDivisionError("a bug"))
-    assert meeting.speaks is speaks
-    assert meeting.has_told is (rank == 0)
-
-
-@pytest.mark.parametrize(
-    ("other", "agreed"), [((1, 3), (1, 3)), (None, None), ((1, 4), None)], ids=["there", "mid step", "elsewhere"]
-)
-def test_a_position_is_agreed_on_if_all_have_it(other, agreed):
-    assert Meeting(Failure(1, "told", position=other)).agree(Interrupted(15), position=(1, 3)).position == agreed
+    bug = agree(monkeypatch, ZeroDivisionError("a bug"), told, user)
+    assert bug == Failure(0, "bug", "ZeroDivisionError: a bug", 1)
+    cause = agree(monkeypatch, Interrupted(15), told)
+    assert (cause.kind, cause.as_error().signal_number, cause.position) == ("signal", 15, (1, 3))
 
 
 def test_a_restart_with_the_same_store_reads_nothing_of_the_start_before():
@@ -145,25 +105,20 @@ def test_a_restart_with_the_same_store_reads_nothing_of_the_start_before():
     assert attempts[0] != attempts[2]
 
 
-def start_alone(rank, monkeypatch):
-    """One process of two, the other of which never comes: variables of torchrun that are left over in a shell."""
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_job_that_never_becomes_complete_says_so_and_ends(rank, monkeypatch, capsys):
+    """Variables of torchrun that are left over in a shell: the other of two processes never comes."""
     monkeypatch.setattr(distributed, "START_SECONDS", 1)
     monkeypatch.setattr(distributed, "PATIENT_SECONDS", 0.1)
     for name, value in {"RANK": rank, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}.items():
         monkeypatch.setenv(name, str(value))
     with pytest.raises(PeerLost) as caught:
         Job(Launch(rank, 2, rank, 2, True)).start(Signals())
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_job_that_never_becomes_complete_says_so_and_ends(rank, monkeypatch, capsys):
-    error = start_alone(rank, monkeypatch)
+    error = str(caught.value)
     assert error.startswith("not all 2 processes have started within 1 s (")
     assert error.endswith("; to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment")
-    assert capsys.readouterr().err == (
-        "Waiting for all 2 processes to start (WORLD_SIZE is 2) ...\n" if rank == 0 else ""
-    )
+    said = "Waiting for all 2 processes to start (WORLD_SIZE is 2) ...\n"
+    assert capsys.readouterr().err == (said if rank == 0 else "")
 
 
 class Runs:

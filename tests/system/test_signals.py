@@ -83,8 +83,10 @@ with Signals():
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("moment", ["before", "after_in_parent"])
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [("before", signal.SIGINT), ("after_in_parent", signal.SIGTERM), ("after_in_parent", signal.SIGHUP)],
+)
 def test_a_signal_during_a_fork_is_raised_after_it(moment, number):
     """What is raised among the functions that Python calls at a fork is ignored."""
     command = [sys.executable, "-c", FORKING, moment, str(int(number))]

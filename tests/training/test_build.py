@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from helpers import hub
-from helpers.project import FIXED_RECIPE
+from helpers.project import FIXED_RECIPE, TINY_MODEL
 from helpers.steps import CPU, CPU_FACTS, everything, make_settings, make_spec, same, small_components, tiny_components
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.images.file_bytes import DataError
@@ -39,24 +39,21 @@ def test_a_run_whose_images_have_moved_asks_where_they_are(config, console, tmp_
         build_dataset(config, console, tmp_path)
 
 
-def test_a_batch_that_is_larger_than_the_dataset_is_refused(config, console):
-    dataset = build_dataset(config, console, None)
-    settings = build_settings(dataclasses.replace(config, batch_size=11), CPU_FACTS, dataset, console)
-    with pytest.raises(UserError, match="batch_size: 11 is more than the 10 training images; need at most 10"):
-        build_loaders(settings.taken, dataset, CPU, console)
-
-
 @pytest.mark.parametrize(
-    ("repeats", "told"),
+    ("changes", "message"),
     [
-        (0.25, r"2 training images of an epoch \(repeats: 0.25\); need at most 2, or larger"),
-        (0.05, "0 .*0.05\\); need larger"),
+        ({"batch_size": 11}, "11 is more than the 10 training images; need at most 10"),
+        (
+            {"repeats": 0.25},
+            r"4 is .* 2 training images of an epoch \(repeats: 0.25\); need at most 2, or larger repeats",
+        ),
+        ({"repeats": 0.05}, r"4 is more than the 0 .*0.05\); need larger repeats"),
     ],
 )
-def test_a_batch_that_is_larger_than_the_share_of_an_epoch_is_told_of_repeats(config, console, repeats, told):
+def test_a_batch_that_is_larger_than_an_epoch_is_refused(changes, message, config, console):
     dataset = build_dataset(config, console, None)
-    settings = build_settings(dataclasses.replace(config, batch_size=4, repeats=repeats), CPU_FACTS, dataset, console)
-    with pytest.raises(UserError, match=f"batch_size: 4 is more than the {told} repeats"):
+    settings = build_settings(dataclasses.replace(config, **changes), CPU_FACTS, dataset, console)
+    with pytest.raises(UserError, match=f"batch_size: {message}"):
         build_loaders(settings.taken, dataset, CPU, console)
 
 
@@ -89,35 +86,26 @@ def test_processes_of_a_machine_go_without_a_cache_where_the_file_that_they_woul
         build_loaders(dataclasses.replace(taken, cache="disk"), dataset, CPU, console, job)
 
 
-def found_weights(**changes):
-    """Settings in which auto found imagenet weights."""
-    return make_settings(find_weights=lambda encoder: ("imagenet", "on this machine"), **changes)
-
-
-def build_with_weights(settings, console):
-    spec = build_spec(settings.taken, RGB_8BIT, MaskCoding((0, 1)))
-    return build_components_with_weights(settings, spec, CPU, 4, console)
-
-
 def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, monkeypatch, tmp_path):
+    def build(encoder_weights):
+        settings = make_settings(
+            find_weights=lambda encoder: ("imagenet", "on this machine"), encoder_weights=encoder_weights
+        )
+        spec = build_spec(settings.taken, RGB_8BIT, MaskCoding((0, 1)))
+        return settings, build_components_with_weights(settings, spec, CPU, 4, console)
+
     cache = hub.isolate(monkeypatch, tmp_path)
-    settings = found_weights(encoder_weights="auto")
-    (file,) = weight_files(settings.taken.encoder, "imagenet")
+    (file,) = weight_files(TINY_MODEL["encoder"], "imagenet")
     hub.write_cached(cache, file.repo_id, None, "model.safetensors", b"damaged")
-    components = build_with_weights(settings, console)
+    settings, components = build("auto")
     assert settings.taken.encoder_weights is None
     assert settings.taken.learning_rate == FIXED_RECIPE["learning_rate"]
-    assert settings.decisions["encoder_weights"].reason.startswith(
-        "imagenet weights cannot be loaded (encoder_weights: the file of"
-    )
-    assert (
-        console.stream.getvalue()
-        .splitlines()[-1]
-        .startswith("Note: encoder_weights: imagenet weights cannot be loaded (")
-    )
+    reason = settings.decisions["encoder_weights"].reason
+    assert reason.startswith("imagenet weights cannot be loaded (encoder_weights: the file of")
+    assert console.stream.getvalue().splitlines()[-1].startswith(f"Note: encoder_weights: {reason[:34]}")
     assert same(everything(components), everything(tiny_components()))
     with pytest.raises(UserError, match="in the download cache is damaged"):
-        build_with_weights(found_weights(encoder_weights="imagenet"), console)
+        build("imagenet")
 
 
 def test_an_attempt_that_never_fits_ends_with_what_to_try(console):

@@ -36,12 +36,9 @@ def checkpointer(components, settings, tmp_path):
     return Checkpointer(tmp_path, settings, components.state, SPLIT, Console(io.StringIO()))
 
 
-def draw():
-    return np.zeros((4, 4, 3), np.uint8)
-
-
-def scores():
-    return "image,iou\n"
+def save_epoch(checkpointer, best=None):
+    """An epoch; `best`: its evaluated model, if it is the best so far."""
+    checkpointer.save_epoch(dict(ROW), best, lambda: lambda: np.zeros((4, 4, 3), np.uint8), lambda: "image,iou\n")
 
 
 def names(folder):
@@ -64,10 +61,8 @@ def saved_epoch(folder):
 def test_a_file_that_cannot_be_written_ends_the_run(checkpointer, monkeypatch):
     monkeypatch.setattr(checkpoint_file, "write_atomically", mock.Mock(side_effect=FULL))
     checkpointer.save_state()
-    with pytest.raises(
-        TrainingFailed,
-        match=r"last\.pt could not be written \(No space left on device\): .* MB are needed, .*; there is no state to go on from",
-    ):
+    why = r"last\.pt could not be written \(No space left on device\): .* MB are needed, .*; there is no state to go on from"
+    with pytest.raises(TrainingFailed, match=why):
         checkpointer.finish()
 
 
@@ -100,10 +95,10 @@ def slow_disk(monkeypatch):
 def fall_behind(checkpointer, components):
     """The second epoch, the best so far, ends while the state of the first is still being written."""
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, None, lambda: draw, scores)
+    save_epoch(checkpointer)
     take_step(components.train_step, make_batch(2, side=32))
     end_epoch(components, 2)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, scores)
+    save_epoch(checkpointer, components.state.eval_segmenter)
 
 
 def test_an_epoch_shorter_than_a_save_is_saved_as_soon_as_the_disk_is_free(
@@ -156,7 +151,7 @@ def test_a_state_is_not_written_without_the_best_weights_that_it_refers_to(
     checkpointer.finish()
     monkeypatch.setattr(module, "write_checkpoint", refuse_best)
     end_epoch(components, 1)
-    checkpointer.save_epoch(ROW, components.state.eval_segmenter, lambda: draw, scores)
+    save_epoch(checkpointer, components.state.eval_segmenter)
     with pytest.raises(TrainingFailed, match="could not be written"):
         checkpointer.finish()
     assert (saved_epoch(tmp_path), (tmp_path / "best.pt").exists()) == (0, False)
@@ -175,7 +170,7 @@ def test_a_folder_that_is_lost_gets_nothing_and_the_state_is_saved_beside_it(gon
     elsewhere = tmp_path / "run-2"  # never the same name: another process may begin there
     what = "is gone" if gone else "is another folder now"
     with pytest.raises(TrainingFailed) as caught:
-        made.save_epoch(dict(ROW), components.state.eval_segmenter, lambda: draw, scores)
+        save_epoch(made, components.state.eval_segmenter)
     assert str(caught.value) == (
         f"{folder} {what}, deleted, moved or taken by another process; the state is saved as {elsewhere / 'last.pt'}; "
         f"to go on: python train_unet.py --resume {elsewhere}"
@@ -194,54 +189,39 @@ def run(tiny_data, tmp_path):
     return make_run(tiny_data, tmp_path / "run", num_epochs=3)
 
 
-@pytest.fixture
-def best(run):
-    return run.checkpointer.folder / "best.pt"
-
-
 def damage(path):
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
 
 
-def test_a_state_that_is_the_best_one_gives_its_weights_again(run, best):
+def test_a_state_that_is_the_best_one_gives_its_weights_again(run):
     finish_epochs(run, [0.25, 0.5])
+    best = run.checkpointer.folder / "best.pt"
     best.unlink()
     assert run.checkpointer.check_best() is None
     assert read_checkpoint(best)["epoch"] == 2
     assert f"Warning: {best} is missing; it is written anew from this state" in said(run)
 
 
-SPOILED = {"is missing": lambda path: path.unlink(), "is damaged: its bytes do not match its digest": damage}
-
-
-@pytest.mark.parametrize("what", SPOILED)
-def test_weights_of_an_earlier_epoch_are_told_as_lost_and_the_next_epoch_is_the_best(what, run, best):
+def test_weights_of_an_earlier_epoch_are_told_as_lost_and_the_next_epoch_is_the_best(run):
     finish_epochs(run, [0.5, 0.25])
-    SPOILED[what](best)
-    assert run.checkpointer.check_best() == f"{best} {what}: the weights of epoch 1, the best so far, are lost"
+    best = run.checkpointer.folder / "best.pt"
+    damage(best)
+    damaged = f"{best} is damaged: its bytes do not match its digest"
+    assert run.checkpointer.check_best() == f"{damaged}: the weights of epoch 1, the best so far, are lost"
     state = run.state
     assert (state.early_stopping.best_epoch, state.per_class_iou, state.confusion) == (0, [], [])
     assert run.judge({**ROW, "epoch": 3, "val_iou": 0.125}, SCORES)
 
 
-def test_a_run_that_ends_without_its_best_weights_says_so_and_names_the_last_ones(run, best):
+def test_a_run_that_ends_without_its_best_weights_says_so_and_names_the_last_ones(run):
     finish_epochs(run, [0.5, 0.25, 0.25])
+    best = run.checkpointer.folder / "best.pt"
     best.unlink()
     result = report(run)
     assert result.missing == ["best.pt"]
-    assert (
-        f"Warning: {best} is missing: the weights of epoch 1, the best so far, are lost; last.pt holds those of the last epoch"
-        in said(run)
-    )
+    lost = "the weights of epoch 1, the best so far, are lost; last.pt holds those of the last epoch"
+    assert f"Warning: {best} is missing: {lost}" in said(run)
     assert f"Weights: {best.with_name('last.pt')} | " in said(run)
     assert str(best) not in said(run).split("Weights: ")[1]
-
-
-def test_a_file_that_nobody_has_read_is_not_called_whole(run):
-    last = run.checkpointer.folder / "last.pt"
-    assert run.checkpointer.describe_saved() == "there is no state to go on from"
-    last.write_bytes(b"damaged")
-    command = f"python train_unet.py --resume {run.checkpointer.folder}"
-    assert run.checkpointer.describe_saved() == f"the last save is {last}; to go on: {command}"

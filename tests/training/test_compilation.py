@@ -22,10 +22,6 @@ from unet_trainer.training.compilation import compile_steps, is_out_of_memory, r
 BATCH = make_batch(2, side=32)
 
 
-def compile_components(components):
-    return compile_steps(components, BATCH, BATCH)[0]
-
-
 def complete_state(components):
     """Copies of all that trying the steps could change."""
     state, step = components.state, components.train_step
@@ -79,47 +75,24 @@ def test_a_compiler_that_fails_leaves_the_steps_as_they_were(monkeypatch):
     components = small_components()
     eager = components.train_step.forward, components.eval_step.forward
     before = complete_state(components)
-    assert compile_components(components) == "RuntimeError: no working C++ compiler"
+    assert compile_steps(components, BATCH, BATCH)[0] == "RuntimeError: no working C++ compiler"
     assert (components.train_step.forward, components.eval_step.forward) == eager
     assert_same_state(before, complete_state(components))
 
 
 @pytest.mark.soak
 def test_compiled_and_eager_steps_agree():
-    eager, compiled = (
-        small_components(optimizer="sgd") for _ in range(2)
-    )  # Adam would enlarge rounding errors of zero gradients
-    assert compile_components(compiled) is None
+    # Adam would enlarge rounding errors of zero gradients.
+    eager, compiled = (small_components(optimizer="sgd") for _ in range(2))
+    assert compile_steps(compiled, BATCH, BATCH)[0] is None
     for components in (eager, compiled):
         components.set_training_mode(0)
         for seed in range(3):
-            take_step(
-                components.train_step, make_batch(2, seed, side=32), metrics=components.state.metrics, learning_rate=0.1
-            )
+            batch, metrics = make_batch(2, seed, side=32), components.state.metrics
+            take_step(components.train_step, batch, metrics=metrics, learning_rate=0.1)
     assert compiled.state.metrics.loss() == pytest.approx(eager.state.metrics.loss(), rel=1e-5)
     assert torch.equal(eager.state.metrics.matrix, compiled.state.metrics.matrix)
     assert torch.allclose(weights(eager.state.segmenter), weights(compiled.state.segmenter), atol=1e-6)
-
-
-def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypatch):
-    """With masks at native resolution too there is one graph, and it counts what the eager step counts."""
-    trace_only = partial(torch.compile, backend="eager")
-    monkeypatch.setattr(torch, "compile", lambda function, options, dynamic: trace_only(function, dynamic=dynamic))
-    batch = make_batch(2, side=16)
-    masks = batch.masks.repeat_interleave(3, 1)  # 48×16
-    native = batch._replace(masks=masks, mask_sizes=((48, 16), (40, 16)))
-    eager, components = small_components().eval_step, small_components()
-    compiled = components.eval_step
-    torch._dynamo.utils.counters.clear()
-    assert compile_steps(components, batch, native)[0] is None
-    found = [each.new_metrics() for each in (eager, compiled)]
-    for each, metrics in zip((eager, compiled), found, strict=True):
-        each.segmenter.eval()
-        each(native, metrics)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2  # training and evaluation
-    assert int(found[0].matrix.sum()) == 48 * 16 + 40 * 16
-    assert torch.equal(found[0].matrix, found[1].matrix)
-    assert torch.allclose(found[0].loss_sums, found[1].loss_sums)
 
 
 @pytest.mark.parametrize(
@@ -128,12 +101,7 @@ def test_an_evaluation_step_is_compiled_for_the_masks_that_it_will_get(monkeypat
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
         (MemoryError(), True),
-        (
-            RuntimeError(
-                "backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
-            ),
-            True,
-        ),
+        (RuntimeError("backend='inductor' raised:\nOutOfMemoryError: CUDA out of memory. Tried to allocate"), True),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("shapes do not match"), False),
         (ValueError("DefaultCPUAllocator"), False),

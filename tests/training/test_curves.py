@@ -21,16 +21,20 @@ def log(tmp_path):
 
 @pytest.fixture
 def drawn(monkeypatch):
-    """The figure, and by the title of a chart its lines by their label."""
-    figures = []
-    save = Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *given, **named: figures.append(figure) or save(figure, *given, **named)
-    )
-    return lambda: {
-        axes.get_title("left"): {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
-        for axes in figures[-1].axes
-    }
+    """The charts of the last figure, by their title."""
+    figures, save = [], Figure.savefig
+
+    def noted(figure, *arguments, **options):
+        figures.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", noted)
+    return lambda: {axes.get_title("left"): axes for axes in figures[-1].axes}
+
+
+def lines_of(axes):
+    """Points by the label of their line."""
+    return {line.get_label(): list(zip(*line.get_data(), strict=True)) for line in axes.lines}
 
 
 def add_epochs(log, *ious, first=1, names=("a", "b")):
@@ -43,19 +47,18 @@ def add_epochs(log, *ious, first=1, names=("a", "b")):
 def test_the_picture_shows_loss_iou_of_each_class_learning_rate_and_throughput(log, tmp_path, drawn):
     write_curves(tmp_path)
     assert not (tmp_path / "curves.png").exists()  # no epoch has ended
-    add_epochs(
-        log, 0.2, 0.4, names=("a", "_b $ 汉\n")
-    )  # neither a formula nor hidden; without the letter that the font lacks
+    # Neither a formula nor hidden; without the letter that the font lacks.
+    add_epochs(log, 0.2, 0.4, names=("a", "_b $ 汉\n"))
     write_curves(tmp_path)
     assert read_image(tmp_path / "curves.png").shape == (830, 1320, 3)
     charts = drawn()
     assert list(charts) == ["Loss", "IoU", "Learning rate", "Images per second, in training"]
-    assert charts["Loss"]["val"] == [(1, 2.0), (2, 1.0)]
-    assert {"val", "train", "a", " _b \\$ \ufffd\ufffd"} <= set(charts["IoU"])
-    assert charts["IoU"]["a"] == [(1, 0.2), (2, 0.4)]
+    assert lines_of(charts["Loss"])["val"] == [(1, 2.0), (2, 1.0)]
+    assert {"val", "train", "a", " _b \\$ \ufffd\ufffd"} <= set(lines_of(charts["IoU"]))
+    assert lines_of(charts["IoU"])["a"] == [(1, 0.2), (2, 0.4)]
 
 
-def test_what_happened_is_marked_and_explained(log, tmp_path, drawn, monkeypatch):
+def test_what_happened_is_marked_and_explained(log, tmp_path, monkeypatch):
     add_epochs(log, 0.2, 0.6, 0.5)
     log.add("rollback", epoch=3, text="NaN")
     add_epochs(log, 0.4, first=4)
@@ -71,14 +74,11 @@ def test_what_happened_is_marked_and_explained(log, tmp_path, drawn, monkeypatch
     assert marks == {INK: 2, INTERRUPTED: 4.5, ROLLBACK: 3.5, STOPPED: 5}
 
 
-def test_the_only_epoch_of_a_run_is_a_whole_number_on_the_axis(log, tmp_path, monkeypatch):
-    figures, save = [], Figure.savefig
-    monkeypatch.setattr(
-        Figure, "savefig", lambda figure, *given, **named: figures.append(figure) or save(figure, *given, **named)
-    )
+def test_the_only_epoch_of_a_run_is_a_whole_number_on_the_axis(log, tmp_path, drawn):
     add_epochs(log, 0.5)
     write_curves(tmp_path)
-    ((low, high), ticks) = figures[0].axes[0].get_xlim(), figures[0].axes[0].get_xticks()
+    axes = drawn()["Loss"]
+    (low, high), ticks = axes.get_xlim(), axes.get_xticks()
     assert [tick for tick in ticks if low <= tick <= high] == [1.0]
 
 

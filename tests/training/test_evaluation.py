@@ -103,11 +103,8 @@ def matrix_by_hand(segmenter, dataset):
         mask = read_mask(pair.mask)
         with torch.no_grad():
             logits = segmenter(torch.from_numpy(dataset[0, index][0]).unsqueeze(0))
-        ids = (
-            torch.nn.functional.interpolate(logits, mask.shape, mode="bilinear", align_corners=False)[0]
-            .argmax(0)
-            .numpy()
-        )
+        upsampled = torch.nn.functional.interpolate(logits, mask.shape, mode="bilinear", align_corners=False)
+        ids = upsampled[0].argmax(0).numpy()
         np.add.at(matrix, (mask[mask != 9], ids[mask != 9]), 1)
     return matrix
 

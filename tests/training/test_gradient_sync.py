@@ -65,25 +65,6 @@ def test_one_process_trains_as_without_a_job_and_averages_once_a_group(num_batch
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("num_batches", [1, 2])
-def test_a_compiled_backward_pass_fills_the_buckets_at_once_unless_it_adds_up(num_batches, job, monkeypatch):
-    batches = [make_batch(4, seed) for seed in range(num_batches)]
-    alone, step = make_step(plain_segmenter()), connect(make_step(plain_segmenter()), job)
-    given = []
-    fill = GradientSync._fill_buckets
-    monkeypatch.setattr(GradientSync, "_fill_buckets", lambda *arguments: given.append(fill(*arguments)) or given[-1])
-    for each in (alone, step):
-        each.forward = torch.compile(each.forward, backend="aot_eager")
-        for _ in range(2):
-            given.clear()
-            take_group(each, batches)
-    addresses = {one.data_ptr() for gradients in given for one in gradients if one is not None}
-    are_there = [place.data_ptr() in addresses for place in step.sync.buckets.values()]
-    assert are_there == [num_batches == 1] * len(step.parameters)
-    for one, other in zip(step.parameters, alone.parameters, strict=True):
-        assert torch.equal(one, other)
-
-
 class UsesAWeightTwice(torch.nn.Module):
     """In two compiled passes."""
 

@@ -1,6 +1,5 @@
 """A new run begins with the weights of a model that there is: whatever file it lies in, as far as it fits."""
 
-import copy
 import dataclasses
 import json
 import pickle
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 from helpers.checkpoints import GREY_16BIT, make_card, random_segmenter, save_model
 from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import stop_after, weights_digest
-from helpers.steps import CPU, SmallNetwork, make_settings, make_spec, silent_console, small_components
+from helpers.steps import SmallNetwork, make_settings, make_spec, small_components
 from train_unet import main, script_config, train
 from unet_trainer.config.choices import choose_warmup
 from unet_trainer.config.errors import CheckpointError, UserError
@@ -27,8 +26,6 @@ from unet_trainer.inference.export import export_smp
 from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.reports.run_report import render_report
-from unet_trainer.training import pilots
-from unet_trainer.training.build import build_components_with_weights
 from unet_trainer.training.checkpoint_file import read_run, write_checkpoint
 from unet_trainer.training.history import read_events
 from unet_trainer.training.initial_model import InitialModel, match_classes, read_initial_model
@@ -106,6 +103,7 @@ def test_classes_are_matched_by_name_and_the_background_by_its_colour(old, new, 
 
 
 def test_classes_of_the_same_name_keep_their_rows_and_new_ones_are_initialised():
+    """Without a class in common that is the whole last layer."""
     spec, other = named("background", "road", "tree"), named("background", "tree", "car")
     old, new = network(3, seed=1), network(3)
     fresh = new.state_dict()[f"{HEAD}.weight"].clone()
@@ -116,6 +114,10 @@ def test_classes_of_the_same_name_keep_their_rows_and_new_ones_are_initialised()
     assert torch.equal(after[f"{HEAD}.weight"][2], fresh[2])
     assert loaded.remarks == "new weights for the classes car in the last layer"
     assert (loaded.is_complete, loaded.misses_inner_layers) == (False, False)
+    others = dataclasses.replace(named("c", "d"), id_colours=((9, 9, 9), (1, 1, 1)))
+    loaded = model_of(network(2, seed=1).state_dict(), named("a", "b")).load_into(network(2), others)
+    assert loaded.remarks == "new weights for the classes c, d in the last layer"
+    assert loaded.summary.startswith("14 of 16 tensors")
 
 
 @torch.no_grad()
@@ -131,17 +133,6 @@ def test_a_lone_foreground_becomes_one_of_several_classes_and_back_with_the_same
     back = network(1)
     model_of(many.state_dict(), several).load_into(back, one)
     assert same(back.state_dict(), lone.state_dict())
-
-
-def test_no_class_in_common_initialises_the_last_layer():
-    old, new = network(2, seed=1), network(2)
-    fresh = {name: tensor.clone() for name, tensor in new.state_dict().items() if name.startswith(HEAD)}
-    loaded = model_of(old.state_dict(), named("a", "b")).load_into(
-        new, dataclasses.replace(named("c", "d"), id_colours=((9, 9, 9), (1, 1, 1)))
-    )
-    assert all(torch.equal(new.state_dict()[name], tensor) for name, tensor in fresh.items())
-    assert loaded.remarks == "new weights for the classes c, d in the last layer"
-    assert loaded.summary.startswith("14 of 16 tensors")
 
 
 @pytest.mark.parametrize(
@@ -163,9 +154,9 @@ def test_other_channels_of_the_images_adapt_the_first_layer(before, now, expecte
 def test_a_layer_of_another_shape_is_initialised_and_is_listed():
     weights = network(seed=1).state_dict() | {"decoder.0.weight": torch.zeros(4, 9, 3, 3), "extra": torch.zeros(1)}
     loaded = model_of(weights).load_into(network(), SPEC)
-    assert loaded.remarks == (
-        "new weights for decoder.0.weight (4, 4, 3, 3), (4, 9, 3, 3) in the file; 1 tensor of the file not used, e.g. extra"
-    )
+    new, unused = loaded.remarks.split("; ")
+    assert new == "new weights for decoder.0.weight (4, 4, 3, 3), (4, 9, 3, 3) in the file"
+    assert unused == "1 tensor of the file not used, e.g. extra"
     assert loaded.misses_inner_layers
 
 
@@ -275,11 +266,14 @@ def write_bomb(path, canary):
             archive.writestr(entry, content)
 
 
+MORE = "it holds more than tensors, which could run when it is loaded; save its state_dict, best as .safetensors)"
+
+
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
-        (lambda path, canary: torch.save({"state_dict": Hostile(canary)}, path), "it holds more than tensors"),
-        (lambda path, canary: path.write_bytes(pickle.dumps(Hostile(canary), 2)), "it holds more than tensors"),
+        (lambda path, canary: torch.save({"state_dict": Hostile(canary)}, path), MORE),
+        (lambda path, canary: path.write_bytes(pickle.dumps(Hostile(canary), 2)), MORE),
         (write_bomb, "it unpacks to more than it is"),
         (lambda path, canary: path.write_bytes(b"PK\x03\x04 and nothing"), "File is not a zip file"),
         (lambda path, canary: path.write_bytes(b""), "EOFError"),
@@ -328,12 +322,8 @@ def settings_of(model, *words):
 def test_the_network_follows_from_the_model_where_it_is_not_set():
     model = dataclasses.replace(model_of({}), network={**NETWORK, "architecture": "manet"})
     values = {name: value for name, (value, _) in settings_of(model).items()}
-    assert values == {
-        "architecture": "manet",
-        "encoder": TINY_MODEL["encoder"],
-        "decoder_channels": (16, 8, 8, 8, 8),
-        "encoder_weights": None,
-    }
+    assert values.pop("encoder_weights") is None
+    assert values == {name: value for name, value in model.network.items() if name != "decoder_attention"}
     assert settings_of(model)["encoder"][1] == f"as {__file__} has it"
     words = ("architecture=manet", f"encoder={TINY_MODEL['encoder']}", "encoder_weights=null")
     assert settings_of(model, *words).keys() == {"decoder_channels"}
@@ -368,21 +358,6 @@ def test_images_are_normalised_as_the_model_knows_them_where_they_are_of_its_kin
 
 
 # Before and after
-
-
-def test_the_line_of_the_model_says_that_encoder_weights_are_the_encoder_alone(tmp_path):
-    spec = make_spec()
-    save_model(tmp_path / "old/best.pt", random_segmenter(spec))
-    save_file({"encoder.a": torch.zeros(1)}, tmp_path / "some.safetensors")
-    console = silent_console()
-    for name in ("old/best.pt", "some.safetensors"):
-        settings = make_settings(encoder_weights=str(tmp_path / name))
-        if name == "some.safetensors":
-            save_file(build_network(spec, None).encoder.state_dict(), tmp_path / name)
-        build_components_with_weights(settings, spec, CPU, 4, console)
-    first, second = [line for line in console.stream.getvalue().splitlines() if "Model:" in line]
-    assert first.endswith(f" M parameters, encoder of {tmp_path / 'old'}")
-    assert second.endswith(f" M parameters, encoder of {tmp_path / 'some.safetensors'}")
 
 
 @pytest.mark.parametrize(
@@ -425,24 +400,20 @@ def test_the_recipe_of_the_demo_for_random_weights_gives_way_to_one_for_a_traine
 
 
 @pytest.fixture
-def sharp(tiny_config):
-    """A recipe by which a tiny network learns in seconds."""
-    recipe = {"num_epochs": 8, "learning_rate": 0.02, "augmentation": "none", "image_size": 48, "batch_size": 2}
-    return {**tiny_config, **recipe, "warmup_epochs": "auto", "val_fraction": 0.25}
-
-
-@pytest.fixture
 def source(small_network, tiny_config):
     """A short run of a small network."""
     return train(tiny_config, run_name="source")
 
 
-@pytest.mark.parametrize("ema_decay", [None, 0.9])
-def test_a_run_that_begins_with_a_model_goes_on_about_where_that_ended(sharp, ema_decay, capsys):
+def test_a_run_that_begins_with_a_model_goes_on_about_where_that_ended(tiny_config, capsys):
+    """And so does the average of its weights, which does not forget a trained model in its first steps."""
+    recipe = {"num_epochs": 8, "learning_rate": 0.02, "augmentation": "none", "image_size": 48, "batch_size": 2}
+    sharp = {**tiny_config, **recipe, "warmup_epochs": "auto", "val_fraction": 0.25}
     first = train(sharp, run_name="first")
     assert first.history[-1]["val_iou"] > 0.6
     capsys.readouterr()
-    second = train(sharp, run_name="second", init_from=str(first.run_dir), ema_decay=ema_decay)
+    options = {"init_from": str(first.run_dir), "ema_decay": 0.9}
+    second = train(sharp, run_name="second", on_epoch=lambda row: True, **options)  # which ends it
     assert second.history[0]["val_iou"] >= first.history[-1]["val_iou"] - 0.02
     assert second.history[0]["epoch"] == 1
     said = capsys.readouterr().out
@@ -475,52 +446,30 @@ def test_the_record_of_a_run_says_what_it_began_with_and_it_is_resumed_without_t
         train({**tiny_config, "init_from": "a"}, resume=str(broken), ema_decay=0.9, num_epochs=4)
 
 
-def test_trials_of_the_learning_rate_begin_with_the_model_and_leave_it(source, tiny_config, monkeypatch):
-    """And so does the average of the weights, which does not forget a trained model in its first steps."""
-    monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 3)
-    seen = []
-    try_rates = pilots.try_learning_rates
-
-    def noted(run):
-        try_rates(run)
-        seen.append(copy.deepcopy(run.state.state_dict()))
-
-    monkeypatch.setattr(pilots, "try_learning_rates", noted)
-    result = train(tiny_config, init_from=str(source.run_dir), learning_rate="auto", ema_decay=0.9, num_epochs=1)
-    assert len(read_run_summary(result.run_dir).pilots) >= 2
-    best = torch.load(source.run_dir / "best.pt", weights_only=True)["model"]
-    assert same(seen[0]["model"], best)
-    assert same(seen[0]["ema"]["model"], best)
-    assert float(seen[0]["ema"]["num_updates"]) == pytest.approx(100)  # (1 + 100) / (10 + 100) is more than 0.9
-
-
 def test_a_model_of_other_classes_and_channels_is_taken_as_far_as_it_fits(
     source, tiny_config, tiny_data, tmp_path, capsys
 ):
     """Half of the foreground is another class, and images are grey."""
     import cv2
 
-    data = tmp_path / "grey"
-    shutil.copytree(tiny_data, data)
-    for path in (data / "images").iterdir():
-        cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
-    for path in (data / "masks").iterdir():
-        mask = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE) // 255
-        mask[32:] *= 2
-        cv2.imwrite(str(path), mask)
+    data = shutil.copytree(tiny_data, tmp_path / "grey")
+    for path in [*(data / "images").iterdir(), *(data / "masks").iterdir()]:
+        pixels = cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)
+        if path.parent.name == "masks":
+            pixels //= 255
+            pixels[32:] *= 2
+        cv2.imwrite(str(path), pixels)
     capsys.readouterr()
-    names = ["background", "foreground", "other"]
-    result = train(
-        tiny_config, data_dir=str(data), init_from=str(source.run_dir), class_names=names, num_epochs=1, ema_decay=0.9
+    settings = {"data_dir": str(data), "class_names": ["background", "foreground", "other"], "num_epochs": 1}
+    result = train(tiny_config, init_from=str(source.run_dir), **settings)
+    first, last = (
+        "encoder.0.weight is adapted from 3 to 1 channels",
+        "new weights for the classes other in the last layer",
     )
-    said = capsys.readouterr().out
-    assert (
-        "Note: init_from: encoder.0.weight is adapted from 3 to 1 channels; new weights for the classes other in the last "
-        "layer\n" in said
-    )
+    assert f"Note: init_from: {first}; {last}\n" in capsys.readouterr().out
     assert result.init_from.startswith("16 of 16 tensors")
     spec = SegmenterSpec.from_dict(read_run(result.run_dir, print)["spec"])
-    assert spec.image.mean != (123.675, 116.28, 103.53)
+    assert spec.image.mean != RGB_8BIT.mean
 
 
 def test_another_set_of_the_same_kind_keeps_the_normalisation_of_the_model(source, tiny_config, monkeypatch, capsys):

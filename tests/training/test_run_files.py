@@ -52,7 +52,7 @@ EMPTY = [[100, 100, 100], [0, 0, 0]]
 HEADER = "image,mask,hit_pixels,truth_pixels,predicted_pixels,wrong_pixels,counted_pixels\n"
 
 
-def one(name, counts, classes=("cell",)):
+def score_of(name, counts, classes=("cell",)):
     return image_score(f"images/{name}.png", f"masks/{name}.png", counts, classes)
 
 
@@ -60,16 +60,17 @@ def test_scores_are_those_computed_by_hand():
     counts, nothing = ClassCounts(hits=10, truth=15, predicted=20), ClassCounts(0, 0, 0)
     assert (counts.iou, counts.dice) == (10 / 25, 20 / 35)
     assert (nothing.iou, nothing.dice) == (None, None)
-    score = one("a", GOOD)  # the background counts among right pixels, but is not reported
+    score = score_of("a", GOOD)  # the background counts among right pixels, but is not reported
     assert (list(score.classes), score.iou, score.wrong_pixels, score.counted_pixels) == (["cell"], 0.5, 10, 100)
-    several = one("a", [[5, 10, 5], [0, 0, 5], [0, 0, 0]], ("sky", "road", "car"))
+    several = score_of("a", [[5, 10, 5], [0, 0, 5], [0, 0, 0]], ("sky", "road", "car"))
     assert (several.classes["road"].iou, several.classes["car"].iou) == (0.0, None)
     assert (several.iou, several.dice) == (0.5, 10 / 15)  # of the sky: the truth has no road
-    assert one("a", [[95, 100, 95], [0, 0, 5]]).iou == 0.0  # one class alone: its own score
+    assert score_of("a", [[95, 100, 95], [0, 0, 5]]).iou == 0.0  # one class alone: its own score
 
 
 def test_the_table_has_the_worst_first_and_is_read_back(tmp_path):
-    scores = [one("empty", EMPTY), one("good", GOOD), one("bad\udce4", BAD), one("worse", [[70, 98, 70], [0, 2, 30]])]
+    counts = {"empty": EMPTY, "good": GOOD, "bad\udce4": BAD, "worse": [[70, 98, 70], [0, 2, 30]]}
+    scores = [score_of(*item) for item in counts.items()]
     assert val_scores_text(scores[:2]) == (
         "image,mask,iou,dice,hit_pixels,truth_pixels,predicted_pixels,wrong_pixels,counted_pixels\n"
         "images/good.png,masks/good.png,0.500000,0.666667,10,15,15,10,100\n"
@@ -77,10 +78,7 @@ def test_the_table_has_the_worst_first_and_is_read_back(tmp_path):
     )
     file = tmp_path / "val_scores.csv"
     for classes in (("cell",), ("back ground", "road, wet")):
-        scores = [
-            image_score(score.image, score.mask, counts, classes)
-            for score, counts in zip(scores, (EMPTY, GOOD, BAD, BAD), strict=True)
-        ]
+        scores = [score_of(*item, classes) for item in counts.items()]
         file.write_bytes(val_scores_text(scores).encode("utf-8", "surrogateescape"))
         assert read_val_scores(file, classes) == worst_first(scores)
     header = file.read_bytes().splitlines()[0].decode()
@@ -102,13 +100,10 @@ def test_every_image_has_its_row_and_its_tiles_count_together():
     tiling = tile_images([(4, 8), (4, 4)], (4, 4))
     num_tiles = [tile.pair for tile in tiling.tiles].count(0)
     counts = np.array([[[1, 1, 1], [2, 3, 4]]] * num_tiles + [[[9, 9, 9], [1, 1, 1]]])
-    rows = csv.DictReader(
-        val_scores_csv(SimpleNamespace(pairs=pairs, tiling=tiling), counts, Path("data"), config).splitlines()
-    )
-    assert [(row["hit_pixels"], row["truth_pixels"]) for row in rows] == [
-        (str(2 * num_tiles), str(3 * num_tiles)),
-        ("1", "1"),
-    ]
+    dataset = SimpleNamespace(pairs=pairs, tiling=tiling)
+    rows = csv.DictReader(val_scores_csv(dataset, counts, Path("data"), config).splitlines())
+    found = [(int(row["hit_pixels"]), int(row["truth_pixels"])) for row in rows]
+    assert found == [(2 * num_tiles, 3 * num_tiles), (1, 1)]
     assert num_tiles > 1
 
 
@@ -146,10 +141,6 @@ def log(tmp_path):
     return log
 
 
-def kinds(folder):
-    return [event["kind"] for event in read_events(folder)]
-
-
 def test_a_killed_process_loses_no_line(tmp_path):
     done = subprocess.run([sys.executable, "-c", ADD_AND_DIE, str(tmp_path)], cwd=ROOT, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL
@@ -163,7 +154,7 @@ def test_a_line_that_is_cut_off_or_not_ours_is_left_out_and_the_next_one_is_whol
     with (tmp_path / "events.jsonl").open("ab") as file:
         file.write(cut)
     EventLog().open(tmp_path, resumed_after={"epoch": 0, "batch": 1})
-    assert kinds(tmp_path) == ["start", "warning", "start"]
+    assert [event["kind"] for event in read_events(tmp_path)] == ["start", "warning", "start"]
 
 
 def test_nothing_is_written_through_a_link_or_into_another_folder_of_that_name(log, tmp_path):
@@ -190,25 +181,12 @@ def test_nothing_is_written_through_a_link_or_into_another_folder_of_that_name(l
     ],
 )
 def test_a_restored_state_undoes_the_epochs_after_it(undoing):
-    events = [
-        {"kind": "start"},
-        *({"kind": "epoch", "epoch": number} for number in (1, 2, 3, 4)),
-        {"kind": "epoch"},
-        undoing,
-    ]
+    epochs = [{"kind": "epoch", "epoch": number} for number in (1, 2, 3, 4)]
+    events = [{"kind": "start"}, *epochs, {"kind": "epoch"}, undoing]
     assert list(current_epochs(events)) == [1, 2]
     again = {"kind": "epoch", "epoch": 3, "val_iou": 0.5}
     assert current_epochs([*events, again])[3] is again
     assert current_epochs([*events, {"kind": "start"}]) == {}  # began anew
-
-
-def kept(folder):
-    """What a run keeps, without what depends on the clock."""
-    epochs = [
-        (epoch.number, epoch.get("val_iou"), epoch.classes, epoch.confusion)
-        for epoch in read_run_summary(folder).epochs
-    ]
-    return epochs, (folder / "val_scores.csv").read_text()
 
 
 @pytest.mark.usefixtures("small_network")
@@ -217,8 +195,11 @@ def test_an_interrupted_run_keeps_what_an_uninterrupted_one_does_and_images_add_
     with pytest.raises(KeyboardInterrupt):
         train(tiny_config, num_epochs=3, run_name="broken", on_epoch=stop_after(1))
     broken = train(tiny_config, num_epochs=3, run_name="broken", resume="auto").run_dir
-    assert kept(broken) == kept(straight)
-    summary = read_run_summary(broken)
+    summary, uninterrupted = read_run_summary(broken), read_run_summary(straight)
+    for one, other in zip(summary.epochs, uninterrupted.epochs, strict=True):
+        assert (one.number, one.get("val_iou"), one.classes) == (other.number, other.get("val_iou"), other.classes)
+        assert one.confusion == other.confusion
+    assert (broken / "val_scores.csv").read_text() == (straight / "val_scores.csv").read_text()
     happened = [event.kind for event in summary.events if event.kind not in ("note", "warning")]
     assert happened == ["start", "interrupted", "resumed", "finished"]
     counts = [score.classes["foreground"] for score in summary.image_scores]

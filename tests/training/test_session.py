@@ -36,9 +36,7 @@ def test_the_error_that_ends_a_run_is_in_its_log_and_events_and_is_shown_by_whoe
     is_interruption = isinstance(error, KeyboardInterrupt)
     with pytest.raises(type(error)):
         run_session(tmp_path, error)
-    line = (
-        f"Interrupted{f' by {text}' if text else ''} before anything was saved" if is_interruption else f"Error: {text}"
-    )
+    line = f"Interrupted by {text} before anything was saved" if is_interruption else f"Error: {text}"
     assert (tmp_path / "train.log").read_text().splitlines() == [line]
     assert capsys.readouterr().out == (f"{line}\n" if is_interruption else "")
     last = read_events(tmp_path)[-1]

@@ -1,23 +1,23 @@
 """Config → device and settings; and what the user is told of the choices."""
 
 import dataclasses
-import io
+
+import pytest
 
 from helpers.resolving import TURING
-from helpers.steps import CPU_FACTS
+from helpers.steps import CPU_FACTS, silent_console
 from unet_trainer.config import choices
-from unet_trainer.config.load import load_config
-from unet_trainer.system.console import Console
 from unet_trainer.training.build import build_dataset
-from unet_trainer.training.settings import build_hardware, build_settings
+from unet_trainer.training.settings import build_settings
 
 
 def test_a_precision_that_was_not_asked_for_is_told_with_its_reason(config, console):
-    dataset = build_dataset(config, Console(io.StringIO()), None)
+    dataset = build_dataset(config, silent_console(), None)
     build_settings(dataclasses.replace(config, use_amp=True), TURING, dataset, console)
-    reason = "Tesla T4 has no bfloat16, which needs compute capability 8.0 (Ampere) or newer; float16 with loss scaling instead"
-    lines = [f"Warning: {reason}", "Mixed Precision Training: float16", f"✓ AMP enabled with float16: {reason}"]
-    assert console.stream.getvalue().partition("  Data:")[0].splitlines() == lines
+    first, *others = console.stream.getvalue().partition("  Data:")[0].splitlines()
+    assert first.startswith("Warning: Tesla T4 has no bfloat16, which needs compute capability 8.0 (Ampere) or newer; ")
+    reason = first.removeprefix("Warning: ")
+    assert others == ["Mixed Precision Training: float16", f"✓ AMP enabled with float16: {reason}"]
 
 
 def test_decisions_are_told(config, console, monkeypatch):
@@ -29,18 +29,14 @@ def test_decisions_are_told(config, console, monkeypatch):
     settings = build_settings(config, CPU_FACTS, dataset, console)
     assert settings.taken.num_workers == 1
     field, road = settings.taken.class_weights
-    assert (
-        "  Loader:     1 worker beside the training process (num_workers: auto, 2 cores)\n" in console.stream.getvalue()
-    )
-    assert f"  Weights:    field {field:g}, road {road:g}\n" in console.stream.getvalue()
-    assert "10 train, 2 val" in console.stream.getvalue()
+    said = console.stream.getvalue()
+    loader = "  Loader:     1 worker beside the training process (num_workers: auto, 2 cores)"
+    assert f"  Weights:    field {field:g}, road {road:g}\n" in said
+    assert "10 train, 2 val" in said
     # What was decided and does nothing (one crop, no attention) is in config.yaml, not here.
-    lines = console.stream.getvalue().partition("Decided from the data and this machine")[2].splitlines()[1:]
-    assert [line for line in lines if line.endswith(")") and ": " in line] == [
-        "  repeats: 1  (num_epochs is set)",
-        lines[-2],
-    ]
-    assert lines[-2].startswith("  Loader:")
+    lines = said.partition("Decided from the data and this machine")[2].splitlines()[1:]
+    decided = [line for line in lines if line.endswith(")") and ": " in line]
+    assert decided == ["  repeats: 1  (num_epochs is set)", loader]
     assert settings.decisions["crops_per_image"].source == "decided"
 
 
@@ -52,15 +48,8 @@ def test_settings_that_do_nothing_are_told(config, console):
     )
 
 
-def lines_of(config, resumes=False):
-    console = Console(io.StringIO())
-    hardware = build_hardware(config, console)
-    build_settings(config, hardware, build_dataset(config, console, None), console, resumes)
-    return console.stream.getvalue().splitlines()
-
-
-def test_statistics_that_a_run_began_with_are_not_told_as_given(tiny_config):
-    config = load_config({**tiny_config, "image_mean": [1, 2, 3], "image_std": [4, 5, 6]})
-    for resumes, why in ((False, "as given"), (True, "as the run began")):
-        (line,) = (line for line in lines_of(config, resumes) if "normalised" in line)
-        assert line.endswith(f"normalised with mean 1, 2, 3, std 4, 5, 6 ({why})")
+@pytest.mark.parametrize(("resumes", "why"), [(False, "as given"), (True, "as the run began")])
+def test_statistics_that_a_run_began_with_are_not_told_as_given(resumes, why, config, console):
+    config = dataclasses.replace(config, image_mean=(1.0, 2.0, 3.0), image_std=(4.0, 5.0, 6.0))
+    build_settings(config, CPU_FACTS, build_dataset(config, console, None), console, resumes)
+    assert f"normalised with mean 1, 2, 3, std 4, 5, 6 ({why})\n" in console.stream.getvalue()

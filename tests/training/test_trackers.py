@@ -71,15 +71,8 @@ def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(fake, run, p
     tracker.log(3, {"iou/val": 0.5}, picture)
     tracker.finish({"best_val_iou": 0.75}, is_complete=False)
     init, image, log, finish = module.calls
-    assert init[2] == {
-        "project": "unet-trainer",
-        "name": "cells",
-        "config": SETTINGS,
-        "resume": "allow",
-        "dir": str(run.folder),
-        "id": None,
-        "mode": "offline",
-    }
+    about = {"project": "unet-trainer", "name": "cells", "config": SETTINGS, "dir": str(run.folder)}
+    assert init[2] == {**about, "resume": "allow", "id": None, "mode": "offline"}
     assert image == ("Image", (str(picture),), {})
     assert (log[1][0]["iou/val"], set(log[1][0]), log[2]) == (0.5, {"iou/val", "samples"}, {"step": 3})
     assert module.run.summary == {"best_val_iou": 0.75}
@@ -158,37 +151,35 @@ class Recorder:
             raise self.error
 
 
-def track(folder, tracker):
-    """A run of three epochs; returns the ids and the warnings."""
-    log, ids, warnings = EventLog(), [], []
-    log.open(folder)
-    tracked = RunTracker("wandb", tracker, TrackedRun(folder, {}), ids.append)
+@pytest.mark.parametrize(
+    ("failing", "error", "num_logged"),
+    [
+        ("", None, 3),
+        ("init", SystemExit(1), 0),
+        ("log", ConnectionError("no route to host"), 0),
+        ("finish", KeyError("x"), 3),
+    ],
+)
+def test_epochs_are_logged_in_order_and_a_service_that_fails_is_left_out_and_named_once(
+    failing, error, num_logged, tmp_path
+):
+    log, tracker, ids, warnings = EventLog(), Recorder(failing, error), [], []
+    log.open(tmp_path)
+    tracked = RunTracker("wandb", tracker, TrackedRun(tmp_path, {}), ids.append)
     tracked.start(warnings.append)
     for number in (1, 2, 3):
         log.add("epoch", epoch=number, val_iou=0.5)
         tracked.log(EpochRecord(number, {"val_iou": 0.5}))
     log.add("end", how="finished")
     tracked.finish()
-    return ids, warnings
-
-
-def test_epochs_are_logged_in_order_and_the_outcome_at_the_end(tmp_path):
-    tracker = Recorder()
-    assert track(tmp_path, tracker) == (["run-1"], [])
-    assert tracker.logged == [(number, {"iou/val": 0.5}, None) for number in (1, 2, 3)]
-    assert tracker.finished == [({"best_epoch": 1.0, "epochs": 3.0, "best_val_iou": 0.5}, True)]
-
-
-@pytest.mark.parametrize(
-    ("failing", "error"),
-    [("init", SystemExit(1)), ("log", ConnectionError("no route to host")), ("finish", KeyError("x"))],
-)
-def test_a_service_that_fails_is_left_out_and_named_once(failing, error, tmp_path):
-    tracker = Recorder(failing, error)
-    _, (warning,) = track(tmp_path, tracker)
-    assert warning.startswith(f"wandb: {type(error).__name__}: ")
-    assert warning.endswith("; training continues without it")
-    assert len(tracker.logged) == (3 if failing == "finish" else 0)
+    assert tracker.logged == [(number, {"iou/val": 0.5}, None) for number in (1, 2, 3)][:num_logged]
+    if failing:
+        (warning,) = warnings
+        assert warning.startswith(f"wandb: {type(error).__name__}: ")
+        assert warning.endswith("; training continues without it")
+    else:
+        assert (ids, warnings) == (["run-1"], [])
+        assert tracker.finished == [({"best_epoch": 1.0, "epochs": 3.0, "best_val_iou": 0.5}, True)]
 
 
 def test_the_id_of_a_run_is_kept_until_it_begins_anew(tmp_path):
