@@ -18,7 +18,7 @@ from unet_trainer.commands import COMMANDS
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.system.distributed import Job, Launch, PeerFailed
+from unet_trainer.system.launch import Launch
 
 DEMO_FILE = ROOT / "configs" / "demo.yaml"
 
@@ -320,9 +320,9 @@ def test_an_error_of_our_own_is_not_hidden(bug, monkeypatch):
 
 def in_job(monkeypatch, **launch):
     """This process as one of a job."""
-    job = Job(Launch(**launch, is_torchrun=True))
+    own = Launch(**launch, is_torchrun=True)
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # it would be set, and stay
-    monkeypatch.setattr("unet_trainer.commands.command_line.current", lambda: job)
+    monkeypatch.setattr("unet_trainer.commands.command_line.read_launch", lambda: own)
     monkeypatch.setattr("unet_trainer.commands.command_line.end_with_parent", lambda is_torchrun: None)
 
 
@@ -332,12 +332,12 @@ def test_commands_are_not_for_several_processes(monkeypatch, capsys):
     assert "check: torchrun is for training; python train_unet.py check needs one process" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("rank", "said"), [(0, "Error: rank 3: no data\n"), (1, "")])
-def test_of_the_processes_of_a_job_one_speaks(rank, said, monkeypatch, capsys):
+@pytest.mark.parametrize(("rank", "said"), [(0, "Error: no data\n"), (1, "")])
+def test_an_error_before_the_processes_of_a_job_are_connected_is_shown_once(rank, said, monkeypatch, capsys):
     in_job(monkeypatch, rank=rank, world_size=4, local_rank=rank, local_world_size=2)
 
     def train(config, started):
-        raise PeerFailed("rank 3: no data", 2)
+        raise UserError("no data")
 
     monkeypatch.setattr(train_unet, "train_by_command", train)
     assert main([]) == 2

@@ -1,6 +1,7 @@
 """One process of a torchrun job, alone: what it would exchange with the others is given."""
 
-from unet_trainer.system.distributed import Job, Launch
+from unet_trainer.system.launch import Launch
+from unet_trainer.training.parallel import Job
 
 
 class FakeJob(Job):

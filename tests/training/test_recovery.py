@@ -12,11 +12,10 @@ from helpers.small_runs import make_run, said
 from helpers.steps import everything, make_batch, same, small_components, take_step
 from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
 from unet_trainer.loading.worker_pool import WorkerError
-from unet_trainer.system.distributed import Failure, Job, Launch, PeerFailed
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import recovery
 from unet_trainer.training.checkpoint_file import read_last
-from unet_trainer.training.recovery import agree_on_failure, recovering
+from unet_trainer.training.recovery import recovering
 
 
 @pytest.fixture
@@ -128,44 +127,6 @@ def test_a_state_in_the_middle_of_a_group_is_never_saved(error, run):
         recover(run, error)
     assert saved(run)["batch"] == 0  # that of the start
     assert saved(run)["totals"]["num_images"] == 0
-
-
-class Told(Job):
-    """Rank 0 of two; rank 1 has failed."""
-
-    def __init__(self, kind, text="", exit_code=1, position=(0, 3)):
-        super().__init__(Launch(world_size=2, is_torchrun=True))
-        self.cause = Failure(1, kind, text, exit_code, position)
-
-    def agree(self, error, kind="", position=None):
-        self.told = kind, position
-        return self.cause
-
-
-def test_a_process_keeps_an_error_of_its_own_that_is_of_the_same_kind(run):
-    """It names its own images."""
-    run.processes, own = Told("non-finite", "the validation loss is not finite"), NonFinite("...", val_batch=2)
-    assert agree_on_failure(run, own) is own
-
-
-def test_the_images_of_the_process_that_had_them_are_named(run):
-    """Rank 0's batch of that number is a good one."""
-    run.processes = Told("told")
-    run.processes.all_gather = lambda text: [text, f"{text}: b.png holds pixels that are NaN or infinite"]
-    with pytest.raises(
-        TrainingFailed, match=r"from step 5 on \(epoch 1, batch 5 of 5\): b\.png holds pixels that are NaN"
-    ):
-        recovery._handle(run, bad_steps())
-
-
-def test_the_state_is_whole_only_if_it_is_on_all_of_them(run):
-    step = run.components.train_step
-    for position in ((0, 3), None):
-        run.processes = Told("signal", "SIGTERM", 143, position)
-        agree_on_failure(run, PeerFailed())
-        assert step.mid_accumulation is (position is None)
-    agree_on_failure(run, PeerFailed())
-    assert run.processes.told == ("", None)
 
 
 def test_a_pixel_is_named_by_its_file():

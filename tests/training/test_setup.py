@@ -15,7 +15,7 @@ from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import counted
-from unet_trainer.system.distributed import Launch
+from unet_trainer.system.launch import Launch
 from unet_trainer.training import build, compilation, setup, time_budget
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
 from unet_trainer.training.checkpointer import FollowingCheckpointer

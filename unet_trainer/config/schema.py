@@ -289,8 +289,6 @@ class Config:
     time"""
     worker_timeout: Positive | None = 600.0
     """seconds without a batch after which the worker processes count as hanging; null: wait for ever"""
-    process_timeout: Annotated[float, Range(5, 86400)] = 900.0
-    """under torchrun: seconds that processes wait for one that does not answer before the job ends; more than worker_timeout"""
 
     tensorboard: bool = False
     """log to TensorBoard, in the run's folder: scalars, pictures, settings (pip install tensorboard)"""
