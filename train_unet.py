@@ -152,7 +152,7 @@ def train_epochs(
     from unet_trainer.training.session import Session
 
     with Session(started) as session:
-        if session.processes.is_main:
+        if session.launch.is_main:
             check_before_imports(config)
             check_init_from(config)
         check_url("data_dir", config.data_dir)

@@ -19,7 +19,7 @@ from unet_trainer.commands import COMMANDS
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.system.distributed import Job, Launch
+from unet_trainer.system.launch import Launch
 
 DEMO_FILE = ROOT / "configs" / "demo.yaml"
 
@@ -293,11 +293,28 @@ def test_an_error_of_our_own_is_not_hidden(bug, monkeypatch):
         main([])
 
 
-def test_commands_are_not_for_several_processes(monkeypatch, capsys):
-    job = Job(Launch(rank=0, world_size=2, local_rank=0, local_world_size=2, is_torchrun=True))
+def in_job(monkeypatch, **launch):
+    """This process as one of a job."""
+    own = Launch(**launch, is_torchrun=True)
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # it would be set, and stay
-    monkeypatch.setattr("unet_trainer.commands.command_line.current", lambda: job)
+    monkeypatch.setattr("unet_trainer.commands.command_line.read_launch", lambda: own)
     monkeypatch.setattr("unet_trainer.commands.command_line.end_with_parent", lambda is_torchrun: None)
+
+
+@pytest.mark.parametrize(("rank", "said"), [(0, "Error: no data\n"), (1, "")])
+def test_an_error_before_the_processes_of_a_job_are_connected_is_shown_once(rank, said, monkeypatch, capsys):
+    in_job(monkeypatch, rank=rank, world_size=4, local_rank=rank, local_world_size=2)
+
+    def train(config, started):
+        raise UserError("no data")
+
+    monkeypatch.setattr(train_unet, "train_by_command", train)
+    assert main([]) == 2
+    assert capsys.readouterr().err == said
+
+
+def test_commands_are_not_for_several_processes(monkeypatch, capsys):
+    in_job(monkeypatch, rank=0, world_size=2, local_rank=0, local_world_size=2)
     expected = "check: torchrun is for training; python train_unet.py check needs one process"
     assert answer(capsys, "check").startswith(expected)
 

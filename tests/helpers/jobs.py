@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 from helpers.killed_runs import HANG_SECONDS, TESTS, be_quiet, start, use_small_network
@@ -73,11 +74,11 @@ def train_rank(settings, folder, environment, fault, network):
     be_quiet(f"{folder}/rank{rank}.log")
     install(fault, f"{folder}/rank{rank}.json", network)
     from train_unet import main
-    from unet_trainer.system import distributed
-
-    distributed.START_SECONDS = 40  # nobody ends the others, as torchrun would
-    distributed.SURVIVOR_SECONDS = 0.5  # of two processes one is left
     from unet_trainer.system.signals import exit_process
+    from unet_trainer.training import parallel
+
+    parallel.START_SECONDS = 40  # nobody ends the others, as torchrun would
+    parallel.TRAINING = timedelta(seconds=30)
 
     exit_process(main(words(settings)))
 
@@ -87,17 +88,11 @@ def install(fault, records, network):
     from torch.nn import Identity
 
     from helpers.steps import SmallNetwork, everything
-    from unet_trainer.config.facts import StepCost
-    from unet_trainer.training import build, setup
+    from unet_trainer.training import build
     from unet_trainer.training.run import Run
 
     if network == "small":
         use_small_network()
-    elif network == "synchronised":
-        use_small_network()
-        build.synchronize_batch_norm = _synchronise
-        # Real layers exchange nothing while a process times its steps, whose number differs between processes.
-        setup.time_steps = lambda *_: StepCost(seconds=0.1, eval_seconds=0.1, memory=0)
     elif network == "plain":  # no batch norm: the gradient of a batch is the mean of its images' gradients
         build.build_network = lambda spec, weights: SmallNetwork(norm=Identity)
     judge = Run.judge
@@ -116,8 +111,6 @@ def install(fault, records, network):
     _use_small_buckets()
     others = {
         "memory while connecting": _fail_while_connecting,
-        "bug at the start": lambda _: setattr(setup, "try_components", lambda *arguments: 1 / 0),
-        "bug in save": _fail_after_save,
         "pilots": _shorten_pilots,
     }
     for kind, _, at in [one.partition("@") for one in (fault or "").split(", ") if one]:
@@ -142,34 +135,6 @@ def _fail_at(number, fault):
     TrainStep.__call__ = faulty
 
 
-def _synchronise(network, device):
-    """SyncBatchNorm for a CPU, where torch has none: as many exchanges, and statistics of each process alone."""
-    import torch
-    import torch.distributed as dist
-
-    from unet_trainer.system.distributed import current
-
-    def exchange(layer, inputs):
-        if layer.training:
-            dist.all_reduce(torch.zeros(1), group=current().statistics_group)
-
-    for layer in network.modules():
-        if isinstance(layer, torch.nn.BatchNorm2d):
-            layer.register_forward_pre_hook(exchange)
-    return network
-
-
-def _fail_in_forward(step, batch):
-    """In the last layer of the network."""
-    import torch
-
-    def fail(module, inputs):
-        raise torch.OutOfMemoryError("in the forward pass")
-
-    list(step.segmenter.network.modules())[-1].register_forward_pre_hook(fail)
-    return batch
-
-
 def _fail_while_connecting(_):
     import torch
 
@@ -184,32 +149,19 @@ def _fail_while_connecting(_):
     compilation.to_device = fail
 
 
-def _fail_after_save(epoch):
-    from unet_trainer.training.run import Run
-
-    save = Run.save_epoch
-
-    def fail(self, *arguments):
-        save(self, *arguments)
-        if self.state.epoch == epoch:
-            raise ZeroDivisionError("a bug")
-
-    Run.save_epoch = fail
-
-
 def _use_small_buckets():
     """Of gradients: a small network has several, as a large one has."""
     import torch.distributed
 
-    from unet_trainer.training import gradient_sync
+    from unet_trainer.training import parallel
 
     torch.distributed._DEFAULT_FIRST_BUCKET_BYTES = 256
 
-    class SmallBuckets(gradient_sync.DistributedDataParallel):
+    class SmallBuckets(parallel.DistributedDataParallel):
         def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options, bucket_cap_mb=0.0005)
 
-    gradient_sync.DistributedDataParallel = SmallBuckets
+    parallel.DistributedDataParallel = SmallBuckets
 
 
 def _shorten_pilots(rate):
@@ -222,29 +174,16 @@ def _shorten_pilots(rate):
     choices.choose_learning_rate = lambda *_, **__: (rate, "tried")
 
 
-def _fail_in_backward(step, batch):
-    """When some gradients have been averaged, and others not."""
+def _run_out_of_memory(step, batch):
     import torch
 
-    from unet_trainer.training.gradient_sync import GradientSync
-
-    reduce, calls = GradientSync._reduce, []
-
-    def fail(sync, bucket):
-        calls.append(bucket)
-        if len(calls) == 2:
-            raise torch.OutOfMemoryError("in the backward pass")
-        return reduce(sync, bucket)
-
-    GradientSync._reduce = fail
-    return batch
+    raise torch.OutOfMemoryError("in a step")
 
 
 FAULTS = {  # of a step and its batch, which they return
     "nan": lambda step, batch: batch._replace(images=batch.images.float() * float("nan")),
     "bug": lambda step, batch: 1 / 0,
-    "memory in backward": _fail_in_backward,
-    "memory in forward": _fail_in_forward,
+    "memory": _run_out_of_memory,
     "hang": lambda step, batch: time.sleep(3600),
     "die": lambda step, batch: os.kill(os.getpid(), signal.SIGKILL),
     "stop": lambda step, batch: os.kill(os.getpid(), signal.SIGTERM) or batch,

@@ -11,7 +11,7 @@ from unet_trainer.images.tiling import tile_images
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import EpochTimes, Loader, advise, cut_boxes, paste_pieces, samples_of
 from unet_trainer.loading.pixel_cache import fill_cache
-from unet_trainer.system.distributed import Launch
+from unet_trainer.system.launch import Launch
 
 
 def test_batches_of_cutmix_carry_their_rectangles_from_any_number_of_workers(tiny_data):

@@ -14,7 +14,7 @@ from unet_trainer.model.precision import (
     local_device,
     set_backends,
 )
-from unet_trainer.system.distributed import Launch
+from unet_trainer.system.launch import Launch
 
 # The device
 

@@ -15,9 +15,10 @@ from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.model.pretrained import weight_files
 from unet_trainer.model.segmenter import build_spec
-from unet_trainer.system.distributed import Job, Launch
+from unet_trainer.system.launch import Launch
 from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders
 from unet_trainer.training.compilation import fit_into_memory
+from unet_trainer.training.parallel import Job
 from unet_trainer.training.settings import build_settings
 
 
@@ -118,6 +119,6 @@ def test_an_attempt_that_never_fits_ends_with_what_to_try(console):
 
 def test_synchronised_batch_norm_is_for_gpus_and_for_several_processes(console, small_network):
     parts = make_settings(sync_batchnorm=True).taken, make_spec(), CPU, 4, console
-    assert build_components(*parts, launch=Launch(is_torchrun=True))
+    assert build_components(*parts, processes=Job(Launch(is_torchrun=True)))
     with pytest.raises(UserError, match="sync_batchnorm: torch has it for GPUs only, and the device is cpu"):
-        build_components(*parts, launch=Launch(world_size=2, is_torchrun=True))
+        build_components(*parts, processes=Job(Launch(world_size=2, is_torchrun=True)))

@@ -6,7 +6,7 @@ import signal
 import pytest
 
 from unet_trainer.config.errors import TrainingFailed, UserError
-from unet_trainer.system.distributed import Job, Launch
+from unet_trainer.system.launch import Launch
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.history import read_events
 from unet_trainer.training.session import Session
@@ -80,8 +80,8 @@ def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the
 @pytest.mark.parametrize("is_alone", [True, False])
 def test_a_process_of_a_job_imports_torch_to_its_end_before_a_signal_ends_it(is_alone, monkeypatch):
     monkeypatch.setattr(Session, "_log_end", lambda self, error: None)
-    monkeypatch.setattr(Job, "start", lambda self, signals: None)
-    monkeypatch.setattr("unet_trainer.training.session.current", lambda: Job(Launch(is_torchrun=not is_alone)))
+    monkeypatch.setattr("unet_trainer.training.parallel.Job.start", lambda self, signals: None)
+    monkeypatch.setattr("unet_trainer.training.session.read_launch", lambda: Launch(is_torchrun=not is_alone))
     imported = []
 
     def begin():

@@ -14,10 +14,11 @@ from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.system.console import counted
-from unet_trainer.system.distributed import Job, Launch
+from unet_trainer.system.launch import Launch
 from unet_trainer.training import build, setup, time_budget
 from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
 from unet_trainer.training.checkpointer import FollowingCheckpointer
+from unet_trainer.training.parallel import Job
 from unet_trainer.training.resume import adapt_to_world_size
 from unet_trainer.training.session import Session
 from unet_trainer.training.setup import check_same, config_facts, set_up

@@ -9,7 +9,6 @@ import torch
 from helpers.small_runs import ROW
 from helpers.steps import CPU, make_batch, same, small_components, take_step
 from unet_trainer.model.optimizer_and_schedule import LearningRate
-from unet_trainer.system.distributed import Launch
 from unet_trainer.training.checkpoint_file import ILL_FORMED, read_last, write_checkpoint
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, counts_against_patience
 
@@ -81,11 +80,10 @@ MISSING = object()
 
 @pytest.fixture(scope="module")
 def content():
-    """A state as a run saves it, after an epoch, of a torchrun job."""
+    """A state as a run saves it, after an epoch."""
     state = small_components(ema_decay=0.9).state
     state.epoch, state.history, state.per_class_iou, state.confusion = 1, [dict(ROW)], [0.5], [[1, 2], [3, 4]]
     state.early_stopping.update(0.5, 1)
-    state.ranks = [state.rank_state(), state.rank_state()]
     return copy.deepcopy(state.state_dict())
 
 
@@ -123,37 +121,6 @@ def test_what_does_not_fit_is_refused_and_named(path, value, message, content):
 
 
 # Several ranks
-
-
-def components_of(rank, world_size, seed=0):
-    """After one step on a batch of its own."""
-    made = small_components(ema_decay=0.9)
-    made.state.launch = Launch(rank=rank, world_size=world_size, is_torchrun=True)
-    take_step(made.train_step, make_batch(2, seed=seed), metrics=made.state.metrics)
-    return made
-
-
-@pytest.fixture(scope="module")
-def two():
-    """Two processes of a job after a step, and the checkpoint that rank 0 would save."""
-    states = [components_of(rank, 2, seed=rank).state for rank in range(2)]
-    ranks = [state.rank_state() for state in states]
-    states[0].ranks = ranks
-    return ranks, states[0].state_dict()
-
-
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_another_number_of_processes_goes_on_with_the_average_and_the_sum(two, world_size):
-    ranks, content = two
-    states = [components_of(rank, world_size, seed=7).state for rank in range(world_size)]
-    for state in states:
-        state.load_state_dict(content)
-        for tensor, *saved in zip(state.statistics(), *(rank["statistics"] for rank in ranks), strict=True):
-            torch.testing.assert_close(tensor, sum(saved) / 2)
-        assert state.ranks is None
-    assert sum(state.metrics.num_images for state in states) == 4
-    total = sum(state.metrics.matrix for state in states)
-    assert torch.equal(total, sum(rank["totals"]["matrix"] for rank in ranks))
 
 
 # Early stopping

@@ -20,7 +20,7 @@ from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import check_transforms, near_miss
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
-from unet_trainer.system.distributed import PeerFailed, PeerLost, current
+from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, end_with_parent, open_closed_streams
 from unet_trainer.training.run_folder import CONFIG_YAML, begun_later, check_init_from, find_run, folder_of, newest_run
@@ -81,7 +81,7 @@ def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig]
         raise UserError(f"{words[0]} was removed: {REMOVED_COMMANDS[words[0]]}")
     if not words or words[0] not in COMMANDS or _is_file(words[0]):
         return None
-    if current().launch.world_size > 1:
+    if read_launch().world_size > 1:
         raise UserError(f"{words[0]}: torchrun is for training; python train_unet.py {words[0]} needs one process")
     module, _, function = COMMANDS[words[0]].partition(":")
     return getattr(importlib.import_module(module), function)
@@ -103,7 +103,7 @@ def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
 def _explain_errors(main: Callable[[], int]) -> int:
     try:
         open_closed_streams()
-        is_torchrun = current().launch.is_torchrun
+        is_torchrun = read_launch().is_torchrun
         if is_torchrun:
             os.environ.setdefault(
                 "TORCH_CPP_LOG_LEVEL", "ERROR"
@@ -117,22 +117,22 @@ def _explain_errors(main: Callable[[], int]) -> int:
                 "python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O"
             )
         return main()
-    except (UserError, TrainingFailed, PeerFailed, PeerLost) as error:
-        return _end(str(error), error.exit_code)
+    except (UserError, TrainingFailed) as error:
+        return _end(error, str(error), error.exit_code)
     except Interrupted as interruption:
         code = interruption.exit_code
-        return code if interruption.is_told else _end(f"interrupted by {interruption}", code)
-    except KeyboardInterrupt:
-        return _end("interrupted", EXIT_INTERRUPTED)
+        return code if interruption.is_told else _end(interruption, f"interrupted by {interruption}", code)
+    except KeyboardInterrupt as interruption:
+        return _end(interruption, "interrupted", EXIT_INTERRUPTED)
     except (OSError, RuntimeError, MemoryError) as error:
         if not is_of_the_machine(error):
             raise
-        return _end(sentence(error), EXIT_USER_ERROR)
+        return _end(error, sentence(error), EXIT_USER_ERROR)
 
 
-def _end(text: str, exit_code: int) -> int:
-    """Of the processes of a job one speaks."""
-    if current().speaks:
+def _end(error: BaseException, text: str, exit_code: int) -> int:
+    """Print the error. Before the processes of a job are connected, all have the same."""
+    if getattr(error, "is_reported", read_launch().local_rank == 0):
         show_error(text)
     return exit_code
 

@@ -70,6 +70,7 @@ DATASET_KEYS = {
 }
 # Settings of earlier versions, and what a user has now.
 REMOVED_KEYS = {
+    "process_timeout": "a process that hangs ends the job after 15 minutes",
     "scaler_growth_factor": "torch's own factor is used",
     "scaler_backoff_factor": "torch's own factor is used",
     "scaler_growth_interval": "torch's own interval is used",

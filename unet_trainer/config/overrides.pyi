@@ -84,7 +84,6 @@ class Overrides(TypedDict, total=False):
     on_oom: Literal["stop", "shrink"]
     batch_parts: int
     worker_timeout: float | None
-    process_timeout: float
     tensorboard: bool
     wandb: bool
     trackio: bool

@@ -260,8 +260,6 @@ class Config:
         "and overlap losses see a part at a time", "2")
     worker_timeout: Positive | None = key(600.0, "seconds without a batch after which the worker processes count as "
         "hanging; null: wait for ever")
-    process_timeout: Annotated[float, Field(ge=5, le=86400), NUMBER] = key(900.0, "under torchrun: seconds that "
-        "processes wait for one that does not answer before the job ends; more than worker_timeout")
 
     tensorboard: Flag = key(False, "log to TensorBoard, in the run's folder: scalars, pictures, settings (pip install "
         "tensorboard)")

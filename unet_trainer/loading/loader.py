@@ -18,7 +18,7 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch, BatchAssembler, EpochBatches, Key, SegmentationDataset
 from unet_trainer.loading.worker_pool import STOP_SECONDS, WorkerError, WorkerPool
 from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
-from unet_trainer.system.distributed import Launch
+from unet_trainer.system.launch import Launch
 
 Outcome = TypeVar("Outcome")
 

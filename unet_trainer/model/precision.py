@@ -11,8 +11,8 @@ from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import ResolvedConfig
-from unet_trainer.system.distributed import Launch
 from unet_trainer.system.input_files import read_text
+from unet_trainer.system.launch import Launch
 from unet_trainer.system.resources import count_cores
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

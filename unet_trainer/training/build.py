@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,12 +42,12 @@ from unet_trainer.model.random_state import seeded
 from unet_trainer.model.segmenter import MAX_SIDE, STRIDE, Segmenter, SegmenterSpec
 from unet_trainer.system.concurrency import ReadTimeout
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.distributed import ALONE, Job, Launch, current
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.evaluation import EvalStep, Sample, build_eval_forward, choose_samples, predict
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import InitialModel
+from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.run_folder import SPLIT_CSV, shown_model
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, TrainState
 from unet_trainer.training.step import TrainStep, build_train_forward
@@ -344,7 +345,7 @@ def build_components_with_weights(
     num_batches: int,
     console: Console,
     resumes: bool = False,
-    launch: Launch = ALONE.launch,
+    processes: Job = ALONE,
     custom: CustomParts = NO_PARTS,
     initial: InitialModel | None = None,
 ) -> Components:
@@ -352,7 +353,7 @@ def build_components_with_weights(
     ones."""
     try:
         components = build_components(
-            settings.taken, spec, device, num_batches, console, resumes, launch, custom, initial
+            settings.taken, spec, device, num_batches, console, resumes, processes, custom, initial
         )
         if components.initial_weights:
             source = settings.decisions["init_from"].source
@@ -363,15 +364,17 @@ def build_components_with_weights(
             raise
         reason = f"imagenet weights cannot be loaded ({first_line(error)}): random weights"
     settings.change(reason, encoder_weights=None)
-    components = build_components(settings.taken, spec, device, num_batches, console, launch=launch, custom=custom)
+    components = build_components(
+        settings.taken, spec, device, num_batches, console, processes=processes, custom=custom
+    )
     console.note(f"encoder_weights: {reason}")
     return components
 
 
-def synchronize_batch_norm(network: torch.nn.Module, device: torch.device) -> torch.nn.Module:
+def synchronize_batch_norm(network: torch.nn.Module, device: torch.device, group: Any) -> torch.nn.Module:
     if device.type != "cuda":
         raise UserError(f"sync_batchnorm: torch has it for GPUs only, and the device is {device}; leave it out")
-    synchronized: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network, current().statistics_group)
+    synchronized: torch.nn.Module = torch.nn.SyncBatchNorm.convert_sync_batchnorm(network, group)
     return synchronized
 
 
@@ -382,7 +385,7 @@ def build_components(
     num_batches: int,
     console: Console,
     resumes: bool = False,
-    launch: Launch = ALONE.launch,
+    processes: Job = ALONE,
     custom: CustomParts = NO_PARTS,
     initial: InitialModel | None = None,
 ) -> Components:
@@ -390,6 +393,7 @@ def build_components(
     a model whose weights the network begins with, as far as they fit."""
     if config.encoder_weights == "imagenet" and not resumes and not is_here(config.encoder, "imagenet"):
         console.say(f"Fetching imagenet weights for {config.encoder} (once; kept in the download cache)")
+    launch = processes.launch
     with seeded(config.seed, device):
         if config.architecture == OWN:
             network = build_custom_network(custom.model, spec)
@@ -405,7 +409,7 @@ def build_components(
             "freeze_encoder_epochs, encoder_lr_factor: the model has no part that is called encoder; leave them out"
         )
     if config.sync_batchnorm and launch.world_size > 1:
-        network = synchronize_batch_norm(network, device)
+        network = synchronize_batch_norm(network, device, processes.gradient_group)
     segmenter = Segmenter(spec, network, config.channels_last)
     segmenter = segmenter.to(device).to(memory_format=segmenter.memory_format)
     if device.type == "cpu" and config.channels_last and config.number_format == "float32":

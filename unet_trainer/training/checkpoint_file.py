@@ -247,11 +247,10 @@ def read_last(path: Path) -> dict[str, Any]:
         for name in FIELDS.keys() & content["config"].keys():
             place = f"config.{name}, {content['config'][name]!r:.60}"
             parse_value(name, content["config"][name])
-        place = "split or ranks"
+        place = "split or num_processes"
         names = [name for part in ("train", "val") for name in content["split"][part]]
-        ranks = content.get("ranks", [None])
-        if not (all(isinstance(name, str) for name in names) and isinstance(ranks, list) and ranks):
-            raise ValueError("no names of files, or no list of processes")
+        if not all(isinstance(name, str) for name in names) or content["num_processes"] < 1:
+            raise ValueError("no names of files, or no number of processes")
     except ILL_FORMED as error:
         raise CheckpointError(f"{path} cannot be resumed: it holds {place}; {error}") from None
     return content

@@ -22,9 +22,9 @@ from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.losses import TERMS
 from unet_trainer.system.console import Console, cause_line, counted, first_line
-from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.training.async_device import CudaGraphCache, DirectLauncher, HostCopy
 from unet_trainer.training.build import Components, Loaders, eval_batch_size
+from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import EpochMetrics
 
 MESSAGES = (  # parts of a RuntimeError's text, in lower case
@@ -56,7 +56,7 @@ def restoring(components: Components) -> Iterator[None]:
     try:
         yield
     finally:
-        state.load_common(saved)
+        state.load_checked(saved)
         components.train_step.abandon_group()
         for group, values in zip(optimizer.param_groups, options, strict=True):
             group.update(values)  # the learning rate
@@ -231,14 +231,17 @@ def can_shrink(config: ResolvedConfig) -> bool:
     return config.on_oom == "shrink" and config.batch_parts < config.batch_size
 
 
-def shrink(settings: Settings, components: Components, reason: str, console: Console, saved: str) -> None:
-    """After memory ran out: doubles batch_parts, or raises TrainingFailed, as on_oom says. Not in the handler of the
+def shrink(
+    settings: Settings, components: Components, reason: str, console: Console, saved: str, can_go_on: bool
+) -> None:
+    """After memory ran out: doubles batch_parts if it `can_go_on`, or raises TrainingFailed. Not in the handler of the
     error, which still holds the memory of the step. `saved` says what there is to go on from."""
     config, device = settings.taken, components.numerics.device
     message = out_of_memory_message(reason, device)
-    if not can_shrink(config):
+    if not can_go_on:
         smaller = f"batch_size={max(1, config.batch_size // 2)} accumulation_steps={2 * config.accumulation_steps}"
-        ideas = [smaller, "on_oom=shrink" if config.on_oom == "stop" else "a smaller encoder"]
+        other = f"batch_parts={2 * config.batch_parts}" if can_shrink(config) else "a smaller encoder"
+        ideas = [smaller, "on_oom=shrink" if config.on_oom == "stop" else other]
         ideas.append("a smaller image_size" if config.use_amp else "use_amp=true")
         raise TrainingFailed(f"{message}. Try {', or '.join(ideas)}; {saved}")
     num_parts = min(2 * config.batch_parts, config.batch_size)
@@ -334,14 +337,14 @@ def fit_into_memory(
         reason = next((one for one in processes.all_gather(own_reason) if one is not None), None)
         if reason is None:
             return result
-        shrink(settings, components, reason, console, saved)
+        shrink(settings, components, reason, console, saved, can_shrink(settings.taken))
 
 
 def connect_gradients(
     settings: Settings, components: Components, loaders: Loaders, console: Console, saved: str, processes: Job
 ) -> None:
     """In a job: the gradients of the parameters that are trained from here on are averaged. All processes at once."""
-    from unet_trainer.training.gradient_sync import GradientSync
+    from unet_trainer.training.parallel import GradientSync
 
     step = components.train_step
 
@@ -361,11 +364,7 @@ def connect_gradients(
     step.disconnect()
     with restoring(components):
         batch = fit_into_memory(try_once, settings, components, console, saved, processes)
-        try:
-            step.sync = GradientSync(processes, step, batch, settings.taken.gradient_compression)
-        except torch.OutOfMemoryError as error:  # the others wait for an average
-            processes.leave()
-            raise TrainingFailed(f"{out_of_memory_message(first_line(error), step.device)}; {saved}") from None
+        step.sync = GradientSync(processes, step, batch, settings.taken.gradient_compression)
 
 
 def random_batches(config: ResolvedConfig, components: Components, loaders: Loaders | None) -> tuple[Batch, Batch]:

@@ -34,8 +34,8 @@ from unet_trainer.model.metrics import (
 )
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.training.async_device import AsyncReader
+from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import wide_float
 from unet_trainer.training.step import micro_batches
 from unet_trainer.training.val_scores import image_score, val_scores_text

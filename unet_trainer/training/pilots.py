@@ -139,8 +139,6 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool
                     is_told = num_timed >= NUM_TIMED or (number > 0 and now - began > most_seconds)
                     if run.processes.any_rank(is_slow and is_told):
                         raise TooSlow(batch_seconds)
-                    if step.sync is not None:
-                        step.sync.begin_step()
                     step.begin_group(size, 0)
                 step(batch, metrics)
                 bar.tick()

@@ -2,12 +2,8 @@
 
 `recovering` wraps an epoch. After memory ran out the run goes on with smaller parts of a batch if on_oom allows it: it
 returns to the loop, which begins the epoch again from the position of the state. Everything else saves the state and
-ends the run: steps that stay non-finite, a dead worker, a signal, a file that became unreadable, a bug.
-
-In a torchrun job the process that fails gives the others what they wait for, so that nobody hangs, and tells them at
-their next agreement. Then all gather their errors, and the gravest is the cause. One that can be handled (memory,
-numbers that are not finite, a signal) becomes an error of the same kind on every rank; any other ends the job, and the
-process that had it says so."""
+ends the run: steps that stay non-finite, a dead worker, a signal, a file that became unreadable, a bug. In a torchrun
+job memory that runs out ends the run too: smaller parts are tried before the first epoch, by all processes together."""
 
 import contextlib
 import traceback
@@ -18,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_forward_hook
 
-from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
+from unet_trainer.config.errors import NonFinite, PeerLost, TrainingFailed, UserError
 from unet_trainer.images.file_bytes import shown_path
 from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.worker_pool import WorkerError, to_device
@@ -27,16 +23,15 @@ from unet_trainer.model.metrics import resize_masks
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.system.console import first_line
-from unet_trainer.system.distributed import PeerFailed, PeerLost, is_of_the_link
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training.compilation import (
     can_shrink,
     is_out_of_memory,
-    release_device_memory,
     restoring,
     shrink,
     unsynchronized,
 )
+from unet_trainer.training.parallel import is_of_the_link
 from unet_trainer.training.resume import describe_position
 from unet_trainer.training.run import Run
 
@@ -47,40 +42,11 @@ def recovering(run: Run) -> Iterator[None]:
     try:
         yield
     except (Exception, Interrupted) as error:  # not a second Ctrl-C, which waits for nothing
-        if not (_handle(run, error) if run.processes.is_alone else _handle_together(run, error)):
+        if isinstance(error, PeerLost) or is_of_the_link(error):  # nothing is saved: a GPU may wait for the others
+            lost = error if isinstance(error, PeerLost) else run.processes.lost(error)
+            raise PeerLost(f"{lost}; {run.checkpointer.describe_saved()}") from None
+        if not _handle(run, error):
             raise
-
-
-def _handle_together(run: Run, error: BaseException) -> bool:
-    """As _handle, with the cause that all processes of the job agree on."""
-    processes, step = run.processes, run.components.train_step
-    try:
-        if isinstance(error, PeerLost):
-            raise error
-        if is_of_the_link(error):
-            with processes.exchange():
-                raise error
-        is_full = is_out_of_memory(error)
-        if is_full:  # what the others are given takes some
-            _clear_frames(error)
-            release_device_memory(step.device, is_compiled=False)
-        if step.sync is not None and step.sync.is_owed and not isinstance(error, PeerFailed):
-            if run.config.sync_batchnorm:  # the others may wait in any layer: none can be told
-                processes.leave()
-                if not is_full:
-                    return False
-                text = f"{first_line(error)}: with sync_batchnorm the others cannot go on in smaller parts"
-                raise TrainingFailed(f"{text}. Try a smaller batch_size; {run.checkpointer.describe_saved()}") from None
-            step.sync.finish_in_vain()
-        cause = agree_on_failure(run, error)
-        if _handle(run, cause):
-            step.disconnect()  # in the middle of a step it cannot be used any more
-            return True
-    except PeerLost as lost:  # nothing is saved: the state of one process is not that of the job
-        raise PeerLost(f"{lost}; {run.checkpointer.describe_saved()}") from None
-    if cause is not error:
-        raise cause from None
-    return False
 
 
 def _handle(run: Run, error: BaseException) -> bool:
@@ -92,18 +58,18 @@ def _handle(run: Run, error: BaseException) -> bool:
         handle_out_of_memory(run, first_line(error))
         return True
     where = ""
-    if isinstance(error, NonFinite):  # the process that has the bad batch says most
-        where = max(run.processes.all_gather(_locate(run, error)), key=len)
+    if isinstance(error, NonFinite):
+        where = _locate(run, error)
     is_whole = not run.components.train_step.mid_accumulation
     if isinstance(error, NonFinite) and run.state.batch == len(run.loaders.train):
         is_whole = False  # of an epoch that cannot be finished: the last save is before it
-    if is_whole:
-        run.state.gather_ranks(run.processes)
-    # An error while saving must not hide a bug, or the failure of another process.
+    # An error while saving must not hide a bug.
     is_foreseen = isinstance(error, Interrupted | UserError | WorkerError | NonFinite)
     with contextlib.nullcontext() if is_foreseen else contextlib.suppress(Exception):
         run.checkpointer.save_on_failure(state_is_whole=is_whole)
-    saved = _describe_saved(run)
+    if isinstance(error, Interrupted) and error.is_of_job:
+        run.processes.any_rank()  # until rank 0 has saved: torchrun ends all when one ends
+    saved = run.checkpointer.describe_saved()
     if isinstance(error, NonFinite):
         also = ", use_amp=false" if run.config.use_amp else ""
         raise TrainingFailed(f"{where}. Try a lower learning_rate, grad_clip=1.0{also}; {saved}") from None
@@ -120,20 +86,6 @@ def _clear_frames(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__context__
-
-
-def _describe_saved(run: Run) -> str:
-    """What there is to go on from. The processes of a job wait here until rank 0 has saved: torchrun ends all when one
-    ends."""
-    return run.processes.broadcast(run.checkpointer.describe_saved())
-
-
-def restore_last(run: Run) -> None:
-    """The last saved state, on all processes."""
-    run.checkpointer.restore_last()
-    run.state.broadcast(run.processes)
-    run.components.train_step.abandon_group()
-    run.state.gather_ranks(run.processes)
 
 
 def _locate(run: Run, error: NonFinite) -> str:
@@ -171,41 +123,18 @@ def handle_out_of_memory(run: Run, reason: str) -> None:
     """Goes on with smaller parts of a batch from the last consistent state, or saves and raises TrainingFailed."""
     components, checkpointer = run.components, run.checkpointer
     is_whole = not components.train_step.mid_accumulation
-    if is_whole:
-        run.state.gather_ranks(run.processes)
-    if not can_shrink(run.config):
+    can_go_on = can_shrink(run.config) and run.processes.is_alone
+    if not can_go_on:
         checkpointer.save_on_failure(is_whole)
-    shrink(run.settings, components, reason, run.console, _describe_saved(run))
+    shrink(run.settings, components, reason, run.console, checkpointer.describe_saved(), can_go_on)
     if not is_whole:
-        restore_last(run)
+        checkpointer.restore_last()
+        components.train_step.abandon_group()
     run.events.add(
         "shrink", epoch=run.state.epoch, batch=run.state.batch, batch_parts=run.config.batch_parts, text=reason
     )
     run.console.note(f"going on from {describe_position(components.state)}")
     checkpointer.save_state()
-
-
-def agree_on_failure(run: Run, error: BaseException) -> BaseException:
-    """The error that this process has to handle: its own if that is the cause, else one of the cause's kind. Raises
-    PeerLost.
-
-    The state counts as whole afterwards if it is on all processes.
-    """
-    step, kind = run.components.train_step, ""
-    if is_out_of_memory(error) and not isinstance(error, WorkerError):  # a worker may die of it
-        kind = "memory"
-    elif isinstance(error, NonFinite):
-        kind = "non-finite"
-    position = None if step.mid_accumulation else (run.state.epoch, run.state.batch)
-    cause = run.processes.agree(error, kind, position)
-    step.mid_accumulation = cause.position is None
-    if cause.rank == run.processes.launch.rank or (kind and kind == cause.kind):
-        return error
-    if cause.kind == "memory":
-        return MemoryError(cause.text)
-    if cause.kind == "non-finite":  # all have judged alike
-        return NonFinite(cause.text, int(step.guard.first_bad_batch))
-    return cause.as_error()
 
 
 def explain(segmenter: Segmenter, loss: WeightedLoss, numerics: Numerics, batch: Batch, files: Sequence[Path]) -> str:

@@ -14,7 +14,7 @@ from unet_trainer.config.schema import FIELDS, Config, parse_value
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_spec import depth_name
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.distributed import Launch
+from unet_trainer.system.launch import Launch
 from unet_trainer.training.run_folder import resume_command
 from unet_trainer.training.state import TrainState
 
@@ -36,7 +36,7 @@ MUST_STAY_FOR_VAL_LOSS = {"loss": "which epoch was best", "class_weights": "whic
 # Changing these does not affect the result.
 MAY_CHANGE_SILENTLY = {
     "resume", "num_workers", "checkpoint_dir", "run_name", "checkpoint_minutes", "on_oom",
-    "worker_timeout", "tensorboard", "wandb", "trackio", "mlflow", "process_timeout",
+    "worker_timeout", "tensorboard", "wandb", "trackio", "mlflow",
 }  # fmt: skip
 # What is open at the resume as well keeps the value of the checkpoint, but for these: they change no bits.
 MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume", "num_epochs")

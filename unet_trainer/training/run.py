@@ -16,11 +16,10 @@ from unet_trainer.loading.dataset import Batch
 from unet_trainer.loading.loader import EpochTimes, advise
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import Scores
-from unet_trainer.model.random_state import CallersRandomState
+from unet_trainer.model.random_state import CallersRandomState, seed_generators
 from unet_trainer.system.console import Console, first_line
-from unet_trainer.system.distributed import ALONE, Job
 from unet_trainer.system.resources import count_cores
-from unet_trainer.system.signals import Signals
+from unet_trainer.system.signals import Interrupted, Signals
 from unet_trainer.training.async_device import WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpointer import AnyCheckpointer
@@ -29,6 +28,7 @@ from unet_trainer.training.curves import PacedWriter
 from unet_trainer.training.evaluation import Evaluation, val_scores_csv
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.history import EventLog, Row, column, finite
+from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.run_folder import REPORT
 from unet_trainer.training.run_summary import read_epoch
 from unet_trainer.training.state import TrainState, counts_against_patience
@@ -93,17 +93,15 @@ class Run:
             connect_gradients(self.settings, self.components, self.loaders, self.console, saved, self.processes)
 
     def begin_step(self) -> None:
-        """Before an accumulation group, when its first batch is there: the processes of a job agree that all go on, or
-        that rank 0 saves. From here on each owes the others its part of the step."""
-        sync = self.components.train_step.sync
-        if sync is None:
+        """Before an accumulation group, when its first batch is there: all processes of a job stop at the same step."""
+        if self.processes.is_alone:
             return
-        is_due = self.processes.any_rank(self.checkpointer.is_due())
-        if is_due:
-            self.state.gather_ranks(self.processes)
-        sync.begin_step()
-        if is_due:
-            self.checkpointer.save_state()
+        (signal_number,) = self.processes.largest(self.signals.received or 0)
+        if signal_number:
+            interruption = Interrupted(signal_number)
+            interruption.is_of_job = True
+            raise interruption
+        self.checkpointer.save_if_due()
 
     def raise_if_ending(self) -> None:
         self.signals.check()
@@ -132,7 +130,6 @@ class Run:
         return improved
 
     def save_epoch(self, row: Row, found: Evaluation, improved: bool) -> None:
-        self.state.gather_ranks(self.processes)
         if self.processes.is_main:
             stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
             if (times := self.times) is not None:
@@ -207,6 +204,9 @@ class TrainingEpoch(contextlib.ExitStack):
         if state.batch == 0:
             run.console.epoch_begins(state.epoch + 1, run.config.num_epochs)
         run.components.set_training_mode(state.epoch)
+        if not run.processes.is_alone:  # which no checkpoint holds: else all would drop the same activations
+            seed = (run.config.seed * 10**6 + state.epoch) * 10**4 + run.processes.launch.rank
+            seed_generators(seed % 2**63, run.components.numerics.device)
         run.connect()
         self.loader.prepare(state.epoch, state.batch)
         run.loaders.val.prepare(0)
@@ -246,9 +246,7 @@ class TrainingEpoch(contextlib.ExitStack):
                     self.bar.show(*seen)
             state.batch = stop
             state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.seconds
-            # Bad steps, signals, dead workers, a save that is due: none waits for the device. In a job all but the
-            # first happen
-            # when the next step begins: here the others would not learn of it.
+            # Bad steps, signals, dead workers, a save that is due: none waits for the device. In a job, see begin_step.
             step.guard.poll()
             if run.processes.is_alone:
                 run.raise_if_ending()
@@ -303,6 +301,7 @@ def next_batch(run: Run, batches: Iterator[Batch], index: int) -> Batch:
             run.worker_error = error
     if batch is not None:
         return batch
-    if not run.components.train_step.mid_accumulation:
+    is_shared = not run.processes.is_alone and run.worker_error is None  # a signal, on which all agree in begin_step
+    if not run.components.train_step.mid_accumulation and not is_shared:
         run.raise_if_ending()
     return run.loaders.train.read(run.state.epoch, index, run.signals.is_stopping)

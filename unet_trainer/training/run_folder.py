@@ -11,8 +11,8 @@ from pathlib import Path
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.schema import Config
 from unet_trainer.system.atomic_files import delete_drafts
-from unet_trainer.system.distributed import read_launch
 from unet_trainer.system.input_files import open_file
+from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import cannot, with_advice
 
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"

@@ -6,17 +6,22 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.system.console import Console, first_line, silent_console
-from unet_trainer.system.distributed import PeerFailed, PeerLost, current
+from unet_trainer.system.launch import read_launch
 from unet_trainer.system.locks import FolderLock
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, Signals
 from unet_trainer.training.history import EventLog
 from unet_trainer.training.run_folder import has_checkpoint, resume_command
+
+if TYPE_CHECKING:  # it imports torch
+    from unet_trainer.training.parallel import Job
 
 
 class Session:
@@ -26,10 +31,10 @@ class Session:
     def __init__(self, started: float | None = None) -> None:
         """`started`: when the command was given, if that was before now."""
         self.started = time.perf_counter() if started is None else started
-        self.processes = current()
-        self.console = Console() if self.processes.is_main else silent_console()
+        self.launch = read_launch()
+        self.console = Console() if self.launch.is_main else silent_console()
         self.events = EventLog()
-        if self.processes.is_main:
+        if self.launch.is_main:
             self.console.on_message = lambda kind, text: self.events.add(kind, text=text)
         self.signals = Signals()
         self.lock = FolderLock()
@@ -40,18 +45,24 @@ class Session:
         self.on_end = self._exits.callback  # calls a function when the session ends
 
     def __enter__(self) -> Session:
-        self._exits.callback(self.processes.close)
         self._exits.enter_context(self.signals)
         self._exits.enter_context(self.lock)
         self._exits.enter_context(self._parts)
         return self
 
+    @cached_property
+    def processes(self) -> Job:
+        from unet_trainer.training.parallel import Job  # imports torch
+
+        return Job(self.launch)
+
     @contextlib.contextmanager
     def importing(self) -> Iterator[None]:
         """Around the import of torch, after which the processes of a job are connected. Each finishes it before a
         signal ends it: torch that is half imported can neither tell the others nor be imported again."""
-        with contextlib.nullcontext() if self.processes.is_alone else self.signals.deferred():
+        with self.signals.deferred() if self.launch.is_torchrun else contextlib.nullcontext():
             yield
+            self._exits.callback(self.processes.close)
         self.signals.check()
         self.processes.start(self.signals)
 
@@ -60,36 +71,21 @@ class Session:
     ) -> None:
         was_finished = self.events.has_ended  # `report` said so
         shown = error if error is None or not is_of_the_machine(error) else self._as_sentence(error)
-        if not self.processes.is_alone:
-            self.signals.is_deferred = (
-                True  # another process may have had the signal first: that for this one is still to come
-            )
+        if self.launch.is_torchrun:
+            self.signals.is_deferred = True  # torchrun ends the others with a signal when one has ended
         try:
-            if shown is not None:
-                shown = self._agree(shown)
             self._log_end(shown)  # while the lock is held: afterwards another process may go on with the run
             if isinstance(shown, KeyboardInterrupt | GeneratorExit):
                 self._say_interrupted(shown, was_finished)
         finally:
+            if shown is not None and self.launch.is_torchrun and "processes" in vars(self):
+                shown.is_reported = self.processes.reports(shown)  # type: ignore[attr-defined]
             try:
                 self._exits.close()
             finally:
                 self.console.close_log()
         if shown is not error and shown is not None:
             raise shown from None
-
-    def _agree(self, error: BaseException) -> BaseException:
-        """Tells the other processes, which may wait for this one; what it ends with. A second Ctrl-C waits for
-        nothing."""
-        if isinstance(error, PeerLost) or (isinstance(error, KeyboardInterrupt) and not isinstance(error, Interrupted)):
-            return error
-        try:
-            cause = self.processes.agree(error)
-        except PeerLost:  # the others are done, or gone
-            self.processes.speaks = True
-            return error
-        is_own = cause.rank == self.processes.launch.rank or not isinstance(error, Exception | Interrupted)
-        return error if is_own else cause.as_error()
 
     def _as_sentence(self, error: BaseException) -> TrainingFailed | UserError:
         """An error of the machine (permission, limits, a failing disk), whose traceback would help nobody."""
@@ -110,14 +106,14 @@ class Session:
             self.events.add("end", how="interrupted", text=str(error) or "cancelled")
         elif isinstance(error, Exception):
             # Whoever catches an error that was foreseen shows it; the traceback of a bug goes to the terminal.
-            is_foreseen = isinstance(error, TrainingFailed | UserError | PeerFailed | PeerLost)
+            is_foreseen = isinstance(error, TrainingFailed | UserError)
             text = str(error) if is_foreseen else f"{type(error).__name__}: {first_line(error)}"
             self.console.log_only(f"Error: {text}")
             self.events.add("end", how="failed", text=text)
 
     def _say_interrupted(self, error: KeyboardInterrupt | GeneratorExit, was_finished: bool) -> None:
         folder, start = self._folder, "Interrupted" if isinstance(error, KeyboardInterrupt) else "Cancelled"
-        if isinstance(error, Interrupted) and self.processes.is_alone:  # of a job, the process with the cause tells it
+        if isinstance(error, Interrupted):
             start, error.is_told = f"Interrupted by {error}", True
         if was_finished:
             self.console.say("; ".join([f"{start}. The run is finished", *getattr(error, "__notes__", ())]))

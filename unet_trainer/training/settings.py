@@ -21,7 +21,7 @@ from unet_trainer.datasets.splits import describe_split
 from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, inspect_hardware, local_device
 from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here, why_offline
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.distributed import ALONE, Launch
+from unet_trainer.system.launch import ALONE, Launch
 from unet_trainer.system.resources import free_host_memory
 from unet_trainer.training.initial_model import InitialModel
 from unet_trainer.training.step_probe import StepProbe
@@ -33,7 +33,7 @@ MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml ha
 FOLLOW_THE_TIME = ("num_epochs", "warmup_epochs", "ema_decay", "early_stopping_patience")
 
 
-def build_hardware(config: Config, console: Console, launch: Launch = ALONE.launch) -> HardwareFacts:
+def build_hardware(config: Config, console: Console, launch: Launch = ALONE) -> HardwareFacts:
     """The device that the config names, ready to compute; under torchrun this process's own."""
     device = choose_device(local_device(config.device, launch))
     if device.type == "cuda":

@@ -34,7 +34,6 @@ from unet_trainer.model.precision import set_backends
 from unet_trainer.model.random_state import CallersRandomState
 from unet_trainer.model.segmenter import SegmenterSpec, build_spec
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.distributed import Job, choose_backend, device_id
 from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
 from unet_trainer.training import pilots, resume, run_folder
@@ -63,6 +62,7 @@ from unet_trainer.training.curves import (
 )
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import read_initial_model
+from unet_trainer.training.parallel import Job, choose_backend, device_id
 from unet_trainer.training.run import Run
 from unet_trainer.training.run_folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
 from unet_trainer.training.session import Session
@@ -150,17 +150,17 @@ def set_up(
     session.on_exit(loaders.close)
     if not processes.is_alone and loaders.pool is not None:
         loaders.pool.start()  # before the process groups are made: NCCL is not fork-safe
-    processes.connect(device, config.process_timeout)
+    processes.connect(device)
     # Rank 0 loads pretrained weights, or does without; the others build the same model and get its state.
     parts, components = (spec, device, len(loaders.train), console), None
     if processes.is_main:
         components = build_components_with_weights(
-            settings, *parts, resumes=earlier is not None, launch=processes.launch, custom=custom, initial=initial
+            settings, *parts, resumes=earlier is not None, processes=processes, custom=custom, initial=initial
         )
     initial = None  # its weights take memory
     settings = share_settings(processes, settings if processes.is_main else None, device, config.checkpoint_dir)
     components = components or build_components(
-        settings.taken, *parts, resumes=True, launch=processes.launch, custom=custom
+        settings.taken, *parts, resumes=True, processes=processes, custom=custom
     )
     state = components.state
 
@@ -183,7 +183,6 @@ def set_up(
         resumed_after = None if earlier is None else {"epoch": state.epoch, "batch": state.batch}
         facts = start_facts(hardware, settings, dataset, state.segmenter.network)
         _open_folder(folder, settings, session, {"resumed_after": resumed_after, **facts})
-    state.gather_ranks(processes)  # the checkpointer keeps the state as it is now
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     curves, live_report = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE), None
     drawings: dict[str, Callable[[], object]] = {CURVES: curves.write}
@@ -294,7 +293,7 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
                 f"{source} cannot be resumed: what it says of its model cannot be right ({error})"
             ) from None
         facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT}
-        facts |= {"world_size": len(content.get("ranks") or [0]), "tile": spec.tile, "depth": spec.image.depth}
+        facts |= {"world_size": content["num_processes"], "tile": spec.tile, "depth": spec.image.depth}
         return str(source), None if folder is None else str(folder), facts
 
     if (found := session.processes.broadcast(find() if session.processes.is_main else None)) is None:
@@ -370,6 +369,8 @@ def _load_state(
         text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
         raise CheckpointError(f"{source} cannot be resumed: {text}") from None
     state.broadcast(processes)
+    if not processes.is_main and earlier["world_size"] != processes.launch.world_size:
+        state.metrics.reset()  # rank 0 has the counts; of as many processes, its counts stand for those of each
     if settings.replans():  # goes on with the plan as it was
         planned = max(state.epoch, earlier["learning_rate"]["num_epochs"])
         settings.change("as planned before the run was interrupted", num_epochs=planned)
@@ -435,9 +436,7 @@ def _get_ready(run: Run) -> StepCost:
         compile_components(run.settings, run.components, run.loaders, run.console, saved, run.processes)
         if run.config.compile_model:  # it may have failed
             run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")
-    cost = cost or _time_step(run)
-    run.state.gather_ranks(run.processes)
-    return cost
+    return cost or _time_step(run)
 
 
 def _time_step(run: Run) -> StepCost:

@@ -3,8 +3,8 @@ epoch.
 
 Under torchrun, weights and optimizer state are the same bits on all ranks. Batch norm statistics, counts of the epoch
 so far and random states differ. Statistics are averaged at the end of an epoch, before the model is evaluated and
-saved. A save within an epoch holds those of each rank, so that a job of as many ranks goes on as if it had never
-stopped; one of another number begins with their average.
+saved, and random states follow from the epoch and the rank: a job that resumes there goes on as if it had never
+stopped. A save within an epoch holds those of rank 0.
 """
 
 from __future__ import annotations
@@ -18,13 +18,12 @@ import torch
 
 from unet_trainer.model.metrics import Scores, compute_scores
 from unet_trainer.model.optimizer_and_schedule import Ema, LearningRate, fill_momentum
-from unet_trainer.model.random_state import LOCK, generators, seed_generators
+from unet_trainer.model.random_state import LOCK, generators
 from unet_trainer.model.segmenter import Segmenter, network_weights
-from unet_trainer.system.distributed import ALONE, Job, Launch
+from unet_trainer.system.launch import ALONE, Launch
 from unet_trainer.training.async_device import AsyncReader, HostCopy
 from unet_trainer.training.history import Row
-
-RankState = dict[str, Any]
+from unet_trainer.training.parallel import Job
 
 RECENT_EPOCHS = 5  # a noisy epoch or two do not mean that training has stopped improving
 MAX_COUNT = 2**53  # more is no count of anything
@@ -205,8 +204,7 @@ class TrainState:
     seconds: float = 0.0  # in finished epochs
     train_seconds: float = 0.0  # in training in the current epoch
     wait_seconds: float = 0.0  # of train_seconds: the device was idle for want of a batch
-    launch: Launch = ALONE.launch  # the place of this process in a torchrun job
-    ranks: list[RankState] | None = None  # of all processes, when they were gathered last, which is before each save
+    launch: Launch = ALONE  # the place of this process in a torchrun job
 
     @property
     def eval_segmenter(self) -> Segmenter:
@@ -243,7 +241,7 @@ class TrainState:
             "ema": None if ema is None else {"model": network_weights(ema.segmenter), "num_updates": ema.num_updates},
             "totals": self.metrics.state_dict(),
             **{name: getattr(self, name) for name in (*COUNTS, *SECONDS, *TABLES)},
-            **({} if self.ranks is None else {"ranks": self.ranks}),
+            "num_processes": self.launch.world_size,
             **self._random_states(),
         }
 
@@ -262,27 +260,10 @@ class TrainState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises ValueError, which names what is missing or does not fit this model."""
         self._check(state)
-        self.load_common(state)
-        self.ranks = None
-        ranks: list[RankState] | None = state.get("ranks")  # of the job that saved it; None: it was one process
-        if ranks is not None and len(ranks) == self.launch.world_size:
-            self.ranks, own = ranks if self.launch.is_torchrun else None, ranks[self.launch.rank]
-            self._copy_statistics(own["statistics"])
-            self.metrics.load_state_dict(own["totals"])
-            self._set_random_states(own)
-            return
-        if ranks is not None:
-            columns = zip(*(rank["statistics"] for rank in ranks), strict=True)
-            self._copy_statistics([torch.stack([tensor.double() for tensor in column]).mean(0) for column in columns])
-            self.metrics.load_state_dict(sum_totals([rank["totals"] for rank in ranks]))
-        if self.launch.rank > 0:  # rank 0 has counted for all
-            self.metrics.reset()
-            seed_generators(
-                torch.initial_seed() + self.launch.rank, self.device
-            )  # else all would drop the same activations
+        self.load_checked(state)
 
-    def load_common(self, state: Mapping[str, Any]) -> None:
-        """All but what differs between the ranks of a job."""
+    def load_checked(self, state: Mapping[str, Any]) -> None:
+        """As load_state_dict, of a state that is known to fit."""
         self.segmenter.network.load_state_dict(state["model"])
         self._load_optimizer(state["optimizer"])
         if state["scaler"] and self.scaler.is_enabled():  # empty when the run had none
@@ -306,7 +287,7 @@ class TrainState:
         """Compares a state with this one, before anything of it is loaded: torch checks the shapes of some tensors
         alone."""
         own = self.state_dict()
-        names = ("learning_rate", "progress", "totals", *COUNTS, *SECONDS, "random_state")
+        names = ("learning_rate", "progress", "totals", *COUNTS, *SECONDS, "random_state", "num_processes")
         check_like(state, {name: own[name] for name in names})
         for name, weights in (("model", state.get("model")), ("ema.model", (state["ema"] or {}).get("model"))):
             if name == "model" or (self.ema is not None and state["ema"]):
@@ -326,8 +307,6 @@ class TrainState:
             )
         if state["confusion"]:
             check_like(state["confusion"], [[0] * num_ids] * num_ids, "confusion")
-        for number, rank in enumerate(state.get("ranks") or ()):
-            check_like(rank, {"totals": own["totals"], "random_state": own["random_state"]}, f"ranks[{number}]")
 
     def _load_optimizer(self, saved: Mapping[str, Any]) -> None:
         """Settings are those of this start and this device, not those that were saved. Set before the load, because a
@@ -360,17 +339,7 @@ class TrainState:
         """Rank 0's state on all ranks: weights, optimizer, position, history."""
         content = processes.broadcast(self.state_dict() if processes.is_main else {})
         if not processes.is_main:
-            self.load_state_dict(content)
-
-    def gather_ranks(self, processes: Job) -> None:
-        """Before a save. Waits for the device."""
-        if not processes.is_alone:
-            self.ranks = processes.gather(self.rank_state()) or None
-
-    def rank_state(self) -> RankState:
-        """Of this rank, on the host. Waits for the device."""
-        own = {"statistics": self.statistics(), "totals": self.metrics.state_dict(), **self._random_states()}
-        return HostCopy(own).content()
+            self.load_checked(content)
 
     def statistics(self) -> list[torch.Tensor]:
         """Running means and variances of the model and of its average."""
@@ -383,19 +352,10 @@ class TrainState:
         tensors = self.statistics()
         if processes.is_alone or not tensors:
             return
-        processes.any_rank()
         flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
         processes.all_reduce_mean(flat)
         for tensor, piece in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(piece.view_as(tensor))
-
-    @torch.no_grad()
-    def _copy_statistics(self, values: Sequence[torch.Tensor]) -> None:
-        tensors = self.statistics()
-        if len(tensors) == len(values):  # else the average of weights was switched on or off since
-            check_like(list(values), tensors, "ranks.statistics")
-            for tensor, value in zip(tensors, values, strict=True):
-                tensor.copy_(value)
 
 
 def check_weights(name: str, found: Any, wanted: Mapping[str, torch.Tensor]) -> None:

@@ -31,7 +31,7 @@ from unet_trainer.training.async_device import AsyncReader, DirectLauncher, Laun
 from unet_trainer.training.state import EpochMetrics, all_finite
 
 if TYPE_CHECKING:
-    from unet_trainer.training.gradient_sync import GradientSync
+    from unet_trainer.training.parallel import GradientSync
 
 # N,H,W,C images, N,H,W masks and, for part of a batch, the masks of the whole batch → loss, confusion matrix
 TrainForward = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
@@ -129,14 +129,12 @@ class TrainStep:
         self, images: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None, is_last_part: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss and counts."""
-        divisor = self.group_size
         if self.sync is None:
             loss, counts = self.forward(images, masks, batch_masks)
         else:
-            divisor *= self.sync.divisor
             is_last = is_last_part and self.num_begun == self.group_size and not self.is_trial
             loss, counts = self.sync(images, masks, batch_masks, is_last=is_last)
-        self.scaler.scale(loss if divisor == 1 else loss / divisor).backward()
+        self.scaler.scale(loss if self.group_size == 1 else loss / self.group_size).backward()
         return loss.detach(), counts
 
     def _allocate_gradients(self) -> None:
@@ -162,19 +160,11 @@ class TrainStep:
             group["lr"] = self.learning_rates[factor] if on_cuda else learning_rate * factor
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         key = _addresses([*metrics.tensors().values(), *gradients])
-        if (sync := self._partners()) is not None:
-            self.launcher.run("faults", key, lambda: sync.faults.copy_(self.guard.faults()))
-            sync.average_faults()
         self.launcher.run("optimizer step", key, lambda: self._optimizer_step(metrics, gradients))
         self.optimizer.zero_grad(set_to_none=not self._adds_up())
         self.mid_accumulation = False
 
-    def _partners(self) -> GradientSync | None:
-        return None if self.is_trial else self.sync
-
     def _optimizer_step(self, metrics: EpochMetrics, gradients: list[torch.Tensor]) -> None:
-        if (sync := self._partners()) is not None:
-            self.guard.take_faults(sync.faults)
         self.scaler.unscale_(self.optimizer)
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         if self.grad_clip is not None:
@@ -272,9 +262,6 @@ class FiniteGuard:
         self.is_saved = False  # the snapshots hold the buffers as they are
         self.first_batch_of_step = torch.zeros((), dtype=torch.int64, device=device)
         self.losses_are_finite = torch.ones((), dtype=torch.bool, device=device)
-        self.peers_are_finite = torch.ones(
-            (), dtype=torch.bool, device=device
-        )  # losses and buffers of all other processes
         self.num_bad_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.most_in_a_row = torch.zeros((), dtype=torch.int64, device=device)
         self.first_bad_batch = torch.zeros((), dtype=torch.int64, device=device)
@@ -284,7 +271,6 @@ class FiniteGuard:
         """Forgets the step under way and all bad steps; the buffers may have other values from here on."""
         self.is_saved = False
         self.losses_are_finite.fill_(True)
-        self.peers_are_finite.fill_(True)
         for counter in (self.num_bad_in_a_row, self.most_in_a_row, self.first_bad_batch):
             counter.zero_()
         self.reader.clear()
@@ -297,26 +283,20 @@ class FiniteGuard:
             self.is_saved = True
         self.first_batch_of_step.fill_(first_batch)
 
-    def faults(self) -> torch.Tensor:
-        """What the other processes have to know of this one's step, on the device: losses and buffers that are not
-        finite, 0 or 1 each. Gradients need not be told: their average is not finite either."""
-        buffers_are_finite = torch.ones_like(self.losses_are_finite)
+    def buffers_are_finite(self) -> torch.Tensor:
+        """As they are now, on the device."""
+        is_finite = torch.ones_like(self.losses_are_finite)
         for snapshot in self.snapshots:
             if snapshot.saved.is_floating_point():
-                buffers_are_finite = buffers_are_finite & all_finite(snapshot.concatenated())
-        return torch.stack([~self.losses_are_finite, ~buffers_are_finite]).float()
-
-    def take_faults(self, faults: torch.Tensor) -> None:
-        """Those of all processes, averaged: the next judgement is the same on each of them."""
-        self.losses_are_finite.copy_(faults[0] == 0)
-        self.peers_are_finite.copy_(faults[1] == 0)
+                is_finite = is_finite & all_finite(snapshot.concatenated())
+        return is_finite
 
     def judge(self, gradient_norm: torch.Tensor, loss_scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Whether the step is good, and whether a bad one counts as NaN; restores the buffers if it is bad.
 
         Gradients that overflow float16 do not count while the loss scale can still fall.
         """
-        is_good = self.losses_are_finite & self.peers_are_finite & all_finite(gradient_norm)
+        is_good = self.losses_are_finite & all_finite(gradient_norm)
         current = [snapshot.concatenated() for snapshot in self.snapshots]
         for values in current:
             is_good = is_good & all_finite(values) if values.is_floating_point() else is_good
@@ -328,7 +308,6 @@ class FiniteGuard:
         self.first_bad_batch.copy_(torch.where(is_first, self.first_batch_of_step, self.first_bad_batch))
         torch.maximum(self.most_in_a_row, self.num_bad_in_a_row, out=self.most_in_a_row)
         self.losses_are_finite.fill_(True)
-        self.peers_are_finite.fill_(True)
         return is_good, is_nan
 
     def poll(self) -> None:

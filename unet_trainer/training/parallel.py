@@ -1,0 +1,304 @@
+"""Several processes that train one model, started by torchrun: plain DistributedDataParallel. The only module that
+imports torch.distributed.
+
+Rank 0 decides, writes and prints; the others take its values. Hosts exchange values through gloo. Gradients are
+averaged by NCCL, or by gloo between processes that share a GPU or have none. A process that fails prints its error and
+ends; torchrun then ends the others, starts all again if it was asked to, and the run resumes from its last save.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import sys
+import threading
+import time
+import uuid
+import warnings
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from unet_trainer.config.errors import PeerLost
+from unet_trainer.system.console import first_line
+from unet_trainer.system.launch import Launch
+from unet_trainer.system.signals import Interrupted, Signals, skip_teardown
+
+if TYPE_CHECKING:
+    from unet_trainer.training.step import TrainStep
+
+Value = TypeVar("Value")
+
+START_SECONDS = 300  # within which all processes of a job have to appear
+PATIENT_SECONDS = 20  # after which rank 0 says that it waits for them
+BEFORE_TRAINING = timedelta(days=2)  # limit of an exchange while rank 0 may still read a large dataset
+TRAINING = timedelta(minutes=15)  # limit of an exchange later: a process that takes longer hangs
+REPORT_SECONDS = 1.0  # that another rank waits for rank 0 to end with the same error
+POLL_SECONDS = 0.05
+
+
+class Job:
+    """The processes that torchrun has started, one or many; or a plain python process, which exchanges nothing."""
+
+    gradient_group: Any = None  # NCCL or gloo, from `connect` on
+    _signals = Signals()
+    _store: Any = None
+    _control: Any = None  # gloo, between the hosts; None: nothing is exchanged
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch = launch
+
+    @property
+    def is_alone(self) -> bool:
+        return not self.launch.is_torchrun
+
+    @property
+    def is_main(self) -> bool:
+        return self.launch.is_main
+
+    def start(self, signals: Signals) -> None:
+        """Wait for all processes. `signals` are deferred during each exchange: all take part in it to its end."""
+        if self.is_alone:
+            return
+        self._signals = signals
+        rank, number = self.launch.rank, self.launch.world_size
+        waiting = f"Waiting for all {number} processes to start (WORLD_SIZE is {number}) ..."
+        timer = threading.Timer(PATIENT_SECONDS, print, [waiting], {"file": sys.stderr, "flush": True})
+        timer.daemon = True
+        if self.is_main:
+            timer.start()
+        try:
+            store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
+            self._store = dist.PrefixStore(find_attempt(store, rank, number), store)
+        except dist.DistError as error:
+            text = f"not all {number} processes have started within {START_SECONDS} s ({first_line(error)[:160]})"
+            fix = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
+            raise PeerLost(f"{text}; {fix}") from None
+        finally:
+            timer.cancel()
+        with self.exchange():
+            groups = dist.PrefixStore("groups", self._store)
+            dist.init_process_group("gloo", store=groups, rank=rank, world_size=number, timeout=BEFORE_TRAINING)
+            self._control = dist.group.WORLD
+
+    def connect(self, device: torch.device) -> None:
+        """Make the group for gradients: after the worker processes were forked, since NCCL is not fork-safe."""
+        if self.is_alone:
+            return
+        with self.exchange():
+            backend = choose_backend(self.all_gather(device_id(device)))
+            self._control = dist.new_group(backend="gloo", timeout=TRAINING)
+            own = device if backend == "nccl" else None
+            self.gradient_group = dist.new_group(backend=backend, timeout=TRAINING, device_id=own)
+
+    def close(self) -> None:
+        if self._control is not None:
+            dist.destroy_process_group()
+        self._control = None
+
+    @contextlib.contextmanager
+    def exchange(self) -> Iterator[None]:
+        """Around work that waits for the others. A signal waits for its end; a broken connection becomes PeerLost."""
+        was_deferred, self._signals.is_deferred = self._signals.is_deferred, True
+        try:
+            yield
+        except (RuntimeError, ValueError) as error:
+            if isinstance(error, PeerLost | torch.OutOfMemoryError):
+                raise
+            raise self.lost(error) from None
+        finally:
+            self._signals.is_deferred = was_deferred
+        if not was_deferred:
+            self._signals.check()
+
+    def lost(self, error: BaseException) -> PeerLost:
+        """The error to end with after an exchange failed; nothing is exchanged any more."""
+        skip_teardown()  # which could wait for ever
+        self._control = None
+        why = first_line(error)[:160]
+        return PeerLost(f"another process of the job has ended or does not answer ({why}); its own message says why")
+
+    def reports(self, error: BaseException) -> bool:
+        """Return whether this process prints the error that it ends with: rank 0 does, others if it is another one."""
+        if self._store is None:
+            return self.launch.local_rank == 0
+        with contextlib.suppress(Exception):  # the store may be gone
+            if self.is_main:
+                self._store.set("ended", str(error))
+            elif isinstance(error, PeerLost | Interrupted):
+                return False
+            else:
+                self._store.wait(["ended"], timedelta(seconds=REPORT_SECONDS))
+                return bool(self._store.get("ended").decode() != str(error))
+        return True
+
+    def largest(self, *numbers: int) -> list[int]:
+        """Of each number the largest of all processes."""
+        if self._control is None:
+            return [*numbers]
+        tensor = torch.tensor(numbers, dtype=torch.int64)
+        with self.exchange():
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._control)
+        return tensor.tolist()
+
+    def any_rank(self, wanted: bool = False) -> bool:
+        """Return whether any process wants it; waits for all."""
+        return bool(self.largest(int(wanted))[0])
+
+    def broadcast(self, value: Value) -> Value:
+        """Return rank 0's value."""
+        if self._control is None or self.launch.world_size == 1:
+            return value
+        content = encode(value) if self.is_main else torch.empty(0, dtype=torch.uint8)
+        with self.exchange():
+            (length,) = self.largest(len(content))
+            content = content if self.is_main else torch.empty(length, dtype=torch.uint8)
+            dist.broadcast(content, src=0, group=self._control)
+        return value if self.is_main else decode(content)
+
+    def all_gather(self, value: Value) -> list[Value]:
+        """Return the values of all processes, by rank."""
+        if self._control is None:
+            return [value]
+        content = encode(value)
+        with self.exchange():
+            lengths = self.largest(
+                *(len(content) * (rank == self.launch.rank) for rank in range(self.launch.world_size))
+            )
+            padded = [torch.empty(max(lengths), dtype=torch.uint8) for _ in lengths]
+            own = torch.nn.functional.pad(content, (0, max(lengths) - len(content)))
+            dist.all_gather(padded, own, group=self._control)
+        return [decode(one[:length]) for one, length in zip(padded, lengths, strict=True)]
+
+    def all_reduce_mean(self, tensor: torch.Tensor) -> None:
+        """Average in place, on the tensor's device; the same bits on all processes."""
+        with self.exchange():
+            dist.all_reduce(tensor, group=self.gradient_group)
+            tensor /= self.launch.world_size
+
+    @contextlib.contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Rank 0 first, then the first process of each other machine, then the rest: they find what was written."""
+        is_elsewhere = self.launch.rank > self.launch.local_rank  # than on the machine of rank 0
+        turn = min(1, self.launch.rank) + (self.launch.local_rank > 0 and is_elsewhere)
+        for _ in range(turn):
+            self.any_rank()
+        yield
+        for _ in range(turn, 2):
+            self.any_rank()
+
+
+ALONE = Job(Launch())
+
+
+class GradientSync:
+    """DistributedDataParallel around the forward pass of a step. Gradients are averaged over the processes in the
+    backward pass of the last batch of a group; numbers of one process that are not finite make those of all so."""
+
+    def __init__(
+        self,
+        processes: Job,
+        step: TrainStep,
+        batch: tuple[torch.Tensor, torch.Tensor, torch.Tensor | None],
+        compression: Literal["none", "bf16"] = "none",
+    ) -> None:
+        """For the parameters that have gradients now, which are dropped. All processes at once. `batch`: what the
+        forward pass takes, for two steps that are thrown away."""
+        self.step = step
+        self.trains = [parameter.requires_grad for parameter in step.parameters]
+        self.is_divided = processes.launch.world_size > 1
+        model = _StepForward(step)
+        without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, without)
+        step.optimizer.zero_grad(set_to_none=True)
+        with processes.exchange(), warnings.catch_warnings():
+            # broadcast_buffers has another name since torch 2.13; gradients of 1×1 kernels have strides of their own.
+            warnings.simplefilter("ignore")
+            self.model = DistributedDataParallel(
+                model, process_group=processes.gradient_group, broadcast_buffers=False, gradient_as_bucket_view=True
+            )
+            if compression == "bf16":
+                from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+
+                self.model.register_comm_hook(processes.gradient_group, bf16_compress_hook)
+            for _ in range(2):  # buckets are arranged after the first: a resumed run adds up in the same order
+                self(*batch, is_last=True)[0].backward()
+        step.optimizer.zero_grad(set_to_none=True)
+
+    def close(self) -> None:
+        """The parameters may get another."""
+        self.model.reducer._remove_autograd_hooks()
+        del self.model
+
+    def prepare_compiler(self) -> None:
+        """Compile the backward pass in parts, a bucket each: one is averaged while the next is computed."""
+        torch._dynamo.config.optimize_ddp = self.is_divided
+
+    def __call__(self, *batch: torch.Tensor | None, is_last: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """The step's forward pass: loss and counts."""
+        with contextlib.nullcontext() if is_last else self.model.no_sync():
+            loss, counts = self.model(*batch)
+        # NaN in the sum of gradients is NaN on every process: all skip the step, without asking each other.
+        is_finite = torch.isfinite(loss.detach()) & self.step.guard.buffers_are_finite()
+        return loss * torch.where(is_finite, 1.0, math.nan), counts
+
+
+class _StepForward(torch.nn.Module):
+    """What DistributedDataParallel wraps. The step's forward pass may become a compiled one, and uncompiled again."""
+
+    def __init__(self, step: TrainStep) -> None:
+        super().__init__()
+        self.network = step.segmenter.network
+        self.step = step
+
+    def forward(self, *batch: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.step.forward(*batch)  # type: ignore[arg-type]
+
+
+def find_attempt(store: Any, rank: int, world_size: int) -> str:
+    """Return a prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last
+    start left there, and restart counts differ between machines: rank 0 answers all that say hello now."""
+    if rank == 0:
+        attempt = uuid.uuid4().hex
+        for peer in range(1, world_size):
+            store.delete_key(f"hello/{peer}")  # of an earlier start: this one says it again
+            store.set(f"answer/{store.get(f'hello/{peer}').decode()}", attempt)
+        return attempt
+    answer, deadline = uuid.uuid4().hex, time.monotonic() + START_SECONDS
+    while not store.check([f"answer/{answer}"]) and time.monotonic() < deadline:
+        store.set(f"hello/{rank}", answer)
+        time.sleep(POLL_SECONDS)
+    return store.get(f"answer/{answer}").decode()
+
+
+def encode(value: Any) -> torch.Tensor:
+    """Numbers, texts, bytes, tensors, and lists, tuples and dicts of them, as bytes."""
+    memory = io.BytesIO()
+    torch.save(value, memory)
+    return torch.frombuffer(memory.getbuffer(), dtype=torch.uint8)
+
+
+def decode(content: torch.Tensor) -> Any:
+    """The value of these bytes. The port of the job is open to others: nothing that is received is run."""
+    return torch.load(io.BytesIO(content.numpy().tobytes()), map_location="cpu", weights_only=True)
+
+
+def is_of_the_link(error: BaseException) -> bool:
+    """Whether gloo or NCCL raised it, within a library that waits for the others."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and "gloo/transport" in str(error))
+
+
+def device_id(device: torch.device) -> str:
+    """Of a GPU, whatever its number in this process: SLURM may show each process one, which is cuda:0. Empty for a
+    CPU."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def choose_backend(device_ids: Sequence[str]) -> str:
+    """NCCL, unless processes share a GPU, which it refuses."""
+    return "nccl" if all(device_ids) and len(set(device_ids)) == len(device_ids) else "gloo"
