@@ -23,14 +23,12 @@ from unet_trainer.commands import COMMANDS, bench, try_model
 from unet_trainer.commands.export import FORMATS
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.config.schema import FIELDS, to_markdown
 from unet_trainer.datasets.demo import write_demo
 from unet_trainer.training.step_probe import StepProbe
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 USING = ROOT / "docs/using-a-model.md"
 README = (ROOT / "README.md").read_text()
-KEYS_MARK = "<!-- keys: written from the code; tests/test_docs.py says how -->\n"
 SMALL_RUN = {**TINY_MODEL, "image_size": 32, "batch_size": 4, "num_epochs": 1, "num_workers": 0}
 SMALL = [f"{name}={value_text(value)}" for name, value in SMALL_RUN.items()]
 USE_A_MODEL = ("evaluate", "predict", "export", "try", "report", "compare", "runs")
@@ -228,20 +226,6 @@ def test_every_preset_is_in_the_table():
 def test_every_command_is_documented():
     text = "\n".join(page.read_text() for page in PAGES)
     assert [name for name in COMMANDS if f"python train_unet.py {name}" not in text] == []
-
-
-def test_the_tables_of_keys_are_what_the_code_says():
-    page = ROOT / "docs/configuration.md"
-    _, mark, after = page.read_text().partition(KEYS_MARK)
-    rewrite = (
-        "from pathlib import Path; from unet_trainer.config.schema import to_markdown; page = Path('docs/configuration.md'); "
-        f"mark = {KEYS_MARK!r}; page.write_text(page.read_text().partition(mark)[0] + mark + to_markdown())"
-    )
-    assert mark, f"docs/configuration.md lacks the line {KEYS_MARK}"
-    assert after == to_markdown(), (
-        f"docs/configuration.md is out of date; this writes it anew:\npython -c {shlex.quote(rewrite)}"
-    )
-    assert [name for name in FIELDS if f"| `{name}` |" not in after] == []
 
 
 def test_every_link_leads_somewhere():
