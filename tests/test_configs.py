@@ -8,7 +8,6 @@ import pytest
 import train_unet
 from helpers.project import ROOT
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import Config, to_yaml
 
 FILES = sorted((ROOT / "configs").iterdir())
 BFLOAT16 = {"use_amp": True, "amp_dtype": "bfloat16"}
@@ -32,21 +31,10 @@ DECIDED_FROM_THE_DATA = (
     "ema_decay",
     "loss",
 )
-DEFAULT_HEADER = "python train_unet.py configs/default.yaml data_dir=data/mine\nEvery key with its default."
-REWRITE_DEFAULT = (
-    "from pathlib import Path; from unet_trainer.config.schema import Config, to_yaml; "
-    f"Path('configs/default.yaml').write_text(to_yaml(Config(), {DEFAULT_HEADER!r}), encoding='utf-8')"
-)
 
 
 def read(name):
     return (ROOT / "configs" / f"{name}.yaml").read_text(encoding="utf-8")
-
-
-def test_default_yaml_is_what_the_code_writes():
-    assert read("default") == to_yaml(Config(), DEFAULT_HEADER), (
-        f"configs/default.yaml is out of date; this rewrites it:\npython -c {shlex.quote(REWRITE_DEFAULT)}"
-    )
 
 
 def test_demo_yaml_is_what_the_script_trains():

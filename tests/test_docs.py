@@ -23,14 +23,12 @@ from unet_trainer.commands import COMMANDS, bench, try_model
 from unet_trainer.commands.export import FORMATS
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.config.schema import FIELDS, to_markdown
 from unet_trainer.datasets.demo import write_demo
 from unet_trainer.training.step_probe import StepProbe
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 USING = ROOT / "docs/using-a-model.md"
 README = (ROOT / "README.md").read_text()
-KEYS_MARK = "<!-- keys: written from the code; tests/test_docs.py says how -->\n"
 SMALL_RUN = {**TINY_MODEL, "image_size": 32, "batch_size": 4, "num_epochs": 1, "num_workers": 0}
 SMALL = [f"{name}={value_text(value)}" for name, value in SMALL_RUN.items()]
 USE_A_MODEL = ("evaluate", "predict", "export", "try", "report", "compare", "runs")
@@ -198,20 +196,6 @@ def test_every_command_preset_and_format_is_documented():
     using = "\n".join(commands(USING))
     parts = ("evaluate ", "predict ", "try ", "export ", *(f"--format {name}" for name in FORMATS))
     assert [part for part in parts if part not in using] == []
-
-
-def test_the_tables_of_keys_are_what_the_code_says():
-    page = ROOT / "docs/configuration.md"
-    _, mark, after = page.read_text().partition(KEYS_MARK)
-    rewrite = (
-        "from pathlib import Path; from unet_trainer.config.schema import to_markdown; page = Path('docs/configuration.md'); "
-        f"mark = {KEYS_MARK!r}; page.write_text(page.read_text().partition(mark)[0] + mark + to_markdown())"
-    )
-    assert mark, f"docs/configuration.md lacks the line {KEYS_MARK}"
-    assert after == to_markdown(), (
-        f"docs/configuration.md is out of date; this writes it anew:\npython -c {shlex.quote(rewrite)}"
-    )
-    assert [name for name in FIELDS if f"| `{name}` |" not in after] == []
 
 
 def test_every_link_leads_somewhere():

@@ -5,21 +5,7 @@ import dataclasses
 import pytest
 
 from helpers.resolving import AMPERE, CPU, FREE, MEASURED, UPRIGHT
-from unet_trainer.config.choices import (
-    COMPILE_SECONDS,
-    MAX_VIEWS,
-    NUM_VIEWS,
-    choose_augmentation,
-    choose_cache,
-    choose_class_weights,
-    choose_compile,
-    choose_fit,
-    choose_image_size,
-    choose_learning_rate,
-    choose_num_workers,
-    plan_steps,
-    wanted_views,
-)
+from unet_trainer.config import choices
 from unet_trainer.config.facts import StepCost
 
 GIB = 2**30
@@ -49,7 +35,7 @@ def parameters(transforms, name):
     ("share", "fit"), [(0.5, "resize"), (0.2, "resize"), (0.19, "crop"), (0.02, "crop"), (0.0, "resize")]
 )
 def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(share, fit):
-    assert choose_fit(measured(relative_structure=share), SIZES)[0] == fit
+    assert choices.choose_fit(measured(relative_structure=share), SIZES)[0] == fit
 
 
 @pytest.mark.parametrize(("sizes", "fit"), [
@@ -58,11 +44,11 @@ def test_large_structures_need_the_whole_image_and_small_ones_native_resolution(
     ([(512, 512)] * 9, "crop"),  # four crops take the time of one whole image
 ])  # fmt: skip
 def test_small_images_are_seen_whole_where_a_crop_would_be_most_of_them(sizes, fit):
-    assert choose_fit(measured(relative_structure=0.06, structure=20.0), sizes)[0] == fit
+    assert choices.choose_fit(measured(relative_structure=0.06, structure=20.0), sizes)[0] == fit
 
 
 def test_large_images_are_brought_to_the_area_of_512_squared_with_their_shape():
-    (height, width), _ = choose_image_size(
+    (height, width), _ = choices.choose_image_size(
         "resize", [(2000, 4000), (2000, 4000)], measured(thickness=100.0), on_cpu=False
     )
     assert (height, width) == (352, 736)  # sqrt(512² / 8 Mpx) = 0.181: 362 × 724, in multiples of 32
@@ -70,14 +56,16 @@ def test_large_images_are_brought_to_the_area_of_512_squared_with_their_shape():
 
 @pytest.mark.parametrize(("budget", "size"), [(3600.0, (224, 288)), (240.0, (128, 192))])
 def test_on_a_cpu_images_are_smaller_and_in_a_short_time_smaller_still(budget, size):
-    assert choose_image_size("resize", [(380, 510), (381, 511)], measured(thickness=50.0), True, budget)[0] == size
+    assert (
+        choices.choose_image_size("resize", [(380, 510), (381, 511)], measured(thickness=50.0), True, budget)[0] == size
+    )
 
 
 def test_thin_structures_keep_four_pixels_up_to_a_megapixel():
     sizes = [(1200, 1200), (1210, 1210)]
-    thick, _ = choose_image_size("resize", sizes, measured(thickness=12.0), on_cpu=False)
-    thin, reason = choose_image_size("resize", sizes, measured(thickness=5.0), on_cpu=False)
-    finest, _ = choose_image_size("resize", sizes, measured(thickness=2.0), on_cpu=False)
+    thick, _ = choices.choose_image_size("resize", sizes, measured(thickness=12.0), on_cpu=False)
+    thin, reason = choices.choose_image_size("resize", sizes, measured(thickness=5.0), on_cpu=False)
+    finest, _ = choices.choose_image_size("resize", sizes, measured(thickness=2.0), on_cpu=False)
     assert thick == (512, 512)  # 12 · 512 / 1205 = 5.1 pixels
     assert thin == (960, 960)  # 5 · 0.8 = 4 pixels
     assert finest == (1024, 1024)
@@ -86,11 +74,11 @@ def test_thin_structures_keep_four_pixels_up_to_a_megapixel():
 
 @pytest.mark.parametrize(("structure", "side"), [(5, 256), (40, 320), (500, 512)])
 def test_a_crop_shows_several_structures(structure, side):
-    assert choose_image_size("crop", [(2000, 2000)], measured(structure=structure), on_cpu=False)[0] == side
+    assert choices.choose_image_size("crop", [(2000, 2000)], measured(structure=structure), on_cpu=False)[0] == side
 
 
 def test_images_with_an_up_are_neither_turned_upside_down_nor_far():
-    transforms, reason = choose_augmentation(measured(), "resize", 3)
+    transforms, reason = choices.choose_augmentation(measured(), "resize", 3)
     assert names(transforms) == ["HorizontalFlip", "Affine", "RandomBrightnessContrast", "HueSaturationValue"]
     assert parameters(transforms, "Affine")["rotate"] == [-5, 5]
     assert "have an up (98% are recognised" in reason
@@ -98,19 +86,19 @@ def test_images_with_an_up_are_neither_turned_upside_down_nor_far():
 
 def test_light_is_left_alone_where_each_image_is_normalised_by_itself():
     for is_8bit, colours in ((True, ["HueSaturationValue"]), (False, [])):
-        transforms, _ = choose_augmentation(measured(), "resize", 3, is_8bit, "image")
+        transforms, _ = choices.choose_augmentation(measured(), "resize", 3, is_8bit, "image")
         assert names(transforms) == ["HorizontalFlip", "Affine", *colours]
 
 
 def test_crops_without_an_up_are_turned_every_way():
-    transforms, reason = choose_augmentation(measured(), "crop", 3)
+    transforms, reason = choices.choose_augmentation(measured(), "crop", 3)
     assert names(transforms)[:3] == ["HorizontalFlip", "VerticalFlip", "RandomRotate90"]
     assert parameters(transforms, "Affine")["rotate"] == [-180, 180]
     assert "look much the same upside down" in reason
 
 
 def test_left_and_right_as_classes_forbid_the_horizontal_flip():
-    transforms, reason = choose_augmentation(measured(has_sides=True), "resize", 3)
+    transforms, reason = choices.choose_augmentation(measured(has_sides=True), "resize", 3)
     assert "HorizontalFlip" not in names(transforms)
     assert "left and right are different classes" in reason
 
@@ -126,21 +114,21 @@ def test_a_difference_that_images_may_show_by_chance_forbids_nothing(share, chan
 
 
 def plan(num_samples, batch_size=16, cost=None, num_val=0, budget=None, **others):
-    return plan_steps(num_samples, batch_size, 1, cost, num_val, budget, **others)
+    return choices.plan_steps(num_samples, batch_size, 1, cost, num_val, budget, **others)
 
 
 @pytest.mark.parametrize("num_samples", [5, 20, 367, 2000])
 def test_sets_of_up_to_a_few_thousand_images_get_the_same_number_of_steps(num_samples):
     found = plan(num_samples)
     steps = found.num_epochs * (num_samples * found.repeats // 16)
-    assert steps == pytest.approx(NUM_VIEWS / 16, rel=0.03)
+    assert steps == pytest.approx(choices.NUM_VIEWS / 16, rel=0.03)
     assert 45 <= found.num_epochs <= 125
 
 
 def test_a_large_set_is_seen_forty_times_up_to_a_limit():
     assert plan(10_000).num_epochs == 40
-    assert wanted_views(10_000) == 400_000
-    assert wanted_views(10**6) == MAX_VIEWS
+    assert choices.wanted_views(10_000) == 400_000
+    assert choices.wanted_views(10**6) == choices.MAX_VIEWS
 
 
 def test_a_budget_limits_the_steps():
@@ -204,31 +192,31 @@ def test_where_eight_validations_would_take_more_there_are_fewer_and_it_says_so(
 
 
 def test_a_huge_set_is_passed_over_in_parts_also_where_there_is_no_limit_of_time():
-    found = plan(10**6)  # MAX_VIEWS are four passes
+    found = plan(10**6)  # choices.MAX_VIEWS are four passes
     assert (found.num_epochs, found.repeats) == (8, 0.5)
 
 
 def test_the_learning_rate_grows_with_the_root_of_the_batch():
-    assert choose_learning_rate("adamw", 16)[0] == 2e-3
-    assert choose_learning_rate("adamw", 64)[0] == 4e-3
-    assert choose_learning_rate("adamw", 4)[0] == 1e-3
-    assert choose_learning_rate("sgd", 16)[0] == 5e-2
+    assert choices.choose_learning_rate("adamw", 16)[0] == 2e-3
+    assert choices.choose_learning_rate("adamw", 64)[0] == 4e-3
+    assert choices.choose_learning_rate("adamw", 4)[0] == 1e-3
+    assert choices.choose_learning_rate("sgd", 16)[0] == 5e-2
 
 
 def test_compiling_must_save_more_than_it_costs():
     cost = StepCost(0.02, 0.001, 0)
-    enough = int(COMPILE_SECONDS / (0.5 * 0.02)) + 10
-    assert choose_compile(AMPERE, cost, enough)[0]
-    assert not choose_compile(AMPERE, cost, enough - 20)[0]
-    assert not choose_compile(CPU, cost, enough)[0]
-    assert not choose_compile(AMPERE, None, enough)[0]
+    enough = int(choices.COMPILE_SECONDS / (0.5 * 0.02)) + 10
+    assert choices.choose_compile(AMPERE, cost, enough)[0]
+    assert not choices.choose_compile(AMPERE, cost, enough - 20)[0]
+    assert not choices.choose_compile(CPU, cost, enough)[0]
+    assert not choices.choose_compile(AMPERE, None, enough)[0]
 
 
 def test_what_fits_into_a_quarter_of_the_memory_is_cached():
-    assert choose_cache(2 * GIB, 8 * GIB, 10)[0] == "ram"
-    assert choose_cache(3 * GIB, 8 * GIB, 10)[0] == "none"
-    assert choose_cache(GIB, 8 * GIB, 1)[0] == "none"
-    assert choose_cache(GIB, 0, 10)[0] == "none"
+    assert choices.choose_cache(2 * GIB, 8 * GIB, 10)[0] == "ram"
+    assert choices.choose_cache(3 * GIB, 8 * GIB, 10)[0] == "none"
+    assert choices.choose_cache(GIB, 8 * GIB, 1)[0] == "none"
+    assert choices.choose_cache(GIB, 0, 10)[0] == "none"
 
 
 @pytest.mark.parametrize(("num_samples", "budget"), [(25, 0.001), (47, 1.0), (33, 20.0), (1000, 20.0)])
@@ -238,13 +226,10 @@ def test_however_short_the_time_is_an_epoch_has_a_batch(num_samples, budget):
     assert num_samples // max(1, round(1 / found.repeats)) >= 16
 
 
-@pytest.mark.parametrize(
-    ("num_cores", "beside_a_gpu", "on_cpu"),
-    [(1, 1, 0), (2, 1, 1), (8, 7, 4), (128, 16, 4)],
-)
+@pytest.mark.parametrize(("num_cores", "beside_a_gpu", "on_cpu"), [(1, 1, 0), (2, 1, 1), (8, 7, 4), (128, 16, 4)])
 def test_number_of_workers_follows_the_cores(num_cores, beside_a_gpu, on_cpu):
-    assert choose_num_workers(num_cores, on_cpu=False) == beside_a_gpu
-    assert choose_num_workers(num_cores, on_cpu=True) == on_cpu
+    assert choices.choose_num_workers(num_cores, on_cpu=False) == beside_a_gpu
+    assert choices.choose_num_workers(num_cores, on_cpu=True) == on_cpu
 
 
 @pytest.mark.parametrize(("shares", "weights"), [
@@ -257,4 +242,4 @@ def test_number_of_workers_follows_the_cores(num_cores, beside_a_gpu, on_cpu):
     ([0.0, 0.0, 0.0], None),
 ])  # fmt: skip
 def test_classes_below_a_thousandth_weigh_more_by_the_fourth_root_of_their_rarity(shares, weights):
-    assert choose_class_weights(shares, len(shares))[0] == weights
+    assert choices.choose_class_weights(shares, len(shares))[0] == weights

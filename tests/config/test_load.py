@@ -173,15 +173,6 @@ def test_names_of_other_tools_lead_to_keys_that_exist():
         assert set(ours.split(" and ")) <= set(FIELDS), other
 
 
-def test_settings_that_were_decided_once_may_still_be_auto():
-    names = ("decoder_attention", "encoder_lr_factor")
-    assert (
-        load_config(dict.fromkeys(names, "auto"))
-        == load_config({}, [f"{name}=auto" for name in names])
-        == load_config({})
-    )
-
-
 @pytest.mark.parametrize(("settings", "answer"), [
     ({"use_amp": True, "amp_dtype": "float16", "device": "cpu"}, "amp_dtype: float16 does not go with device: cpu; use bfloat16"),
     ({"warmup_epochs": 5, "num_epochs": 5}, "warmup_epochs: 5 leaves nothing of num_epochs: 5; need fewer"),

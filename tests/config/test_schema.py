@@ -2,7 +2,6 @@
 
 import compileall
 import random
-import shlex
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers import generated_files
+from helpers.generated_files import GENERATED
 from helpers.project import ROOT
 from unet_trainer.config.load import load_config
 from unet_trainer.config.parsers import split_values
@@ -21,7 +22,6 @@ from unet_trainer.config.schema import (
     explanations,
     implied_num_classes,
     is_demo_dir,
-    to_typed_dict,
     to_yaml,
 )
 
@@ -39,15 +39,11 @@ def test_the_defaults_obey_the_rules_and_every_key_is_explained_on_one_line():
     assert all(text and "\n" not in text for text in explanations().values())
 
 
-def test_the_keywords_of_train_are_the_keys_of_the_config():
-    path = ROOT / "unet_trainer/config/overrides.pyi"
-    rewrite = (
-        "from pathlib import Path; from unet_trainer.config.schema import to_typed_dict; "
-        "Path('unet_trainer/config/overrides.pyi').write_text(to_typed_dict(), encoding='utf-8')"
-    )
-    assert path.read_text(encoding="utf-8") == to_typed_dict(), (
-        f"{path} is out of date; this rewrites it:\npython -c {shlex.quote(rewrite)}"
-    )
+@pytest.mark.parametrize("path", GENERATED)
+def test_what_follows_from_the_keys_is_up_to_date(path):
+    written = (ROOT / path).read_text(encoding="utf-8")
+    assert written == GENERATED[path](), f"{path}: {generated_files.__doc__}"
+    assert [name for name in FIELDS if name not in written and name != "loss"] == []
 
 
 def test_keys_are_explained_where_there_is_no_source(tmp_path):

@@ -78,7 +78,6 @@ REMOVED_KEYS = {
     "on_nan": "steps that are not finite are skipped, and eight in a row end the run with its state saved",
     "on_save_error": "a save that fails ends the run with exit code 3",
 }
-NO_LONGER_DECIDED = ("decoder_attention", "encoder_lr_factor")  # auto was always the default
 
 
 def load_config(
@@ -229,8 +228,6 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
     values: dict[str, Any] = {}
     wrong = set()
     for name, value in raw.items():
-        if name in NO_LONGER_DECIDED and value == "auto":
-            continue
         if name in REMOVED_KEYS:
             problems.append(f"{name}: no longer a setting; {REMOVED_KEYS[name]}: leave it out")
             continue

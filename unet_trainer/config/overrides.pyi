@@ -1,5 +1,5 @@
-"""The keywords of `train` and `follow` that are settings, for editors and type checkers. Written by to_typed_dict of
-schema.py; tests/config/test_schema.py prints the command."""
+"""The keywords of `train` and `follow` that are settings, for editors and type checkers. Written by
+tests/helpers/generated_files.py."""
 
 from collections.abc import Sequence
 from os import PathLike

@@ -4,7 +4,6 @@ pydantic checks a value by its key's type (`parse_value`). Defaults live here an
 """
 
 import dataclasses
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,16 +77,6 @@ THEMES = {
 REMOVED_VALUES = {
     "unpaired: offset": "offset is no longer read; rename the masks, or set split_file to a CSV of the pairs"
 }
-OVERRIDES_START = '''"""The keywords of `train` and `follow` that are settings, for editors and type checkers. Written by to_typed_dict of
-schema.py; tests/config/test_schema.py prints the command."""
-
-from collections.abc import Sequence
-from os import PathLike
-from typing import Any, Literal, TypedDict
-
-class Overrides(TypedDict, total=False):
-    # fmt: off
-'''
 
 
 def key(default: Any, sentence: str, example: str = "") -> Any:
@@ -290,7 +279,7 @@ def _adapter(name: str) -> TypeAdapter[Any]:
 
 
 @cache
-def _json_schema(name: str) -> dict[str, Any]:
+def json_schema(name: str) -> dict[str, Any]:
     return _adapter(name).json_schema()
 
 
@@ -309,7 +298,7 @@ def parse_value(name: str, raw: Any) -> Any:
     default = FIELDS[name].default
     example = FIELDS[name].metadata["example"] or (str(default) if default not in ("auto", None) else "")
     detail = REMOVED_VALUES.get(f"{name}: {raw}") or next(filter(None, reasons), "")
-    raise ValueError(p.needed(raw, _json_schema(name), example) + (f" ({detail})" if detail else ""))
+    raise ValueError(p.needed(raw, json_schema(name), example) + (f" ({detail})" if detail else ""))
 
 
 def is_demo_dir(data_dir: str | os.PathLike[str]) -> bool:
@@ -363,35 +352,3 @@ def to_yaml(config: Config, header: str, reasons: Mapping[str, str] | None = Non
             lines += ["", f"# {THEMES[name]}"]
         lines.append(f"{name}: {value_text(value)}  # {' '.join(comments[name].split())}")
     return "\n".join(lines) + "\n"
-
-
-def to_markdown() -> str:
-    """The keys of the config as tables for docs/configuration.md, one a theme."""
-    lines = []
-    defaults = as_dict(Config())
-    for name, meaning in explanations().items():
-        if name in THEMES:
-            lines += ["", f"## {THEMES[name]}", "", "| key | default | meaning |", "| --- | --- | --- |"]
-        lines.append(f"| `{name}` | `{value_text(defaults[name])}` | {meaning.replace('|', chr(92) + '|')} |")
-    return "\n".join(lines) + "\n"
-
-
-def to_typed_dict() -> str:
-    """The keys of the config as keywords of `train` and `follow`, for unet_trainer/config/overrides.pyi. Lists and
-    paths may be written where a Config has tuples and text."""
-    keywords = [name for name in FIELDS if name != "loss"]  # which may be a function too
-    return OVERRIDES_START + "".join(f"    {name}: {_typed(_json_schema(name))}\n" for name in keywords)
-
-
-def _typed(schema: Mapping[str, Any]) -> str:
-    """The type of what may be passed for a value of a JSON schema, as Python code."""
-    if "anyOf" in schema:
-        return " | ".join(dict.fromkeys(map(_typed, schema["anyOf"])))
-    if "enum" in schema or "const" in schema:
-        return f"Literal[{', '.join(map(json.dumps, schema.get('enum') or [schema['const']]))}]"
-    if schema.get("type") == "array":
-        return f"Sequence[{_typed(schema.get('items') or (schema.get('prefixItems') or [{}])[0])}]"
-    if schema.get("type") == "string" and "description" not in schema:
-        return "str | PathLike[str]"
-    names = {"integer": "int", "number": "float", "boolean": "bool", "null": "None", "string": "str"}
-    return names.get(schema.get("type", ""), "Any")
