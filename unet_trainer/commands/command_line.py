@@ -27,9 +27,8 @@ from unet_trainer.training.run_folder import CONFIG_YAML, begun_later, check_ini
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides
-_is_file = (
-    os.path.isfile
-)  # unlike Path.is_file, False for a name that is too long or has a NUL: reported where it is read
+# unlike Path.is_file, False for a name that is too long or has a NUL: reported where it is read
+_is_file = os.path.isfile
 NEWEST = "\0newest"  # --resume without a name; no name can be this
 CONFIG_WORDS = ("CONFIG | key=value", "a YAML file, and settings that override it")
 SHARED_OPTIONS: dict[str, dict[str, Any]] = {
@@ -105,9 +104,8 @@ def _explain_errors(main: Callable[[], int]) -> int:
         open_closed_streams()
         is_torchrun = read_launch().is_torchrun
         if is_torchrun:
-            os.environ.setdefault(
-                "TORCH_CPP_LOG_LEVEL", "ERROR"
-            )  # before torch is loaded: stack traces of connections that broke
+            # before torch is loaded: stack traces of connections that broke
+            os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?

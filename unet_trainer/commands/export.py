@@ -89,9 +89,8 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
     from unet_trainer.inference.export import SMP_FILES
     from unet_trainer.training.run_folder import SMP_CARD
 
-    suffix, default_name = (
-        ("", "model_smp") if name == "smp" else (f".{name}", f"model.{name}")
-    )  # that of smp is a folder
+    # that of smp is a folder
+    suffix, default_name = ("", "model_smp") if name == "smp" else (f".{name}", f"model.{name}")
     try:
         # A link that the user names is followed; one in a run's folder could lead anywhere.
         target = checkpoint.parent / default_name if out is None else final_path(out) if out.is_symlink() else out

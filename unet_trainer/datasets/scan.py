@@ -394,9 +394,8 @@ def _count_values(mask: Pixels) -> dict[int, int]:
     if mask.dtype == np.int32 and len(values) > max(MAX_CACHED_VALUES, min(mask.size // PIXELS_PER_COLOUR, 2**16)):
         is_kept = np.zeros(len(values), bool)
         is_kept[np.argsort(-counts, kind="stable")[:NUM_KEPT]] = True
-        groups = np.linspace(0, np.count_nonzero(~is_kept), NUM_KEPT, endpoint=False).astype(
-            int
-        )  # neighbours in their order
+        # neighbours in their order
+        groups = np.linspace(0, np.count_nonzero(~is_kept), NUM_KEPT, endpoint=False).astype(int)
         values = np.append(values[is_kept], values[~is_kept][groups])
         counts = np.append(counts[is_kept], np.add.reduceat(counts[~is_kept], groups))
     return dict(zip(values.tolist(), counts.tolist(), strict=True))

@@ -67,9 +67,8 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
         if data.startswith(GIF_START):
             return decode_with_pil(data, "RGB")
         keeps_alpha = channels is not None and channels_with_alpha(data) == channels
-        if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (
-            4,
-        ):  # which is not turned
+        # which is not turned
+        if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):
             wanted = [0, 3] if png_colour_type(data) == PNG_GREY_ALPHA else [2, 1, 0, 3]
             return np.ascontiguousarray(tiff_files.upright(image[:, :, wanted], orientation_of(data)))
         image = decode_with_opencv(data, reduction(data, min_side)[1])
@@ -224,9 +223,8 @@ def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
     """The value of each index in a mask with this palette: the index, unless its place means nothing. In a palette of
     black and white, black is 0 and white is 1; many greys that are in no order are their brightness."""
     greys = [red for red, green, blue in colours if red == green == blue]
-    num_used = max(
-        (index + 1 for index, grey in enumerate(greys) if grey), default=0
-    )  # TIFF fills its table with black
+    # TIFF fills its table with black
+    num_used = max((index + 1 for index, grey in enumerate(greys) if grey), default=0)
     if num_used == 0 or len(greys) < len(colours):
         return list(range(len(colours)))
     if {*greys} <= {0, 255}:
@@ -267,9 +265,8 @@ def is_cut_off(data: bytes) -> bool:
         return PNG_END not in data[-4096:]
     if not data.startswith(JPEG_START):
         return False
-    pixels = _find_jpeg_marker(
-        data, JPEG_SCANS
-    )  # a thumbnail before them has an end marker too, and other data may follow
+    # a thumbnail before them has an end marker too, and other data may follow
+    pixels = _find_jpeg_marker(data, JPEG_SCANS)
     return not data.endswith(JPEG_END, pixels) and data.find(JPEG_END, pixels) < 0
 
 

@@ -207,9 +207,8 @@ def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: S
         shares = (np.minimum(starts + height, places + new_height) - np.maximum(starts, places)).clip(0) / height
         total[first:last] += np.tensordot(shares.astype(np.float32), narrow, 1)
     if corner.dtype.kind in "ui":
-        limits = np.iinfo(
-            corner.dtype
-        )  # float32 rounds the highest of 32 bits up; such a cast differs between processors
+        # float32 rounds the highest of 32 bits up; such a cast differs between processors
+        limits = np.iinfo(corner.dtype)
         total = total.astype(np.float64).round().clip(limits.min, limits.max)
     return total.astype(corner.dtype)
 

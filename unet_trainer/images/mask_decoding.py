@@ -68,9 +68,8 @@ def _decode_mask_values(data: bytes) -> Pixels:
     if data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
         return np.ascontiguousarray(_join_colours(image_decoding.decode_with_pil(data, "RGB")))
     colours = image_decoding.palette_colours(data)
-    if (
-        colours or image_decoding.png_colour_type(data) == image_decoding.PNG_PALETTE
-    ):  # of a broken PNG, PIL says what is wrong
+    # of a broken PNG, PIL says what is wrong
+    if colours or image_decoding.png_colour_type(data) == image_decoding.PNG_PALETTE:
         return _shown_values(image_decoding.decode_with_pil(data), colours)
     mask = image_decoding.decode_with_opencv(data, AS_STORED)  # applies EXIF rotation, as for images
     if image_decoding.png_bits(data) in (2, 4):  # OpenCV scales values of few bits to 255

@@ -73,9 +73,8 @@ class TiffImage:
 
     def _describe(self, channels: int | None) -> None:
         first, samples = self.first, int(self.first.samplesperpixel)
-        tags: Any = (
-            first.tags if len(self.pages) == 1 else {}
-        )  # where pages are channels, none of these is of all of them
+        # where pages are channels, none of these is of all of them
+        tags: Any = first.tags if len(self.pages) == 1 else {}
         is_colour = first.photometric in (RGB, YCBCR) and first.planarconfig == 1
         is_plain = len(self.pages) == 1 and (samples == 1 or (samples == 3 and is_colour))
         self.stored_size = int(first.imagelength), int(first.imagewidth)
@@ -328,9 +327,8 @@ class Georeference:
     """Where on Earth the pixels of a GeoTIFF lie."""
 
     tags: tuple[tuple[int, int, int, Any, bool], ...]  # as they are in the file, in the form that tifffile writes
-    transform: (
-        Affine | None
-    )  # a, b, c, d, e, f: the corner at (column, row) lies at (a·column + b·row + c, d·column + e·row + f)
+    # a, b, c, d, e, f: the corner at (column, row) lies at (a·column + b·row + c, d·column + e·row + f)
+    transform: Affine | None
     epsg: int | None  # number of the coordinate reference system
 
     def places(self, corners: Pixels) -> Pixels:

@@ -199,9 +199,8 @@ def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     # from_numpy warns of arrays that cannot be written to, as PIL's, and takes none that runs backwards: bgr[...,
     # ::-1].
     suited = [image if image.flags.writeable and min(image.strides) >= 0 else image.copy() for image in images]
-    return torch.stack(
-        [torch.from_numpy(image) for image in suited], out=batch
-    )  # one call: np.stack takes the GIL again and again
+    # one call: np.stack takes the GIL again and again
+    return torch.stack([torch.from_numpy(image) for image in suited], out=batch)
 
 
 def build_segmenter(path: Path, raw: bool = False, model: CustomModel | None = None) -> tuple[ModelCard, Segmenter]:
@@ -289,9 +288,8 @@ class OnnxEngine:
         providers = _choose_providers(device, runtime.get_available_providers())
         options = runtime.SessionOptions()
         options.log_severity_level = SILENT
-        options.intra_op_num_threads = (
-            torch.get_num_threads()
-        )  # its own default is the host's cores, not the container's
+        # its own default is the host's cores, not the container's
+        options.intra_op_num_threads = torch.get_num_threads()
         options.enable_mem_pattern = False  # plans memory for one size, and images have many
         try:
             # From memory: what was checked is what is run. The name of the file would also be where it looks for

@@ -100,9 +100,8 @@ def evaluate(
     validation takes them, not blended. `tick` is called after each image. Raises DataError."""
     spec, num_images, lock = predictor.spec, len(data.pairs), threading.Lock()
     first_id = spec.num_ids - len(spec.class_names)  # with one class, the background is not reported
-    order = sorted(
-        range(num_images), key=lambda index: (data.images[index].size, index)
-    )  # images of one size make a batch
+    # images of one size make a batch
+    order = sorted(range(num_images), key=lambda index: (data.images[index].size, index))
     num_threads = min(MAX_THREADS, count_cores())
     counts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * num_images
     confusion = np.zeros((spec.num_ids, spec.num_ids), np.int64)

@@ -216,11 +216,12 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
         (draft / README).write_text(smp_readme(card), encoding="utf-8")
         for file in draft.iterdir():
             file.chmod(0o644)  # safetensors writes for the owner alone
+        # smp prints where it loads from
         with (
             torch.inference_mode(),
             _quiet(),
             contextlib.redirect_stdout(io.StringIO()),
-        ):  # smp prints where it loads from
+        ):
             loaded = smp.from_pretrained(str(draft)).eval()
             compared = compare(segmenter, Segmenter(card.spec, loaded, channels_last=False), pads=True)
         if folder.exists():
@@ -236,9 +237,8 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
 
 def smp_readme(card: ModelCard) -> str:
     """In place of smp's, which states the licence of its own code as that of the weights."""
-    environment = Environment(
-        undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
-    )  # Markdown has no escapes
+    # Markdown has no escapes
+    environment = Environment(undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True)
     environment.filters["cell"] = lambda text: " ".join(text.split()).replace("|", "\\|")
     values = {"card": card, "spec": card.spec, "card_file": SMP_CARD, "stride": STRIDE, "flat": FLAT}
     return environment.from_string(read_text(README_TEMPLATE)).render(values)

@@ -143,9 +143,8 @@ def _from_folder(
     results: list[Path] = []
     for path in files:
         is_inside = may_hold_results and _absolute(path).is_relative_to(inside)
-        if (
-            is_inside and path.suffix == ".npy"
-        ):  # of a prediction that was killed, the mask that would tell may be missing
+        # of a prediction that was killed, the mask that would tell may be missing
+        if is_inside and path.suffix == ".npy":
             continue
         if not is_result(path):
             images.append(path)

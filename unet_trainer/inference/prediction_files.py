@@ -68,9 +68,8 @@ class Rows(NamedTuple):
     """Results of some rows of an image."""
 
     ids: Pixels  # rows,W uint8
-    probabilities: Pixels = np.zeros(
-        0
-    )  # M,rows,W of the stored ids, if they are wanted: uint16 for PNG, float32 for .npy
+    # M,rows,W of the stored ids, if they are wanted: uint16 for PNG, float32 for .npy
+    probabilities: Pixels = np.zeros(0)
 
 
 class Output(NamedTuple):
@@ -221,9 +220,8 @@ class ImageFiles(contextlib.ExitStack):
         if path.suffix == ".npy":
             writer = NpyWriter(self._draft(path), (*self.size, channels) if channels > 1 else self.size, dtype)
         else:
-            if (
-                georeference is not None and not is_overlay
-            ):  # is given its name first: the mask's PNG is the last file of all
+            # is given its name first: the mask's PNG is the last file of all
+            if georeference is not None and not is_overlay:
                 file = self._draft(path.with_suffix(".tif"))
                 tiff = TiffWriter(file, self.size, dtype, channels, palette, georeference.tags)
                 self.writers.append((tiff, take))

@@ -330,6 +330,7 @@ def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
 
 # A trained model for Python: `from unet_trainer import load; model = load("checkpoints/demo"); mask = model(image)`.
 
+# not indices, CMYK, YCbCr, HSV, LAB
 PIL_MODES = (
     "1",
     "L",
@@ -342,7 +343,7 @@ PIL_MODES = (
     "I;16L",
     "I;16B",
     "I;16N",
-)  # not indices, CMYK, YCbCr, HSV, LAB
+)
 
 
 class LoadedModel:

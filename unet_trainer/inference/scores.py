@@ -75,9 +75,8 @@ def count_image(
         if not row[Count.TRUTH] and not row[Count.PREDICTION]:
             continue
         masks: list[Pixels] = [(truth == class_id).view(np.uint8), (predicted == class_id).view(np.uint8) & is_counted]
-        left, top, columns, rows = cv2.boundingRect(
-            cv2.bitwise_or(*masks)
-        )  # outside of it both are empty: the counts are the same
+        # outside of it both are empty: the counts are the same
+        left, top, columns, rows = cv2.boundingRect(cv2.bitwise_or(*masks))
         in_truth, in_prediction = (
             np.ascontiguousarray(mask[top : top + rows, left : left + columns]) for mask in masks
         )

@@ -58,9 +58,8 @@ def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[
     computing = torch.cuda.current_stream(device)
     computing.wait_stream(copy_stream(device))
     for tensor in moved:
-        tensor.record_stream(
-            computing
-        )  # else its memory could be reused for the next copy while the step still reads it
+        # else its memory could be reused for the next copy while the step still reads it
+        tensor.record_stream(computing)
     return moved
 
 
@@ -139,9 +138,8 @@ class SharedBuffers:
         # Of each worker: the batch id and the position in the batch that it is reading; -1 when it is idle.
         self.in_progress = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.int64).reshape(num_workers, 2)
         self.in_progress[:] = -1
-        self.first_wanted = np.frombuffer(
-            mmap.mmap(-1, 8), np.int64
-        )  # tasks of earlier batch ids are handed back unfilled
+        # tasks of earlier batch ids are handed back unfilled
+        self.first_wanted = np.frombuffer(mmap.mmap(-1, 8), np.int64)
         self.memory = torch.from_numpy(memory)
 
 
@@ -168,10 +166,11 @@ class WorkerPool:
         self.device = device if device is not None and device.type == "cuda" else None
         self.with_threads = with_threads
         self.assemblers: list[BatchAssembler] = []
+        # pieces that a worker failed to fill and the training process filled instead
         self.num_failed, self.failure_reason = (
             0,
             "",
-        )  # pieces that a worker failed to fill and the training process filled instead
+        )
         self._reset()
 
     def _reset(self) -> None:
@@ -301,9 +300,8 @@ class WorkerPool:
             raise WorkerError(f"{self.num_workers} worker processes could not be started ({error.strerror})") from None
         self.buffers = buffers
         self.free.extend(range(num_buffers))
-        if self.device is not None and pin(
-            buffers.memory
-        ):  # after the fork: workers must not inherit registered memory
+        # after the fork: workers must not inherit registered memory
+        if self.device is not None and pin(buffers.memory):
             weakref.finalize(buffers, unpin, buffers.memory, self.device)
         return self.workers, buffers
 

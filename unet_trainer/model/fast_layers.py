@@ -247,9 +247,8 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
         module.__class__ = faster
 
     head = getattr(network, "segmentation_head", [None])[0]
-    takes_cells = type(network) is smp.Unet and _is_conv(
-        head, 3, stride=1
-    )  # others may do more with the decoder's output
+    # others may do more with the decoder's output
+    takes_cells = type(network) is smp.Unet and _is_conv(head, 3, stride=1)
     blocks = [module for module in network.modules() if type(module) is UnetDecoderBlock]
     for block in blocks:
         if block.interpolation_mode == "nearest" and _is_plain(block):

@@ -179,9 +179,8 @@ def _lovasz(target: Target, images: slice) -> torch.Tensor:
         ordered, order = torch.where(target.is_known[images].reshape(-1), errors, 0).sort(descending=True)
         is_true = truth[order]
         missed = is_true.sum() - is_true.cumsum(0)
-        union = missed + torch.arange(
-            1, len(order) + 1, device=order.device
-        )  # all that are true, and false ones so far
+        # all that are true, and false ones so far
+        union = missed + torch.arange(1, len(order) + 1, device=order.device)
         # Without a true pixel the first false one makes the union 1 and the loss 1.
         gain = torch.where(is_true | (union == 1), 1 / union, missed / union / (union - 1))
         losses.append((ordered * gain).sum())

@@ -45,9 +45,8 @@ def confusion_matrices(predicted: torch.Tensor, truth: torch.Tensor, num_ids: in
         return torch.stack([cell.sum(1) for cell in cells], 1).view(num_images, 2, 2)
     truth = truth.long()
     num_cells = num_ids * num_ids
-    places = torch.where(
-        truth < num_ids, truth * num_ids + predicted, num_cells
-    )  # ignored: one more cell, which is dropped
+    # ignored: one more cell, which is dropped
+    places = torch.where(truth < num_ids, truth * num_ids + predicted, num_cells)
     num_lanes = max(1, min(256, MAX_COUNTERS // (num_cells * max(1, num_images))))
     lanes = torch.arange(truth.shape[1], device=truth.device) % num_lanes
     lanes = lanes + torch.arange(num_images, device=truth.device).unsqueeze(1) * num_lanes

@@ -34,12 +34,13 @@ SMALL_RESNET_OPTIONS = {
     "stem_width": 16,
     "stem_type": "deep",
 }
+# prefixes that other tools put before an encoder's own names
 WRAPPERS = (
     "module.",
     "_orig_mod.",
     "encoder.",
     "model.",
-)  # prefixes that other tools put before an encoder's own names
+)
 
 
 def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.Module:
@@ -200,9 +201,8 @@ def read_tensors(path: Path, key: str) -> dict[str, torch.Tensor]:
         TypeError,
     ) as error:
         reason = with_advice(error) if isinstance(error, OSError) else first_line(error)
-        if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(
-            error
-        ):  # torch's message says how to load it anyway
+        # torch's message says how to load it anyway
+        if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):
             reason = (
                 "it holds more than tensors, which could run when it is loaded; save its state_dict, best as "
                 ".safetensors"

@@ -52,9 +52,8 @@ class HubFile:
                 hf_hub_download(self.repo_id, name, revision=self.revision)
                 return
             except EntryNotFoundError as error:
-                if (
-                    isinstance(error, LocalEntryNotFoundError) or name == self.names[-1]
-                ):  # the former: the hub did not answer
+                # the former: the hub did not answer
+                if isinstance(error, LocalEntryNotFoundError) or name == self.names[-1]:
                     raise
 
 

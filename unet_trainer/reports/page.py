@@ -32,9 +32,8 @@ from unet_trainer.training.run_summary import EpochRecord, RunSummary
 from unet_trainer.training.val_scores import ImageScore
 
 TEMPLATES = Path(__file__).parent / "templates"
-CONTROLS = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]"
-)  # not allowed in HTML, or not in UTF-8
+# not allowed in HTML, or not in UTF-8
+CONTROLS = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff\ufffe\uffff]")
 NONE = "–"
 NUM_COLOURS = 8  # of page.css
 NUM_SHADES = 10  # of a cell of the confusion matrix

@@ -39,9 +39,8 @@ Item = TypeVar("Item")
 Outcome = TypeVar("Outcome")
 
 CAN_FORK = sys.platform == "linux"
-SIGNALS = [
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
-]  # Windows has no SIGHUP
+# Windows has no SIGHUP
+SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 KILL_SECONDS = 5.0  # to wait after SIGKILL; a process that is stuck in the kernel (a dead network disk) is left behind
 HANG_SECONDS = 600.0  # on one item of forked_map; as worker_timeout

@@ -60,9 +60,8 @@ class Signals:
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
-                if (
-                    number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN
-                ):  # else nohup set it
+                # else nohup set it
+                if number in (signal.SIGINT, signal.SIGTERM) or signal.getsignal(number) != signal.SIG_IGN:
                     self.earlier[number] = signal.signal(number, self._handle)
             self.earlier_hook, sys.unraisablehook = sys.unraisablehook, self._handle_unraisable
         return self
@@ -183,9 +182,8 @@ def exit_process(code: int) -> NoReturn:
     """Ends the process; without tearing the interpreter down if a save is under way, as after a second Ctrl-C, or it
     could hang."""
     if threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED)
-        )  # else Python prints a traceback while it ends
+        # else Python prints a traceback while it ends
+        signal.signal(signal.SIGINT, lambda *_: os._exit(EXIT_INTERRUPTED))
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

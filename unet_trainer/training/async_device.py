@@ -205,9 +205,8 @@ class WaitMeter:
         started = time.perf_counter()
         item = take()
         host_seconds = time.perf_counter() - started
-        if (
-            self.new_event is None or self.last_end is None
-        ):  # the host is the device; or nothing is queued before the first step
+        # the host is the device; or nothing is queued before the first step
+        if self.new_event is None or self.last_end is None:
             self.seconds += host_seconds
         else:
             begin = self.new_event()

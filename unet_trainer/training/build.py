@@ -125,9 +125,8 @@ class Components:
     def draw_samples(self, loaders: Loaders) -> Callable[[], Pixels]:
         """Predicts a few samples now; the function that is returned draws them, once the device is done."""
         samples, spec = loaders.samples, self.state.eval_segmenter.spec
-        size = max(
-            1, loaders.val.batches.batch_size // self.eval_step.num_parts
-        )  # as many as validation had the memory for
+        # as many as validation had the memory for
+        size = max(1, loaders.val.batches.batch_size // self.eval_step.num_parts)
         parts = torch.from_numpy(np.stack([image for image, *_ in samples])).split(size)
         ids = torch.cat([predict(self.state.eval_segmenter, part, self.numerics).to(torch.uint8) for part in parts])
         copy = HostCopy(ids)
@@ -300,9 +299,8 @@ def _fill_caches(
             tiling.size,
             config.resize_masks,
         ]
-        stamp += (
-            [spec.to_dict()] if spec.nodata or spec.depth == "float" else []
-        )  # missing data is filled with the mean
+        # missing data is filled with the mean
+        stamp += [spec.to_dict()] if spec.nodata or spec.depth == "float" else []
         files = [path for pair in dataset.pairs for path in (pair.image, pair.mask)]
         stamp += [(str(file.absolute()), file_stamp(file)) for file in files]
         with console.bar("Decoding every pair once:", len(sizes), keep=False) as bar:

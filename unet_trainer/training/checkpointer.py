@@ -130,9 +130,8 @@ class Checkpointer:
                 self.console.warn(f"no picture of epoch {self.state.epoch}: {first_line(error)}")
         history = [dict(row) for row in self.state.history]
         self.waiting[METRICS_CSV] = lambda: write_metrics(self.folder / METRICS_CSV, history)
-        if (
-            not self.writer.is_busy()
-        ):  # else an epoch is shorter than a save: a copy of the state would only be replaced
+        # else an epoch is shorter than a save: a copy of the state would only be replaced
+        if not self.writer.is_busy():
             self.save_state(best=best_copy)
 
     def check_best(self) -> str | None:

@@ -37,10 +37,11 @@ MESSAGES = (  # parts of a RuntimeError's text, in lower case
 # cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
 NO_ENGINE = "unable to find an engine"
 KEEPS = ("autograd_cache_allow_custom_autograd_functions",)  # of earlier compiling, on the disk
+# the latter computes what is independent in one launch: the casts of the weights
 OPTIONS = {
     "triton.cudagraphs",
     "combo_kernels",
-}  # the latter computes what is independent in one launch: the casts of the weights
+}
 MIN_EVAL_PIXELS = 2**26  # of a validation; for fewer, compiling it takes longer than it saves in a hundred
 SHORT_MEMORY = 0.1  # share of a GPU's memory that is left
 Result = TypeVar("Result")
@@ -128,9 +129,8 @@ def compile_steps(
         ):
             warnings.simplefilter("ignore")  # advice to compiler developers
             torch.backends.cudnn.benchmark = on_cuda and not torch.backends.cudnn.deterministic
-            if (
-                torch.backends.cudnn.benchmark
-            ):  # here and not in a graph, which would keep the memory that kernels are tried with
+            # here and not in a graph, which would keep the memory that kernels are tried with
+            if torch.backends.cudnn.benchmark:
                 with contextlib.suppress(torch.OutOfMemoryError), torch.compiler.set_stance("force_eager"):
                     try_steps(components, batch, eval_batch)
                 release_device_memory(train_step.device, is_compiled=False)
@@ -271,10 +271,11 @@ def try_components(
             with restoring(components):
                 try_steps(components, *batches)
         except (ValueError, RuntimeError) as error:
+            # the traceback leads to the caller's code
             if is_out_of_memory(error) or OWN in (
                 config.architecture,
                 *config.loss,
-            ):  # the traceback leads to the caller's code
+            ):
                 raise
             names = ("architecture", "encoder", "batch_size", "image_size")
             described = ", ".join(f"{name}: {getattr(config, name)}" for name in names)
@@ -354,9 +355,8 @@ def connect_gradients(
         size = -(-len(images) // step.num_parts)
         batch = images[:size], masks[:size], masks if step.num_parts > 1 else None
         step.optimizer.zero_grad(set_to_none=True)
-        spare = [
-            torch.empty_like(weight) for weight in step.parameters for _ in range(2)
-        ]  # what the averages will take
+        # what the averages will take
+        spare = [torch.empty_like(weight) for weight in step.parameters for _ in range(2)]
         step.forward(*batch)[0].backward()
         del spare
         return batch

@@ -64,9 +64,8 @@ def draw_curves(summary: RunSummary) -> bytes:
 
     figure = Figure(figsize=(13.2, 8.3), dpi=100, facecolor="white")
     loss, iou, rate, speed = axes = list(figure.subplots(2, 2).flat)
-    figure.subplots_adjust(
-        0.055, 0.12, 0.985, 0.9, wspace=0.12, hspace=0.3
-    )  # constrained layout takes as long as all else
+    # constrained layout takes as long as all else
+    figure.subplots_adjust(0.055, 0.12, 0.985, 0.9, wspace=0.12, hspace=0.3)
     _draw(loss, "Loss", {"val": (summary.column("val_loss"), VAL), "train": (summary.column("train_loss"), TRAIN)})
     num_classes = len(summary.class_names)
     names = summary.worst_classes(MAX_CLASSES) if num_classes > 1 else []
@@ -77,9 +76,8 @@ def draw_curves(summary: RunSummary) -> bytes:
     _draw(rate, "Learning rate", {"": (summary.column("learning_rate"), RATE)})
     _draw(speed, "Images per second, in training", {"": (summary.column("images_per_second"), SPEED)})
     low = min(itertools.chain(*(line.get_ydata() for line in iou.lines)), default=0.0)
-    iou.set_ylim(
-        0.0 if low < 0.5 else int(low * 10) / 10, 1.0
-    )  # values close together well above 0 would be a flat line
+    # values close together well above 0 would be a flat line
+    iou.set_ylim(0.0 if low < 0.5 else int(low * 10) / 10, 1.0)
     meanings = _mark(summary, axes, {"val_loss": loss, "val_iou": iou})
     when = "" if summary.updated is None else f", {summary.updated:%Y-%m-%d %H:%M} UTC"
     subtitle = f"{summary.state}, {summary.progress} epochs{when}"

@@ -63,10 +63,11 @@ def build_eval_forward(segmenter: Segmenter, loss: WeightedLoss, numerics: Numer
 def predict(segmenter: Segmenter, images: torch.Tensor, numerics: Numerics) -> torch.Tensor:
     """N,H,W,C images on any device → N,H,W class ids."""
     segmenter.eval()
+    # does not pay for a few images
     was_searching, torch.backends.cudnn.benchmark = (
         torch.backends.cudnn.benchmark,
         False,
-    )  # does not pay for a few images
+    )
     try:
         with numerics.autocast():
             return predicted_ids(segmenter(images.to(numerics.device)))
@@ -85,9 +86,8 @@ class EvalMetrics:
         self.matrix = torch.zeros(num_ids, num_ids, dtype=torch.int64, device=device)
         self.sample_counts: list[torch.Tensor] = []  # of each batch: as metrics.class_counts
         self.num_images = 0
-        self.first_bad = torch.full(
-            (), -1, dtype=torch.int64, device=device
-        )  # images before the first batch that is not finite
+        # images before the first batch that is not finite
+        self.first_bad = torch.full((), -1, dtype=torch.int64, device=device)
         self._reader = AsyncReader(device)
 
     def add(self, loss_sums: torch.Tensor, matrices: torch.Tensor, num_images: int) -> None:

@@ -81,9 +81,8 @@ def column(rows: Sequence[Row], name: str) -> list[float]:
 def write_metrics(path: Path, rows: Sequence[Row]) -> None:
     """Writes the whole table, so that a resumed run leaves no epoch in it twice."""
     text = io.StringIO()
-    writer = csv.DictWriter(
-        text, COLUMNS, extrasaction="ignore", lineterminator="\n"
-    )  # columns that a row lacks are empty
+    # columns that a row lacks are empty
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for row in rows:
         writer.writerow({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()})

@@ -70,9 +70,8 @@ def build_result(run: Run) -> TrainResult:
     ]
     if has_best:
         num_cut = run.budget.num_cut // config.accumulation_steps
-        num_steps = max(
-            1, state.epoch * state.learning_rate.steps_per_epoch - num_cut
-        )  # of epochs rolled back, it may be too many
+        # of epochs rolled back, it may be too many
+        num_steps = max(1, state.epoch * state.learning_rate.steps_per_epoch - num_cut)
         _, largest_side = state.segmenter.spec.source_sides or (0.0, math.inf)
         findings = judge_model(run.settings, state.confusion, state.history, num_steps, run.untaught_ids, largest_side)
         warnings = ["\n  - ".join([problem, *advice]) for problem, advice in findings]
@@ -146,9 +145,8 @@ def say_result(run: Run, result: TrainResult) -> None:
         console.warn(warning)
     console.say(f"Time: {result.seconds:.0f} s in epochs, {result.images_per_second:.0f} images/s in training")
     weights = folder / (BEST if has_best else LAST)
-    report = (
-        f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""
-    )  # a signal or an error may have left it out
+    # a signal or an error may have left it out
+    report = f" | report: {folder / REPORT}" if (folder / REPORT).is_file() else ""
     console.say(f"Weights: {weights}{report} | curves: {folder / CURVES} | pictures: {folder / 'samples'}")
     model = shlex.quote(str(folder if has_best else weights))
     if run.config.architecture == OWN:

@@ -150,10 +150,11 @@ class Run:
     def write_report(self, with_pictures: bool) -> None:
         """Write report.html as it stays, once. Without pictures it takes a moment: after a signal there is no time to
         predict. No error of it, of whatever kind, ends or fails a run; a signal does."""
+        # one that was interrupted by a signal is not begun again
         make_report, self.make_report = (
             self.make_report,
             None,
-        )  # one that was interrupted by a signal is not begun again
+        )
         if make_report is None:
             return
         if self.live_report is not None:

@@ -185,9 +185,8 @@ def _by_age(checkpoint_dir: Path) -> list[Path]:
 
 def new_run_folder(checkpoint_dir: Path, run_name: str) -> Path:
     """checkpoint_dir/run_name, numbered when it exists: a new run never writes into an old one's folder."""
-    checkpoint_dir.mkdir(
-        parents=True, exist_ok=True
-    )  # here: below, a broken link would look like a name that is taken, for ever
+    # here: below, a broken link would look like a name that is taken, for ever
+    checkpoint_dir.mkdir(parents=True, exist_ok=True)
     base, number = re.sub(r"-\d+$", "", run_name), 1  # the settings of fast-2, run again, make fast-3
     folder = checkpoint_dir / run_name
     while True:

@@ -98,9 +98,8 @@ class RunSummary:
     pilots: list[dict[str, Any]] = field(default_factory=list)  # learning rates that were tried, see history
     starts: list[datetime] = field(default_factory=list)
     updated: datetime | None = None  # the last sign of life
-    problems: list[str] = field(
-        default_factory=list
-    )  # files and lines that hold other values than a run writes, and are left out
+    # files and lines that hold other values than a run writes, and are left out
+    problems: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:

@@ -222,10 +222,11 @@ def set_up(
 
 
 def package_versions() -> dict[str, str]:
+    # with its build; a plain text, that can be sent
     found = {
         "unet_trainer": __version__,
         "torch": str(torch.__version__),
-    }  # with its build; a plain text, that can be sent
+    }
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)

@@ -311,9 +311,8 @@ class TrainState:
     def _load_optimizer(self, saved: Mapping[str, Any]) -> None:
         """Settings are those of this start and this device, not those that were saved. Set before the load, because a
         fused optimizer needs its step counts on the device."""
-        if len(saved["param_groups"]) != len(
-            self.optimizer.param_groups
-        ):  # the encoder has groups of its own, or has none
+        # the encoder has groups of its own, or has none
+        if len(saved["param_groups"]) != len(self.optimizer.param_groups):
             raise ValueError("encoder_lr_factor was changed to 1 or from it; keep it, or start a new run")
         is_sgd = isinstance(self.optimizer, torch.optim.SGD)
         groups = []

@@ -103,9 +103,8 @@ class TrainStep:
         """Adds the gradients of one batch of the group."""
         images, masks = to_device((batch.images, batch.masks), self.device)
         if batch.cut_boxes is not None:
-            boxes = (
-                batch.cut_boxes.pin_memory() if self.device.type == "cuda" else batch.cut_boxes
-            )  # else the copy may wait
+            # else the copy may wait
+            boxes = batch.cut_boxes.pin_memory() if self.device.type == "cuda" else batch.cut_boxes
             images, masks = paste_pieces(images, masks, *to_device((boxes,), self.device))
         self.num_begun += 1
         if self.num_parts == 1:

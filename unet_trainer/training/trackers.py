@@ -46,9 +46,8 @@ class TensorBoardTracker:
     def init(self, run: TrackedRun) -> str | None:
         from torch.utils.tensorboard import SummaryWriter
 
-        purge = (
-            run.first_epoch + 1 if run.first_epoch else None
-        )  # hides what was logged of epochs that are trained again
+        # hides what was logged of epochs that are trained again
+        purge = run.first_epoch + 1 if run.first_epoch else None
         self.run, self.writer = run, SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
         return None
 
