@@ -24,7 +24,7 @@ from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import fill_cache
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build
-from unet_trainer.training.checkpoint_file import read_checkpoint
+from unet_trainer.training.checkpoint import read_checkpoint
 
 pytestmark = pytest.mark.usefixtures("small_network")
 

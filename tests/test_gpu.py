@@ -34,7 +34,7 @@ from unet_trainer.system.launch import Launch
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import pilots
 from unet_trainer.training.async_device import DirectLauncher, HostCopy, WaitMeter
-from unet_trainer.training.checkpoint_file import read_run
+from unet_trainer.training.checkpoint import read_run
 from unet_trainer.training.compilation import compile_steps, connect_gradients, release_device_memory
 from unet_trainer.training.history import read_events
 from unet_trainer.training.parallel import Job

@@ -39,7 +39,7 @@ from unet_trainer.inference.engine import read_model
 from unet_trainer.reports.comparison import compare_runs, render_comparison
 from unet_trainer.reports.run_report import render_report
 from unet_trainer.system.concurrency import forked_map
-from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
+from unet_trainer.training.checkpoint import read_checkpoint, write_checkpoint
 from unet_trainer.training.curves import draw_curves
 from unet_trainer.training.history import write_metrics, write_result
 from unet_trainer.training.run_summary import read_run_summary

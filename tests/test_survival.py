@@ -11,7 +11,7 @@ import pytest
 from helpers.killed_runs import HANG_SECONDS, NUM_MOMENTS, start, train_once
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.system.atomic_files import DRAFT
-from unet_trainer.training.checkpoint_file import read_run
+from unet_trainer.training.checkpoint import read_run
 
 # Saves after every step, with all that has a state: averages, accumulation, clipping, warm-up.
 BUSY = {"ema_decay": 0.9, "grad_clip": 1.0, "warmup_epochs": 1, "batch_size": 2, "checkpoint_minutes": 1e-6}

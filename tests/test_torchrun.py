@@ -16,7 +16,7 @@ from helpers.killed_runs import is_running, wait_until
 from helpers.ports import free_port
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.datasets.demo import write_demo
-from unet_trainer.training.checkpoint_file import read_checkpoint, read_run
+from unet_trainer.training.checkpoint import read_checkpoint, read_run
 from unet_trainer.training.history import read_events
 
 

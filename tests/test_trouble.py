@@ -21,7 +21,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.model import losses
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build, setup
-from unet_trainer.training.checkpoint_file import read_last
+from unet_trainer.training.checkpoint import read_last
 from unet_trainer.training.evaluation import EvalStep
 from unet_trainer.training.step import FiniteGuard, TrainStep
 

@@ -9,7 +9,7 @@ import pytest
 from helpers.evaluated_models import train_tiny, write_cells
 from train_unet import main
 from unet_trainer.commands.evaluate import verdict
-from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
+from unet_trainer.training.checkpoint import read_checkpoint, write_checkpoint
 
 
 @pytest.fixture(scope="module")

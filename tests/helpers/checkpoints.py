@@ -8,7 +8,7 @@ from unet_trainer.images.image_spec import RGB_8BIT, ImageSpec
 from unet_trainer.inference.engine import ModelCard
 from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import Segmenter, network_weights
-from unet_trainer.training.checkpoint_file import write_checkpoint
+from unet_trainer.training.checkpoint import write_checkpoint
 
 CONFIG = {"augmentation": [{"HorizontalFlip": {"p": 0.5}}], "ema_decay": None}
 GREY_16BIT = ImageSpec(1, "uint16", (3000.0,), (700.0,), 0.0, 9000.0)

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from unet_trainer.training.checkpoint_file import read_run
+from unet_trainer.training.checkpoint import read_run
 
 SETTINGS = {
     "image_size": 32,

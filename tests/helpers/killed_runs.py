@@ -1,5 +1,6 @@
 """Trains in processes of their own, which tests kill, starve, crash and deprive of things."""
 
+import contextlib
 import io
 import multiprocessing
 import os
@@ -109,31 +110,31 @@ def crash_when_saving(moment):
 
         return real, watched
 
-    write_atomically = atomic.write_atomically
+    atomic_open = atomic.atomic_open
     watched = [(owner, name, *watch(owner, name)) for owner, name in (
         (Path, "open"), (os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (atomic, "_sync_folder"),
     )]  # fmt: skip
 
-    def crashing(path, write, **options):
+    @contextlib.contextmanager
+    def crashing(path, **options):
         if path.name != "last.pt":
-            return write_atomically(path, write, **options)
-
-        def write_in_two(file):
-            write(whole := io.BytesIO())
-            middle = len(whole.getvalue()) // 2
-            for half in (whole.getvalue()[:middle], whole.getvalue()[middle:]):
-                file.write(half)
-                file.flush()
-                tick()
-
+            with atomic_open(path, **options) as file:
+                yield file
+            return
         for owner, name, _, replacement in watched:
             setattr(owner, name, replacement)
         try:
-            return write_atomically(path, write_in_two, **options)
+            with atomic_open(path, **options) as file:
+                yield (whole := io.BytesIO())
+                middle = len(whole.getvalue()) // 2
+                for half in (whole.getvalue()[:middle], whole.getvalue()[middle:]):
+                    file.write(half)
+                    file.flush()
+                    tick()
         finally:
             for owner, name, real, _ in watched:
                 setattr(owner, name, real)
 
-    import unet_trainer.training.checkpoint_file
+    import unet_trainer.training.checkpoint
 
-    unet_trainer.training.checkpoint_file.write_atomically = crashing
+    unet_trainer.training.checkpoint.atomic_open = crashing

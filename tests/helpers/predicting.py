@@ -9,7 +9,7 @@ import torch
 from helpers.steps import make_spec
 from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import Segmenter, network_weights
-from unet_trainer.training.checkpoint_file import write_checkpoint
+from unet_trainer.training.checkpoint import write_checkpoint
 
 SMALL = {"image_size": (64, 64)}
 GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]

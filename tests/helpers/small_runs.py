@@ -13,7 +13,7 @@ from unet_trainer.reports.run_report import write_report
 from unet_trainer.system.console import Console
 from unet_trainer.system.signals import Signals
 from unet_trainer.training.build import build_dataset, build_loaders
-from unet_trainer.training.checkpointer import Checkpointer
+from unet_trainer.training.checkpoint import Checkpointer
 from unet_trainer.training.evaluation import Evaluation
 from unet_trainer.training.run import Run
 from unet_trainer.training.settings import build_settings

@@ -17,7 +17,7 @@ from unet_trainer.inference.engine import (
 )
 from unet_trainer.model.fast_layers import DecoderBlock, StemConv, use_fast_layers
 from unet_trainer.model.segmenter import network_weights
-from unet_trainer.training.checkpoint_file import write_checkpoint
+from unet_trainer.training.checkpoint import write_checkpoint
 
 SPEC = small_spec(num_classes=3)
 REAL = make_spec(encoder="resnet18", decoder_channels=(8, 8, 8, 8, 8))
@@ -184,7 +184,7 @@ def test_a_whole_file_with_content_that_no_run_saves_is_refused_in_one_sentence(
     content, segmenter, tmp_path, monkeypatch
 ):
     # As if another program had saved it.
-    monkeypatch.setattr("unet_trainer.training.checkpoint_file._first_non_finite", lambda stored: None)
+    monkeypatch.setattr("unet_trainer.training.checkpoint._first_non_finite", lambda stored: None)
     path = save_model(tmp_path / "best.pt", segmenter, **content)
     with pytest.raises(CheckpointError, match="is not a checkpoint") as refusal:
         read_model(path)

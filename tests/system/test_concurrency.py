@@ -20,13 +20,11 @@ from helpers.project import ROOT
 from unet_trainer.system import concurrency
 from unet_trainer.system.concurrency import (
     MAX_MESSAGE,
-    BackgroundWriter,
     Crash,
     ReadTimeout,
     WriteBehind,
     call_with_timeout,
     forked_map,
-    is_writing,
     read_ahead,
 )
 
@@ -239,72 +237,3 @@ def test_the_error_of_a_task_is_raised_and_no_further_task_begins():
         with pytest.raises(OSError, match="No space left"):
             writers.submit(lambda: done.append(1), 10)
     assert done == []
-
-
-# BackgroundWriter
-
-
-class Disk:
-    """Records what is written; a slow job waits until it may go on."""
-
-    def __init__(self):
-        self.written, self.has_begun, self.may_go_on = [], threading.Event(), threading.Event()
-
-    def job(self, name):
-        return lambda: self.written.append(name)
-
-    def slow_job(self, name):
-        return lambda: (self.has_begun.set(), self.may_go_on.wait(LIMIT), self.written.append(name))
-
-
-@pytest.fixture
-def disk():
-    disk = Disk()
-    yield disk
-    disk.may_go_on.set()
-
-
-@pytest.fixture
-def writer():
-    return BackgroundWriter({"samples": "best", "last": "samples", "config": "metrics"})
-
-
-def test_the_caller_goes_on_while_files_are_written_in_order(disk, writer):
-    writer.start({"best": disk.slow_job("best"), "last": disk.job("last")})
-    assert disk.has_begun.wait(LIMIT)
-    assert (writer.is_busy(), is_writing(), disk.written, writer.collect()) == (True, True, [], ({}, None))
-    with pytest.raises(RuntimeError, match="the writer is busy"):
-        writer.start({"last": disk.job("other")})
-    disk.may_go_on.set()
-    writer.wait()
-    assert (writer.is_busy(), disk.written, writer.collect()) == (False, ["best", "last"], ({}, None))
-    wait_until(lambda: not is_writing())
-
-
-def test_a_failed_job_stops_those_that_require_it_and_all_are_handed_back_once(disk, writer):
-    jobs = {
-        "best": fail_to_write,
-        "samples": disk.job("samples"),
-        "metrics": disk.job("metrics"),
-        "last": disk.job("last"),
-        "config": disk.job("config"),
-    }
-    writer.start(jobs)
-    writer.wait()
-    assert disk.written == ["metrics", "config"]
-    unwritten, error = writer.collect()
-    assert list(unwritten.items()) == [(name, jobs[name]) for name in ("best", "samples", "last")]
-    assert (error.errno, writer.collect()) == (28, ({}, None))
-    writer.start({**unwritten, "best": disk.job("best")})  # there is room again
-    writer.wait()
-    assert disk.written == ["metrics", "config", "best", "samples", "last"]
-
-
-def test_cancel_finishes_the_job_under_way_and_forgets_the_rest(disk, writer):
-    """A run that fails must not leave a thread inside torch, which would abort the process."""
-    writer.cancel()
-    writer.start({"bad": fail_to_write, "last": disk.slow_job("last"), "best": disk.job("best")})
-    assert disk.has_begun.wait(LIMIT)
-    threading.Timer(0.05, disk.may_go_on.set).start()
-    writer.cancel()
-    assert (disk.written, writer.is_busy(), writer.collect()) == (["last"], False, ({}, None))

@@ -11,12 +11,12 @@ from helpers.project import ROOT
 from unet_trainer.system.signals import Interrupted, Signals
 
 EXIT = """
-import atexit, sys, threading; from unet_trainer.system.concurrency import BackgroundWriter
+import atexit, sys, threading; from unet_trainer.system.concurrency import start_thread
 from unet_trainer.system.signals import exit_process
-writer, has_begun = BackgroundWriter({}), threading.Event()
+has_begun = threading.Event()
 def write(): has_begun.set(); sys.argv[1] == "stuck" and threading.Event().wait()
-writer.start({"last": write}); has_begun.wait()
-if sys.argv[1] != "stuck": writer.wait()
+writing = start_thread(write, "writes", is_awaited=True); has_begun.wait()
+if sys.argv[1] != "stuck": writing.result(); threading.Event().wait(0.2)
 atexit.register(print, "torn down", flush=True)
 print("out"); print("err", file=sys.stderr); exit_process(130)
 """

@@ -26,7 +26,7 @@ from unet_trainer.inference.export import export_smp
 from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.reports.run_report import render_report
-from unet_trainer.training.checkpoint_file import read_run, write_checkpoint
+from unet_trainer.training.checkpoint import read_run, write_checkpoint
 from unet_trainer.training.history import read_events
 from unet_trainer.training.initial_model import InitialModel, match_classes, read_initial_model
 from unet_trainer.training.run_summary import read_run_summary
@@ -257,7 +257,7 @@ class Hostile:
         return Path.touch, (Path(self.canary),)
 
 
-def write_bomb(path, canary):
+def write_bomb(path):
     torch.save({"a": torch.zeros(10)}, path)
     with zipfile.ZipFile(path) as archive:
         entries = {entry: archive.read(entry) for entry in archive.namelist()}
@@ -274,11 +274,10 @@ MORE = "it holds more than tensors, which could run when it is loaded; save its 
     [
         (lambda path, canary: torch.save({"state_dict": Hostile(canary)}, path), MORE),
         (lambda path, canary: path.write_bytes(pickle.dumps(Hostile(canary), 2)), MORE),
-        (write_bomb, "it unpacks to more than it is"),
         (lambda path, canary: path.write_bytes(b"PK\x03\x04 and nothing"), "File is not a zip file"),
         (lambda path, canary: path.write_bytes(b""), "EOFError"),
     ],
-    ids=["in a zip", "a pickle", "a bomb", "no zip", "empty"],
+    ids=["in a zip", "a pickle", "no zip", "empty"],
 )
 def test_a_hostile_file_is_refused_and_runs_nothing(tmp_path, write, reason):
     path, canary = tmp_path / "weights.pt", tmp_path / "canary"
@@ -293,9 +292,9 @@ def test_a_checkpoint_that_is_damaged_or_describes_no_model_is_refused(trained, 
     content = bytearray(path.read_bytes())
     content[1000] ^= 1
     (tmp_path / "damaged.pt").write_bytes(content)
-    assert refusal(read, tmp_path / "damaged.pt") == (
-        f"init_from: {tmp_path / 'damaged.pt'} is damaged: its bytes do not match its digest"
-    )
+    assert refusal(read, tmp_path / "damaged.pt").startswith(f"init_from: {tmp_path / 'damaged.pt'} is damaged: the ")
+    write_bomb(tmp_path / "bomb.pt")
+    assert refusal(read, tmp_path / "bomb.pt").endswith("or is cut off or damaged (it unpacks to more than it is)")
     save_model(path, trained, spec={**trained.spec.to_dict(), "encoder": "no_such_encoder"})
     assert refusal(read, path).startswith(f"init_from: {path} is not a model that can be used (")
     save_model(path, trained, spec={"image": 3})

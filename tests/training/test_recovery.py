@@ -13,7 +13,7 @@ from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import recovery
-from unet_trainer.training.checkpoint_file import read_last
+from unet_trainer.training.checkpoint import read_last
 from unet_trainer.training.recovery import recovering
 
 

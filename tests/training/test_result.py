@@ -215,7 +215,7 @@ def test_a_run_is_not_recorded_as_finished_before_its_best_weights_were_looked_a
     def refuse(path):
         raise UnreadableFile(f"{path} cannot be read")
 
-    monkeypatch.setattr("unet_trainer.training.checkpointer.verify_checkpoint", refuse)
+    monkeypatch.setattr("unet_trainer.training.checkpoint.verify_checkpoint", refuse)
     with pytest.raises(UnreadableFile):
         report(run)
     assert not run.events.has_ended

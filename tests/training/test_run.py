@@ -9,7 +9,7 @@ from helpers.small_runs import judge_epochs as epochs_of
 from helpers.steps import KnownCosts, same, take_step
 from unet_trainer.config.facts import StepCost
 from unet_trainer.training import time_budget
-from unet_trainer.training.checkpoint_file import read_checkpoint, read_last
+from unet_trainer.training.checkpoint import read_checkpoint, read_last
 from unet_trainer.training.time_budget import is_out_of_time
 
 

@@ -16,8 +16,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.system.console import counted
 from unet_trainer.system.launch import Launch
 from unet_trainer.training import build, setup, time_budget
-from unet_trainer.training.checkpoint_file import read_checkpoint, write_checkpoint
-from unet_trainer.training.checkpointer import FollowingCheckpointer
+from unet_trainer.training.checkpoint import FollowingCheckpointer, read_checkpoint, write_checkpoint
 from unet_trainer.training.parallel import Job
 from unet_trainer.training.resume import adapt_to_world_size
 from unet_trainer.training.session import Session

@@ -9,7 +9,7 @@ import torch
 from helpers.small_runs import ROW
 from helpers.steps import CPU, make_batch, same, small_components, take_step
 from unet_trainer.model.optimizer_and_schedule import LearningRate
-from unet_trainer.training.checkpoint_file import ILL_FORMED, read_last, write_checkpoint
+from unet_trainer.training.checkpoint import ILL_FORMED, read_last, write_checkpoint
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, counts_against_patience
 
 
@@ -99,7 +99,7 @@ def content():
         (("optimizer", "state"), [None], "."),
         (("totals",), {"a": None}, "totals"),
         (("learning_rate",), [None], "learning_rate"),
-        (("ranks",), [None], "ranks"),
+        (("num_processes",), [None], "num_processes"),
         (("ema", "model"), {}, "ema"),
         (("history", 0, "val_iou"), None, r"^history\.val_iou is not what"),
         (("progress", "best_epoch"), 3, r"1 epochs, the best of which is 3"),

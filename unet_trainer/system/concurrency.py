@@ -26,10 +26,9 @@ import time
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from types import TracebackType
@@ -503,71 +502,3 @@ class WriteBehind:
         except BaseException:
             self.threads.shutdown(wait=False, cancel_futures=True)
             raise
-
-
-Jobs = dict[str, Callable[[], object]]  # what writes each of some files, in order
-
-
-class BackgroundWriter:
-    """Writes files while training continues: one list of jobs at a time. After a job fails, all others run but those
-    that require it. Whether and when to try again is the caller's decision."""
-
-    def __init__(self, requires: Mapping[str, str]) -> None:
-        """`requires`: which job is not run when another one of the same list failed, and which one that is."""
-        self.requires = requires
-        self.future: Future[None] | None = None
-        self.unwritten: Jobs = {}
-        self.error: Exception | None = None
-        self.is_cancelled = False
-
-    def start(self, jobs: Jobs) -> None:
-        """Begins to write. Raises OSError where no thread can be started."""
-        if self.is_busy():
-            raise RuntimeError("the writer is busy; wait for it first")
-        self.is_cancelled = False
-        try:
-            self.future = start_thread(partial(self._run, jobs), "background writer", is_awaited=True)
-        except RuntimeError as error:
-            self.unwritten = {**self.unwritten, **jobs}
-            raise OSError(f"no thread can be started to write with ({error})") from None
-
-    def is_busy(self) -> bool:
-        return self.future is not None and not self.future.done()
-
-    def wait(self) -> None:
-        """Until the jobs are done or have failed."""
-        if self.future is not None:
-            self.future.result()
-
-    def collect(self) -> tuple[Jobs, Exception | None]:
-        """The jobs that a disk error kept from being written, in their order, and the first error of any kind; each
-        once."""
-        if self.is_busy():
-            return {}, None
-        unwritten, error = self.unwritten, self.error
-        self.unwritten, self.error = {}, None
-        return unwritten, error
-
-    def cancel(self) -> None:
-        """Skips jobs that have not begun, and waits for the one under way: a thread inside torch would abort the
-        process."""
-        self.is_cancelled = True
-        self.wait()
-        self.collect()
-
-    def _run(self, jobs: Jobs) -> None:
-        failed: set[str] = set()
-        for name, write in jobs.items():
-            if self.is_cancelled:
-                return
-            required = self.requires.get(name, "")
-            may_work_later = required in self.unwritten
-            try:
-                if required not in failed:
-                    write()
-                    continue
-            except Exception as error:  # of any kind: raised in the training thread, where it is handled
-                self.error, may_work_later = self.error or error, isinstance(error, OSError)
-            failed.add(name)
-            if may_work_later:
-                self.unwritten[name] = write

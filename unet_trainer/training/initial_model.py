@@ -4,7 +4,9 @@ Reads checkpoints of this trainer, exports for segmentation-models-pytorch and p
 run, and what it says of itself is checked. Resuming a run is not done here.
 """
 
+import contextlib
 import hashlib
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +23,7 @@ from unet_trainer.model.network import adapt_channels, read_tensors
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.console import counted
 from unet_trainer.system.input_files import open_file, read_json
-from unet_trainer.training.checkpoint_file import ILL_FORMED, has_digest, model_weights, read_checkpoint
+from unet_trainer.training.checkpoint import ILL_FORMED, ForeignCheckpoint, model_weights, read_checkpoint
 from unet_trainer.training.run_folder import SMP_CARD, find_initial_model, shown_model
 
 NETWORK_KEYS = ("architecture", "encoder", "decoder_channels", "decoder_attention")
@@ -157,8 +159,11 @@ def read_initial_model(init_from: str, checkpoint_dir: Path) -> InitialModel:
     path = find_initial_model(init_from, checkpoint_dir)
     title = shown_model(path)
     try:
-        if path.suffix != ".safetensors" and has_digest(path):
-            content = read_checkpoint(path)
+        content = None
+        if path.suffix != ".safetensors" and zipfile.is_zipfile(path):
+            with contextlib.suppress(ForeignCheckpoint):
+                content = read_checkpoint(path)
+        if content is not None:
             spec = SegmenterSpec.from_dict(content["spec"])
             metrics = content.get("metrics") or (content.get("history") or [{}])[-1]
             title += f" (epoch {content['epoch']:d}, val IoU {metrics['val_iou']:.4f})" if "val_iou" in metrics else ""

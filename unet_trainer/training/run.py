@@ -22,7 +22,7 @@ from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Interrupted, Signals
 from unet_trainer.training.async_device import WaitMeter
 from unet_trainer.training.build import Components, Loaders
-from unet_trainer.training.checkpointer import AnyCheckpointer
+from unet_trainer.training.checkpoint import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
 from unet_trainer.training.curves import PacedWriter
 from unet_trainer.training.evaluation import Evaluation, val_scores_csv

@@ -44,8 +44,13 @@ from unet_trainer.training.build import (
     build_loaders,
     choose_tile,
 )
-from unet_trainer.training.checkpoint_file import ILL_FORMED, read_run
-from unet_trainer.training.checkpointer import AnyCheckpointer, Checkpointer, FollowingCheckpointer
+from unet_trainer.training.checkpoint import (
+    ILL_FORMED,
+    AnyCheckpointer,
+    Checkpointer,
+    FollowingCheckpointer,
+    read_run,
+)
 from unet_trainer.training.compilation import (
     compile_components,
     fit_into_memory,

@@ -1,0 +1,464 @@
+"""Checkpoints: how the state of a run is written, verified, read and restored, with the other files that a run saves.
+
+A checkpoint holds tensors and primitives only. It is written whole or not at all, and read with weights_only=True after
+the checksums of its parts are compared. last.pt is the state, previous.pt the one before it, best.pt the weights of the
+best epoch. Whether a state fits a model is checked by TrainState.load_state_dict.
+"""
+
+import contextlib
+import math
+import os
+import pickle
+import shlex
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from unet_trainer import __version__
+from unet_trainer.config.errors import (
+    CheckpointError,
+    NewerFormat,
+    NonFinite,
+    TrainingFailed,
+    UnreadableFile,
+    UserError,
+)
+from unet_trainer.config.resolved_config import Settings
+from unet_trainer.config.schema import FIELDS, parse_value
+from unet_trainer.datasets.splits import Split, split_csv_text
+from unet_trainer.images.image_decoding import Pixels, encode_image
+from unet_trainer.model.segmenter import Segmenter, network_weights
+from unet_trainer.system.atomic_files import (
+    atomic_open,
+    make_own_folder,
+    write_bytes_atomically,
+    write_text_atomically,
+)
+from unet_trainer.system.concurrency import start_thread
+from unet_trainer.system.console import Console, first_line
+from unet_trainer.system.input_files import NO_FILE, check_zip, open_file
+from unet_trainer.system.os_errors import NO_ROOM, explain, named_file, with_advice
+from unet_trainer.system.resources import free_disk
+from unet_trainer.training.async_device import HostCopy
+from unet_trainer.training.history import EventLog, Row, write_metrics, write_result
+from unet_trainer.training.resume import split_names
+from unet_trainer.training.run_folder import (
+    BEST,
+    CONFIG_TITLE,
+    CONFIG_YAML,
+    DAMAGED,
+    LAST,
+    METRICS_CSV,
+    PREVIOUS,
+    SAMPLES,
+    SETTINGS,
+    SPLIT_CSV,
+    VAL_SCORES,
+    has_checkpoint,
+    resume_command,
+)
+from unet_trainer.training.state import TrainState
+
+FORMAT = 4
+# What content of other types or keys than a run saves raises.
+ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError, RuntimeError)
+
+
+class ForeignCheckpoint(CheckpointError):
+    """A whole file of torch.save that no run has written."""
+
+
+# A file.
+
+
+def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | None = None) -> None:
+    """Write a file and read it back before it gets its name; `previous` then names the file that it replaced.
+
+    Raises OSError, and NonFinite for weights that are NaN or infinite. The content is a copy on the host, as HostCopy
+    makes it, so that the file loads on any machine.
+    """
+    stored = {"format": FORMAT, **content}
+    if (bad := _first_non_finite(stored)) is not None:
+        raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
+    with atomic_open(path, verify=_check_archive, previous=previous) as file:
+        sink = _Sink(file)
+        torch.save(stored, sink)  # type: ignore[arg-type] # write and flush are all that torch.save calls
+        if sink.error is not None:
+            raise sink.error
+
+
+class _Sink:
+    """File object for torch.save, which would replace an OSError with an error of its own."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.flush = file, file.flush
+        self.error: OSError | None = None
+
+    def write(self, part: bytes | memoryview) -> int:
+        try:
+            if self.error is None:
+                self.file.write(part)
+        except OSError as error:
+            self.error = error
+        return len(part)
+
+
+def _first_non_finite(content: Mapping[str, Any]) -> str | None:
+    weights = [*(content.get("model") or {}).items(), *((content.get("ema") or {}).get("model") or {}).items()]
+    floats = [(name, tensor) for name, tensor in weights if tensor.is_floating_point() and tensor.numel()]
+    # One call for all: this runs beside the training loop, and each call into torch contends for the GIL.
+    largest = torch._foreach_norm([tensor for _, tensor in floats], torch.inf) if floats else []
+    if all(math.isfinite(value) for value in torch.tensor(largest).tolist()):
+        return None
+    return next(name for name, tensor in floats if not tensor.isfinite().all())
+
+
+def _check_archive(path: Path) -> None:
+    """Raise CheckpointError unless the file is a zip whose parts have the checksums that it states."""
+    try:
+        with open_file(path) as file:
+            check_zip(file)
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip()
+    except OSError:
+        raise
+    except Exception as error:  # a hostile file can make a reader fail in any way
+        raise CheckpointError(f"{path} is not a checkpoint, or is cut off or damaged ({first_line(error)})") from None
+    if damaged is not None:
+        raise CheckpointError(f"{path} is damaged: the checksum of {damaged} in it is wrong")
+
+
+def verify_checkpoint(path: Path) -> None:
+    """Raise CheckpointError for a damaged file, UnreadableFile where the system does not let us read it."""
+    with _reading(path):
+        _check_archive(path)
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """An OSError becomes CheckpointError or, where the file may be whole, UnreadableFile."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except OSError as error:
+        if error.errno in NO_FILE:
+            raise CheckpointError(f"{path} is not a file") from None
+        raise UnreadableFile(f"{path} cannot be read ({with_advice(error)})") from None
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint of this trainer; raises CheckpointError."""
+    with _reading(path):
+        _check_archive(path)
+        try:
+            content = torch.load(path, map_location="cpu", weights_only=True)
+        except OSError:
+            raise
+        except pickle.UnpicklingError:
+            what = "it holds more than tensors and primitives"
+            raise ForeignCheckpoint(f"{path} is not a checkpoint that can be read ({what})") from None
+        except Exception as error:  # a hostile file can make a loader fail in any way
+            raise CheckpointError(f"{path} is not a checkpoint that can be read ({first_line(error)})") from None
+    number = content.get("format") if isinstance(content, dict) else None
+    if type(number) is not int or not isinstance(content.get("config"), dict) or number < FORMAT:
+        raise ForeignCheckpoint(f"{path} is not a checkpoint of this trainer (format {FORMAT})")
+    if number > FORMAT:
+        raise NewerFormat(f"{path} was written by a newer version (format {number}); this one reads format {FORMAT}")
+    return content
+
+
+def model_weights(path: Path, content: Mapping[str, Any], raw: bool = False) -> dict[str, torch.Tensor]:
+    """Return the weights that a checkpoint's model is used with: averaged ones where there are some, unless `raw`.
+    Raises CheckpointError, and ValueError for what no run has saved."""
+    averaged = (content.get("ema") or {}).get("model")
+    if raw and "optimizer" not in content and content["config"].get("ema_decay") is not None:
+        raise CheckpointError(f"{path} holds averaged weights alone; the raw ones are in {LAST} of the same run")
+    weights = content["model"] if raw or averaged is None else averaged
+    if not isinstance(weights, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in weights.items()
+    ):
+        raise ValueError("its weights are no tensors by name")
+    floats = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
+    if (bad := next((name for name, tensor in floats.items() if not tensor.isfinite().all()), None)) is not None:
+        raise ValueError(f"{bad} is not finite")
+    return dict(weights)
+
+
+def read_last(path: Path) -> dict[str, Any]:
+    """Return a checkpoint that a run can be resumed from; raises CheckpointError for weights alone."""
+    content = read_checkpoint(path)
+    if "optimizer" not in content:
+        raise CheckpointError(f"{path} holds weights alone and cannot be resumed; use {LAST} of the same run")
+    place = "config"
+    try:  # what is used before there is a model: the settings that this version knows, the split, the processes
+        for name in FIELDS.keys() & content["config"].keys():
+            place = f"config.{name}, {content['config'][name]!r:.60}"
+            parse_value(name, content["config"][name])
+        place = "split or num_processes"
+        names = [name for part in ("train", "val") for name in content["split"][part]]
+        if not all(isinstance(name, str) for name in names) or content["num_processes"] < 1:
+            raise ValueError("no names of files, or no number of processes")
+    except ILL_FORMED as error:
+        raise CheckpointError(f"{path} cannot be resumed: it holds {place}; {error}") from None
+    return content
+
+
+def read_run(where: Path, warn: Callable[[str], object]) -> dict[str, Any]:
+    """Return the state of a run: the .pt file if one was named, else the newest undamaged state of the folder."""
+    if not where.is_dir():
+        return read_last(where)
+    try:
+        return read_last(where / LAST)
+    except (NewerFormat, UnreadableFile):
+        raise
+    except CheckpointError as error:
+        if not (where / PREVIOUS).is_file():
+            raise
+        damage = str(error)
+    try:
+        content = read_last(where / PREVIOUS)
+    except CheckpointError as error:
+        lost = "no state of this run is left to go on from: resume=null trains anew"
+        raise CheckpointError(f"{damage}; {error}; {lost}") from None
+    # Else the next save would rename the damaged file over the good one, and a kill then would leave no usable state.
+    with contextlib.suppress(OSError):  # reported when the run opens its folder
+        if os.path.lexists(where / LAST):
+            (where / LAST).replace(where / DAMAGED)
+            damage += f" (kept as {DAMAGED})"
+        (where / PREVIOUS).replace(where / LAST)
+    warn(f"{damage}; going on from {where / PREVIOUS}, which was saved before it")
+    return content
+
+
+# The files of a run.
+
+
+@dataclass(eq=False)
+class Checkpointer:
+    """Writes a run's files in a background thread, one list of them at a time, each complete or as it was before.
+
+    What waits is written with the next state, in order: best.pt comes before the last.pt that refers to it, and a crash
+    in between repeats an epoch. A file that cannot be written ends the run."""
+
+    folder: Path
+    settings: Settings
+    state: TrainState
+    split: Split
+    console: Console
+    is_ours: Callable[[], bool] = lambda: True  # whether the folder is still the one that the run has locked
+    events: EventLog = field(default_factory=EventLog)
+    drawings: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # by their file
+    saving: Future[None] | None = field(default=None, init=False)
+    waiting: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
+    saved_at: float = field(default_factory=time.monotonic, init=False)
+
+    def __post_init__(self) -> None:
+        self.num_test = len(self.split.test)
+        self.initial: HostCopy | None = self._copy_state()  # the state at this start, until a later one is on disk
+
+    def _copy_state(self, best: HostCopy | None = None) -> HostCopy:
+        return HostCopy({**self._about_run(), "split": split_names(self.split), **self.state.state_dict()}, best)
+
+    def _copy_best(self, row: Row, best: Segmenter) -> HostCopy:
+        about = {"epoch": self.state.epoch, "metrics": dict(row)}
+        return HostCopy({**self._about_run(), **about, "model": network_weights(best)})
+
+    def _about_run(self) -> dict[str, Any]:
+        """What every checkpoint of the run holds."""
+        return {
+            "version": __version__,
+            "spec": self.state.segmenter.spec.to_dict(),
+            "config": self.settings.repeatable_dict(),
+            "decisions": self.settings.decisions_dict(),
+        }
+
+    def describe_saved(self) -> str:
+        """What there is to go on from."""
+        if not self.folder.is_dir():
+            return f"{self.folder} is no longer there"
+        state = next((file for file in (self.folder / LAST, self.folder / PREVIOUS) if file.is_file()), None)
+        saved = f"the last save is {state}; to go on: {resume_command(self.folder)}"
+        return "there is no state to go on from" if state is None else saved
+
+    def write_config(self) -> None:
+        """What the run is trained with, to repeat it or to go on with it."""
+        header = f"{CONFIG_TITLE} To run them again: python train_unet.py {shlex.quote(str(self.folder / CONFIG_YAML))}"
+        text = self.settings.to_yaml(header, resume=None, run_name=self.folder.name)
+        write_text_atomically(self.folder / CONFIG_YAML, text)
+        write_result(self.folder / SETTINGS, self.settings.explained())
+
+    def write_split(self) -> None:
+        """Which pairs train and which validate, so that a resumed run keeps to it."""
+        write_text_atomically(self.folder / SPLIT_CSV, split_csv_text(self.split, Path(self.settings.taken.data_dir)))
+
+    def save_epoch(
+        self,
+        row: Row,
+        best: Segmenter | None,
+        draw_samples: Callable[[], Callable[[], Pixels]],
+        make_scores: Callable[[], str],
+    ) -> None:
+        """Save a finished epoch, whose state is final; `best` is the evaluated model if it is the best so far.
+
+        `draw_samples` is called for the best only; what it returns is called in the background, and so is
+        `make_scores`."""
+        best_copy = None
+        if best is not None:
+            best_copy = self._copy_best(row, best)
+            self.waiting[BEST] = partial(self._write_best, best_copy)
+            self.waiting[VAL_SCORES] = lambda: write_text_atomically(self.folder / VAL_SCORES, make_scores())
+            try:
+                picture, name = draw_samples(), f"epoch_{self.state.epoch:04d}.png"
+                self.waiting[SAMPLES] = lambda: self._write_picture(name, picture())
+            except (RuntimeError, MemoryError, UserError) as error:  # which do not end the epoch that the picture shows
+                self.console.warn(f"no picture of epoch {self.state.epoch}: {first_line(error)}")
+        history = [dict(row) for row in self.state.history]
+        self.waiting[METRICS_CSV] = lambda: write_metrics(self.folder / METRICS_CSV, history)
+        if self.saving is None or self.saving.done():  # else an epoch is shorter than a save: the next one writes all
+            self.save_state(best=best_copy)
+
+    def _write_best(self, copy: HostCopy) -> None:
+        write_checkpoint(self.folder / BEST, copy.content())
+
+    def _write_picture(self, name: str, picture: Pixels) -> None:
+        make_own_folder(self.folder / SAMPLES)
+        write_bytes_atomically(self.folder / SAMPLES / name, encode_image(picture, ".png"))
+
+    def save_state(self, best: HostCopy | None = None) -> None:
+        """Save the state as it is now, with all that waits for it. Waits for a save under way."""
+        self._wait()
+        if not self.is_ours():
+            raise TrainingFailed(f"{self.folder} was deleted, moved or taken by another process; the state is lost")
+        copy = self._copy_state(best)
+
+        def write_last() -> None:
+            write_checkpoint(self.folder / LAST, copy.content(), previous=self.folder / PREVIOUS)
+            self.initial = None
+
+        files = {"events": self.events.sync, **self.waiting, LAST: write_last, CONFIG_YAML: self.write_config}
+        self.waiting, self.saved_at = {}, time.monotonic()
+        self.saving = start_thread(partial(_write_all, {**files, **self.drawings}), "checkpoint", is_awaited=True)
+
+    def save_if_due(self) -> None:
+        """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free."""
+        if self.saving is not None and not self.saving.done():
+            return
+        self._wait()
+        minutes, now = self.settings.taken.checkpoint_minutes, time.monotonic()
+        if self.waiting or (minutes is not None and now - self.saved_at > 60 * minutes):
+            self.save_state()
+
+    def finish(self) -> None:
+        """Wait until everything is written."""
+        if self.waiting:
+            self.save_state()
+        self._wait()
+
+    def _wait(self) -> None:
+        """Until the save under way is done. Raises TrainingFailed where the disk refused it."""
+        saving, self.saving = self.saving, None
+        if saving is not None:
+            self.attempt(saving.result)
+
+    def attempt(self, write: Callable[[], object]) -> None:
+        """Write; raises TrainingFailed where the disk refuses."""
+        try:
+            write()
+        except OSError as error:
+            path = Path(named_file(error) or self.folder)
+            why, advice = explain(error, path)
+            if error.errno in NO_ROOM:
+                tensors = [leaf for leaf in tree_leaves(self.state.state_dict()) if torch.is_tensor(leaf)]
+                why += f"; a save takes {sum(tensor.nbytes for tensor in tensors) / 1e6:.1f} MB"
+                with contextlib.suppress(OSError):
+                    why += f", {free_disk(path.parent) / 1e6:.1f} MB are free there"
+            advice = f". {advice[0].upper()}{advice[1:]}" if advice else ""
+            raise TrainingFailed(f"{path} could not be written ({why}); {self.describe_saved()}{advice}") from None
+
+    def check_best(self) -> str | None:
+        """Return what became of best.pt if it is missing or damaged and its weights are lost: there is no best epoch.
+
+        If the state is that of the best epoch, the file is written anew, with a warning. Raises UnreadableFile where it
+        cannot be read: it may be whole.
+        """
+        state, path = self.state, self.folder / BEST
+        best_epoch = state.early_stopping.best_epoch
+        if best_epoch == 0 or BEST in self.waiting:
+            return None
+        try:
+            verify_checkpoint(path)
+            return None
+        except UnreadableFile:
+            raise
+        except CheckpointError as error:
+            damage = str(error)
+        if (state.epoch, state.batch) == (best_epoch, 0):
+            self.attempt(partial(self._write_best, self._copy_best(state.history[-1], state.eval_segmenter)))
+            self.console.warn(f"{damage}; it is written anew from this state, which is that of the best epoch")
+            return None
+        state.forget_best()
+        return f"{damage}: the weights of epoch {best_epoch}, the best so far, are lost"
+
+    def save_on_failure(self, state_is_whole: bool) -> None:
+        """Before a run fails: save the state as it is, or, if there is nothing else to go on from, that of the
+        start."""
+        initial = self.initial
+        try:
+            if state_is_whole:
+                self.save_state()
+            else:
+                self.waiting = {}
+            self.finish()
+        except TrainingFailed:
+            raise
+        except NonFinite as error:
+            self.console.warn(str(error))
+        except (RuntimeError, MemoryError) as error:  # where memory ran out, there may be none for a copy of the state
+            self.console.warn(f"the state could not be saved: {first_line(error)}")
+        if initial is not None and not has_checkpoint(self.folder):
+            self.attempt(lambda: write_checkpoint(self.folder / LAST, initial.content()))
+
+    def restore_last(self) -> None:
+        """Load the state that was saved last, or else that of the start."""
+        with contextlib.suppress(NonFinite):  # that is what it is restored from
+            self._wait()
+        self.waiting, initial = {}, self.initial
+        # A copy, because the state that is loaded changes in place.
+        content = read_run(self.folder, self.console.warn) if initial is None else HostCopy(initial.content()).content()
+        self.state.load_state_dict(content)
+
+
+def _write_all(files: Mapping[str, Callable[[], object]]) -> None:
+    for write in files.values():
+        write()
+
+
+@dataclass(eq=False)
+class FollowingCheckpointer:
+    """What the other ranks of a torchrun job have instead: rank 0 writes for all."""
+
+    folder: Path
+    num_test = 0
+
+    def _leave_to_rank_0(self, *_: Any, **__: Any) -> None:
+        pass
+
+    write_config = write_split = save_epoch = save_state = save_if_due = save_on_failure = _leave_to_rank_0
+    restore_last = finish = attempt = check_best = _leave_to_rank_0
+
+    def describe_saved(self) -> str:
+        if self.folder.is_dir() and not has_checkpoint(self.folder):  # it may be another machine's
+            return "nothing is saved yet"
+        return f"to go on: {resume_command(self.folder)}"
+
+
+AnyCheckpointer = Checkpointer | FollowingCheckpointer
