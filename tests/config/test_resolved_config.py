@@ -24,7 +24,7 @@ from unet_trainer.config import choices
 from unet_trainer.config.choices import CPU_ENCODERS, CPU_ENCODERS_FROM_NOTHING, WANTED_VIEWS
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import MACHINE_KEYS, Decision, ResolvedConfig, decoded_bytes, resolve
+from unet_trainer.config.resolved_config import MACHINE_KEYS, Decision, decoded_bytes, resolve
 from unet_trainer.config.schema import FIELDS, Config, as_dict
 
 EVERYTHING_SET = {
@@ -54,6 +54,8 @@ def test_what_is_left_open_is_decided_with_a_reason_here_for_a_gpu():
     open_keys = {name for name, field in FIELDS.items() if getattr(Config(), name) == "auto"}
     assert len(open_keys) > 25
     assert set(decided(settings)) == open_keys - {"resume"}
+    for hardware in ALL_HARDWARE:
+        assert "auto" not in as_dict(open_settings(hardware).taken).values()
     assert all(reason.strip() for reason in decided(settings).values())
     assert settings.decisions["time_budget"] == Decision("default")
     taken = settings.taken
@@ -80,14 +82,6 @@ def test_what_the_config_sets_is_kept():
         assert as_dict(settings.taken) == kept
         assert set(decided(settings)) == {"device"}
     assert trials.asked == []
-
-
-def test_no_auto_is_left_in_a_resolved_config():
-    crops = {"class_weights": "auto", "fit": "crop", "encoder_weights": "auto"}
-    for hardware in ALL_HARDWARE:
-        for taken in (open_settings(hardware).taken, settings_of(hardware, **crops).taken):
-            assert isinstance(taken, ResolvedConfig)
-            assert "auto" not in as_dict(taken).values()
 
 
 @pytest.mark.parametrize(("given", "cutmix"), [
@@ -186,12 +180,13 @@ def test_without_pretrained_weights_a_small_encoder_is_one_that_learns_from_noth
     assert (pretrained.encoder, pretrained.encoder_weights) == (CPU_ENCODERS[-1][0], "imagenet")
     asked = open_settings(**given, encoder="tu-mobilenetv3_small_050", encoder_weights=None).taken
     assert asked.encoder == "tu-mobilenetv3_small_050"
-
-
-def test_attention_that_is_set_gets_stages_as_wide_as_it_needs():
-    costs = dict.fromkeys([encoder for encoder, _ in CPU_ENCODERS], StepCost(0.5, 0.0, 0))
-    taken = open_settings(measure_step=Trials(costs), time_budget="4m", decoder_attention="scse").taken
-    assert taken.decoder_channels == (64, 32, 16, 16, 16)
+    assert open_settings(**given, decoder_attention="scse").taken.decoder_channels == (
+        64,
+        32,
+        16,
+        16,
+        16,
+    )  # wide enough
 
 
 @pytest.mark.parametrize(("num_val", "reason"), [
@@ -297,19 +292,15 @@ def test_the_learning_rate_follows_the_effective_batch_of_all_processes():
 
 
 def test_processes_of_a_machine_share_its_cores_and_one_cache():
-    assert choices.choose_num_workers(64, on_cpu=False) == 16
     assert choices.choose_num_workers(64, on_cpu=False, num_processes=8) == 8 * 7
     assert choices.choose_num_workers(4, on_cpu=True, num_processes=4) == 0
     hardware = dataclasses.replace(AMPERE, host_memory=8 * decoded_bytes("resize", 64, DATASET))
-    assert settings_of(hardware, cache="auto").taken.cache == "ram"
     assert settings_of(in_job(hardware, 4), cache="auto").taken.cache == "ram"
 
 
 def test_synchronised_batch_norm_is_not_compiled():
-    taken = settings_of(in_job(AMPERE, 2), sync_batchnorm=True, compile_model=True).taken
-    assert not taken.compile_model
-    # One process has nothing to synchronise.
-    assert settings_of(AMPERE, sync_batchnorm=True, compile_model=True).taken.compile_model
+    for hardware, is_compiled in ((in_job(AMPERE, 2), False), (AMPERE, True)):  # one process has nothing to synchronise
+        assert settings_of(hardware, sync_batchnorm=True, compile_model=True).taken.compile_model is is_compiled
 
 
 # Settings

@@ -87,11 +87,11 @@ def load_config(
     problem."""
     problems: list[str] = []
     origin, raw, sources = _read_source(source, problems)
-    is_python = isinstance(overrides, Mapping)
-    over = (
-        {str(name): value for name, value in overrides.items()} if is_python else _read_overrides(overrides, problems)
-    )
-    sources |= dict.fromkeys(over, "argument" if is_python else "command line")
+    if isinstance(overrides, Mapping):
+        over = {str(name): value for name, value in overrides.items()}
+    else:
+        over = _read_overrides(overrides, problems)
+    sources |= dict.fromkeys(over, "argument" if isinstance(overrides, Mapping) else "command line")
     config, wrong = _parse_values({**(raw or {}), **over}, problems)
     if (
         "num_epochs" in over and config.num_epochs != "auto"
@@ -117,8 +117,8 @@ def load_config(
 def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[str, Any], demo_file: Path) -> Config:
     """A script's own settings plus overrides; while data_dir is the demo's, the settings of `demo_file` for those that
     are open."""
-    is_python = isinstance(overrides, Mapping)
-    asked = {**own, **(overrides if is_python else dict(override.partition("=")[::2] for override in overrides))}
+    pairs = overrides if isinstance(overrides, Mapping) else [override.partition("=")[::2] for override in overrides]
+    asked = {**own, **dict(pairs)}
     demo = {}
     if is_demo_dir(str(asked.get("data_dir", DEMO_DIR))):
         demo = {name: value for name, value in _read_file(demo_file, []).items() if own.get(name, "auto") == "auto"}

@@ -41,12 +41,6 @@ Positive = Annotated[float, Field(gt=0), NUMBER]
 NotNegative = Annotated[float, Field(ge=0), NUMBER]
 Share = Annotated[float, Field(ge=0, le=1), NUMBER]
 InsideShare = Annotated[float, Field(gt=0, lt=1), NUMBER]
-Repeats = Annotated[
-    float,
-    Field(ge=1e-5, le=100_000, description="a whole number up to 100000, or a share below 1"),
-    NUMBER,
-    AfterValidator(p.repeats),
-]
 Text = Annotated[str, TEXT]
 Names = Annotated[tuple[Text, ...], LENGTH]
 Numbers = Annotated[tuple[Number, ...], LENGTH]
@@ -54,21 +48,23 @@ Positives = Annotated[tuple[Positive, ...], LENGTH]
 Suffix = Annotated[str, BeforeValidator(p.word_or_empty), Field(description="text")]
 Pattern = Annotated[str, TEXT, AfterValidator(p.pattern), Field(description="a regular expression")]
 Duration = Annotated[str, TEXT, AfterValidator(p.duration), Field(description="a time with its unit")]
-NAME_WORDS = "a plain name of at most 200 bytes, without slashes (checkpoint_dir says where)"
-FolderName = Annotated[str, TEXT, AfterValidator(p.folder_name), Field(description=NAME_WORDS)]
-DEVICE_WORDS = "auto, cpu, cuda, cuda:N or mps"
-Device = Annotated[str, Field(pattern="^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$", description=DEVICE_WORDS), TEXT]
 Encoder = Annotated[str, TEXT, AfterValidator(p.encoder_name), Field(description="the name of an encoder")]
-LOSS_WORDS = f"one of {', '.join(LOSSES)}, or a weighted sum"
-Losses = Annotated[
-    dict[str, Positive], BeforeValidator(p.weighted_losses), Field(description=LOSS_WORDS, examples=list(LOSSES))
-]
-TRANSFORM_WORDS = "a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]"
-Transforms = Annotated[tuple[Any, ...], BeforeValidator(p.transform_list), Field(description=TRANSFORM_WORDS)]
-VALUE_WORDS = "auto, nonzero, above 127, or a list with the values or colours of each class"
-Values = Annotated[MaskValues, BeforeValidator(p.mask_values), Field(description=VALUE_WORDS)]
-CLASS_WORDS = "a value from 0 to 65535, a colour, or a list of several"
-OneClass = Annotated[MaskClass, BeforeValidator(p.mask_class), Field(description=CLASS_WORDS)]
+# fmt: off
+Device = Annotated[str, Field(pattern="^(auto|cpu|mps|cuda(:[0-9]{1,3})?)$",
+    description="auto, cpu, cuda, cuda:N or mps"), TEXT]
+FolderName = Annotated[str, TEXT, AfterValidator(p.folder_name), Field(
+    description="a plain name of at most 200 bytes, without slashes (checkpoint_dir says where)")]
+Repeats = Annotated[float, Field(ge=1e-5, le=100_000, description="a whole number up to 100000, or a share below 1"),
+    NUMBER, AfterValidator(p.repeats)]
+Losses = Annotated[dict[str, Positive], BeforeValidator(p.weighted_losses), Field(
+    description=f"one of {', '.join(LOSSES)}, or a weighted sum", examples=list(LOSSES))]
+Transforms = Annotated[tuple[Any, ...], BeforeValidator(p.transform_list), Field(
+    description="a list such as [HorizontalFlip, {Affine: {rotate: [-15, 15]}}]")]
+Values = Annotated[MaskValues, BeforeValidator(p.mask_values), Field(
+    description="auto, nonzero, above 127, or a list with the values or colours of each class")]
+OneClass = Annotated[MaskClass, BeforeValidator(p.mask_class), Field(
+    description="a value from 0 to 65535, a colour, or a list of several")]
+# fmt: on
 
 THEMES = {
     "data_dir": "Data", "architecture": "Model", "loss": "Loss", "batch_size": "Training", "device": "Speed and precision",

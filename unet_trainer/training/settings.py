@@ -57,11 +57,8 @@ def say_precision(settings: Settings, hardware: HardwareFacts, console: Console)
     reason = settings.decisions["amp_dtype" if config.use_amp else "use_amp"].reason
     if not reason:
         reason = choose_number_format(config.amp_dtype, hardware)[1] if config.use_amp else "use_amp is false"
-    if (
-        asked.use_amp
-        and number_format != asked.amp_dtype
-        and not (asked.use_amp == "auto" and number_format == "float32")
-    ):
+    is_float32_by_choice = number_format == "float32" and asked.use_amp == "auto"
+    if asked.use_amp and number_format != asked.amp_dtype and not is_float32_by_choice:
         console.warn(reason)
     if number_format != "float32":
         console.say(f"Mixed Precision Training: {number_format}")
@@ -102,10 +99,8 @@ def build_settings(
             return "imagenet", "on this machine"
         if (failure := why_offline()) is not None:
             return None, f"none on this machine, and {failure}: random ones"
-        return (
-            "imagenet",
-            "not on this machine: a run fetches them, for a minute at most, and else begins with random ones",
-        )
+        fetched = "a run fetches them, for a minute at most, and else begins with random ones"
+        return "imagenet", f"not on this machine: {fetched}"
 
     with contextlib.closing(probe):
         settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training, from_model)
@@ -121,12 +116,8 @@ def build_settings(
     if settings.taken.monitor != config.monitor:
         console.note(f"monitor: {settings.taken.monitor}: {settings.decisions['monitor'].reason}")
     if config.num_workers == "auto":
-        num_workers = settings.taken.num_workers
-        who = (
-            f"{counted(num_workers, 'worker')} beside the training process"
-            if num_workers
-            else "the training process alone"
-        )
+        workers = counted(settings.taken.num_workers, "worker") if settings.taken.num_workers else ""
+        who = f"{workers} beside the training process" if workers else "the training process alone"
         console.fact("Loader", f"{who} (num_workers: auto, {counted(hardware.num_cores, 'core')})")
     if config.class_weights == "auto" and settings.taken.class_weights is not None:
         weights = zip(class_names(settings.taken), settings.taken.class_weights, strict=True)
@@ -157,14 +148,12 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
     console.fact("Data", f"{config.data_dir}: {describe_split(split)} ({split.rule})")
     how = f"→ {width}×{height}"
     if config.fit == "crop":
-        how = (
-            f"→ {config.crops_per_image} crops of {width}×{height} each in training, tiles at native resolution "
-            "in validation"
-        )
+        crops = f"{config.crops_per_image} crops of {width}×{height} each in training"
+        how = f"→ {crops}, tiles at native resolution in validation"
     statistics = "normalised with ImageNet's statistics"
     if statistics_reason != IMAGENET_REASON:
         mean, std = (
-            ", ".join(f"{value:g}" for value in values[:4]) + (", …" if len(values) > 4 else "")
+            ", ".join([*(f"{value:g}" for value in values[:4]), *(["…"] if len(values) > 4 else [])])
             for values in (config.image_mean, config.image_std)
         )
         statistics = f"normalised with mean {mean}, std {std} ({statistics_reason})"
