@@ -6,7 +6,6 @@ A format that is not read is named for what it is, with what to do.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,7 @@ from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
 # Name → what reads the annotations of a place, None if there are none of this format; raises DataError.
-FORMATS: Mapping[str, Callable[[Place], Annotations | None]] = {
-    "COCO": coco.find,
-    "LabelMe": labelme.find,
-    "YOLO": yolo.find,
-    "run lengths": rle_table.find,
-}
+FORMATS = {"COCO": coco.find, "LabelMe": labelme.find, "YOLO": yolo.find, "run lengths": rle_table.find}
 JSON = (".json", ".geojson")
 EXTENSIONS = frozenset([*JSON, ".xml", ".txt", ".csv", ".ndjson", ".jsonl"])
 # COCO's own files beside instances_
@@ -81,12 +75,18 @@ def find_annotations(config: Config, data_dir: Path, console: Console | None = N
     results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
     if len(polygons) < len(texts):  # else training is meant to use them
         results += polygons
-    if any(path.name.startswith("instances_") for path in texts):  # COCO's captions and so on are not opened
-        texts = [path for path in texts if not path.name.startswith(COCO_TASKS)]
-    contents, broken = _read_contents([path for path in texts if path not in {*results}])
-    place = Place(
-        data_dir, image_root, [path for path in images if path not in {*results}], contents, config.class_names or ()
-    )
+    has_instances = any(path.name.startswith("instances_") for path in texts)
+    skipped = (*(COCO_TASKS if has_instances else ()), "sample_submission")  # an example of an answer, of Kaggle
+    contents: list[File] = []
+    broken: list[str] = []
+    for path in (path for path in texts if path not in {*results} and not path.name.startswith(skipped)):
+        try:
+            with inside(path):
+                contents.append((path, _read(path)))
+        except DataError as error:
+            broken.append(str(error))
+    images = [path for path in images if path not in {*results}]
+    place = Place(data_dir, image_root, images, contents, config.class_names or ())
     found: dict[str, Annotations | DataError] = {}
     for name, find in FORMATS.items():
         try:
@@ -94,50 +94,35 @@ def find_annotations(config: Config, data_dir: Path, console: Console | None = N
                 found[name] = annotations
         except DataError as error:  # raised below, if there is only this format
             found[name] = error
-    cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
-    if not found:
-        unknown = [f"{path} {what}" for path, content in contents if (what := _describe(path, content, place))]
-        if unknown or broken:
-            raise UnknownAnnotations(unknown[0] if unknown else cannot)
-        return None
-    names = " and ".join(found)
     if len(found) > 1:
-        raise DataError(f"mask_dir: annotations of {names} in {data_dir}; set mask_dir to the folder or file of one")
+        several = f"annotations of {' and '.join(found)} in {data_dir}"
+        raise DataError(f"mask_dir: {several}; set mask_dir to the folder or file of one")
+    for path, content in () if found else contents:
+        if what := _describe(path, content, place):
+            raise UnknownAnnotations(f"{path} {what}")
     if broken:
-        raise DataError(cannot)
-    if not place.images:
-        text = f"{names} annotations, but no image in {image_root}; set image_dir to the folder of the images"
-        raise DataError("\n  ".join([text, *describe_other_files(image_root)]))
-    (result,) = found.values()
-    if isinstance(result, DataError):
-        raise result
-    drawn = draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
-    return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
+        cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
+        raise DataError(cannot) if found else UnknownAnnotations(cannot)
+    for result in found.values():
+        if isinstance(result, DataError):
+            raise result if images else DataError("\n  ".join([str(result), *describe_other_files(image_root)]))
+        drawn = draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
+        return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
+    return None
 
 
-def _read_contents(texts: Sequence[Path]) -> tuple[list[File], list[str]]:
-    """Each file with its JSON, the header of its table or the start of its XML; and what is wrong with the others."""
-    contents: list[File] = []
-    broken: list[str] = []
-    for path in texts:
-        content: Any = None
-        try:
-            with inside(path):
-                if path.suffix.lower() in JSON:
-                    content = input_files.read_json(path, MAX_FILE_BYTES)
-                    if isinstance(content, dict):
-                        content.pop("imageData", None)  # LabelMe's picture, megabytes of text
-                elif path.suffix.lower() == ".csv":
-                    content = rle_table.read_header(path)
-                elif path.suffix.lower() == ".xml":
-                    with input_files.open_file(path) as file:
-                        content = file.read(2**12).decode("utf-8", "replace")
-        except DataError as error:
-            broken.append(str(error))
-        else:
-            if not path.name.startswith("sample_submission"):  # an example of an answer, of Kaggle
-                contents.append((path, content))
-    return contents, broken
+def _read(path: Path) -> Any:
+    """The document of JSON, the header of a table, or the start of XML."""
+    suffix = path.suffix.lower()
+    if suffix in JSON:
+        content = input_files.read_json(path, MAX_FILE_BYTES)
+        if isinstance(content, dict):
+            content.pop("imageData", None)  # LabelMe's picture, megabytes of text
+        return content
+    if suffix == ".xml":
+        with input_files.open_file(path) as file:
+            return file.read(2**12).decode("utf-8", "replace")
+    return rle_table.read_header(path) if suffix == ".csv" else None
 
 
 def _describe(path: Path, content: Any, place: Place) -> str:
