@@ -363,7 +363,7 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     ("v.csv", "filename,file_size,region_id,region_shape_attributes,region_attributes\n", "is .*VGG Image Annotator, .*export COCO"),
     ("x.json", {"images": [], "annotations": [{"segments_info": [], "image_id": 1}], "categories": []}, "is .*COCO panoptic.*; use"),
     ("x.json", {"images": [], "annotations": [{"caption": "a cat", "image_id": 1}]}, "is .*COCO without categories.*; use"),
-    ("x.json", [{"image": "/data/a.png", "id": 1, "annotator": 1, "annotation_id": 1}], "is .*Label Studio's JSON-MIN.*PNG masks"),
+    ("x.json", [{"image": "/data/a.png", "id": 1, "annotator": 1, "annotation_id": 1}], "is .*Label Studio's own JSON, .*PNG masks"),
     ("x.json", [{"id": 1, "annotations": [{"id": 1, "result": []}], "data": {}}], "is .*Label Studio's own JSON, .*export COCO.*PNG masks"),
     ("x.json", {"size": {"height": 3, "width": 4}, "tags": [], "objects": []}, "is .*Supervisely's own JSON, .*export COCO.*PNG masks"),
     ("x.geojson", {"type": "FeatureCollection", "features": []}, "is .*GeoJSON; "),

@@ -35,21 +35,18 @@ OTHER_TOOL = f"which is not read; {EXPORT}, or PNG masks"
 VGG = f"is a project of the VGG Image Annotator, {OTHER_TOOL} (Annotation, Export)"
 PAIRS = "set split_file to a CSV with the columns image and mask, or give the pairs from Python (train_data=)"
 HUGGING_FACE = f"is a table of Hugging Face, which is not read; {PAIRS}"
-# Keys of a JSON document, or of the first one in a list or dict of it → what it is, and what to do. The first counts.
+# What a JSON document is, and what to do → keys of it, or of the first one in a list or dict of it. The first counts.
 OTHER_JSON = {
-    "segments_info": "is COCO panoptic, whose masks are in its PNG files; use instances, or convert these to class ids",
-    "objects size": f"is Supervisely's own JSON, {OTHER_TOOL}",
-    "title shape": f"is Supervisely's own JSON, {OTHER_TOOL}",
-    "_via_img_metadata": VGG,
-    "filename regions": VGG,
-    "annotations images": "is COCO without categories (captions?), its classes are not known; use the instances file",
-    "image_id category_id": "is COCO results (predictions), without the images; use the annotation file",
-    "data annotations": f"is Label Studio's own JSON, {OTHER_TOOL}",
-    "annotator annotation_id": f"is Label Studio's JSON-MIN, {OTHER_TOOL}",
-    "data_row projects": f"is Labelbox's own JSON, {OTHER_TOOL}",
-    "items categories": f"is Datumaro's own JSON, {OTHER_TOOL} (datum convert -f coco_instances)",
-    "type features": "is GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks (gdal_rasterize)",
-    "imgHeight imgWidth objects": "is Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them",
+    "is COCO panoptic, whose masks are in its PNG files; use instances, or convert these to class ids": "segments_info",
+    f"is Supervisely's own JSON, {OTHER_TOOL}": "objects size|title shape",
+    VGG: "_via_img_metadata|filename regions",
+    "is COCO without categories (captions?), its classes are not known; use the instances file": "annotations images",
+    "is COCO results (predictions), without the images; use the annotation file": "image_id category_id",
+    f"is Label Studio's own JSON, {OTHER_TOOL}": "data annotations|annotator annotation_id",
+    f"is Labelbox's own JSON, {OTHER_TOOL}": "data_row projects",
+    f"is Datumaro's own JSON, {OTHER_TOOL} (datum convert -f coco_instances)": "items categories",
+    "is GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks (gdal_rasterize)": "type features",
+    "is Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them": "imgHeight imgWidth objects",
 }
 JSON_LINES = f"holds a JSON document in each line, as Labelbox exports, {OTHER_TOOL}"
 CVAT = f"is CVAT's XML, {OTHER_TOOL} (CVAT exports COCO 1.0 and VOC masks)"
@@ -61,31 +58,27 @@ class UnknownAnnotations(DataError):
 
 
 def find_annotations(config: Config, data_dir: Path, console: Console | None = None) -> FoundPairs | None:
-    """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. Raises
-    DataError.
-
-    mask_dir may be the folder of the annotations, or one file.
-    """
+    """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. mask_dir may
+    be their folder, or one file. Raises DataError."""
     folder, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
-    texts = sorted(path for path in walk(folder) if path.suffix.lower() in EXTENSIONS)
-    texts = [folder] if folder.is_file() else texts
+    texts = [folder] if folder.is_file() else sorted(path for path in walk(folder) if path.suffix.lower() in EXTENSIONS)
     if not texts or not image_root.is_dir():
         return None
     images = list_files(image_root)
     results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
     if len(polygons) < len(texts):  # else training is meant to use them
         results += polygons
-    has_instances = any(path.name.startswith("instances_") for path in texts)
+    has_instances, left_out = any(path.name.startswith("instances_") for path in texts), {*results}
     skipped = (*(COCO_TASKS if has_instances else ()), "sample_submission")  # an example of an answer, of Kaggle
     contents: list[File] = []
     broken: list[str] = []
-    for path in (path for path in texts if path not in {*results} and not path.name.startswith(skipped)):
+    for path in (path for path in texts if path not in left_out and not path.name.startswith(skipped)):
         try:
             with inside(path):
                 contents.append((path, _read(path)))
         except DataError as error:
             broken.append(str(error))
-    images = [path for path in images if path not in {*results}]
+    images = [path for path in images if path not in left_out]
     place = Place(data_dir, image_root, images, contents, config.class_names or ())
     found: dict[str, Annotations | DataError] = {}
     for name, find in FORMATS.items():
@@ -135,7 +128,7 @@ def _describe(path: Path, content: Any, place: Place) -> str:
     if suffix == ".csv":
         return VGG if "region_shape_attributes" in content else ""
     if suffix in JSON:
-        what = next((what for keys, what in OTHER_JSON.items() if has_keys(content, keys)), "")
+        what = next((what for what, keys in OTHER_JSON.items() if has_keys(content, keys)), "")
     elif suffix == ".xml" and (root := re.search(r"<(annotations?)\b", content)):
         what = CVAT if root[1] == "annotations" else VOC
     if not what and suffix != ".txt" and place.knows(path.stem):

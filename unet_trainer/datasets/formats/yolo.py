@@ -13,22 +13,14 @@ from typing import Any, NamedTuple, get_args
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Place, Shape
 from unet_trainer.datasets.formats.shapes import fill_polygon
-from unet_trainer.datasets.formats.values import (
-    MAX_LABEL_BYTES,
-    NO_MASK,
-    NUM_LOOKED_AT,
-    as_name,
-    as_points,
-    inside,
-    note,
-    path_pieces,
-)
+from unet_trainer.datasets.formats.values import NO_MASK, NUM_LOOKED_AT, as_name, as_points, inside, note, path_pieces
 from unet_trainer.datasets.pairs import Part, first_few, path_in
 from unet_trainer.images.file_bytes import ReadError, file_stamp
 from unet_trainer.system import input_files
 
 CLASS_NUMBER = re.compile(r"[0-9]{1,4}")
 NAME_FILES = ("classes.txt", "obj.names", "classes.names", "labels.txt")
+MAX_LABEL_BYTES = 2**26
 BOX_NUMBERS = 4
 OfPart = tuple[Part, str]  # a folder, or an image, by its path
 FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
