@@ -315,6 +315,16 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     folder.write("old/coco2.json", coco((1, [FLAT])))
     twice = r"a\.png is annotated twice: .* set mask_dir to the annotations that count"
     folder.refuses(twice, mask_dir="old", image_dir="copies")
+    folder.image("val/b.png")
+    folder.write("../polygons/coco.json", coco((1, [FLAT]), names=("b.png",)))
+    (pair,) = folder.find(mask_dir=str(folder.path.parent / "polygons")).pairs  # the folders above are of no part
+    assert pair.name == "val/b"
+
+
+def test_classes_of_run_lengths_are_in_the_order_of_their_numbers(folder):
+    folder.image("a.png")
+    folder.write("rle.csv", "image,label,height,rle\na,type 10,x,1 1\na,type 2,x,2 1\na,oak,x,3 1\n")
+    assert folder.find().class_names == ("background", "oak", "type 2", "type 10")
 
 
 # What is wrong

@@ -126,8 +126,8 @@ class Annotations:
         for path, content in files:
             with inside(path):
                 listed = parse(self, path, content)
-            where = path_in(place.data_dir, path)
-            part = (None if one_each else part_in([path.stem])) or part_in(where.split("/")[:-1])
+            where, is_inside = path_in(place.data_dir, path), path.is_relative_to(place.data_dir)
+            part = (None if one_each else part_in([path.stem])) or part_in(where.split("/")[:-1] if is_inside else [])
             # If one of the names with folders is here with all of them, p2/1.png is not p1/1.png where p2 is missing.
             needs_folders = any(len(path_pieces(image.name)) > 1 and place.knows(image.name) for image in listed)
             for image in listed:
