@@ -80,23 +80,23 @@ def find_annotations(config: Config, data_dir: Path, console: Console | None = N
             broken.append(str(error))
     images = [path for path in images if path not in left_out]
     place = Place(data_dir, image_root, images, contents, config.class_names or ())
-    found: dict[str, Annotations | DataError] = {}
+    tools: dict[str, Annotations | DataError] = {}
     for name, find in FORMATS.items():
         try:
             if (annotations := find(place)) is not None:
-                found[name] = annotations
+                tools[name] = annotations
         except DataError as error:  # raised below, if there is only this format
-            found[name] = error
-    if len(found) > 1:
-        several = f"annotations of {' and '.join(found)} in {data_dir}"
+            tools[name] = error
+    if len(tools) > 1:
+        several = f"annotations of {' and '.join(tools)} in {data_dir}"
         raise DataError(f"mask_dir: {several}; set mask_dir to the folder or file of one")
-    for path, content in () if found else contents:
-        if what := _describe(path, content, place):
-            raise UnknownAnnotations(f"{path} {what}")
+    for path, content in () if tools else contents:
+        if description := _describe(path, content, place):
+            raise UnknownAnnotations(f"{path} {description}")
     if broken:
         cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
-        raise DataError(cannot) if found else UnknownAnnotations(cannot)
-    for result in found.values():
+        raise DataError(cannot) if tools else UnknownAnnotations(cannot)
+    for result in tools.values():
         if isinstance(result, DataError):
             raise result if images else DataError("\n  ".join([str(result), *describe_other_files(image_root)]))
         drawn = draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))

@@ -25,11 +25,11 @@ MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 MAX_DRAWN = 2**35  # pixels visited for one image; a minute of work
 UNCLAIMED, BELOW_ALL = 2**31 - 1, 2**30  # sizes of no object, and added to that of a crowd region
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
-# What is noted of an object.
+# Remarks about an object.
 LEFT_OUT = "left out, without an area (a point, a line) or outside of the image"
 CROWD = "of a crowd (iscrowd) drawn as part of its class, below all others"
 
-Shape = tuple[Patch, str]  # the pixels of an object, and a note or ""
+Shape = tuple[Patch, str]  # the pixels of an object, and a remark or ""
 File = tuple[Path, Any]  # of annotations, and its content: JSON, the header of a CSV, or None
 
 
@@ -135,10 +135,10 @@ class Annotations:
                 file = next(filter(None, (place.find_image(name, path.parent, part) for name in names)), None)
                 shown = where if one_each else f"{where}, image {image.name!r:.250}"
                 if file is None:
-                    missing.append(image.name or path.stem)
+                    missing.append(image.name or path.name)
                 else:
-                    its_part = part or place.part_of(file)
-                    self.images.append(image._replace(image=file, part=its_part, source=path, where=shown))
+                    image_part = part or place.part_of(file)
+                    self.images.append(image._replace(image=file, part=image_part, source=path, where=shown))
         if files and not self.images:
             is_renamed = any(place.knows(PurePosixPath(*path_pieces(name)).stem) for name in missing)
             renamed = "files of these names have another extension: rename either"
@@ -176,24 +176,24 @@ def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> 
     drawn = converter.write(annotations.tool.lower(), settings, conversions, "Drawing masks from annotations:")
     pairs: list[Pair] = []
     bad: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test, which stops no training
-    noted: dict[str, list[tuple[str, int]]] = defaultdict(list)  # note → names of images, and how many objects
+    remarks: dict[str, list[tuple[str, int]]] = defaultdict(list)  # → names of images, and how many objects
     for name, image, mask in zip(names, images, drawn, strict=True):
         if mask.problem:
             bad[image.part == "test"].append(f"{image.where}: {mask.problem}")
         else:
             name = name.removesuffix(image.image.suffix)
             pairs.append(Pair(name, image.image, mask.path, image.part, mask_origin=image.where))
-        for what, number in mask.facts.items():
-            noted[what].append((image.image.name, number))
+        for remark, number in mask.facts.items():
+            remarks[remark].append((image.image.name, number))
     empty = (image.image.name for image in images if not image.entries)
     others = (path_in(place.root, path) for path in place.images if path not in first)
     notices += note("image", empty, "without any annotation, all background")
     notices += note("image file", others, "that no annotation names left out")
     notices += note("test image", bad[True], "left out", 3)
-    for what, found in sorted(noted.items(), reverse=True):
-        number, holders = sum(number for _, number in found), first_few([name for name, _ in found], 3)
+    for remark, holders in sorted(remarks.items(), reverse=True):
+        number, shown = sum(number for _, number in holders), first_few([name for name, _ in holders], 3)
         overlap = f"{counted(number, 'pixel')} in objects of several classes; {annotations.overlap_rule}"
-        notices.append(f"{counted(number, 'object')} {what}: in {holders}" if what else f"{overlap}: in {holders}")
+        notices.append(f"{counted(number, 'object')} {remark}: in {shown}" if remark else f"{overlap}: in {shown}")
     fix = "correct these entries, or their image files, or remove them"
     problem = Problem("annotations", "annotation", "that cannot be used", tuple(bad[False]), fix)
     rule = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
@@ -231,7 +231,7 @@ def _choose_classes(annotations: Annotations, class_names: Sequence[str]) -> tup
 
 
 def _draw_mask(image: AnnotatedImage, classes: Sequence[str], smaller_on_top: bool) -> tuple[Pixels, Mapping[str, int]]:
-    """H,W uint8 class ids of one image, and how many objects have which note; "" counts pixels of several classes.
+    """H,W uint8 class ids of one image, and how many objects have which remark; "" counts pixels of several classes.
     Raises DataError without the image's name.
 
     With `smaller_on_top`, of two objects the one with fewer pixels is seen, whatever their order (of equal ones the
@@ -244,19 +244,19 @@ def _draw_mask(image: AnnotatedImage, classes: Sequence[str], smaller_on_top: bo
         raise ReadError(f"{annotated}, and the file {image.image.name} has {width}×{height} pixels{turned}")
     ids = {name: number for number, name in enumerate(classes, start=1)} | {IGNORE_NAME: IGNORED}
     mask, contested, sizes = np.zeros(size, np.uint8), np.zeros(size, np.bool_), np.full(size, UNCLAIMED, np.int32)
-    notes, num_drawn = Counter[str](), 0
+    remarks, num_drawn = Counter[str](), 0
     for entry in image.entries:
         with inside(entry.name):
-            patch, what = entry.draw(height, width)
+            patch, remark = entry.draw(height, width)
             num_drawn += patch.pixels.size
             if num_drawn > MAX_DRAWN:
                 raise DataError("its shapes cover the image thousands of times; need fewer or smaller ones")
             pixels, num_pixels = patch.pixels, int(np.count_nonzero(patch.pixels))
-            notes[what if num_pixels else LEFT_OUT] += 1
+            remarks[remark if num_pixels else LEFT_OUT] += 1
             class_id, there, size_there = ids.get(entry.label, 0), mask[patch.area], sizes[patch.area]
             contested[patch.area] |= pixels & (there != 0) & (there != class_id) & (class_id != 0)
-            rank = num_pixels + BELOW_ALL * (what == CROWD) if smaller_on_top else 0
+            rank = num_pixels + BELOW_ALL * (remark == CROWD) if smaller_on_top else 0
             pixels = pixels & (size_there >= rank)
             there[pixels], size_there[pixels] = class_id, rank
-    notes[""] = int(np.count_nonzero(contested))
-    return mask, +notes
+    remarks[""] = int(np.count_nonzero(contested))
+    return mask, +remarks
