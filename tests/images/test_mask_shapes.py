@@ -25,17 +25,14 @@ def test_a_ring_never_touches_itself():
     ((_, polygon),) = find_polygons(mask("1111", "1011", "1101", "1111"))  # two holes that touch at a corner
     assert [len(hole) for hole in polygon.holes] == [4, 4]
     ((_, polygon),) = find_polygons(mask("111", "101", "110"))  # what is enclosed is open at a corner
-    assert len(polygon.holes) == 1
-    assert len(polygon.outer) == 6
-    assert polygon.num_pixels == 7
+    assert (len(polygon.holes), len(polygon.outer), polygon.num_pixels) == (1, 6, 7)
 
 
 def test_polygons_cover_exactly_the_pixels_of_random_masks():
     random = np.random.default_rng(1)
     for _ in range(60):
         ids = random.choice(3, size=random.integers(1, 12, 2), p=[0.3, 0.6, 0.1]).astype(np.uint8)
-        covered = np.zeros_like(ids)
-        polygons = list(find_polygons(ids))
+        covered, polygons = np.zeros_like(ids), list(find_polygons(ids))
         for class_id, polygon in polygons:
             inside = fill(polygon, ids.shape)
             assert inside.sum() == polygon.num_pixels
@@ -44,51 +41,36 @@ def test_polygons_cover_exactly_the_pixels_of_random_masks():
             for ring in (polygon.outer, *polygon.holes):
                 assert len(set(map(tuple, ring.tolist()))) == len(ring)
         np.testing.assert_array_equal(covered, ids)
-        for class_id in (1, 2):
-            num_objects, _ = cv2.connectedComponents((ids == class_id).astype(np.uint8), connectivity=4)
-            assert sum(1 for its_class, _ in polygons if its_class == class_id) == num_objects - 1
-
-
-def picture(*rows):
-    return np.array([[letter == "#" for letter in row] for row in rows], np.uint8)
-
-
-def num_parts(mask):
-    """8-connected parts, without the background."""
-    return cv2.connectedComponents(mask, connectivity=8)[0] - 1
-
-
-def blobs(seed, height=60, width=80):
-    """Random shapes of many sizes, some of single pixels, some at the border."""
-    noise = np.random.default_rng(seed).random((height, width)).astype(np.float32)
-    smooth = cv2.GaussianBlur(noise, (0, 0), 1 + seed % 4)
-    return (smooth > np.quantile(smooth, 0.55)).astype(np.uint8)
+        num_objects = [
+            cv2.connectedComponents((ids == number).astype(np.uint8), connectivity=4)[0] - 1 for number in (1, 2)
+        ]
+        assert [sum(number == class_id for class_id, _ in polygons) for number in (1, 2)] == num_objects
 
 
 def test_a_bar_becomes_its_middle_line():
-    bar = picture("...........", ".#########.", ".#########.", ".#########.", "...........")
-    assert (
-        thin(bar).tolist()
-        == picture("...........", "...........", "..#######..", "...........", "...........").tolist()
-    )
+    bar = mask("00000000000", *["01111111110"] * 3, "00000000000")
+    assert thin(bar).tolist() == mask(*["00000000000"] * 2, "00111111100", *["00000000000"] * 2).tolist()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_no_part_vanishes_falls_apart_or_joins_another(seed):
-    mask = blobs(seed)
-    lines = thin(mask)
-    labels = cv2.connectedComponents(mask, connectivity=8)[1]
-    assert num_parts(mask) > 3
-    assert num_parts(lines) == num_parts(mask)
-    assert set(np.unique(labels[lines == 1])) == set(range(1, num_parts(mask) + 1))
-    assert (lines <= mask).all()
+    """Of random shapes of many sizes, some of single pixels, some at the border."""
+    noise = np.random.default_rng(seed).random((60, 80)).astype(np.float32)
+    smooth = cv2.GaussianBlur(noise, (0, 0), 1 + seed % 4)
+    shapes = (smooth > np.quantile(smooth, 0.55)).astype(np.uint8)
+    lines = thin(shapes)
+    num_labels, labels = cv2.connectedComponents(shapes, connectivity=8)
+    assert num_labels > 4
+    assert cv2.connectedComponents(lines, connectivity=8)[0] == num_labels
+    assert set(np.unique(labels[lines == 1])) == set(range(1, num_labels))
+    assert (lines <= shapes).all()
 
 
 def test_pixels_close_to_another_value_are_the_border():
     """Two columns on each side of an edge; a line of three columns is border from side to side."""
-    mask = np.zeros((10, 40), np.uint8)
-    mask[:, 20:] = 1
-    mask[:, 19:22] = 2
-    assert measure_structure(mask, 0) == MaskStructure(
+    ids = np.zeros((10, 40), np.uint8)
+    ids[:, 20:] = 1
+    ids[:, 19:22] = 2
+    assert measure_structure(ids, 0) == MaskStructure(
         0, 0, 2, 2, border=70, border_of_last=30, border_of_most=20, edges=20, edges_of_last=20
     )

@@ -6,7 +6,6 @@ A format that is not read is named for what it is, with what to do.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,12 +24,7 @@ from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
 # Name → what reads the annotations of a place, None if there are none of this format; raises DataError.
-FORMATS: Mapping[str, Callable[[Place], Annotations | None]] = {
-    "COCO": coco.find,
-    "LabelMe": labelme.find,
-    "YOLO": yolo.find,
-    "run lengths": rle_table.find,
-}
+FORMATS = {"COCO": coco.find, "LabelMe": labelme.find, "YOLO": yolo.find, "run lengths": rle_table.find}
 JSON = (".json", ".geojson")
 EXTENSIONS = frozenset([*JSON, ".xml", ".txt", ".csv", ".ndjson", ".jsonl"])
 # COCO's own files beside instances_
@@ -41,21 +35,18 @@ OTHER_TOOL = f"which is not read; {EXPORT}, or PNG masks"
 VGG = f"is a project of the VGG Image Annotator, {OTHER_TOOL} (Annotation, Export)"
 PAIRS = "set split_file to a CSV with the columns image and mask, or give the pairs from Python (train_data=)"
 HUGGING_FACE = f"is a table of Hugging Face, which is not read; {PAIRS}"
-# Keys of a JSON document, or of the first one in a list or dict of it → what it is, and what to do. The first counts.
+# What a JSON document is, and what to do → keys of it, or of the first one in a list or dict of it. The first counts.
 OTHER_JSON = {
-    "segments_info": "is COCO panoptic, whose masks are in its PNG files; use instances, or convert these to class ids",
-    "objects size": f"is Supervisely's own JSON, {OTHER_TOOL}",
-    "title shape": f"is Supervisely's own JSON, {OTHER_TOOL}",
-    "_via_img_metadata": VGG,
-    "filename regions": VGG,
-    "annotations images": "is COCO without categories (captions?), its classes are not known; use the instances file",
-    "image_id category_id": "is COCO results (predictions), without the images; use the annotation file",
-    "data annotations": f"is Label Studio's own JSON, {OTHER_TOOL}",
-    "annotator annotation_id": f"is Label Studio's JSON-MIN, {OTHER_TOOL}",
-    "data_row projects": f"is Labelbox's own JSON, {OTHER_TOOL}",
-    "items categories": f"is Datumaro's own JSON, {OTHER_TOOL} (datum convert -f coco_instances)",
-    "type features": "is GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks (gdal_rasterize)",
-    "imgHeight imgWidth objects": "is Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them",
+    "is COCO panoptic, whose masks are in its PNG files; use instances, or convert these to class ids": "segments_info",
+    f"is Supervisely's own JSON, {OTHER_TOOL}": "objects size|title shape",
+    VGG: "_via_img_metadata|filename regions",
+    "is COCO without categories (captions?), its classes are not known; use the instances file": "annotations images",
+    "is COCO results (predictions), without the images; use the annotation file": "image_id category_id",
+    f"is Label Studio's own JSON, {OTHER_TOOL}": "data annotations|annotator annotation_id",
+    f"is Labelbox's own JSON, {OTHER_TOOL}": "data_row projects",
+    f"is Datumaro's own JSON, {OTHER_TOOL} (datum convert -f coco_instances)": "items categories",
+    "is GeoJSON; of QuPath, export its labelled images; of a map, burn it into masks (gdal_rasterize)": "type features",
+    "is Cityscapes' polygons; use the PNG masks (gtFine_labelIds) that lie beside them": "imgHeight imgWidth objects",
 }
 JSON_LINES = f"holds a JSON document in each line, as Labelbox exports, {OTHER_TOOL}"
 CVAT = f"is CVAT's XML, {OTHER_TOOL} (CVAT exports COCO 1.0 and VOC masks)"
@@ -69,11 +60,8 @@ class UnknownAnnotations(DataError):
 def find_annotations(
     config: Config, data_dir: Path, console: Console | None = None, listing: Listing | None = None
 ) -> FoundPairs | None:
-    """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. Raises
-    DataError.
-
-    mask_dir may be the folder of the annotations, or one file.
-    """
+    """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. mask_dir may
+    be their folder, or one file. Raises DataError."""
     folder, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
     texts = sorted(path for path in walk(folder, listing=listing) if path.suffix.lower() in EXTENSIONS)
     texts = [folder] if folder.is_file() else texts
@@ -83,63 +71,54 @@ def find_annotations(
     results, polygons = [path for path in images if is_result(path)], [path for path in texts if is_result(path)]
     if len(polygons) < len(texts):  # else training is meant to use them
         results += polygons
-    if any(path.name.startswith("instances_") for path in texts):  # COCO's captions and so on are not opened
-        texts = [path for path in texts if not path.name.startswith(COCO_TASKS)]
-    contents, broken = _read_contents([path for path in texts if path not in {*results}])
-    place = Place(
-        data_dir, image_root, [path for path in images if path not in {*results}], contents, config.class_names or ()
-    )
-    found: dict[str, Annotations | DataError] = {}
+    has_instances, left_out = any(path.name.startswith("instances_") for path in texts), {*results}
+    skipped = (*(COCO_TASKS if has_instances else ()), "sample_submission")  # an example of an answer, of Kaggle
+    contents: list[File] = []
+    broken: list[str] = []
+    for path in (path for path in texts if path not in left_out and not path.name.startswith(skipped)):
+        try:
+            with inside(path):
+                contents.append((path, _read(path)))
+        except DataError as error:
+            broken.append(str(error))
+    images = [path for path in images if path not in left_out]
+    place = Place(data_dir, image_root, images, contents, config.class_names or ())
+    tools: dict[str, Annotations | DataError] = {}
     for name, find in FORMATS.items():
         try:
             if (annotations := find(place)) is not None:
-                found[name] = annotations
+                tools[name] = annotations
         except DataError as error:  # raised below, if there is only this format
-            found[name] = error
-    cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
-    if not found:
-        unknown = [f"{path} {what}" for path, content in contents if (what := _describe(path, content, place))]
-        if unknown or broken:
-            raise UnknownAnnotations(unknown[0] if unknown else cannot)
-        return None
-    names = " and ".join(found)
-    if len(found) > 1:
-        raise DataError(f"mask_dir: annotations of {names} in {data_dir}; set mask_dir to the folder or file of one")
+            tools[name] = error
+    if len(tools) > 1:
+        several = f"annotations of {' and '.join(tools)} in {data_dir}"
+        raise DataError(f"mask_dir: {several}; set mask_dir to the folder or file of one")
+    for path, content in () if tools else contents:
+        if description := _describe(path, content, place):
+            raise UnknownAnnotations(f"{path} {description}")
     if broken:
-        raise DataError(cannot)
-    if not place.images:
-        text = f"{names} annotations, but no image in {image_root}; set image_dir to the folder of the images"
-        raise DataError("\n  ".join([text, *describe_other_files(image_root)]))
-    (result,) = found.values()
-    if isinstance(result, DataError):
-        raise result
-    drawn = draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
-    return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
+        cannot = f"{counted(len(broken), 'annotation file')} that cannot be read:\n  " + "\n  ".join(broken[:NUM_NAMED])
+        raise DataError(cannot) if tools else UnknownAnnotations(cannot)
+    for result in tools.values():
+        if isinstance(result, DataError):
+            raise result if images else DataError("\n  ".join([str(result), *describe_other_files(image_root)]))
+        drawn = draw_masks(place, result, Converter(data_dir, Path(config.checkpoint_dir), console))
+        return replace(drawn, notices=(*drawn.notices, describe_results(results))) if results else drawn
+    return None
 
 
-def _read_contents(texts: Sequence[Path]) -> tuple[list[File], list[str]]:
-    """Each file with its JSON, the header of its table or the start of its XML; and what is wrong with the others."""
-    contents: list[File] = []
-    broken: list[str] = []
-    for path in texts:
-        content: Any = None
-        try:
-            with inside(path):
-                if path.suffix.lower() in JSON:
-                    content = input_files.read_json(path, MAX_FILE_BYTES)
-                    if isinstance(content, dict):
-                        content.pop("imageData", None)  # LabelMe's picture, megabytes of text
-                elif path.suffix.lower() == ".csv":
-                    content = rle_table.read_header(path)
-                elif path.suffix.lower() == ".xml":
-                    with input_files.open_file(path) as file:
-                        content = file.read(2**12).decode("utf-8", "replace")
-        except DataError as error:
-            broken.append(str(error))
-        else:
-            if not path.name.startswith("sample_submission"):  # an example of an answer, of Kaggle
-                contents.append((path, content))
-    return contents, broken
+def _read(path: Path) -> Any:
+    """The document of JSON, the header of a table, or the start of XML."""
+    suffix = path.suffix.lower()
+    if suffix in JSON:
+        content = input_files.read_json(path, MAX_FILE_BYTES)
+        if isinstance(content, dict):
+            content.pop("imageData", None)  # LabelMe's picture, megabytes of text
+        return content
+    if suffix == ".xml":
+        with input_files.open_file(path) as file:
+            return file.read(2**12).decode("utf-8", "replace")
+    return rle_table.read_header(path) if suffix == ".csv" else None
 
 
 def _describe(path: Path, content: Any, place: Place) -> str:
@@ -152,7 +131,7 @@ def _describe(path: Path, content: Any, place: Place) -> str:
     if suffix == ".csv":
         return VGG if "region_shape_attributes" in content else ""
     if suffix in JSON:
-        what = next((what for keys, what in OTHER_JSON.items() if has_keys(content, keys)), "")
+        what = next((what for what, keys in OTHER_JSON.items() if has_keys(content, keys)), "")
     elif suffix == ".xml" and (root := re.search(r"<(annotations?)\b", content)):
         what = CVAT if root[1] == "annotations" else VOC
     if not what and suffix != ".txt" and place.knows(path.stem):

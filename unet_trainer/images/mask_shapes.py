@@ -47,10 +47,7 @@ def find_polygons(ids: Pixels) -> Iterator[tuple[int, Polygon]]:
             contours, tree = cv2.findContours(doubled, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
             rings = [_ring(contour[:, 0]) + np.array([left, top]) for contour in contours]
             outer = int(np.argmin(tree[0, :, 3]))  # the one without a parent
-            yield (
-                class_id,
-                Polygon(rings[outer], [ring for index, ring in enumerate(rings) if index != outer], num_pixels),
-            )
+            yield class_id, Polygon(rings[outer], rings[:outer] + rings[outer + 1 :], num_pixels)
 
 
 def _ring(contour: Pixels) -> Ring:
@@ -85,14 +82,12 @@ def joined_rings(polygon: Polygon) -> Ring:
 def thin(mask: Pixels) -> Pixels:
     """H,W mask (0: outside) → H,W uint8 of 0 and 1. Beyond the border of the image nothing belongs to the mask."""
     lines = cv2.copyMakeBorder((mask != 0).astype(np.uint8), 1, 1, 1, 1, cv2.BORDER_CONSTANT, value=0)
-    has_changed = True
-    while has_changed:
-        has_changed = False
+    before = lines[:0]
+    while not np.array_equal(lines, before):
+        before = lines.copy()
         for is_removable in REMOVABLE:
-            removed = cv2.LUT(cv2.filter2D(lines, -1, NEIGHBOURS, borderType=cv2.BORDER_CONSTANT), is_removable) & lines
-            if cv2.countNonZero(removed):
-                lines ^= removed
-                has_changed = True
+            codes = cv2.filter2D(lines, -1, NEIGHBOURS, borderType=cv2.BORDER_CONSTANT)
+            lines ^= cv2.LUT(codes, is_removable) & lines
     return np.ascontiguousarray(lines[1:-1, 1:-1])
 
 
@@ -100,11 +95,9 @@ def _removable_pixels() -> tuple[Pixels, Pixels]:
     """For the first and the second pass: whether a pixel with these neighbours is removed. Names as in the paper."""
     tables = np.zeros((2, 256), np.uint8)
     for code in range(256):
-        x = [0, *(code >> bit & 1 for bit in range(8))]  # x[1] to x[8]
-        x.append(x[1])
-        crossings = sum(not x[2 * k - 1] and bool(x[2 * k] or x[2 * k + 1]) for k in range(1, 5))
-        n1 = sum(x[2 * k - 1] | x[2 * k] for k in range(1, 5))
-        n2 = sum(x[2 * k] | x[2 * k + 1] for k in range(1, 5))
+        x = [0, *(code >> bit & 1 for bit in range(8)), code & 1]  # x[1] to x[8], and x[1] again
+        crossings = sum(not x[k] and bool(x[k + 1] or x[k + 2]) for k in (1, 3, 5, 7))
+        n1, n2 = (sum(x[k + side] | x[k + side + 1] for k in (1, 3, 5, 7)) for side in (0, 1))
         if crossings == 1 and 2 <= min(n1, n2) <= 3:
             tables[0, code] = not ((x[2] or x[3] or not x[8]) and x[1])
             tables[1, code] = not ((x[6] or x[7] or not x[4]) and x[5])
@@ -137,12 +130,10 @@ def measure_structure(mask: Pixels, most_frequent: int) -> MaskStructure:
     """H,W as decode_mask gives it, and its most frequent value."""
     between, beside_both = _soft_edges(mask) if mask.dtype == np.uint8 else (0, 0)
     num_values, num_pieces = _count_pieces(mask)
-    is_border = _is_border(mask)
-    border, of_last, of_most = (
-        int(np.count_nonzero(part))
-        for part in (is_border, is_border & (mask == mask.max()), is_border & (mask == most_frequent))
-    )
-    return MaskStructure(between, beside_both, num_values, num_pieces, border, of_last, of_most, *_count_edges(mask))
+    near_border = mask[_is_border(mask)]
+    of_last, of_most = (int(np.count_nonzero(near_border == value)) for value in (mask.max(), most_frequent))
+    borders = near_border.size, of_last, of_most
+    return MaskStructure(between, beside_both, num_values, num_pieces, *borders, *_count_edges(mask))
 
 
 def _soft_edges(mask: Pixels) -> tuple[int, int]:
@@ -171,9 +162,7 @@ def _count_pieces(mask: Pixels) -> tuple[int, int]:
     grid[::2, ::2] = small != 0
     grid[1::2, ::2] = (small[1:] == small[:-1]) & (small[1:] != 0)
     grid[::2, 1::2] = (small[:, 1:] == small[:, :-1]) & (small[:, 1:] != 0)
-    num_labels, _ = cv2.connectedComponents(grid, connectivity=4)
-    values = np.unique(small)
-    return int(np.count_nonzero(values)), num_labels - 1
+    return int(np.count_nonzero(np.unique(small))), cv2.connectedComponents(grid, connectivity=4)[0] - 1
 
 
 def _count_edges(mask: Pixels) -> tuple[int, int]:

@@ -1,12 +1,12 @@
 """COCO JSON, which most tools export: an object is polygons, which are joined, or run lengths."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unet_trainer.datasets.formats.objects import CROWD, AnnotatedImage, Annotations, Entry, Parsed, Place, Shape
+from unet_trainer.datasets.formats.objects import CROWD, AnnotatedImage, Annotations, Entry, Place, Shape
 from unet_trainer.datasets.formats.shapes import decompress_counts, fill_counts, fill_polygon, join
 from unet_trainer.datasets.formats.values import NO_MASK, as_name, as_points, as_size, has_keys, inside, note
 from unet_trainer.datasets.pairs import first_few
@@ -17,41 +17,40 @@ def find(place: Place) -> Annotations | None:
     annotations = Annotations("COCO", "by category id", "the smaller object is on top")
     files = [file for file in place.contents if has_keys(file[1], "images annotations categories")]
     files = [file for file in files if not has_keys(file[1], "segments_info")]  # panoptic
-    return annotations if annotations.collect(place, files, partial(_parse, annotations.notices)) else None
+    return annotations if annotations.collect(place, files, _parse) else None
 
 
-def _parse(notices: list[str], path: Path, content: Mapping[str, Any]) -> Parsed:
-    categories: dict[Any, str] = {}  # id → name
-    groups: set[str] = set()  # names of supercategories
+def _parse(annotations: Annotations, path: Path, content: Mapping[str, Any]) -> Sequence[AnnotatedImage]:
+    groups = {str(category.get("supercategory")) for category in content["categories"] if isinstance(category, dict)}
+    names: dict[Any, str] = {}  # by id
     for number, category in enumerate(content["categories"], start=1):
         with inside(f"category {number}"):
-            _add(categories, category["id"], as_name(category["name"], "name"))
-            groups.add(str(category.get("supercategory")))
+            names[_new(category["id"], names)] = as_name(category["name"], "name")
     by_image: dict[Any, list[Entry]] = defaultdict(list)
     for number, annotation in enumerate(content["annotations"], start=1):
         with inside(f"annotation {number}"):
-            if (category_id := annotation["category_id"]) not in categories:
-                raise ReadError(f"category_id is {category_id!r:.60}; need one of {first_few(categories)}")
+            if (category_id := annotation["category_id"]) not in names:
+                raise ReadError(f"category_id is {category_id!r:.60}; need one of {first_few(names)}")
             name = f"annotation {annotation.get('id', number)!r:.60}"
-            by_image[annotation["image_id"]].append(Entry(categories[category_id], name, partial(_draw, annotation)))
+            by_image[annotation["image_id"]].append(Entry(names[category_id], name, partial(_draw, annotation)))
     used = {entry.label for entries in by_image.values() for entry in entries}
     images: dict[Any, AnnotatedImage] = {}  # by id
     for number, image in enumerate(content["images"], start=1):
         with inside(f"image {number}"):
-            size = as_size(image.get("height"), image.get("width"))
-            entries = by_image.pop(image["id"], [])
-            _add(images, image["id"], AnnotatedImage(str(image["file_name"]), entries, size))
+            size, entries = as_size(image.get("height"), image.get("width")), by_image.pop(image["id"], [])
+            images[_new(image["id"], images)] = AnnotatedImage(str(image["file_name"]), entries, size)
     orphans = [entry.name for entries in by_image.values() for entry in entries]
-    notices += note("annotation", orphans, f"in {path.name} of images that it does not list, left out")
+    annotations.notices += note("annotation", orphans, f"in {path.name} of images that it does not list, left out")
     # Roboflow lists the name of the dataset as category 0, a group of the others without objects of its own.
-    in_order = sorted(categories.items(), key=lambda item: (isinstance(item[0], str), item[0]))
-    return [name for key, name in in_order if key != 0 or name in used or name not in groups], [*images.values()]
+    in_order = sorted(names.items(), key=lambda item: (isinstance(item[0], str), item[0]))
+    annotations.declared += [name for key, name in in_order if key != 0 or name in used or name not in groups]
+    return [*images.values()]
 
 
-def _add(by_id: dict[Any, Any], key: Any, value: Any) -> None:
+def _new(key: Any, by_id: Mapping[Any, Any]) -> Any:
     if key in by_id:
         raise ReadError(f"id {key!r:.60} is used twice")
-    by_id[key] = value
+    return key
 
 
 def _draw(annotation: Mapping[str, Any], height: int, width: int) -> Shape:

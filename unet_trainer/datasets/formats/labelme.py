@@ -3,7 +3,7 @@
 import base64
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import cv2
 import numpy as np
 
-from unet_trainer.datasets.formats.objects import IGNORE_NAME, AnnotatedImage, Annotations, Entry, Parsed, Place, Shape
+from unet_trainer.datasets.formats.objects import IGNORE_NAME, AnnotatedImage, Annotations, Entry, Place, Shape
 from unet_trainer.datasets.formats.shapes import EMPTY, draw_line, fill_polygon, paste
 from unet_trainer.datasets.formats.values import as_name, as_points, as_size, has_keys, inside, plain
 from unet_trainer.datasets.pairs import first_few
@@ -49,14 +49,14 @@ def find(place: Place) -> Annotations | None:
     return annotations
 
 
-def _parse(path: Path, content: Mapping[str, Any]) -> Parsed:
+def _parse(_: Annotations, path: Path, content: Mapping[str, Any]) -> Sequence[AnnotatedImage]:
     entries = []
     for number, shape in enumerate(content["shapes"], start=1):
         with inside(f"shape {number}"):
             label, has_area = as_name(shape.get("label"), "label"), shape.get("shape_type") not in POINTS
             entries.append(Entry(label, f"shape {number} ({label})", partial(_draw, shape), has_area))
     name = content["imagePath"] if isinstance(content["imagePath"], str) else ""
-    return [], [AnnotatedImage(name, entries, as_size(content.get("imageHeight"), content.get("imageWidth")))]
+    return [AnnotatedImage(name, entries, as_size(content.get("imageHeight"), content.get("imageWidth")))]
 
 
 def _draw(shape: Mapping[str, Any], height: int, width: int) -> Shape:

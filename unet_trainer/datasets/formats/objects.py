@@ -25,11 +25,11 @@ MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
 MAX_DRAWN = 2**35  # pixels visited for one image; a minute of work
 UNCLAIMED, BELOW_ALL = 2**31 - 1, 2**30  # sizes of no object, and added to that of a crowd region
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
-# What is noted of an object.
+# Remarks about an object.
 LEFT_OUT = "left out, without an area (a point, a line) or outside of the image"
 CROWD = "of a crowd (iscrowd) drawn as part of its class, below all others"
 
-Shape = tuple[Patch, str]  # the pixels of an object, and a note or ""
+Shape = tuple[Patch, str]  # the pixels of an object, and a remark or ""
 File = tuple[Path, Any]  # of annotations, and its content: JSON, the header of a CSV, or None
 
 
@@ -54,13 +54,6 @@ class AnnotatedImage(NamedTuple):
     where: str = ""  # names the image in a message: "instances.json, image 'a.jpg'"
 
 
-# What one annotation file holds: names of the classes in their order, and images.
-Parsed = tuple[Sequence[str], Sequence[AnnotatedImage]]
-
-
-# Image files by their names
-
-
 @dataclass
 class Place:
     """A folder of data: the image files below `root`, and the content of the files that may be annotations."""
@@ -77,6 +70,10 @@ class Place:
             for name in {plain(path.name), plain(path.stem)}:
                 self._by_name[name].append(path)
 
+    def part_of(self, path: Path) -> Part | None:
+        """train, val or test by the folders above an image."""
+        return part_in(path_in(self.root, path).split("/")[:-1])
+
     def knows(self, name: str) -> bool:
         """Whether there is an image file of this name, in all the folders that stand before it."""
         *folders, last = path_pieces(name) or [""]
@@ -86,10 +83,6 @@ class Place:
         both = zip(plain(path_in(self.root, path)).split("/")[-2::-1], map(plain, reversed(folders)), strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
 
-    def part_of(self, path: Path) -> Part | None:
-        """train, val or test by the folders above an image."""
-        return part_in(path_in(self.root, path).split("/")[:-1])
-
     def find_image(self, name: str, near: Path, part: Part | None) -> Path | None:
         """The file for a name, possibly with folders before it; None if there is none. Raises DataError if several are
         possible.
@@ -98,14 +91,13 @@ class Place:
         the part. A file of another part than `part` is none: val/1.png is not the 1.png of train."""
         *folders, last = path_pieces(name) or [""]
         part = part_in(folders) or part
-
-        def rank(path: Path) -> tuple[int, ...]:
-            nearness = plain(path.name) == plain(last), path.is_relative_to(near), path.parent == near
-            return self._num_shared(folders, path), *nearness, self.part_of(path) == part, path.name == last
-
-        files = [path for path in self._by_name.get(plain(last), ()) if not part or self.part_of(path) in (None, part)]
-        highest = max(map(rank, files), default=())
-        best = [path for path in files if rank(path) == highest]
+        ranks: dict[tuple[int, ...], list[Path]] = defaultdict(list)
+        for path in self._by_name.get(plain(last), ()):
+            if not part or self.part_of(path) in (None, part):
+                nearness = plain(path.name) == plain(last), path.is_relative_to(near), path.parent == near
+                is_same = self.part_of(path) == part, path.name == last
+                ranks[self._num_shared(folders, path), *nearness, *is_same].append(path)
+        best = ranks[max(ranks)] if ranks else []
         if len(best) > 1:
             paths = first_few(path_in(self.root, path) for path in best)
             raise DataError(f"image_dir: {name} could be {paths}; set image_dir to the folder that is meant")
@@ -124,9 +116,7 @@ class Annotations:
     notices: list[str] = field(default_factory=list)
     files: str = ""  # for people: "annotations/instances_train.json"
 
-    def collect(
-        self, place: Place, files: Sequence[File], parse: Callable[[Path, Any], Parsed], one_each: str = ""
-    ) -> bool:
+    def collect(self, place: Place, files: Sequence[File], parse: "Parse", one_each: str = "") -> bool:
         """Add what the files hold, of the images that are there. `one_each`: the noun of files that hold one image
         each. Return whether there are any files; raises DataError, also if none of their images is there."""
         self.files = ", ".join(path_in(place.data_dir, path) for path, _ in files)
@@ -135,22 +125,20 @@ class Annotations:
         missing: list[str] = []
         for path, content in files:
             with inside(path):
-                classes, listed = parse(path, content)
-            self.declared += classes
-            where = path_in(place.data_dir, path)
-            part = (None if one_each else part_in([path.stem])) or part_in(PurePosixPath(where).parts[:-1])
+                listed = parse(self, path, content)
+            where, is_inside = path_in(place.data_dir, path), path.is_relative_to(place.data_dir)
+            part = (None if one_each else part_in([path.stem])) or part_in(where.split("/")[:-1] if is_inside else [])
             # If one of the names with folders is here with all of them, p2/1.png is not p1/1.png where p2 is missing.
             needs_folders = any(len(path_pieces(image.name)) > 1 and place.knows(image.name) for image in listed)
             for image in listed:
                 names = [image.name] * (not needs_folders or place.knows(image.name)) + [path.stem] * bool(one_each)
                 file = next(filter(None, (place.find_image(name, path.parent, part) for name in names)), None)
-                if file is None:
-                    missing.append(image.name or path.stem)
-                    continue
                 shown = where if one_each else f"{where}, image {image.name!r:.250}"
-                self.images.append(
-                    image._replace(image=file, part=part or place.part_of(file), source=path, where=shown)
-                )
+                if file is None:
+                    missing.append(image.name or path.name)
+                else:
+                    image_part = part or place.part_of(file)
+                    self.images.append(image._replace(image=file, part=image_part, source=path, where=shown))
         if files and not self.images:
             is_renamed = any(place.knows(PurePosixPath(*path_pieces(name)).stem) for name in missing)
             renamed = "files of these names have another extension: rename either"
@@ -161,7 +149,8 @@ class Annotations:
         return bool(files)
 
 
-# Masks
+# Lists the images of a file, and adds the names of its classes and notices.
+Parse = Callable[[Annotations, Path, Any], Sequence[AnnotatedImage]]
 
 
 def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> FoundPairs:
@@ -177,38 +166,34 @@ def draw_masks(place: Place, annotations: Annotations, converter: Converter) -> 
         # Test images without a single object were not annotated: all of them background would be a wrong truth.
         images = [image for image in images if image.part != "test"]
         notices += note("test image", [image.image.name for image in of_test], "left out, none has any annotation")
-    ids = {name: number for number, name in enumerate(classes, start=1)}
+    names = [path_in(place.root, image.image) for image in images]
     smaller_on_top = annotations.overlap_rule.startswith("the smaller")
     conversions = [
-        Conversion(
-            path_in(place.root, image.image).lstrip("/"),
-            [image.source, image.image],
-            partial(_draw_mask, image, ids, smaller_on_top),
-        )
-        for image in images
+        Conversion(name.lstrip("/"), [image.source, image.image], partial(_draw_mask, image, classes, smaller_on_top))
+        for name, image in zip(names, images, strict=True)
     ]
-    label, settings = "Drawing masks from annotations:", [classes, annotations.overlap_rule]
-    drawn = converter.write(annotations.tool.lower(), settings, conversions, label)
+    settings = [classes, annotations.overlap_rule]
+    drawn = converter.write(annotations.tool.lower(), settings, conversions, "Drawing masks from annotations:")
     pairs: list[Pair] = []
     bad: dict[bool, list[str]] = {False: [], True: []}  # by whether it is of test, which stops no training
-    noted: dict[str, list[tuple[str, int]]] = defaultdict(list)  # note → names of images, and how many objects
-    for image, mask in zip(images, drawn, strict=True):
+    remarks: dict[str, list[tuple[str, int]]] = defaultdict(list)  # → names of images, and how many objects
+    for name, image, mask in zip(names, images, drawn, strict=True):
         if mask.problem:
             bad[image.part == "test"].append(f"{image.where}: {mask.problem}")
         else:
-            name = path_in(place.root, image.image.with_suffix(""))
+            name = name.removesuffix(image.image.suffix)
             pairs.append(Pair(name, image.image, mask.path, image.part, mask_origin=image.where))
-        for what, number in mask.facts.items():
-            noted[what].append((image.image.name, number))
+        for remark, number in mask.facts.items():
+            remarks[remark].append((image.image.name, number))
     empty = (image.image.name for image in images if not image.entries)
     others = (path_in(place.root, path) for path in place.images if path not in first)
     notices += note("image", empty, "without any annotation, all background")
     notices += note("image file", others, "that no annotation names left out")
     notices += note("test image", bad[True], "left out", 3)
-    for what, found in sorted(noted.items(), reverse=True):
-        number, names = sum(number for _, number in found), first_few([name for name, _ in found], 3)
+    for remark, holders in sorted(remarks.items(), reverse=True):
+        number, shown = sum(number for _, number in holders), first_few([name for name, _ in holders], 3)
         overlap = f"{counted(number, 'pixel')} in objects of several classes; {annotations.overlap_rule}"
-        notices.append(f"{counted(number, 'object')} {what}: in {names}" if what else f"{overlap}: in {names}")
+        notices.append(f"{counted(number, 'object')} {remark}: in {shown}" if remark else f"{overlap}: in {shown}")
     fix = "correct these entries, or their image files, or remove them"
     problem = Problem("annotations", "annotation", "that cannot be used", tuple(bad[False]), fix)
     rule = f"{annotations.files} ({annotations.tool}), drawn as masks, classes {annotations.class_order}"
@@ -245,33 +230,33 @@ def _choose_classes(annotations: Annotations, class_names: Sequence[str]) -> tup
     return tuple(wanted)
 
 
-def _draw_mask(image: AnnotatedImage, ids: Mapping[str, int], smaller_on_top: bool) -> tuple[Pixels, dict[str, int]]:
-    """H,W uint8 class ids of one image, and how many objects have which note; "" counts pixels of several classes.
+def _draw_mask(image: AnnotatedImage, classes: Sequence[str], smaller_on_top: bool) -> tuple[Pixels, Mapping[str, int]]:
+    """H,W uint8 class ids of one image, and how many objects have which remark; "" counts pixels of several classes.
     Raises DataError without the image's name.
 
     With `smaller_on_top`, of two objects the one with fewer pixels is seen, whatever their order (of equal ones the
     later); without it, the later."""
     with naming(f"the file {image.image.name}"):
         height, width = size = read_image(image.image).shape[:2]
-    if image.size not in (None, size):
+    if image.size is not None and image.size != size:
         turned = " (is it rotated by its EXIF orientation, and the annotation is not?)" * (image.size == size[::-1])
-        there = f"the file {image.image.name} has {width}×{height} pixels{turned}"
-        raise ReadError(f"annotated at {'×'.join(map(str, image.size[::-1]))}, and {there}")
+        annotated = f"annotated at {image.size[1]}×{image.size[0]}"
+        raise ReadError(f"{annotated}, and the file {image.image.name} has {width}×{height} pixels{turned}")
+    ids = {name: number for number, name in enumerate(classes, start=1)} | {IGNORE_NAME: IGNORED}
     mask, contested, sizes = np.zeros(size, np.uint8), np.zeros(size, np.bool_), np.full(size, UNCLAIMED, np.int32)
-    notes, num_drawn = Counter[str](), 0
+    remarks, num_drawn = Counter[str](), 0
     for entry in image.entries:
         with inside(entry.name):
-            patch, note = entry.draw(height, width)
+            patch, remark = entry.draw(height, width)
             num_drawn += patch.pixels.size
             if num_drawn > MAX_DRAWN:
                 raise DataError("its shapes cover the image thousands of times; need fewer or smaller ones")
             pixels, num_pixels = patch.pixels, int(np.count_nonzero(patch.pixels))
-            notes[note if num_pixels else LEFT_OUT] += 1
-            class_id = 0 if _is_background(entry.label) else {**ids, IGNORE_NAME: IGNORED}.get(entry.label, 0)
-            part, size_here = mask[patch.area], sizes[patch.area]
-            contested[patch.area] |= pixels & (part != 0) & (part != class_id) & (class_id != 0)
-            rank = num_pixels + BELOW_ALL * (note == CROWD) if smaller_on_top else 0
-            pixels = pixels & (size_here >= rank)
-            part[pixels], size_here[pixels] = class_id, rank
-    notes[""] = int(np.count_nonzero(contested))
-    return mask, {note: number for note, number in notes.items() if number}
+            remarks[remark if num_pixels else LEFT_OUT] += 1
+            class_id, there, size_there = ids.get(entry.label, 0), mask[patch.area], sizes[patch.area]
+            contested[patch.area] |= pixels & (there != 0) & (there != class_id) & (class_id != 0)
+            rank = num_pixels + BELOW_ALL * (remark == CROWD) if smaller_on_top else 0
+            pixels = pixels & (size_there >= rank)
+            there[pixels], size_there[pixels] = class_id, rank
+    remarks[""] = int(np.count_nonzero(contested))
+    return mask, +remarks

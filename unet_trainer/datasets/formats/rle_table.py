@@ -10,7 +10,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Parsed, Place, Shape
+from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Place, Shape
 from unet_trainer.datasets.formats.shapes import fill_runs
 from unet_trainer.datasets.formats.values import MAX_FILE_BYTES, as_name, as_size, inside
 from unet_trainer.images.file_bytes import ReadError
@@ -65,7 +65,7 @@ def _find_columns(header: Sequence[str]) -> dict[str, tuple[int, bool]]:
     return {role: (names.index(name), name in ALONG_ROWS) for role, name in names_of.items() if name}
 
 
-def _parse(path: Path, columns: Mapping[str, tuple[int, bool]]) -> Parsed:
+def _parse(annotations: Annotations, path: Path, columns: Mapping[str, tuple[int, bool]]) -> Sequence[AnnotatedImage]:
     text = input_files.read_text(path, MAX_FILE_BYTES, "utf-8-sig")
     before = csv.field_size_limit(MAX_FILE_BYTES)
     try:
@@ -83,18 +83,23 @@ def _parse(path: Path, columns: Mapping[str, tuple[int, bool]]) -> Parsed:
             raise ReadError(f"line {line} has too few cells, no name of an image, or a quote that is not closed")
         has_runs = row["runs"].lower() not in NO_RUNS
         with inside(f"line {line}"):
-            sizes[name] = as_size(row.get("height") or None, row.get("width") or None) or sizes[name]
+            if "height" in row and "width" in row:
+                sizes[name] = as_size(row["height"] or None, row["width"] or None) or sizes[name]
             if ("joined" in row or "label" in row) and (label or has_runs):
                 label = as_name(f"class {label}" if label.isdecimal() else label)
                 labels.add(label)
         draw = partial(_draw, row["runs"], not columns["runs"][1])
         by_image[name] += [Entry(label or ONE_CLASS, f"line {line}", draw)] if has_runs else []
-    declared = sorted(labels, key=lambda name: (int(name[6:]) if name[6:].isdecimal() else 0, name))
-    return declared, [AnnotatedImage(name, entries, sizes[name]) for name, entries in by_image.items()]
+    annotations.declared += sorted(labels, key=lambda name: (max(0, _number(name.split()[-1])), name))
+    return [AnnotatedImage(name, entries, sizes[name]) for name, entries in by_image.items()]
+
+
+def _number(word: str) -> int:
+    return int(word) if word.isdecimal() else -1
 
 
 def _draw(text: str, down_columns: bool, height: int, width: int) -> Shape:
-    numbers, area = [int(word) if word.isdecimal() else -1 for word in text.split()], height * width
+    numbers, area = [_number(word) for word in text.split()], height * width
     if len(numbers) % 2 or -1 in numbers:
         raise ReadError(f"run lengths {text!r:.60}; need pairs of start and length")
     starts, lengths = numbers[::2], numbers[1::2]

@@ -18,7 +18,7 @@ from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.system.console import counted, first_line
 
-MAX_FILE_BYTES, MAX_LABEL_BYTES = 2**30, 2**26  # of a file, and of one with the labels of an image
+MAX_FILE_BYTES = 2**30
 MAX_COORDINATE = 1e7  # pixels; an outline may leave its image, not the continent
 MAX_TEXT = 100  # characters of the name of a class, and of what Python says of a wrong value
 NUM_LOOKED_AT = 20  # items of a JSON document, texts that may be labels, files without an extension
@@ -48,10 +48,11 @@ def inside(name: object) -> Iterator[None]:
 
 
 def has_keys(content: Any, keys: str) -> bool:
-    """Whether a JSON document, or the first one in a list or dict of it, has all these keys."""
+    """Whether a JSON document, or the first one in a list or dict of it, has all these keys, or those behind a |."""
     items = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
     firsts = (item[0] if isinstance(item, list) and item else item for item in islice(items, NUM_LOOKED_AT))
-    return any(isinstance(document, dict) and {*keys.split()} <= document.keys() for document in (content, *firsts))
+    documents = [document for document in (content, *firsts) if isinstance(document, dict)]
+    return any({*wanted.split()} <= document.keys() for wanted in keys.split("|") for document in documents)
 
 
 def as_name(value: object, what: str = "the name of a class") -> str:

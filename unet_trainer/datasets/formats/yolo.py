@@ -11,25 +11,18 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, get_args
 
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Parsed, Place, Shape
+from unet_trainer.datasets.formats.objects import AnnotatedImage, Annotations, Entry, Place, Shape
 from unet_trainer.datasets.formats.shapes import fill_polygon
-from unet_trainer.datasets.formats.values import (
-    MAX_LABEL_BYTES,
-    NO_MASK,
-    NUM_LOOKED_AT,
-    as_name,
-    as_points,
-    inside,
-    note,
-    path_pieces,
-)
+from unet_trainer.datasets.formats.values import NO_MASK, NUM_LOOKED_AT, as_name, as_points, inside, note, path_pieces
 from unet_trainer.datasets.pairs import Part, first_few, path_in
 from unet_trainer.images.file_bytes import ReadError, file_stamp
 from unet_trainer.system import input_files
 
 CLASS_NUMBER = re.compile(r"[0-9]{1,4}")
 NAME_FILES = ("classes.txt", "obj.names", "classes.names", "labels.txt")
+MAX_LABEL_BYTES = 2**26
 BOX_NUMBERS = 4
+OfPart = tuple[Part, str]  # a folder, or an image, by its path
 FURTHEST = 2.0  # shares of the image beyond which coordinates are pixels
 
 
@@ -81,8 +74,8 @@ class Names(NamedTuple):
 
     names: Sequence[str] = ()
     file: str = ""
-    folders: Sequence[tuple[Part, str]] = ()
-    lists: Mapping[str, Sequence[tuple[Part, str]]] = {}
+    folders: Sequence[OfPart] = ()
+    lists: Mapping[str, Sequence[OfPart]] = {}
 
     def part_of(self, image: str) -> Part | None:
         """The part that lists the image, with more or fewer folders before it: val before test, and what either lists
@@ -99,42 +92,46 @@ class Names(NamedTuple):
 def _read_names(data_dir: Path, label_folders: Sequence[Path]) -> Names:
     """From the YAML file in data_dir, or from a list of names there or beside the labels."""
     yamls = [path for pattern in ("*.yaml", "*.yml") for path in data_dir.glob(pattern)]
-    for path in sorted(yamls, key=lambda path: (path.stem not in ("data", "dataset"), path.name)):
-        with inside(path):
-            content = parse_yaml(input_files.read_text(path, 2**20, "utf-8-sig"))
-            if isinstance(content, dict) and content.get("names"):
-                return _names_in(content, path.name, data_dir)
+    yamls.sort(key=lambda path: (path.stem not in ("data", "dataset"), path.name))
     folders = dict.fromkeys([data_dir, *label_folders, *(folder.parent for folder in label_folders)])
-    for path in (folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()):
+    lists = [folder / name for folder in folders for name in NAME_FILES if (folder / name).is_file()]
+    for path in (*yamls, *lists):
         with inside(path):
-            return Names([as_name(line) for line in _read_lines(path) if line.strip()], path.name)
+            lines = _read_lines(path)
+            content = {"names": [*filter(str.strip, lines)]} if path in lists else parse_yaml("\n".join(lines))
+            if isinstance(content, dict) and content.get("names"):
+                return Names(_as_list(content["names"]), path.name, *_find_parts(content, data_dir))
     return Names()
 
 
-def _names_in(content: Mapping[str, Any], file: str, data_dir: Path) -> Names:
-    names = content["names"]
+def _as_list(names: Any) -> list[str]:
     if isinstance(names, dict):  # with the numbers from 0 as its keys
         if set(names) != {str(number) for number in range(len(names))}:
             raise ReadError(f"names has the keys {first_few(names)}; need the numbers from 0 to {len(names) - 1}")
         names = [names[str(number)] for number in range(len(names))]
     if not isinstance(names, list):
         raise ReadError(f"names is {names!r:.60}; need a list")
-    of_parts = [(part, content.get(part)) for part in get_args(Part)]
-    items = [(part, item) for part, value in of_parts for item in (value if isinstance(value, list) else [value])]
-    folders = [(part, "/".join(path_pieces(item))) for part, item in items if isinstance(item, str)]
-    lists: dict[str, list[tuple[Part, str]]] = defaultdict(list)
-    for part, name in folders:  # or a text file with the images of the part, a line each
-        if name.endswith(".txt") and (data_dir / name).is_file():
-            for pieces in (path_pieces(line.strip()) for line in _read_lines(data_dir / name)):
-                lists[pieces[-1] if pieces else ""].append((part, "/".join(pieces)))
-    return Names([as_name(name) for name in names], file, folders, lists)
+    return [as_name(name) for name in names]
+
+
+def _find_parts(content: Mapping[str, Any], data_dir: Path) -> tuple[list[OfPart], dict[str, list[OfPart]]]:
+    folders: list[OfPart] = []
+    lists: dict[str, list[OfPart]] = defaultdict(list)
+    for part, value in ((part, content.get(part)) for part in get_args(Part)):
+        items = value if isinstance(value, list) else [value]
+        for name in ("/".join(path_pieces(item)) for item in items if isinstance(item, str)):
+            folders.append((part, name))
+            if name.endswith(".txt") and (data_dir / name).is_file():  # the images of the part, a line each
+                for pieces in (path_pieces(line.strip()) for line in _read_lines(data_dir / name)):
+                    lists[pieces[-1] if pieces else ""].append((part, "/".join(pieces)))
+    return folders, lists
 
 
 def _read_lines(path: Path) -> list[str]:
     return input_files.read_text(path, MAX_LABEL_BYTES, "utf-8-sig").splitlines()
 
 
-def _parse(names: Names, path: Path, _: None) -> Parsed:
+def _parse(names: Names, annotations: Annotations, path: Path, _: None) -> Sequence[AnnotatedImage]:
     entries, used = [], set()
     for number, line in enumerate(_read_lines(path), start=1):
         if not (words := line.split()):
@@ -145,11 +142,11 @@ def _parse(names: Names, path: Path, _: None) -> Parsed:
         used.add(int(words[0]))
         label = names.names[int(words[0])] if names.names else f"class {words[0]}"
         entries.append(Entry(label, f"line {number}", partial(_draw, words[1:])))
+    annotations.declared += names.names or [f"class {number}" for number in sorted(used)]
     # images/train/a.jpg for labels/train/a.txt, or beside it
     *folders, name = path.with_suffix("").parts
     below = folders[len(folders) - [*reversed(folders), "labels"].index("labels") :] if "labels" in folders else []
-    declared = names.names or [f"class {number}" for number in sorted(used)]
-    return declared, [AnnotatedImage("/".join([*below, name]), entries)]
+    return [AnnotatedImage("/".join([*below, name]), entries)]
 
 
 def _draw(words: Sequence[str], height: int, width: int) -> Shape:
