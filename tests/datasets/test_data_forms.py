@@ -107,12 +107,8 @@ def nnunet(data):
         write(data / f"Dataset001_Fish/labelsTr/s{index:02d}.png", ids(index))
         write(data / f"Dataset001_Fish/imagesTs/t{index:02d}_0000.png", photo(index)[:, :, 0])
         write(data / f"Dataset001_Fish/imagesTs/t{index:02d}_0001.png", photo(index)[:, :, 1])
-    text = {
-        "channel_names": {"0": "red", "1": "green"},
-        "labels": {"background": 0, "head": 1, "tail": 2},
-        "numTraining": COUNT,
-        "file_ending": ".png",
-    }
+    text = {"channel_names": {"0": "red", "1": "green"}, "numTraining": COUNT, "file_ending": ".png"}
+    text["labels"] = {"background": 0, "head": 1, "tail": 2}
     (data / "Dataset001_Fish/dataset.json").write_text(json.dumps(text))
 
 
@@ -181,9 +177,8 @@ def write_nifti(path, pixels):
 
 def nifti(data):
     for number in range(3):
-        write_nifti(
-            data / f"a/images/v{number}.nii", volume(number, lambda index: grey(index)[:, :, 0].astype(np.int16))
-        )
+        pixels = volume(number, lambda index: grey(index)[:, :, 0].astype(np.int16))
+        write_nifti(data / f"a/images/v{number}.nii", pixels)
         write_nifti(data / f"a/labels/v{number}.nii", volume(number, ids))
 
 
@@ -193,9 +188,8 @@ def nifti_of_nnunet(data):
             pixels = volume(number, lambda index, channel=channel: photo(index)[:, :, channel].astype(np.int16))
             write_nifti(data / f"Dataset001_Fish/imagesTr/v{number}_{channel:04d}.nii.gz", pixels)
         write_nifti(data / f"Dataset001_Fish/labelsTr/v{number}.nii.gz", volume(number, ids))
-    (data / "Dataset001_Fish/dataset.json").write_text(
-        json.dumps({"labels": {name: value for value, name in enumerate(NAMES)}})
-    )
+    text = {"labels": {name: value for value, name in enumerate(NAMES)}}
+    (data / "Dataset001_Fish/dataset.json").write_text(json.dumps(text))
 
 
 # The report of each
@@ -225,10 +219,8 @@ CHANGED = {
 @pytest.fixture
 def report(tmp_path):
     def report(**settings):
-        config = load_config(
-            {"data_dir": str(tmp_path / "data"), "checkpoint_dir": str(tmp_path / "checkpoints"), **settings}
-        )
-        return build_dataset_report(config, Console(io.StringIO()))
+        places = {"data_dir": str(tmp_path / "data"), "checkpoint_dir": str(tmp_path / "checkpoints")}
+        return build_dataset_report(load_config({**places, **settings}), Console(io.StringIO()))
 
     return report
 
@@ -245,24 +237,13 @@ def test_a_form_of_data_is_read_without_a_setting(make, tmp_path, report):
         assert np.array_equal(read_mask(pair.mask), wanted)
         assert np.array_equal(read_image(pair.image), CHANGED.get(make, photo)(index)) or pair.image.suffix == ".jpg"
     assert len(found.pairs) == COUNT
-    groups = {pair.name.split("/")[0] for pair in found.split.val} & {
-        pair.name.split("/")[0] for pair in found.split.train
-    }
-    assert not groups or not make.__name__.startswith(("nifti", "tiff"))
+    train, val = ({pair.name.split("/")[0] for pair in pairs} for pairs in (found.split.train, found.split.val))
+    assert not train & val or not make.__name__.startswith(("nifti", "tiff"))
 
 
 @pytest.mark.parametrize(
     "cell",
-    [
-        "1 2 3",
-        "0 2",
-        "1 x",
-        "9" * 30 + " 1",
-        "480 2",
-        "1 400 1 400",
-        "100 3 20 3 19 4 18 4 19 3",
-        "9223372036854775807 5",
-    ],
+    ["1 2 3", "0 2", "1 x", "9" * 30 + " 1", "480 2", "1 400 1 400", "100 3 20 3 19 4 18 4 19 3", f"{2**63 - 1} 5"],
 )
 def test_run_lengths_that_do_not_fit_the_image_are_refused(cell, tmp_path, report):
     photos(tmp_path / "data", "train")
@@ -293,12 +274,9 @@ def test_several_masks_of_an_image_are_its_objects(tmp_path, report):
 )
 def test_endings_that_may_be_something_else_than_classes_are_asked_about(endings, values, tmp_path, report):
     photos(tmp_path / "data")
-    for index in range(COUNT):
-        for ending in endings:
-            write(
-                tmp_path / f"data/masks/s{index:02d}_{ending}.png",
-                np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % values,
-            )
+    pixels = np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH) % values
+    for name in (f"s{index:02d}_{ending}.png" for index in range(COUNT) for ending in endings):
+        write(tmp_path / "data/masks" / name, pixels)
     with pytest.raises(Question, match=r"mask_suffix: .* holds 2 kinds of masks for the same images"):
         report()
 

@@ -89,14 +89,8 @@ def test_our_own_folders_are_never_data(tmp_path):
     """data_dir: . beside checkpoints/: its sheets and samples were taken for images at the second start."""
     fill(tmp_path, "images", "masks")
     before = found(tmp_path)
-    fill(
-        tmp_path,
-        "checkpoints/check",
-        "checkpoints/run/samples",
-        "checkpoints/.scan",
-        "runs/mine/samples",
-        "run/train/images",
-    )
+    ours = "checkpoints/check", "checkpoints/run/samples", "checkpoints/.scan", "runs/mine/samples", "run/train/images"
+    fill(tmp_path, *ours)
     (tmp_path / "runs/.converted").mkdir()
     for name in ("config.yaml", "split.csv"):
         (tmp_path / "run" / name).touch()
@@ -146,22 +140,16 @@ def test_a_link_beside_the_data_is_not_searched(tmp_path):
     assert {file.folder for file in find_layout(tmp_path / "data", None, None).parts["train"][0].files} == {""}
 
 
-@pytest.mark.parametrize(
-    ("there", "settings", "expected"),
-    [
-        (["a", "b"], ("a", "b"), ("a", "b")),
-        (["images", "masks", "a"], ("a", None), ("a", "masks")),
-        (["images", "masks", "labels"], (None, "labels"), ("images", "labels")),
-        (["train/images", "train/masks", "train/labels"], (None, "labels"), ("train/images", "train/labels")),
-        (["01", "01_GT/SEG"], ("01", "01_GT/SEG"), ("01", "01_GT/SEG")),
-        (["images", "train/images", "masks"], ("images", "masks"), ("images", "masks")),
-        (
-            ["images", "train/images", "masks", "train/masks"],
-            ("train/images", "train/masks"),
-            ("train/images", "train/masks"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("there", "settings", "expected"), [
+    (["a", "b"], ("a", "b"), ("a", "b")),
+    (["images", "masks", "a"], ("a", None), ("a", "masks")),
+    (["images", "masks", "labels"], (None, "labels"), ("images", "labels")),
+    (["train/images", "train/masks", "train/labels"], (None, "labels"), ("train/images", "train/labels")),
+    (["01", "01_GT/SEG"], ("01", "01_GT/SEG"), ("01", "01_GT/SEG")),
+    (["images", "images/masks"], (".", "images/masks"), (".", "images/masks")),
+    (["images", "train/images", "masks"], ("images", "masks"), ("images", "masks")),
+    (["images", "train/images", "masks", "train/masks"], ("train/images", "train/masks"), ("train/images", "train/masks")),
+])  # fmt: skip
 def test_folders_that_are_set_are_used_instead_of_a_search(tmp_path, there, settings, expected):
     fill(tmp_path, *there)
     assert found(tmp_path, *settings)[0] == expected

@@ -1,8 +1,8 @@
 """Datasets as users have them, written by real encoders: how they enter training, or why they are refused."""
 
-import dataclasses
 import io
 import re
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -20,29 +20,17 @@ from train_unet import main, train
 from unet_trainer import load
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.schema import Config
-from unet_trainer.datasets.dataset_report import CheckedDataset
 from unet_trainer.images.image_decoding import decode_image
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD
 from unet_trainer.images.mask_decoding import IGNORED, read_mask
 from unet_trainer.system.console import Console
-from unet_trainer.training.build import Loaders, build_dataset, build_loaders
+from unet_trainer.training.build import build_dataset, build_loaders
 from unet_trainer.training.settings import build_settings
-
-
-@dataclasses.dataclass
-class Prepared:
-    """What a run has before it builds a model."""
-
-    written: Config  # read back from the text of config.yaml
-    dataset: CheckedDataset
-    loaders: Loaders
-    printed: str
 
 
 @pytest.fixture
 def prepare(tiny_config, tmp_path):
-    """Does what training does with a dataset before it builds a model."""
+    """Does what training does with a dataset before it builds a model; `written`: read back from config.yaml."""
 
     def prepare(data_dir, **overrides):
         config = load_config(tiny_config, {"data_dir": str(data_dir), **overrides})
@@ -52,7 +40,8 @@ def prepare(tiny_config, tmp_path):
         settings = build_settings(config, CPU_FACTS, dataset, console)
         loaders = build_loaders(settings.taken, dataset, CPU, console)
         (tmp_path / "config.yaml").write_text(settings.to_yaml("written by a test"), encoding="utf-8")
-        return Prepared(load_config(tmp_path / "config.yaml"), dataset, loaders, output.getvalue())
+        written = load_config(tmp_path / "config.yaml")
+        return SimpleNamespace(written=written, dataset=dataset, loaders=loaders, printed=output.getvalue())
 
     return prepare
 
@@ -98,9 +87,8 @@ def test_masks_become_the_class_ids_they_mean_and_the_coding_is_written_down(kin
     for pair in run.dataset.pairs:
         assert np.array_equal(run.dataset.coding.encode(read_mask(pair.mask)), truth(int(pair.name)))
     (batch,) = run.loaders.val.epoch(0)
-    assert set(batch.masks[: batch.num_images].unique().tolist()) <= set(
-        np.unique([truth(i) for i in range(NUM_PAIRS)]).tolist()
-    )
+    all_ids = set(np.unique([truth(i) for i in range(NUM_PAIRS)]).tolist())
+    assert set(batch.masks[: batch.num_images].unique().tolist()) <= all_ids
     line = next(line for line in run.printed.splitlines() if line.startswith("  Masks:"))
     num_ids = max(2, run.written.num_classes)
     counted = np.bincount(np.concatenate([truth(i).ravel() for i in range(NUM_PAIRS)]), minlength=256)[:num_ids]
@@ -194,19 +182,15 @@ def test_images_keep_depth_and_channels_and_their_statistics_are_written_down(ki
     else:
         assert run.written.image_mean == pytest.approx(pixels.mean(0), rel=1e-5)
         assert run.written.image_std == pytest.approx(pixels.std(0), rel=1e-5)
-    assert ("the alpha channel of 8 of 8 images is dropped (in_channels: 4 keeps it)" in run.printed) == (
-        kind.startswith("alpha")
-    )
-    is_kept = (
-        f"the last channel of 8 of 8 images, tagged as alpha, is kept as a band (in_channels: {channels - 1} drops it)"
-    )
+    is_dropped = "the alpha channel of 8 of 8 images is dropped (in_channels: 4 keeps it)"
+    assert (is_dropped in run.printed) == (kind == "alpha")
+    is_kept = f"images, tagged as alpha, is kept as a band (in_channels: {channels - 1} drops it)"
     assert (is_kept in run.printed) == ("band" in kind)
     assert ("8 of 8 images are rotated by the EXIF orientation" in run.printed) == (kind == "rotated by EXIF")
     (batch,) = run.loaders.val.epoch(0)
     assert batch.images.dtype == (torch.uint8 if described.startswith("8-bit") else torch.float32)
-    for image, pair in zip(
-        batch.images.numpy().astype(float), run.dataset.split.val, strict=False
-    ):  # the batch is padded
+    images = batch.images.numpy().astype(float)
+    for image, pair in zip(images, run.dataset.split.val, strict=False):  # the batch is padded
         difference = np.abs(image - arrays[pair.name])
         if kind == "rotated by EXIF":  # OpenCV and PIL round differently
             assert difference.mean() < 1
@@ -251,15 +235,12 @@ def test_missing_data_is_left_out_of_the_statistics_and_filled_with_the_mean(kin
     setting = {"nodata": -9999} if "set" in kind else {}
     run = prepare(tmp_path / "data", image_size=SIDE, augmentation="none", fit=fit, **setting)
     channels = arrays["0"].shape[2]
-    pixels = np.ma.concatenate([arrays[pair.name].reshape(-1, channels) for pair in run.dataset.split.train]).astype(
-        float
-    )
+    train = [arrays[pair.name].reshape(-1, channels) for pair in run.dataset.split.train]
+    pixels = np.ma.concatenate(train).astype(float)
     assert run.written.image_mean == pytest.approx(pixels.mean(0), rel=1e-5)
     assert run.written.image_std == pytest.approx(pixels.std(0), rel=1e-4)
-    assert (
-        f"8 of 8 images have no data in 10.42% of their values ({mark}): left out of the statistics, and filled"
-        in run.printed
-    )
+    missing = f"8 of 8 images have no data in 10.42% of their values ({mark}): left out of the statistics, and filled"
+    assert missing in run.printed
     for batch in run.loaders.val.epoch(0):
         for image, pair in zip(batch.images.numpy(), run.dataset.split.val, strict=False):
             expected, mean = arrays[pair.name].astype(float).filled(np.nan), run.written.image_mean

@@ -75,10 +75,10 @@ def classes(data):
 
 def stacks(data):
     data.mkdir()
-    tifffile.imwrite(
-        data / "images.tif", np.stack([photo(index)[:, :, 0] for index in range(COUNT)]), photometric="minisblack"
-    )
-    tifffile.imwrite(data / "labels.tif", np.stack([disc(index) for index in range(COUNT)]), photometric="minisblack")
+    for name, page in (("images", lambda index: photo(index)[:, :, 0]), ("labels", disc)):
+        tifffile.imwrite(
+            data / f"{name}.tif", np.stack([page(index) for index in range(COUNT)]), photometric="minisblack"
+        )
 
 
 def cityscapes(data):
@@ -164,9 +164,8 @@ def coco(data):
         left, top, right, bottom = corners(index)
         images.append({"id": index, "file_name": f"{index}.jpg", "width": SIDE, "height": SIDE})
         outline = [left, top, right, top, right, bottom, left, bottom]
-        annotations.append(
-            {"id": index + 1, "image_id": index, "category_id": 1 + index % 2, "iscrowd": 0, "segmentation": [outline]}
-        )
+        shape = {"category_id": 1 + index % 2, "iscrowd": 0, "segmentation": [outline]}
+        annotations.append({"id": index + 1, "image_id": index, **shape})
     categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}]
     content = {"images": images, "annotations": annotations, "categories": categories}
     (data / "annotations").mkdir()
@@ -199,8 +198,6 @@ def shards(data):
     for index in range(0, 8, 2):
         files = {}
         for number in (index, index + 1):
-            files |= {
-                f"{number}.jpg": encode_image(photo(number), ".jpg"),
-                f"{number}.seg.png": encode_image(disc(number), ".png"),
-            }
+            files[f"{number}.jpg"] = encode_image(photo(number), ".jpg")
+            files[f"{number}.seg.png"] = encode_image(disc(number), ".png")
         write_tar(data / f"cells-{index // 2:06d}.tar", files)

@@ -47,6 +47,7 @@ FOREGROUND = 255
 SAME_THING = 0.6  # classes that share more of their pixels are readings of one thing
 SOFT_EDGE = 127  # of a file with greys, pixels above this belong to the object
 NUM_LOOKED_AT, MOST = 3, 0.9  # masks of each class, and the share of their pixels that have one of two values
+TIFF = (".tif", ".tiff")
 NUMBERED = re.compile(r"\D*\d+\D*")
 
 
@@ -292,25 +293,13 @@ def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
     return np.concatenate(read, axis=-1), {}
 
 
-@contextlib.contextmanager
-def _reading(path: Path, kind: str, *errors: type[Exception]) -> Iterator[None]:
-    """What the package of a format raises, its own `errors` or others, becomes a DataError."""
-    expected: tuple[type[Exception], ...] = (*errors, OSError, ValueError, EOFError, zlib.error, MemoryError)
-    try:
-        yield
-    except DataError:  # which is a ValueError
-        raise
-    except expected as error:
-        raise DataError(f"{path} is not a {kind} that can be read ({str(error)[:100]})") from None
-
-
 # Pages of stacks
 
 
 def has_pages(path: Path) -> bool:
     """Whether a file is a volume, or a TIFF with several pages. Reads a few bytes of it; False for a broken one."""
     with contextlib.suppress(DataError):
-        if path.suffix.lower() in (".tif", ".tiff"):
+        if path.suffix.lower() in TIFF:
             return len(page_types(path)) > 1
     return path.name.lower().endswith(VOLUME_EXTENSIONS)
 
@@ -320,7 +309,7 @@ def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -
     files."""
     wanted = []
     for stack in stacks:
-        is_stack = _is_volume(stack.image) or stack.image.suffix.lower() in (".tif", ".tiff")
+        is_stack = _is_volume(stack.image) or stack.image.suffix.lower() in TIFF
         images, masks = page_types(stack.image) if is_stack else [None], page_types(stack.mask)
         if len(images) != len(masks):
             there = f"{stack.image} has {counted(len(images), 'page')} and {stack.mask} has {len(masks)}"
@@ -366,6 +355,14 @@ def _image_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
     return page if page.dtype in (np.uint8, np.uint16) else page.astype(np.float32), {}
 
 
+def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
+    page = np.squeeze(_read_pages(path)[index])
+    if page.ndim == 3 and page.shape[2] == 3 and page.dtype == np.uint8:
+        return page, {}
+    with naming(f"{path}, page {index}"):
+        return whole_numbers(page), {}
+
+
 def _is_volume(path: Path) -> bool:
     """Of NIfTI, or an array of the channels that were joined."""
     return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
@@ -380,31 +377,35 @@ def _open_volume(path: Path) -> tuple[int, Any, Callable[[], Pixels]]:
         import nibabel
     except ImportError:
         raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
-    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it mends
-    how = "NIfTI volume", nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError
-    with _reading(path, *how):
+    logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it repairs
+    errors = nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError
+    with _reading(path, *errors):
         file: Any = nibabel.load(path)
         shape, num_bytes = (*file.shape, *[1] * (3 - len(file.shape))), path.stat().st_size
         if len(shape) > 4 or min(shape) < 1 or file.get_data_dtype().kind not in "uifb":
-            raise ValueError(
-                f"{file.get_data_dtype()} of shape {file.shape}; need numbers in 3 dimensions, or 4 with channels"
-            )
+            need = "need numbers in 3 dimensions, or 4 with channels"
+            raise ValueError(f"{file.get_data_dtype()} of shape {file.shape}; {need}")
         if math.prod(shape) > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
             raise ValueError(f"{num_bytes / 1e6:.2g} MB that decompress to {math.prod(shape) / 1e6:.3g} million values")
 
     def read() -> Pixels:
-        with _reading(path, *how):
+        with _reading(path, *errors):
             return np.ascontiguousarray(np.moveaxis(np.asanyarray(file.dataobj).reshape(shape).swapaxes(0, 1), 2, 0))
 
     return shape[2], file.get_data_dtype(), read
 
 
-def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
-    page = np.squeeze(_read_pages(path)[index])
-    if page.ndim == 3 and page.shape[2] == 3 and page.dtype == np.uint8:
-        return page, {}
-    with naming(f"{path}, page {index}"):
-        return whole_numbers(page), {}
+@contextlib.contextmanager
+def _reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
+    """What nibabel raises, its own `errors` or others, becomes a DataError."""
+    try:
+        yield
+    except DataError:  # which is a ValueError
+        raise
+    except Exception as error:
+        if not isinstance(error, (*errors, OSError, ValueError, EOFError, zlib.error, MemoryError)):
+            raise
+        raise DataError(f"{path} is not a NIfTI volume that can be read ({str(error)[:100]})") from None
 
 
 # Blocks of a large image
@@ -420,10 +421,9 @@ def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
         image = Conversion(f"images/{name}", [box.image], partial(_image_block, box), ".tiff")
         wanted.append((pair, image, Conversion(f"masks/{name}", [box.mask, box.image], partial(_mask_block, box))))
     # One process: it decodes the image once, and each further one would hold it in memory too.
-    cut = iter(
-        replace(converter, num_processes=1).write_pairs("blocks", None, wanted, "Cutting the image into blocks:")
-    )
-    return [pair if pair.box is None else next(cut) for pair in pairs]
+    one = replace(converter, num_processes=1)
+    blocks = iter(one.write_pairs("blocks", None, wanted, "Cutting the image into blocks:"))
+    return [pair if pair.box is None else next(blocks) for pair in pairs]
 
 
 @lru_cache(maxsize=1)
@@ -454,14 +454,14 @@ def _image_block(box: Box) -> tuple[bytes, dict[str, int]]:
         raise DataError(f"{box.image}: box: {box.place} are not inside of its {width}×{height} pixels")
     is_colour = channels - has_alpha == COLOUR_CHANNELS
     extra = ["unspecified"] * (channels - (COLOUR_CHANNELS if is_colour else 1))
-    file, text = io.BytesIO(), "" if nodata is None else repr(nodata)
+    file = io.BytesIO()
     tifffile.imwrite(
         file,
         np.ascontiguousarray(image[box.top : box.bottom, box.left : box.right]),
         photometric="rgb" if is_colour else "minisblack",
         planarconfig="contig",
         extrasamples=[*extra[1:], "unassalpha"] if has_alpha else extra,
-        extratags=[(NODATA, "s", 0, text, True)] if text else (),
+        extratags=() if nodata is None else [(NODATA, "s", 0, repr(nodata), True)],
         metadata=None,
     )
     return file.getvalue(), {}
@@ -491,30 +491,21 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
     """Reads every pair once, in order, and returns the folder that holds them as .npy files, named by the digest of
     what was written. Where an earlier call wrote the same, damaged files are replaced. `parts`: train and val; without
     val the run splits. Raises UserError."""
-    given = {part: pairs for part, pairs in parts.items() if pairs is not None}
-    for part, pairs in given.items():
-        if not hasattr(pairs, "__len__") or not hasattr(pairs, "__getitem__"):
+    for part, pairs in parts.items():
+        if pairs is not None and not (hasattr(pairs, "__len__") and hasattr(pairs, "__getitem__")):
             need = "a list, or an object with a length that gives (image, mask) for an index"
             raise UserError(f"{part}_data: got {type(pairs).__name__}; need {need}")
-        if len(pairs) == 0:
+        if pairs is not None and len(pairs) == 0:
             raise UserError(f"{part}_data: it is empty; need (image, mask) pairs")
     digests: dict[str, str] = {}  # by the path in the folder
     with contextlib.ExitStack() as stack:
         with _naming_checkpoint_dir(folder):
             folder.mkdir(parents=True, exist_ok=True)
             draft = stack.enter_context(draft_folder(folder, ".draft-")) / "data"
-        for part, pairs in given.items():
-            place = draft / part if "val" in given else draft
-            for index in range(len(pairs)):
-                try:
-                    image, mask = pairs[index]
-                    arrays = {"images": as_pixels(image), "masks": as_pixels(mask)}
-                except Exception as error:  # the caller's code may raise anything
-                    raise UserError(
-                        f"{part}_data[{index}]: {type(error).__name__}: {error}; need (image, mask), see "
-                        "docs/extending.md"
-                    ) from error
-                for kind, array in arrays.items():
+        for part, pairs in parts.items():
+            place = draft / part if parts.get("val") is not None else draft
+            for index in range(len(pairs) if pairs is not None else 0):
+                for kind, array in _read_arrays(part, pairs, index).items():
                     path = place / kind / f"{index:06d}.npy"
                     with _naming_checkpoint_dir(folder):
                         path.parent.mkdir(parents=True, exist_ok=True)
@@ -529,6 +520,15 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
                     raise
                 _replace_damaged(made, draft, digests)
         return made
+
+
+def _read_arrays(part: str, pairs: Any, index: int) -> dict[str, Pixels]:
+    try:
+        image, mask = pairs[index]
+        return {"images": as_pixels(image), "masks": as_pixels(mask)}
+    except Exception as error:  # the caller's code may raise anything
+        what = f"{part}_data[{index}]: {type(error).__name__}: {error}"
+        raise UserError(f"{what}; need (image, mask), see docs/extending.md") from error
 
 
 @contextlib.contextmanager
@@ -569,5 +569,4 @@ def as_pixels(given: Any) -> Pixels:
         array = array[..., 0]
     if array.ndim not in (2, 3) or array.dtype.kind not in "buif" or 0 in array.shape:
         raise ValueError(f"got {array.dtype} of shape {array.shape}")
-    array = array.astype(np.uint8) if array.dtype == bool else array
-    return np.ascontiguousarray(array)
+    return np.ascontiguousarray(array.astype(np.uint8) if array.dtype == bool else array)

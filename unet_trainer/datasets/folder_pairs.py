@@ -24,6 +24,7 @@ from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
 
+TO_FOLDERS = "image_dir and mask_dir to other folders"
 TO_CSV = "split_file to a CSV with the columns image and mask"
 LISTS = "ImageSets/Segmentation"  # of PASCAL VOC: train.txt, val.txt, test.txt, trainval.txt, a name in each line
 
@@ -126,32 +127,23 @@ def _pair_parts(search: Search, layout: Layout) -> tuple[FoundPairs, bool]:
 def _describe_unpaired(parts: Sequence[Paired], num_pairs: int) -> list[Problem]:
     """Files without a partner, each with the fix; unpaired: skip is one if there are pairs to train on. As many images
     as masks without a partner are likely numbered from different numbers: then the pairs are wrong ones."""
-    images, masks = (
-        tuple(str(file.path) for file in sorted(file for part in parts for file in files(part.match)))
-        for files in (lambda match: match.images, lambda match: match.masks)
-    )
+    images = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.images))
+    masks = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.masks))
+    fix = f"set mask_suffix to what follows the image's name in the mask's name, {TO_FOLDERS}, or {TO_CSV}"
     settings = pairing.SKIP.settings if num_pairs > 1 and len(images) != len(masks) else {}
-    fix = (
-        "set mask_suffix to what follows the image's name in the mask's name, image_dir and mask_dir to other "
-        f"folders, or {TO_CSV}"
-    )
     if settings:
         fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip"
     elif num_pairs > 1:
         fix += "; if images and masks are numbered from different numbers, rename the masks"
-    problems, match = [], parts[0].match
-    if images:
-        how = "no rule pairs any of them: same names, a common prefix or suffix"
-        if match.pairs:
-            (image, mask), total = min(match.pairs), len(match.pairs) + len(match.images)
-            how = f"the best rule pairs {len(match.pairs)} of {total}, {image.path.name} with {mask.path.name}"
-        what = f"without a mask in {parts[0].masks.place} ({how})"
-        problems.append(Problem("no_mask", "image", what, images, f"add the masks; or {fix}", settings))
-    if masks:
-        what = f"without an image in {parts[0].images.place}"
-        advice = "add their images" if images else f"add the images; or {fix}"
-        problems.append(Problem("no_image", "mask", what, masks, advice, settings))
-    return problems
+    match, how = parts[0].match, "no rule pairs any of them: same names, a common prefix or suffix"
+    if match.pairs:
+        (image, mask), total = min(match.pairs), len(match.pairs) + len(match.images)
+        how = f"the best rule pairs {len(match.pairs)} of {total}, {image.path.name} with {mask.path.name}"
+    no_mask = f"without a mask in {parts[0].masks.place} ({how})"
+    no_image = f"without an image in {parts[0].images.place}"
+    advice = "add their images" if images else f"add the images; or {fix}"
+    problems = [Problem("no_mask", "image", no_mask, images, f"add the masks; or {fix}", settings)] if images else []
+    return problems + ([Problem("no_image", "mask", no_image, masks, advice, settings)] if masks else [])
 
 
 def _find_test(search: Search, layout: Layout, rule: Rule) -> tuple[list[Pair], bool]:
@@ -304,12 +296,11 @@ def _pair_part(
 def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: converted.MaskParts, part: Part) -> bool:
     """Merges the files of objects or of classes that each image has. Or each has one file, in a folder of its own or of
     its batch: then only the match is set, and False returned."""
-    place, config = found.masks.place, search.config
+    place, wanted = found.masks.place, list(search.config.class_names or ())
     names = sorted({name for files in parts.values() for name, _ in files if name})
     found.match = Match(Rule(), [], [image for image in images if image not in parts], [])
     as_classes: dict[str, Any] = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
-    orders = (list(config.class_names or ()), list(config.class_names or ())[1:])  # the first may be the background
-    named = next((order for order in orders if names and sorted(order) == names), [])
+    named = next((order for order in (wanted, wanted[1:]) if names and sorted(order) == names), [])  # [0]: background
     is_sure = bool(search.classes or named)
     if all(len(files) == 1 for files in parts.values()) and not (names and is_sure):
         if len(names) > 1:
@@ -319,34 +310,29 @@ def _merge_files(search: Search, found: Paired, images: Sequence[File], parts: c
         found.match.pairs.extend((image, image._replace(path=files[0][1])) for image, files in parts.items())
         return False
     has_folders = all((place / name).is_dir() for name in names)
+    all_files = [] if has_folders else [(image, *file) for image, files in parts.items() for file in files]
     ends = {
-        name: path.stem.removeprefix(image.path.stem)
-        for image, files in parts.items()
-        for name, path in files
-        if name and path.stem != name and not has_folders
+        name: path.stem.removeprefix(image.path.stem) for image, name, path in all_files if name not in ("", path.stem)
     }
-    if names and ends and not is_sure:
+    if ends and not is_sure:
         listing = ", ".join(f"{ends[name]} ({name})" for name in names)
-        one = f"to train on one of them alone, set mask_suffix: {ends[names[0]]}"
-        search.notices.append(
-            f"masks in {place} are taken as those of classes by the endings of their names: {listing}; {one}"
-        )
-    if names and not search.classes:
-        search.classes = named or names
+        what = f"masks in {place} are taken as those of classes by the endings of their names: {listing}"
+        search.notices.append(f"{what}; to train on one of them alone, set mask_suffix: {ends[names[0]]}")
+    search.classes = search.classes or named or names
     if unknown := sorted(set(names) - set(search.classes)):
         raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
     merged = converted.merge_masks(search.converter, part, parts, search.classes if names else [], search.notices)
     search.has_background |= merged.has_background
     if not is_sure and (merged.are_alike or (has_folders and any(map(name_matching.READERS.search, names)))):
-        key, value = "mask_dir" if has_folders else "mask_suffix", path_in(search.converter.data_dir, place)
-        choices = [{key: f"{value}/{name}" if has_folders else ends[name]} for name in names if has_folders or ends]
-        text = f"{key}: {' and '.join(names)} in {place} look like readings of one thing"
-        raise Question(text, *choices, as_classes)
+        text = f"{' and '.join(names)} in {place} look like readings of one thing"
+        if has_folders:
+            folders = [{"mask_dir": f"{path_in(search.converter.data_dir, place)}/{name}"} for name in names]
+            raise Question(f"mask_dir: {text}", *folders, as_classes)
+        raise Question(f"mask_suffix: {text}", *({"mask_suffix": ends[name]} for name in names if ends), as_classes)
     found.rule = f"a mask file for each object, {sum(map(len, parts.values()))} files merged"
     found.rule = f"a mask file for each class: {', '.join(search.classes)}" if names else found.rule
     found.pairs = sorted(merged.pairs, key=lambda pair: pair.name)
-    if merged.unreadable:
-        unreadable = tuple(merged.unreadable)
+    if unreadable := tuple(merged.unreadable):
         found.problems.append(Problem("unreadable", *pairing.UNREADABLE, unreadable, "repair these files"))
     return True
 
@@ -434,20 +420,17 @@ def _one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]
     extensions: dict[tuple[str, str], set[str]] = defaultdict(set)
     for file in files:
         extensions[file.folder, file.stem].add(_extension(file))
-
-    def kinds_of(file: File) -> set[str]:
+    kinds: dict[str, set[File]] = defaultdict(set)  # by the mark or extension that may make them masks
+    for file in files:
         same, own = extensions[file.folder, file.stem], _extension(file)
-        by_extension = {"beside a JPEG" if same == {".jpg", own} else own} if len(same) > 1 and own != ".jpg" else set()
-        return {*mask_marks(file.stem), *by_extension}
-
-    kinds = {file: kinds_of(file) for file in files}
-    counts = Counter(kind for its in kinds.values() for kind in its)
-    by_kind: dict[str, tuple[list[File], list[File]]] = {}
-    for kind in sorted(kind for kind, count in counts.items() if count < len(files)):
-        by_kind[kind] = (
-            [file for file in files if kind not in kinds[file]],
-            [file for file in files if kind in kinds[file]],
-        )
+        by_extension = ["beside a JPEG" if same == {".jpg", own} else own] if len(same) > 1 and own != ".jpg" else []
+        for kind in (*mask_marks(file.stem), *by_extension):
+            kinds[kind].add(file)
+    by_kind = {
+        kind: ([file for file in files if file not in masks], [file for file in files if file in masks])
+        for kind, masks in sorted(kinds.items())
+        if len(masks) < len(files)
+    }
     complete = [kind for kind, sides in by_kind.items() if best_match(*sides, group.place).is_complete]
     if not complete and converted.find_ending_files(*(sides := name_matching.split_by_endings(files))):
         return sides
@@ -456,16 +439,10 @@ def _one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[File]]
     unclear = f"cannot tell images from masks in {group.place}"
     if not by_kind:
         text = f"{unclear}: no file is named like a mask (X_mask, X_label, gt_X, ...)"
-        text += f"; set image_dir and mask_dir to two folders, mask_suffix, or {TO_CSV}"
-        raise _ask_for_suffix(text, files, files)
-    listing = ", ".join(f"{kind} ({counts[kind]} files)" for kind in by_kind)
-    endings = [
-        ending
-        for kind, (_, masks) in by_kind.items()
-        for ending in [kind if kind in IMAGE_EXTENSIONS else masks[0].stem[-len(kind) :]]
-        if ending.lower() == kind
-    ]
-    choices = ({"mask_suffix": ending} for ending in endings)
+        raise _ask_for_suffix(f"{text}; set {TO_FOLDERS}, mask_suffix, or {TO_CSV}", files, files)
+    listing = ", ".join(f"{kind} ({len(masks)} files)" for kind, (_, masks) in by_kind.items())
+    names = {kind: f"{masks[0].stem}{kind if kind in IMAGE_EXTENSIONS else ''}" for kind, (_, masks) in by_kind.items()}
+    choices = ({"mask_suffix": name[-len(kind) :]} for kind, name in names.items() if name.lower().endswith(kind))
     raise Question(f"{unclear}: several kinds of names could be masks: {listing}", *choices)
 
 

@@ -226,17 +226,12 @@ def holds_masks_too(files: Sequence[File], mask_suffix: str) -> bool:
 class Group:
     """The images, or the masks, of a part."""
 
-    place: Path  # their folder; of sequences, with * in the place of their names
+    place: Path  # their folder; of sequences, with * instead of their names
     part: str
     part_name: str
     value: str
-    # By the name of the sequence, with a slash; "" if there are none:
-    folders: dict[str, Path] = field(default_factory=dict)
-    by_sequence: dict[str, list[File]] = field(default_factory=dict)
-
-    @property
-    def files(self) -> list[File]:
-        return [file for files in self.by_sequence.values() for file in files]
+    folders: dict[str, Path] = field(default_factory=dict)  # by the sequence, with a slash; "" if there are none
+    files: list[File] = field(default_factory=list)
 
     @property
     def is_in_sequences(self) -> bool:
@@ -256,8 +251,19 @@ class Layout:
 
 
 Groups = dict[Kind | None, list[Group]]
-# Names in image_dir and mask_dir, and whether that is a folder of the root:
+# The names in image_dir and mask_dir, and whether that is a folder of the root:
 Words = Mapping[Kind, tuple[tuple[str, ...], bool]]
+
+
+class Role(NamedTuple):
+    """What the files of a folder are, by the names on the way to it."""
+
+    kind: Kind | None
+    part: str = ""  # "": data that is not divided
+    part_name: str = ""  # of the folder that makes it train or val
+    value: str = "."  # selects it in the config
+    sequence: str = ""  # with a slash
+    depth: int = 0  # number of names that say this; those behind them belong to the names of the files
 
 
 def find_layout(
@@ -282,15 +288,12 @@ def find_layout(
     groups = _without_stray_sequences(_group_files(root, files, explicit, without, listing), root)
     for kind, value in explicit.items():
         if not groups[kind]:
-            parent = (root / value).parent
-            values = [
-                path_in(root, each)
-                for each in listing.subfolders(parent)
-                if list_files(each, with_volumes=True, listing=listing)
-            ]
-            is_there = "no image file in" if (root / value).is_dir() else "no folder"
-            choices = [{KEYS[kind]: value} for value in values[:MAX_PROPOSED]]
-            raise Question(f"{KEYS[kind]}: {is_there} {root / value}; {_contents(parent, listing)}", *choices)
+            place = root / value
+            inner = listing.subfolders(place.parent)
+            choices = [{KEYS[kind]: path_in(root, each)} for each in inner if _holds_images(each, listing)]
+            is_there = "no image file in" if place.is_dir() else "no folder"
+            text = f"{KEYS[kind]}: {is_there} {place}; {_contents(place.parent, listing)}"
+            raise Question(text, *choices[:MAX_PROPOSED])
     if image_dir is None:
         _add_bare_folders(groups, root, mask_suffix, listing)
     image, mask = (_only(data_dir, kind, groups, ("", "train")) for kind in KEYS)
@@ -344,33 +347,32 @@ def _inner_root(data_dir: Path, files: Sequence[Path]) -> Path:
     return data_dir.joinpath(*takewhile(lambda name: _meaning(name) == ("", None), common.relative_to(data_dir).parts))
 
 
-def _role(names: tuple[str, ...], explicit: Words) -> tuple[Kind | None, str, str, str, str, int]:
-    """What the files of a folder are, by the names on the way to it: kind, part ("": data that is not divided), name of
-    the folder that makes it train or val, what selects it in the config, the sequence with a slash, and the number of
-    names that say this; those behind them belong to the names of the files. `explicit`: the longer one first."""
-    part = part_name = sequence = ""
-    for index in range(min(len(names) + 1, MAX_DEPTH)):
-        name = names[index] if index < len(names) else ""
-        set_kind: Kind | None = None
-        for wanted, (words, is_there) in reversed([*explicit.items()]):
-            if names[index:][: len(words)] == words and is_there == (index == 0):
-                set_kind = wanted
-        own_part, kind = ("", set_kind) if set_kind else _meaning(name)
-        if kind and (set_kind or (kind not in explicit and (own_part in ("", part) or not part))):
-            depth = index + (len(explicit[kind][0]) if set_kind else 1)
-            value = "/".join(names[index:depth]) or "."
-            part, part_name = (part or own_part), (part_name or (name if own_part else ""))
-            below = names[depth] if depth < len(names) and not part and not sequence else ""
-            if below and _meaning(below)[0] and not _meaning(below)[1]:
-                return kind, _meaning(below)[0], below, value, "", depth + 1
-            return kind, part, part_name, value, sequence, depth
-        if own_part and not kind and index == 0:
-            part, part_name = own_part, name
-        elif own_part or kind or sequence:
+def _role(names: tuple[str, ...], explicit: Words) -> Role:
+    """By at most three names: K, KP, PK, *K, P*K (see above). `explicit`: the longer one first; it decides, and no
+    other name means its kind."""
+    found: list[tuple[str, Kind | None, str, int]] = []  # part, kind, name, and the number of names up to it
+    code, index = "", 0
+    while len(found) < MAX_DEPTH:
+        matching = [
+            (kind, words)
+            for kind, (words, is_there) in explicit.items()
+            if names[index:][: len(words)] == words and is_there == (index == 0) and not (found and not words)
+        ]
+        if not matching and index == len(names):
             break
-        else:
-            sequence = f"{name}/"
-    return None, part, part_name, part_name or ".", "", 1 if part else 0
+        part, kind = _meaning(names[index]) if not matching else ("", matching[0][0])
+        words = matching[0][1] if matching else names[index : index + 1]
+        is_other = not matching and kind in explicit
+        code += "X" if is_other else "B" if part and kind else "K" if kind else "P" if part else "*"
+        index += len(words)
+        found.append((part, kind, "/".join(words) or ".", index))
+    used = found[: shape.end()] if (shape := re.match(r"KP|P?\*?[KB]", code)) else []
+    parts = {part: name for part, _, name, _ in reversed(used) if part}
+    if not used or len(parts) > 1:
+        return Role(None, found[0][0], found[0][2], found[0][2], "", 1) if code[:1] == "P" else Role(None)
+    kind, value = next((kind, name) for _, kind, name, _ in used if kind)
+    sequence = next((f"{name}/" for part, kind, name, _ in used if not part and not kind), "")
+    return Role(kind, "".join(parts), "".join(parts.values()), value, sequence, used[-1][3])
 
 
 def _group_files(
@@ -380,24 +382,22 @@ def _group_files(
     # Of images/ and images/masks/, the latter decides.
     by_length = sorted(inside.items(), key=lambda item: -len(item[1]))
     words: Words = {kind: (names, root.joinpath(*names).is_dir()) for kind, names in by_length}
+    searched: list[tuple[Path, Sequence[Path], Words, str]] = [(root, files, words, "")]
+    for kind, value in explicit.items():
+        if inside[kind][:1] == ("..",):
+            there = list_files(root / value, without, None, True, listing)
+            searched.append((root / value, there, {kind: ((), True)}, value))
     groups: dict[tuple[Kind | None, str, Path], Group] = {}
-
-    def add(folder: Path, paths: Iterable[Path], root: Path, words: Words, value: str | None = None) -> None:
-        names = folder.relative_to(root).parts
-        kind, part, part_name, selected, sequence, depth = _role(names, words)
-        base = root.joinpath(*names[:depth])
-        place = base.parent.parent / "*" / base.name if sequence else base
-        group = groups.setdefault((kind, part, place), Group(place, part, part_name, value or selected))
-        group.folders[sequence] = base
-        group.by_sequence.setdefault(sequence, []).extend(name_files(paths, base, sequence))
-
-    for folder, paths in groupby(files, lambda path: path.parent):
-        add(folder, paths, root, words)
-    for kind, names in inside.items():
-        if names[:1] == ("..",):
-            place = root / explicit[kind]
-            for folder, paths in groupby(list_files(place, without, None, True, listing), lambda path: path.parent):
-                add(folder, paths, place, {kind: ((), True)}, explicit[kind])
+    for top, paths, its_words, value in searched:
+        for folder, in_folder in groupby(paths, lambda path: path.parent):
+            names = folder.relative_to(top).parts
+            role = _role(names, its_words)
+            base = top.joinpath(*names[: role.depth])
+            place = base.parent.parent / "*" / base.name if role.sequence else base
+            new = Group(place, role.part, role.part_name, value or role.value)
+            group = groups.setdefault((role.kind, role.part, place), new)
+            group.folders[role.sequence] = base
+            group.files += name_files(in_folder, base, role.sequence)
     found: Groups = {"image": [], "mask": [], None: []}
     for key, group in groups.items():
         found[key[0]].append(group)
@@ -409,24 +409,17 @@ def _group_files(
 def _without_stray_sequences(groups: Groups, root: Path) -> Groups:
     """Sequences only where no other folder holds the data, and those with images and masks; one of test may lack
     masks."""
-    kinds = [group for kind in KEYS for group in groups[kind]]
-    has_others = any(group.part in ("", "train") and not group.is_in_sequences for group in kinds)
+    kinds = [(kind, group) for kind in KEYS for group in groups[kind]]
+    has_others = any(group.part in ("", "train") and not group.is_in_sequences for _, group in kinds)
     has_files = any(file.path.parent == root for group in groups[None] for file in group.files)
-    for group in kinds:
-        if not group.is_in_sequences:
-            continue
-        partners = {
-            name
-            for kind in KEYS
-            if group not in groups[kind]
-            for other in groups[kind]
-            if other.part == group.part
-            for name in other.folders
-        }
-        may_lack_masks = group.part == "test" and group in groups["image"]
-        for name in [*group.folders]:
-            if has_others or not (name in partners or may_lack_masks) or (has_files and not group.part):
-                del group.folders[name], group.by_sequence[name]
+    names = [(kind, group.part, name) for kind, group in kinds for name in group.folders]
+    for kind, group in kinds:
+        if group.is_in_sequences:
+            with_masks = {name for other, part, name in names if other != kind and part == group.part}
+            kept = group.folders if group.part == "test" and kind == "image" else with_masks & group.folders.keys()
+            kept = {} if has_others or (has_files and not group.part) else kept
+            group.folders = {name: folder for name, folder in group.folders.items() if name in kept}
+            group.files = [file for file in group.files if f"{file.folder.partition('/')[0]}/" in kept]
     return {kind: [group for group in found if group.folders] for kind, found in groups.items()}
 
 
@@ -483,9 +476,13 @@ def _missing(
     return DataError(f"data_dir: {text}")
 
 
+def _holds_images(folder: Path, listing: Listing) -> bool:
+    return bool(list_files(folder, with_volumes=True, listing=listing))
+
+
 def _contents(folder: Path, listing: Listing) -> str:
     inner = listing.subfolders(folder)
-    empty = [path for path in inner if not list_files(path, with_volumes=True, listing=listing)]
+    empty = [path for path in inner if not _holds_images(path, listing)]
     names = first_few((f"{path.name}/{' (no image file)' if path in empty else ''}" for path in inner), 10)
     known = f"; need files with one of {', '.join(sorted(IMAGE_EXTENSIONS))}" if empty else ""
     return f"{folder} holds {names or 'no folder'}{known}"

@@ -1,9 +1,5 @@
-"""A pair: an image and its mask. The pairs of a dataset, however they were found, and what is wrong with it: problems,
-each with its files and the fix, and questions with the settings that answer them, as lines that can be pasted into a
-config.
-
-Opens no file.
-"""
+"""A pair: an image and its mask. The pairs of a dataset, and what is wrong with it: problems with their files and
+fixes, and questions with the settings that answer them, as lines for a config. Opens no file."""
 
 import unicodedata
 from collections import Counter, defaultdict
@@ -138,9 +134,8 @@ class Pair:
     group: str = ""  # pairs of one group stay on one side of the split
     image_origin: str = ""  # of a file that was made from others: what the user knows it by
     mask_origin: str = ""
-    content: str = field(
-        default="", compare=False
-    )  # digest of both files as they were read; of a resumed run, when it began
+    # Digest of both files as they were read; of a resumed run, when it began.
+    content: str = field(default="", compare=False)
     box: Box | None = field(default=None, kw_only=True)  # that both files were cut out of
 
     @property
@@ -216,7 +211,7 @@ def divided(pairs: Sequence[Pair], rule: str, problems: Sequence[Problem] = (), 
         found.append(replace(pair, name=name, part=part))
     used, test = (tuple(pair for pair in found if (pair.part == "test") is is_test) for is_test in (False, True))
     problems = [problem for problem in problems if problem.lines]
-    rule = f"{rule}; as they are divided into train and val" if is_divided else rule
+    rule += "; as they are divided into train and val" if is_divided else ""
     return FoundPairs(used, rule, tuple(problems), test, **others)
 
 
