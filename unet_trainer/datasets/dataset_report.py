@@ -202,9 +202,7 @@ def build_dataset_report(
         return report
     _choose_kind(report, config)
     if report.pairs:
-        _choose_coding(report, config)
-        if not is_resumed and config.mask_values == "auto":
-            _compare_images_with_masks(report, console)
+        _choose_coding(report, config, console)
         is_alone = len(found.pairs) == 1 and config.num_folds is None and not is_resumed
         if is_alone and not report.problems and report.coding is not None:
             _cut_into_blocks(report, report.coding, config, cache, console)
@@ -410,7 +408,7 @@ def _describe_same_objects(
     return [line for line in lines if line]
 
 
-def _choose_coding(report: DatasetReport, config: Config) -> None:
+def _choose_coding(report: DatasetReport, config: Config, console: Console) -> None:
     """What the values in the masks mean: the classes that were found, or the question to answer first."""
     _refuse_swapped_palettes(report)
     is_open = config.mask_values == "auto"
@@ -435,7 +433,9 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     if class_file is not None and config.class_names is None and (chosen is None or chosen.class_names is None):
         unused = f"{class_file.path.name} is not used: {describe_misfit(class_file, evidence)}"
     if chosen is None:
-        report.questions.append(ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs], unused))
+        swapped = _compare_images_with_masks(report, evidence, console)
+        names = [pair.shown_mask for pair in report.pairs]
+        report.questions.append(swapped or ask_for_classes(config, evidence, names, unused))
         return
     report.notices += [unused] if unused else []
     report.classes = chosen
@@ -462,28 +462,18 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
         report.problems.append(Problem("values", "mask", what, tuple(unknown), fix, {"unknown_values": "ignore"}))
 
 
-def _compare_images_with_masks(report: DatasetReport, console: Console) -> None:
-    """Asks whether the folders are swapped if they look so; where the values of the masks have a clear meaning, only a
-    notice says it."""
-    if report.found.folders is None:
-        return
+def _compare_images_with_masks(report: DatasetReport, evidence: MaskEvidence, console: Console) -> Question | None:
+    """The question whether the folders are swapped, if the masks look like photographs and the images do not."""
+    if report.found.folders is None or not evidence.look_like_photographs:
+        return None
     step = -(-len(report.pairs) // NUM_COMPARED)
-    if MaskEvidence(report.masks[::step]).num_covering < mask_evidence.MIN_PICTURE:
-        return
     read = scan.read_each(scan.scan_as_mask, report.pairs[::step], console, "Comparing images with masks:")
-    both = [(one, mask) for one, mask in zip(read, report.masks[::step], strict=True) if one is not None]
-    images, masks = MaskEvidence([image for image, _ in both]), MaskEvidence([mask for _, mask in both])
-    if not both or not mask_evidence.look_swapped(images, masks):
-        return
+    if MaskEvidence([image for image in read if image is not None]).look_like_photographs or None in read:
+        return None
     first, second = report.found.folders
-    values = f"{images.num_covering:.0f} values each, as masks do, and those of {second} {masks.num_covering:.0f}"
-    text = f"image_dir and mask_dir look swapped: the files of {first} hold {values}, as pictures do"
-    swapped = {"image_dir": second, "mask_dir": first}
-    if report.classes is not None:
-        report.notices.append("\n  ".join([f"{text}; if they are, set:", *setting_lines(swapped)]))
-        return
-    as_found = Choice(f"{first} holds the images", {"image_dir": first, "mask_dir": second})
-    report.questions = [Question(text, Choice(f"{second} holds the images", swapped), as_found)]
+    text = f"image_dir and mask_dir look swapped: the files of {second} look like photographs, those of {first} do not"
+    swapped = Choice(f"{second} holds the images", {"image_dir": second, "mask_dir": first})
+    return Question(text, swapped, Choice(f"{first} holds the images", {"image_dir": first, "mask_dir": second}))
 
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
