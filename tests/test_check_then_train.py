@@ -116,8 +116,8 @@ MASKS = {
     "ids and 255": (masks(voc), 0, ["255 beside them is taken as void"]),
     "ids with gaps and 255": (
         masks(lambda i: palette(with_gaps(i, VOC_IDS), voc_colours())),
-        1,
-        ["# GUESS: a class for each id; 255 is ignored"],
+        0,
+        ["the masks hold 7 indices of a palette; 255 beside them is taken as void"],
     ),
     "a block of 255": (
         masks(lambda i: with_gaps(i, (0, 2, 5), is_lined=False)),
@@ -161,7 +161,7 @@ MASKS = {
         ["# GUESS: every object is foreground"],
     ),
     "greys": (masks(lambda i: rings(i) * 100), 1, ["mask_values: [0, 100, 200]"]),
-    "colours": (masks(lambda i: colour(rings(i), COLOURS)), 1, ["mask_values: [0, [0, 0, 255], [255, 0, 0]]"]),
+    "colours": (masks(lambda i: colour(rings(i), COLOURS)), 0, ["mask_values: [0, [0, 0, 255], [255, 0, 0]]"]),
     "a class file": (
         masks(lambda i: colour(rings(i), COLOURS), files=CLASS_FILE),
         0,
@@ -175,10 +175,7 @@ MASKS = {
     "ids in the red channel": (
         masks(carla),
         1,
-        [
-            "# GUESS: the red channel holds ids of 6 classes",
-            "mask_values: [0, [1, 0, 0], [7, 0, 0], [8, 0, 0], [10, 0, 0], [12, 0, 0]]",
-        ],
+        ["mask_values: [0, [1, 0, 0], [7, 0, 0], [8, 0, 0], [10, 0, 0], [12, 0, 0]]"],
     ),
     "ids from 1": (masks(lambda i: rings(i) + 1), 0, ["num_classes: 3 (the masks hold ids 1 to 3)"]),
     "a trimap": (masks(trimap), 1, ["mask_values: [2, 1]", "#   mask_values: [1, 2]"]),

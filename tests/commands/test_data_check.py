@@ -139,7 +139,7 @@ def test_bad_data_give_exit_code_2_and_every_problem_with_its_files_and_fix(chec
         title, line = (text.replace(f"{data}/", "") for text in (problem["title"], problem["lines"][0]))
         assert f"{title}:\n  Fix: {problem['fix']}\n  {line}\n" in said
     assert (
-        "\nNot ready to train: 2 files have to be mended first. Then these settings train, with one guess to confirm:\n"
+        "\nNot ready to train: 2 files have to be fixed first. Then these settings train, with one guess to confirm:\n"
         in said
     )
     assert any(line.startswith("unpaired: skip  # GUESS: 1 image without a mask in masks") for line in report["config"])

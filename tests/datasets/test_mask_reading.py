@@ -95,6 +95,7 @@ def decide_masks(make, number=8, class_file=None, is_lossy=False, **settings):
         (2, None, [38, 75], (38, 75)),
         (3, None, [0, 128, 255], (0, 128, 255)),  # as many greys as classes
         (1, None, [0, RED], (0, (255, 0, 0))),  # one colour on black
+        (3, None, [0, BLUE, RED], (0, (0, 0, 255), (255, 0, 0))),
     ],
 )
 def test_values_become_the_classes_that_there_are(num_classes, ignore_value, seen, expected):
@@ -112,7 +113,6 @@ def test_values_become_the_classes_that_there_are(num_classes, ignore_value, see
         (1, list(range(30))),
         (1, [0, 700, 1400]),  # three classes, or two objects
         (3, [0, 255]),  # with 255 as void there would be nothing to learn
-        (3, [0, RED, GREEN]),  # colours have no order
         (1, [*range(21), 255]),  # ids and void are no soft edges
     ],
 )
@@ -256,14 +256,14 @@ def check_that_it_trains(choice, masks):
 def test_the_question_shows_the_values_and_ends_with_the_lines():
     assert str(ask([MaskFacts(1, 1000, {0: 700, 40: 200, 200: 100}, "")] * 4)) == (
         "mask_values: auto cannot tell what the values in the masks mean\n"
-        "  0: 70.00% of pixels, in 4 of 4 masks\n"
-        "  40: 20.00% of pixels, in 4 of 4 masks\n"
-        "  200: 10.00% of pixels, in 4 of 4 masks\n"
+        "  value | share of pixels | in masks\n"
+        "      0 |          70.00% |   4 of 4\n"
+        "     40 |          20.00% |   4 of 4\n"
+        "    200 |          10.00% |   4 of 4\n"
         "Set one of these:\n"
         "  # three classes\n  num_classes: 3\n  mask_values: [0, 40, 200]\n\n"
         "  # 200 is foreground, 40 is ignored\n  num_classes: 1\n  mask_values: [0, 200]\n  ignore_value: 40\n\n"
-        "  # 40 is foreground, 200 is ignored\n  num_classes: 1\n  mask_values: [0, 40]\n  ignore_value: 200\n\n"
-        "  # any value but 0 is foreground\n  num_classes: 1\n  mask_values: nonzero"
+        "  # 40 is foreground, 200 is ignored\n  num_classes: 1\n  mask_values: [0, 40]\n  ignore_value: 200"
     )
 
 
@@ -278,9 +278,10 @@ def test_soft_edges_of_colours_are_no_classes(num_colours):
         settings = ask([facts_of(mask) for mask in masks]).choices[0].settings
         assert (settings["num_classes"], len(settings["mask_values"])) == (1 if num_colours == 2 else 4, num_colours)
         assert settings["mask_tolerance"] >= 48
-    rare = dict.fromkeys((COLOUR + 0x400000 + 0x0800 * number for number in range(1, 21)), 40)
-    palette = MaskFacts(1, 99800, {0: 90000, COLOUR + 0x800000: 9000, **rare}, "")
-    assert "mask_tolerance" not in ask([palette] * 4).choices[0].settings
+    rare = dict.fromkeys((COLOUR + 0x400000 + 0x1000 * number for number in range(1, 16)), 40)
+    palette = MaskFacts(1, 99600, {0: 90000, COLOUR + 0x800000: 9000, **rare}, "")
+    chosen = choose_classes(load_config({}), MaskEvidence([palette] * 4))
+    assert (chosen.num_classes, chosen.coding.tolerance) == (17, 0)
 
 
 CAMVID = "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n"

@@ -79,15 +79,14 @@ class Answer(NamedTuple):
 
 @dataclass
 class AnsweredReport:
-    """`report` is that of `config`, which has the answers."""
+    """`report` is that of `config`, which has the answers. Problems and questions are those that the answers solve, and
+    those that are left."""
 
     config: Config
     report: DatasetReport
     answers: list[Answer] = field(default_factory=list)
-    problems: list[Problem] = field(
-        default_factory=list
-    )  # all of them: those that the answers solve, and those that are left
-    questions: list[Question] = field(default_factory=list)  # likewise
+    problems: list[Problem] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
 
     @property
@@ -218,20 +217,17 @@ def check_data(
         console.fact("Pictures", f"{sheet} (the rarest classes first)")
     if report.coding is not None:
         absent = absent_classes(report.masks, report.coding, id_names(report.decided(answered.config)))
-        if absent:
-            answered.notices.append(
-                f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?"
-            )
+        what = f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?"
+        answered.notices += [what] if absent else []
     answered_keys = {name for guess in answered.guesses for name in guess.settings}
     for notice in answered.notices:
         if not any(f"({name}" in notice for name in answered_keys):  # what a problem below says
             console.note(shorten(notice))
     # The lines of the classes show each value of the masks, and the table of a question would repeat them.
     shows_values = report.coding is not None and report.coding.values is not None and not report.coding.ignores_unknown
+    tables = [[] if shows_values else question.table for question in answered.questions]
     open_texts = [describe_problems([problem], where=IN_JSON) for problem in answered.problems]
-    open_texts += [
-        "\n  ".join([question.text, *([] if shows_values else question.table)]) for question in answered.questions
-    ]
+    open_texts += ["\n  ".join([one.text, *its]) for one, its in zip(answered.questions, tables, strict=True)]
     for text in open_texts:
         console.say(f"\n{shorten(text)}")
     lines = block_lines(answered, shorten) if answered.is_settled or answered.is_settled_but_for_files else []
@@ -255,27 +251,23 @@ def names_inside(data_dir: Path) -> Callable[[str], str]:
 
 def _verdict(answered: AnsweredReport) -> str:
     """Whether the data can be trained on, as a heading for the settings."""
-    num_guesses = len(answered.guesses)
-    confirm = (
-        f", with {'one guess' if num_guesses == 1 else f'{num_guesses} guesses'} to confirm" if num_guesses else ""
-    )
+    number = len(answered.guesses)
+    guesses = f", with {'one guess' if number == 1 else f'{number} guesses'} to confirm" if number else ""
     if answered.is_settled:
-        return f"Ready to train with these settings{confirm} ({WRITES}):"
+        return f"Ready to train with these settings{guesses} ({WRITES}):"
     if not answered.is_settled_but_for_files:
         return "Not ready to train: what is said above has to be solved first."
     num_files = sum(len(problem.lines) for problem in answered.report.problems)
-    first = f"{counted(num_files, 'file')} {'has' if num_files == 1 else 'have'} to be mended first"
-    return f"Not ready to train: {first}. Then these settings train{confirm}:"
+    first = f"{counted(num_files, 'file')} {'has' if num_files == 1 else 'have'} to be fixed first"
+    return f"Not ready to train: {first}. Then these settings train{guesses}:"
 
 
 def _write_config(path: Path, answered: AnsweredReport, lines: Sequence[str], console: Console) -> None:
     if not answered.is_settled:
         console.say("\n--write: nothing was written, because the data is not ready.")
         return
-    header = [
-        f"# {line}" for line in file_header(path, "check", Path(answered.config.data_dir).resolve().name).splitlines()
-    ]
-    write_output("--write", path, "\n".join([*header, "", *lines, ""]))
+    header = file_header(path, "check", Path(answered.config.data_dir).resolve().name).splitlines()
+    write_output("--write", path, "\n".join([*(f"# {line}" for line in header), "", *lines, ""]))
     console.say(f"\nWritten. It trains as it is: {train_command(path)}")
 
 
@@ -289,10 +281,8 @@ def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> 
     console.fact("Images", f"{report.kind}; {describe_sizes(report.images, 9)}")
     if len(depths) > 1:
         console.fact("", ", ".join(f"{count} {depth}" for depth, count in depths.most_common()))
-    if report.image_spec is not None:
-        mean, std = (
-            ", ".join(f"{value:g}" for value in values) for values in (report.image_spec.mean, report.image_spec.std)
-        )
+    if (spec := report.image_spec) is not None:
+        mean, std = (", ".join(f"{value:g}" for value in values) for values in (spec.mean, spec.std))
         console.fact("Statistics", f"mean {mean}; std {std} ({report.statistics_reason})")
     if report.coding is not None and report.classes is not None:
         guess = next((guess.reason for guess in answered.guesses if "num_classes" in guess.settings), None)
@@ -309,35 +299,22 @@ def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> 
 def _say_classes(report: DatasetReport, coding: MaskCoding, names: Sequence[str], console: Console) -> None:
     """A line for each class, and one for what is ignored."""
     ids = [class_ids(mask.counts, coding) for mask in report.masks]
-    table = [
-        (class_id, name, values, f"{share:8.3%} of pixels")
-        for class_id, (values, name, share) in enumerate(class_table(report.masks, coding, names))
-    ]
+    rows = enumerate(class_table(report.masks, coding, names))
+    table = [(class_id, name, values, f"{share:8.3%} of pixels") for class_id, (values, name, share) in rows]
     if ignored := ignored_share(report.masks, coding):
         table.append((IGNORED, "ignored", describe_ignored(coding), f"{ignored:8.3%} of all pixels"))
-    name_width, value_width = (
-        max(len(name) for _, name, _, _ in table),
-        min(MAX_WIDTH, max(len(row[2]) for row in table)),
-    )
+    name_width, value_width = max(len(row[1]) for row in table), max(len(row[2]) for row in table)
     for class_id, name, values, share in table:
-        holders = sum(class_id in held for held in ids)
-        console.say(
-            f"      {name:<{name_width}}  {values:>{value_width}}  {share}, in {holders} of {counted(len(ids), 'mask')}"
-        )
+        holders = f"{sum(class_id in held for held in ids)} of {counted(len(ids), 'mask')}"
+        console.say(f"      {name:<{name_width}}  {values:>{min(MAX_WIDTH, value_width)}}  {share}, in {holders}")
 
 
 def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines: Sequence[str]) -> None:
-    report = answered.report
-    config, split, spec, evidence = (
-        report.decided(answered.config),
-        report.split,
-        report.image_spec,
-        MaskEvidence(report.masks),
-    )
-    sizes, dtypes, channels = (
-        Counter(getattr(image, name) for image in report.images) for name in ("size", "dtype", "channels")
-    )
-    classes = [] if report.coding is None else class_table(report.masks, report.coding, id_names(config))
+    report, config = answered.report, answered.report.decided(answered.config)
+    split, spec, coding, evidence = report.split, report.image_spec, report.coding, MaskEvidence(report.masks)
+    names = ("size", "dtype", "channels")
+    sizes, dtypes, channels = (Counter(getattr(image, name) for image in report.images) for name in names)
+    values = [(to_plain(as_written([value])), value) for value, _ in evidence.counts.most_common()]
     content = {
         "ok": answered.is_settled,
         "data_dir": config.data_dir,
@@ -349,24 +326,14 @@ def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines:
         "channels": {str(count): number for count, number in channels.items()},
         "mean": None if spec is None else list(spec.mean),
         "std": None if spec is None else list(spec.std),
-        "classes": [row._asdict() for row in classes],
-        "values": [
-            {"value": to_plain(as_written([value])), "share": evidence.share(value), "masks": evidence.holders[value]}
-            for value, _ in evidence.counts.most_common()
-        ],
+        "classes": [row._asdict() for row in class_table(report.masks, coding, id_names(config))] if coding else [],
+        "values": [{"value": shown, "share": evidence.share(n), "masks": evidence.holders[n]} for shown, n in values],
         "problems": [
-            {
-                **{name: getattr(one, name) for name in ("kind", "title", "fix")},
-                "lines": list(one.lines),
-                **_settings_of(one),
-            }
+            {"kind": one.kind, "title": one.title, "fix": one.fix, "lines": list(one.lines), **_settings_of(one)}
             for one in answered.problems
         ],
         "questions": [
-            {
-                "text": one.text,
-                "choices": [{"meaning": choice.meaning, **_settings_of(choice)} for choice in one.choices],
-            }
+            {"text": one.text, "choices": [{"meaning": each.meaning, **_settings_of(each)} for each in one.choices]}
             for one in answered.questions
         ],
         "guesses": [{"reason": guess.reason, **_settings_of(guess)} for guess in answered.guesses],
@@ -387,20 +354,15 @@ def _settings_of(one: Problem | Choice | Answer) -> dict[str, Any]:
 
 def block_settings(answered: AnsweredReport) -> dict[str, Any]:
     """data_dir, all that differs from the defaults, and the classes that were found or given."""
-    given, defaults, classes = as_dict(answered.config), as_dict(Config()), answered.report.classes
-    values = {name: given[name] for name in FIELDS if given[name] != defaults[name] and name != "resume"}
-    found: dict[str, Any] = {}
+    set_values, defaults, classes = as_dict(answered.config), as_dict(Config()), answered.report.classes
+    values = {name: set_values[name] for name in FIELDS if set_values[name] != defaults[name] and name != "resume"}
     if classes is not None:
-        found = {
-            "num_classes": classes.num_classes,
-            "class_names": classes.class_names,
-            "mask_values": classes.coding.mask_values,
-            "ignore_value": classes.coding.written_ignore_value,
-            "unknown_values": "ignore" if classes.coding.ignores_unknown else None,
-            "mask_tolerance": classes.coding.tolerance or None,
-        }
-    known = {name: value for name, value in found.items() if value is not None}
-    return {"data_dir": answered.config.data_dir, **values, **known}
+        coding = classes.coding
+        found = (classes.num_classes, classes.class_names, coding.mask_values, coding.written_ignore_value)
+        others = ("ignore" if coding.ignores_unknown else None, coding.tolerance or None)
+        by_key = zip(CLASS_KEYS, (*found, *others), strict=True)
+        values |= {name: value for name, value in by_key if value is not None}
+    return {"data_dir": answered.config.data_dir, **values}
 
 
 def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -> list[str]:
@@ -445,18 +407,16 @@ def _group_lines(settings: Mapping[str, Any], answer: Answer, shorten: Callable[
 
 
 def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
-    """Writes the sheet under checkpoint_dir. Where nobody knows what the values mean, each is drawn as a class of its
+    """Write the sheet under checkpoint_dir. Where the values have no meaning yet, each is drawn as a class of its
     own."""
     if not report.pairs:
         return None
-    if report.coding is not None:
-        coding, names = report.coding, id_names(report.decided(config))
+    if (coding := report.coding) is not None:
+        names = id_names(report.decided(config))
     else:  # the most frequent values, as many as there are colours; the others are drawn as ignored
         values = sorted(value for value, _ in MaskEvidence(report.masks).counts.most_common(len(COLOURS)))
-        coding, names = (
-            given_coding([as_written([value]) for value in values], None, True),
-            list(map(show_value, values)),
-        )
+        coding = given_coding([as_written([value]) for value in values], None, True)
+        names = [show_value(value) for value in values]
     is_background = has_background(names, class_shares(report.masks, coding, len(names)))
     pictures, labels = [], []
     for index, class_id in _rarest_first(report.masks, coding, len(names))[:NUM_PICTURES]:

@@ -5,7 +5,7 @@ find_dataset finds the pairs, however they lie in data_dir; build_dataset_report
 classes and split. Training and `check` both use this report: a dataset that passes check can be trained on.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,13 +17,14 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.schema import Config, id_names, is_demo_dir, to_plain
+from unet_trainer.datasets import dataset_notices as notices
 from unet_trainer.datasets import mask_evidence, scan
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.layouts import Listing, refuse_unreadable
-from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence
+from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids
 from unet_trainer.datasets.mask_reading import (
     ChosenClasses,
     ask_for_classes,
@@ -40,17 +41,7 @@ from unet_trainer.datasets.near_duplicates import (
     find_series,
 )
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
-from unet_trainer.datasets.pairs import (
-    UNREADABLE,
-    Choice,
-    FoundPairs,
-    Pair,
-    Problem,
-    Question,
-    describe_problems,
-    first_few,
-    setting_lines,
-)
+from unet_trainer.datasets.pairs import Choice, FoundPairs, Pair, Problem, Question, describe_problems, first_few
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.splits import (
@@ -64,7 +55,7 @@ from unet_trainer.datasets.splits import (
 )
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask, show_value
+from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask, show_value
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.console import Console, counted
 
@@ -193,8 +184,8 @@ def describe_sizes(images: Sequence[ImageFacts], most: int = 3) -> str:
 def build_dataset_report(
     config: Config, console: Console, found: FoundPairs | None = None, is_resumed: bool = False
 ) -> DatasetReport:
-    """Finds the pairs, unless they are given, reads every file, and decides kind, coding and split. A resumed run keeps
-    its split, and is not told again that it is too easy. Raises DataError if no pairs can be found."""
+    """Find the pairs, unless they are given, read every file, and decide kind, coding and split. A resumed run keeps
+    its split, and gets no note that it is too easy. Raises DataError if no pairs can be found."""
     found = found or find_dataset(config, console)
     cache = scan.open_scan_cache(Path(config.data_dir), Path(config.checkpoint_dir), config.nodata)
     report = read_every_pair(config, found, cache, console)
@@ -202,20 +193,18 @@ def build_dataset_report(
         return report
     _choose_kind(report, config)
     if report.pairs:
-        _choose_coding(report, config)
-        if not is_resumed and config.mask_values == "auto":
-            _compare_images_with_masks(report, console)
+        _choose_coding(report, config, console)
         is_alone = len(found.pairs) == 1 and config.num_folds is None and not is_resumed
         if is_alone and not report.problems and report.coding is not None:
             _cut_into_blocks(report, report.coding, config, cache, console)
         if not is_alone or not report.blocking_message:
             _split(report, config, is_resumed)
-    has_answers = any(question.choices for question in report.questions) or any(
-        problem.settings for problem in report.problems
-    )
-    if not is_resumed and not has_answers:  # neighbours are looked at once the questions are answered
-        _compare_neighbours(report, config, console)
-    _add_notices(report)
+    is_open = any(question.choices for question in report.questions)
+    if not is_resumed and not is_open and not any(problem.settings for problem in report.problems):
+        _compare_neighbours(report, config, console)  # once the questions are answered
+    units = report.image_spec if report.statistics_reason == "as given" else None
+    num_channels = 0 if report.kind is None else report.kind.channels
+    report.notices += notices.describe_files(report.pairs, report.images, report.masks, num_channels, units)
     return report
 
 
@@ -228,9 +217,7 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
     """
     report = DatasetReport(found, problems=[*found.problems], notices=[*found.notices])
     facts = scan.scan_pairs(found.pairs, console, cache, config.worker_timeout)
-    unreadable: list[str] = []
-    resizable: list[str] = []
-    others: list[str] = []
+    unreadable, resizable, others = list[str](), list[str](), list[str]()
     changed: list[str] = []  # since the run began
     for pair, (image, mask) in zip(found.pairs, facts, strict=True):
         unreadable += [f"{pair.shown_image}: {image}"] if isinstance(image, str) else []
@@ -259,22 +246,7 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
     if resizable and config.resize_masks:
         report.notices.append(f"{counted(len(resizable), 'mask')} resized to the size of the image (resize_masks)")
         resizable = []
-    resize = "resize_masks: true resizes masks with the aspect ratio of their images"
-    same = "an image and its mask must have the same size"
-    if any("EXIF" in line for line in others):
-        same = "rotate the masks too, or save the images without EXIF orientation"
-    size = "mask", "of another size than the image"
-    problems = [
-        Problem(
-            "unreadable",
-            *UNREADABLE,
-            tuple(unreadable),
-            "repair these files, or remove them together with their partners",
-        ),
-        Problem("sizes", *size, tuple(resizable), resize, {"resize_masks": True}),
-        Problem("sizes", *size, tuple(others), same),
-    ]
-    report.problems += [problem for problem in problems if problem.lines]
+    report.problems += notices.problems_with_files(unreadable, resizable, others)
     return report
 
 
@@ -285,22 +257,18 @@ def _choose_kind(report: DatasetReport, config: Config) -> None:
     report.images = [image.as_read(kind.channels) for image in report.images]
     reasons = [scan.mismatch(image, kind) for image in report.images]
     lines = [f"{pair.shown_image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
-    if not lines:
-        return
-    fix = "all images of a dataset must have the same depth and channels: convert or remove these"
-    if config.in_channels != "auto":
-        fix = f"in_channels: {config.in_channels} does not fit them; leave it out, or convert the images"
-    report.problems.append(Problem("kind", "image", "of another kind than the others", tuple(lines), fix))
-    kept = [index for index, reason in enumerate(reasons) if not reason]
-    report.pairs = [report.pairs[index] for index in kept]
-    report.images = [report.images[index] for index in kept]
-    report.masks = [report.masks[index] for index in kept]
+    if lines:
+        report.problems.append(notices.problem_of_kind(lines, config.in_channels))
+        kept = [index for index, reason in enumerate(reasons) if not reason]
+        report.pairs = [report.pairs[index] for index in kept]
+        report.images = [report.images[index] for index in kept]
+        report.masks = [report.masks[index] for index in kept]
 
 
 def _cut_into_blocks(
     report: DatasetReport, coding: MaskCoding, config: Config, cache: ScanCache, console: Console
 ) -> None:
-    """Blocks in place of the only pair, if it is large enough; some of them validate."""
+    """Replaces the only pair by blocks of it, if it is large enough; some of them validate."""
     (pair,), (image,), kind = report.pairs, report.images, report.kind
     assert kind is not None
     try:
@@ -331,56 +299,34 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
         for pair, image in zip(report.pairs, report.images, strict=True)
     ]
     labels: list[set[int]] = [
-        set() if coding is None else set(mask_evidence.class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN}
-        for mask in report.masks
+        set() if coding is None else set(class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
     ]
     if is_resumed:
         config = replace(config, num_folds=None)
     if is_resumed or any(pair.box for pair in report.pairs):
         config = replace(config, split="random")
     copies, series = ([], None) if is_resumed else _find_same_objects(report, config)
-    if series is not None and not report.found.is_divided:
+    is_divided = report.found.is_divided
+    if series is not None and not is_divided:
         report.pairs = [replace(pair, group=group) for pair, group in zip(report.pairs, series.groups, strict=True)]
     try:
-        report.split = build_split(config, replace(report.found, pairs=tuple(report.pairs)), labels, digests, copies)
+        split = build_split(config, replace(report.found, pairs=tuple(report.pairs)), labels, digests, copies)
     except DataError as error:
         report.ask(error)
         return
-    report.notices += [*report.split.notices, *_describe_same_objects(report, report.split, copies, series)]
-    if not is_resumed and config.num_folds is None:
-        report.notices += _describe_lone_val_image(report.split, report.found.is_divided)
-    tested, trained = ({pair.group for pair in side} for side in (report.split.test, report.split.train))
-    if shared := sorted((tested & trained) - {""}):
-        what = f"{counted(len(shared), 'group')} in train and in test: {first_few(shared)}"
-        report.notices.append(f"{what}; the scores of evaluate --split test are too good for them")
+    report.split = split
     held = dict(zip(report.pairs, labels, strict=True))
-    train, val = (set().union(*(held[pair] for pair in side)) for side in (report.split.train, report.split.val))
+    train, val = (set().union(*(held[pair] for pair in side)) for side in (split.train, split.val))
     report.val_ids, report.untaught_ids = val, val - train
-    taught = "training mask (nothing teaches them)"
-    for missing, where in (
-        (train - val, "validation mask (val_iou says nothing of them)"),
-        (report.untaught_ids, taught),
-    ):
-        if missing:
-            shown = first_few(id_names(report.decided(config))[class_id] for class_id in sorted(missing))
-            fix = "add images with them, or choose with split_file=FILE.csv"
-            report.notices.append(f"classes in no {where}: {shown}; {fix}")
+    report.notices += [*split.notices, *_describe_same_objects(report, split, copies, series)]
+    if not is_resumed and config.num_folds is None:
+        report.notices += notices.describe_lone_val_image(split, is_divided)
+    report.notices += notices.describe_groups_in_test(split)
+    if coding is not None:
+        report.notices += notices.describe_missing_classes(train, val, id_names(report.decided(config)))
     if report.kind is not None:
-        images, _ = report.facts_of(report.split.train)
+        images, _ = report.facts_of(split.train)
         report.image_spec, report.statistics_reason = scan.build_image_spec(config, report.kind, images, report.nodata)
-
-
-def _describe_lone_val_image(split: Split, is_divided: bool) -> list[str]:
-    if len(split.val) != 1 or split.val[0].box is not None:
-        return []
-    num_folds = min(5, len(split.train) + 1)
-    fix = "add images, some dozens are a start"
-    if is_divided:
-        fix = "put more images into val"
-    elif not any(pair.group for pair in split.train):
-        fix += f"; or train with num_folds: {num_folds} and fold: 0 to {num_folds - 1}, to validate on each image once"
-    what = f"only {split.val[0].shown_image} validates: val_iou, by which best.pt is chosen, is the score of one image"
-    return [f"{what}; {fix}"]
 
 
 def _find_same_objects(report: DatasetReport, config: Config) -> tuple[list[tuple[int, int]], Series | None]:
@@ -410,22 +356,18 @@ def _describe_same_objects(
     return [line for line in lines if line]
 
 
-def _choose_coding(report: DatasetReport, config: Config) -> None:
-    """What the values in the masks mean: the classes that were found, or the question to answer first."""
-    _refuse_swapped_palettes(report)
-    is_open = config.mask_values == "auto"
+def _choose_coding(report: DatasetReport, config: Config, console: Console) -> None:
+    """What the values in the masks mean: the classes, or the question to answer first."""
+    if (palettes := notices.problem_of_palettes(report.pairs, report.masks)) is not None:
+        report.problems.append(palettes)
+    is_open, num_masks = config.mask_values == "auto", len(report.masks)
     evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored)
-    class_file = (
-        mask_evidence.find_class_file(Path(config.data_dir), report.pairs, report.found.class_file) if is_open else None
-    )
     if len(evidence.seen) < 2 and is_open:
-        every = (
-            f"{show_value(evidence.seen[0])}"
-            if evidence.seen
-            else f"ignored (ignore_value: {to_plain(config.ignore_value)})"
-        )
-        report.questions.append(_nothing_to_learn(report, every))
+        report.questions.append(notices.nothing_to_learn(num_masks, evidence, config))
         return
+    class_file = None
+    if is_open:
+        class_file = mask_evidence.find_class_file(Path(config.data_dir), report.pairs, report.found.class_file)
     try:
         chosen = _known_classes(report.found, config, evidence) or choose_classes(config, evidence, class_file)
     except DataError as error:
@@ -435,55 +377,40 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     if class_file is not None and config.class_names is None and (chosen is None or chosen.class_names is None):
         unused = f"{class_file.path.name} is not used: {describe_misfit(class_file, evidence)}"
     if chosen is None:
-        report.questions.append(ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs], unused))
+        swapped = _compare_images_with_masks(report, evidence, console)
+        names = [pair.shown_mask for pair in report.pairs]
+        report.questions.append(swapped or ask_for_classes(config, evidence, names, unused))
         return
     report.notices += [unused] if unused else []
     report.classes = chosen
     decided = report.decided(config)
     if problems := list(class_contradictions(decided)):
         raise ConfigError("\n".join(problems))
-    present = mask_evidence.class_ids(evidence.counts, chosen.coding).keys() - {IGNORED, UNKNOWN}
+    present = class_ids(evidence.counts, chosen.coding).keys() - {IGNORED, UNKNOWN}
     if len(present) < 2:
-        every = id_names(decided)[present.pop()] if present else "ignored or of no class"
-        report.questions.append(
-            _nothing_to_learn(report, f"{every} (mask_values: {to_plain(chosen.coding.mask_values)})")
-        )
+        only = id_names(decided)[present.pop()] if present else "ignored or of no class"
+        only += f" (mask_values: {to_plain(chosen.coding.mask_values)})"
+        report.questions.append(notices.nothing_to_learn(num_masks, evidence, config, only))
     elif is_open and chosen.num_classes == 1 and report.found.num_classes is None:
         _, share = mask_evidence.class_shares(report.masks, chosen.coding, 2)
         if share >= LARGE_FOREGROUND and (settings := other_way_round(chosen.coding, evidence)) is not None:
-            # Masks with the foreground in black are common, and only its share shows it.
-            lines = "".join(f"\n  {line}" for line in setting_lines(settings))
-            what = f"the foreground ({chosen.coding.describe(1)}) is {share:.0%} of the pixels"
-            report.notices.append(f"{what}; if it is the background, set:{lines}")
+            report.notices.append(notices.describe_large_foreground(chosen.coding, share, settings))
     if unknown := unknown_value_lines(report, chosen.coding):
-        classes = ", ".join(chosen.coding.describe(class_id) for class_id in range(chosen.coding.num_ids))
-        what = f"with values that belong to no class (the classes are {classes})"
-        fix = "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
-        report.problems.append(Problem("values", "mask", what, tuple(unknown), fix, {"unknown_values": "ignore"}))
+        report.problems.append(notices.problem_of_values(unknown, chosen.coding))
 
 
-def _compare_images_with_masks(report: DatasetReport, console: Console) -> None:
-    """Asks whether the folders are swapped if they look so; where the values of the masks have a clear meaning, only a
-    notice says it."""
-    if report.found.folders is None:
-        return
+def _compare_images_with_masks(report: DatasetReport, evidence: MaskEvidence, console: Console) -> Question | None:
+    """The question whether the folders are swapped, if the masks look like photographs and the images do not."""
+    if report.found.folders is None or not evidence.look_like_photographs:
+        return None
     step = -(-len(report.pairs) // NUM_COMPARED)
-    if MaskEvidence(report.masks[::step]).num_covering < mask_evidence.MIN_PICTURE:
-        return
     read = scan.read_each(scan.scan_as_mask, report.pairs[::step], console, "Comparing images with masks:")
-    both = [(one, mask) for one, mask in zip(read, report.masks[::step], strict=True) if one is not None]
-    images, masks = MaskEvidence([image for image, _ in both]), MaskEvidence([mask for _, mask in both])
-    if not both or not mask_evidence.look_swapped(images, masks):
-        return
+    if MaskEvidence([image for image in read if image is not None]).look_like_photographs or None in read:
+        return None
     first, second = report.found.folders
-    values = f"{images.num_covering:.0f} values each, as masks do, and those of {second} {masks.num_covering:.0f}"
-    text = f"image_dir and mask_dir look swapped: the files of {first} hold {values}, as pictures do"
-    swapped = {"image_dir": second, "mask_dir": first}
-    if report.classes is not None:
-        report.notices.append("\n  ".join([f"{text}; if they are, set:", *setting_lines(swapped)]))
-        return
-    as_found = Choice(f"{first} holds the images", {"image_dir": first, "mask_dir": second})
-    report.questions = [Question(text, Choice(f"{second} holds the images", swapped), as_found)]
+    text = f"image_dir and mask_dir look swapped: the files of {second} look like photographs, those of {first} do not"
+    swapped = Choice(f"{second} holds the images", {"image_dir": second, "mask_dir": first})
+    return Question(text, swapped, Choice(f"{first} holds the images", {"image_dir": first, "mask_dir": second}))
 
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
@@ -502,35 +429,6 @@ def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) ->
     return ChosenClasses(coding, number, reason, names, reason if names else "")
 
 
-def _nothing_to_learn(report: DatasetReport, every: str) -> Question:
-    masks = "the only mask" if len(report.masks) == 1 else f"all {len(report.masks)} masks"
-    where = "are these the masks (mask_dir), and were they written right?"
-    return Question(f"there is nothing to learn: every pixel of {masks} is {every}; {where}")
-
-
-def _refuse_swapped_palettes(report: DatasetReport) -> None:
-    """The values of masks with a palette are places in it: a colour that has another place in some masks has two
-    meanings."""
-    places: dict[int, dict[int, list[str]]] = {}  # colour → its places in palettes → masks
-    for pair, mask in zip(report.pairs, report.masks, strict=True):
-        palette = mask.palette or {}
-        if len(set(palette.values())) == len(palette):  # else a colour does not tell two values apart
-            for value, colour in palette.items():
-                places.setdefault(colour, {}).setdefault(value, []).append(pair.shown_mask)
-    lines: dict[str, str] = {}
-    for colour, masks_of in places.items():
-        usual = max(masks_of, key=lambda value: len(masks_of[value]))
-        for value in masks_of.keys() - {usual}:
-            what = f"{show_value(COLOUR + colour)} is {value}, in {masks_of[usual][0]} it is {usual}"
-            for shown in masks_of[value]:
-                lines.setdefault(shown, f"{shown}: {what}")
-    if lines:
-        fix = "save the masks in colour, or all with the same palette: their values are places in it"
-        report.problems.append(
-            Problem("palettes", "mask", "with a palette in another order", tuple(lines.values()), fix)
-        )
-
-
 def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
     """A line for each mask with values that belong to no class."""
     lines = []
@@ -540,10 +438,8 @@ def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
         unknown = [value for value, class_id in zip(values, ids, strict=True) if class_id == UNKNOWN]
         if unknown:
             total = sum(mask.counts.values())
-            shares = ", ".join(
-                f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6]
-            )
-            lines.append(f"{pair.shown_mask}: {shares}")
+            shares = [f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6]]
+            lines.append(f"{pair.shown_mask}: {', '.join(shares)}")
     return lines
 
 
@@ -552,55 +448,11 @@ def _compare_neighbours(report: DatasetReport, config: Config, console: Console)
     split = report.split
     if split is None or config.split == "blocks" or any(pair.group or pair.box for pair in report.pairs):
         return
-
     if report.found.is_divided:
         text, report.advised = find_neighbours_across(config, split.train, split.val, console)
     else:
         text, report.advised = find_neighbours(config, report.pairs, console)
     report.notices += [text] if text else []
-
-
-def _add_notices(report: DatasetReport) -> None:
-    def some(number: int, total: Sequence[object], what: str) -> str:
-        return f"{number} of {counted(len(total), what)}"
-
-    pairs, images, masks, kind, spec = report.pairs, report.images, report.masks, report.kind, report.image_spec
-    turned = sum(image.is_turned for image in images)
-    grey = sum(image.channels == 1 for image in images) if kind is not None and kind.channels > 1 else 0
-    in_alpha = sum(mask.is_alpha for mask in masks)
-    is_scaled = (
-        spec is not None and spec.is_8bit and report.statistics_reason == "as given" and max(*spec.mean, *spec.std) <= 1
-    )
-    flat = [pair.shown_image for pair, image in zip(pairs, images, strict=True) if image.low == image.high]
-    by_digest: dict[str, list[int]] = defaultdict(list)
-    for index, image in enumerate(images):
-        by_digest[image.digest].append(index)
-    differing = [same for same in by_digest.values() if len({masks[index].digest for index in same}) > 1]
-    same_images = [" = ".join(pairs[index].shown_image for index in same[:3]) for same in differing]
-    notices = [
-        (
-            in_alpha,
-            f"the alpha channel of {some(in_alpha, masks, 'mask')} is the mask; their colour is the same everywhere",
-        ),
-        (
-            turned,
-            f"{some(turned, images, 'image')} {'is' if turned == 1 else 'are'} rotated by the EXIF orientation, a "
-            "mask only by one "
-            "of its own: if masks lie wrong, rotate them too, or save the images without it",
-        ),
-        (grey, f"{some(grey, images, 'image')} {'is' if grey == 1 else 'are'} grey, whose channel is repeated"),
-        (is_scaled, "image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1"),
-        (
-            len({pair.group for pair in pairs if pair.group}) == len(pairs) > 1,
-            "every group has only one image; is group_pattern right?",
-        ),
-        (flat, f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}"),
-        (
-            differing,
-            f"{counted(len(differing), 'set')} of identical images with masks that differ: {first_few(same_images)}",
-        ),
-    ]
-    report.notices += [text for holds, text in notices if holds]
 
 
 def find_dataset(config: Config, console: Console | None = None) -> FoundPairs:

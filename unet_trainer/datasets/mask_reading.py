@@ -1,21 +1,21 @@
 """Decides what the values of the masks mean, and how many classes there are, where the config leaves it open.
 
-evidence → a reading that is clear, with its reason (choose_classes); else a question with the readings that a person
-may mean, the most likely first, as a few lines of YAML (ask_for_classes). Every choice that is offered was tried on the
-values of the masks."""
+Rules decide what is clear (choose_classes): a class file, a palette, ids from 0, two values or two clusters of greys,
+few exact colours. Everything else is one question (ask_for_classes): a table of the values, and the lines of YAML for
+each of the two or three readings that are possible. Every choice that is offered was tried on the masks."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, permutations
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 
 from unet_trainer.config.load import class_contradictions
 from unet_trainer.config.parsers import MaskValues
-from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.config.schema import Config, implied_num_classes, to_plain
+from unet_trainer.config.schema import Config, implied_num_classes
 from unet_trainer.datasets.mask_evidence import (
+    MAX_LISTED,
     VOID,
     ClassFile,
     MaskEvidence,
@@ -40,20 +40,12 @@ from unet_trainer.images.mask_shapes import EDGE_WIDTH
 from unet_trainer.system.console import counted
 
 MAX_CLASSES = 254  # ids 254 and 255 have a meaning of their own
-MANY_IDS = 40  # more values, some of them beyond 255, are ids of objects
 MIN_TOLERANCE, MAX_TOLERANCE = 8, 127  # JPEG changes values by more than the first
 MAX_VOID = 0.5  # share of pixels of a class named void; with more it may be the background
 MAX_BLURRED = 0.05  # share of pixels between the colours of masks saved as JPEG
 BLACK, WHITE = 0x000000, 0xFFFFFF  # in a palette
-MAX_LISTED = 40  # values that are offered as classes
-MAX_CHOICES = 5
 EDGE_RARITY = 200  # one of so many pixels: the share of a colour that edges make
-MANY_MIXED, MIN_MIXED = (
-    4,
-    0.9,
-)  # colours of soft edges: so many for each class, and the share of their pixels that mix two classes
-NUM_CUTS = 2  # between frequent colours and those of edges, in masks saved as JPEG
-NUM_SHOWN = 12  # values in the table
+MAX_CHOICES, NUM_SHOWN = 3, 12  # readings that are offered, rows of the table
 
 
 @dataclass(frozen=True)
@@ -103,20 +95,27 @@ def choose_classes(config: Config, evidence: MaskEvidence, class_file: ClassFile
     implied = implied_num_classes(config)
     asked = implied if config.num_classes == "auto" else config.num_classes
     ignores_unknown = config.unknown_values == "ignore"
+    tolerance = 0 if config.mask_tolerance == "auto" else config.mask_tolerance
     if config.mask_values != "auto":
         assert asked is not None
+        coding = given_coding(config.mask_values, config.ignore_value, ignores_unknown, tolerance)
+        if config.mask_tolerance == "auto" and coding.values is not None and evidence.is_lossy:
+            tolerance = _jpeg_tolerance(coding.known_values)
+            if tolerance >= MIN_TOLERANCE and not set(evidence.seen) <= set(coding.known_values):
+                coding = replace(coding, tolerance=tolerance, reason=_tolerance_reason(tolerance))
+        _check_tolerance(coding, evidence)
         reason = "one for each of mask_values" if asked > 2 else "mask_values tells two classes apart"
-        return ChosenClasses(_given_coding(config, evidence, ignores_unknown), asked, reason)
+        return ChosenClasses(coding, asked, reason)
     reading = _by_class_file(asked, evidence, class_file)
     if reading is None and len(evidence.seen) >= 2:
-        reading = next(_clear_readings(asked, evidence), None)
+        rules = RULES if class_file is None else RULES[:-1]  # colours that a file names otherwise are asked about
+        reading = next((found for rule in rules if (found := rule(asked, evidence)) is not None), None)
     if reading is None:
         return None
     ignored = (*sorted(evidence.ignored), *reading.ignored)
-    tolerance = reading.tolerance if config.mask_tolerance == "auto" else config.mask_tolerance
-    coding = given_coding(
-        reading.values, as_written(ignored) if ignored else None, ignores_unknown, tolerance, reading.reason
-    )
+    tolerance = reading.tolerance if config.mask_tolerance == "auto" else tolerance
+    written = as_written(ignored) if ignored else None
+    coding = given_coding(reading.values, written, ignores_unknown, tolerance, reading.reason)
     _check_tolerance(coding, evidence)
     reason = reading.num_classes_reason
     if config.class_names or isinstance(config.class_weights, tuple):
@@ -128,13 +127,11 @@ def choose_classes(config: Config, evidence: MaskEvidence, class_file: ClassFile
 def other_way_round(coding: MaskCoding, evidence: MaskEvidence) -> dict[str, Any] | None:
     """Of foreground and background, the settings that exchange them; None for ids of objects, which have no other
     way."""
+    ends, tolerance = (evidence.seen[-1], evidence.seen[0]), coding.tolerance
     if coding.values is not None:
-        values, tolerance = tuple(as_written(coding.values_of(class_id)) for class_id in (1, 0)), coding.tolerance
+        values = tuple(as_written(coding.values_of(class_id)) for class_id in (1, 0))
     elif coding.threshold:
-        values, tolerance = (
-            (evidence.seen[-1], evidence.seen[0]),
-            masks.largest_tolerance([evidence.seen[0], evidence.seen[-1]]),
-        )
+        values, tolerance = ends, masks.largest_tolerance(ends)
     else:
         return None
     ignored = {"ignore_value": coding.written_ignore_value} if coding.ignored else {}
@@ -142,18 +139,6 @@ def other_way_round(coding: MaskCoding, evidence: MaskEvidence) -> dict[str, Any
 
 
 # Masks saved as JPEG
-
-
-def _given_coding(config: Config, evidence: MaskEvidence, ignores_unknown: bool) -> MaskCoding:
-    """The coding that mask_values gives. For masks saved as JPEG it gets a tolerance."""
-    tolerance = 0 if config.mask_tolerance == "auto" else config.mask_tolerance
-    coding = given_coding(config.mask_values, config.ignore_value, ignores_unknown, tolerance)
-    if config.mask_tolerance == "auto" and coding.values is not None and evidence.is_lossy:
-        tolerance = _jpeg_tolerance(coding.known_values)
-        if tolerance >= MIN_TOLERANCE and not set(evidence.seen) <= set(coding.known_values):
-            coding = replace(coding, tolerance=tolerance, reason=_tolerance_reason(tolerance))
-    _check_tolerance(coding, evidence)
-    return coding
 
 
 def _jpeg_tolerance(values: Sequence[int]) -> int:
@@ -169,23 +154,20 @@ def _check_tolerance(coding: MaskCoding, evidence: MaskEvidence) -> None:
     """Refuses a tolerance with which a value would belong to two classes, or many pixels to none."""
     if not coding.tolerance or coding.values is None:
         return
-    most = masks.largest_tolerance(coding.known_values)
-    if coding.tolerance > most:
-        raise DataError(
-            f"mask_tolerance: got {coding.tolerance}; need at most {most}: with more, a value is close to two classes"
-        )
+    if coding.tolerance > (most := masks.largest_tolerance(coding.known_values)):
+        need = f"need at most {most}: with more, a value is close to two classes"
+        raise DataError(f"mask_tolerance: got {coding.tolerance}; {need}")
     ids = coding.encode(np.array(evidence.seen, np.int64)).tolist()
-    far = {value for value, class_id in zip(evidence.seen, ids, strict=True) if class_id == IGNORED} - set(
-        coding.ignored
-    )
-    if evidence.share(*far) > MAX_BLURRED:
-        named = [group.value for group in evidence.groups if group.value in far][:4]
-        fix = f"{show_values(named)}; add these to mask_values or ignore_value, or save the masks as PNG"
+    far = {value for value, class_id in zip(evidence.seen, ids, strict=True) if class_id == IGNORED}
+    far -= set(coding.ignored)
+    if (share := evidence.share(*far)) > MAX_BLURRED:
+        named = show_values([group.value for group in evidence.groups if group.value in far][:4])
+        fix = f"{named}; add these to mask_values or ignore_value, or save the masks as PNG"
         near = f"within {coding.tolerance} (mask_tolerance) of no class"
-        raise DataError(f"mask_values: {evidence.share(*far):.1%} of the pixels are {near}, most of them near {fix}")
+        raise DataError(f"mask_values: {share:.1%} of the pixels are {near}, most of them near {fix}")
 
 
-# What is clear: by a class file
+# The rules. `asked`: num_classes, None if it is open
 
 
 def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassFile | None) -> Reading | None:
@@ -195,15 +177,14 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
         return None
     void = tuple(value for value, one in by_value.items() if one.is_void and value in evidence.counts)
     classes = {value: one for value, one in by_value.items() if not one.is_void}
-    num_named = len(classes)
-    if (
-        class_file.has_colours and evidence.has_colours
-    ):  # colours that no mask has would be classes that nothing is learnt of
-        seen = [group.value for group in evidence.groups] if evidence.is_lossy else evidence.seen
-        limit = MIN_TOLERANCE if evidence.is_lossy else 0
-        classes = {
-            value: one for value, one in classes.items() if any(masks.distance(value, other) <= limit for other in seen)
-        }
+    num_named, is_lossy = len(classes), evidence.is_lossy
+    if class_file.has_colours and evidence.has_colours:  # a colour that no mask has would be learnt from nothing
+        seen, limit = (
+            [group.value for group in evidence.groups] if is_lossy else evidence.seen,
+            MIN_TOLERANCE * is_lossy,
+        )
+        near = {value for value in classes if any(masks.distance(value, other) <= limit for other in seen)}
+        classes = {value: one for value, one in classes.items() if value in near}
     num_classes = 1 if len(classes) == 2 and asked in (None, 1) else len(classes)
     if evidence.share(*void) > MAX_VOID or not 2 <= len(classes) <= MAX_CLASSES or asked not in (None, num_classes):
         return None
@@ -214,13 +195,13 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
     if beyond == {VOID} and not evidence.has_colours:
         void = (*void, VOID)
     elif beyond:
-        tolerance = _jpeg_tolerance([*order, *void]) if evidence.is_lossy else 0
+        tolerance = _jpeg_tolerance([*order, *void]) if is_lossy else 0
         if tolerance < MIN_TOLERANCE:
             return None
     name = class_file.path.name
     reason = f"by {name}" + (f"; {_tolerance_reason(tolerance)}" if tolerance else "")
     absent = f", {num_named - len(classes)} more occur in no mask" if num_named > len(classes) else ""
-    names = tuple(classes[value].name for value in (order[1:] if num_classes == 1 else order))
+    names = tuple(classes[value].name for value in order[num_classes == 1 :])
     count = f"{len(classes)} classes in {name}{absent}"
     return _of_each(
         order, reason, num_classes, num_classes_reason=count, ignored=void, tolerance=tolerance, names=names
@@ -228,20 +209,14 @@ def _by_class_file(asked: int | None, evidence: MaskEvidence, class_file: ClassF
 
 
 def describe_misfit(class_file: ClassFile, evidence: MaskEvidence) -> str:
-    """Why the classes of a file are not taken, and what to do."""
+    """Why the classes of a file are not used, and what to do."""
     by_value = _values_of_file(class_file, evidence) or {}
     void = {value: one.name for value, one in by_value.items() if one.is_void and value in evidence.counts}
     if (share := evidence.share(*void)) > MAX_VOID:
-        names = " and ".join(void.values())
-        return (
-            f"{names} would be ignored, which is {share:.0%} of the pixels; if it is the background, name it "
-            "background there"
-        )
-    what = (
-        f"it names {len(class_file.classes)} classes, and the masks hold {len(evidence.seen)} values that do "
-        "not fit them"
-    )
-    return f"{what}; correct it, or set class_names"
+        what = f"{' and '.join(void.values())} would be ignored, which is {share:.0%} of the pixels"
+        return f"{what}; if it is the background, name it background there"
+    what = f"it names {len(class_file.classes)} classes, and the masks hold {len(evidence.seen)} values"
+    return f"{what} that do not fit them; correct it, or set class_names"
 
 
 def _values_of_file(class_file: ClassFile, evidence: MaskEvidence) -> dict[int, NamedClass] | None:
@@ -267,198 +242,181 @@ def _values_of_file(class_file: ClassFile, evidence: MaskEvidence) -> dict[int, 
     return {value: classes[value] for value in ids} if len(ids) == 2 else dict(enumerate(classes))
 
 
-# What is clear: by the values alone
+def _by_palette(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    """Black and white, whatever their places; indices with gaps, as VOC's: whoever gave them colours meant classes."""
+    by_shown = {evidence.shown.get(value): value for value in evidence.seen}
+    if by_shown.keys() == {BLACK, WHITE} and by_shown[BLACK] != 0 and asked in (None, 1, 2):
+        reason = f"{by_shown[BLACK]} is black and {by_shown[WHITE]} white in their palette"
+        count = f"the masks hold two values; {reason}"
+        return _of_each([by_shown[BLACK], by_shown[WHITE]], reason, asked, num_classes_reason=count)
+    ids = [value for value in evidence.seen if value != VOID]
+    has_void, has_gaps = len(ids) < len(evidence.seen), len(ids) > 2 and ids != list(range(len(ids)))
+    if None in by_shown or not has_gaps or asked not in (None, len(ids)) or not _are_classes(evidence, ids):
+        return None
+    if has_void and not evidence.is_beside_classes(VOID):
+        return None
+    reason = "indices of a palette" + ("; 255 is taken as void" if has_void else "")
+    count = f"the masks hold {len(ids)} indices of a palette" + ("; 255 beside them is taken as void" * has_void)
+    return _of_each(ids, reason, asked, num_classes_reason=count, ignored=(VOID,) * has_void)
 
 
-def _clear_readings(asked: int | None, evidence: MaskEvidence) -> Iterator[Reading]:
-    """The readings that the values leave no doubt about, of which the first is taken. `asked`: num_classes, None if it
-    is open."""
-    seen, low, high, may_be_one = evidence.seen, evidence.seen[0], evidence.seen[-1], asked in (None, 1)
-    # 0 and any other value or colour; black and white of a palette. Of two others either may be the background.
-    if len(seen) == 2 and asked in (None, 1, 2):
-        why = "the masks hold two values"
-        by_shown = {evidence.shown.get(value): value for value in seen}
-        if by_shown.keys() == {BLACK, WHITE} and by_shown[BLACK] != 0:
-            reason = f"{by_shown[BLACK]} is black and {by_shown[WHITE]} white in their palette"
-            yield _of_each([by_shown[BLACK], by_shown[WHITE]], reason, asked, num_classes_reason=f"{why}; {reason}")
-        elif low == 0:
-            yield _of_each(seen, "two values", asked, num_classes_reason=why)
-    # Ids of objects that go beyond 8 bits.
-    if may_be_one and low == 0 and 255 < high < COLOUR and (evidence.are_objects or len(seen) > MANY_IDS):
+def _by_ids(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    """Ids of classes from 0 (or 1) to n, with or without 255 as void; of more than 8 bits, those of objects."""
+    seen, low, high = evidence.seen, evidence.seen[0], evidence.seen[-1]
+    if asked in (None, 1) and low == 0 and 255 < high < COLOUR and (evidence.are_objects or len(seen) > MAX_LISTED):
         reason = "16-bit object ids: any value but 0 is foreground"
-        yield Reading("nonzero", 1, reason, f"the masks hold ids of objects, up to {high}")
-    # Greys that soft edges or JPEG make of two values.
-    if may_be_one and (threshold := evidence.edge_threshold()) is not None:
-        greys = f"greys around {low} and {high}"
-        yield Reading(f"above {threshold}", 1, f"{greys}, split at {threshold}", f"the masks hold {greys}")
-    # Ids from 0, with or without 255 as void.
-    has_void = high == VOID and not evidence.ignored
-    ids = seen[:-1] if has_void else seen
+        return Reading("nonzero", 1, reason, f"the masks hold ids of objects, up to {high}")
+    void = (VOID,) if high == VOID and not evidence.ignored else ()
+    ids = seen[:-1] if void else seen
     num_ids = len(ids) if asked is None else max(2, asked)
-    if len(ids) >= 2 and set(ids) <= set(range(num_ids)) and (asked is not None or _are_classes(evidence, ids)):
+    is_clear = asked is not None or len(ids) == 2 or _are_classes(evidence, ids)
+    if len(ids) >= 2 and set(ids) <= set(range(num_ids)) and is_clear:
+        if void and not evidence.is_beside_classes(VOID):
+            return None
         why = "the masks hold " + ("two values" if num_ids == 2 else f"ids 0 to {num_ids - 1}")
-        if not has_void:
-            yield _of_each(range(num_ids), "class ids", asked, num_classes_reason=why)
-        elif evidence.is_beside_classes(VOID):
-            why += "; 255 beside them is taken as void"
-            yield _of_each(
-                range(num_ids), "class ids; 255 is taken as void", asked, num_classes_reason=why, ignored=(VOID,)
-            )
-    # As many greys as classes, in the order of their brightness; so are ids from 1.
+        why += "; 255 beside them is taken as void" if void else ""
+        reason = "class ids" + ("; 255 is taken as void" if void else "")
+        return _of_each(range(num_ids), reason, asked, num_classes_reason=why, ignored=void)
     if asked is not None and asked > 1 and len(seen) == asked and high < COLOUR:
-        yield _of_each(seen, f"{asked} values, in their order", asked)
-    is_from_1 = len(seen) > 2 and seen == list(range(1, len(seen) + 1)) and not evidence.may_be_trimap
+        return _of_each(seen, f"{asked} values, in their order", asked)
+    is_from_1 = len(seen) > 2 and seen == list(range(1, len(seen) + 1))
     if asked is None and is_from_1 and _are_classes(evidence, seen):
-        yield _of_each(seen, f"ids 1 to {high}, in their order", num_classes_reason=f"the masks hold ids 1 to {high}")
+        return _of_each(seen, f"ids 1 to {high}, in their order", num_classes_reason=f"the masks hold ids 1 to {high}")
+    return None
 
 
-def _are_classes(evidence: MaskEvidence, ids: list[int]) -> bool:
-    """Whether dense ids are those of classes, and the last one is a class too."""
-    if len(ids) == 2:
-        return True
-    if (
-        len(ids) > MAX_CLASSES
-        or evidence.are_objects
-        or evidence.occur_once
-        or evidence.is_lossy
-        or not evidence.has_regions
-    ):
-        return False
-    has_void = bool(evidence.ignored) or evidence.seen[-1] != ids[-1]
-    return has_void or not evidence.last_may_be_void
+def _are_classes(evidence: MaskEvidence, values: Sequence[int]) -> bool:
+    """Whether values are those of classes, and the last one is a class too: none numbers objects or is void."""
+    are_few = len(values) <= MAX_CLASSES and not evidence.are_objects and not evidence.occur_once
+    has_void = bool(evidence.ignored) or evidence.seen[-1] != values[-1]
+    return are_few and not evidence.is_lossy and evidence.has_regions and (has_void or not evidence.last_may_be_void)
 
 
-# What has to be asked
+def _by_two_values(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    """0 and any other value or colour; or greys that soft edges or JPEG make of two values. Of two values without 0,
+    either may be the background."""
+    seen, low, high = evidence.seen, evidence.seen[0], evidence.seen[-1]
+    if len(seen) == 2 and low == 0 and asked in (None, 1, 2):
+        return _of_each(seen, "two values", asked, num_classes_reason="the masks hold two values")
+    if asked not in (None, 1) or (threshold := evidence.edge_threshold()) is None:
+        return None
+    greys = f"greys around {low} and {high}"
+    return Reading(f"above {threshold}", 1, f"{greys}, split at {threshold}", f"the masks hold {greys}")
+
+
+def _by_colours(asked: int | None, evidence: MaskEvidence) -> Reading | None:
+    """Few exact colours, a class for each: none is so close to another that it may be its soft edge."""
+    seen = evidence.seen
+    is_open = asked in (None, len(seen)) and evidence.has_colours and 2 < len(seen) <= MAX_LISTED
+    if not is_open or evidence.noise or evidence.has_soft_edges or not _are_classes(evidence, seen):
+        return None
+    return _of_each(seen, f"{len(seen)} colours", num_classes_reason=f"the masks hold {len(seen)} colours")
+
+
+RULES = (_by_palette, _by_ids, _by_two_values, _by_colours)
+
+
+# The question
 
 
 def ask_for_classes(config: Config, evidence: MaskEvidence, names: Sequence[str], hint: str = "") -> Question:
     """The question where choose_classes has no answer. `names` are what messages call the masks."""
-    choices: dict[str, Choice] = {}
-    for reading in _proposals(evidence):
+    choices = list[Choice]()
+    for reading in _possible_readings(evidence):
         choice = reading.choice(evidence.ignored)
-        if _trains(config, evidence, choice):
-            choices.setdefault(value_text(to_plain(dict(choice.settings))), choice)
-    found, lines = list(choices.values()), ["mask_values: auto cannot tell what the values in the masks mean"]
+        if all(choice.settings != other.settings for other in choices) and _trains(config, evidence, choice):
+            choices.append(choice)
+    text = "mask_values: auto cannot tell what the values in the masks mean"
     if (number := config.num_classes) != "auto":
         if not evidence.are_objects:
-            found.sort(key=lambda choice: choice.settings["num_classes"] != number)
-        accepted = (
-            f"the ids 0 to {number - 1} or any {number} greys"
-            if number > 1
-            else "{0, 1}, {0, 255} or 0 and any other value"
+            choices.sort(key=lambda choice: choice.settings["num_classes"] != number)
+        two = "{0, 1}, {0, 255} or 0 and any other value"
+        text += (
+            f"; num_classes: {number} accepts {two if number == 1 else f'the ids 0 to {number - 1} or {number} greys'}"
         )
-        lines[0] += f"; num_classes: {number} accepts {accepted}"
-    lines += [hint] if hint else [text for holds, text in _hints(evidence) if holds][:1]
-    return Question("\n  ".join(lines), *found[:MAX_CHOICES], table=_table(evidence, names))
+    why = hint or next((text for holds, text in _hints(evidence) if holds), "")
+    return Question(f"{text}\n  {why}" if why else text, *choices[:MAX_CHOICES], table=_table(evidence, names))
 
 
 def _trains(config: Config, evidence: MaskEvidence, choice: Choice) -> bool:
     """Whether the config with this choice decides the masks: every value has a meaning, and two classes occur."""
     answered = replace(config, **choice.settings)
-    if any(class_contradictions(answered)):
-        return False
-    ignored = given_coding("nonzero", answered.ignore_value).ignored
-    counted_values = evidence if evidence.ignored == set(ignored) else MaskEvidence(evidence.masks, ignored)
+    remaining = MaskEvidence(evidence.masks, given_coding("nonzero", answered.ignore_value).ignored)
     try:
-        chosen = choose_classes(answered, counted_values)
+        chosen = None if any(class_contradictions(answered)) else choose_classes(answered, remaining)
     except DataError:
         return False
-    present = {} if chosen is None else class_ids(counted_values.counts, chosen.coding)
+    present = {} if chosen is None else class_ids(remaining.counts, chosen.coding)
     return masks.UNKNOWN not in present and len(present.keys() - {IGNORED}) >= 2
 
 
 def _hints(evidence: MaskEvidence) -> Iterator[tuple[bool, str]]:
     """What the values look like, and what to ask then: the first that holds."""
-    seen, last = evidence.seen, show_value(evidence.seen[-1])
-    looks_like_objects = "nearly each is one piece, and masks with more of them hold those of the others too"
-    yield evidence.are_objects, f"They look like ids of objects: {looks_like_objects}"
-    is_photo = (
-        "They look like those of photographs; is mask_dir the folder of the masks? Of cut-outs, save the "
-        "alpha channel as the mask"
-    )
-    yield evidence.look_like_photographs, is_photo
-    yield (
-        evidence.is_lossy,
-        "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can",
-    )
-    is_alone = seen[-1] == VOID and len(seen) > 2 and not evidence.is_beside_classes(VOID)
-    yield is_alone, "255 occurs only in masks that hold no class but 0: is it void, or another mark of the foreground?"
-    yield len(seen) == 2, "Which of the two is the background?"
-    void = "is it void (pixels to ignore), or a class?"
-    yield evidence.has_outlying_void, f"255 is far from the other values: {void}"
-    yield seen[-1] < COLOUR and evidence.last_may_be_void, f"{last} is rare, thin and beside other values: {void}"
+    pieces = "nearly each is one piece, and masks with more of them hold those of the others too"
+    yield evidence.are_objects, f"They look like ids of objects: {pieces}"
+    photo = "They look like those of photographs; is mask_dir the folder of the masks?"
+    yield evidence.look_like_photographs, f"{photo} Of cut-outs, save the alpha channel as the mask"
+    lossy = "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can"
+    yield evidence.is_lossy, lossy
+    yield len(evidence.seen) == 2, "Which of the two is the background?"
+    last = show_value(evidence.seen[-1])
+    is_void = evidence.seen[-1] == VOID or evidence.last_may_be_void
+    yield is_void, f"{last} may be void (pixels to ignore), or a class: which is it?"
 
 
 def _table(evidence: MaskEvidence, names: Sequence[str]) -> list[str]:
-    """The most frequent values, those close to one of them with it, and those that occur in one mask only; none of
+    """The most frequent values, each with those close to it, and those that occur in one mask only; none of
     photographs."""
     if evidence.look_like_photographs:
         return []
-    noise = [] if evidence.are_objects else evidence.noise
-    others = evidence.without(noise)
-    if evidence.is_lossy:
-        groups = next(iter(_frequent_groups(others)), [])
-    elif evidence.has_colours and evidence.id_channel is None:
-        groups = others.groups
-    else:
-        groups = [ValueGroup(value, 1, pixels) for value, pixels in others.counts.most_common(NUM_SHOWN)]
-    groups, num_masks, lines = groups[:NUM_SHOWN], counted(len(evidence.masks), "mask"), []
-    for group in sorted(groups, key=lambda group: group.value):
-        near = f", with {counted(group.num_values - 1, 'value')} close to it" if group.num_values > 1 else ""
-        share = f"{group.pixels / evidence.total:.2%} of pixels{near}"
-        lines.append(f"{show_value(group.value)}: {share}, in {evidence.holders[group.value]} of {num_masks}")
-    if sum(group.num_values for group in groups) + len(noise) < len(evidence.seen):
+    others = MaskEvidence(evidence.masks, evidence.ignored, evidence.noise)
+    groups = [ValueGroup(value, 1, pixels) for value, pixels in others.counts.most_common(NUM_SHOWN)]
+    if evidence.has_soft_edges:
+        groups = next(iter(_frequent_groups(others)), [])[:NUM_SHOWN]
+    rows = [("value", "share of pixels", "in masks")]
+    for value, num_values, pixels in groups:
+        shown = show_value(value) + (f" and {counted(num_values - 1, 'value')} close to it" if num_values > 1 else "")
+        in_masks = f"{evidence.holders[value]} of {len(evidence.masks)}"
+        rows.append((shown, f"{pixels / evidence.total:.2%}", in_masks))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [" | ".join(map(str.rjust, row, widths)) for row in rows]
+    if sum(group.num_values for group in groups) + len(evidence.noise) < len(evidence.seen):
         lines.append(f"… {len(evidence.seen)} values in all (check --json FILE lists them)")
-    held = [
-        (name, [value for value in noise if value in mask.counts])
-        for name, mask in zip(names, evidence.masks, strict=True)
-    ]
-    named = [f"{show_values(values[:6])} in {name}" for name, values in held if values]
+    held = [(name, set(evidence.noise) & mask.counts.keys()) for name, mask in zip(names, evidence.masks, strict=True)]
+    named = [f"{show_values(sorted(values)[:6])} in {name}" for name, values in held if values]
     return lines + ([f"In one mask only, perhaps noise: {first_few(named, 3)}"] if named else [])
 
 
-def _proposals(evidence: MaskEvidence) -> Iterator[Reading]:
+def _possible_readings(evidence: MaskEvidence) -> Iterator[Reading]:
     """Every reading that a person may mean, the most likely first; none for photographs."""
+    seen, high, noise = evidence.seen, evidence.seen[-1], evidence.noise
     if evidence.look_like_photographs:
         return
-    seen, high = evidence.seen, evidence.seen[-1]
-    last_is_void = (
-        [_of_each(seen[:-1], f"{show_value(high)} is ignored", ignored=(high,))]
-        if 3 <= len(seen) <= MAX_CLASSES
-        else []
-    )
     if evidence.are_objects:
         yield Reading("nonzero", 1, "every object is foreground")
-    elif soft := _soft_colours(evidence):
-        meaning = (
-            "a class for each of the most frequent, in an order that you may change; the others are their soft edges"
-        )
-        yield _of_each(soft, meaning, tolerance=_jpeg_tolerance(soft))
-    yield from _without_noise(evidence)
-    if evidence.has_outlying_void and last_is_void:
-        yield replace(last_is_void[0], reason="a class for each id; 255 is ignored")
+    others = MaskEvidence(evidence.masks, evidence.ignored, noise)
+    if noise and 2 <= len(others.seen) <= MAX_LISTED:
+        meaning = f"{counted(len(noise), 'value')} in one mask only {'is' if len(noise) == 1 else 'are'} ignored"
+        clear = next((found for rule in RULES if (found := rule(None, others)) is not None), None)
+        rest = clear or _of_each(others.seen, "")
+        yield replace(rest, reason=meaning, ignores_others=True) if rest.values != "nonzero" else rest
+    ids = [value for value in seen if value != VOID]
+    is_dense, void = ids == list(range(len(ids))), (VOID,) if high == VOID else ()
+    if void and 2 <= len(ids) <= MAX_LISTED and ids[-1] < VOID // 2 and evidence.is_beside_classes(VOID):
+        yield _of_each(ids, "a class for each id; 255 is ignored", ignored=void)
     if len(seen) == 2:
         yield from _either_order(evidence, seen)
     elif len(seen) == 3:
-        yield from _of_three(evidence, last_is_void)
-    if high < COLOUR:
-        ids = [value for value in seen if value != VOID]
-        void, is_dense = (VOID,) if high == VOID else (), ids == list(range(len(ids)))
-        if evidence.last_may_be_void and not (is_dense and void):
-            yield from last_is_void
-        if is_dense and len(ids) > 2:
-            yield _of_each(ids, f"ids of {len(ids)} classes{'; 255 is ignored' if void else ''}", ignored=void)
-    elif evidence.id_channel and len(seen) <= MAX_LISTED:
-        yield _of_each(seen, f"the {evidence.id_channel} channel holds ids of {len(seen)} classes")
-    if evidence.is_lossy:
+        yield from _of_three(evidence)
+    elif len(seen) <= MAX_CLASSES and evidence.last_may_be_void and not (is_dense and void):
+        yield _of_each(seen[:-1], f"{show_value(high)} is ignored", ignored=(high,))
+    if is_dense and len(ids) > 2:
+        yield _of_each(ids, f"ids of {len(ids)} classes{'; 255 is ignored' if void else ''}", ignored=void)
+    if evidence.has_soft_edges:
         for groups in _frequent_groups(evidence):
-            yield from _class_for_each(evidence, [group.value for group in groups])
-    elif evidence.has_colours:
-        yield from _class_for_each(
-            evidence, [group.value for group in evidence.without(evidence.noise).groups[:MAX_LISTED]]
-        )
-    elif len(seen) <= MAX_LISTED and seen != list(range(len(seen))):  # dense ids are offered as such
-        yield from _class_for_each(evidence, seen)
+            yield from _of_frequent(evidence, [group.value for group in groups])
+    if len(seen) <= MAX_LISTED and not is_dense:
+        yield _of_each(seen, "a class for each, in an order that you may change")
     if 0 in evidence.counts and not evidence.is_lossy:  # JPEG makes values next to 0 of it
         yield Reading("nonzero", 1, "any value but 0 is foreground")
 
@@ -471,84 +429,38 @@ def _either_order(evidence: MaskEvidence, values: Sequence[int], *ignored: int) 
         yield _of_each([background, foreground], meaning, ignored=ignored)
 
 
-def _of_three(evidence: MaskEvidence, last_is_void: Sequence[Reading]) -> Iterator[Reading]:
+def _of_three(evidence: MaskEvidence) -> Iterator[Reading]:
     """A trimap, or two codings of one foreground, or three classes."""
     low, middle, high = evidence.seen
-    three = _of_each(evidence.seen, "three classes")
     if low == 0 and high == VOID and not evidence.is_beside_classes(VOID):
         yield Reading((0, as_written([middle, high])), 1, f"{show_value(middle)} and {high} are both foreground")
-        yield from last_is_void
-        return
-    if low != 0:
-        if not evidence.may_be_trimap:
-            yield three
+    if low == 0 and (high == 2 or (high == VOID and middle < VOID // 2) or evidence.last_may_be_void):
+        yield _of_each([low, middle], f"{show_value(high)} is ignored", ignored=(high,))
+    if low != 0 and evidence.last_may_be_void:
         yield from _either_order(evidence, [low, middle], high)
-    elif high < COLOUR and (high == 2 or evidence.last_may_be_void):
-        yield from last_is_void
-    yield three
-    if low == 0 and high != 2:
+    yield _of_each(evidence.seen, "three classes")
+    if low == 0:
         for foreground, void in ((high, middle), (middle, high)):
             meaning = f"{show_value(foreground)} is foreground, {show_value(void)} is ignored"
             yield _of_each([low, foreground], meaning, ignored=(void,))
 
 
-def _class_for_each(evidence: MaskEvidence, main: Sequence[int]) -> Iterator[Reading]:
-    """A class for each of these values, and what becomes of the others, if there are any."""
-    values, num_others = sorted(main), len(evidence.seen) - len(main)
+def _of_frequent(evidence: MaskEvidence, values: Sequence[int]) -> Iterator[Reading]:
+    """A class for each of these values; the others are their soft edges."""
     if len(values) < 2:
         return
+    values = sorted(values)
+    is_pair = len(values) == 2
     meaning = (
-        f"{show_value(values[1])} is foreground"
-        if len(values) == 2
-        else "a class for each, in an order that you may change"
+        f"{show_value(values[1])} is foreground" if is_pair else "a class for each, in an order that you may change"
     )
-    if num_others and evidence.is_lossy:
-        meaning += "; values between them go to the nearest"
-    elif num_others:
-        meaning += f"; {counted(num_others, 'other value')} {'is' if num_others == 1 else 'are'} ignored"
-    yield _of_each(values, meaning, ignores_others=bool(num_others) and not evidence.is_lossy)
+    tolerance = 0 if evidence.is_lossy else _jpeg_tolerance(values)  # mask_tolerance: auto knows JPEG
+    yield _of_each(values, f"{meaning}; values between them go to the nearest", tolerance=tolerance)
 
 
-def _soft_colours(evidence: MaskEvidence) -> list[int]:
-    """The colours before a large drop in frequency, if the others are many, and nearly all of their pixels mix two of
-    these."""
-    if evidence.is_lossy or not evidence.has_colours:
-        return []
-    for groups in _frequent_groups(evidence):
-        values = sorted(group.value for group in groups)
-        others = sorted(set(evidence.seen) - set(values))
-        if len(others) < MANY_MIXED * len(values):
-            continue
-        colours, is_mixed = np.array([masks.channels_of(value) for value in others], float), np.zeros(len(others), bool)
-        for one, other in combinations(np.array([masks.channels_of(value) for value in values], float), 2):
-            line = other - one
-            shares = ((colours - one) @ line / (line @ line)).clip(0, 1)
-            is_mixed |= np.abs(one + shares[:, None] * line - colours).max(axis=1) <= EDGE_WIDTH / 2
-        if evidence.share(*np.array(others)[is_mixed].tolist()) > MIN_MIXED * evidence.share(*others):
-            return values
-    return []
-
-
-def _frequent_groups(evidence: MaskEvidence) -> list[list[Any]]:
-    """The groups before the largest drops in frequency, the likely cut first: of masks saved as JPEG, the others are
-    the edges."""
-    pixels = [group.pixels for group in evidence.groups[:MAX_LISTED]]
-    pixels.append(
-        max(1, evidence.total // EDGE_RARITY)
-    )  # all of them may be classes, if the last is more than edges are
+def _frequent_groups(evidence: MaskEvidence) -> list[list[ValueGroup]]:
+    """The groups before the two largest drops in frequency: the others are the edges. All of them may be classes, if
+    the last is more than edges are."""
+    pixels = [*(group.pixels for group in evidence.groups[:MAX_LISTED]), max(1, evidence.total // EDGE_RARITY)]
     drops = [(pixels[number - 1] / pixels[number], number) for number in range(2, len(pixels))]
-    return [evidence.groups[:number] for _, number in sorted(drops, reverse=True)[:NUM_CUTS]]
-
-
-def _without_noise(evidence: MaskEvidence) -> Iterator[Reading]:
-    """What the masks mean if values that occur in one of them only are ignored."""
-    noise, others = evidence.noise, evidence.without(evidence.noise)
-    if not noise or evidence.are_objects or not 2 <= len(others.seen) <= MAX_LISTED:
-        return
-    chosen = choose_classes(Config(), others)
-    meaning = f"{counted(len(noise), 'value')} in one mask only {'is' if len(noise) == 1 else 'are'} ignored"
-    if chosen is None or isinstance(chosen.coding.mask_values, str):
-        yield _of_each(others.seen, f"{meaning}; the order of the classes is yours", ignores_others=True)
-    else:
-        ignored = tuple(value for value in chosen.coding.ignored if value not in noise)
-        yield Reading(chosen.coding.mask_values, chosen.num_classes, meaning, ignored=ignored, ignores_others=True)
+    return [evidence.groups[:number] for _, number in sorted(drops, reverse=True)[:2]]

@@ -126,17 +126,16 @@ def find_near_duplicates(views: Views) -> list[tuple[int, int]]:
             row, place = np.nonzero(np.take_along_axis(distances, nearest, 1) < MAX_DISTANCE**2)
             ones, others = rows[row], near[nearest[row, place]]
             turned = _flip_and_turn(views.whitened[others])
-            likeness = np.einsum("nv,snv->sn", views.whitened[ones], turned).max(0)
-            is_same = (likeness >= 1 - np.minimum(limits[ones], limits[others]) ** 2 / 2) & (ones != others)
+            similarity = np.einsum("nv,snv->sn", views.whitened[ones], turned).max(0)
+            is_same = (similarity >= 1 - np.minimum(limits[ones], limits[others]) ** 2 / 2) & (ones != others)
             ends = np.stack([np.minimum(ones, others), np.maximum(ones, others)], 1)[is_same]
             pairs.update((one, other) for one, other in ends.tolist())
     return sorted(pairs)
 
 
 def find_series(names: Sequence[str], views: Sequence[Views]) -> Series | None:
-    """The series of one object, if images with near numbers are alike and there is a distance beyond which they are
-    not. `views`: of images and of masks; images are alike if one of both is. One of the numbers of a name counts,
-    whatever the others are."""
+    """The series of one object, if images with near numbers are alike and those beyond some distance are not. `views`:
+    of images and of masks; images are alike if one of both is. One of the numbers of a name counts."""
     for position in range(NUM_NUMBERS if len(names) >= MIN_IMAGES else 0):
         numbers = [re.findall(r"\d+", name)[::-1][position : position + 1] for name in names]
         kinds = [re.sub(r"\d+", "#", name) if its else name for name, its in zip(names, numbers, strict=True)]
@@ -185,9 +184,9 @@ def describe_near_duplicates(
     if across:
         share = f"{len({one for one, _ in across})} of {counted(parts.count('val'), 'validation image')}"
         return f"{share} nearly the same as training images {kinds}: {shown}; val_iou is too good"
-    if not pairs or is_divided:
-        return ""
-    return f"{len({*chain(*pairs)})} images are nearly the same as another one {kinds}; they stay on one side: {shown}"
+    num_images = 0 if is_divided else len({*chain(*pairs)})
+    what = f"{num_images} images are nearly the same as another one {kinds}; they stay on one side: {shown}"
+    return what if num_images else ""
 
 
 def describe_series(series: Series, names: Sequence[str], parts: Sequence[str], is_divided: bool) -> str:
@@ -196,18 +195,18 @@ def describe_series(series: Series, names: Sequence[str], parts: Sequence[str], 
     for index, group in enumerate(series.groups):
         members[group].append(index)
     across = [its for its in members.values() if {parts[index] for index in its} == {"train", "val"}]
-    if is_divided and not across:
-        return ""
     by_size = sorted((across if is_divided else members.values()), key=len)
+    if not by_size:
+        return ""
     shown = ", ".join(names[index] for index in by_size[len(by_size) // 2][:3])
     near, far = f"{series.near_share:.0%} of those up to {series.distance} apart", f"{series.far_share:.0%} of others"
-    what = f"images with near numbers are of one object ({shown}): {near} are alike, {far}"
-    if not is_divided:
-        return f"{what}; {len(members)} groups stay on one side, unless group_pattern or split_file sets others"
     num_val = sum(parts[index] == "val" for index in chain(*across))
-    return (
-        f"{what}; {num_val} of {parts.count('val')} validation images have such a one in train, and val_iou is too good"
-    )
+    effect = f"{len(members)} groups stay on one side, unless group_pattern or split_file sets others"
+    if is_divided:
+        effect = (
+            f"{num_val} of {parts.count('val')} validation images have such a one in train, and val_iou is too good"
+        )
+    return f"images with near numbers are of one object ({shown}): {near} are alike, {far}; {effect}"
 
 
 def _scale_to_unit(vectors: Floats) -> Floats:

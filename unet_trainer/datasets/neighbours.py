@@ -1,11 +1,9 @@
 """Whether images are like their neighbours (frames of a video, slices of a stack, tiles that overlap, both eyes of a
 person), so that a random split would put almost the same image into train and val.
 
-Names suggest it, the images decide: measured is how often the most similar image is a neighbour by name. Most similar
-are tiles
-that hold the same pixels: the outermost row or column of one lies inside of the other. Reads some hundred files
-where the names form sequences or groups; what was measured is cached. A note says why the split is too easy, with the
-settings that mend it.
+Names suggest groups and sequences, the images decide: measured is how much likelier than by chance the most similar
+image is of the same group, or next in the numbering. Most similar are tiles that hold the same pixels: the outermost
+row or column of one lies inside of the other. Reads some hundred files; what was measured is cached.
 """
 
 import hashlib
@@ -32,24 +30,17 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
-MIN_IN_RUNS = 0.5  # share of the names that form sequences
 STRETCH, NUM_STRETCHES = 20, 12  # images in a row that are read, and how many times, spread over all
-NUM_ACROSS = 80  # validation images, and other training images, that are read of a split that is given
+NUM_ACROSS = 80  # validation images, and other training images, that are read of a split of the data itself
 NEAR = 2  # images before and after one that count as its neighbours
-SIDE = 16  # of the thumbnails that are compared
-MAX_TILE = 2048  # side of images whose rows and columns are compared
+SIDE, MAX_TILE = 16, 2048  # of the thumbnails that are compared; of images whose rows and columns are compared
 MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photographs have 0.02, videos 0.7 to 1
 MIN_DEVIATIONS = 5  # standard deviations above chance
-MIN_GROUPS, MAX_MEAN_SIZE = (
-    5,
-    16,
-)  # fewer or larger groups may be alike because of the place, the camera or the kind of object
+MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike by the place, the camera or the kind of object
 FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
 CACHE_FORMAT = 6
-VAL_SHARES = (0.4, 2.5)  # times val_fraction: what a pattern with few groups may make of it
-
-MIN_SHARE = 0.6  # of the images that a pattern must put together with another one
-MAX_GROUP = 0.8  # of the images may be in one group: the others have to train or validate
+VAL_SHARES = 0.4, 2.5  # times val_fraction: what a pattern with few groups may make of it
+MIN_SHARE, MAX_GROUP = 0.6, 0.8  # of the images that are with another one; in one group: the others train or validate
 # By what stands before the last underscore, the last number, the first, second and third separator, the second number.
 NAME_PATTERNS = (
     r"([^/]+)_[^/_]+$",
@@ -60,15 +51,16 @@ NAME_PATTERNS = (
     r"(?:^|/)((?:[^-_. /]+[-_. ]){2}[^-_. /]+)[-_. ][^/]*$",
     r"(?:^|/)([^/\d]*\d+)[^/\d][^/]*$",
 )
+# 21_L and 21_R, Image_01L and Image_01R: the eyes of a person.
 LEFT_AND_RIGHT = r"(?i)([^/]*\d)[-_. ]?(?:L|R|left|right|OD|OS)\.[^./]+$"
-# augmented versions of one image, as Roboflow names them: a_jpg.rf.0f3c...jpg
-VERSION = r"([^/]+)\.rf\.[0-9A-Za-z]{16,}\.[^./]+$"
-LEFT_OR_RIGHT = r"(?i)(L|R|left|right|OD|OS)\.[^./]+$"
+VERSION = r"([^/]+)\.rf\.[0-9A-Za-z]{16,}\.[^./]+$"  # of one image, as Roboflow names them: a_jpg.rf.0f3c...jpg
 
 Groupings = dict[str, list[str]]  # group_pattern → the group that it gives to each path
+Note = tuple[str, dict[str, Any]]  # what the user should know, and settings that keep neighbours apart
+NOTHING: Note = "", {}
 
 
-class Likeness(NamedTuple):
+class Similarity(NamedTuple):
     """How often the most similar image is related to one, and how often by chance."""
 
     share: float
@@ -85,102 +77,96 @@ class Likeness(NamedTuple):
         return f"in {self.share:.0%} of cases (chance: {self.chance:.0%})"
 
 
-Note = tuple[str, dict[str, Any]]  # what the user should know, and settings that keep neighbours apart
-NOTHING: Note = "", {}
-
-
 def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> Note:
-    """The note on images that are like their neighbours, if some are and a setting keeps them apart: the pattern with
-    most groups
-    that can be split, or split: blocks for a sequence. What was measured is kept under checkpoint_dir."""
+    """The note on images that are like their neighbours, if a setting keeps them apart: the pattern with most groups
+    that can be split, or split: blocks for a sequence."""
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
     of_originals = _groups_by(VERSION, paths)
     versions = {VERSION: of_originals} if 1 < len(set(of_originals)) < len(of_originals) else {}
-    if len(pairs) < MIN_PAIRS and not versions:
+    by_name = versions or (find_left_and_right(paths) if len(pairs) >= MIN_PAIRS else {})
+    if by_name:
+        subject = f"images of one {'original' if versions else 'number'} are of the same subject by their names"
+        return _advise_groups(config, pairs, paths, by_name, dict.fromkeys(by_name, (subject, ""))) or NOTHING
+    places, groupings = places_of(paths), find_groupings(paths)
+    lengths = Counter(place.sequence for place in places)
+    num_in_runs = sum(length for length in lengths.values() if length >= MIN_RUN)
+    if len(pairs) < MIN_PAIRS or (2 * num_in_runs < len(places) and not groupings):
         return NOTHING
-    places = places_of(paths)
     order = sorted(range(len(places)), key=places.__getitem__)
-    groupings, is_sequence, by_number = versions or find_left_and_right(paths), False, Likeness(0, 0, 0)
-    overlapping = 0.0
-    found: dict[str, Likeness] = {}
+    sampled = np.arange(len(order))
+    if len(order) > STRETCH * NUM_STRETCHES:  # runs of images, spread over all
+        starts = np.linspace(0, len(order) - STRETCH, NUM_STRETCHES).round().astype(int)
+        sampled = np.unique(starts[:, None] + np.arange(STRETCH))
+    chosen = [order[position] for position in sampled]
+    found = _most_similar(config, [pairs[index] for index in chosen], [], console)
+    if found is None:
+        return NOTHING
+    nearest, overlapping = found
+    is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
+    by_number = _similarity(is_near, nearest)
+    similar = {
+        pattern: _similarity(_are_same([groups[index] for index in chosen]), nearest)
+        for pattern, groups in groupings.items()
+    }
+    alike = {pattern: groups for pattern, groups in groupings.items() if similar[pattern].is_high}
+    if not by_number.is_high and overlapping < MIN_SHARE:  # patients or scenes, not kinds: many groups of few images
+        sizes = {pattern: len(groups) / len(set(groups)) for pattern, groups in alike.items()}
+        alike = {key: its for key, its in alike.items() if len(set(its)) >= MIN_GROUPS and sizes[key] <= MAX_MEAN_SIZE}
+    most = max((similar[pattern].share for pattern in alike), default=0.0)
+    alike = {pattern: groups for pattern, groups in alike.items() if similar[pattern].share >= FINE_SHARE * most}
 
-    def note(alike: Sequence[str], likeness: Likeness | None, fix: str, settings: dict[str, Any]) -> Note:
-        names = ", ".join(Path(path).stem for path in alike[:3])
-        why = f"images of one {'original' if versions else 'number'} are of the same subject by their names ({names})"
-        if likeness is not None:
-            where = "in the numbering" if is_sequence else "by name"
-            why = (
-                f"images are like their neighbours {where} ({names}): the most similar image is a neighbour {likeness}"
-            )
+    def reason(similarity: Similarity) -> tuple[str, str]:
         if overlapping >= MIN_SHARE:
-            why = f"images are tiles that overlap ({names}): {overlapping:.0%} share pixels with another one"
-        lines = "\n".join(f"  {line}" for line in setting_lines(settings))
-        return f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings
+            return "images are tiles that overlap", f": {overlapping:.0%} share pixels with another one"
+        where = "in the numbering" if by_number.is_high else "by name"
+        return f"images are like their neighbours {where}", f": the most similar image is a neighbour {similarity}"
 
-    if not groupings:
-        groupings = find_groupings(paths)
-        lengths = Counter(place.sequence for place in places)
-        num_in_runs = sum(length for length in lengths.values() if length >= MIN_RUN)
-        if num_in_runs < MIN_IN_RUNS * len(places) and not groupings:
-            return NOTHING
-        sampled = np.arange(len(order))
-        if len(order) > STRETCH * NUM_STRETCHES:  # runs of images, spread over all
-            starts = np.linspace(0, len(order) - STRETCH, NUM_STRETCHES).round().astype(int)
-            sampled = np.unique(starts[:, None] + np.arange(STRETCH))
-        chosen = [order[position] for position in sampled]
-        found_nearest = _most_similar(config, [pairs[index] for index in chosen], [], console)
-        if found_nearest is None:
-            return NOTHING
-        nearest, overlapping = found_nearest
-        is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
-        by_number = _likeness(is_near, nearest)
-        is_sequence = by_number.is_high
-        found = {
-            pattern: _likeness(_are_same([its[index] for index in chosen]), nearest)
-            for pattern, its in groupings.items()
-        }
-        groupings = _choose_groupings(groupings, found, is_sequence or overlapping >= MIN_SHARE)
+    reasons = {pattern: reason(by_number if by_number.is_high else similar[pattern]) for pattern in alike}
+    note = _advise_groups(config, pairs, paths, alike, reasons)
+    if note is not None or not by_number.is_high:
+        return note or NOTHING
+    middle = [paths[index] for index in order[len(order) // 2 :]]
+    fix = "blocks of the sequence can validate, with a gap"
+    return _note(reason(by_number), middle, fix, {"split": "blocks"})
+
+
+def _advise_groups(
+    config: Config,
+    pairs: Sequence[Pair],
+    paths: Sequence[str],
+    groupings: Groupings,
+    reasons: dict[str, tuple[str, str]],
+) -> Note | None:
+    """The note on the pattern with most groups that gives a split with about as many validation images as wanted."""
+    wanted = 1 / config.num_folds if config.num_folds else config.val_fraction
     for pattern, groups in sorted(groupings.items(), key=lambda item: -len(set(item[1]))):
-        if _can_be_split(config, pairs, pattern):
+        ungrouped = [replace(pair, group="") for pair in pairs]
+        try:
+            found = FoundPairs(add_groups(ungrouped, pattern, Path(config.data_dir)), "")
+            split = build_split(replace(config, seed=0, fold=0), found, [()] * len(pairs), [""] * len(pairs))
+        except DataError:
+            continue
+        if VAL_SHARES[0] * wanted <= len(split.val) / len(pairs) <= VAL_SHARES[1] * wanted:
             counts = Counter(groups)
             smallest, largest = min(counts.values()), max(counts.values())
-            sizes = f"of {smallest} images" if smallest == largest else f"of {smallest} to {largest} images"
+            sizes = f"{smallest} images" if smallest == largest else f"{smallest} to {largest} images"
             example = counts.most_common(1)[0][0]
             alike = [path for path, group in zip(paths, groups, strict=True) if group == example]
-            likeness = by_number if is_sequence else found.get(pattern)
-            return note(alike, likeness, f"{len(counts)} groups {sizes} can stay together", {"group_pattern": pattern})
-    if not is_sequence:
-        return NOTHING
-    alike = [paths[index] for index in order[len(order) // 2 :]]
-    return note(alike, by_number, "blocks of the sequence can validate, with a gap", {"split": "blocks"})
+            fix = f"{len(counts)} groups of {sizes} can stay together"
+            return _note(reasons[pattern], alike, fix, {"group_pattern": pattern})
+    return None
 
 
-def _choose_groupings(groupings: Groupings, found: dict[str, Likeness], are_neighbours: bool) -> Groupings:
-    """Those whose groups hold images that are alike."""
-    alike = {pattern: groups for pattern, groups in groupings.items() if found[pattern].is_high}
-    if not are_neighbours:  # patients or scenes, and not kinds of objects, are many groups of few images each
-        counts = {pattern: len(set(groups)) for pattern, groups in alike.items()}
-        alike = {
-            key: groups for key, groups in alike.items() if MIN_GROUPS <= counts[key] >= len(groups) / MAX_MEAN_SIZE
-        }
-    most = max((found[pattern].share for pattern in alike), default=0.0)
-    return {pattern: groups for pattern, groups in alike.items() if found[pattern].share >= FINE_SHARE * most}
-
-
-def _can_be_split(config: Config, pairs: Sequence[Pair], pattern: str) -> bool:
-    """Whether the pattern, set in the config, gives a split with about as many validation images as asked for."""
-    try:
-        found = FoundPairs(add_groups([replace(pair, group="") for pair in pairs], pattern, Path(config.data_dir)), "")
-        split = build_split(replace(config, seed=0, fold=0), found, [()] * len(pairs), [""] * len(pairs))
-    except DataError:
-        return False
-    wanted = 1 / config.num_folds if config.num_folds else config.val_fraction
-    return VAL_SHARES[0] * wanted <= len(split.val) / len(pairs) <= VAL_SHARES[1] * wanted
+def _note(reason: tuple[str, str], alike: Sequence[str], fix: str, settings: dict[str, Any]) -> Note:
+    what, measured = reason
+    why = f"{what} ({', '.join(Path(path).stem for path in alike[:3])}){measured}"
+    lines = "\n".join(f"  {line}" for line in setting_lines(settings))
+    return f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings
 
 
 def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[Pair], console: Console) -> Note:
-    """The note on a split that is given, if the training image that is most like a validation image is its neighbour in
-    the numbering more often than by chance. No setting mends it."""
+    """The note on a split of the data itself, if the training image that is most like a validation image is its
+    neighbour in the numbering more often than by chance. No setting changes it."""
     pairs = [*train, *val]
     ours, theirs = (
         {match[1]: pair for pair in side if (match := re.search(VERSION, pair.image.name))} for side in (val, train)
@@ -188,8 +174,6 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
     if shared := [name for name in ours if name in theirs]:
         what = f"{counted(len(shared), 'image')} with versions in train and in val by their names, such as"
         return f"{what} {ours[shared[0]].shown_image} and {theirs[shared[0]].shown_image}: val_iou is too good", {}
-    if len(pairs) < MIN_PAIRS:
-        return NOTHING
     places = places_of([pair.image.stem for pair in pairs])  # parts lie in folders of their own
     order = sorted(range(len(places)), key=places.__getitem__)
     nearest: dict[int, set[int]] = defaultdict(set)  # of validation images: training images before and after
@@ -200,7 +184,7 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
                 last = index
             elif last is not None and places[last].sequence == places[index].sequence:
                 nearest[index].add(last)
-    if 2 * len(nearest) < len(val):
+    if len(pairs) < MIN_PAIRS or 2 * len(nearest) < len(val):
         return NOTHING
     chosen = _spread([index for index in order if index in nearest])
     training = {*_spread([index for index in order if index < len(train)])}.union(*(nearest[index] for index in chosen))
@@ -210,27 +194,20 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
         return NOTHING
     similar, overlapping = found
     if overlapping >= MIN_SHARE:
-        text = (
-            f"{overlapping:.0%} of the validation images are tiles that share pixels with training images: "
-            "val_iou is too good"
-        )
-        return text, {}
+        what = f"{overlapping:.0%} of the validation images are tiles that share pixels with training images"
+        return f"{what}: val_iou is too good", {}
     share = np.mean([others[place] in nearest[index] for index, place in zip(chosen, similar, strict=True)])
     chance = np.mean([len(nearest[index]) / len(others) for index in chosen])
-    likeness = Likeness(float(share), float(chance), len(chosen))
-    text = (
-        "validation images are like their neighbours in train: the most similar training image is the one before "
-        "or after in the "
-        f"numbering {likeness}; val_iou shows how well the model knows these sequences, not new ones"
-    )
-    return (text, {}) if likeness.is_high else NOTHING
+    similarity = Similarity(float(share), float(chance), len(chosen))
+    what = "validation images are like their neighbours in train: the most similar training image is the one before"
+    effect = "val_iou shows how well the model knows these sequences, not new ones"
+    return (f"{what} or after in the numbering {similarity}; {effect}", {}) if similarity.is_high else NOTHING
 
 
 def _spread(indices: Sequence[int]) -> list[int]:
     """At most NUM_ACROSS of them, from all along."""
-    return [
-        indices[place] for place in np.linspace(0, len(indices) - 1, min(len(indices), NUM_ACROSS)).round().astype(int)
-    ]
+    places = np.linspace(0, len(indices) - 1, min(len(indices), NUM_ACROSS)).round().astype(int)
+    return [indices[place] for place in places]
 
 
 def _are_same(keys: Sequence[object]) -> Pixels:
@@ -239,12 +216,11 @@ def _are_same(keys: Sequence[object]) -> Pixels:
     return first[:, None] == first
 
 
-def _likeness(is_related: Pixels, most_similar: Sequence[int]) -> Likeness:
+def _similarity(is_related: Pixels, most_similar: Sequence[int]) -> Similarity:
     count = len(most_similar)
     others = is_related & ~np.eye(count, dtype=np.bool_)
-    return Likeness(
-        float(others[np.arange(count), most_similar].mean()), float(others.sum() / (count * (count - 1))), count
-    )
+    share = others[np.arange(count), most_similar].mean()
+    return Similarity(float(share), float(others.sum() / (count * (count - 1))), count)
 
 
 def _most_similar(
@@ -257,14 +233,11 @@ def _most_similar(
     files = [(str(pair.image.absolute()), file_stamp(pair.image)) for pair in every]
     content = json.dumps([CACHE_FORMAT, len(pairs), files])
     cache = Path(config.checkpoint_dir) / f".cache/neighbours-{hashlib.sha256(content.encode()).hexdigest()[:24]}.json"
-    known, overlapping = (read_cache(cache).get(key) for key in ("places", "overlapping"))
-    places = range(len(others or pairs))
-    if (
-        isinstance(known, list)
-        and len(known) == len(pairs)
-        and all(type(place) is int and place in places for place in known)
-    ):
-        return known, overlapping if isinstance(overlapping, float) else 0.0
+    match read_cache(cache):
+        case {"places": list(known), "overlapping": float(share)} if len(known) == len(pairs) and all(
+            type(place) is int and 0 <= place < len(others or pairs) for place in known
+        ):
+            return known, share
 
     def view(_: int, pair: Pair) -> tuple[Pixels, list[int]]:
         image = read_image(pair.image, min_side=4 * SIDE)
@@ -314,9 +287,9 @@ def _overlaps(lines: Sequence[Sequence[int]]) -> Pixels:
 def find_groupings(paths: Sequence[str]) -> Groupings:
     """The patterns that put most of the paths into groups of several, each way of grouping once; and the groups."""
     depth = min(path.count("/") for path in paths)
-    patterns = [r"^([^/]+)/", *(rf"^(?:[^/]+/){{{level}}}([^/]+)/" for level in range(1, depth))] if depth else []
+    folders = [rf"^(?:[^/]+/){{{level}}}([^/]+)/" if level else r"^([^/]+)/" for level in range(depth)]
     found: dict[tuple[int, ...], tuple[str, list[str]]] = {}
-    for pattern in (*patterns, *NAME_PATTERNS):
+    for pattern in (*folders, *NAME_PATTERNS):
         groups = _groups_by(pattern, paths)
         counts = Counter(groups)
         together = sum(count for count in counts.values() if count > 1)
@@ -327,12 +300,11 @@ def find_groupings(paths: Sequence[str]) -> Groupings:
 
 
 def find_left_and_right(paths: Sequence[str]) -> Groupings:
-    """The left and the right one of each number, such as the eyes of a person: 21_L and 21_R, Image_01L and
-    Image_01R."""
-    groups, ends = _groups_by(LEFT_AND_RIGHT, paths), _groups_by(LEFT_OR_RIGHT, paths)
+    """The left and the right one of each number, such as the eyes of a person, if most have both."""
+    groups = _groups_by(LEFT_AND_RIGHT, paths)
     sides: dict[str, set[str]] = defaultdict(set)
-    for group, end in zip(groups, ends, strict=False):
-        sides[group].add(end.lower())
+    for group, path in zip(groups, paths, strict=False):
+        sides[group].add(re.sub(r"^[-_. ]", "", path.rpartition(group)[2]).rpartition(".")[0].lower())
     num_paired = sum(len(sides[group]) == 2 for group in groups)
     return {LEFT_AND_RIGHT: groups} if len(sides) > 1 and num_paired >= MIN_SHARE * len(paths) else {}
 

@@ -35,10 +35,7 @@ from unet_trainer.system.console import UNDECODED, counted, csv_line
 from unet_trainer.system.input_files import read_text
 
 SPLIT_STREAM = 1  # part of the seed: random numbers of the split are independent of those of the batches
-MAX_BLOCKS, MIN_BLOCK = (
-    5,
-    10,
-)  # split: blocks validates on up to so many blocks, of at least so many images if there are several
+MAX_BLOCKS, MIN_BLOCK = 5, 10  # split: blocks validates on so many blocks at most, of so many images at least
 GAP_SHARE, MAX_GAP = 0.2, 25  # images left out on both sides of a block: a share of its length
 BY_HAND = "split_file=FILE.csv divides them as you say"
 SECONDS = 60.0  # in which group_pattern must match all paths; ordinary ones take a microsecond each
@@ -49,9 +46,7 @@ OF_ONE_IMAGE = "train and val are parts of one image: on other images the model 
 IMAGE_GAP = 8  # between blocks of train and val: the shorter side of a block divided by this
 NUMBER = re.compile(r"\d+")
 MIN_RUN = 3  # images in a row that make a sequence
-MAX_UNIT = (
-    0.5  # of the images that may be near-duplicates of each other and stay together: more are a scene that stands
-)
+MAX_UNIT = 0.5  # of the images that stay together as near-duplicates: more are a scene that stands
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 UNUSED = "unused"  # split of the rows that neither train nor validate nor test
@@ -88,23 +83,17 @@ def build_split(
     """Splits the pairs. `labels` are the classes in each mask; images with the same digest are identical.
     Near-duplicates, two indices each, stay together unless that leaves too little choice. Raises DataError."""
     num_pairs, num_folds, fold, in_blocks = len(found.pairs), config.num_folds, config.fold, config.split == "blocks"
-    how = (
-        f"val_fraction {config.val_fraction:g}, seed {config.seed}"
-        if num_folds is None
-        else f"fold {fold} of {num_folds}"
-    )
+    how = f"fold {fold} of {num_folds}" if num_folds else f"val_fraction {config.val_fraction:g}, seed {config.seed}"
     if found.is_divided:
         for key, is_set in (("num_folds", num_folds is not None), ("split: blocks", in_blocks)):
             if is_set:
-                raise DataError(
-                    f"{key}: the data is already divided into train and val ({found.rule}); leave {key} out"
-                )
-        return _given_split(found, digests)
+                what = f"the data is already divided into train and val ({found.rule})"
+                raise DataError(f"{key}: {what}; leave {key} out")
+        return _split_as_divided(found, digests)
     if in_blocks:
         if any(pair.group for pair in found.pairs):
-            raise DataError(
-                "split: blocks divides a sequence, and the pairs have groups that stay together; leave one of them out"
-            )
+            what = "split: blocks divides a sequence, and the pairs have groups that stay together"
+            raise DataError(f"{what}; leave one of them out")
         return _split_into_blocks(config, found, labels, digests, how)
     units, needed = _group_pairs(found.pairs, digests, near_duplicates), max(2, num_folds or 0)
     if len(units) < needed or max(map(len, units)) > MAX_UNIT * num_pairs:
@@ -112,12 +101,9 @@ def build_split(
     if len(units) < needed:
         alike = "or with identical images, or boxes that overlap"
         grouped = f" in {counted(len(units), 'group')} ({alike}); {BY_HAND}" if len(units) < num_pairs else ""
-        room = (
-            f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {IMAGE_BLOCK_SIDES[0]}×{IMAGE_BLOCK_SIDES[0]}"
-        )
-        raise DataError(
-            f"need at least {needed} pairs{room if num_pairs == 1 else ''}; got {counted(num_pairs, 'pair')}{grouped}"
-        )
+        side = IMAGE_BLOCK_SIDES[0]
+        room = f", or one image with room for {MIN_IMAGE_BLOCKS} blocks of {side}×{side}" if num_pairs == 1 else ""
+        raise DataError(f"need at least {needed} pairs{room}; got {counted(num_pairs, 'pair')}{grouped}")
     if num_folds is None:
         num_val = min(max(1, round(num_pairs * config.val_fraction)), num_pairs - 1)
         fold, sizes = 1, [num_pairs - num_val, num_val]
@@ -208,15 +194,14 @@ def _group_pairs(
     return [units[index] for index in sorted(units)]
 
 
-def _given_split(found: FoundPairs, digests: Sequence[str]) -> Split:
-    """The parts that the data gives. A group on both sides is an error."""
+def _split_as_divided(found: FoundPairs, digests: Sequence[str]) -> Split:
+    """Takes the parts as the data has them. A group on both sides is an error."""
     if all(pair.part == "val" for pair in found.pairs):
         raise DataError(f"every pair validates and none trains ({found.rule}); need train as well; {BY_HAND}")
     train, val = ({pair.group for pair in found.pairs if pair.part == part} for part in ("train", "val"))
     if shared := sorted((train & val) - {""}):
-        raise DataError(
-            f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}; put each on one side; {BY_HAND}"
-        )
+        what = f"{counted(len(shared), 'group')} in train and in val: {first_few(shared)}"
+        raise DataError(f"{what}; put each on one side; {BY_HAND}")
     for one, other in _find_overlaps(found.pairs):
         if one.part != other.part:
             pair = one if one.part == "train" else other
@@ -238,9 +223,8 @@ def _find_overlaps(pairs: Sequence[Pair]) -> Iterator[tuple[Pair, Pair]]:
         whole = [pair for pair in its if pair.box is None]
         yield from ((one, other) for one in whole for other in its if other is not one)
         above: list[tuple[Box, Pair]] = []  # boxes that reach down to where the next begins
-        for box, pair in sorted(
-            ((pair.box, pair) for pair in its if pair.box is not None), key=lambda item: item[0].top
-        ):
+        boxes = [(pair.box, pair) for pair in its if pair.box is not None]
+        for box, pair in sorted(boxes, key=lambda item: item[0].top):
             above = [item for item in above if item[0].bottom > box.top]
             yield from ((other, pair) for other_box, other in above if other_box.overlaps(box))
             above.append((box, pair))
@@ -251,12 +235,9 @@ def _describe_identical(pairs: Sequence[Pair], digests: Sequence[str]) -> tuple[
     for pair, digest in zip(pairs, digests, strict=True):
         by_digest[digest].append(pair.shown_image)
     identical = [images for digest, images in by_digest.items() if digest and len(images) > 1]
-    if not identical:
-        return ()
     shown = first_few((" = ".join(images[:3]) for images in identical), 2)
-    return (
-        f"{sum(map(len, identical))} images are identical to another one; identical images stay on one side: {shown}",
-    )
+    what = f"{sum(map(len, identical))} images are identical to another one"
+    return (f"{what}; identical images stay on one side: {shown}",) if identical else ()
 
 
 def _split_into_blocks(
@@ -265,11 +246,8 @@ def _split_into_blocks(
     """Contiguous blocks in the order of the names validate; their neighbours on both sides neither train nor
     validate."""
     num_pairs, num_folds, fold = len(found.pairs), config.num_folds, config.fold
-    text = (
-        f"split: blocks: {counted(num_pairs, 'pair')} are too few to train on, to validate on and to leave a "
-        "gap between"
-    )
-    too_few = Question(text, {"split": "random"})
+    too_few_for = "are too few to train on, to validate on and to leave a gap between"
+    too_few = Question(f"split: blocks: {counted(num_pairs, 'pair')} {too_few_for}", {"split": "random"})
     if num_pairs < max(3, num_folds or 0):  # one to train on, one to validate on and one between them
         raise too_few
     places = places_of([pair.name for pair in found.pairs])
@@ -302,13 +280,9 @@ def _choose_blocks(labels: Sequence[set[int]], num_val: int, seed: int) -> list[
     """Start and end of the blocks that validate: one in each of several equal stretches, at places where their classes
     are most like those of all images."""
     num_blocks = max(1, min(MAX_BLOCKS, num_val // MIN_BLOCK))
-    stretches = [
-        (len(labels) * index // num_blocks, len(labels) * (index + 1) // num_blocks) for index in range(num_blocks)
-    ]
-    sizes = [
-        min(end - start, num_val // num_blocks + (index < num_val % num_blocks))
-        for index, (start, end) in enumerate(stretches)
-    ]
+    stretches = list(pairwise(len(labels) * index // num_blocks for index in range(num_blocks + 1)))
+    wanted = [num_val // num_blocks + (index < num_val % num_blocks) for index in range(num_blocks)]
+    sizes = [min(end - start, size) for (start, end), size in zip(stretches, wanted, strict=True)]
     counts: Counter[int] = Counter(label for held in labels for label in held)
     rng, tried = np.random.default_rng([seed, SPLIT_STREAM]), []
     for _ in range(NUM_ARRANGEMENTS):
@@ -415,9 +389,7 @@ def _counter_position(numbers: Sequence[Sequence[str]]) -> int | None:
     alike."""
 
     def num_in_runs(candidate: int) -> int:
-        runs = Counter(
-            (*(int(number) for number in (*found[:candidate], *found[candidate + 1 :])),) for found in numbers
-        )
+        runs = Counter(tuple(map(int, (*found[:candidate], *found[candidate + 1 :]))) for found in numbers)
         return sum(count for count in runs.values() if count >= MIN_RUN)
 
     return max(reversed(range(len(numbers[0]))), key=num_in_runs, default=None)
@@ -437,13 +409,9 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path, seconds: flo
 
     ((_, groups),) = forked_map(match, [paths], 1, timeout=seconds)
     if isinstance(groups, Crash):
-        why = (
-            "a repeat inside of a repeat, like (a+)+, takes for ever where nothing matches: use a simpler one, "
-            "e.g. ^([^_]+)_"
-        )
-        raise DataError(
-            f"group_pattern: {pattern!r} has not decided after {seconds:g} s about {first_few(paths, 2)}; {why}"
-        )
+        why = "a repeat inside of a repeat, like (a+)+, takes for ever where nothing matches"
+        what = f"group_pattern: {pattern!r} has not decided after {seconds:g} s about {first_few(paths, 2)}"
+        raise DataError(f"{what}; {why}: use a simpler one, e.g. ^([^_]+)_")
     unmatched = [path for path, group in zip(paths, groups, strict=True) if group is None]
     if unmatched:
         what = f"matches nothing in {len(unmatched)} of {len(pairs)} paths, such as {first_few(unmatched)}"
@@ -457,17 +425,13 @@ def read_split_csv(
     """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
 
     `now`: pairs that are there. Rows of the same name stand for those whose files were made from others, wherever they
-    lie now. The
-    `converter` cuts the blocks out of their images.
+    lie now. The `converter` cuts the blocks out of their images.
     """
     rows = _read_rows(path)
     there = (*now.pairs, *now.test) if now else ()
     made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
     stored = {file: file for pair in there for file in (pair.image, pair.mask)}  # of shards, those that can be read
-    problems: list[str] = []
-    pairs: list[Pair] = []
-    test: list[Pair] = []
-    unused: list[Pair] = []
+    problems, pairs, test, unused = list[str](), list[Pair](), list[Pair](), list[Pair]()
     gone: Counter[Path] = Counter()  # folders, by the number of rows that have files there
     lines: dict[tuple[Path, str], int] = {}
     num_unusable = 0  # rows of test
@@ -523,9 +487,8 @@ def read_split_csv(
         raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
     if not pairs:
         raise DataError(f"split_file: {path} has no row of train or val")
-    notices = (
-        (f"{counted(num_unusable, 'row')} of test in {path.name} that cannot be used left out",) if num_unusable else ()
-    )
+    left_out = f"{counted(num_unusable, 'row')} of test in {path.name} that cannot be used left out"
+    notices = (left_out,) if num_unusable else ()
     if converter is not None and any(pair.box for pair in (*pairs, *test)):
         pairs, test = cut_blocks(converter, pairs), cut_blocks(converter, test)
     return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
@@ -547,8 +510,7 @@ def _missing_folder(file: Path, data_dir: Path) -> Path | None:
 
 def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
     """Of the rows of a part, the images as absolute paths, whether they are there or not; and digests of the pairs,
-    where the table
-    has them: the same files in another place have the same. Raises DataError."""
+    where the table has them: the same files in another place have the same. Raises DataError."""
     rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
     contents = {content for row in rows if (content := row.get("content", "").strip())}
     return [resolved(_find_file(data_dir, row["image"])) for row in rows], contents
@@ -599,9 +561,8 @@ def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
         return []
     verb, value = ("is", path_in(data_dir, tables[0])) if len(tables) == 1 else ("are", "one of them, with all rows")
     without = f", without its columns {first_few(sorted(others))}" if others else ""
-    return [
-        f"{first_few(tables)} {verb} not read; to use the pairs and the split there, set split_file: {value}{without}"
-    ]
+    use = f"to use the pairs and the split there, set split_file: {value}{without}"
+    return [f"{first_few(tables)} {verb} not read; {use}"]
 
 
 def split_csv_text(split: Split, data_dir: Path) -> str:

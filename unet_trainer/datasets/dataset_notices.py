@@ -1,0 +1,154 @@
+"""The texts of a dataset's report: problems with their fixes, and what does not stop training and the user should know.
+
+Decides nothing: each function gets what was found and puts it into words."""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from unet_trainer.config.schema import Config, to_plain
+from unet_trainer.datasets.mask_evidence import MaskEvidence
+from unet_trainer.datasets.pairs import UNREADABLE, Pair, Problem, Question, first_few, setting_lines
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts
+from unet_trainer.datasets.splits import Split
+from unet_trainer.images.image_spec import ImageSpec
+from unet_trainer.images.mask_decoding import COLOUR, MaskCoding, show_value
+from unet_trainer.system.console import counted
+
+
+def problems_with_files(unreadable: Sequence[str], resizable: Sequence[str], others: Sequence[str]) -> list[Problem]:
+    """`resizable`, `others`: masks of another size than their images, with the same aspect ratio and without."""
+    repair = "repair these files, or remove them together with their partners"
+    resize = "resize_masks: true resizes masks with the aspect ratio of their images"
+    same = "an image and its mask must have the same size"
+    if any("EXIF" in line for line in others):
+        same = "rotate the masks too, or save the images without EXIF orientation"
+    size = "mask", "of another size than the image"
+    problems = [
+        Problem("unreadable", *UNREADABLE, tuple(unreadable), repair),
+        Problem("sizes", *size, tuple(resizable), resize, {"resize_masks": True}),
+        Problem("sizes", *size, tuple(others), same),
+    ]
+    return [problem for problem in problems if problem.lines]
+
+
+def problem_of_kind(lines: Sequence[str], in_channels: int | str) -> Problem:
+    fix = "all images of a dataset must have the same depth and channels: convert or remove these"
+    if in_channels != "auto":
+        fix = f"in_channels: {in_channels} does not fit them; leave it out, or convert the images"
+    return Problem("kind", "image", "of another kind than the others", tuple(lines), fix)
+
+
+def problem_of_values(lines: Sequence[str], coding: MaskCoding) -> Problem:
+    classes = ", ".join(coding.describe(class_id) for class_id in range(coding.num_ids))
+    what = f"with values that belong to no class (the classes are {classes})"
+    fix = "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
+    return Problem("values", "mask", what, tuple(lines), fix, {"unknown_values": "ignore"})
+
+
+def problem_of_palettes(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) -> Problem | None:
+    """The values of masks with a palette are places in it: a colour that has another place in some masks has two
+    meanings."""
+    places: dict[int, dict[int, list[str]]] = {}  # colour → its places in palettes → masks
+    for pair, mask in zip(pairs, masks, strict=True):
+        palette = mask.palette or {}
+        if len(set(palette.values())) == len(palette):  # else a colour does not tell two values apart
+            for value, colour in palette.items():
+                places.setdefault(colour, {}).setdefault(value, []).append(pair.shown_mask)
+    lines: dict[str, str] = {}
+    for colour, masks_of in places.items():
+        usual = max(masks_of, key=lambda value: len(masks_of[value]))
+        for value in masks_of.keys() - {usual}:
+            what = f"{show_value(COLOUR + colour)} is {value}, in {masks_of[usual][0]} it is {usual}"
+            for shown in masks_of[value]:
+                lines.setdefault(shown, f"{shown}: {what}")
+    fix = "save the masks in colour, or all with the same palette: their values are places in it"
+    what = "with a palette in another order"
+    return Problem("palettes", "mask", what, tuple(lines.values()), fix) if lines else None
+
+
+def nothing_to_learn(num_masks: int, evidence: MaskEvidence, config: Config, only: str = "") -> Question:
+    """Every pixel has one value, or is of one class, `only`."""
+    seen = [show_value(value) for value in evidence.seen[:1]]
+    every = only or (seen[0] if seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})")
+    masks = "the only mask" if num_masks == 1 else f"all {num_masks} masks"
+    where = "are these the masks (mask_dir), and were they written right?"
+    return Question(f"there is nothing to learn: every pixel of {masks} is {every}; {where}")
+
+
+def describe_large_foreground(coding: MaskCoding, share: float, settings: dict[str, Any]) -> str:
+    """Masks with the foreground in black are common, and only its share shows it."""
+    lines = "".join(f"\n  {line}" for line in setting_lines(settings))
+    what = f"the foreground ({coding.describe(1)}) is {share:.0%} of the pixels"
+    return f"{what}; if it is the background, set:{lines}"
+
+
+def describe_lone_val_image(split: Split, is_divided: bool) -> list[str]:
+    if len(split.val) != 1 or split.val[0].box is not None:
+        return []
+    num_folds = min(5, len(split.train) + 1)
+    fix = "add images, some dozens are a start"
+    if is_divided:
+        fix = "put more images into val"
+    elif not any(pair.group for pair in split.train):
+        fix += f"; or train with num_folds: {num_folds} and fold: 0 to {num_folds - 1}, to validate on each image once"
+    what = f"only {split.val[0].shown_image} validates: val_iou, by which best.pt is chosen, is the score of one image"
+    return [f"{what}; {fix}"]
+
+
+def describe_groups_in_test(split: Split) -> list[str]:
+    tested, trained = ({pair.group for pair in side} for side in (split.test, split.train))
+    shared = sorted((tested & trained) - {""})
+    what = f"{counted(len(shared), 'group')} in train and in test: {first_few(shared)}"
+    return [f"{what}; the scores of evaluate --split test are too good for them"] if shared else []
+
+
+def describe_missing_classes(train: Collection[int], val: Collection[int], names: Sequence[str]) -> list[str]:
+    """`train`, `val`: the class ids that occur there."""
+    lines = []
+    for missing, where in (
+        (set(train) - set(val), "validation mask (val_iou says nothing of them)"),
+        (set(val) - set(train), "training mask (nothing teaches them)"),
+    ):
+        shown = first_few(names[class_id] for class_id in sorted(missing))
+        fix = "add images with them, or choose with split_file=FILE.csv"
+        lines += [f"classes in no {where}: {shown}; {fix}"] if missing else []
+    return lines
+
+
+def describe_files(
+    pairs: Sequence[Pair],
+    images: Sequence[ImageFacts],
+    masks: Sequence[MaskFacts],
+    num_channels: int,
+    units: ImageSpec | None,
+) -> list[str]:
+    """What is unusual in the images and masks. `units`: the spec, if mean and standard deviation are the user's."""
+
+    def some(number: int, what: str) -> str:
+        return f"{number} of {counted(len(pairs), what)}"
+
+    turned = sum(image.is_turned for image in images)
+    grey = sum(image.channels == 1 for image in images) if num_channels > 1 else 0
+    in_alpha = sum(mask.is_alpha for mask in masks)
+    is_scaled = units is not None and units.is_8bit and max(*units.mean, *units.std) <= 1
+    flat = [pair.shown_image for pair, image in zip(pairs, images, strict=True) if image.low == image.high]
+    is_each_alone = len({pair.group for pair in pairs if pair.group}) == len(pairs) > 1
+    by_digest: dict[str, list[int]] = defaultdict(list)
+    for index, image in enumerate(images):
+        by_digest[image.digest].append(index)
+    differing = [same for same in by_digest.values() if len({masks[index].digest for index in same}) > 1]
+    same_images = first_few(" = ".join(pairs[index].shown_image for index in same[:3]) for same in differing)
+    exif = (
+        "rotated by the EXIF orientation, a mask only by one of its own: if masks lie wrong, rotate them too, or save"
+    )
+    notices = [
+        (in_alpha, f"the alpha channel of {some(in_alpha, 'mask')} is the mask; their colour is the same everywhere"),
+        (turned, f"{some(turned, 'image')} {'is' if turned == 1 else 'are'} {exif} the images without it"),
+        (grey, f"{some(grey, 'image')} {'is' if grey == 1 else 'are'} grey, whose channel is repeated"),
+        (is_scaled, "image_mean and image_std are in the files' own units, 0 to 255 here; these look like 0 to 1"),
+        (is_each_alone, "every group has only one image; is group_pattern right?"),
+        (flat, f"{counted(len(flat), 'image')} of a single colour: {first_few(flat)}"),
+        (differing, f"{counted(len(differing), 'set')} of identical images with masks that differ: {same_images}"),
+    ]
+    return [text for holds, text in notices if holds]
