@@ -178,7 +178,7 @@ class Config:
     beside the main process"""
     cache: Literal["none", "ram", "disk"] | Auto = "auto"
     """decoded pairs: auto: ram if they fit into a quarter of the free memory; ram keeps them in memory, one copy for all
-    workers; disk in a file that later runs find again"""
+    workers; disk in a file that is deleted at the end of the run"""
     cache_gb: Annotated[float, Range(0, 1e6)] = 20.0
     """gigabytes of remote shards that are kept under checkpoint_dir as they are fetched; 0: none. Files on a local disk need
     none"""
