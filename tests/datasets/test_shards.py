@@ -516,14 +516,3 @@ def test_shards_are_uploaded_whole(tmp_path, pairs):
     assert not list((tmp_path / "work").iterdir())
     with pytest.raises(DataError, match="there are shards in"):
         refuse_other_files(remote)
-
-
-def test_two_commands_do_not_write_to_one_place(tmp_path, pairs):
-    place = Files(str(tmp_path))
-
-    def other_command():
-        with pytest.raises(DataError, match="another shard command is writing to"):
-            write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", place, 10**9, lambda: None)
-
-    write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", place, 10**9, other_command)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [INDEX_NAME, "x-000000.tar"]

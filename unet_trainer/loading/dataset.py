@@ -119,7 +119,7 @@ class SegmentationDataset:
     def is_remote(self) -> bool:
         """Whether reading waits for a network."""
         first = self.pairs[0].image if self.pairs else None
-        return isinstance(first, StoredFile) and first.store.is_remote
+        return isinstance(first, StoredFile) and bool(first.store.is_remote)
 
     def read_ahead(self, keys: Sequence[Key]) -> None:
         """Begins to fetch samples of remote shards that will be asked for next."""
