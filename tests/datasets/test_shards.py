@@ -215,6 +215,8 @@ def test_a_server_that_gives_whole_files_is_told_and_each_shard_fetched_once(ser
     store.read_ahead(stored(store))
     assert contents(store) == EXPECTED
     assert server.requests["/x-001.tar"] == 1
+    (folder / INDEX_NAME).unlink()
+    assert names(open_shards(config(server.url))) == list(IMAGES)  # as those of another tool
 
 
 # Pairs

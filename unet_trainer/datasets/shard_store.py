@@ -8,6 +8,7 @@ that read at the same time, so that what is fetched is kept by RangeCache.
 
 import contextlib
 import hashlib
+import io
 import os
 import random
 import re
@@ -129,11 +130,12 @@ class Files:
     def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
         """What `read` makes of a file that is read from its beginning; after a failure, of all of it again."""
 
+        if self.is_remote and not self.has_ranges(name):
+            return read(io.BytesIO(self.read(name)))
+
         def read_once(system: Any, place: str) -> Result:
             options = {"block_size": BLOCK_BYTES, "cache_type": "readahead"} if self.is_remote else {}
             with system.open(place, "rb", **options) as file:
-                if getattr(file, "size", 0) is None:
-                    raise ShardError(f"{place}: the server does not say its size; it cannot be read in parts")
                 return read(file)
 
         return self.retry(read_once, name)
