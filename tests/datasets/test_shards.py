@@ -215,6 +215,8 @@ def test_a_server_that_gives_whole_files_is_told_and_each_shard_fetched_once(ser
     store.read_ahead(stored(store))
     assert contents(store) == EXPECTED
     assert server.requests["/x-001.tar"] == 1
+    (folder / INDEX_NAME).unlink()
+    assert names(open_shards(config(server.url))) == list(IMAGES)  # as those of another tool
 
 
 # Pairs
@@ -516,14 +518,3 @@ def test_shards_are_uploaded_whole(tmp_path, pairs):
     assert not list((tmp_path / "work").iterdir())
     with pytest.raises(DataError, match="there are shards in"):
         refuse_other_files(remote)
-
-
-def test_two_commands_do_not_write_to_one_place(tmp_path, pairs):
-    place = Files(str(tmp_path))
-
-    def other_command():
-        with pytest.raises(DataError, match="another shard command is writing to"):
-            write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", place, 10**9, lambda: None)
-
-    write_shards(FoundPairs((), ""), scanned(pairs[:1]), "x", place, 10**9, other_command)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [INDEX_NAME, "x-000000.tar"]

@@ -14,7 +14,7 @@ from unet_trainer.images.image_spec import RGB_8BIT
 from unet_trainer.images.mask_decoding import IGNORED, MaskCoding, read_mask
 from unet_trainer.images.tiling import RandomCrops, WholeImages, tile_images
 from unet_trainer.loading.augmentation import build_augmentation
-from unet_trainer.loading.dataset import EpochBatches
+from unet_trainer.loading.dataset import EpochBatches, SegmentationDataset
 from unet_trainer.loading.loader import Loader
 
 BINARY = MaskCoding((0, 1))
@@ -141,6 +141,21 @@ def test_native_masks_are_padded_to_a_size_that_holds_them_all(num_workers, tmp_
     assert (batch.num_images, batch.mask_sizes) == (1, ((8, 8),))  # the short batch has sizes of its own images alone
     assert (batch.masks[1] == IGNORED).all()
     assert (batch.images[1] == 0).all()
+
+
+def test_an_image_is_decoded_once_for_its_crops_in_a_batch(tmp_path, monkeypatch):
+    pairs = write_native_pairs(tmp_path, [(60, 50), (64, 70)])
+    dataset = make_dataset(pairs, BINARY, RandomCrops((32, 32), 2, 4, ((1,), (1,)), 0.5, 0))
+    order = [index for _, index in Loader(dataset, 8, shuffle=True).assembler.batches.keys(0, 0)]
+    alone = [dataset[0, index] for index in order]
+    decoded, read = [], SegmentationDataset._read
+    monkeypatch.setattr(SegmentationDataset, "_read", lambda self, pair: (decoded.append(pair), read(self, pair))[1])
+    dataset._last_read = None
+    batch = Loader(dataset, 8, shuffle=True).read(0, 0)
+    assert decoded == [0, 1]
+    for image, mask, (expected, ids) in zip(batch.images, batch.masks, alone, strict=True):
+        assert np.array_equal(image, expected)
+        assert np.array_equal(mask, ids)
 
 
 def test_epochs_that_share_a_pass_hold_every_sample_once():

@@ -54,8 +54,9 @@ def test_a_waiting_loader_ends_when_the_run_is_asked_to_stop(tiny_data, monkeypa
 def test_a_cache_changes_no_byte(tiny_data, tmp_path, num_workers, augmentation, place, native_masks):
     """Images at 32×32, native masks at 64×64; the last three of ten pairs are read from their files."""
     plain, cached = (build_dataset(tiny_data, augmentation, native_masks=native_masks) for _ in range(2))
+    path = None if place == "ram" else tmp_path / "a.pixels"
     sizes = cached.mask_sizes[:7] if native_masks else None
-    cached.cache = fill_cache([(32, 32, 3)] * 7, 1, cached.decode, place, tmp_path, (), 2, lambda: None, 10**9, sizes)
+    cached.cache = fill_cache([(32, 32, 3)] * 7, 1, cached.decode, path, 2, lambda: None, 10**9, sizes)
     assert [pixels.shape for pixels in cached.cache.pair(6)] == [(32, 32, 3), (64, 64) if native_masks else (32, 32)]
     loaders = [make_loader(dataset, 2, num_workers, shuffle=True) for dataset in (plain, cached)]
     assert epoch_digest(loaders[0], 1) == epoch_digest(loaders[1], 1)

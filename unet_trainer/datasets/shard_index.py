@@ -32,18 +32,7 @@ TAR_ERRORS = (tarfile.TarError, EOFError, OverflowError, ValueError, MemoryError
 # Extensions of WebDataset, without the first dot, in lower case.
 IMAGES = ("jpg", "jpeg", "png", "bmp", "tif", "tiff", "webp", "gif", "npy")
 IMAGE_WORDS = ("image", "img", "input", "rgb", "photo")  # a.image.jpg
-MASK_WORDS = (
-    "mask",
-    "masks",
-    "seg",
-    "segmentation",
-    "label",
-    "labels",
-    "gt",
-    "target",
-    "annotation",
-    "annot",
-)  # a.seg.png
+MASK_WORDS = ("mask", "masks", "seg", "segmentation", "label", "labels", "gt", "target", "annotation", "annot")
 LOSSLESS = ("png", "tif", "tiff", "bmp", "gif", "npy")  # a mask beside a photo, a.png beside a.jpg, is one of these
 END_BYTES = 2**20  # behind the end of an archive that must be zeros: the rest of its last record
 

@@ -8,6 +8,7 @@ that read at the same time, so that what is fetched is kept by RangeCache.
 
 import contextlib
 import hashlib
+import io
 import os
 import random
 import re
@@ -37,7 +38,7 @@ CONNECT_SECONDS, READ_SECONDS = 15.0, 30.0  # without an answer, or without a fu
 BLOCK_BYTES = 2**23  # that are read at a time from a file that is read from its beginning
 MISSING_STATUSES = (None, 404, 410)  # None: no web server
 FINAL_STATUSES = frozenset(range(400, 500)) - {408, 425, 429}  # asking again gives the same answer
-NUM_CONNECTIONS = 16  # that ask for the sizes of shards
+NUM_CONNECTIONS = 16  # of a process
 AHEAD_BYTES = 2**26  # of a worker: fetched ahead
 MAX_FETCHES = 3  # of content with wrong checksums
 CHANGED = "the shards have changed since they were indexed"
@@ -89,8 +90,10 @@ class Files:
     def read_side_by_side(self, parts: Sequence[tuple[str, int, int]]) -> list[Any]:
         """Name, start and stop of each part: its bytes, or anything else where the first try failed."""
         try:
-            columns = [list(column) for column in zip(*parts, strict=True)]
-            return self._system().cat_ranges([self.place(name) for name in columns[0]], *columns[1:])
+            system = self._system()
+            names, starts, stops = (list(column) for column in zip(*parts, strict=True))
+            options = {"batch_size": NUM_CONNECTIONS} if getattr(system, "async_impl", False) else {}
+            return system.cat_ranges([self.place(name) for name in names], starts, stops, **options)
         except Exception:  # each library has its own; `read` retries, and reports them
             return [None] * len(parts)
 
@@ -127,11 +130,12 @@ class Files:
     def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
         """What `read` makes of a file that is read from its beginning; after a failure, of all of it again."""
 
+        if self.is_remote and not self.has_ranges(name):
+            return read(io.BytesIO(self.read(name)))
+
         def read_once(system: Any, place: str) -> Result:
             options = {"block_size": BLOCK_BYTES, "cache_type": "readahead"} if self.is_remote else {}
             with system.open(place, "rb", **options) as file:
-                if getattr(file, "size", 0) is None:
-                    raise ShardError(f"{place}: the server does not say its size; it cannot be read in parts")
                 return read(file)
 
         return self.retry(read_once, name)
@@ -370,9 +374,8 @@ class RangeCache:
             self.folder.mkdir()
         os.utime(self.folder)  # it is used now
         wanted = min(max_bytes, sum(sizes.values()))
-        others = [place for place in folder.iterdir() if CACHE_NAME.fullmatch(place.name) and place != self.folder]
-        others = [place for place in others if place.is_dir() and not place.is_symlink()]
-        others.sort(key=lambda place: place.stat().st_mtime)
+        others = [place for place in folder.iterdir() if CACHE_NAME.fullmatch(place.name) and not place.is_symlink()]
+        others = sorted({*others} - {self.folder}, key=lambda place: place.stat().st_mtime)
         while others and sum(map(_allocated, others)) > max_bytes - wanted:
             shutil.rmtree(others.pop(0), ignore_errors=True)
         room = int(MAX_SHARE * free_disk(folder)) + _allocated(self.folder)

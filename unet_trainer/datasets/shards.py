@@ -12,11 +12,10 @@ divided), with KEY.jpg and KEY.mask.png, byte for byte. The index is written las
 import contextlib
 import dataclasses
 import io
-import os
 import re
 import tarfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -28,13 +27,12 @@ from unet_trainer.datasets.layouts import Listing, list_files, walk
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
-from unet_trainer.datasets.shard_store import Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
+from unet_trainer.datasets.shard_store import WAITS, Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, read_bytes
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.input_files import open_handle
 from unet_trainer.system.json_cache import read_cache, write_cache
-from unet_trainer.system.locks import is_in_use, lock_file
+from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import free_disk
 
 FOLDER = ".shards"  # in checkpoint_dir
@@ -43,7 +41,6 @@ BRACES = re.compile(r"([^{}]*)\{(\d{1,18})\.\.(\d{1,18})\}([^{}]*)")
 SINGLE_SLASH = re.compile(rf"^({'|'.join(PROTOCOLS)}):/(?!/)")  # a URL that was a Path
 MAX_SHARDS = 1_000_000
 GB = 10**9
-FIRST_WAITS = (0.5, 1.0, 2.0)  # for the first file, so that a wrong host name is reported within seconds
 KNOWN_BY_SHARDS = ("image_dir", "mask_dir", "mask_suffix")
 
 
@@ -105,7 +102,7 @@ def open_shards(config: Config, console: Console | None = None, listing: Listing
 
 def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
     files, folder = Files(place.root), Path(config.checkpoint_dir) / FOLDER
-    index = _read_index(place, Files(place.root, FIRST_WAITS))
+    index = _read_index(place, Files(place.root, WAITS[:3]))  # a wrong host name is reported within seconds
     if index is None:
         if (place.names is None or not files.is_remote) and files.exists(UNFINISHED):
             missing = f"there is no {INDEX_NAME} yet"
@@ -251,11 +248,11 @@ def refuse_other_files(files: Files) -> None:
 def _names(files: Files) -> list[str]:
     """Of the files at the top of the place, hidden ones too."""
     try:
-        return files.find() if files.is_remote else os.listdir(files.root)  # noqa: PTH208 # names are needed
+        return files.find() if files.is_remote else [path.name for path in Path(files.root).iterdir()]
     except (FileNotFoundError, MissingFile):
         return []
     except OSError as error:
-        raise DataError(f"--out: {files.root} cannot be read ({error.strerror}); need a folder or a URL") from None
+        raise cannot(f"--out: {files.root}", "be read", error) from None
 
 
 def write_shards(
@@ -285,38 +282,23 @@ def write_shards(
             left[part] = shard_bytes
         divided[part][-1].append((scanned, key))
         left[part] -= size
-    with _marked_unfinished(files):
-        # What an earlier start left: its shards may be more than those that are written now.
-        own = re.compile(rf"({re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar)|{INDEX_NAME}|{UNFINISHED}")
-        for other in _names(files):
-            draft = DRAFT.fullmatch(other)
-            if other != UNFINISHED and own.fullmatch(draft["name"] if draft else other):
-                files.delete(other)
-        shards = tuple(
-            _write_shard(f"{'-'.join(filter(None, (stem, part)))}-{number:06d}.tar", members, files, tick)
-            for part, in_shards in divided.items()
-            for number, members in enumerate(in_shards)
-        )
-        index = ShardIndex(shards, found.class_names, found.num_classes, class_file=found.class_file)
-        text = shard_index.index_to_json(index).encode("utf-8", "surrogateescape")
-        files.write(INDEX_NAME, lambda file: file.write(text))
-    return index
-
-
-@contextlib.contextmanager
-def _marked_unfinished(files: Files) -> Iterator[None]:
-    """The file UNFINISHED stands there until the block has ended well, in a local folder locked by this process."""
-    mark = Path(files.place(UNFINISHED))
-    if not files.is_remote and mark.is_file() and not mark.is_symlink() and is_in_use(mark):
-        raise DataError(f"--out: another shard command is writing to {files.root}; wait for it, or name another place")
     files.write(UNFINISHED, lambda file: file.write(b"These shards are being written; shards.json comes last.\n"))
-    with contextlib.ExitStack() as stack:
-        if not files.is_remote:
-            handle = open_handle(mark, follow=False)
-            stack.callback(os.close, handle)
-            lock_file(handle)
-        yield
+    # What an earlier start left: its shards may be more than those that are written now.
+    own = re.compile(rf"({re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar)|{INDEX_NAME}|{UNFINISHED}")
+    for other in _names(files):
+        draft = DRAFT.fullmatch(other)
+        if other != UNFINISHED and own.fullmatch(draft["name"] if draft else other):
+            files.delete(other)
+    shards = tuple(
+        _write_shard(f"{'-'.join(filter(None, (stem, part)))}-{number:06d}.tar", members, files, tick)
+        for part, in_shards in divided.items()
+        for number, members in enumerate(in_shards)
+    )
+    index = ShardIndex(shards, found.class_names, found.num_classes, class_file=found.class_file)
+    text = shard_index.index_to_json(index).encode("utf-8", "surrogateescape")
+    files.write(INDEX_NAME, lambda file: file.write(text))
     files.delete(UNFINISHED)
+    return index
 
 
 def _keys(pairs: Sequence[Pair]) -> list[str]:

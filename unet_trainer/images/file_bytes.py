@@ -4,9 +4,9 @@ import contextlib
 import hashlib
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.system import input_files
@@ -36,21 +36,11 @@ def naming(shown: object) -> Iterator[None]:
         raise DataError(f"{shown}: {error}") from None
 
 
-class Store(Protocol):
-    """Reads the files in shards: datasets.shard_store."""
-
-    is_remote: bool
-
-    def read(self, file: Any) -> bytes: ...
-
-    def read_ahead(self, files: Iterable[Any]) -> None: ...
-
-
 class StoredFile(type(Path())):  # type: ignore[misc] # before Python 3.12 nothing can be derived from Path itself
     """A file in a shard, where a Path is one on the disk: it has a path below that of its shard,
     data/cells-000000.tar/cell_17.png, and is read by its store, which sets these fields."""
 
-    store: Store
+    store: Any  # datasets.shard_store.ShardStore
     shown: str  # as messages name it: a path would turn the // of a URL into a /
     stamp: Stamp  # differs where the content does
     facts: Mapping[str, Any] | None  # of an image or of a mask, as the scan caches them

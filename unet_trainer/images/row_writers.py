@@ -30,7 +30,6 @@ MARKED = (".png", ".tif", ".json")  # files that carry it
 PROBABILITIES = "probabilities"  # folder of predict's arrays
 GREY, RGB, INDEXED = 0, 2, 3  # colour types of PNG
 UP = 2  # a PNG's row is stored as the difference to the row above
-CHUNK_BYTES = 2**16
 # Masks are runs of equal values: for those alone zlib is 3 times faster, and the files are no larger.
 PACKERS = {"mask": partial(zlib.compressobj, 6, strategy=zlib.Z_RLE), "picture": partial(zlib.compressobj, 1)}
 
@@ -63,7 +62,6 @@ class PngWriter:
         kind = INDEXED if palette is not None else RGB if channels == 3 else GREY
         self.above = np.zeros((1, size[1] * channels * self.num_bits // 8), np.uint8)
         self.packer = PACKERS[content]()
-        self.packed: list[bytes] = []
         file.write(PNG_START)
         file.write(_png_chunk(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], self.num_bits, kind, 0, 0, 0)))
         file.write(_png_chunk(b"tEXt", b"Software\0" + MARK.encode()))
@@ -78,26 +76,16 @@ class PngWriter:
         np.subtract(pixels[:1], self.above, out=filtered[:1, 1:])
         np.subtract(pixels[1:], pixels[:-1], out=filtered[1:, 1:])
         self.above = pixels[-1:].copy()
-        self.packed.append(self.packer.compress(filtered))  # type: ignore[arg-type] # any buffer
-        if sum(map(len, self.packed)) >= CHUNK_BYTES:
-            self._flush()
+        if packed := self.packer.compress(filtered):  # type: ignore[arg-type] # any buffer
+            self.file.write(_png_chunk(b"IDAT", packed))
 
     def finish(self) -> None:
-        self.packed.append(self.packer.flush())
-        self._flush()
-        self.file.write(PNG_END)
-
-    def _flush(self) -> None:
-        self.file.write(_png_chunk(b"IDAT", b"".join(self.packed)))
-        self.packed = []
+        self.file.write(_png_chunk(b"IDAT", self.packer.flush()) + _png_chunk(b"IEND", b""))
 
 
 def _png_chunk(name: bytes, content: bytes) -> bytes:
     checksum = zlib.crc32(content, zlib.crc32(name))
     return b"".join((struct.pack(">I", len(content)), name, content, struct.pack(">I", checksum)))
-
-
-PNG_END = _png_chunk(b"IEND", b"")
 
 
 def was_written_here(path: Path) -> bool:

@@ -21,7 +21,7 @@ from unet_trainer.images.image_decoding import Pixels, refuse_bomb
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, decode_mask
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, fit_image, resize_mask
-from unet_trainer.loading.pixel_cache import ContentDamage, MemoryCache
+from unet_trainer.loading.pixel_cache import PixelCache
 
 if TYPE_CHECKING:
     from unet_trainer.loading.augmentation import Augmentation  # imports albumentations, which prediction does without
@@ -56,7 +56,7 @@ class PairSize(NamedTuple):
     mask_state: tuple[tuple[int, ...], str] = ((), "")
 
 
-IMAGE_CHANGED, MASK_CHANGED, CACHE_DAMAGED = 1, 2, 4  # flags in SegmentationDataset.noticed
+IMAGE_CHANGED, MASK_CHANGED = 1, 2  # flags in SegmentationDataset.noticed
 
 
 @dataclass(eq=False)
@@ -71,7 +71,7 @@ class SegmentationDataset:
     augmentation: Augmentation | None
     seed: int
     resize_masks: bool = False
-    cache: MemoryCache | None = None
+    cache: PixelCache | None = None
     mask_sizes: list[Size] | None = field(
         init=False, default=None
     )  # of each pair; None: masks have the size of the samples
@@ -87,7 +87,7 @@ class SegmentationDataset:
         # Of each pair, what was noticed while it was read; shared with the workers, which are forked from this process.
         self.noticed = np.frombuffer(mmap.mmap(-1, max(1, len(self.pairs))), np.uint8)
         self._taken = np.zeros_like(self.noticed)
-        self._last_read: tuple[int, Pixels, Pixels] | None = None  # consecutive tiles come from one image
+        self._last_read: tuple[int, Pixels, Pixels] | None = None  # consecutive tiles or crops of one image
 
     def __len__(self) -> int:
         return len(self.tiling)
@@ -119,7 +119,7 @@ class SegmentationDataset:
     def is_remote(self) -> bool:
         """Whether reading waits for a network."""
         first = self.pairs[0].image if self.pairs else None
-        return isinstance(first, StoredFile) and first.store.is_remote
+        return isinstance(first, StoredFile) and bool(first.store.is_remote)
 
     def read_ahead(self, keys: Sequence[Key]) -> None:
         """Begins to fetch samples of remote shards that will be asked for next."""
@@ -134,11 +134,8 @@ class SegmentationDataset:
     def _extract(self, epoch: int, index: int) -> tuple[Pixels, Pixels]:
         pair = self.tiling.pair_index(index)
         if self.cache is not None and pair < len(self.cache):
-            try:
-                return self.tiling.extract(*self.cache.pair(pair), epoch, index)
-            except ContentDamage:  # the files are as good, and slower
-                self.noticed[pair] |= CACHE_DAMAGED
-        if not isinstance(self.tiling, Tiles):
+            return self.tiling.extract(*self.cache.pair(pair), epoch, index)
+        if isinstance(self.tiling, WholeImages):
             return self.tiling.extract(*self._read(pair), epoch, index)
         if self._last_read is None or self._last_read[0] != pair:
             self._last_read = (pair, *self._read(pair))
@@ -272,7 +269,8 @@ class BatchAssembler:
         images, masks = self.views(memory)
         read_seconds = augment_seconds = 0.0
         self.dataset.read_ahead([keys[position] for position in piece if position < len(keys)])
-        for position in piece:
+        # Crops of one image follow each other: it is decoded once for them.
+        for position in sorted(piece, key=lambda position: self._pair_index(keys, position)):
             if position < len(keys):
                 on_start(position)
                 image, mask, reading, augmenting = self.dataset.timed_sample(keys[position])
@@ -286,6 +284,9 @@ class BatchAssembler:
                 images[position] = 0
                 masks[position] = IGNORED
         return read_seconds, augment_seconds
+
+    def _pair_index(self, keys: Sequence[Key], position: int) -> int:
+        return self.dataset.tiling.pair_index(keys[position][1]) if position < len(keys) else len(self.dataset.pairs)
 
     def mask_sizes(self, epoch: int, batch: int) -> tuple[Size, ...] | None:
         """As a Batch has them."""

@@ -3,7 +3,10 @@
 import contextlib
 import dataclasses
 import math
+import os
 import shlex
+import socket
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,14 +25,14 @@ from unet_trainer.datasets.mask_evidence import class_ids, class_shares
 from unet_trainer.datasets.pairs import FoundPairs, Pair, first_few
 from unet_trainer.datasets.splits import read_split_csv
 from unet_trainer.images.drawing import error_sheet
-from unet_trainer.images.file_bytes import DataError, file_stamp
+from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Size, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
-from unet_trainer.loading.dataset import CACHE_DAMAGED, IMAGE_CHANGED, MASK_CHANGED, PairSize, SegmentationDataset
+from unet_trainer.loading.dataset import IMAGE_CHANGED, MASK_CHANGED, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
-from unet_trainer.loading.pixel_cache import NotWritable, Place, fill_cache
+from unet_trainer.loading.pixel_cache import SUFFIX, NotWritable, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.custom import build_custom_network
 from unet_trainer.model.fast_layers import use_arm_convolutions
@@ -65,8 +68,7 @@ class Loaders:
     pool: WorkerPool | None
 
     def take_notices(self) -> list[str]:
-        """What reading has noticed since the last call: pieces that workers failed to fill, files that changed, a
-        damaged cache."""
+        """What reading has noticed since the last call: pieces that workers failed to fill, files that changed."""
         changed, notices = [], []
         if self.pool is not None and self.pool.num_failed:
             what = f"{counted(self.pool.num_failed, 'part')} of a batch in this epoch ({self.pool.failure_reason})"
@@ -75,13 +77,6 @@ class Loaders:
         for dataset in (self.train.dataset, self.val.dataset):
             changed += [str(dataset.pairs[index].image) for index in dataset.take_noticed(IMAGE_CHANGED)]
             changed += [str(dataset.pairs[index].mask) for index in dataset.take_noticed(MASK_CHANGED)]
-            if dataset.cache is not None and dataset.take_noticed(CACHE_DAMAGED):
-                dataset.cache.discard()
-                notices.append(
-                    "cache: the file of decoded pairs was changed by something else; damaged pairs are read from "
-                    "their files, "
-                    "which is slower. The next start makes it anew"
-                )
         if changed:
             how = f"changed since the run began: {first_few(changed)}; training continues with the new content"
             notices.append(f"{counted(len(changed), 'file')} {how}")
@@ -237,9 +232,11 @@ def build_loaders(
     launch = processes.launch
     train_dataset, val_dataset = build_datasets(config, dataset, launch.world_size, tile)
     if config.cache != "none":
-        place: Place = "ram" if config.cache == "ram" and launch.local_world_size == 1 else "disk"
+        folder = Path(config.checkpoint_dir) / ".cache"
+        stem = f"{processes.broadcast(f'{os.getpid()}-{time.time_ns()}')}-{socket.gethostname()}"
+        is_in_memory = config.cache == "ram" and launch.local_world_size == 1
         with processes.main_process_first():
-            _fill_caches(config, (train_dataset, val_dataset), console, place)
+            _fill_caches(config, (train_dataset, val_dataset), console, None if is_in_memory else folder / stem)
     num_workers = max(1, config.num_workers // launch.local_world_size) if config.num_workers else 0
     pool = WorkerPool(num_workers, device) if num_workers else None
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout, launch=launch)
@@ -283,35 +280,21 @@ def _build_tilings(config: ResolvedConfig, dataset: CheckedDataset, tile: Size |
 
 
 def _fill_caches(
-    config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console, place: Place
+    config: ResolvedConfig, datasets: Sequence[SegmentationDataset], console: Console, stem: Path | None
 ) -> None:
-    """Decodes every pair into memory or into a file; pairs that do not fit are read from their files in every epoch."""
+    """Decodes every pair into memory or into files that begin with `stem`; pairs that do not fit are read from their
+    files in every epoch."""
     num_cached = num_bytes = 0
-    folder = Path(config.checkpoint_dir) / ".cache"
-    for dataset in datasets:
+    for name, dataset in zip(("train", "val"), datasets, strict=True):
         spec, tiling = dataset.image_spec, dataset.tiling
         sizes = [tiling.size if isinstance(tiling, WholeImages) else size.image for size in dataset.sizes]
-        stamp = [
-            dataset.coding.to_dict(),
-            spec.channels,
-            spec.is_8bit,
-            type(tiling).__name__,
-            tiling.size,
-            config.resize_masks,
-        ]
-        # missing data is filled with the mean
-        stamp += [spec.to_dict()] if spec.nodata or spec.depth == "float" else []
-        files = [path for pair in dataset.pairs for path in (pair.image, pair.mask)]
-        stamp += [(str(file.absolute()), file_stamp(file)) for file in files]
         with console.bar("Decoding every pair once:", len(sizes), keep=False) as bar:
             try:
                 dataset.cache = fill_cache(
                     [(*size, spec.channels) for size in sizes],
                     1 if spec.is_8bit else 4,
                     dataset.decode,
-                    place,
-                    folder,
-                    stamp,
+                    None if stem is None else stem.with_name(f"{stem.name}-{name}{SUFFIX}"),
                     count_cores(),
                     bar.tick,
                     mask_sizes=dataset.mask_sizes,
@@ -328,7 +311,7 @@ def _fill_caches(
         num_cached += len(dataset.cache)
         num_bytes += dataset.cache.num_bytes
     num_pairs = sum(len(dataset.pairs) for dataset in datasets)
-    where = "memory" if config.cache == "ram" else str(folder)
+    where = "memory" if config.cache == "ram" else str(Path(config.checkpoint_dir) / ".cache")
     console.fact("Cache", f"{num_cached} of {num_pairs} pairs in {where}, {num_bytes / 2**30:.2f} GiB")
     if num_cached < num_pairs:
         console.warn(
