@@ -143,23 +143,18 @@ def test_resumed_run_equals_uninterrupted_run(settings, tiny_config, monkeypatch
     assert resumed.best_epoch == straight.best_epoch
 
 
-def test_two_and_two_epochs_equal_four(tiny_config):
+def test_a_finished_run_says_how_to_train_on_and_two_and_two_epochs_equal_four(tiny_config, capsys):
     """With a schedule that has no horizon, raising num_epochs later is the same as having asked for it."""
-    four = train(tiny_config, num_epochs=4, scheduler="constant", run_name="four")
-    two = train(tiny_config, num_epochs=2, scheduler="constant", run_name="two")
-    assert main(["--resume", str(two.run_dir), "num_epochs=4"]) == 0
-    assert weights_digest(two.run_dir) == weights_digest(four.run_dir)
-    assert len((two.run_dir / "metrics.csv").read_text().splitlines()) == 5
-
-
-def test_resuming_a_finished_run_says_so_and_how_to_train_on(tiny_config, capsys):
-    run = train(tiny_config)
-    before = weights_digest(run.run_dir)
-    assert main(["--resume", str(run.run_dir)]) == 0
-    said = capsys.readouterr().out
-    command = f"python train_unet.py --resume {run.run_dir} num_epochs=4"
-    assert f"this run had finished its 2 epochs; to train on: {command}" in said
-    assert weights_digest(run.run_dir) == before
+    four = train(tiny_config, num_epochs=4, scheduler="constant", run_name="four").run_dir
+    two = train(tiny_config, num_epochs=2, scheduler="constant", run_name="two").run_dir
+    before = weights_digest(two)
+    assert main(["--resume", str(two)]) == 0
+    command = f"python train_unet.py --resume {two} num_epochs=4"
+    assert f"this run had finished its 2 epochs; to train on: {command}" in capsys.readouterr().out
+    assert weights_digest(two) == before
+    assert main(["--resume", str(two), "num_epochs=4"]) == 0
+    assert weights_digest(two) == weights_digest(four)
+    assert len((two / "metrics.csv").read_text().splitlines()) == 5
 
 
 def test_a_run_that_stopped_early_goes_on_only_when_asked(tiny_config, capsys):

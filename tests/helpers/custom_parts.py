@@ -5,15 +5,8 @@ import torch.nn.functional as F
 
 from unet_trainer.training.checkpoint_file import read_run
 
-SETTINGS = {
-    "image_size": 32,
-    "fit": "resize",
-    "augmentation": "none",
-    "batch_size": 2,
-    "num_epochs": 3,
-    "learning_rate": 0.01,
-}
-SETTINGS |= {"num_workers": 0, "device": "cpu", "cache": "none", "encoder_weights": None}
+SETTINGS = {"image_size": 32, "fit": "resize", "augmentation": "none", "batch_size": 2, "num_epochs": 3}
+SETTINGS |= {"learning_rate": 0.01, "num_workers": 0, "device": "cpu", "cache": "none", "encoder_weights": None}
 
 
 class Small(torch.nn.Module):

@@ -36,10 +36,6 @@ class ForkedJob:
             own = {"data_dir": data_dirs[rank]} if rank in (data_dirs or {}) else {}
             self.processes.append(start(train_rank, {**settings, **own}, str(self.folder), environment, fault, network))
 
-    def has_started(self):
-        """From now on each process finds out by itself that another is gone; before, torchrun ends those that wait for it."""
-        return "Start-up: " in self.log(0)
-
     def finish(self):
         """Exit codes by rank; none hangs."""
         deadline = time.monotonic() + HANG_SECONDS
@@ -114,12 +110,7 @@ def install(fault, records, network):
 
     Run.judge = noted
     _use_small_buckets()
-    others = {
-        "memory while connecting": _fail_while_connecting,
-        "bug at the start": lambda _: setattr(setup, "try_components", lambda *arguments: 1 / 0),
-        "bug in save": _fail_after_save,
-        "pilots": _shorten_pilots,
-    }
+    others = {"memory while connecting": _fail_while_connecting, "pilots": _shorten_pilots}
     for kind, _, at in [one.partition("@") for one in (fault or "").split(", ") if one]:
         if kind in others:
             others[kind](float(at))
@@ -182,19 +173,6 @@ def _fail_while_connecting(_):
         raise torch.OutOfMemoryError("while connecting")
 
     compilation.to_device = fail
-
-
-def _fail_after_save(epoch):
-    from unet_trainer.training.run import Run
-
-    save = Run.save_epoch
-
-    def fail(self, *arguments):
-        save(self, *arguments)
-        if self.state.epoch == epoch:
-            raise ZeroDivisionError("a bug")
-
-    Run.save_epoch = fail
 
 
 def _use_small_buckets():
@@ -295,7 +273,6 @@ if __name__ == "__main__":
     import torch
 
     torch.set_num_threads(1)
-    install(
-        wanted if is_hit else None, os.environ["JOB_RECORDS"] + f".rank{os.environ['RANK']}", os.environ["JOB_NETWORK"]
-    )
+    records = f"{os.environ['JOB_RECORDS']}.rank{os.environ['RANK']}"
+    install(wanted if is_hit else None, records, os.environ["JOB_NETWORK"])
     exit_process(main(sys.argv[1:]))

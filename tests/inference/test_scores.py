@@ -135,21 +135,6 @@ def drawn(rows):
     return np.array([[letter == "#" for letter in row] for row in rows.split()], np.uint8)
 
 
-def test_draws_depend_neither_on_the_order_of_the_images_nor_on_that_of_the_models():
-    rng = np.random.default_rng(0)
-    mine, theirs = rng.integers(0, 100, (2, 9, 2, 5))
-    mine[3, ..., :3] = mine[7, ..., :3]  # images that differ in what IoU does not count
-    theirs[..., 1] = mine[..., 1]  # the same truth
-    order = rng.permutation(9)
-    whole, shuffled = resampled_sums([mine])[0], resampled_sums([mine[order]])[0]
-    assert (shuffled[..., :3] == whole[..., :3]).all()
-    assert (resampled_sums([mine[..., :3]])[0] == whole[..., :3]).all()  # without boundaries
-    first, second = resampled_sums([mine, theirs])
-    swapped = resampled_sums([theirs, mine])
-    assert (swapped[0] == second).all()
-    assert (swapped[1] == first).all()
-
-
 def test_an_interval_covers_the_true_score_about_95_times_of_100(monkeypatch):
     """200 sets of 60 images from one population, whose recall is 0.7."""
     monkeypatch.setattr("unet_trainer.inference.scores.NUM_DRAWS", 300)
