@@ -123,7 +123,7 @@ def test_the_validation_loss_is_the_mean_over_images_whatever_pads_the_last_batc
 def test_without_a_config_nothing_of_the_demo_is_taken(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     pairs = [(np.full((32, 32, 3), index, np.uint8), np.eye(32, dtype=np.uint8)) for index in range(6)]
-    result = train(model=Small(), train_data=pairs, **SETTINGS)
+    result = train(model=Small(), train_data=pairs, **{**SETTINGS, "encoder": "auto"})
     assert result.epochs == 3
     assert "\nencoder: resnet34" in (tmp_path / result.run_dir / "config.yaml").read_text()
 
