@@ -8,6 +8,7 @@ import copy
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -220,9 +221,6 @@ def test_random_signals_at_random_moments_change_no_bit(tiny_data, tmp_path):
     findings.check()
 
 
-CELLS = ["", "nan", "inf", "-1", "1e400", "x", "9" * 30, "\0", '"', "a,b", "0"]
-
-
 def mutate_run_file(path, chooser, rng):
     if path.suffix in (".json", ".jsonl"):
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
@@ -230,10 +228,11 @@ def mutate_run_file(path, chooser, rng):
         lines[chosen] = json.dumps(mutated_json(json.loads(lines[chosen]), chooser))
         path.write_text("\n".join(lines) + "\n")
     elif path.suffix == ".csv" and chooser.random() < 0.5:
-        rows = [line.split(",") for line in path.read_text().splitlines()]
-        row = chooser.choice(rows)
-        row[chooser.randrange(len(row))] = chooser.choice(CELLS)
-        path.write_text("\n".join(",".join(row) for row in rows) + "\n")
+        cells = re.split("([,\n])", path.read_text())
+        cells[2 * chooser.randrange(len(cells) // 2)] = chooser.choice(
+            ["", "nan", "-1", "1e400", "x", "\0", '"', "a,b"]
+        )
+        path.write_text("".join(cells))
     else:
         path.write_bytes(mutated(path.read_bytes(), rng))
 

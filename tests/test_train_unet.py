@@ -205,13 +205,6 @@ def parts_of(run_dir):
     return tuple([row["name"] for row in rows if row["split"] == part] for part in ("train", "val"))
 
 
-def add_pairs(folder, count):
-    for index in range(count):
-        pixels = np.random.default_rng(index).integers(0, 256, (64, 64, 3), np.uint8)
-        cv2.imwrite(str(folder / f"images/added_{index}.jpg"), pixels)
-        shutil.copy(folder / "masks/cells_000.png", folder / f"masks/added_{index}.png")
-
-
 def test_the_split_is_written_down_and_can_be_used_as_split_file(tiny_config, tiny_data):
     run = train(tiny_config, num_epochs=1)
     lines = (run.run_dir / "split.csv").read_text().splitlines()
@@ -236,7 +229,10 @@ def test_a_resumed_run_keeps_its_split_when_files_were_added(tiny_config, tiny_d
         train(config, run_name="broken", on_epoch=stop_after(1))
     broken = straight.run_dir.parent / "broken"
     before = (broken / "split.csv").read_text()
-    add_pairs(data, 3)
+    for index in range(3):
+        pixels = np.random.default_rng(index).integers(0, 256, (64, 64, 3), np.uint8)
+        cv2.imwrite(str(data / f"images/added_{index}.jpg"), pixels)
+        shutil.copy(data / "masks/cells_000.png", data / f"masks/added_{index}.png")
     capsys.readouterr()
     resumed = train(config, resume=str(broken))
     said, table = capsys.readouterr().out, broken / "split.csv"
@@ -294,24 +290,19 @@ def test_one_large_image_is_trained_resumed_and_evaluated_in_blocks(tiny_config,
 # Crops in training, native resolution in validation
 
 
-def write_wide_pairs(folder, size):
-    chooser = np.random.default_rng(0)
-    for kind in ("images", "masks"):
-        (folder / kind).mkdir(parents=True)
-    for index in range(8):
-        ids = np.zeros(size, np.uint8)
-        ids[5 + index : 20 + index, 10 : 30 + index] = 1
-        ids[:2] = 255
-        image = (chooser.integers(0, 90, (*size, 3)) + 150 * (ids == 1)[:, :, None]).astype(np.uint8)
-        cv2.imwrite(str(folder / f"images/{index}.png"), image)
-        cv2.imwrite(str(folder / f"masks/{index}.png"), ids)
-    return folder
-
-
 @pytest.mark.real_network
 def test_iou_is_that_of_the_native_pixels_from_the_tile_they_lie_most_central_in(tiny_config, tmp_path):
     """32×56 is covered by tiles at columns 0 and 24, which meet at column 28."""
-    data = write_wide_pairs(tmp_path / "data", (32, 56))
+    data, chooser = tmp_path / "data", np.random.default_rng(0)
+    for kind in ("images", "masks"):
+        (data / kind).mkdir(parents=True)
+    for index in range(8):
+        ids = np.zeros((32, 56), np.uint8)
+        ids[5 + index : 20 + index, 10 : 30 + index] = 1
+        ids[:2] = 255
+        image = (chooser.integers(0, 90, (*ids.shape, 3)) + 150 * (ids == 1)[:, :, None]).astype(np.uint8)
+        cv2.imwrite(str(data / f"images/{index}.png"), image)
+        cv2.imwrite(str(data / f"masks/{index}.png"), ids)
     run = train(tiny_config, data_dir=data, fit="crop", num_epochs=2, learning_rate=0.01, augmentation="none")
     best = torch.load(run.run_dir / "best.pt", weights_only=True)
     channels = tiny_config["decoder_channels"]

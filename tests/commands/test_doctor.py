@@ -1,12 +1,9 @@
 """`python train_unet.py doctor`: what it prints, the config that it writes, and what it finds out about a GPU."""
 
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import cv2
-import numpy as np
 import pytest
 
 from helpers.runs import words
@@ -59,15 +56,6 @@ def test_a_wrong_option_is_answered_before_anything_is_measured(words, error, tm
     out, said = capsys.readouterr()
     assert (out, said.startswith(f"Error: {error.format(here=tmp_path)}"), said.count("\n")) == ("", True, 1)
     assert Path("mine.yaml").read_text() == "seed: 7\n"
-
-
-def test_data_that_cannot_be_trained_on_has_the_message_of_training(tiny_config, tmp_path, capsys):
-    data = tmp_path / "data"
-    shutil.copytree(tiny_config["data_dir"], data)
-    cv2.imwrite(str(min((data / "masks").iterdir())), np.zeros((10, 64), np.uint8))
-    assert run(*words({**tiny_config, "data_dir": str(data)}), "--write", tmp_path / "mine.yaml") == 2
-    assert "1 mask of another size than the image:" in capsys.readouterr().err
-    assert not (tmp_path / "mine.yaml").exists()
 
 
 @pytest.mark.parametrize("answer", [None, TOO_LARGE])
