@@ -58,19 +58,17 @@ def test_a_wrong_option_is_answered_before_anything_is_measured(words, error, tm
     assert Path("mine.yaml").read_text() == "seed: 7\n"
 
 
-@pytest.mark.parametrize("answer", [None, TOO_LARGE])
-def test_a_step_that_cannot_be_taken_is_an_error(answer, tiny_config, monkeypatch, capsys):
-    monkeypatch.setattr(StepProbe, "__call__", lambda probe, config: answer)
-    assert run(*words(tiny_config)) == 2
-    assert "Error: batch_size: a step of 4 could not be taken (" in capsys.readouterr().err
-
-
-def test_a_step_that_cannot_be_compiled_is_timed_uncompiled(tiny_config, monkeypatch, capsys):
+def test_a_step_that_cannot_be_compiled_is_timed_uncompiled_and_one_that_cannot_be_taken_is_an_error(
+    tiny_config, monkeypatch, capsys
+):
     monkeypatch.setattr(StepProbe, "__call__", lambda probe, config: None if config.compile_model else COST)
     assert run(*words({**tiny_config, "compile_model": True})) == 0
     out = capsys.readouterr().out
     assert "Warning: compile_model: the step cannot be compiled here (" in out
     assert "500 ms, 8 images/s in the model\n" in out
+    monkeypatch.setattr(StepProbe, "__call__", lambda probe, config: TOO_LARGE)
+    assert run(*words(tiny_config)) == 2
+    assert "Error: batch_size: a step of 4 could not be taken (" in capsys.readouterr().err
 
 
 def test_with_a_time_budget_the_number_of_epochs_stays_open(tiny_config, tmp_path, capsys):

@@ -51,13 +51,6 @@ def test_a_confusion_matrix_is_that_of_training():
     assert scores_from_counts(counts)["iou"].tolist() == pytest.approx(expected, abs=0)
 
 
-def test_a_class_in_neither_truth_nor_prediction_has_no_score():
-    counts = count_image(ids("01"), ids("01"), 3).counts
-    for name, values in scores_from_counts(counts).items():
-        assert math.isnan(values[2]), name
-        assert values[:2].tolist() == [1.0, 1.0], name
-
-
 @pytest.mark.parametrize(
     ("truth", "predicted", "precision", "recall"),
     [(ids("11", "00"), ids("00", "00"), math.nan, 0.0), (ids("00", "00"), ids("11", "00"), 0.0, math.nan)],
