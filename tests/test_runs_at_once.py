@@ -28,16 +28,11 @@ def config(tiny_data, tmp_path):
     return {**SETTINGS, "data_dir": str(tiny_data), "checkpoint_dir": str(tmp_path / "runs"), "num_epochs": 2}
 
 
-class Scaled(torch.nn.Module):
-    """Foreground where its factor, which no checkpoint holds, is positive."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-        self.head = torch.nn.Conv2d(3, 1, 1)
-
-    def forward(self, images):
-        return self.head(images) * 0 + self.factor
+def constant_network(logit):
+    """Its logits are all this, which no checkpoint holds."""
+    network = torch.nn.Conv2d(3, 1, 1)
+    network.register_forward_hook(lambda module, inputs, logits: torch.full_like(logits, logit))
+    return network
 
 
 class CountingLoss:
@@ -80,14 +75,14 @@ def test_trainings_in_threads_have_their_own_losses_networks_and_weights(config)
 
 def test_eight_threads_load_each_the_network_that_it_passes(tmp_path):
     spec = make_spec(architecture="own")
-    path = save_model(tmp_path / "best.pt", Segmenter(spec, Scaled(1.0), channels_last=True))
+    path = save_model(tmp_path / "best.pt", Segmenter(spec, constant_network(0.0), channels_last=True))
 
-    def load_often(factor):
-        return [float(load(path, device="cpu", model=Scaled(factor)).probabilities(IMAGE)[0, 0, 1]) for _ in range(20)]
+    def load_often(logit):
+        models = [load(path, device="cpu", model=constant_network(logit)) for _ in range(20)]
+        return [float(model.probabilities(IMAGE)[0, 0, 1]) for model in models]
 
-    found = in_threads(*(partial(load_often, factor) for factor in range(-4, 4)))
-    expected = torch.arange(-4.0, 4.0).sigmoid()
-    assert np.allclose(found, expected[:, None])
+    found = in_threads(*(partial(load_often, logit) for logit in range(-4, 4)))
+    assert np.allclose(found, torch.arange(-4.0, 4.0).sigmoid()[:, None])
 
 
 def test_what_a_run_that_is_followed_trains_is_not_there_for_others(config, tmp_path):
@@ -102,9 +97,8 @@ def test_what_a_run_that_is_followed_trains_is_not_there_for_others(config, tmp_
 
 def test_runs_that_are_followed_by_turns_mix_nothing_and_leave_nothing_behind(config):
     losses = [CountingLoss(1.0), CountingLoss(30.0)]
-    options = [
-        {"model": lambda spec: Small(dropout=0.5), "loss": loss, "seed": seed} for seed, loss in enumerate(losses)
-    ]
+    dropout = {"model": lambda spec: Small(dropout=0.5)}
+    options = [{**dropout, "loss": loss, "seed": seed} for seed, loss in enumerate(losses)]
     alone = [train(config, **each, run_name=f"alone-{number}").run_dir for number, each in enumerate(options)]
     handlers = [signal.getsignal(number) for number in SIGNALS]
     turns = [follow(config, **each, run_name=f"turn-{number}") for number, each in enumerate(options)]

@@ -8,6 +8,7 @@ import copy
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -70,18 +71,6 @@ class Findings:
 
     def found(self, how, what):
         self.bad.append(f"{how}: {what}")
-
-    def attempt(self, how, function):
-        """What the function returns, or that a UserError refused it; anything else that it raises is a finding."""
-        try:
-            outcome = function()
-        except UserError:
-            outcome = "refused"
-        except BaseException:
-            outcome = "wrong"
-            self.found(how, traceback.format_exc(limit=-2, chain=False))
-        self.tried(outcome)
-        return outcome
 
     def attack(self, function, numbers, good_outcomes):
         """Calls the function on numbers, in processes of their own; a crash, a hang or too much memory is a finding too."""
@@ -172,12 +161,6 @@ def test_mutated_checkpoints_are_read_or_refused(tmp_path):
     path = save_model(tmp_path / "best.pt", small_segmenter(small_spec()))
     whole, content = path.read_bytes(), read_checkpoint(path)
     findings = Findings("mutated checkpoints")
-
-    def read():
-        read_checkpoint(path)
-        read_model(path)
-        return "read"
-
     for number in rounds(least=300):
         rng = np.random.default_rng([SEED, number])
         is_whole, data = number % 2 == 1, mutated(whole, rng)
@@ -186,8 +169,16 @@ def test_mutated_checkpoints_are_read_or_refused(tmp_path):
                 write_checkpoint(path, mutated_json(copy.deepcopy(content), random.Random(f"{SEED} {number}")))
         else:
             path.write_bytes(data)
-        if findings.attempt(f"mutation {number}", read) == "read" and not is_whole and data != whole:
-            findings.found(f"mutation {number}", "the change was not noticed")
+        try:
+            read_checkpoint(path)
+            read_model(path)
+            findings.tried("read")
+            if not is_whole and data != whole:
+                findings.found(f"mutation {number}", "the change was not noticed")
+        except UserError:
+            findings.tried("refused")
+        except BaseException:
+            findings.found(f"mutation {number}", traceback.format_exc(limit=-2, chain=False))
     findings.check()
 
 
@@ -230,9 +221,6 @@ def test_random_signals_at_random_moments_change_no_bit(tiny_data, tmp_path):
     findings.check()
 
 
-CELLS = ["", "nan", "inf", "-1", "1e400", "x", "9" * 30, "\0", '"', "a,b", "0"]
-
-
 def mutate_run_file(path, chooser, rng):
     if path.suffix in (".json", ".jsonl"):
         lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
@@ -240,10 +228,11 @@ def mutate_run_file(path, chooser, rng):
         lines[chosen] = json.dumps(mutated_json(json.loads(lines[chosen]), chooser))
         path.write_text("\n".join(lines) + "\n")
     elif path.suffix == ".csv" and chooser.random() < 0.5:
-        rows = [line.split(",") for line in path.read_text().splitlines()]
-        row = chooser.choice(rows)
-        row[chooser.randrange(len(row))] = chooser.choice(CELLS)
-        path.write_text("\n".join(",".join(row) for row in rows) + "\n")
+        cells = re.split("([,\n])", path.read_text())
+        cells[2 * chooser.randrange(len(cells) // 2)] = chooser.choice(
+            ["", "nan", "-1", "1e400", "x", "\0", '"', "a,b"]
+        )
+        path.write_text("".join(cells))
     else:
         path.write_bytes(mutated(path.read_bytes(), rng))
 

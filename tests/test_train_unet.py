@@ -143,23 +143,18 @@ def test_resumed_run_equals_uninterrupted_run(settings, tiny_config, monkeypatch
     assert resumed.best_epoch == straight.best_epoch
 
 
-def test_two_and_two_epochs_equal_four(tiny_config):
+def test_a_finished_run_says_how_to_train_on_and_two_and_two_epochs_equal_four(tiny_config, capsys):
     """With a schedule that has no horizon, raising num_epochs later is the same as having asked for it."""
-    four = train(tiny_config, num_epochs=4, scheduler="constant", run_name="four")
-    two = train(tiny_config, num_epochs=2, scheduler="constant", run_name="two")
-    assert main(["--resume", str(two.run_dir), "num_epochs=4"]) == 0
-    assert weights_digest(two.run_dir) == weights_digest(four.run_dir)
-    assert len((two.run_dir / "metrics.csv").read_text().splitlines()) == 5
-
-
-def test_resuming_a_finished_run_says_so_and_how_to_train_on(tiny_config, capsys):
-    run = train(tiny_config)
-    before = weights_digest(run.run_dir)
-    assert main(["--resume", str(run.run_dir)]) == 0
-    said = capsys.readouterr().out
-    command = f"python train_unet.py --resume {run.run_dir} num_epochs=4"
-    assert f"this run had finished its 2 epochs; to train on: {command}" in said
-    assert weights_digest(run.run_dir) == before
+    four = train(tiny_config, num_epochs=4, scheduler="constant", run_name="four").run_dir
+    two = train(tiny_config, num_epochs=2, scheduler="constant", run_name="two").run_dir
+    before = weights_digest(two)
+    assert main(["--resume", str(two)]) == 0
+    command = f"python train_unet.py --resume {two} num_epochs=4"
+    assert f"this run had finished its 2 epochs; to train on: {command}" in capsys.readouterr().out
+    assert weights_digest(two) == before
+    assert main(["--resume", str(two), "num_epochs=4"]) == 0
+    assert weights_digest(two) == weights_digest(four)
+    assert len((two / "metrics.csv").read_text().splitlines()) == 5
 
 
 def test_a_run_that_stopped_early_goes_on_only_when_asked(tiny_config, capsys):
@@ -210,13 +205,6 @@ def parts_of(run_dir):
     return tuple([row["name"] for row in rows if row["split"] == part] for part in ("train", "val"))
 
 
-def add_pairs(folder, count):
-    for index in range(count):
-        pixels = np.random.default_rng(index).integers(0, 256, (64, 64, 3), np.uint8)
-        cv2.imwrite(str(folder / f"images/added_{index}.jpg"), pixels)
-        shutil.copy(folder / "masks/cells_000.png", folder / f"masks/added_{index}.png")
-
-
 def test_the_split_is_written_down_and_can_be_used_as_split_file(tiny_config, tiny_data):
     run = train(tiny_config, num_epochs=1)
     lines = (run.run_dir / "split.csv").read_text().splitlines()
@@ -241,7 +229,10 @@ def test_a_resumed_run_keeps_its_split_when_files_were_added(tiny_config, tiny_d
         train(config, run_name="broken", on_epoch=stop_after(1))
     broken = straight.run_dir.parent / "broken"
     before = (broken / "split.csv").read_text()
-    add_pairs(data, 3)
+    for index in range(3):
+        pixels = np.random.default_rng(index).integers(0, 256, (64, 64, 3), np.uint8)
+        cv2.imwrite(str(data / f"images/added_{index}.jpg"), pixels)
+        shutil.copy(data / "masks/cells_000.png", data / f"masks/added_{index}.png")
     capsys.readouterr()
     resumed = train(config, resume=str(broken))
     said, table = capsys.readouterr().out, broken / "split.csv"
@@ -299,24 +290,19 @@ def test_one_large_image_is_trained_resumed_and_evaluated_in_blocks(tiny_config,
 # Crops in training, native resolution in validation
 
 
-def write_wide_pairs(folder, size):
-    chooser = np.random.default_rng(0)
-    for kind in ("images", "masks"):
-        (folder / kind).mkdir(parents=True)
-    for index in range(8):
-        ids = np.zeros(size, np.uint8)
-        ids[5 + index : 20 + index, 10 : 30 + index] = 1
-        ids[:2] = 255
-        image = (chooser.integers(0, 90, (*size, 3)) + 150 * (ids == 1)[:, :, None]).astype(np.uint8)
-        cv2.imwrite(str(folder / f"images/{index}.png"), image)
-        cv2.imwrite(str(folder / f"masks/{index}.png"), ids)
-    return folder
-
-
 @pytest.mark.real_network
 def test_iou_is_that_of_the_native_pixels_from_the_tile_they_lie_most_central_in(tiny_config, tmp_path):
     """32×56 is covered by tiles at columns 0 and 24, which meet at column 28."""
-    data = write_wide_pairs(tmp_path / "data", (32, 56))
+    data, chooser = tmp_path / "data", np.random.default_rng(0)
+    for kind in ("images", "masks"):
+        (data / kind).mkdir(parents=True)
+    for index in range(8):
+        ids = np.zeros((32, 56), np.uint8)
+        ids[5 + index : 20 + index, 10 : 30 + index] = 1
+        ids[:2] = 255
+        image = (chooser.integers(0, 90, (*ids.shape, 3)) + 150 * (ids == 1)[:, :, None]).astype(np.uint8)
+        cv2.imwrite(str(data / f"images/{index}.png"), image)
+        cv2.imwrite(str(data / f"masks/{index}.png"), ids)
     run = train(tiny_config, data_dir=data, fit="crop", num_epochs=2, learning_rate=0.01, augmentation="none")
     best = torch.load(run.run_dir / "best.pt", weights_only=True)
     channels = tiny_config["decoder_channels"]

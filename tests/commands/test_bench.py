@@ -33,20 +33,6 @@ columns = "epoch,seconds,images_per_second,peak_memory_gib,val_iou"
 PLAIN = {"use_amp": False, "compile_model": False}
 
 
-@pytest.fixture
-def run_stub(tmp_path, monkeypatch, tiny_config, capsys):
-    """Trains rows with the stub and returns what was printed."""
-
-    def run(rows, **plan):
-        (tmp_path / "plan.json").write_text(json.dumps(plan))
-        (tmp_path / "stub.py").write_text(STUB)
-        monkeypatch.setattr(module, "SCRIPT", tmp_path / "stub.py")
-        bench(load_config(tiny_config), rows, Console())
-        return capsys.readouterr().out
-
-    return run
-
-
 @pytest.mark.parametrize(
     ("on_gpu", "has_bfloat16", "others"),
     [
@@ -71,34 +57,28 @@ def test_each_row_is_a_run_of_the_script(tiny_config, tmp_path, monkeypatch, cap
     assert "Epoch 2/2" in (folder / "plain.log").read_text()
 
 
-def test_the_table_has_the_epochs_after_the_first_and_a_failure_does_not_end_the_other_rows(run_stub):
+def test_the_table_has_the_epochs_after_the_first_and_no_row_that_failed_or_ran_with_other_settings(
+    tiny_config, tmp_path, monkeypatch, capsys
+):
     error = "batch_size: 4000 is more than the 10 training images; need at most 10"
-    rows = {"too large": {**PLAIN, "batch_size": 4000}, "slow": PLAIN, "fast": PLAIN}
-    failing = {"lines": ["Device: cpu", f"Error: {error}", "bye"], "code": 2}
-    lines = run_stub(rows, too_large=failing, fast={"rate": 20.0}).splitlines()
-    header, slow, fast, failed = lines[-4:]
+    warnings = ["Warning: another", "Warning: compile_model: it failed (why)"]
+    plan = {
+        "fast": {"rate": 20.0},
+        "too_large": {"lines": ["Device: cpu", f"Error: {error}", "bye"], "code": 2},
+        "compiled": {"lines": warnings, "result": {"is_compiled": False}},
+        "parts": {"config": {"batch_parts": 2}},
+    }
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    (tmp_path / "stub.py").write_text(STUB)
+    monkeypatch.setattr(module, "SCRIPT", tmp_path / "stub.py")
+    rows = {"too large": PLAIN, "slow": PLAIN, "fast": PLAIN, "compiled": {"compile_model": True}, "parts": PLAIN}
+    bench(load_config(tiny_config), rows, Console())
+    header, slow, fast, *failures = capsys.readouterr().out.splitlines()[-6:]
     assert header.split() == ["s/epoch", "images/s", "speed-up", "memory", "GiB", "val", "IoU"]
     assert slow.split() == ["slow", "3.00", "8", "1.00×", "1.50", "0.5000"]
     assert fast.split() == ["fast", "3.00", "20", "2.50×", "1.50", "0.5000"]
-    assert failed == f"too large: {error}"
-
-
-@pytest.mark.parametrize(
-    ("change", "failure"),
-    [
-        (
-            {
-                "result": {"is_compiled": False},
-                "lines": ["Warning: another", "Warning: compile_model: it failed (why)"],
-            },
-            "compile_model: it failed (why)",
-        ),
-        ({"config": {"batch_parts": 2}}, "it did not run with the batch_parts of its row"),
-    ],
-)
-def test_a_row_that_did_not_run_with_its_settings_has_no_figures(change, failure, run_stub):
-    fast = {"use_amp": True, "amp_dtype": "bfloat16", "compile_model": True}
-    assert run_stub({"baseline": PLAIN, "fast": fast}, fast=change).splitlines()[-1] == f"fast: {failure}"
+    other = "parts: it did not run with the batch_parts of its row"
+    assert failures == [f"too large: {error}", "compiled: compile_model: it failed (why)", other]
 
 
 def test_missing_data_and_removed_options_are_reported_before_anything_is_trained(tmp_path, capsys):

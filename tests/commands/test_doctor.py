@@ -1,12 +1,9 @@
 """`python train_unet.py doctor`: what it prints, the config that it writes, and what it finds out about a GPU."""
 
 import json
-import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import cv2
-import numpy as np
 import pytest
 
 from helpers.runs import words
@@ -61,28 +58,17 @@ def test_a_wrong_option_is_answered_before_anything_is_measured(words, error, tm
     assert Path("mine.yaml").read_text() == "seed: 7\n"
 
 
-def test_data_that_cannot_be_trained_on_has_the_message_of_training(tiny_config, tmp_path, capsys):
-    data = tmp_path / "data"
-    shutil.copytree(tiny_config["data_dir"], data)
-    cv2.imwrite(str(min((data / "masks").iterdir())), np.zeros((10, 64), np.uint8))
-    assert run(*words({**tiny_config, "data_dir": str(data)}), "--write", tmp_path / "mine.yaml") == 2
-    assert "1 mask of another size than the image:" in capsys.readouterr().err
-    assert not (tmp_path / "mine.yaml").exists()
-
-
-@pytest.mark.parametrize("answer", [None, TOO_LARGE])
-def test_a_step_that_cannot_be_taken_is_an_error(answer, tiny_config, monkeypatch, capsys):
-    monkeypatch.setattr(StepProbe, "__call__", lambda probe, config: answer)
-    assert run(*words(tiny_config)) == 2
-    assert "Error: batch_size: a step of 4 could not be taken (" in capsys.readouterr().err
-
-
-def test_a_step_that_cannot_be_compiled_is_timed_uncompiled(tiny_config, monkeypatch, capsys):
+def test_a_step_that_cannot_be_compiled_is_timed_uncompiled_and_one_that_cannot_be_taken_is_an_error(
+    tiny_config, monkeypatch, capsys
+):
     monkeypatch.setattr(StepProbe, "__call__", lambda probe, config: None if config.compile_model else COST)
     assert run(*words({**tiny_config, "compile_model": True})) == 0
     out = capsys.readouterr().out
     assert "Warning: compile_model: the step cannot be compiled here (" in out
     assert "500 ms, 8 images/s in the model\n" in out
+    monkeypatch.setattr(StepProbe, "__call__", lambda probe, config: TOO_LARGE)
+    assert run(*words(tiny_config)) == 2
+    assert "Error: batch_size: a step of 4 could not be taken (" in capsys.readouterr().err
 
 
 def test_with_a_time_budget_the_number_of_epochs_stays_open(tiny_config, tmp_path, capsys):

@@ -205,32 +205,13 @@ def test_a_signal_leaves_whole_files(here, number):
     assert len([name for name in files_in(here / "out") if name.endswith(".png")]) == 42
 
 
-def test_results_are_not_written_among_the_images_unless_that_is_said_and_the_data_train_all_the_same(here, capsys):
-    """check would find images without masks: two files a, and a folder overlays."""
-    for name in ("a", "b", "c", "d", "e"):
-        image = RANDOM.integers(0, 256, (40, 60, 3), np.uint8)
-        mask = (image[:, :, 0] > 128) * np.uint8(255)
-        for path, pixels in ((f"data/images/{name}.jpg", image), (f"data/masks/{name}.png", mask)):
-            (here / path).parent.mkdir(parents=True, exist_ok=True)
-            (here / path).write_bytes(cv2_bytes(Path(path).suffix, pixels))
-    words = ["predict", "binary", "data/images", "--out", "data/images", "--overlay", "--probabilities", "npy"]
-    assert main(words) == 2
-    assert "Error: --out: got data/images; data/images/a.png would lie among the images" in capsys.readouterr().err
-    assert len(files_in(here / "data/images")) == 5
-    assert main([*words, "--among-images"]) == 0
-    assert len(files_in(here / "data/images")) == 20
-    capsys.readouterr()
-    assert main(["check", "data_dir=data", "checkpoint_dir=runs"]) == 0
-    said = capsys.readouterr().out
-    assert said.count("15 results of predict left out, such as images/a.png") == 1
-    assert "Pairs:      5 (images/ + masks/, same names)" in said
-
-
-def test_a_mask_matches_the_image_as_it_is_displayed(here):
+def test_results_lie_among_the_images_if_that_is_said_and_match_them_as_they_are_displayed(here, capsys):
     picture = RANDOM.integers(0, 256, (40, 60, 3), np.uint8)
     (here / "turned.jpg").write_bytes(pil_bytes("JPEG", picture, quality=100, exif=exif(6)))
-    assert main(["predict", "binary", "turned.jpg", "--out", "out"]) == 0
-    mask = np.array(Image.open("out/turned.png"))
+    assert main(["predict", "binary", "turned.jpg", "--out", "."]) == 2
+    assert "Error: --out: got .; turned.png would lie among the images" in capsys.readouterr().err
+    assert main(["predict", "binary", "turned.jpg", "--out", ".", "--among-images"]) == 0
+    mask = np.array(Image.open("turned.png"))
     assert mask.shape == (60, 40)
     shown = np.rot90(np.array(Image.open("turned.jpg")), -1)  # turned clockwise
     expected = load("checkpoints/binary")(np.ascontiguousarray(shown))

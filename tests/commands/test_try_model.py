@@ -57,21 +57,16 @@ def test_without_gradio_the_command_to_install_it_is_named_before_torch_is_loade
     assert (ROOT / "requirements-try.txt").read_text().splitlines()[-1].startswith("gradio")
 
 
-def test_a_run_is_served_with_its_validation_images(served, tiny_data):
-    assert main(["try", "tiny"]) == 0
-    assert main(["try", "tiny", f"data_dir={tiny_data}", "--no-browser"]) == 0
-    (predictor, images, opens_browser), (_, same_images, opens_none) = served
+def test_a_run_is_served_with_its_validation_images_and_a_file_alone_without(served, tiny_data, tmp_path):
+    shutil.copy("checkpoints/tiny/best.pt", tmp_path)
+    for words in (["tiny"], ["tiny", f"data_dir={tiny_data}", "--no-browser"], [str(tmp_path / "best.pt")]):
+        assert main(["try", *words]) == 0
+    (predictor, images, opens_browser), (_, same_images, opens_none), (_, no_images, _) = served
     rows = [line.split(",") for line in Path("checkpoints/tiny/split.csv").read_text().splitlines()]
     assert [name for name, _ in images] == [row[4] for row in rows if row[2] == "val"]
     assert [Path(path).parent for _, path in images] == [tiny_data / "images"] * 2
     assert (predictor.engine.card.run_name, same_images) == ("tiny", images)
-    assert (opens_browser, opens_none) == (True, False)
-
-
-def test_a_model_without_its_data_is_served_without_images(served, tmp_path):
-    (tmp_path / "best.pt").write_bytes(Path("checkpoints/tiny/best.pt").read_bytes())
-    assert main(["try", str(tmp_path / "best.pt")]) == 0
-    assert served[0][1] == []
+    assert (opens_browser, opens_none, no_images) == (True, False, [])
 
 
 @pytest.mark.parametrize(

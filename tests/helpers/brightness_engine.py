@@ -1,7 +1,6 @@
 """A model whose result can be worked out by hand: the class of a pixel is its brightness."""
 
 import dataclasses
-import threading
 
 import torch
 
@@ -23,12 +22,9 @@ class BrightnessEngine:
             spec = dataclasses.replace(spec, id_colours=class_colours(spec.num_ids))
         self.card = ModelCard(spec, symmetries, "bright", 3, 0.75)
         self.levels = torch.linspace(0, 255, spec.num_ids).view(1, -1, 1, 1)
-        self.is_free = threading.Event()  # an image waits for it
-        self.is_free.set()
         self.shapes = []  # of the batches that are done
 
     def logits(self, images):
-        assert self.is_free.wait(60)
         self.shapes.append(tuple(images.shape))
         brightness = images[..., :1].float().permute(0, 3, 1, 2)  # N,1,H,W
         if len(self.levels.view(-1)) == 2:

@@ -16,9 +16,8 @@ def browsing(download_folder):
     webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed (requirements-dev.txt)")
     chromium, chromedriver = shutil.which("chromium") or shutil.which("google-chrome"), shutil.which("chromedriver")
     if chromium is None or chromedriver is None:
-        pytest.skip(
-            f"no {'chromium' if chromium is None else 'chromedriver'} here (Debian: chromium and chromium-driver)"
-        )
+        missing = "chromium" if chromium is None else "chromedriver"
+        pytest.skip(f"no {missing} here (Debian: chromium and chromium-driver)")
     options = webdriver.ChromeOptions()
     options.binary_location = chromium
     for option in (
@@ -55,13 +54,6 @@ def requested_hosts(driver):
     return {urlsplit(url).hostname or urlsplit(url).scheme for url in urls}
 
 
-def emulate(driver, width, height, scheme="light", is_phone=False):
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-
 class Page:
     """What the tests do on a page."""
 
@@ -69,7 +61,10 @@ class Page:
         self.driver, self.url = driver, url
 
     def open(self, width=1400, height=900, scheme="light", is_phone=False):
-        emulate(self.driver, width, height, scheme, is_phone)
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": is_phone}
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
         self.driver.get(self.url)
         return self
 

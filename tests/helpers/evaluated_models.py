@@ -48,7 +48,7 @@ def write_cells(folder):
 
 def train_tiny(data_dir, checkpoint_dir, run_name, **settings):
     """A run of a few steps on write_cells; returns the result."""
-    common = {
+    small = {
         "image_size": 32,
         "batch_size": 2,
         "num_epochs": 2,
@@ -57,4 +57,4 @@ def train_tiny(data_dir, checkpoint_dir, run_name, **settings):
         "device": "cpu",
     }
     places = {"data_dir": str(data_dir), "checkpoint_dir": str(checkpoint_dir), "run_name": run_name}
-    return train({**TINY_MODEL, **common, **places, **settings})
+    return train({**TINY_MODEL, **small, **places, **settings})

@@ -140,26 +140,7 @@ def _nested(depth):
 
 
 NAN, INFINITY = float("nan"), float("inf")
-JSON_VALUES = (
-    *(
-        None,
-        True,
-        0,
-        -1,
-        7,
-        1e308,
-        NAN,
-        INFINITY,
-        "",
-        "x",
-        "é\ud800",
-        "finished",
-        "<script>",
-        "9" * 50,
-        10**30,
-        10**400,
-        2**63,
-    ),
-    *([], [1], [[1]], [None], ["a", "b"], [[1, 2], [3, 4]], [[1, 2], [3]], {}, {"a": 1}, {"epoch": 3}, {"iou": []}),
-    *(_nested(50), _nested(400)),
-)
+NUMBERS_OF_JSON = (0, -1, 7, 1e308, NAN, INFINITY, 10**30, 10**400, 2**63)
+WORDS_OF_JSON = ("", "x", "é\ud800", "finished", "<script>", "9" * 50)
+LISTS_OF_JSON = ([], [1], [[1]], [None], ["a", "b"], [[1, 2], [3, 4]], [[1, 2], [3]], _nested(50), _nested(400))
+JSON_VALUES = (None, True, *NUMBERS_OF_JSON, *WORDS_OF_JSON, *LISTS_OF_JSON, {}, {"a": 1}, {"epoch": 3}, {"iou": []})

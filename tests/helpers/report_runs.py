@@ -60,35 +60,21 @@ FOUR_IMAGES = [  # background and foreground; IoU of the foreground 0.2, 0.5, 0.
 ]
 
 
-def write_run(
-    folder, ids=("background", "foreground"), ious=(0.4, 0.6, 0.5), end="finished", images=FOUR_IMAGES, **settings
-):
+MACHINE = {"device": "cpu", "name": "test machine", "cores": 2, "memory_gib": 8.0, "python": "3.11"}
+MACHINE["versions"] = {"torch": "2.10"}
+DATA = {"data_dir": "data/mine", "num_train": 10, "num_val": 4, "num_test": 0, "split": "val_fraction 0.2, seed 42"}
+DATA |= {"images": "8-bit RGB", "sizes": "64×48", "model_size": [32, 32], "fit": "resize", "ignored_share": 0.0}
+DATA["notices"] = ["two images are the same"]
+TWO_IDS = ("background", "foreground")
+
+
+def write_run(folder, ids=TWO_IDS, ious=(0.4, 0.6, 0.5), end="finished", images=FOUR_IMAGES, **settings):
     """A run of some epochs on four images."""
     folder.mkdir(parents=True)
     reported = list(ids[1:] if len(ids) == 2 else ids)
     log = EventLog()
-    data = {
-        "data_dir": "data/mine",
-        "num_train": 10,
-        "num_val": 4,
-        "num_test": 0,
-        "split": "val_fraction 0.2, seed 42",
-        "images": "8-bit RGB",
-        "sizes": "64×48",
-        "model_size": [32, 32],
-        "fit": "resize",
-        "classes": [{"name": name, "values": str(index), "share": 1 / len(ids)} for index, name in enumerate(ids)],
-        "ignored_share": 0.0,
-        "notices": ["two images are the same"],
-    }
-    machine = {
-        "device": "cpu",
-        "name": "test machine",
-        "cores": 2,
-        "memory_gib": 8.0,
-        "python": "3.11",
-        "versions": {"torch": "2.10"},
-    }
+    classes = [{"name": name, "values": str(index), "share": 1 / len(ids)} for index, name in enumerate(ids)]
+    data = {**DATA, "classes": classes}
     model = {
         "architecture": "unet",
         "encoder": "resnet18",
@@ -96,7 +82,7 @@ def write_run(
         "ids": list(ids),
         "classes": reported,
     }
-    log.open(folder, resumed_after=None, machine=machine, data=data, model=model)
+    log.open(folder, resumed_after=None, machine=MACHINE, data=data, model=model)
     log.add("ready", startup_seconds=1.5)
     for number, value in enumerate(ious, start=1):
         log.add("epoch", **epoch_event(number, list(ids), value))

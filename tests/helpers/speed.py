@@ -75,14 +75,9 @@ def plain_step(encoder, side, batch_size):
 
 
 def our_step(encoder, side, batch_size):
-    settings = {
-        "encoder": encoder,
-        "image_size": side,
-        "batch_size": batch_size,
-        "decoder_channels": None,
-        "optimizer": "adamw",
-    }
-    components = tiny_components(**settings, loss={"dice": 1.0, "cross_entropy": 1.0}, ema_decay=0.99)
+    settings = {"encoder": encoder, "image_size": side, "batch_size": batch_size, "decoder_channels": None}
+    settings |= {"optimizer": "adamw", "loss": {"dice": 1.0, "cross_entropy": 1.0}, "ema_decay": 0.99}
+    components = tiny_components(**settings)
     batch = make_batch(batch_size, side=side)
     return lambda: take_step(components.train_step, batch, metrics=components.state.metrics)
 
@@ -104,10 +99,8 @@ def measure_step(given, folder, further):
             {name: batch_size * speed(step, given.seconds) for name, step in steps.items()} for _ in range(given.rounds)
         ]
         plain, ours = (statistics.median(one[name] for one in rounds) for name in steps)
-        print(
-            f"{encoder}, {side}², batch {batch_size}: plain {plain:.1f}, ours {ours:.1f} images/s, {ours / plain:.2f}×",
-            flush=True,
-        )
+        speeds = f"plain {plain:.1f}, ours {ours:.1f} images/s, {ours / plain:.2f}×"
+        print(f"{encoder}, {side}², batch {batch_size}: {speeds}", flush=True)
 
 
 def write_photo(path):
@@ -197,9 +190,8 @@ def train_with(launcher, folder, name, epochs, further):
     ]
     script = [str(ROOT / "train_unet.py"), str(ROOT / "configs/fast.yaml")]
     command = [sys.executable, *LAUNCHERS[launcher], *script, *SETTINGS, *places, *further]
-    done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, cwd=folder
-    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
     if done.returncode:
         sys.exit(f"{launcher} failed:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
     return column(read_metrics(folder / "runs" / name / "metrics.csv")[1:], "images_per_second")
@@ -220,9 +212,8 @@ def measure_torchrun(given, folder, further):
     for number in range(given.rounds):
         for launcher, rates in found.items():
             measured = train_with(launcher, folder, f"{launcher.split(',')[0]}-{number}", given.epochs, further)
-            print(
-                f"round {number + 1}, {launcher}: {', '.join(f'{rate:.0f}' for rate in measured)} images/s", flush=True
-            )
+            speeds = ", ".join(f"{rate:.0f}" for rate in measured)
+            print(f"round {number + 1}, {launcher}: {speeds} images/s", flush=True)
             rates += measured
     plain, job = (statistics.median(rates) for rates in found.values())
     print(f"medians: python {plain:.1f}, torchrun {job:.1f} images/s: {job / plain:.1%} of plain python")

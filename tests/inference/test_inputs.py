@@ -27,20 +27,17 @@ from unet_trainer.inference.inputs import (
 from unet_trainer.system.console import Console
 
 
+def make(folder, *names, content=b"x"):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """Images in two folders below each other, beside other files; the working folder."""
-    for name in (
-        "data/a.png",
-        "data/sub/b.JPG",
-        "data/sub/deep/c.tif",
-        "data/notes.txt",
-        "data/.hidden/d.png",
-        "other/e.png",
-    ):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(b"x")
+    make(tmp_path, "data/a.png", "data/sub/b.JPG", "data/sub/deep/c.tif", "other/e.png")
+    make(tmp_path, "data/notes.txt", "data/.hidden/d.png")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -71,9 +68,8 @@ def test_words_become_images_with_the_names_of_their_results(folder, words, expe
 
 def test_results_of_other_predictions_in_the_folder_are_left_out_and_told(folder):
     """Beside the images, or in a folder of their own; an image whose result has its name is no clash."""
-    (folder / "data/old").mkdir()
-    for name in ("data/old/a.png", "data/sub/b.png", "data/old/c.TIF"):
-        (folder / name).write_bytes(b"II*\0 unet-trainer predict and pixels")
+    results = "data/old/a.png", "data/sub/b.png", "data/old/c.TIF"
+    make(folder, *results, content=b"II*\0 unet-trainer predict and pixels")
     notes = []
     inputs = find_inputs(["data"], Path("out"), notes.append)
     assert [(path.as_posix(), name) for path, name in inputs] == IN_DATA
@@ -84,8 +80,7 @@ def test_results_of_other_predictions_in_the_folder_are_left_out_and_told(folder
 
 
 def test_pictures_of_forms_that_are_not_read_are_told(folder):
-    for name in ("data/d.heic", "data/sub/e.HEIC"):
-        (folder / name).touch()
+    make(folder, "data/d.heic", "data/sub/e.HEIC")
     notes = []
     assert len(find_inputs(["data"], Path("out"), notes.append)) == 3
     assert len(notes) == 1
@@ -112,9 +107,7 @@ def test_results_among_the_images_are_refused(folder, words, out):
     ],
 )
 def test_of_a_dataset_the_images_are_inputs_and_the_masks_are_not(tmp_path, names, images):
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+    make(tmp_path, *names)
     notes = []
     assert [name for _, name in find_inputs([str(tmp_path)], Path("out"), notes.append)] == images
     num_others = len(names) - len(images)
@@ -122,21 +115,20 @@ def test_of_a_dataset_the_images_are_inputs_and_the_masks_are_not(tmp_path, name
     if notes:
         start = f"{tmp_path} is a dataset: {len(images)} image{'s' * (len(images) > 1)} in it; {num_others} mask"
         assert notes[0].startswith(start)
+    for masks in tmp_path.glob("masks"):  # they are inputs where their folder is named
+        assert [name for _, name in find_inputs([str(masks)], Path("out"))] == ["a"]
 
 
 def test_links_to_other_folders_are_followed_but_none_in_a_circle(folder):
-    elsewhere = folder / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "d.png").touch()
-    for link, target in {"data/monday": elsewhere, "data/all": folder, "elsewhere/back": folder / "data"}.items():
-        (folder / link).symlink_to(target)
+    make(folder, "elsewhere/d.png")
+    for link, target in {"data/monday": "elsewhere", "data/all": "", "elsewhere/back": "data"}.items():
+        (folder / link).symlink_to(folder / target)
     assert found("data") == [IN_DATA[0], ("data/monday/d.png", "monday/d"), *IN_DATA[1:]]
 
 
 def test_results_inside_of_the_folder_are_no_inputs(folder):
-    (folder / "data/out").mkdir()
-    (folder / "data/out/a.png").write_bytes(b"\x89PNG unet-trainer predict and pixels")
-    (folder / "data/out/a.npy").write_bytes(b"of a prediction that was killed")
+    make(folder, "data/out/a.png", content=b"\x89PNG unet-trainer predict and pixels")
+    make(folder, "data/out/a.npy", content=b"of a prediction that was killed")
     assert found("data", out="data/out") == IN_DATA
     assert found("data/**/*.png", out=folder / "data/out") == IN_DATA[:1]
 
@@ -147,25 +139,23 @@ def test_results_inside_of_the_folder_are_no_inputs(folder):
         ("data/list.csv", "\ufeffsplit;Image\nval;a.png\n;sub/b.JPG\n\nval;\n", IN_DATA[:2]),  # relative to itself
         ("other/list.csv", "image\ndata/a.png\n", [("data/a.png", "data/a")]),  # as seen from here
         ("other/up.csv", "image\n../data/a.png\n", [("other/../data/a.png", "a")]),
-        # one name in two folders: with the folders in which they differ
-        (
-            "list.csv",
-            "image\n{here}/data/a.png\n{here}/other/a.png\n",
-            [("{here}/data/a.png", "data/a"), ("{here}/other/a.png", "other/a")],
-        ),
     ],
 )
 def test_a_csv_names_images(folder, table, text, expected):
-    shutil.copy(folder / "data/a.png", folder / "other/a.png")
-    (folder / table).write_text(text.format(here=folder), encoding="utf-8")
-    assert found(table) == [(path.format(here=folder), name) for path, name in expected]
+    (folder / table).write_text(text, encoding="utf-8")
+    assert found(table) == expected
+
+
+def test_whole_paths_in_a_csv_keep_the_folders_in_which_they_differ(folder):
+    paths = [str(folder / name) for name in ("data/a.png", "other/e.png")]
+    (folder / "list.csv").write_text("\n".join(["image", *paths]))
+    assert found("list.csv") == [(paths[0], "data/a"), (paths[1], "other/e")]
 
 
 def test_the_split_of_a_run_names_images_of_its_data(folder):
-    run = folder / "checkpoints/run"
-    run.mkdir(parents=True)
-    (run / "config.yaml").write_text("data_dir: data\n")
-    (run / "split.csv").write_text("image,mask,split,group,name\na.png,m.png,train,,a\nsub/b.JPG,m.png,val,,b\n")
+    make(folder, "checkpoints/run/config.yaml", content=b"data_dir: data\n")
+    table = b"image,mask,split,group,name\na.png,m.png,train,,a\nsub/b.JPG,m.png,val,,b\n"
+    make(folder, "checkpoints/run/split.csv", content=table)
     assert found("checkpoints/run/split.csv") == IN_DATA[:2]
 
 

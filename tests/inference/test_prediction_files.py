@@ -102,21 +102,6 @@ def test_an_overlay_does_not_depend_on_the_parts_it_came_in(tmp_path, image):
     np.testing.assert_allclose(drawn[0][10, 6], middle, atol=1)
 
 
-def test_the_mask_gets_its_name_last(tmp_path, image, monkeypatch):
-    """So that an image with a mask has all its files."""
-    folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True, overlay=True))
-
-    def fail():
-        raise OSError(28, "No space left on device")
-
-    with ImageFiles(folder, image, IDS.shape) as files:
-        files.write(Rows(IDS, None))
-        monkeypatch.setattr(files.drafts[0], "keep", fail)
-        with pytest.raises(OSError, match="No space"):
-            files.finish()
-    assert files_in(tmp_path / "out") == []
-
-
 def test_results_of_a_geotiff_are_geotiffs_too(tmp_path):
     path = tmp_path / "a.tif"
     path.write_bytes(tiff_bytes(PIXELS, extratags=GEO_TAGS))

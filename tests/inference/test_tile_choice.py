@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from helpers.evaluated_models import train_tiny, write_cells
-from helpers.steps import tiny_components
+from helpers.steps import make_spec
 from train_unet import main, train
 from unet_trainer import load
 from unet_trainer.images.image_decoding import read_image
@@ -19,13 +19,7 @@ from unet_trainer.inference.engine import read_model
 from unet_trainer.training.build import choose_tile
 
 RESIDUAL = "small_resnet"
-POOLING = "tu-mobilenetv3_small_050", "tu-seresnet18", "tu-convnextv2_atto"  # the last two begin with branches times 0
-
-
-@pytest.fixture(scope="module")
-def spec():
-    spec = tiny_components(encoder=RESIDUAL, decoder_channels=(16, 8, 8, 8, 8)).state.segmenter.spec
-    return dataclasses.replace(spec, fit="crop", image_size=(32, 64))
+SPEC = make_spec(encoder=RESIDUAL, decoder_channels=(16, 8, 8, 8, 8), fit="crop", image_size=(32, 64))
 
 
 @pytest.mark.parametrize(
@@ -38,18 +32,25 @@ def spec():
         ([(500, 500), *[(32, 64)] * 90], 8, None),
     ],
 )
-def test_a_tile_is_twice_a_crop_where_images_and_batches_are_so_large(spec, sizes, batch_size, tile):
+def test_a_tile_is_twice_a_crop_where_images_and_batches_are_so_large(sizes, batch_size, tile):
     before = torch.get_rng_state()
-    assert choose_tile(spec, sizes, batch_size) == tile
+    assert choose_tile(SPEC, sizes, batch_size) == tile
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# FPN has group norm.
 @pytest.mark.parametrize(
-    "change", [*({"encoder": name} for name in POOLING), {"fit": "resize"}, {"architecture": "fpn"}]
+    ("key", "value"),
+    [
+        ("encoder", "tu-mobilenetv3_small_050"),
+        ("encoder", "tu-seresnet18"),  # this and the next begin with branches times 0
+        ("encoder", "tu-convnextv2_atto"),
+        ("fit", "resize"),
+        ("architecture", "fpn"),  # group norm
+    ],
 )
-def test_networks_that_pool_over_their_input_and_those_of_whole_images_have_no_larger_tile(spec, change):
-    assert choose_tile(dataclasses.replace(spec, decoder_channels=None, **change), [(500, 500)], 8) is None
+def test_networks_that_pool_over_their_input_and_those_of_whole_images_have_no_larger_tile(key, value):
+    spec = dataclasses.replace(SPEC, decoder_channels=None, **{key: value})
+    assert choose_tile(spec, [(500, 500)], 8) is None
 
 
 @pytest.fixture(scope="module")
