@@ -14,11 +14,7 @@ from helpers import hub
 from helpers.steps import make_spec
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.model.network import (
-    build_network,
-    load_encoder_weights,
-    set_training_mode,
-)
+from unet_trainer.model.network import build_network, load_encoder_weights, set_training_mode
 
 
 def build(seed=0, encoder_weights=None, channels=3, **spec):

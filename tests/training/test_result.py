@@ -12,7 +12,6 @@ from helpers.small_runs import ROW, finish_epochs, make_run, said
 from helpers.steps import make_settings
 from unet_trainer.config.errors import UnreadableFile
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import Decision
 from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.signals import Interrupted
@@ -141,14 +140,6 @@ def test_training_that_learned_points_to_overfitting_and_the_split_unless_its_st
     ((problem, advice),) = judge(ALL_FOREGROUND, rows([0.5]), steps_per_epoch=10, num_epochs=1)
     assert problem.endswith("Training did learn (train IoU 0.500)")
     assert advice == ["10 optimizer steps may be too few: num_epochs=100"]
-
-
-@pytest.mark.parametrize(("name", "train_iou"), [("learning_rate", 0.32), ("encoder_weights", 0.9)])
-def test_a_resumed_run_is_not_advised_to_leave_open_what_was_open_when_it_began(name, train_iou):
-    settings = make_settings(image_size=512)
-    settings.decisions[name] = Decision("decided", "")  # as resume.keep_reasons leaves it
-    ((_, advice),) = judge_model(settings, ALL_FOREGROUND, rows([train_iou]), ENOUGH)
-    assert not any(word in line for line in advice for word in ("auto", "imagenet"))
 
 
 def test_a_foreground_that_is_rare_and_never_predicted_is_told_with_how_to_find_it():

@@ -160,14 +160,6 @@ def test_a_run_that_used_its_time_has_finished_and_goes_on_with_more(budgeted, c
     assert "  Time:       about 3 min: 4 epochs of 30 s to go, the last one in part\n" in said
 
 
-def test_settings_that_the_state_depends_on_are_refused(config, folder):
-    train_and_save(config)
-    before = (folder / "train.log").read_text()
-    with pytest.raises(CheckpointError, match="optimizer: adamw in the checkpoint, sgd now"):
-        start(config, resume="run", optimizer="sgd")
-    assert (folder / "train.log").read_text() == before
-
-
 def test_fewer_epochs_than_are_done_are_refused(config):
     train_and_save(config, epochs=2)
     with pytest.raises(UserError, match=r"num_epochs: 1 is less than the 2 epochs that .*run has; need more"):
