@@ -66,15 +66,11 @@ def test_every_item_has_its_outcome_once(children):
 
 @needs_fork
 @pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda item, read_stderr: 1 // 0, "ZeroDivisionError"),
-        (lambda item, read_stderr: threading.Lock(), "cannot pickle"),
-    ],
+    ("work", "message"), [(lambda: 1 // 0, "ZeroDivisionError"), (threading.Lock, "cannot pickle")]
 )
-def test_an_exception_in_a_child_is_raised_with_its_traceback(function, message, children):
+def test_an_exception_in_a_child_is_raised_with_its_traceback(work, message, children):
     with pytest.raises(RuntimeError, match=rf"a child process failed:\nTraceback(.|\n)*{message}"):
-        list(forked_map(function, range(3), 2))
+        list(forked_map(lambda item, read_stderr: work(), range(3), 2))
     assert children() == []
 
 
@@ -98,9 +94,8 @@ def test_a_crash_costs_one_item_and_the_end_of_what_the_child_printed_is_kept(ca
 
 @needs_fork
 def test_every_item_may_crash_or_hang(children):
-    assert dict(forked_map(lambda item, read_stderr: os._exit(item), [1, 2, 3], 2)) == {
-        i: Crash(f"exit code {i + 1}") for i in range(3)
-    }
+    crashing = forked_map(lambda item, read_stderr: os._exit(item), [1, 2, 3], 2)
+    assert dict(crashing) == {index: Crash(f"exit code {index + 1}") for index in range(3)}
     hanging = forked_map(lambda item, read_stderr: time.sleep(600), [1, 2], 1, timeout=0.1)
     assert dict(hanging) == dict.fromkeys(range(2), Crash("no answer in 0.1 s", is_timeout=True))
     assert children() == []
@@ -108,10 +103,12 @@ def test_every_item_may_crash_or_hang(children):
 
 @needs_fork
 def test_children_ignore_the_signals_that_the_parent_handles():
+    def survive(number, read_stderr):
+        os.kill(os.getpid(), number)
+        return "alive"
+
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    assert [
-        alive for _, alive in forked_map(lambda item, read_stderr: os.kill(os.getpid(), item) or 1, numbers, 1)
-    ] == [1, 1, 1]
+    assert dict(forked_map(survive, numbers, 1)) == dict.fromkeys(range(3), "alive")
 
 
 @needs_fork
@@ -139,9 +136,8 @@ def test_children_end_when_the_parent_is_killed(hangs):
         "outcomes = forked_map(work, [*range(30), *['hang'] * int(sys.argv[1]), *range(30)], 3)\n"
         "print(*sorted({next(outcomes)[1] for _ in range(30)}), flush=True); time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(3 * hangs)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
+    command = [sys.executable, "-c", script, str(3 * hangs)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         were_running = list(map(is_running, pids))
         parent.kill()
@@ -282,13 +278,8 @@ def test_the_caller_goes_on_while_files_are_written_in_order(disk, writer):
 
 
 def test_a_failed_job_stops_those_that_require_it_and_all_are_handed_back_once(disk, writer):
-    jobs = {
-        "best": fail_to_write,
-        "samples": disk.job("samples"),
-        "metrics": disk.job("metrics"),
-        "last": disk.job("last"),
-        "config": disk.job("config"),
-    }
+    jobs = {name: disk.job(name) for name in ("best", "samples", "metrics", "last", "config")}
+    jobs["best"] = fail_to_write
     writer.start(jobs)
     writer.wait()
     assert disk.written == ["metrics", "config"]

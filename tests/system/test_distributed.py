@@ -4,12 +4,10 @@ Jobs that train, and whose processes fail, are in tests/test_torchrun.py.
 """
 
 import pickle
-import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from helpers.ports import free_port
 from unet_trainer.system import distributed
@@ -22,7 +20,6 @@ from unet_trainer.system.distributed import (
     decode,
     device_id,
     encode,
-    find_attempt,
     read_launch,
 )
 from unet_trainer.system.signals import Interrupted, Signals
@@ -87,22 +84,6 @@ def test_the_gravest_of_several_errors_is_the_cause_and_the_first_of_its_kind(mo
     assert bug == Failure(0, "bug", "ZeroDivisionError: a bug", 1)
     cause = agree(monkeypatch, Interrupted(15), told)
     assert (cause.kind, cause.as_error().signal_number, cause.position) == ("signal", 15, (1, 3))
-
-
-def test_a_restart_with_the_same_store_reads_nothing_of_the_start_before():
-    port = free_port()
-    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    store.set("hello/1", "of the start before")
-    attempts = []
-    for _ in range(2):
-        peer = dist.TCPStore("127.0.0.1", port, is_master=False)
-        thread = threading.Thread(target=lambda peer=peer: attempts.append(find_attempt(peer, 1, 2)))
-        thread.start()
-        attempts.append(find_attempt(store, 0, 2))
-        thread.join()
-    assert attempts[0] == attempts[1]
-    assert attempts[2] == attempts[3]
-    assert attempts[0] != attempts[2]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
