@@ -1,7 +1,6 @@
 """Worker processes and threads: every outcome arrives, in order and within bounds; crashes, hangs and errors cost no more than they
 must; nothing outlives its use."""
 
-import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -23,10 +22,8 @@ from unet_trainer.system.concurrency import (
     BackgroundWriter,
     Crash,
     ReadTimeout,
-    WriteBehind,
     call_with_timeout,
     forked_map,
-    is_writing,
     read_ahead,
 )
 
@@ -189,23 +186,6 @@ def test_outcomes_come_in_the_order_of_the_items_and_an_exception_at_its_turn():
     assert list(read_ahead(work, [], 2)) == []
 
 
-def test_no_more_is_begun_while_as_many_bytes_wait_as_may():
-    begun, third_is_read = [], threading.Event()
-
-    def read(item):
-        begun.append(item)
-        if item == 2:
-            third_is_read.set()
-        return 50
-
-    with contextlib.closing(read_ahead(read, range(20), 1, lambda outcome: outcome, max_bytes=150)) as ahead:
-        assert next(ahead) == (0, 50)
-        assert third_is_read.wait(LIMIT)
-    assert len(begun) <= 5  # three wait, and one follows for each that was taken or is begun meanwhile
-    large = read_ahead(lambda item: 1000, [0, 1, 2], 4, lambda outcome: outcome, max_bytes=10)  # than the bound
-    assert [item for item, _ in large] == [0, 1, 2]
-
-
 def test_several_threads_call_and_one_that_hangs_is_given_up(never):
     barrier = threading.Barrier(3)
     assert [item for item, _ in read_ahead(lambda item: barrier.wait(LIMIT), range(6), 3)] == list(range(6))
@@ -213,31 +193,11 @@ def test_several_threads_call_and_one_that_hangs_is_given_up(never):
         list(read_ahead(lambda item: never(), range(4), 2, timeout=0.1))
 
 
-# WriteBehind
-
-
-def test_all_tasks_are_done_when_it_is_left_and_one_thread_keeps_their_order():
-    done = []
-    with WriteBehind(1, max_bytes=100) as writers:
-        for number in range(50):
-            writers.submit(lambda number=number: done.append(number), 1000 if number == 20 else 10)
-    assert done == list(range(50))
+# BackgroundWriter
 
 
 def fail_to_write():
     raise OSError(28, "No space left on device")
-
-
-def test_the_error_of_a_task_is_raised_and_no_further_task_begins():
-    done = []
-    with WriteBehind(1, max_bytes=10) as writers:
-        writers.submit(fail_to_write, 10)
-        with pytest.raises(OSError, match="No space left"):
-            writers.submit(lambda: done.append(1), 10)
-    assert done == []
-
-
-# BackgroundWriter
 
 
 class Disk:
@@ -263,18 +223,6 @@ def disk():
 @pytest.fixture
 def writer():
     return BackgroundWriter({"samples": "best", "last": "samples", "config": "metrics"})
-
-
-def test_the_caller_goes_on_while_files_are_written_in_order(disk, writer):
-    writer.start({"best": disk.slow_job("best"), "last": disk.job("last")})
-    assert disk.has_begun.wait(LIMIT)
-    assert (writer.is_busy(), is_writing(), disk.written, writer.collect()) == (True, True, [], ({}, None))
-    with pytest.raises(RuntimeError, match="the writer is busy"):
-        writer.start({"last": disk.job("other")})
-    disk.may_go_on.set()
-    writer.wait()
-    assert (writer.is_busy(), disk.written, writer.collect()) == (False, ["best", "last"], ({}, None))
-    wait_until(lambda: not is_writing())
 
 
 def test_a_failed_job_stops_those_that_require_it_and_all_are_handed_back_once(disk, writer):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.small_runs import ROW, SCORES, judge_epochs, stopped_budget
-from helpers.steps import KnownCosts, SmallNetwork, everything, make_settings, same, small_components, take_step
+from helpers.steps import KnownCosts, SmallNetwork, make_settings, small_components, take_step
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
@@ -97,15 +97,6 @@ def test_a_start_says_how_long_an_epoch_and_the_run_will_take(config, monkeypatc
     start(config, num_epochs=6000, early_stopping_patience=9, run_name="long", optimizer="sgd", learning_rate="auto")
     text = "up to 25.0 h of it try learning rates; early stopping may end it sooner"  # 3 pilots of 300 steps
     assert f"\n  Time:       about 441.7 h: 6000 epochs of 4 min; {text}\n" in capsys.readouterr().out
-
-
-def test_a_start_times_the_step_and_the_samples_and_changes_nothing_of_the_run(config, capsys):
-    run = start(config)
-    assert re.search(r"\n  Time:       about [\d.]+ s: 2 epochs of [\d.]+ s\n", capsys.readouterr().out)
-    assert run.budget.val_seconds > 0
-    fresh = small_components(run.state.segmenter.spec.image, len(run.loaders.train), run.settings)
-    assert same(everything(run.components), everything(fresh))
-    assert not run.components.train_step.mid_accumulation
 
 
 @pytest.mark.parametrize(
