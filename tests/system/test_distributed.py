@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from helpers.hostile import Call
 from helpers.ports import free_port
 from unet_trainer.system import distributed
 from unet_trainer.system.distributed import (
@@ -102,19 +103,13 @@ def test_a_job_that_never_becomes_complete_says_so_and_ends(rank, monkeypatch, c
     assert capsys.readouterr().err == (said if rank == 0 else "")
 
 
-class Runs:
-    """Unpickled, it would run what it says."""
-
-    def __reduce__(self):
-        return print, ("run",)
-
-
 def test_what_is_received_is_values_and_nothing_of_it_is_run(capsys):
     value = {"a": [1, 2.5, None, "text", b"bytes", (1, 2)], "b": torch.arange(3)}
     back = decode(encode(value))
     assert back["a"] == value["a"]
     assert torch.equal(back["b"], value["b"])
-    for sent in (torch.frombuffer(bytearray(pickle.dumps(Runs(), protocol=2)), dtype=torch.uint8), encode(Runs())):
+    hostile = Call(print, "run")
+    for sent in (torch.frombuffer(bytearray(pickle.dumps(hostile, protocol=2)), dtype=torch.uint8), encode(hostile)):
         with pytest.raises((pickle.UnpicklingError, RuntimeError)):
             decode(sent)
     assert capsys.readouterr().out == ""

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from helpers.hostile import Call
 from helpers.steps import small_components
 from unet_trainer.config.errors import CheckpointError, NonFinite
 from unet_trainer.training import checkpoint_file
@@ -63,16 +64,6 @@ def test_flipped_bits_and_truncations_are_all_found(small, tmp_path):
             missed.append(position)
     assert missed == []
     assert all("damaged.pt is " in message and "\n" not in message for message in messages)
-
-
-class Call:
-    """Pickles as a call, which a trusting loader would make."""
-
-    def __init__(self, function, *arguments):
-        self.call = (function, arguments)
-
-    def __reduce__(self):
-        return self.call
 
 
 class Attributes(Call):

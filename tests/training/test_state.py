@@ -125,27 +125,20 @@ def test_what_does_not_fit_is_refused_and_named(path, value, message, content):
 # Several ranks
 
 
-def components_of(rank, world_size, seed=0):
-    """After one step on a batch of its own."""
-    made = small_components(ema_decay=0.9)
-    made.state.launch = Launch(rank=rank, world_size=world_size, is_torchrun=True)
-    take_step(made.train_step, make_batch(2, seed=seed), metrics=made.state.metrics)
-    return made
-
-
-@pytest.fixture(scope="module")
-def two():
-    """Two processes of a job after a step, and the checkpoint that rank 0 would save."""
-    states = [components_of(rank, 2, seed=rank).state for rank in range(2)]
-    ranks = [state.rank_state() for state in states]
-    states[0].ranks = ranks
-    return ranks, states[0].state_dict()
+def states_of(world_size):
+    """Those of the processes of a job, each after one step on a batch of its own."""
+    for rank in range(world_size):
+        made = small_components(ema_decay=0.9)
+        made.state.launch = Launch(rank=rank, world_size=world_size, is_torchrun=True)
+        take_step(made.train_step, make_batch(2, seed=rank), metrics=made.state.metrics)
+        yield made.state
 
 
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_another_number_of_processes_goes_on_with_the_average_and_the_sum(two, world_size):
-    ranks, content = two
-    states = [components_of(rank, world_size, seed=7).state for rank in range(world_size)]
+def test_another_number_of_processes_goes_on_with_the_average_and_the_sum(world_size):
+    two, states = list(states_of(2)), list(states_of(world_size))
+    two[0].ranks = ranks = [state.rank_state() for state in two]
+    content = two[0].state_dict()  # which rank 0 saves
     for state in states:
         state.load_state_dict(content)
         for tensor, *saved in zip(state.statistics(), *(rank["statistics"] for rank in ranks), strict=True):
