@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import cv2
 import numpy as np
@@ -200,50 +201,37 @@ def fail_to_write():
     raise OSError(28, "No space left on device")
 
 
-class Disk:
-    """Records what is written; a slow job waits until it may go on."""
-
-    def __init__(self):
-        self.written, self.has_begun, self.may_go_on = [], threading.Event(), threading.Event()
-
-    def job(self, name):
-        return lambda: self.written.append(name)
-
-    def slow_job(self, name):
-        return lambda: (self.has_begun.set(), self.may_go_on.wait(LIMIT), self.written.append(name))
-
-
-@pytest.fixture
-def disk():
-    disk = Disk()
-    yield disk
-    disk.may_go_on.set()
-
-
 @pytest.fixture
 def writer():
     return BackgroundWriter({"samples": "best", "last": "samples", "config": "metrics"})
 
 
-def test_a_failed_job_stops_those_that_require_it_and_all_are_handed_back_once(disk, writer):
-    jobs = {name: disk.job(name) for name in ("best", "samples", "metrics", "last", "config")}
-    jobs["best"] = fail_to_write
-    writer.start(jobs)
+def test_a_failed_job_stops_those_that_require_it_and_all_are_handed_back_once(writer):
+    written = []
+    jobs = {name: partial(written.append, name) for name in ("best", "samples", "metrics", "last", "config")}
+    writer.start({**jobs, "best": fail_to_write})
     writer.wait()
-    assert disk.written == ["metrics", "config"]
+    assert written == ["metrics", "config"]
     unwritten, error = writer.collect()
-    assert list(unwritten.items()) == [(name, jobs[name]) for name in ("best", "samples", "last")]
+    assert unwritten == {"best": fail_to_write, "samples": jobs["samples"], "last": jobs["last"]}
     assert (error.errno, writer.collect()) == (28, ({}, None))
-    writer.start({**unwritten, "best": disk.job("best")})  # there is room again
+    writer.start({**unwritten, "best": jobs["best"]})  # there is room again
     writer.wait()
-    assert disk.written == ["metrics", "config", "best", "samples", "last"]
+    assert written == ["metrics", "config", "best", "samples", "last"]
 
 
-def test_cancel_finishes_the_job_under_way_and_forgets_the_rest(disk, writer):
+def test_cancel_finishes_the_job_under_way_and_forgets_the_rest(writer):
     """A run that fails must not leave a thread inside torch, which would abort the process."""
+    written, has_begun, may_go_on = [], threading.Event(), threading.Event()
+
+    def write_slowly():
+        has_begun.set()
+        assert may_go_on.wait(LIMIT)
+        written.append("last")
+
     writer.cancel()
-    writer.start({"bad": fail_to_write, "last": disk.slow_job("last"), "best": disk.job("best")})
-    assert disk.has_begun.wait(LIMIT)
-    threading.Timer(0.05, disk.may_go_on.set).start()
+    writer.start({"bad": fail_to_write, "last": write_slowly, "best": lambda: written.append("best")})
+    assert has_begun.wait(LIMIT)
+    threading.Timer(0.05, may_go_on.set).start()
     writer.cancel()
-    assert (disk.written, writer.is_busy(), writer.collect()) == (["last"], False, ({}, None))
+    assert (written, writer.is_busy(), writer.collect()) == (["last"], False, ({}, None))

@@ -6,10 +6,12 @@ import torch.distributed as dist
 
 from helpers.ports import free_port
 from helpers.steps import (
+    everything,
     make_batch,
     make_settings,
     make_step,
     plain_segmenter,
+    same,
     silent_console,
     small_components,
     take_step,
@@ -46,6 +48,10 @@ def connect(step, job, compression="none"):
     return step
 
 
+def copies(step):
+    return [parameter.detach().clone() for parameter in step.parameters]
+
+
 def take_group(step, batches):
     if step.sync is not None:
         step.sync.begin_step()
@@ -61,8 +67,7 @@ def test_one_process_trains_as_without_a_job_and_averages_once_a_group(num_batch
         take_group(alone, batches)
         take_group(step, batches)
         assert step.sync.num_reduced == len(step.sync.model.reducer._get_zeros_like_grad_buckets())
-    for one, other in zip(step.parameters, alone.parameters, strict=True):
-        assert torch.equal(one, other)
+    assert same(step.parameters, alone.parameters)
 
 
 class UsesAWeightTwice(torch.nn.Module):
@@ -89,13 +94,12 @@ def test_gradients_of_a_weight_in_two_compiled_passes_add_up(job):
     for each in steps:
         each.forward = torch.compile(each.forward, backend="aot_eager")
         take_group(each, [make_batch(4)])
-    for one, other in zip(*(each.parameters for each in steps), strict=True):
-        assert torch.equal(one, other)
+    assert same(*(each.parameters for each in steps))
 
 
 def test_gradients_may_be_averaged_in_bfloat16(job):
     alone, step = make_step(plain_segmenter()), connect(make_step(plain_segmenter()), job, "bf16")
-    before = [parameter.detach().clone() for parameter in step.parameters]
+    before = copies(step)
     for each in (alone, step):
         take_group(each, [make_batch(2)])
     moved, wanted = (
@@ -110,11 +114,11 @@ def test_gradients_may_be_averaged_in_bfloat16(job):
 def test_a_fault_of_another_process_skips_the_step_here(faults, job, monkeypatch):
     """The average of a flag over two processes is a half."""
     step = connect(make_step(plain_segmenter()), job)
-    before = [parameter.detach().clone() for parameter in step.parameters]
+    before = copies(step)
     with monkeypatch.context() as patch:
         patch.setattr(OneProcess, "faults", faults)
         assert int(take_group(step, [make_batch(2)]).num_skipped) == 1
-    assert all(torch.equal(one, two) for one, two in zip(before, step.parameters, strict=True))
+    assert same(before, step.parameters)
     assert int(take_group(step, [make_batch(2)]).num_skipped) == 0  # and it is forgotten after the step
 
 
@@ -132,14 +136,13 @@ def test_other_parameters_are_averaged_once_the_encoder_is_trained_and_trying_ch
     step, settings = components.train_step, make_settings()
     for epoch, num_trained in ((0, 6), (1, 10)):
         components.set_training_mode(epoch)
-        before = {name: tensor.clone() for name, tensor in components.state.segmenter.state_dict().items()}
+        before = everything(components)
         assert not step.is_connected()
         connect_gradients(settings, components, None, silent_console(), "nothing is saved", job)
         assert step.is_connected()
         buckets = step.sync.model.reducer._get_zeros_like_grad_buckets()
         assert sum(len(bucket.parameters()) for bucket in buckets) == num_trained
-        for name, tensor in components.state.segmenter.state_dict().items():
-            assert torch.equal(tensor, before[name])
+        assert same(before, everything(components))
 
 
 def test_synchronised_layers_are_plain_ones_while_a_process_tries_something_alone():
