@@ -5,7 +5,6 @@ import hashlib
 import http.server
 import os
 import socket
-import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -45,12 +44,8 @@ def write_cached(cache, repo_id, revision, name, content):
 
 
 @contextlib.contextmanager
-def serving(files, stalls=None):
-    """A hub with these files, {"owner/repo/name": bytes}; yields its address.
-
-    `stalls`: an event that is set when half of a file is sent; the other half does not come.
-    """
-    ended = threading.Event()
+def serving(files):
+    """A hub with these files, {"owner/repo/name": bytes}; yields its address."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self):
@@ -60,9 +55,8 @@ def serving(files, stalls=None):
             self.answer(with_content=True)
 
         def answer(self, with_content):
-            repo, _, rest = (
-                urlsplit(self.path).path.lstrip("/").partition("/resolve/")
-            )  # a proxy is asked for whole addresses
+            path = urlsplit(self.path).path  # a proxy is asked for whole addresses
+            repo, _, rest = path.lstrip("/").partition("/resolve/")
             revision, _, name = rest.partition("/")
             content = files.get(f"{repo}/{name}")
             self.send_response(404 if content is None else 200)
@@ -74,19 +68,13 @@ def serving(files, stalls=None):
             self.send_header("Content-Length", str(len(content or b"")))
             self.end_headers()
             if content is not None and with_content:
-                self.wfile.write(content if stalls is None else content[: len(content) // 2])
-                if stalls is not None:
-                    stalls.set()
-                    ended.wait()
+                self.wfile.write(content)
 
         def log_message(self, *values):
             pass
 
     with running(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as server:
-        try:
-            yield f"http://127.0.0.1:{server.server_port}"
-        finally:
-            ended.set()
+        yield f"http://127.0.0.1:{server.server_port}"
 
 
 @contextlib.contextmanager

@@ -112,17 +112,8 @@ def shared_strip_tiff(height, width, num_pages):
     packer = zlib.compressobj(9)
     row = bytes(2 * width)
     strip = b"".join([packer.compress(row) for _ in range(height)] + [packer.flush()])
-    tags = [
-        (256, 4, width),
-        (257, 4, height),
-        (258, 3, 16),
-        (259, 3, 8),
-        (262, 3, 1),
-        (273, 4, 8),
-        (277, 3, 1),
-        (278, 4, height),
-    ]
-    tags.append((279, 4, len(strip)))
+    tags = [(256, 4, width), (257, 4, height), (258, 3, 16), (259, 3, 8), (262, 3, 1)]
+    tags += [(273, 4, 8), (277, 3, 1), (278, 4, height), (279, 4, len(strip))]
     start = 8 + len(strip)
     length = 2 + 12 * len(tags) + 4
     directories = []

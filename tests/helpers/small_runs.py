@@ -21,22 +21,9 @@ from unet_trainer.training.time_budget import TimeBudget
 
 # A row of metrics.csv as an epoch fills it.
 SCORES = compute_scores(torch.tensor([[5, 1], [1, 2]]), 1)
-ROW = {
-    "epoch": 1,
-    "train_loss": 1.0,
-    "val_loss": 1.0,
-    "train_iou": 0.5,
-    "val_iou": 0.5,
-    "val_dice": 0.5,
-    "learning_rate": 1e-3,
-    "seconds": 1.0,
-    "images_per_second": 1.0,
-    "data_wait": 0.0,
-    "skipped_steps": 0,
-    "nan_steps": 0,
-    "peak_memory_gib": 0.0,
-    "peak_reserved_gib": 0.0,
-}
+ROW = {"epoch": 1, "train_loss": 1.0, "val_loss": 1.0, "train_iou": 0.5, "val_iou": 0.5, "val_dice": 0.5}
+ROW |= {"learning_rate": 1e-3, "seconds": 1.0, "images_per_second": 1.0, "data_wait": 0.0}
+ROW |= {"skipped_steps": 0, "nan_steps": 0, "peak_memory_gib": 0.0, "peak_reserved_gib": 0.0}
 
 
 def make_run(data_dir, folder, **settings):

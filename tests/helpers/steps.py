@@ -32,22 +32,18 @@ def silent_console():
 
 
 def make_spec(image=RGB_8BIT, num_classes=1, **others):
-    names = (
-        ("background", "foreground") if num_classes == 1 else tuple(f"class {index}" for index in range(num_classes))
-    )
+    names = tuple(f"class {index}" for index in range(num_classes)) if num_classes > 1 else ("background", "foreground")
     colours = tuple((index, index, index) for index in range(len(names)))
     values = {"image_size": (32, 32), "fit": "resize", "architecture": "unet"}
     values |= {"encoder": TINY_MODEL["encoder"], "decoder_channels": tuple(TINY_MODEL["decoder_channels"])}
-    return SegmenterSpec(
-        image, MaskCoding(tuple(range(len(names)))), num_classes, names, colours, **{**values, **others}
-    )
+    coding = MaskCoding(tuple(range(len(names))))
+    return SegmenterSpec(image, coding, num_classes, names, colours, **{**values, **others})
 
 
 def make_settings(image=RGB_8BIT, hardware=CPU_FACTS, find_weights=lambda encoder: (None, "none are here"), **settings):
     """Resolved settings of a tiny model on a dataset with images of this spec."""
-    config = load_config(
-        {**TINY_MODEL, "image_size": 32, "batch_size": 2, "device": "cpu", "num_classes": 1, **settings}
-    )
+    defaults = {**TINY_MODEL, "image_size": 32, "batch_size": 2, "device": "cpu", "num_classes": 1}
+    config = load_config({**defaults, **settings})
     num_ids = max(2, config.num_classes)
     facts = DatasetFacts(
         channels=image.channels,

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from helpers.hostile import Call
 from helpers.image_bytes import empty_png, exif, grey_png, npy_bytes, pil_bytes, tiff_bytes
 from helpers.mutations import image_files, mutated
 from unet_trainer.images.file_bytes import ReadError
@@ -121,16 +122,9 @@ def test_an_array_of_an_ambiguous_shape_is_refused(shape):
     )
 
 
-class RunsCode:
-    """Unpickling it runs code."""
-
-    def __reduce__(self):
-        return exec, ("import builtins; builtins.code_was_run = True",)
-
-
 def test_an_array_of_python_objects_is_refused_and_no_code_is_run():
     array = np.empty((2, 2), object)
-    array[:] = RunsCode()
+    array[:] = Call(exec, "import builtins; builtins.code_was_run = True")
     data = npy_bytes(array, allow_pickle=True)
     for decode in (decode_image, decode_mask):
         assert reason(decode, data) == "cannot be decoded (it holds Python objects)"

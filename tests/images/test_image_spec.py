@@ -160,15 +160,3 @@ def test_missing_data_is_filled_however_a_file_is_read(name, tmp_path):
         np.testing.assert_array_equal(read_all(reader), filled)
         small = reader.read_resized((20, 30))
     np.testing.assert_allclose(small, average_rows(ImageReader(filled).read, (61, 83), (20, 30)), rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "read", [lambda path: read_small(path, RGB_8BIT), lambda path: open_reader(path, RGB_8BIT).__enter__()]
-)
-def test_what_cannot_be_read_says_why(read, tmp_path):
-    with pytest.raises(ReadError, match="No such file"):
-        read(tmp_path / "missing.png")
-    cut = cv2_bytes(".png", PIXELS)[:-200]
-    for data, why in ((b"", "the file is empty"), (cut, "the file is cut off"), (b"just text", "not an image")):
-        with pytest.raises(ReadError, match=why):
-            read(write(tmp_path, "a.png", data))

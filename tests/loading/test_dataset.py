@@ -144,7 +144,10 @@ def test_native_masks_are_padded_to_a_size_that_holds_them_all(num_workers, tmp_
 
 
 def test_an_image_is_decoded_once_for_its_crops_in_a_batch(tmp_path, monkeypatch):
-    pairs = write_native_pairs(tmp_path, [(60, 50), (64, 70)])
+    pairs = []
+    for number, size in enumerate([(60, 50), (64, 70)]):
+        (tmp_path / str(number)).mkdir()
+        pairs.append(write_pair(tmp_path / str(number), noise(*size, 3), noise(*size) // 128))
     dataset = make_dataset(pairs, BINARY, RandomCrops((32, 32), 2, 4, ((1,), (1,)), 0.5, 0))
     order = [index for _, index in Loader(dataset, 8, shuffle=True).assembler.batches.keys(0, 0)]
     alone = [dataset[0, index] for index in order]

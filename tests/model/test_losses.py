@@ -31,6 +31,13 @@ def loss_of(name, logits, masks, num_classes=1, class_weights=None):
     return WeightedLoss({name: 1.0}, num_classes, class_weights)(class_logits(logits), masks)
 
 
+def loss_and_gradient(name, logits, masks, num_classes=1):
+    logits = logits.detach().clone().requires_grad_()
+    loss = loss_of(name, logits, masks, num_classes)
+    loss.backward()
+    return loss.detach(), logits.grad
+
+
 def random_case(num_classes):
     """Logits 2,K,4,5 and masks with every class and about a third of the pixels ignored."""
     generator = torch.Generator().manual_seed(0)
@@ -128,14 +135,14 @@ def test_the_gradient_of_lovasz_over_a_million_pixels_equals_that_in_float64():
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(4, 1, 512, 512, generator=generator)
     masks = (torch.rand(4, 512, 512, generator=generator) < 0.3).long()
-    single, double = logits.clone().requires_grad_(), logits.double().requires_grad_()
-    loss_of("lovasz", single, masks).backward()
+    _, gradient = loss_and_gradient("lovasz", logits, masks)
+    double = logits.double().requires_grad_()
     errors, order = (masks.flatten() - double.flatten().sigmoid()).abs().sort(descending=True)
     truth = masks.flatten()[order].double()
     jaccard = 1 - (truth.sum() - truth.cumsum(0)) / (truth.sum() + (1 - truth).cumsum(0))
     (errors * torch.diff(jaccard, prepend=torch.zeros(1))).sum().backward()
-    assert (single.grad - double.grad).norm() < 1e-3 * double.grad.norm()
-    assert single.grad.count_nonzero() == double.grad.count_nonzero()
+    assert (gradient - double.grad).norm() < 1e-3 * double.grad.norm()
+    assert gradient.count_nonzero() == double.grad.count_nonzero()
 
 
 @pytest.mark.parametrize(("name", "num_classes"), EACH_TERM_AND_CLASSES)
@@ -143,32 +150,24 @@ def test_ignored_pixels_change_neither_loss_nor_gradient(name, num_classes):
     logits, masks = random_case(num_classes)
     counts = masks != IGNORED
     assert 0 < counts.sum() < counts.numel()
-    logits.requires_grad_()
-    loss = loss_of(name, logits, masks, num_classes)
-    loss.backward()
-
-    alone = logits.detach().permute(0, 2, 3, 1)[counts].T.reshape(1, -1, 1, int(counts.sum())).requires_grad_()
-    loss_alone = loss_of(name, alone, masks[counts].view(1, 1, -1), num_classes)
-    loss_alone.backward()
+    loss, gradient = loss_and_gradient(name, logits, masks, num_classes)
+    alone = logits.permute(0, 2, 3, 1)[counts].T.reshape(1, -1, 1, int(counts.sum()))
+    loss_alone, gradient_alone = loss_and_gradient(name, alone, masks[counts].view(1, 1, -1), num_classes)
     torch.testing.assert_close(loss, loss_alone)
-    gradients = logits.grad.permute(0, 2, 3, 1)
-    torch.testing.assert_close(gradients[counts].T.reshape(alone.shape), alone.grad)
-    assert gradients[~counts].eq(0).all()
-
-    other = torch.where(counts.unsqueeze(1), logits.detach(), 50.0)
-    assert torch.equal(loss_of(name, other, masks, num_classes), loss.detach())
+    gradient = gradient.permute(0, 2, 3, 1)
+    torch.testing.assert_close(gradient[counts].T.reshape(alone.shape), gradient_alone)
+    assert gradient[~counts].eq(0).all()
+    other = torch.where(counts.unsqueeze(1), logits, 50.0)
+    assert torch.equal(loss_of(name, other, masks, num_classes), loss)
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_false_positive_on_an_empty_mask_costs_something(name):
     empty = torch.zeros(1, 4, 4, dtype=torch.long)
-    clean = loss_of(name, torch.full((1, 1, 4, 4), -8.0), empty)
-    logits = torch.full((1, 1, 4, 4), 2.0, requires_grad=True)
-    wrong = loss_of(name, logits, empty)
-    wrong.backward()
-    assert clean < 0.01
+    wrong, gradient = loss_and_gradient(name, torch.full((1, 1, 4, 4), 2.0), empty)
     assert wrong > 0.5
-    assert logits.grad.sum() > 0  # a step against it lowers the logits
+    assert gradient.sum() > 0  # a step against it lowers the logits
+    assert loss_of(name, torch.full((1, 1, 4, 4), -8.0), empty) < 0.01
 
 
 @pytest.mark.parametrize("name", ["dice", "iou", "tversky", "lovasz"])
@@ -187,12 +186,10 @@ def test_16_bit_logits_are_summed_in_float32(name, dtype):
     masks = torch.zeros(1, 512, 512, dtype=torch.uint8)
     masks[:, :, 256:] = 1
     exact = torch.where(masks.unsqueeze(1) == 1, 1.5, -0.5)  # numbers that both formats hold
-    logits = exact.to(dtype).requires_grad_()
-    loss = loss_of(name, logits, masks)
-    loss.backward()
+    loss, gradient = loss_and_gradient(name, exact.to(dtype), masks)
     assert loss.dtype == torch.float32
-    torch.testing.assert_close(loss.detach(), loss_of(name, exact, masks))
-    assert logits.grad.isfinite().all()
+    torch.testing.assert_close(loss, loss_of(name, exact, masks))
+    assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "num_classes"), EACH_TERM_AND_CLASSES)
@@ -201,11 +198,9 @@ def test_extreme_logits_have_finite_losses_and_gradients(name, num_classes):
     for size in (1e4, -1e4):
         logits = torch.zeros(1, num_classes, 2, 2)
         logits[:, -1] = size
-        logits.requires_grad_()
-        loss = loss_of(name, logits, masks, num_classes)
-        loss.backward()
+        loss, gradient = loss_and_gradient(name, logits, masks, num_classes)
         assert loss.isfinite()
-        assert logits.grad.isfinite().all()
+        assert gradient.isfinite().all()
 
 
 @pytest.mark.parametrize(

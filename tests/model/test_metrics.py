@@ -16,7 +16,6 @@ from unet_trainer.model.metrics import (
     native_confusion_matrices,
     predicted_ids,
     resize_masks,
-    upsampled_rows,
 )
 
 
@@ -109,20 +108,6 @@ def test_images_without_a_size_are_padding_and_stay_ignored():
     assert (found[0] == 1).all()
     assert (found[1:] == IGNORED).all()
     assert (resize_masks(masks[1:], [], (8, 9)) == IGNORED).all()
-
-
-@pytest.mark.parametrize("max_elements", [1, 10_000, 10**9])
-@pytest.mark.parametrize("size", [(100, 37), (32, 48), (7, 200), (1, 1)])
-def test_rows_that_are_upsampled_in_turn_are_those_of_the_whole(size, max_elements, monkeypatch):
-    """Larger, smaller, of another shape, or as large as the logits."""
-    monkeypatch.setattr(metrics, "MAX_ELEMENTS", max_elements)
-    logits = random_logits(2).to(memory_format=torch.channels_last)
-    rows, parts = zip(*upsampled_rows(logits, size), strict=True)
-    assert [row for part in rows for row in range(part.start, part.stop)] == list(range(size[0]))
-    whole = F.interpolate(logits, size, mode="bilinear", align_corners=False)
-    assert torch.allclose(torch.cat(parts, 2), whole, atol=1e-4)
-    num_most = max(1, max_elements // (2 * 3 * max(48, size[1])))
-    assert max(part.shape[2] for part in parts) == min(num_most, size[0])
 
 
 @pytest.mark.parametrize("max_elements", [1, 5000, 10**9])

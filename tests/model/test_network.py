@@ -5,20 +5,16 @@ from pathlib import Path
 
 import pytest
 import segmentation_models_pytorch as smp
-import timm
 import torch
 from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from helpers import hub
+from helpers.hostile import Call
 from helpers.steps import make_spec
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.model.network import (
-    build_network,
-    load_encoder_weights,
-    set_training_mode,
-)
+from unet_trainer.model.network import build_network, load_encoder_weights, set_training_mode
 
 
 def build(seed=0, encoder_weights=None, channels=3, **spec):
@@ -130,16 +126,6 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_leave_the_encoder_as_it
     assert_same_encoder(encoder, before)
 
 
-class Hostile:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, canary):
-        self.canary = canary
-
-    def __reduce__(self):
-        return Path.touch, (Path(self.canary),)
-
-
 @pytest.mark.parametrize(
     ("extension", "content"),
     [(".pt", b""), (".pt", b"\x80\x02u."), (".safetensors", b"hello, world\n"), (".pth", None)],
@@ -148,7 +134,7 @@ class Hostile:
 def test_a_file_that_holds_no_weights_is_refused_and_runs_nothing(tmp_path, encoder, extension, content):
     """tests/training/test_initial_model.py has more of them: the same function reads them."""
     canary, path = tmp_path / "canary", tmp_path / f"weights{extension}"
-    path.write_bytes(pickle.dumps(Hostile(canary), protocol=2) if content is None else content)
+    path.write_bytes(pickle.dumps(Call(Path.touch, canary), protocol=2) if content is None else content)
     message = refusal(load_encoder_weights, encoder, path)
     assert message.startswith(f"encoder_weights: {path} is no file of plain tensors (")
     assert "likely succeed" not in message
@@ -186,17 +172,6 @@ def test_a_frozen_encoder_has_no_gradients_and_keeps_weights_and_statistics():
     assert_same_encoder(network.encoder, encoder)
     for name in ("blocks.0.conv1.1.running_mean", "blocks.0.conv1.0.weight"):
         assert not torch.equal(network.decoder.state_dict()[name], decoder[name])
-
-
-@pytest.mark.skipif(not timm.is_model("test_resnet"), reason="it is a fixture of timm's own tests")
-def test_the_small_residual_network_has_the_weights_that_timms_fixture_began_with():
-    networks = []
-    for encoder in ("small_resnet", "tu-test_resnet"):
-        torch.manual_seed(0)
-        networks.append(build_network(make_spec(encoder=encoder, decoder_channels=(64, 32, 16, 16, 8)), None))
-    own, timms = (network.state_dict() for network in networks)
-    assert own.keys() == timms.keys()
-    assert all(torch.equal(own[name], timms[name]) for name in own)
 
 
 def test_weights_by_name_are_refused_for_the_small_residual_network():

@@ -19,9 +19,8 @@ def test_the_warm_up_rises_in_equal_steps_to_the_peak():
 
 
 def test_cosine_halves_in_the_middle_and_ends_at_0():
-    rate = LearningRate(
-        1.0, "cosine", num_epochs=5, steps_per_epoch=5, num_warmup_steps=5
-    )  # 20 steps after the warm-up
+    # 20 steps after the warm-up.
+    rate = LearningRate(1.0, "cosine", num_epochs=5, steps_per_epoch=5, num_warmup_steps=5)
     assert rate.at(5 + 5) == pytest.approx(0.5 * (1 + math.sqrt(0.5)))
     assert rate.at(5 + 10) == pytest.approx(0.5)
     assert rate.at(5 + 15) == pytest.approx(0.5 * (1 - math.sqrt(0.5)))

@@ -2,7 +2,6 @@
 
 import json
 import socket
-import subprocess
 import threading
 from unittest import mock
 
@@ -19,7 +18,7 @@ from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.model import pretrained
 from unet_trainer.model.network import build_network
-from unet_trainer.model.pretrained import HubFile, choose_encoder_weights, weight_files
+from unet_trainer.model.pretrained import choose_encoder_weights, weight_files
 
 TIMM, SMP = TINY_MODEL["encoder"], "mobilenet_v2"
 ADVICE = "random weights; run once with a network, or give encoder_weights=FILE.safetensors"
@@ -108,21 +107,6 @@ def test_weights_that_the_hub_has_are_fetched_once_and_loaded(monkeypatch, encod
     assert said == [f"Fetching imagenet weights for {encoder} (once; at most 60 s)"]
     assert choose(encoder) == ("imagenet", "on this machine", [])
     assert torch.equal(first_conv("imagenet", encoder), next(iter(state.values())))
-
-
-def test_a_download_that_is_ended_leaves_no_part_of_a_file(cache, monkeypatch):
-    half_sent = threading.Event()
-
-    class Impatient(subprocess.Popen):
-        def communicate(self, *arguments, timeout, **options):
-            assert half_sent.wait(60)
-            raise subprocess.TimeoutExpired("", timeout)
-
-    monkeypatch.setattr(subprocess, "Popen", Impatient)
-    with hub.serving({"owner/repo/a": bytes(1_000_000)}, half_sent) as endpoint:
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
-        assert pretrained.fetch([HubFile("owner/repo", None, ("a",))], 60) == "not fetched within 60 s"
-    assert list((cache / "models--owner--repo" / "blobs").iterdir()) == []
 
 
 def test_a_host_that_cannot_be_reached_gives_random_weights(monkeypatch):

@@ -1,7 +1,6 @@
 """Worker processes and threads: every outcome arrives, in order and within bounds; crashes, hangs and errors cost no more than they
 must; nothing outlives its use."""
 
-import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -22,7 +21,6 @@ from unet_trainer.system.concurrency import (
     MAX_MESSAGE,
     Crash,
     ReadTimeout,
-    WriteBehind,
     call_with_timeout,
     forked_map,
     read_ahead,
@@ -64,15 +62,11 @@ def test_every_item_has_its_outcome_once(children):
 
 @needs_fork
 @pytest.mark.parametrize(
-    ("function", "message"),
-    [
-        (lambda item, read_stderr: 1 // 0, "ZeroDivisionError"),
-        (lambda item, read_stderr: threading.Lock(), "cannot pickle"),
-    ],
+    ("work", "message"), [(lambda: 1 // 0, "ZeroDivisionError"), (threading.Lock, "cannot pickle")]
 )
-def test_an_exception_in_a_child_is_raised_with_its_traceback(function, message, children):
+def test_an_exception_in_a_child_is_raised_with_its_traceback(work, message, children):
     with pytest.raises(RuntimeError, match=rf"a child process failed:\nTraceback(.|\n)*{message}"):
-        list(forked_map(function, range(3), 2))
+        list(forked_map(lambda item, read_stderr: work(), range(3), 2))
     assert children() == []
 
 
@@ -96,9 +90,8 @@ def test_a_crash_costs_one_item_and_the_end_of_what_the_child_printed_is_kept(ca
 
 @needs_fork
 def test_every_item_may_crash_or_hang(children):
-    assert dict(forked_map(lambda item, read_stderr: os._exit(item), [1, 2, 3], 2)) == {
-        i: Crash(f"exit code {i + 1}") for i in range(3)
-    }
+    crashing = forked_map(lambda item, read_stderr: os._exit(item), [1, 2, 3], 2)
+    assert dict(crashing) == {index: Crash(f"exit code {index + 1}") for index in range(3)}
     hanging = forked_map(lambda item, read_stderr: time.sleep(600), [1, 2], 1, timeout=0.1)
     assert dict(hanging) == dict.fromkeys(range(2), Crash("no answer in 0.1 s", is_timeout=True))
     assert children() == []
@@ -106,10 +99,12 @@ def test_every_item_may_crash_or_hang(children):
 
 @needs_fork
 def test_children_ignore_the_signals_that_the_parent_handles():
+    def survive(number, read_stderr):
+        os.kill(os.getpid(), number)
+        return "alive"
+
     numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    assert [
-        alive for _, alive in forked_map(lambda item, read_stderr: os.kill(os.getpid(), item) or 1, numbers, 1)
-    ] == [1, 1, 1]
+    assert dict(forked_map(survive, numbers, 1)) == dict.fromkeys(range(3), "alive")
 
 
 @needs_fork
@@ -137,9 +132,8 @@ def test_children_end_when_the_parent_is_killed(hangs):
         "outcomes = forked_map(work, [*range(30), *['hang'] * int(sys.argv[1]), *range(30)], 3)\n"
         "print(*sorted({next(outcomes)[1] for _ in range(30)}), flush=True); time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(3 * hangs)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
+    command = [sys.executable, "-c", script, str(3 * hangs)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
         pids = [int(word) for word in parent.stdout.readline().split()]
         were_running = list(map(is_running, pids))
         parent.kill()
@@ -191,23 +185,6 @@ def test_outcomes_come_in_the_order_of_the_items_and_an_exception_at_its_turn():
     assert list(read_ahead(work, [], 2)) == []
 
 
-def test_no_more_is_begun_while_as_many_bytes_wait_as_may():
-    begun, third_is_read = [], threading.Event()
-
-    def read(item):
-        begun.append(item)
-        if item == 2:
-            third_is_read.set()
-        return 50
-
-    with contextlib.closing(read_ahead(read, range(20), 1, lambda outcome: outcome, max_bytes=150)) as ahead:
-        assert next(ahead) == (0, 50)
-        assert third_is_read.wait(LIMIT)
-    assert len(begun) <= 5  # three wait, and one follows for each that was taken or is begun meanwhile
-    large = read_ahead(lambda item: 1000, [0, 1, 2], 4, lambda outcome: outcome, max_bytes=10)  # than the bound
-    assert [item for item, _ in large] == [0, 1, 2]
-
-
 def test_several_threads_call_and_one_that_hangs_is_given_up(never):
     barrier = threading.Barrier(3)
     assert [item for item, _ in read_ahead(lambda item: barrier.wait(LIMIT), range(6), 3)] == list(range(6))
@@ -215,25 +192,8 @@ def test_several_threads_call_and_one_that_hangs_is_given_up(never):
         list(read_ahead(lambda item: never(), range(4), 2, timeout=0.1))
 
 
-# WriteBehind
-
-
-def test_all_tasks_are_done_when_it_is_left_and_one_thread_keeps_their_order():
-    done = []
-    with WriteBehind(1, max_bytes=100) as writers:
-        for number in range(50):
-            writers.submit(lambda number=number: done.append(number), 1000 if number == 20 else 10)
-    assert done == list(range(50))
+# BackgroundWriter
 
 
 def fail_to_write():
     raise OSError(28, "No space left on device")
-
-
-def test_the_error_of_a_task_is_raised_and_no_further_task_begins():
-    done = []
-    with WriteBehind(1, max_bytes=10) as writers:
-        writers.submit(fail_to_write, 10)
-        with pytest.raises(OSError, match="No space left"):
-            writers.submit(lambda: done.append(1), 10)
-    assert done == []

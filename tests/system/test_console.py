@@ -205,21 +205,6 @@ def test_the_log_has_the_same_lines_wherever_they_are_shown_and_goes_on_when_a_r
     )
 
 
-def test_a_log_that_was_deleted_begins_anew_and_another_folder_of_its_name_gets_nothing(tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    console = Console(io.StringIO())
-    console.log_to(folder / "train.log")
-    console.say("one")
-    (folder / "train.log").unlink()
-    console.say("two")
-    folder.rename(tmp_path / "moved")
-    console.say("three")
-    folder.mkdir()
-    console.say("four")
-    assert (list(folder.iterdir()), (tmp_path / "moved" / "train.log").read_text()) == ([], "two\n")
-
-
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

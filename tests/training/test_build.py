@@ -69,24 +69,6 @@ def test_training_is_shuffled_and_augmented_and_validation_is_neither(config, co
     assert (batch.masks[2:] == 255).all()  # padding
 
 
-def test_processes_of_a_machine_go_without_a_cache_where_the_file_that_they_would_share_cannot_be_written(
-    config, console, tmp_path
-):
-    (tmp_path / "file").touch()
-    config = dataclasses.replace(config, cache="ram")
-    dataset, job = build_dataset(config, console, None), Job(Launch(0, 2, 0, 2, True))
-    taken = dataclasses.replace(
-        build_settings(config, CPU_FACTS, dataset, console).taken, checkpoint_dir=str(tmp_path / "file")
-    )
-    assert build_loaders(taken, dataset, CPU, console, job).train.dataset.cache is None
-    assert (
-        "(Not a directory); set cache: none or checkpoint_dir; files are read in every epoch"
-        in console.stream.getvalue()
-    )
-    with pytest.raises(UserError, match="cache: disk cannot be written"):
-        build_loaders(dataclasses.replace(taken, cache="disk"), dataset, CPU, console, job)
-
-
 def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, monkeypatch, tmp_path):
     def build(encoder_weights):
         settings = make_settings(

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.hostile import Call
 from helpers.runs import SPLIT
 from helpers.small_runs import ROW, SCORES, finish_epochs, make_run, said
 from helpers.steps import make_batch, make_settings, same, small_components, take_step
@@ -67,16 +68,6 @@ def test_flipped_bits_and_truncations_are_found_or_change_nothing(small, tmp_pat
             messages.append(str(error))
     assert len(messages) > 150
     assert all("damaged.pt is " in message and "\n" not in message for message in messages)
-
-
-class Call:
-    """Pickles as a call, which a trusting loader would make."""
-
-    def __init__(self, function, *arguments):
-        self.call = (function, arguments)
-
-    def __reduce__(self):
-        return self.call
 
 
 class Attributes(Call):

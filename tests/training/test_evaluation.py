@@ -1,7 +1,6 @@
 """Evaluation of a dataset: by hand, whatever the batches, and without a run."""
 
 import math
-from pathlib import Path
 
 import cv2
 import numpy as np
@@ -22,23 +21,6 @@ from unet_trainer.model.segmenter import Segmenter
 from unet_trainer.training.evaluation import EvalStep, build_eval_forward, evaluate
 
 
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory):
-    """Five images of 32×32, with ignored pixels (value 9) in one of them."""
-    folder, random = tmp_path_factory.mktemp("evaluated"), np.random.default_rng(0)
-    pairs = []
-    for number in range(5):
-        image = random.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-        mask = (image[..., 0] > 40 + 40 * number).astype(np.uint8)
-        if number == 1:
-            mask[:20] = 9
-        names = [folder / f"{kind}{number}.png" for kind in ("image", "mask")]
-        for path, pixels in zip(names, (image, mask), strict=True):
-            write_image(path, pixels)
-        pairs.append(Pair(str(number), *map(Path, names)))
-    return make_dataset(pairs, MaskCoding((0, 1), ignore_value=9), WholeImages((32, 32), 5))
-
-
 def make_eval_step(segmenter, loss="bce", **options):
     weighted = WeightedLoss({loss: 1.0}, segmenter.spec.num_classes, None)
     return EvalStep(build_eval_forward(segmenter, weighted, FLOAT32), segmenter, weighted, CPU, **options)
@@ -46,25 +28,6 @@ def make_eval_step(segmenter, loss="bce", **options):
 
 def loader_of(dataset, batch_size):
     return Loader(dataset, batch_size, shuffle=False)
-
-
-@pytest.mark.parametrize(("batch_size", "expected"), [(1, 3), (3, 1)])
-def test_a_loss_that_is_not_finite_is_nan_and_names_the_first_bad_batch(batch_size, expected, dataset):
-    """Images 3 and 4 of five are bad."""
-    segmenter = plain_segmenter()
-    step = make_eval_step(segmenter, num_parts=2)
-    forward, num_seen = step.forward, 0
-
-    def spoiled(*arguments):
-        nonlocal num_seen
-        sums, counts = forward(*arguments)
-        num_seen += len(arguments[0])
-        return sums * (math.nan if num_seen > 3 else 1.0), counts
-
-    step.forward = spoiled
-    found = evaluate(step, loader_of(dataset, batch_size))
-    assert math.isnan(found.loss)
-    assert found.first_bad_batch == expected
 
 
 MIXED_SIZES = [(50, 70), (32, 32), (20, 90), (50, 70), (16, 8), (33, 31)]
@@ -131,3 +94,22 @@ def test_scores_are_counted_at_the_masks_own_size(num_classes, image_spec, dtype
     found = evaluate(step, loader_of(dataset, batch_size))
     assert found.scores == compute_scores(torch.from_numpy(expected), num_classes)
     assert 0 < found.scores.iou < 1
+
+
+@pytest.mark.parametrize(("batch_size", "expected"), [(1, 3), (3, 1)])
+def test_a_loss_that_is_not_finite_is_nan_and_names_the_first_bad_batch(batch_size, expected, tmp_path):
+    """From image 3 of six on."""
+    segmenter, dataset = plain_segmenter(), mixed_dataset(tmp_path, 1, RGB_8BIT, np.uint8)
+    step = make_eval_step(segmenter, num_parts=2)
+    forward, num_seen = step.forward, 0
+
+    def spoiled(*arguments):
+        nonlocal num_seen
+        sums, counts = forward(*arguments)
+        num_seen += len(arguments[0])
+        return sums * (math.nan if num_seen > 3 else 1.0), counts
+
+    step.forward = spoiled
+    found = evaluate(step, loader_of(dataset, batch_size))
+    assert math.isnan(found.loss)
+    assert found.first_bad_batch == expected

@@ -17,12 +17,9 @@ from helpers.steps import (
     take_step,
     weights,
 )
-from unet_trainer.config.errors import NonFinite
 from unet_trainer.training.state import EpochMetrics
-from unet_trainer.training.step import FiniteGuard
 
 PRECISIONS = {"float32": {"use_amp": False}, "bfloat16": {"use_amp": True}}
-ONE = torch.ones(())
 
 
 def step(components, *batches, metrics=None):
@@ -74,22 +71,3 @@ def test_overflows_that_a_lower_loss_scale_cures_are_counted_apart(scale, loss_w
     metrics = take_step(one_step, make_batch(4), learning_rate=1.0)
     assert torch.equal(weights(segmenter), before)
     assert (int(metrics.num_skipped), int(metrics.num_nan)) == (1, num_nan)
-
-
-def judge(guard, verdicts):
-    """Steps that are good (1) or bad (0), of one batch each."""
-    for number, verdict in enumerate(verdicts):
-        guard.begin_step(number)
-        guard.judge(torch.tensor(1.0 if verdict else math.nan), ONE)
-
-
-def test_too_many_bad_steps_in_a_row_are_an_error_that_names_the_first_of_them():
-    guard = FiniteGuard(torch.nn.BatchNorm2d(2), CPU, max_bad_steps=3)
-    judge(guard, [1, 0, 0, 1, 0, 0])
-    guard.check()
-    judge(guard, [1, 0, 0, 0, 1, 1, 0])  # found late, when steps are good again
-    with pytest.raises(NonFinite, match="3 steps in a row were not finite") as caught:
-        guard.check()
-    assert caught.value.batch_number == 1
-    guard.reset()
-    guard.check()

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from helpers.checkpoints import GREY_16BIT, make_card, random_segmenter, save_model
+from helpers.hostile import Call
 from helpers.project import ROOT, TINY_MODEL
 from helpers.runs import stop_after, weights_digest
 from helpers.steps import SmallNetwork, make_settings, make_spec, small_components
@@ -247,16 +248,6 @@ def test_a_plain_state_dict_is_read(trained, tmp_path, name):
     assert loaded.is_complete
 
 
-class Hostile:
-    """Writes a file when it is unpickled."""
-
-    def __init__(self, canary):
-        self.canary = canary
-
-    def __reduce__(self):
-        return Path.touch, (Path(self.canary),)
-
-
 def write_bomb(path):
     torch.save({"a": torch.zeros(10)}, path)
     with zipfile.ZipFile(path) as archive:
@@ -272,8 +263,8 @@ MORE = "it holds more than tensors, which could run when it is loaded; save its 
 @pytest.mark.parametrize(
     ("write", "reason"),
     [
-        (lambda path, canary: torch.save({"state_dict": Hostile(canary)}, path), MORE),
-        (lambda path, canary: path.write_bytes(pickle.dumps(Hostile(canary), 2)), MORE),
+        (lambda path, canary: torch.save({"state_dict": Call(Path.touch, canary)}, path), MORE),
+        (lambda path, canary: path.write_bytes(pickle.dumps(Call(Path.touch, canary), 2)), MORE),
         (lambda path, canary: path.write_bytes(b"PK\x03\x04 and nothing"), "File is not a zip file"),
         (lambda path, canary: path.write_bytes(b""), "EOFError"),
     ],

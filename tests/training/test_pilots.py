@@ -21,7 +21,6 @@ from unet_trainer.training.history import read_events
 from unet_trainer.training.pilots import Pilot
 from unet_trainer.training.run_summary import read_run_summary
 
-IS_BETTER = pilots.is_better
 pytestmark = pytest.mark.usefixtures("small_network")
 
 
@@ -111,25 +110,6 @@ def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes
     assert sum(one["kind"] == "pilots" for one in read_events(cut)) == 1
     for name in ("early_stopping_patience", "warmup_epochs", "ema_decay"):
         assert read_run_summary(cut).value(name) == read_run_summary(whole.run_dir).value(name)
-
-
-@pytest.mark.parametrize(
-    ("found", "num_tried", "taken"),
-    [
-        (
-            [(0.02, False), (0.05, False), (0.22, True)],
-            3,
-            0.0033,
-        ),  # the first two are hardly apart: nothing was learned
-        ([(0.40, True), (0.01, False), (0.60, True)], 2, 0.03),
-    ],
-)
-def test_lower_rates_are_tried_until_one_has_learned(found, num_tried, taken, recipe, monkeypatch):
-    monkeypatch.setattr(pilots, "is_better", IS_BETTER)
-    monkeypatch.setattr(pilots, "_train", lambda *_: found.pop(0))
-    summary = read_run_summary(train(recipe, num_epochs=1).run_dir)
-    assert len(summary.pilots) == num_tried
-    assert summary.value("learning_rate") == taken
 
 
 @pytest.mark.parametrize(("num_steps", "expected"), [(6000, 300), (2000, 100), (1900, 0), (10, 0)])

@@ -1,13 +1,11 @@
 """What happens when an epoch cannot be finished. How it looks to a user is tested in test_trouble.py."""
 
 import math
-import signal
 from pathlib import Path
 
 import pytest
-import torch
 
-from helpers.small_runs import make_run, said
+from helpers.small_runs import make_run
 from helpers.steps import everything, make_batch, same, small_components, take_step
 from unet_trainer.config.errors import NonFinite, TrainingFailed, UserError
 from unet_trainer.loading.worker_pool import WorkerError
@@ -25,10 +23,6 @@ def run(tiny_data, tmp_path):
     take_step(made.components.train_step, made.loaders.train.read(0, 0), metrics=made.state.metrics)
     made.state.batch = 3
     return made
-
-
-def out_of_memory():
-    return torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nand much more")
 
 
 def bad_steps(batch_number=4):
@@ -50,36 +44,12 @@ def saved(run):
     return read_last(run.checkpointer.folder / "last.pt")
 
 
-def test_steps_that_stay_non_finite_end_the_run_with_its_state_saved(run):
-    with pytest.raises(TrainingFailed, match=r"from step 5 .*\. Try a lower learning_rate, grad_clip=1\.0; .*last\.pt"):
-        recover(run, bad_steps())
-    assert saved(run)["batch"] == 3
-
-
 def test_the_end_of_an_epoch_that_is_not_finite_is_not_saved(run):
     """A resumed run would come to the same end."""
     run.state.batch = len(run.loaders.train)
     with pytest.raises(TrainingFailed, match=r"the validation loss is not finite in epoch 1\. Try"):
         recover(run, NonFinite("the validation loss is not finite", val_batch=0))
     assert same(run.initial_state[:5], list(saved(run)["model"].values())[:5])  # that of the start
-
-
-def test_a_group_that_memory_interrupted_is_begun_anew_from_the_last_saved_state(run):
-    run.components.train_step.begin_group(2, 3)
-    run.components.train_step(run.loaders.train.read(0, 3), run.state.metrics)
-    recover(run, out_of_memory())
-    assert not run.components.train_step.mid_accumulation
-    assert same(everything(run.components), run.initial_state)
-    assert (run.state.batch, run.state.metrics.num_images) == (0, 0)
-    assert "going on from the start" in said(run)
-
-
-@pytest.mark.parametrize("error", [ZeroDivisionError("a bug"), Interrupted(signal.SIGTERM)])
-def test_a_bug_or_a_signal_ends_the_run_with_the_state_saved(error, run):
-    with pytest.raises(type(error)) as caught:
-        recover(run, error)
-    assert caught.value is error
-    assert saved(run)["batch"] == 3
 
 
 def test_a_bug_is_not_hidden_by_an_error_while_saving(run, monkeypatch):

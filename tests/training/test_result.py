@@ -10,9 +10,7 @@ import torch
 
 from helpers.small_runs import ROW, finish_epochs, make_run, said
 from helpers.steps import make_settings
-from unet_trainer.config.errors import UnreadableFile
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import Decision
 from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.signals import Interrupted
@@ -143,14 +141,6 @@ def test_training_that_learned_points_to_overfitting_and_the_split_unless_its_st
     assert advice == ["10 optimizer steps may be too few: num_epochs=100"]
 
 
-@pytest.mark.parametrize(("name", "train_iou"), [("learning_rate", 0.32), ("encoder_weights", 0.9)])
-def test_a_resumed_run_is_not_advised_to_leave_open_what_was_open_when_it_began(name, train_iou):
-    settings = make_settings(image_size=512)
-    settings.decisions[name] = Decision("decided", "")  # as resume.keep_reasons leaves it
-    ((_, advice),) = judge_model(settings, ALL_FOREGROUND, rows([train_iou]), ENOUGH)
-    assert not any(word in line for line in advice for word in ("auto", "imagenet"))
-
-
 def test_a_foreground_that_is_rare_and_never_predicted_is_told_with_how_to_find_it():
     ((problem, _),) = judge(ALL_BACKGROUND, rows([0.0]))  # 30% is not rare
     assert "of no use" in problem
@@ -209,16 +199,6 @@ def test_classes_that_are_not_found_are_named_with_what_they_are_taken_for():
     )
     # auto has decided on none
     assert "a rare class weighs little in the loss: 'class_weights=[1.0, 1.0, 2.5, 2.5, 1.0]'" in advice
-
-
-def test_a_run_is_not_recorded_as_finished_before_its_best_weights_were_looked_at(run, monkeypatch):
-    def refuse(path):
-        raise UnreadableFile(f"{path} cannot be read")
-
-    monkeypatch.setattr("unet_trainer.training.checkpoint.verify_checkpoint", refuse)
-    with pytest.raises(UnreadableFile):
-        report(run)
-    assert not run.events.has_ended
 
 
 @pytest.mark.parametrize(

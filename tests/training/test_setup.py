@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers.small_runs import ROW, SCORES, judge_epochs, stopped_budget
-from helpers.steps import KnownCosts, SmallNetwork, everything, make_settings, same, small_components, take_step
+from helpers.steps import KnownCosts, SmallNetwork, make_settings, small_components, take_step
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
@@ -99,15 +99,6 @@ def test_a_start_says_how_long_an_epoch_and_the_run_will_take(config, monkeypatc
     assert f"\n  Time:       about 441.7 h: 6000 epochs of 4 min; {text}\n" in capsys.readouterr().out
 
 
-def test_a_start_times_the_step_and_the_samples_and_changes_nothing_of_the_run(config, capsys):
-    run = start(config)
-    assert re.search(r"\n  Time:       about [\d.]+ s: 2 epochs of [\d.]+ s\n", capsys.readouterr().out)
-    assert run.budget.val_seconds > 0
-    fresh = small_components(run.state.segmenter.spec.image, len(run.loaders.train), run.settings)
-    assert same(everything(run.components), everything(fresh))
-    assert not run.components.train_step.mid_accumulation
-
-
 @pytest.mark.parametrize(
     ("seconds", "text", "num_epochs", "num_steps"),
     [
@@ -158,14 +149,6 @@ def test_a_run_that_used_its_time_has_finished_and_goes_on_with_more(budgeted, c
     said = capsys.readouterr().out
     assert "time_budget: 80s → 3m" in said
     assert "  Time:       about 3 min: 4 epochs of 30 s to go, the last one in part\n" in said
-
-
-def test_settings_that_the_state_depends_on_are_refused(config, folder):
-    train_and_save(config)
-    before = (folder / "train.log").read_text()
-    with pytest.raises(CheckpointError, match="optimizer: adamw in the checkpoint, sgd now"):
-        start(config, resume="run", optimizer="sgd")
-    assert (folder / "train.log").read_text() == before
 
 
 def test_fewer_epochs_than_are_done_are_refused(config):

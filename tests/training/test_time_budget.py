@@ -60,14 +60,16 @@ def test_a_cache_spares_reading_but_not_augmenting():
     assert cached.seconds_per_epoch == pytest.approx(10 * (0.5 + 4 * 0.1) + 10 * 0.1)
 
 
-def test_with_a_time_budget_the_epochs_are_those_that_there_is_time_for():
-    per_epoch = 10 * 0.5 + 20 * 0.1
-    found = forecast(make_config(device="cuda", time_budget="3m"), 40, 20, COST, FREE, num_cores=8, start_seconds=60.0)
-    assert found.num_epochs == 17  # 120 s / 7 s
-    assert found.seconds == pytest.approx(60 + 17 * per_epoch)
-    short = forecast(make_config(device="cuda", time_budget="5s"), 40, 20, COST, FREE, num_cores=8)
-    assert (short.num_epochs, short.seconds) == (1, 5.0)  # the epoch ends early
-    late = forecast(make_config(device="cuda", time_budget="5s"), 40, 20, COST, FREE, num_cores=8, start_seconds=60.0)
-    assert (late.num_epochs, late.seconds) == (1, pytest.approx(60.0 + 0.5 + 2.0))  # a step, and the validation
-    long = forecast(make_config(device="cuda", time_budget="300d"), 40, 20, COST, FREE, num_cores=8)
-    assert long.num_epochs == 2400  # 96,000 augmented images, which is enough
+@pytest.mark.parametrize(
+    ("budget", "start_seconds", "num_epochs", "seconds"),
+    [
+        ("3m", 60.0, 17, 60 + 17 * 7),  # 120 s / 7 s: 10 steps of 0.5 s and 20 images of 0.1 s
+        ("5s", 0.0, 1, 5.0),  # the epoch ends early
+        ("5s", 60.0, 1, 60.0 + 0.5 + 2.0),  # a step, and the validation
+        ("300d", 0.0, 2400, 2400 * 7),  # 96,000 augmented images, which is enough
+    ],
+)
+def test_with_a_time_budget_the_epochs_are_those_that_there_is_time_for(budget, start_seconds, num_epochs, seconds):
+    config = make_config(device="cuda", time_budget=budget)
+    found = forecast(config, 40, 20, COST, FREE, num_cores=8, start_seconds=start_seconds)
+    assert (found.num_epochs, found.seconds) == (num_epochs, pytest.approx(seconds))
