@@ -1,6 +1,7 @@
 """What is wrong with a run is told before torch is imported, where that is possible."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 
@@ -37,6 +38,12 @@ def test_names_of_transforms_are_known_without_their_library(tmp_path):
         "  augmentation: unknown transform 'Affin'; did you mean Affine?\n"
         "  augmentation: unknown transform 'IntensityJiter'; did you mean IntensityJitter?"
     )
+
+
+def test_a_library_without_its_text_is_asked_later(tmp_path, monkeypatch):
+    compiled = SimpleNamespace(origin=str(tmp_path / "albumentations/__init__.pyc"))
+    monkeypatch.setattr("unet_trainer.config.parsers.find_spec", lambda name: compiled)
+    check_before_imports(load_config({"augmentation": ["HorizontalFlip"], "checkpoint_dir": str(tmp_path)}))
 
 
 def test_entries_of_another_form_are_left_to_the_library(tmp_path):

@@ -240,9 +240,11 @@ def check_transforms(augmentation: str | Sequence[Any]) -> None:
     if library is None or library.origin is None:
         return
     texts = map(read_text, Path(library.origin).parent.glob("**/*.py"))
-    classes = (re.findall(r"^class (\w+)\(", text, re.MULTILINE) for text in texts)
-    known = {JITTER_NAME, *chain.from_iterable(classes)}
-    refuse_transforms([unknown_transform(name, known) for name in _transform_names(augmentation) if name not in known])
+    known = set(chain.from_iterable(re.findall(r"^class (\w+)\(", text, re.MULTILINE) for text in texts))
+    if known:  # else it is installed without its text
+        known.add(JITTER_NAME)
+        unknown = [name for name in _transform_names(augmentation) if name not in known]
+        refuse_transforms([unknown_transform(name, known) for name in unknown])
 
 
 def refuse_transforms(problems: Sequence[str]) -> None:
