@@ -42,8 +42,8 @@ def find(place: Place) -> Annotations | None:
     if not annotations.declared:
         annotations.class_order = "in alphabetical order"
     if any(columns["runs"][1] for _, columns in files):
-        along_rows = f"the run lengths of {annotations.files} are read along the rows, not down the columns"
-        annotations.notices.append(along_rows)
+        what = f"the run lengths of {annotations.files}"
+        annotations.notices.append(f"{what} are read along the rows, not down the columns")
     return annotations
 
 

@@ -44,12 +44,10 @@ def find(place: Place) -> Annotations | None:
     for path in place.images:
         if path not in labelled and (part := part_of(path) or place.part_of(path)) in parts:
             images.append(AnnotatedImage(path.name, [], None, part, path, path, path_in(place.data_dir, path)))
-    others = [image for image in images if names.lists and part_of(image.image) is None]
-    if 0 < len(others) < len(images):
-        left_out = (image.image.name for image in others)
-        annotations.notices += note("image", left_out, f"in no list of {names.file} left out")
-        images = [image for image in images if part_of(image.image) is not None]
-    annotations.images = images
+    listed = [image for image in images if part_of(image.image)] if names.lists else []
+    annotations.images = listed or images
+    others = (image.image.name for image in images if listed and not part_of(image.image))
+    annotations.notices += note("image", others, f"in no list of {names.file} left out")
     if names.names:
         annotations.class_order = f"in the order of {names.file}"
     else:
