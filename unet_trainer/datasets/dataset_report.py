@@ -35,13 +35,11 @@ from unet_trainer.datasets.mask_reading import (
 from unet_trainer.datasets.near_duplicates import (
     Series,
     build_views,
-    describe_near_duplicates,
-    describe_series,
     find_near_duplicates,
     find_series,
 )
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
-from unet_trainer.datasets.pairs import Choice, FoundPairs, Pair, Problem, Question, describe_problems, first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Problem, Question, describe_problems
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.splits import (
@@ -240,13 +238,9 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
         report.pairs.append(replace(pair, content="".join(digests)))
         report.images.append(image)
         report.masks.append(mask)
-    if changed:
-        what = f"{counted(len(changed), 'file')} changed since the run began: {first_few(changed)}"
-        report.notices.append(f"{what}; scores from before and after are not of the same data")
-    if resizable and config.resize_masks:
-        report.notices.append(f"{counted(len(resizable), 'mask')} resized to the size of the image (resize_masks)")
-        resizable = []
-    report.problems += notices.problems_with_files(unreadable, resizable, others)
+    num_resized = len(resizable) if config.resize_masks else 0
+    report.notices += notices.describe_changes(changed, num_resized)
+    report.problems += notices.problems_with_files(unreadable, [] if num_resized else resizable, others)
     return report
 
 
@@ -318,7 +312,10 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     held = dict(zip(report.pairs, labels, strict=True))
     train, val = (set().union(*(held[pair] for pair in side)) for side in (split.train, split.val))
     report.val_ids, report.untaught_ids = val, val - train
-    report.notices += [*split.notices, *_describe_same_objects(report, split, copies, series)]
+    report.notices += [
+        *split.notices,
+        *notices.describe_same_objects(report.pairs, report.images, split, copies, series, is_divided),
+    ]
     if not is_resumed and config.num_folds is None:
         report.notices += notices.describe_lone_val_image(split, is_divided)
     report.notices += notices.describe_groups_in_test(split)
@@ -340,20 +337,6 @@ def _find_same_objects(report: DatasetReport, config: Config) -> tuple[list[tupl
     names = [pair.name for pair in report.pairs]
     series = find_series(names, [views, build_views([mask.thumbnail for mask in report.masks], are_masks=True)])
     return copies, series if series is not None and len({*series.groups}) >= (config.num_folds or 0) else None
-
-
-def _describe_same_objects(
-    report: DatasetReport, split: Split, copies: Sequence[tuple[int, int]], series: Series | None
-) -> list[str]:
-    """A line each on the series, and on the near-duplicates that are neither identical nor of one group."""
-    images, groups, is_divided = report.images, [pair.group for pair in report.pairs], report.found.is_divided
-    train, val = ({pair.image for pair in side} for side in (split.train, split.val))
-    parts = ["val" if pair.image in val else "train" if pair.image in train else "" for pair in report.pairs]
-    shown = [pair.shown_image for pair in report.pairs]
-    known = {(a, b) for a, b in copies if groups[a] == groups[b] != "" or images[a].content == images[b].content}
-    lines = [describe_near_duplicates([pair for pair in copies if pair not in known], shown, parts, is_divided)]
-    lines += [] if series is None else [describe_series(series, shown, parts, is_divided)]
-    return [line for line in lines if line]
 
 
 def _choose_coding(report: DatasetReport, config: Config, console: Console) -> None:
@@ -407,10 +390,7 @@ def _compare_images_with_masks(report: DatasetReport, evidence: MaskEvidence, co
     read = scan.read_each(scan.scan_as_mask, report.pairs[::step], console, "Comparing images with masks:")
     if MaskEvidence([image for image in read if image is not None]).look_like_photographs or None in read:
         return None
-    first, second = report.found.folders
-    text = f"image_dir and mask_dir look swapped: the files of {second} look like photographs, those of {first} do not"
-    swapped = Choice(f"{second} holds the images", {"image_dir": second, "mask_dir": first})
-    return Question(text, swapped, Choice(f"{first} holds the images", {"image_dir": first, "mask_dir": second}))
+    return notices.ask_for_folders(*report.found.folders)
 
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:

@@ -35,7 +35,7 @@ NOISE_SHARE, MIN_MASKS = 1e-3, 4  # rarer values in one mask only are noise, if 
 MAX_LISTED = 40  # colours that are classes: more are soft edges, or objects
 GROUP_WIDTH = 12  # colours this close to a more frequent one are listed with it
 UNNAMED = "class 0"
-BACKGROUND_NAMES = {"background", "bg", "back", "none", "nothing", "unlabeled", "unlabelled", "void", "other", "others"}
+BACKGROUND_NAME = re.compile("background|bg|back|none|nothing|unlabell?ed|void|others?|rest")
 NUM_SHOWN = 8  # classes in the line that describes them
 
 
@@ -101,7 +101,7 @@ class MaskEvidence:
         sets = [held for mask in self.masks if (held := set(mask.counts) - self.left_out - {0})]
         order = sorted(set().union(*sets), key=lambda value: (-self.holders[value], value))
         num_held, sizes = sum(map(len, sets)), {len(held) for held in sets}
-        if 0 not in self.counts or not self._sum("num_values") or (max(sizes) < 3 and num_held > len(order)):
+        if 0 not in self.counts or not self._sum("num_values") or (max(sizes, default=0) < 3 and num_held > len(order)):
             return False
         # Nested: the n values of a mask are the n that most masks hold, but for a tenth of them.
         num_nested = sum(len(held - set(order[: len(held)])) <= len(held) // 10 for held in sets)
@@ -227,7 +227,7 @@ def has_background(names: Sequence[str], shares: Sequence[float]) -> bool:
 
 
 def is_background(name: str) -> bool:
-    return name.lower().strip("_ ") in {*BACKGROUND_NAMES, "rest"}
+    return BACKGROUND_NAME.fullmatch(name.lower().strip("_ ")) is not None
 
 
 class ClassRow(NamedTuple):
