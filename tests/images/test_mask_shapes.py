@@ -89,6 +89,4 @@ def test_pixels_close_to_another_value_are_the_border():
     mask = np.zeros((10, 40), np.uint8)
     mask[:, 20:] = 1
     mask[:, 19:22] = 2
-    assert measure_structure(mask, 0) == MaskStructure(
-        0, 0, 2, 2, border=70, border_of_last=30, border_of_most=20, edges=20, edges_of_last=20
-    )
+    assert measure_structure(mask, 0) == MaskStructure(0, 0, 2, 2, border=70, border_of_last=30, border_of_most=20)

@@ -129,8 +129,6 @@ class MaskStructure:
     border: int = 0  # pixels close to one of another value
     border_of_last: int = 0  # of these, pixels of the highest value
     border_of_most: int = 0  # and of the most frequent one
-    edges: int = 0  # pairs of pixels of different values that touch along an edge
-    edges_of_last: int = 0  # of these, pairs with a pixel of the highest value
 
 
 def measure_structure(mask: Pixels, most_frequent: int) -> MaskStructure:
@@ -142,7 +140,7 @@ def measure_structure(mask: Pixels, most_frequent: int) -> MaskStructure:
         int(np.count_nonzero(part))
         for part in (is_border, is_border & (mask == mask.max()), is_border & (mask == most_frequent))
     )
-    return MaskStructure(between, beside_both, num_values, num_pieces, border, of_last, of_most, *_count_edges(mask))
+    return MaskStructure(between, beside_both, num_values, num_pieces, border, of_last, of_most)
 
 
 def _soft_edges(mask: Pixels) -> tuple[int, int]:
@@ -174,15 +172,6 @@ def _count_pieces(mask: Pixels) -> tuple[int, int]:
     num_labels, _ = cv2.connectedComponents(grid, connectivity=4)
     values = np.unique(small)
     return int(np.count_nonzero(values)), num_labels - 1
-
-
-def _count_edges(mask: Pixels) -> tuple[int, int]:
-    edges, of_last = 0, 0
-    for one, other in ((mask[1:], mask[:-1]), (mask[:, 1:], mask[:, :-1])):
-        is_edge = one != other
-        edges += int(np.count_nonzero(is_edge))
-        of_last += int(np.count_nonzero(is_edge & (np.maximum(one, other) == mask.max())))
-    return edges, of_last
 
 
 def _is_border(mask: Pixels) -> Pixels:
