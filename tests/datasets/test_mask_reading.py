@@ -311,6 +311,20 @@ def test_few_exact_colours_are_classes_and_a_thin_light_border_between_them_is_a
     assert question.choices[0].settings["ignore_value"] == (255, 255, 192)
 
 
+def test_the_few_mixed_colours_of_edges_that_were_made_smaller_are_no_classes():
+    """Red discs on black at half the size: each edge has three colours between, far from each other."""
+
+    def small(index):
+        red = np.zeros((2 * SIDE, 2 * SIDE, 3), np.uint8)
+        for number in range(4):
+            cv2.circle(red, (40 + 90 * (number % 2) + index, 40 + 90 * (number // 2)), 25, (0, 0, 255), -1)
+        shrunk = cv2.resize(red, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        return decode_mask(cv2.imencode(".png", shrunk)[1].tobytes())
+
+    settings = ask([facts_of(small(index)) for index in range(8)]).choices[0].settings
+    assert (settings["mask_values"], settings["num_classes"]) == ((0, (255, 0, 0)), 1)
+
+
 def with_border_of(mask, value):
     """Rows of this colour where others meet."""
     return np.where((mask != np.roll(mask, 1, 0)) | (mask != np.roll(mask, -1, 0)), value, mask).astype(np.int32)

@@ -32,6 +32,7 @@ MAX_VOID_SHARE, MIN_VOID_BORDER, VOID_HOLDERS = 0.15, 0.3, 0.9  # void is rare, 
 THINNER = 2  # and thinner than the classes: poles and vessels are thin too
 NUM_FREQUENT, MIN_REGION = 12, 16  # of photographs, so many values have less than half; pixels of a piece of a class
 NOISE_SHARE, MIN_MASKS = 1e-3, 4  # rarer values in one mask only are noise, if there are so many masks
+MAX_SPECKS = 10  # pieces of a colour in a mask, on average: anti-aliased edges have 20 and more, classes 3
 MAX_LISTED = 40  # colours that are classes: more are soft edges, or objects
 GROUP_WIDTH = 12  # colours this close to a more frequent one are listed with it
 UNNAMED = "class 0"
@@ -163,8 +164,9 @@ class MaskEvidence:
 
     @property
     def has_soft_edges(self) -> bool:
-        """Whether colours are close to others, or more than classes are."""
-        return self.is_lossy or (self.has_colours and len(self.groups) < len(self.seen))
+        """Whether values are changed beside edges: by JPEG, or colours that are close to others or lie in specks."""
+        is_in_specks = self._sum("num_pieces") > MAX_SPECKS * self._sum("num_values")
+        return self.is_lossy or (self.has_colours and (is_in_specks or len(self.groups) < len(self.seen)))
 
     @cached_property
     def groups(self) -> list[ValueGroup]:
