@@ -138,21 +138,121 @@ def test_photographs_in_place_of_masks_are_asked_about_without_a_guess(data):
     )
 
 
-def test_swapped_folders_are_asked_about_with_the_settings_that_exchange_them(data):
+def picture(seed, values):
+    """Rectangles of these greys, one over the other."""
+    random = np.random.default_rng(seed)
+    pixels = np.full((48, 64), values[0], np.uint8)
+    for _ in range(60):
+        top, left = random.integers(0, (40, 56))
+        pixels[top : top + random.integers(3, 12), left : left + random.integers(3, 12)] = random.choice(values)
+    return pixels
+
+
+def region(value=255):
+    mask = np.zeros((48, 64), np.uint8)
+    mask[10:30, 20:40] = value
+    return mask
+
+
+def cells():
+    """Touching objects with ids from 1 on."""
+    ids = np.zeros((48, 64), np.uint8)
+    ids[8:40, 8:56] = 1 + np.arange(32)[:, None] // 8 * 6 + np.arange(48) // 8
+    return ids
+
+
+GREYS = np.linspace(20, 250, 17).astype(np.uint8)
+SWAPPED = {
+    "photographs": (region(), lambda seed: np.random.default_rng(seed).integers(0, 256, (48, 64, 3), np.uint8)),
+    "few colours": (region(), lambda seed: picture(seed, GREYS)),
+    "photographs, and masks of classes": (
+        np.maximum(region(2), np.roll(region(1), 9, axis=0)),
+        lambda seed: np.random.default_rng(seed).integers(0, 256, (48, 64), np.uint8),
+    ),
+    "photographs, and ids of objects": (
+        cells(),
+        lambda seed: np.random.default_rng(seed).integers(0, 256, (48, 64, 3), np.uint8),
+    ),
+}
+
+
+@pytest.mark.parametrize(("image", "mask"), SWAPPED.values(), ids=SWAPPED)
+def test_swapped_folders_are_asked_about_with_the_settings_that_exchange_them(data, image, mask):
     for index in range(6):
-        data.image(index, np.roll(square(), index, axis=0))
-        data.mask(index, noise(index))
+        data.image(index, np.roll(image, index, axis=0))
+        data.mask(index, mask(index))
     (question,) = data.report().questions
-    images, masks = {"image_dir": "images", "mask_dir": "masks"}, {"image_dir": "masks", "mask_dir": "images"}
-    assert question.text == (
-        "image_dir and mask_dir look swapped: the files of masks look like photographs, those of images do not"
-    )
-    assert [dict(choice.settings) for choice in question.choices] == [masks, images]
-    assert "look swapped" not in str(data.report(**images).questions)
+    assert question.text.startswith("image_dir and mask_dir look swapped: the files of images hold ")
+    assert [dict(choice.settings) for choice in question.choices] == [
+        {"image_dir": "masks", "mask_dir": "images"},
+        {"image_dir": "images", "mask_dir": "masks"},
+    ]
+    assert "look swapped" not in str(data.report(image_dir="images", mask_dir="masks").questions)
+    exchanged = data.report(image_dir="masks", mask_dir="images")
+    assert exchanged.pairs[0].image == data.folder / "masks/0.png"
+    assert "look swapped" not in str([*exchanged.questions, *exchanged.notices])
+
+
+def test_check_goes_on_with_swapped_folders_exchanged(data):
+    for index in range(6):
+        data.image(index, np.roll(region(), index, axis=0))
+        data.mask(index, picture(index, GREYS))
     answered = data.answered()
     assert answered.is_settled
-    assert answered.report.pairs[0].image == data.folder / "masks/0.png"
+    assert (answered.config.image_dir, answered.config.mask_dir) == ("masks", "images")
     assert (answered.report.classes.num_classes, answered.report.coding.mask_values) == (1, (0, 255))
+
+
+def test_masks_with_a_clear_meaning_that_look_like_pictures_get_a_note_only(data):
+    for index in range(6):
+        data.image(index, np.roll(region(), index, axis=0))
+        data.mask(index, picture(index, np.arange(16)))
+    report = data.report(val_fraction=0.34)
+    assert (report.classes.num_classes, report.questions) == (16, [])
+    (note,) = [text for text in report.notices if "swapped" in text]
+    assert re.fullmatch(
+        r"image_dir and mask_dir look swapped: the files of images hold 2 values each, as masks do, and those of masks \d+, "
+        r"as pictures do; if they are, set:\n  image_dir: masks\n  mask_dir: images",
+        note,
+    )
+
+
+def outlines(ids):
+    """Where a pixel differs from that above or on the left, and hatching."""
+    lines = (ids != np.roll(ids, 1, 0)) | (ids != np.roll(ids, 1, 1))
+    lines[::3] = True
+    return lines.astype(np.uint8) * 255
+
+
+UNUSUAL = {
+    "few colours": (lambda seed: picture(seed, GREYS), lambda seed: region()),
+    "binary images, ids of objects": (lambda seed: (cells() > 0) * np.uint8(255), lambda seed: cells()),
+    "binary images, colours of objects": (
+        lambda seed: (cells() > 0) * np.uint8(255),
+        lambda seed: np.random.default_rng(seed).integers(1, 256, (60, 3), np.uint8)[cells()],
+    ),
+    "line drawings, classes": (
+        lambda seed: outlines(picture(seed, np.arange(12))),
+        lambda seed: picture(seed, np.arange(12)),
+    ),
+    "line drawings, colours of classes": (
+        lambda seed: outlines(picture(seed, np.arange(12))),
+        lambda seed: np.random.default_rng(0).integers(0, 256, (12, 3), np.uint8)[picture(seed, np.arange(12))],
+    ),
+    "flat colours, a class for each": (
+        lambda seed: picture(seed, GREYS),
+        lambda seed: np.searchsorted(GREYS, picture(seed, GREYS)).astype(np.uint8),
+    ),
+}
+
+
+@pytest.mark.parametrize(("image", "mask"), UNUSUAL.values(), ids=UNUSUAL)
+def test_images_with_few_values_in_the_right_folder_do_not_look_swapped(data, image, mask):
+    for index in range(6):
+        data.image(index, image(index))
+        data.mask(index, mask(index))
+    report = data.report()
+    assert "swapped" not in " ".join([*map(str, report.questions), *report.notices]).replace(str(data.folder), "")
 
 
 def test_palettes_in_another_order_are_a_problem(data):

@@ -75,10 +75,10 @@ def decide(seen, num_classes="auto", ignore_value=None, class_file=None, **setti
     return choose_classes(config, evidence_of(seen, config.ignore_value), class_file)
 
 
-def decide_masks(make, number=8, class_file=None, is_lossy=False, **settings):
+def decide_masks(make, number=8, class_file=None, is_lossy=False, palette=None, **settings):
     config = load_config(settings)
     evidence = MaskEvidence(
-        [facts_of(make(index), is_lossy=is_lossy) for index in range(number)],
+        [facts_of(make(index), is_lossy=is_lossy, palette=palette) for index in range(number)],
         given_coding("nonzero", config.ignore_value).ignored,
     )
     return choose_classes(config, evidence, class_file)
@@ -282,6 +282,52 @@ def test_soft_edges_of_colours_are_no_classes(num_colours):
     palette = MaskFacts(1, 99600, {0: 90000, COLOUR + 0x800000: 9000, **rare}, "")
     chosen = choose_classes(load_config({}), MaskEvidence([palette] * 4))
     assert (chosen.num_classes, chosen.coding.tolerance) == (17, 0)
+
+
+VOC = {0: 0, 5: 0x800080, 9: 0xC00000, 15: 0xC08080, 255: 0xE0E0C0}  # of its palette
+
+
+def test_indices_of_a_palette_are_classes_whatever_their_gaps_unless_they_number_objects():
+    def squares(index):
+        ids = np.array([0, 5, 9, 15], np.uint8)[stripes(4, index, 24)]
+        return with_border(ids, 255)
+
+    chosen = decide_masks(squares, palette=VOC)
+    assert (chosen.num_classes, chosen.coding.mask_values, chosen.coding.ignored) == (4, (0, 5, 9, 15), (255,))
+    assert chosen.num_classes_reason == "the masks hold 4 indices of a palette; 255 beside them is taken as void"
+    assert decide_masks(squares) is None  # greys may be anything
+    numbered = dict(enumerate(range(0, 30 * 0x081000, 0x081000)))
+    assert decide_masks(lambda index: 3 * objects(index, 2 + index), palette=numbered) is None
+
+
+def test_few_exact_colours_are_classes_and_a_thin_light_border_between_them_is_asked_about():
+    colours = np.array([0, RED, GREEN, COLOUR + 0x804000], np.int32)
+    chosen = decide_masks(lambda index: colours[stripes(4, index, 24)])
+    assert (chosen.num_classes, chosen.num_classes_reason) == (4, "the masks hold 4 colours")
+    assert chosen.coding.mask_values == (0, (0, 255, 0), (128, 64, 0), (255, 0, 0))
+    light = COLOUR + 0xFFFFC0
+    question = ask([facts_of(with_border_of(colours[stripes(4, index, 24)], light)) for index in range(8)])
+    assert "[255, 255, 192] may be void (pixels to ignore), or a class: which is it?" in question.text
+    assert question.choices[0].settings["ignore_value"] == (255, 255, 192)
+
+
+def test_the_few_mixed_colours_of_edges_that_were_made_smaller_are_no_classes():
+    """Red discs on black at half the size: each edge has three colours between, far from each other."""
+
+    def small(index):
+        red = np.zeros((2 * SIDE, 2 * SIDE, 3), np.uint8)
+        for number in range(4):
+            cv2.circle(red, (40 + 90 * (number % 2) + index, 40 + 90 * (number // 2)), 25, (0, 0, 255), -1)
+        shrunk = cv2.resize(red, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+        return decode_mask(cv2.imencode(".png", shrunk)[1].tobytes())
+
+    settings = ask([facts_of(small(index)) for index in range(8)]).choices[0].settings
+    assert (settings["mask_values"], settings["num_classes"]) == ((0, (255, 0, 0)), 1)
+
+
+def with_border_of(mask, value):
+    """Rows of this colour where others meet."""
+    return np.where((mask != np.roll(mask, 1, 0)) | (mask != np.roll(mask, -1, 0)), value, mask).astype(np.int32)
 
 
 CAMVID = "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n"

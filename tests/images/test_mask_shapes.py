@@ -72,5 +72,5 @@ def test_pixels_close_to_another_value_are_the_border():
     ids[:, 20:] = 1
     ids[:, 19:22] = 2
     assert measure_structure(ids, 0) == MaskStructure(
-        0, 0, 2, 2, border=70, border_of_last=30, border_of_most=20, edges=20, edges_of_last=20
+        0, 0, 2, 2, border=70, border_of_last=30, border_of_most=20, edges=20
     )

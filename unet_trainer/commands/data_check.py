@@ -101,7 +101,7 @@ class AnsweredReport:
 
     @property
     def is_settled_but_for_files(self) -> bool:
-        """Whether it can be once the files are mended that have a problem."""
+        """Whether it can be once the files that have a problem are fixed."""
         return bool(self.report.problems) and not self.report.questions and self.report.split is not None
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from unet_trainer.config.schema import Config, to_plain
 from unet_trainer.datasets.mask_evidence import MaskEvidence
-from unet_trainer.datasets.pairs import UNREADABLE, Pair, Problem, Question, first_few, setting_lines
+from unet_trainer.datasets.near_duplicates import Series, describe_near_duplicates, describe_series
+from unet_trainer.datasets.pairs import UNREADABLE, Choice, Pair, Problem, Question, first_few, setting_lines
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_spec import ImageSpec
@@ -81,6 +82,42 @@ def describe_large_foreground(coding: MaskCoding, share: float, settings: dict[s
     lines = "".join(f"\n  {line}" for line in setting_lines(settings))
     what = f"the foreground ({coding.describe(1)}) is {share:.0%} of the pixels"
     return f"{what}; if it is the background, set:{lines}"
+
+
+def describe_changes(changed: Sequence[str], num_resized: int) -> list[str]:
+    """`changed`: files that are not as they were when the run began."""
+    what = f"{counted(len(changed), 'file')} changed since the run began: {first_few(changed)}"
+    lines = [f"{what}; scores from before and after are not of the same data"] if changed else []
+    resized = f"{counted(num_resized, 'mask')} resized to the size of the image (resize_masks)"
+    return [*lines, resized] if num_resized else lines
+
+
+def ask_for_folders(images: str, masks: str, few: float, many: float) -> tuple[Question, str]:
+    """Whether the folders found for images and masks are swapped, as a question and as a note. `few`, `many`: values
+    that cover an image and a mask."""
+    values = f"{few:.0f} values each, as masks do, and those of {masks} {many:.0f}, as pictures do"
+    text = f"image_dir and mask_dir look swapped: the files of {images} hold {values}"
+    swapped = Choice(f"{masks} holds the images", {"image_dir": masks, "mask_dir": images})
+    question = Question(text, swapped, Choice(f"{images} holds the images", {"image_dir": images, "mask_dir": masks}))
+    return question, "\n  ".join([f"{text}; if they are, set:", *setting_lines(swapped.settings)])
+
+
+def describe_same_objects(
+    pairs: Sequence[Pair],
+    images: Sequence[ImageFacts],
+    split: Split,
+    copies: Sequence[tuple[int, int]],
+    series: Series | None,
+    is_divided: bool,
+) -> list[str]:
+    """A line each on the series, and on the near-duplicates that are neither identical nor of one group."""
+    train, val = ({pair.image for pair in side} for side in (split.train, split.val))
+    parts = ["val" if pair.image in val else "train" if pair.image in train else "" for pair in pairs]
+    groups, shown = [pair.group for pair in pairs], [pair.shown_image for pair in pairs]
+    known = {(a, b) for a, b in copies if groups[a] == groups[b] != "" or images[a].content == images[b].content}
+    lines = [describe_near_duplicates([pair for pair in copies if pair not in known], shown, parts, is_divided)]
+    lines += [] if series is None else [describe_series(series, shown, parts, is_divided)]
+    return [line for line in lines if line]
 
 
 def describe_lone_val_image(split: Split, is_divided: bool) -> list[str]:

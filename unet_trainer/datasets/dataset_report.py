@@ -35,13 +35,11 @@ from unet_trainer.datasets.mask_reading import (
 from unet_trainer.datasets.near_duplicates import (
     Series,
     build_views,
-    describe_near_duplicates,
-    describe_series,
     find_near_duplicates,
     find_series,
 )
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
-from unet_trainer.datasets.pairs import Choice, FoundPairs, Pair, Problem, Question, describe_problems, first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Problem, Question, describe_problems
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
 from unet_trainer.datasets.splits import (
@@ -193,7 +191,9 @@ def build_dataset_report(
         return report
     _choose_kind(report, config)
     if report.pairs:
-        _choose_coding(report, config, console)
+        _choose_coding(report, config)
+        if not is_resumed and config.mask_values == "auto":
+            _compare_images_with_masks(report, console)
         is_alone = len(found.pairs) == 1 and config.num_folds is None and not is_resumed
         if is_alone and not report.problems and report.coding is not None:
             _cut_into_blocks(report, report.coding, config, cache, console)
@@ -240,13 +240,9 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
         report.pairs.append(replace(pair, content="".join(digests)))
         report.images.append(image)
         report.masks.append(mask)
-    if changed:
-        what = f"{counted(len(changed), 'file')} changed since the run began: {first_few(changed)}"
-        report.notices.append(f"{what}; scores from before and after are not of the same data")
-    if resizable and config.resize_masks:
-        report.notices.append(f"{counted(len(resizable), 'mask')} resized to the size of the image (resize_masks)")
-        resizable = []
-    report.problems += notices.problems_with_files(unreadable, resizable, others)
+    num_resized = len(resizable) if config.resize_masks else 0
+    report.notices += notices.describe_changes(changed, num_resized)
+    report.problems += notices.problems_with_files(unreadable, [] if num_resized else resizable, others)
     return report
 
 
@@ -318,7 +314,10 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     held = dict(zip(report.pairs, labels, strict=True))
     train, val = (set().union(*(held[pair] for pair in side)) for side in (split.train, split.val))
     report.val_ids, report.untaught_ids = val, val - train
-    report.notices += [*split.notices, *_describe_same_objects(report, split, copies, series)]
+    report.notices += [
+        *split.notices,
+        *notices.describe_same_objects(report.pairs, report.images, split, copies, series, is_divided),
+    ]
     if not is_resumed and config.num_folds is None:
         report.notices += notices.describe_lone_val_image(split, is_divided)
     report.notices += notices.describe_groups_in_test(split)
@@ -342,21 +341,7 @@ def _find_same_objects(report: DatasetReport, config: Config) -> tuple[list[tupl
     return copies, series if series is not None and len({*series.groups}) >= (config.num_folds or 0) else None
 
 
-def _describe_same_objects(
-    report: DatasetReport, split: Split, copies: Sequence[tuple[int, int]], series: Series | None
-) -> list[str]:
-    """A line each on the series, and on the near-duplicates that are neither identical nor of one group."""
-    images, groups, is_divided = report.images, [pair.group for pair in report.pairs], report.found.is_divided
-    train, val = ({pair.image for pair in side} for side in (split.train, split.val))
-    parts = ["val" if pair.image in val else "train" if pair.image in train else "" for pair in report.pairs]
-    shown = [pair.shown_image for pair in report.pairs]
-    known = {(a, b) for a, b in copies if groups[a] == groups[b] != "" or images[a].content == images[b].content}
-    lines = [describe_near_duplicates([pair for pair in copies if pair not in known], shown, parts, is_divided)]
-    lines += [] if series is None else [describe_series(series, shown, parts, is_divided)]
-    return [line for line in lines if line]
-
-
-def _choose_coding(report: DatasetReport, config: Config, console: Console) -> None:
+def _choose_coding(report: DatasetReport, config: Config) -> None:
     """What the values in the masks mean: the classes, or the question to answer first."""
     if (palettes := notices.problem_of_palettes(report.pairs, report.masks)) is not None:
         report.problems.append(palettes)
@@ -377,9 +362,8 @@ def _choose_coding(report: DatasetReport, config: Config, console: Console) -> N
     if class_file is not None and config.class_names is None and (chosen is None or chosen.class_names is None):
         unused = f"{class_file.path.name} is not used: {describe_misfit(class_file, evidence)}"
     if chosen is None:
-        swapped = _compare_images_with_masks(report, evidence, console)
         names = [pair.shown_mask for pair in report.pairs]
-        report.questions.append(swapped or ask_for_classes(config, evidence, names, unused))
+        report.questions.append(ask_for_classes(config, evidence, names, unused))
         return
     report.notices += [unused] if unused else []
     report.classes = chosen
@@ -399,18 +383,21 @@ def _choose_coding(report: DatasetReport, config: Config, console: Console) -> N
         report.problems.append(notices.problem_of_values(unknown, chosen.coding))
 
 
-def _compare_images_with_masks(report: DatasetReport, evidence: MaskEvidence, console: Console) -> Question | None:
-    """The question whether the folders are swapped, if the masks look like photographs and the images do not."""
-    if report.found.folders is None or not evidence.look_like_photographs:
-        return None
+def _compare_images_with_masks(report: DatasetReport, console: Console) -> None:
+    """Ask whether the folders are swapped if they look so; only a note where the masks have a clear meaning."""
     step = -(-len(report.pairs) // NUM_COMPARED)
+    few = report.masks[::step]
+    if report.found.folders is None or MaskEvidence(few).num_covering < mask_evidence.MIN_PICTURE:
+        return
     read = scan.read_each(scan.scan_as_mask, report.pairs[::step], console, "Comparing images with masks:")
-    if MaskEvidence([image for image in read if image is not None]).look_like_photographs or None in read:
-        return None
-    first, second = report.found.folders
-    text = f"image_dir and mask_dir look swapped: the files of {second} look like photographs, those of {first} do not"
-    swapped = Choice(f"{second} holds the images", {"image_dir": second, "mask_dir": first})
-    return Question(text, swapped, Choice(f"{first} holds the images", {"image_dir": first, "mask_dir": second}))
+    both = [(image, mask) for image, mask in zip(read, few, strict=True) if image is not None]
+    images, masks = MaskEvidence([image for image, _ in both]), MaskEvidence([mask for _, mask in both])
+    if both and mask_evidence.look_swapped(images, masks):
+        question, note = notices.ask_for_folders(*report.found.folders, images.num_covering, masks.num_covering)
+        if report.classes is None:
+            report.questions = [question]
+        else:
+            report.notices.append(note)
 
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:

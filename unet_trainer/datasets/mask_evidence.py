@@ -31,11 +31,15 @@ NUM_SCATTERED = 20  # ids that begin anywhere are as many at least: fewer may be
 MAX_VOID_SHARE, MIN_VOID_BORDER, VOID_HOLDERS = 0.15, 0.3, 0.9  # void is rare, thin and in nearly all masks,
 THINNER = 2  # and thinner than the classes: poles and vessels are thin too
 NUM_FREQUENT, MIN_REGION = 12, 16  # of photographs, so many values have less than half; pixels of a piece of a class
+COVERED = 0.95  # of the pixels: rarer values are edges, noise or small objects
+MIN_PICTURE = 6  # values of a picture with few colours,
+MORE_VALUES, MORE_EDGES = 1.5, 2  # times as many as its mask has
 NOISE_SHARE, MIN_MASKS = 1e-3, 4  # rarer values in one mask only are noise, if there are so many masks
+MAX_SPECKS = 10  # pieces of a colour in a mask, on average: anti-aliased edges have 20 and more, classes 3
 MAX_LISTED = 40  # colours that are classes: more are soft edges, or objects
 GROUP_WIDTH = 12  # colours this close to a more frequent one are listed with it
 UNNAMED = "class 0"
-BACKGROUND_NAMES = {"background", "bg", "back", "none", "nothing", "unlabeled", "unlabelled", "void", "other", "others"}
+BACKGROUND_NAME = re.compile("background|bg|back|none|nothing|unlabell?ed|void|others?|rest")
 NUM_SHOWN = 8  # classes in the line that describes them
 
 
@@ -101,7 +105,7 @@ class MaskEvidence:
         sets = [held for mask in self.masks if (held := set(mask.counts) - self.left_out - {0})]
         order = sorted(set().union(*sets), key=lambda value: (-self.holders[value], value))
         num_held, sizes = sum(map(len, sets)), {len(held) for held in sets}
-        if 0 not in self.counts or not self._sum("num_values") or (max(sizes) < 3 and num_held > len(order)):
+        if 0 not in self.counts or not self._sum("num_values") or (max(sizes, default=0) < 3 and num_held > len(order)):
             return False
         # Nested: the n values of a mask are the n that most masks hold, but for a tenth of them.
         num_nested = sum(len(held - set(order[: len(held)])) <= len(held) // 10 for held in sets)
@@ -127,6 +131,21 @@ class MaskEvidence:
         """Whether the most frequent values have few of the pixels, and lie in specks."""
         covered = sum(pixels for _, pixels in self.counts.most_common(NUM_FREQUENT))
         return 2 * covered < self.total and not self.has_regions and not self.are_objects
+
+    @property
+    def num_covering(self) -> float:
+        """Values that have nearly all pixels of a mask, on average."""
+        counts = [np.cumsum(sorted(mask.counts.values(), reverse=True)) for mask in self.masks]
+        return sum(1 + int(np.searchsorted(of, COVERED * of[-1])) for of in counts) / max(1, len(counts))
+
+    @property
+    def are_pieces(self) -> bool:
+        """Whether each value is a region of one piece, as ids of objects are, whatever their numbers or colours."""
+        return self.has_regions and self._sum("num_pieces") <= MAX_PIECES * self._sum("num_values")
+
+    @property
+    def num_edges(self) -> int:
+        return self._sum("edges")
 
     # Void
 
@@ -163,8 +182,9 @@ class MaskEvidence:
 
     @property
     def has_soft_edges(self) -> bool:
-        """Whether colours are close to others, or more than classes are."""
-        return self.is_lossy or (self.has_colours and len(self.groups) < len(self.seen))
+        """Whether values are changed beside edges: by JPEG, or colours that are close to others or lie in specks."""
+        is_in_specks = self._sum("num_pieces") > MAX_SPECKS * self._sum("num_values")
+        return self.is_lossy or (self.has_colours and (is_in_specks or len(self.groups) < len(self.seen)))
 
     @cached_property
     def groups(self) -> list[ValueGroup]:
@@ -183,6 +203,14 @@ class MaskEvidence:
 
 
 # How often each class occurs
+
+
+def look_swapped(images: MaskEvidence, masks: MaskEvidence) -> bool:
+    """Whether the images, read as masks, look like masks, and the masks like pictures: few values against many, with
+    more edges between them. Line drawings have few values too, but more edges than the masks of what is in them."""
+    few, many = images.num_covering, masks.num_covering
+    is_richer = many >= max(MIN_PICTURE, MORE_VALUES * few) and masks.num_edges >= MORE_EDGES * images.num_edges
+    return is_richer and not masks.are_objects and not masks.are_pieces
 
 
 def total_counts(masks: Sequence[MaskFacts]) -> Counter[int]:
@@ -227,7 +255,7 @@ def has_background(names: Sequence[str], shares: Sequence[float]) -> bool:
 
 
 def is_background(name: str) -> bool:
-    return name.lower().strip("_ ") in {*BACKGROUND_NAMES, "rest"}
+    return BACKGROUND_NAME.fullmatch(name.lower().strip("_ ")) is not None
 
 
 class ClassRow(NamedTuple):

@@ -59,9 +59,8 @@ def measure_dataset(
     """Measures up to MAX_PAIRS pairs, spread over all. `common_id` is the class that is taken for background."""
     chosen = [pairs[index] for index in np.unique(np.linspace(0, len(pairs) - 1, MAX_PAIRS).round().astype(int))]
     files = [(str(path.absolute()), file_stamp(path)) for pair in chosen for path in (pair.image, pair.mask)]
-    key = hashlib.sha256(json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files]).encode()).hexdigest()[
-        :24
-    ]
+    content = json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files])
+    key = hashlib.sha256(content.encode()).hexdigest()[:24]
     cache = None if cache_folder is None else cache_folder / f"{key}.json"
     if (known := read_known(Measurements, cache, CACHE_FORMAT)) is not None:
         return known
@@ -105,15 +104,11 @@ def _measure_structures(
         if class_id == common_id or class_id >= num_ids:
             continue
         is_class = (ids == class_id).astype(np.uint8)
-        thickness = float(
-            max(ids.shape)
-        )  # at most, and of a class without an edge: there OpenCV's distances are undefined
+        thickness = float(max(ids.shape))  # at most; without an edge, OpenCV's distances are undefined
         if not is_class.all():
-            # The mean distance to the edge is a quarter of the width of a stripe. Beyond the image's edge the class
-            # goes on.
-            distances = cv2.distanceTransform(
-                cv2.copyMakeBorder(is_class, 1, 1, 1, 1, cv2.BORDER_REPLICATE), cv2.DIST_L2, 3
-            )
+            # The mean distance to the edge is a quarter of a stripe's width. Beyond the image's edge the class goes on.
+            beyond = cv2.copyMakeBorder(is_class, 1, 1, 1, 1, cv2.BORDER_REPLICATE)
+            distances = cv2.distanceTransform(beyond, cv2.DIST_L2, 3)
             thickness = min(thickness, 4 * float(distances[1:-1, 1:-1][is_class > 0].mean()))
         _, _, statistics, _ = cv2.connectedComponentsWithStats(is_class, connectivity=8)
         areas = statistics[1:, cv2.CC_STAT_AREA].astype(np.float64)
@@ -156,8 +151,8 @@ def _summarise(found: Sequence[tuple[Any, ...]]) -> Measurements:
     largest = max(medians, key=lambda numbers: numbers[1], default=np.zeros(3))
     sizes = [*chain(*object_sizes)]
     low, high = np.percentile(sizes, (10, 90)) if sizes else (1.0, 1.0)
-    told, chance = _told_by_either(class_maps, image_maps)
-    told_in_views, chance_in_views = _told_by_either(view_maps, image_view_maps)
+    told, chance = _compare_transforms(class_maps, image_maps)
+    told_in_views, chance_in_views = _compare_transforms(view_maps, image_view_maps)
     return Measurements(
         num_pairs=len(found),
         structure=float(largest[0]),
@@ -175,22 +170,23 @@ def _summarise(found: Sequence[tuple[Any, ...]]) -> Measurements:
     )
 
 
-def _told_by_either(
+def _compare_transforms(
     class_maps: Sequence[Floats], image_maps: Sequence[Floats]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """By the masks or by the images, whichever tells more; and the chance of that, for two trials."""
-    told, chance = {}, {}
-    for name, transform in TRANSFORMS.items():
-        share, probability = max(
-            (share_told(maps, transform) for maps in (class_maps, image_maps)), key=lambda found: found[0]
-        )
-        told[name], chance[name] = share, min(1.0, 2 * probability)
-    return told, chance
+    """Of each transform, the share of images distinguishable by their masks or by themselves, whichever is larger; and
+    the chance of that, for two trials."""
+    best = {
+        name: max((distinguishable_share(maps, transform) for maps in (class_maps, image_maps)), key=lambda it: it[0])
+        for name, transform in TRANSFORMS.items()
+    }
+    return {name: share for name, (share, _) in best.items()}, {
+        name: min(1.0, 2 * probability) for name, (_, probability) in best.items()
+    }
 
 
-def share_told(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) -> tuple[float, float]:
-    """Share of the images that can be told from their transform by what the other images look like; and the chance of
-    that.
+def distinguishable_share(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) -> tuple[float, float]:
+    """Share of the images that can be distinguished from their transform by what the other images look like; and the
+    chance of that.
 
     Each map minus its transform is compared with the sum of that difference over all other maps: where the transform
     leaves the distribution as it is, half of the images agree with it. The chance is that of a share at least as large
@@ -203,15 +199,12 @@ def share_told(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) ->
     turned = [np.stack(maps) / scale]
     for _ in range(NUM_TURNS):
         turned.append(transform(turned[-1] * scale) / scale)
-    differences = np.stack(
-        [(now - later).reshape(len(maps), -1) for now, later in pairwise(turned)]
-    )  # turns, images, values
+    # turns, images, values
+    differences = np.stack([(now - later).reshape(len(maps), -1) for now, later in pairwise(turned)])
     rng = np.random.default_rng(0)
     every, shares = np.arange(len(maps)), []
-    for turns in (
-        0 * every,
-        *(rng.integers(0, NUM_TURNS, len(maps)) for _ in range(NUM_SHUFFLES)),
-    ):  # as they are, and at random
+    at_random = (rng.integers(0, NUM_TURNS, len(maps)) for _ in range(NUM_SHUFFLES))
+    for turns in (0 * every, *at_random):  # as they are first
         shown = differences[turns, every]
         agreement = (shown * (shown.sum(axis=0) - shown)).sum(axis=1)
         shares.append(float(np.mean(np.where(agreement == 0, 0.5, agreement > 0))))
@@ -222,12 +215,11 @@ def _has_sides(class_maps: Sequence[Floats]) -> bool:
     """Whether a class, mirrored, lies where another one lies and not where it lies itself: left lung and right lung."""
     for one, other in combinations(np.mean(class_maps, axis=0) if class_maps else (), 2):
         mirrored, (smaller, larger) = one[:, ::-1], sorted((one.sum(), other.sum()))
-        if smaller >= 0.3 * larger > 0 and _likeness(mirrored, other) > 0.9 and _likeness(mirrored, one) < 0.5:
+        if smaller >= 0.3 * larger > 0 and _cosine(mirrored, other) > 0.9 and _cosine(mirrored, one) < 0.5:
             return True
     return False
 
 
-def _likeness(one: Floats, other: Floats) -> float:
-    """Cosine of two maps."""
+def _cosine(one: Floats, other: Floats) -> float:
     length = float(np.linalg.norm(one) * np.linalg.norm(other))
     return float((one * other).sum()) / length if length else 0.0

@@ -50,7 +50,7 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 from unet_trainer.system.resources import count_cores
 
-CACHE_FORMAT = 5
+CACHE_FORMAT = 6
 PART_VALUES = 2**22  # that are measured at a time
 MANY_OPACITIES = 16  # values of an alpha channel that is a band,
 MAX_FREQUENT = 0.5  # of whose pixels but 0 no value has this share

@@ -123,7 +123,6 @@ class MaskStructure:
     border_of_last: int = 0  # of these, pixels of the highest value
     border_of_most: int = 0  # and of the most frequent one
     edges: int = 0  # pairs of pixels of different values that touch along an edge
-    edges_of_last: int = 0  # of these, pairs with a pixel of the highest value
 
 
 def measure_structure(mask: Pixels, most_frequent: int) -> MaskStructure:
@@ -133,7 +132,7 @@ def measure_structure(mask: Pixels, most_frequent: int) -> MaskStructure:
     near_border = mask[_is_border(mask)]
     of_last, of_most = (int(np.count_nonzero(near_border == value)) for value in (mask.max(), most_frequent))
     borders = near_border.size, of_last, of_most
-    return MaskStructure(between, beside_both, num_values, num_pieces, *borders, *_count_edges(mask))
+    return MaskStructure(between, beside_both, num_values, num_pieces, *borders, _count_edges(mask))
 
 
 def _soft_edges(mask: Pixels) -> tuple[int, int]:
@@ -165,13 +164,8 @@ def _count_pieces(mask: Pixels) -> tuple[int, int]:
     return int(np.count_nonzero(np.unique(small))), cv2.connectedComponents(grid, connectivity=4)[0] - 1
 
 
-def _count_edges(mask: Pixels) -> tuple[int, int]:
-    edges, of_last = 0, 0
-    for one, other in ((mask[1:], mask[:-1]), (mask[:, 1:], mask[:, :-1])):
-        is_edge = one != other
-        edges += int(np.count_nonzero(is_edge))
-        of_last += int(np.count_nonzero(is_edge & (np.maximum(one, other) == mask.max())))
-    return edges, of_last
+def _count_edges(mask: Pixels) -> int:
+    return sum(int(np.count_nonzero(a != b)) for a, b in ((mask[1:], mask[:-1]), (mask[:, 1:], mask[:, :-1])))
 
 
 def _is_border(mask: Pixels) -> Pixels:
