@@ -126,8 +126,7 @@ def find_annotations(
     mask_dir may be the folder of the annotations, or one file.
     """
     place, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
-    texts = [path for path in walk(place, listing=listing) if path.suffix.lower() in EXTENSIONS]
-    texts = [place] if place.is_file() else sorted(texts)
+    texts = [place] if place.is_file() else sorted(walk(place, listing=listing, endings=(*EXTENSIONS,)))
     if not texts or not image_root.is_dir():
         return None
     images = list_files(image_root, listing=listing)

@@ -69,14 +69,12 @@ class Match(NamedTuple):
         return not self.images and not self.masks
 
 
-def name_files(paths: Iterable[Path], root: Path, sequence: str = "") -> list[File]:
-    """The files with their names inside `root`: v0 for v0.png and v0.nii.gz. `sequence` stands before their folders."""
-    files = []
-    for path in paths:
-        folder = path.relative_to(root).as_posix().removesuffix(path.name)
-        stem = path.stem.removesuffix(".nii") if path.suffix == ".gz" else path.stem
-        files.append(File(path, composed(f"{sequence}{folder}"), composed(stem)))
-    return files
+def name_files(paths: Iterable[Path], folder: str) -> list[File]:
+    """The files of one folder with their names: v0 for v0.png and v0.nii.gz."""
+    folder = composed(folder)
+    return [
+        File(path, folder, composed(path.name.removesuffix(".gz").rpartition(".")[0] or path.name)) for path in paths
+    ]
 
 
 def with_ending(files: Iterable[File], mask_suffix: str) -> list[File]:
