@@ -92,8 +92,9 @@ class Listing:
         entries = self.entries(folder)
         if all(name in entries.files for name in RUN_FOLDER_HOLDS):
             return True
-        is_data = _meaning(folder.name) != ("", None) or any(_meaning(path.name)[1] for path in self.subfolders(folder))
-        return not is_data and not entries.folders.keys().isdisjoint(CHECKPOINT_DIR_HOLDS)
+        if entries.folders.keys().isdisjoint(CHECKPOINT_DIR_HOLDS) or _meaning(folder.name) != ("", None):
+            return False
+        return not any(_meaning(path.name)[1] for path in self.subfolders(folder))
 
     def walk_folders(self, folder: Path, follows: Callable[[Path], bool] | None = None) -> Iterator[Path]:
         """A folder and those below it, without links to folders unless `follows` says so: they may lead in a circle."""
@@ -147,10 +148,10 @@ def refuse_unreadable(data_dir: Path, others: Sequence[str | None] = (), listing
     be missed. That is data_dir, one above it, one below it, or one of `others`, relative to it."""
     for folder in (data_dir, *(data_dir / other for other in others if other is not None)):
         for place in (*reversed(folder.absolute().parents), folder):
-            if place.is_dir():
-                _refuse_closed(place, os.R_OK | os.X_OK if place == folder else os.X_OK)
-    for folder in (listing or Listing()).walk_folders(data_dir):
-        _refuse_closed(folder, os.R_OK | os.X_OK)
+            _refuse_closed(place, os.R_OK | os.X_OK if place == folder else os.X_OK)
+    listing = listing or Listing()
+    for inner in (inner for folder in listing.walk_folders(data_dir) for inner in listing.subfolders(folder)):
+        _refuse_closed(inner, os.R_OK | os.X_OK)  # links too
 
 
 def _refuse_closed(folder: Path, mode: int) -> None:
