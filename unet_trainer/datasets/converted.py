@@ -115,7 +115,7 @@ class Converter:
             return facts
 
         waiting = [number for number in range(len(conversions)) if not is_known(number)]
-        problems: dict[int, str] = {}
+        results: dict[int, Converted] = {}
         bar = (self.console or Console(io.StringIO())).bar(label, len(waiting), keep=False)  # silent without one
         outcomes = forked_map(convert, waiting, self.num_processes or min(count_cores(), 1 + len(waiting) // FEW))
         try:
@@ -124,19 +124,18 @@ class Converter:
                     number = waiting[position]
                     if isinstance(outcome, DataError):
                         raise outcome
-                    if isinstance(outcome, Crash | str):
-                        crash = f"reading it crashed ({outcome.reason})" if isinstance(outcome, Crash) else ""
-                        problems[number] = crash or str(outcome)
+                    if isinstance(outcome, Crash):
+                        outcome = f"reading it crashed ({outcome.reason})"
+                    if isinstance(outcome, str):
+                        results[number] = Converted(paths[number], {}, outcome)
                     else:
                         known[conversions[number].name] = [stamps[number], outcome]
                     shown.tick()
         finally:
             if waiting:
                 write_cache(folder / INDEX, {"files": known})
-        return [
-            Converted(path, {} if number in problems else known[conversions[number].name][1], problems.get(number, ""))
-            for number, path in enumerate(paths)
-        ]
+        numbered = enumerate(zip(paths, conversions, strict=True))
+        return [results.get(number) or Converted(path, known[made.name][1]) for number, (path, made) in numbered]
 
     def write_pairs(
         self, kind: str, settings: Any, wanted: list[tuple[Pair, Conversion, Conversion]], label: str

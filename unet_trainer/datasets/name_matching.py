@@ -164,11 +164,12 @@ def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> Affixes:
 def _hides_numbers(image: Affixes, mask: Affixes) -> bool:
     """Whether only one side has words with numbers that may identify files: s1_ and s2_. The 1 of _manual1 belongs to
     its word."""
-    words = [
-        [word for affix in side for word in SEPARATOR.split(affix) if NUMBER.search(word)] for side in (image, mask)
+    others = [
+        [word for at in (0, 1) for word in SEPARATOR.split(own[at]) if word not in SEPARATOR.split(other[at])]
+        for own, other in ((image, mask), (mask, image))
     ]
-    others = [[word for word in words[side] if word not in words[1 - side]] for side in (0, 1)]
-    return all(others) or any(word.isdigit() for side in others for word in side)
+    with_numbers = [[word for word in words if NUMBER.search(word)] for words in others]
+    return all(with_numbers) or any(word.isdigit() for words in with_numbers for word in words)
 
 
 def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, dict[File, File]]:
