@@ -130,14 +130,17 @@ def test_folders_may_be_links_also_such_that_lead_in_a_circle(tmp_path):
     assert [file.folder for file in find_layout(tmp_path / "data", None, None).parts["train"][0].files] == ["", "more/"]
 
 
-def test_a_link_beside_the_data_is_not_searched(tmp_path):
+def test_a_link_beside_the_data_is_not_searched(tmp_path, monkeypatch):
     """It may lead to a whole disk."""
+    listed, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or scandir(path))
     (tmp_path / "data/notes").mkdir(parents=True)
     for name in ("data/a.png", "data/a_mask.png", "data/b.png", "data/b_mask.png"):
         (tmp_path / name).touch()
-    fill(tmp_path, "elsewhere")
+    fill(tmp_path, "elsewhere/deep/deeper")
     (tmp_path / "data/old").symlink_to(tmp_path / "elsewhere")
     assert {file.folder for file in find_layout(tmp_path / "data", None, None).parts["train"][0].files} == {""}
+    assert not any("deeper" in path for path in listed)
 
 
 @pytest.mark.parametrize(("there", "settings", "expected"), [

@@ -63,8 +63,7 @@ def find_annotations(
     """The pairs of images and masks drawn from annotations; None if there are no annotations in data_dir. mask_dir may
     be their folder, or one file. Raises DataError."""
     folder, image_root = data_dir / (config.mask_dir or ""), data_dir / (config.image_dir or "")
-    texts = sorted(path for path in walk(folder, listing=listing) if path.suffix.lower() in EXTENSIONS)
-    texts = [folder] if folder.is_file() else texts
+    texts = [folder] if folder.is_file() else sorted(walk(folder, listing=listing, endings=(*EXTENSIONS,)))
     if not texts or not image_root.is_dir():
         return None
     images = list_files(image_root, listing=listing)

@@ -115,7 +115,7 @@ class Converter:
             return facts
 
         waiting = [number for number in range(len(conversions)) if not is_known(number)]
-        problems: dict[int, str] = {}
+        results: dict[int, Converted] = {}
         bar = (self.console or Console(io.StringIO())).bar(label, len(waiting), keep=False)  # silent without one
         outcomes = forked_map(convert, waiting, self.num_processes or min(count_cores(), 1 + len(waiting) // FEW))
         try:
@@ -125,19 +125,17 @@ class Converter:
                     if isinstance(outcome, DataError):
                         raise outcome
                     if isinstance(outcome, Crash):
-                        problems[number] = f"reading it crashed ({outcome.reason})"
-                    elif isinstance(outcome, str):
-                        problems[number] = outcome
+                        outcome = f"reading it crashed ({outcome.reason})"
+                    if isinstance(outcome, str):
+                        results[number] = Converted(paths[number], {}, outcome)
                     else:
                         known[conversions[number].name] = [stamps[number], outcome]
                     shown.tick()
         finally:
             if waiting:
                 write_cache(folder / INDEX, {"files": known})
-        return [
-            Converted(path, {} if number in problems else known[conversions[number].name][1], problems.get(number, ""))
-            for number, path in enumerate(paths)
-        ]
+        numbered = enumerate(zip(paths, conversions, strict=True))
+        return [results.get(number) or Converted(path, known[made.name][1]) for number, (path, made) in numbered]
 
     def write_pairs(
         self, kind: str, settings: Any, wanted: list[tuple[Pair, Conversion, Conversion]], label: str
@@ -331,7 +329,7 @@ def page_types(path: Path) -> list[Any]:
         num_slices, dtype, _ = _open_volume(path)
         return [dtype] * num_slices
     with naming(path), open_pages(path) as file:
-        pages = [page for page in file.pages if not getattr(page, "is_reduced", False)]
+        pages = _full_pages(file)
         num_values, num_bytes = sum(page.size for page in pages), file.filehandle.size
         if num_values // COLOUR_CHANNELS > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
             what = f"{num_values / 1e6:.3g} million values on {len(pages)} pages"
@@ -344,7 +342,12 @@ def _read_pages(path: Path) -> Sequence[Pixels]:
     if _is_volume(path):
         return [*_open_volume(path)[2]()]
     with naming(path), open_pages(path) as file:
-        return [page.asarray() for page in file.pages if not getattr(page, "is_reduced", False)]
+        return [page.asarray() for page in _full_pages(file)]
+
+
+def _full_pages(file: Any) -> list[Any]:
+    """Those of a TIFF, without the smaller copies."""
+    return [page for page in file.pages if not getattr(page, "is_reduced", False)]
 
 
 def _image_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
@@ -498,28 +501,28 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
         if pairs is not None and len(pairs) == 0:
             raise UserError(f"{part}_data: it is empty; need (image, mask) pairs")
     digests: dict[str, str] = {}  # by the path in the folder
-    with contextlib.ExitStack() as stack:
-        with _naming_checkpoint_dir(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            draft = stack.enter_context(draft_folder(folder, ".draft-")) / "data"
-        for part, pairs in parts.items():
-            place = draft / part if parts.get("val") is not None else draft
-            for index in range(len(pairs) if pairs is not None else 0):
-                for kind, array in _read_arrays(part, pairs, index).items():
-                    path = place / kind / f"{index:06d}.npy"
-                    with _naming_checkpoint_dir(folder):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with draft_folder(folder, ".draft-") as drafts:
+            draft = drafts / "data"
+            for part, pairs in parts.items():
+                place = draft / part if parts.get("val") is not None else draft
+                for index in range(len(pairs) if pairs is not None else 0):
+                    for kind, array in _read_arrays(part, pairs, index).items():
+                        path = place / kind / f"{index:06d}.npy"
                         path.parent.mkdir(parents=True, exist_ok=True)
                         np.save(path, array, allow_pickle=False)
                         digests[path.relative_to(draft).as_posix()] = _file_digest(path)
-        made = folder / hashlib.sha256(repr(digests).encode()).hexdigest()[:16]
-        with _naming_checkpoint_dir(folder):
+            made = folder / hashlib.sha256(repr(digests).encode()).hexdigest()[:16]
             try:
                 draft.rename(made)
             except OSError:
                 if not made.is_dir():
                     raise
                 _replace_damaged(made, draft, digests)
-        return made
+            return made
+    except OSError as error:
+        raise cannot(f"checkpoint_dir: {folder}", "take the data", error, folder) from None
 
 
 def _read_arrays(part: str, pairs: Any, index: int) -> dict[str, Pixels]:
@@ -529,14 +532,6 @@ def _read_arrays(part: str, pairs: Any, index: int) -> dict[str, Pixels]:
     except Exception as error:  # the caller's code may raise anything
         what = f"{part}_data[{index}]: {type(error).__name__}: {error}"
         raise UserError(f"{what}; need (image, mask), see docs/extending.md") from error
-
-
-@contextlib.contextmanager
-def _naming_checkpoint_dir(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise cannot(f"checkpoint_dir: {folder}", "take the data", error, folder) from None
 
 
 def _file_digest(path: Path) -> str:

@@ -218,8 +218,8 @@ def _find_unread_lists(search: Search, pairs: Sequence[Pair]) -> list[Path]:
     """The first text file for each part that is named after it, and begins with the name of an image or is empty."""
     names = {name for pair in pairs for name in (pair.image.name, pair.image.stem)}
     found: dict[Part, Path] = {}
-    for file in layouts.walk(search.converter.data_dir, listing=search.listing):
-        part = layouts.part_in([file.stem]) if file.suffix.lower() == ".txt" else None
+    for file in layouts.walk(search.converter.data_dir, listing=search.listing, endings=(".txt",)):
+        part = layouts.part_in([file.stem])
         if part is not None and part not in found:
             with contextlib.suppress(OSError), input_files.open_file(file) as content:
                 words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]

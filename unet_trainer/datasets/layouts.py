@@ -92,8 +92,9 @@ class Listing:
         entries = self.entries(folder)
         if all(name in entries.files for name in RUN_FOLDER_HOLDS):
             return True
-        is_data = _meaning(folder.name) != ("", None) or any(_meaning(path.name)[1] for path in self.subfolders(folder))
-        return not is_data and not entries.folders.keys().isdisjoint(CHECKPOINT_DIR_HOLDS)
+        if entries.folders.keys().isdisjoint(CHECKPOINT_DIR_HOLDS) or _meaning(folder.name) != ("", None):
+            return False
+        return not any(_meaning(path.name)[1] for path in self.subfolders(folder))
 
     def walk_folders(self, folder: Path, follows: Callable[[Path], bool] | None = None) -> Iterator[Path]:
         """A folder and those below it, without links to folders unless `follows` says so: they may lead in a circle."""
@@ -111,11 +112,17 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def walk(folder: Path, follows: Callable[[Path], bool] | None = None, listing: Listing | None = None) -> Iterator[Path]:
-    """The files of a folder and of those below it, sorted in each, without hidden ones and those of this program."""
+def walk(
+    folder: Path,
+    follows: Callable[[Path], bool] | None = None,
+    listing: Listing | None = None,
+    endings: tuple[str, ...] = ("",),
+) -> Iterator[Path]:
+    """The files with these endings (in lower case) in a folder and those below it, sorted in each, without hidden ones
+    and those of this program."""
     listing = listing or Listing()
     for place in listing.walk_folders(folder, follows):
-        yield from (place / name for name in listing.entries(place).files)
+        yield from (place / name for name in listing.entries(place).files if name.lower().endswith(endings))
 
 
 def list_files(
@@ -128,11 +135,11 @@ def list_files(
     """The image files of a folder and its subfolders, sorted, without the files `without`. With volumes: those too that
     lie in folders without an image file. Broken links count as files, so that they are reported as missing."""
     found: list[Path] = []
-    for _, files in groupby(walk(folder, follows, listing), lambda path: path.parent):
-        paths = [*files]
-        images = [path for path in paths if path.name.lower().endswith((*IMAGE_EXTENSIONS,)) and path not in without]
-        volumes = [path for path in paths if path.name.lower().endswith(VOLUME_EXTENSIONS)] if with_volumes else []
-        found += images or volumes
+    endings = (*IMAGE_EXTENSIONS, *(VOLUME_EXTENSIONS if with_volumes else ()))
+    for _, in_folder in groupby(walk(folder, follows, listing, endings), lambda path: path.parent):
+        paths = [path for path in in_folder if path not in without]
+        images = [path for path in paths if not path.name.lower().endswith(VOLUME_EXTENSIONS)]
+        found += images or paths
     return sorted(found)
 
 
@@ -141,10 +148,10 @@ def refuse_unreadable(data_dir: Path, others: Sequence[str | None] = (), listing
     be missed. That is data_dir, one above it, one below it, or one of `others`, relative to it."""
     for folder in (data_dir, *(data_dir / other for other in others if other is not None)):
         for place in (*reversed(folder.absolute().parents), folder):
-            if place.is_dir():
-                _refuse_closed(place, os.R_OK | os.X_OK if place == folder else os.X_OK)
-    for folder in (listing or Listing()).walk_folders(data_dir):
-        _refuse_closed(folder, os.R_OK | os.X_OK)
+            _refuse_closed(place, os.R_OK | os.X_OK if place == folder else os.X_OK)
+    listing = listing or Listing()
+    for inner in (inner for folder in listing.walk_folders(data_dir) for inner in listing.subfolders(folder)):
+        _refuse_closed(inner, os.R_OK | os.X_OK)  # links too
 
 
 def _refuse_closed(folder: Path, mode: int) -> None:
@@ -343,7 +350,7 @@ def _follow_data(data_dir: Path, explicit: Mapping[Kind, str], listing: Listing)
 
 def _inner_root(data_dir: Path, files: Sequence[Path]) -> Path:
     """data_dir, or the folder in it that an archive put around its content."""
-    common = Path(os.path.commonpath({path.parent for path in files})) if files else data_dir
+    common = Path(os.path.commonpath([files[0].parent, files[-1].parent])) if files else data_dir  # they are sorted
     return data_dir.joinpath(*takewhile(lambda name: _meaning(name) == ("", None), common.relative_to(data_dir).parts))
 
 
@@ -397,7 +404,7 @@ def _group_files(
             new = Group(place, role.part, role.part_name, value or role.value)
             group = groups.setdefault((role.kind, role.part, place), new)
             group.folders[role.sequence] = base
-            group.files += name_files(in_folder, base, role.sequence)
+            group.files += name_files(in_folder, role.sequence + "".join(f"{name}/" for name in names[role.depth :]))
     found: Groups = {"image": [], "mask": [], None: []}
     for key, group in groups.items():
         found[key[0]].append(group)

@@ -69,14 +69,12 @@ class Match(NamedTuple):
         return not self.images and not self.masks
 
 
-def name_files(paths: Iterable[Path], root: Path, sequence: str = "") -> list[File]:
-    """The files with their names inside `root`: v0 for v0.png and v0.nii.gz. `sequence` stands before their folders."""
-    files = []
-    for path in paths:
-        folder = path.relative_to(root).as_posix().removesuffix(path.name)
-        stem = path.stem.removesuffix(".nii") if path.suffix == ".gz" else path.stem
-        files.append(File(path, composed(f"{sequence}{folder}"), composed(stem)))
-    return files
+def name_files(paths: Iterable[Path], folder: str) -> list[File]:
+    """The files of one folder with their names: v0 for v0.png and v0.nii.gz."""
+    folder = composed(folder)
+    return [
+        File(path, folder, composed(path.name.removesuffix(".gz").rpartition(".")[0] or path.name)) for path in paths
+    ]
 
 
 def with_ending(files: Iterable[File], mask_suffix: str) -> list[File]:
@@ -166,11 +164,12 @@ def _affixes(stems: set[str], affixes_of_one: re.Pattern[str]) -> Affixes:
 def _hides_numbers(image: Affixes, mask: Affixes) -> bool:
     """Whether only one side has words with numbers that may identify files: s1_ and s2_. The 1 of _manual1 belongs to
     its word."""
-    words = [
-        [word for affix in side for word in SEPARATOR.split(affix) if NUMBER.search(word)] for side in (image, mask)
+    others = [
+        [word for at in (0, 1) for word in SEPARATOR.split(own[at]) if word not in SEPARATOR.split(other[at])]
+        for own, other in ((image, mask), (mask, image))
     ]
-    others = [[word for word in words[side] if word not in words[1 - side]] for side in (0, 1)]
-    return all(others) or any(word.isdigit() for side in others for word in side)
+    with_numbers = [[word for word in words if NUMBER.search(word)] for words in others]
+    return all(with_numbers) or any(word.isdigit() for words in with_numbers for word in words)
 
 
 def masks_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str, dict[File, File]]:

@@ -68,9 +68,9 @@ def find_place(data_dir: str, listing: Listing | None = None) -> ShardPlace | No
         if path.name.endswith(".tar") and not path.is_dir():
             return ShardPlace(str(path.parent), _expand(path.name))
         path = path.parent if path.name == INDEX_NAME and path.is_file() else path
-        has_index = (path / INDEX_NAME).is_file()
-        has_shards = any(file.suffix == ".tar" for file in walk(path, listing=listing))
-        if path.is_dir() and (has_index or (has_shards and not list_files(path, listing=listing))):
+        if (path / INDEX_NAME).is_file():
+            return ShardPlace(str(path))
+        if any(walk(path, listing=listing, endings=(".tar",))) and not list_files(path, listing=listing):
             return ShardPlace(str(path))
     return None
 

@@ -548,7 +548,7 @@ def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, dict[s
 
 def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
     """What to set to use the CSV files with columns of images and masks, a line where there are some."""
-    files = (file for file in walk(data_dir, listing=listing) if file.suffix.lower() in (".csv", ".tsv"))
+    files = walk(data_dir, listing=listing, endings=(".csv", ".tsv"))
     tables, others = [], set[str]()
     for file in islice(files, MAX_TABLES):
         with contextlib.suppress(OSError), input_files.open_file(file) as content:
