@@ -32,7 +32,6 @@ from unet_trainer.images.file_bytes import DataError, ShardError, content_digest
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
-from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import free_disk
 
 FOLDER = ".shards"  # in checkpoint_dir
@@ -252,7 +251,7 @@ def _names(files: Files) -> list[str]:
     except (FileNotFoundError, MissingFile):
         return []
     except OSError as error:
-        raise cannot(f"--out: {files.root}", "be read", error) from None
+        raise DataError(f"--out: {files.root} cannot be read ({error.strerror}); need a folder or a URL") from None
 
 
 def write_shards(

@@ -22,6 +22,7 @@ ADVICE = {  # where the system's own words do not say what to do
     errno.EIO: "the disk or its connection fails; look at the system's log",
     errno.ENOTDIR: "a part of that path is a file, not a folder",
     errno.EISDIR: "name a file",
+    errno.ELOOP: "a link there leads elsewhere or back to itself",
 }
 OF_A_BUG = (None, errno.ENOENT, errno.EEXIST, errno.EINVAL, errno.EBADF)  # where nobody expects it
 NO_TEMPORARY_FOLDER = "No usable temporary directory"  # as Python says it
