@@ -1,12 +1,15 @@
 """Trains in processes of their own, which tests kill, starve, crash and deprive of things."""
 
+import contextlib
 import io
+import itertools
 import multiprocessing
 import os
 import sys
 import time
 from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 from helpers.project import ROOT
 from helpers.runs import words
@@ -89,34 +92,27 @@ def crash_when_saving(moment):
     """The process ends, with nothing flushed and nothing tidied, at moment 1 to NUM_MOMENTS of writing last.pt: before and
     after each call that touches the disk."""
     from unet_trainer.system import atomic_files as atomic
+    from unet_trainer.training import checkpoint_file
 
-    passed = 0
+    calls = (Path, "open"), (os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (atomic, "_sync_folder")
+    moments = itertools.count(1)
 
     def tick():
-        nonlocal passed
-        passed += 1
-        if passed == moment:
+        if next(moments) == moment:
             os._exit(9)
 
-    def watch(owner, name):
-        real = getattr(owner, name)
-
-        def watched(*arguments, **options):
+    def watched(real):
+        def call(*arguments, **options):
             tick()
             result = real(*arguments, **options)
             tick()
             return result
 
-        return real, watched
-
-    write_atomically = atomic.write_atomically
-    watched = [(owner, name, *watch(owner, name)) for owner, name in (
-        (Path, "open"), (os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (atomic, "_sync_folder"),
-    )]  # fmt: skip
+        return call
 
     def crashing(path, write, **options):
         if path.name != "last.pt":
-            return write_atomically(path, write, **options)
+            return atomic.write_atomically(path, write, **options)
 
         def write_in_two(file):
             write(whole := io.BytesIO())
@@ -126,14 +122,9 @@ def crash_when_saving(moment):
                 file.flush()
                 tick()
 
-        for owner, name, _, replacement in watched:
-            setattr(owner, name, replacement)
-        try:
-            return write_atomically(path, write_in_two, **options)
-        finally:
-            for owner, name, real, _ in watched:
-                setattr(owner, name, real)
+        with contextlib.ExitStack() as stack:
+            for owner, name in calls:
+                stack.enter_context(mock.patch.object(owner, name, watched(getattr(owner, name))))
+            return atomic.write_atomically(path, write_in_two, **options)
 
-    import unet_trainer.training.checkpoint_file
-
-    unet_trainer.training.checkpoint_file.write_atomically = crashing
+    checkpoint_file.write_atomically = crashing
