@@ -181,13 +181,20 @@ def test_bfloat16_and_sizes_that_no_encoder_divides_train_on_a_cpu(tiny_config, 
 PRESETS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
+@pytest.fixture(scope="module")
+def preset_runs(tmp_path_factory):
+    """One checkpoint_dir: what is measured of the data is kept there for the next preset."""
+    return tmp_path_factory.mktemp("presets")
+
+
 @pytest.mark.parametrize("preset", PRESETS, ids=lambda path: path.stem)
-def test_every_preset_trains(preset, tiny_config, monkeypatch):
+def test_every_preset_trains(preset, preset_runs, tiny_config, monkeypatch):
     """As it is but for size: small data, small model, one epoch. Compiling has tests of its own."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    named = ("data_dir", "checkpoint_dir", "encoder", "encoder_weights", "decoder_channels", "image_size")
+    named = ("data_dir", "encoder", "encoder_weights", "decoder_channels", "image_size")
     config = load_config(preset)
-    small = {**{name: tiny_config[name] for name in named}, "num_epochs": 1, "device": "auto"}
+    small = {name: tiny_config[name] for name in named}
+    small |= {"checkpoint_dir": str(preset_runs), "num_epochs": 1, "device": "auto"}
     if config.batch_size != "auto":
         small["batch_size"] = min(config.batch_size, 10)
     result = train(preset, **small)

@@ -100,9 +100,8 @@ def install(fault, records, network):
     def noted(self, row, scores):
         improved = judge(self, row, scores)
         with Path(records).open("a") as file:
-            digest = hashlib.sha256(
-                b"".join(tensor.cpu().numpy().tobytes() for tensor in everything(self.components))
-            ).hexdigest()
+            tensors = (tensor.cpu().numpy().tobytes() for tensor in everything(self.components))
+            digest = hashlib.sha256(b"".join(tensors)).hexdigest()
             note = {"digest": digest, "confusion": scores.confusion, "alone": evaluate_alone(self), **graphs(self)}
             file.write(json.dumps(note) + "\n")
         return improved

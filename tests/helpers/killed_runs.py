@@ -2,12 +2,14 @@
 
 import contextlib
 import io
+import itertools
 import multiprocessing
 import os
 import sys
 import time
 from multiprocessing import forkserver
 from pathlib import Path
+from unittest import mock
 
 from helpers.project import ROOT
 from helpers.runs import words
@@ -90,30 +92,24 @@ def crash_when_saving(moment):
     """The process ends, with nothing flushed and nothing tidied, at moment 1 to NUM_MOMENTS of writing last.pt: before and
     after each call that touches the disk."""
     from unet_trainer.system import atomic_files as atomic
+    from unet_trainer.training import checkpoint
 
-    passed = 0
+    atomic_open = atomic.atomic_open
+    calls = (Path, "open"), (os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (atomic, "_sync_folder")
+    moments = itertools.count(1)
 
     def tick():
-        nonlocal passed
-        passed += 1
-        if passed == moment:
+        if next(moments) == moment:
             os._exit(9)
 
-    def watch(owner, name):
-        real = getattr(owner, name)
-
-        def watched(*arguments, **options):
+    def watched(real):
+        def call(*arguments, **options):
             tick()
             result = real(*arguments, **options)
             tick()
             return result
 
-        return real, watched
-
-    atomic_open = atomic.atomic_open
-    watched = [(owner, name, *watch(owner, name)) for owner, name in (
-        (Path, "open"), (os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (atomic, "_sync_folder"),
-    )]  # fmt: skip
+        return call
 
     @contextlib.contextmanager
     def crashing(path, **options):
@@ -121,9 +117,9 @@ def crash_when_saving(moment):
             with atomic_open(path, **options) as file:
                 yield file
             return
-        for owner, name, _, replacement in watched:
-            setattr(owner, name, replacement)
-        try:
+        with contextlib.ExitStack() as stack:
+            for owner, name in calls:
+                stack.enter_context(mock.patch.object(owner, name, watched(getattr(owner, name))))
             with atomic_open(path, **options) as file:
                 yield (whole := io.BytesIO())
                 middle = len(whole.getvalue()) // 2
@@ -131,10 +127,5 @@ def crash_when_saving(moment):
                     file.write(half)
                     file.flush()
                     tick()
-        finally:
-            for owner, name, real, _ in watched:
-                setattr(owner, name, real)
 
-    import unet_trainer.training.checkpoint
-
-    unet_trainer.training.checkpoint.atomic_open = crashing
+    checkpoint.atomic_open = crashing

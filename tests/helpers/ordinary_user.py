@@ -27,10 +27,8 @@ def is_root():
 def give_up_powers():
     """In a child process. Raises OSError where the system does not allow it."""
     libc = ctypes.CDLL(None, use_errno=True)
-    header, sets = (
-        (ctypes.c_uint32 * 2)(VERSION, 0),
-        (ctypes.c_uint32 * 6)(),
-    )  # effective, permitted, inheritable; twice 32 bits
+    # The sets are effective, permitted and inheritable; twice 32 bits.
+    header, sets = (ctypes.c_uint32 * 2)(VERSION, 0), (ctypes.c_uint32 * 6)()
     if libc.capget(header, sets) != 0:
         raise OSError(ctypes.get_errno(), "capget")
     for index in range(3):

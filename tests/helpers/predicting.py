@@ -6,12 +6,11 @@ from pathlib import Path
 
 import torch
 
+from helpers.checkpoints import save_model
 from helpers.steps import make_spec
 from unet_trainer.model.network import build_network
-from unet_trainer.model.segmenter import Segmenter, network_weights
-from unet_trainer.training.checkpoint import write_checkpoint
+from unet_trainer.model.segmenter import Segmenter
 
-SMALL = {"image_size": (64, 64)}
 GEO_TAGS = [(33550, 12, 3, (0.5, 0.5, 0.0), True), (33922, 12, 6, (0.0, 0.0, 0.0, 100.0, 200.0, 0.0), True)]
 
 
@@ -21,22 +20,13 @@ def files_in(folder):
 
 def write_model(path, augmentation="default", seed=0, **spec):
     """A checkpoint like best.pt, with random weights whose running statistics are those of random images. Returns the path."""
-    spec = make_spec(**{**SMALL, **spec})
+    spec = make_spec(**{"image_size": (64, 64), **spec})
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         network = build_network(spec, encoder_weights=None)
         network.train()(torch.randn(4, spec.image.channels, 64, 64))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    content = {
-        "spec": spec.to_dict(),
-        "config": {"ema_decay": None, "augmentation": augmentation},
-        "model": network_weights(Segmenter(spec, network, channels_last=True)),
-        "epoch": 3,
-        "metrics": {"val_iou": 0.5},
-        "version": "0.9.0",
-    }
-    write_checkpoint(path, content)
-    return path
+    settings = {"ema_decay": None, "augmentation": augmentation}
+    return save_model(path, Segmenter(spec, network, channels_last=True), config=settings)
 
 
 def predict_slowly(words, log):

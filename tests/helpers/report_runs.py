@@ -98,7 +98,7 @@ def write_run(folder, ids=TWO_IDS, ious=(0.4, 0.6, 0.5), end="finished", images=
     return folder
 
 
-def small_gallery(folder, scores, num_classes=1):
+def small_gallery(folder, scores):
     """Pictures of 60×40 for each score: the model finds the bright right half, the truth begins 10 columns further to the right."""
     (folder / "images").mkdir(parents=True)
     (folder / "masks").mkdir()
@@ -112,4 +112,4 @@ def small_gallery(folder, scores, num_classes=1):
         write_image(folder / f"images/{name}.png", image)
         write_image(folder / f"masks/{name}.png", mask)
         pairs.append(Pair(name, folder / f"images/{name}.png", folder / f"masks/{name}.png", "val"))
-    return draw_gallery(scores, pairs, folder, bright_predictor(num_classes=num_classes))
+    return draw_gallery(scores, pairs, folder, bright_predictor())

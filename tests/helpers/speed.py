@@ -45,14 +45,8 @@ from unet_trainer.training.history import column, read_metrics  # noqa: E402
 SIDE = 512
 PREDICT_BATCH, PLAIN_IMAGES = 32, 100
 STEPS = (("resnet18", 128, 8), ("tu-mobilenetv3_small_050", 64, 2), ("tu-mobilenetv3_small_050", 160, 8))
-SETTINGS = [
-    "image_size=512",
-    "fit=resize",
-    "encoder_weights=null",
-    "early_stopping_patience=null",
-    "cache=none",
-    "repeats=1",
-]
+SETTINGS = ["image_size=512", "fit=resize", "cache=none", "repeats=1"]
+SETTINGS += ["encoder_weights=null", "early_stopping_patience=null"]
 LAUNCHERS = {"python": [], "torchrun, one process": ["-m", "torch.distributed.run", "--nproc-per-node=1"]}
 
 

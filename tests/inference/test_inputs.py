@@ -206,9 +206,9 @@ def make_run(folder, data_dir, train, val, **settings):
     return folder
 
 
-def load(model_file, split=None, known=KNOWN, said=None, **overrides):
+def load(model_file, split=None, known=KNOWN, **overrides):
     source = find_source(model_file, overrides, known.num_classes)
-    return load_evaluation_data(source, known, overrides, split, Console(said or io.StringIO()))
+    return load_evaluation_data(source, known, overrides, split, Console(io.StringIO()))
 
 
 def names(data):
