@@ -1,15 +1,17 @@
 """A run in its folder: what is saved when, in which order, and what is restored."""
 
 import threading
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
 import pytest
 
-from helpers.runs import SPLIT
 from helpers.small_runs import ROW, SCORES, finish_epochs, make_run, said
 from helpers.steps import make_batch, make_settings, same, silent_console, small_components, take_step
 from unet_trainer.config.errors import TrainingFailed
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.splits import Split
 from unet_trainer.training import checkpoint_file
 from unet_trainer.training import checkpointer as module
 from unet_trainer.training.checkpoint_file import read_checkpoint, read_last, read_run
@@ -17,6 +19,8 @@ from unet_trainer.training.checkpointer import Checkpointer
 from unet_trainer.training.result import report
 
 FULL = OSError(28, "No space left on device")
+PAIRS = tuple(Pair(name, Path(f"{name}.png"), Path(f"{name}.png")) for name in "abc")
+SPLIT = Split(PAIRS[:2], PAIRS[2:], "")
 
 
 @pytest.fixture
