@@ -2,18 +2,8 @@
 
 import hashlib
 import json
-from pathlib import Path
 
 import torch
-
-from unet_trainer.datasets.pairs import Pair
-from unet_trainer.datasets.splits import Split
-
-SPLIT = Split(
-    (Pair("a", Path("a.png"), Path("a.png")), Pair("b", Path("b.png"), Path("b.png"))),
-    (Pair("c", Path("c.png"), Path("c.png")),),
-    "",
-)
 
 
 def words(settings):

@@ -46,19 +46,16 @@ def test_the_stem_equals_a_convolution_of_stride_two(channels):
 @pytest.mark.parametrize("size", [(8, 12), (7, 12), (8, 9)])
 def test_a_pool_has_the_maxima_and_gradients_of_the_plain_one(size):
     torch.manual_seed(0)
-    for features in (
-        torch.randn(2, 5, *size, dtype=torch.float64),
-        torch.randint(-2, 3, (2, 5, *size)).double(),
-    ):  # many are equal
+    many_are_equal = torch.randint(-2, 3, (2, 5, *size)).double()
+    for features in (torch.randn(2, 5, *size, dtype=torch.float64), many_are_equal):
         assert_same(MaxPool(3, 2, 1), torch.nn.MaxPool2d(3, 2, 1), features)
 
 
 def test_a_pool_passes_on_what_is_not_finite():
     features = torch.randn(1, 1, 6, 6)
     features[0, 0, 2, 3] = torch.nan  # in windows 1 and 2
-    assert MaxPool(3, 2, 1)(features.requires_grad_()).isnan().tolist() == [
-        [[[False] * 3, [False, True, True], [False] * 3]]
-    ]
+    pooled = MaxPool(3, 2, 1)(features.requires_grad_())
+    assert pooled.isnan()[0, 0].tolist() == [[False] * 3, [False, True, True], [False] * 3]
 
 
 @pytest.fixture(scope="module")
@@ -75,11 +72,8 @@ def kinds(network):
 def test_a_whole_network_computes_the_same_under_the_same_names(resnet):
     fast = copy.deepcopy(resnet)
     use_fast_layers(fast)
-    assert kinds(fast).count(DecoderBlock) == 4
-    assert kinds(fast).count(LastDecoderBlock) == 1
-    assert kinds(fast).count(StemConv) == 1
-    assert kinds(fast).count(HeadConv) == 1
-    assert kinds(fast).count(MaxPool) == 1
+    fast_kinds = DecoderBlock, LastDecoderBlock, StemConv, HeadConv, MaxPool
+    assert [kinds(fast).count(kind) for kind in fast_kinds] == [4, 1, 1, 1, 1]
     assert list(fast.state_dict()) == list(resnet.state_dict())
     plain = copy.deepcopy(resnet)
     assert_same(fast, plain, torch.randn(2, 3, 32, 64, dtype=torch.float64))
@@ -105,9 +99,8 @@ def test_a_block_takes_odd_sizes_and_skips(kind, size, skip_channels):
 
 
 def test_blocks_with_attention_are_left_as_they_are():
-    network = smp.Unet(
-        "resnet18", encoder_weights=None, decoder_channels=(16,) * 5, decoder_attention_type="scse"
-    ).double()
+    options = {"encoder_weights": None, "decoder_channels": (16,) * 5, "decoder_attention_type": "scse"}
+    network = smp.Unet("resnet18", **options).double()
     fast = copy.deepcopy(network)
     use_fast_layers(fast)
     assert kinds(fast).count(UnetDecoderBlock) == 5
@@ -118,9 +111,8 @@ def test_the_undo_restores_the_class_of_every_layer(resnet):
     network = copy.deepcopy(resnet)
     before = kinds(network)
     undo = use_fast_layers(network)
-    assert sum(one is not other for one, other in zip(before, kinds(network), strict=True)) == 8 + kinds(network).count(
-        BatchNorm
-    )
+    num_exchanged = sum(one is not other for one, other in zip(before, kinds(network), strict=True))
+    assert num_exchanged == 8 + kinds(network).count(BatchNorm)
     undo()
     assert kinds(network) == before
     assert not network.encoder._forward_pre_hooks

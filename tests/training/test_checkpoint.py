@@ -18,10 +18,11 @@ import pytest
 import torch
 
 from helpers.hostile import Call
-from helpers.runs import SPLIT
 from helpers.small_runs import ROW, SCORES, finish_epochs, make_run, said
 from helpers.steps import make_batch, make_settings, same, small_components, take_step
 from unet_trainer.config.errors import CheckpointError, NonFinite, TrainingFailed
+from unet_trainer.datasets.pairs import Pair
+from unet_trainer.datasets.splits import Split
 from unet_trainer.system.console import Console
 from unet_trainer.training import checkpoint
 from unet_trainer.training.checkpoint import (
@@ -241,6 +242,8 @@ def test_other_files_are_refused_by_name(tmp_path):
 
 
 FULL = OSError(28, "No space left on device")
+PAIRS = tuple(Pair(name, Path(f"{name}.png"), Path(f"{name}.png")) for name in "abc")
+SPLIT = Split(PAIRS[:2], PAIRS[2:], "")
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ def content():
         (("batch",), 2**60, "batch"),
         (("batch",), MISSING, "^the state is not what"),
         (("random_state",), torch.zeros(3), "random_state"),
-        (("optimizer", "state"), [None], "."),
+        (("optimizer", "state"), [None], "items"),
         (("totals",), {"a": None}, "totals"),
         (("learning_rate",), [None], "learning_rate"),
         (("num_processes",), [None], "num_processes"),

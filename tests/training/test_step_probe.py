@@ -15,6 +15,7 @@ from unet_trainer.training import step_probe
 from unet_trainer.training.extension import CustomParts
 from unet_trainer.training.step_probe import StepProbe, measure_step
 
+DEEP = ImageSpec(5, "uint16", (9.0,) * 5, (2.0,) * 5, 0.0, 99.0)
 COST = {"seconds": 0.5, "eval_seconds": 0.01, "memory": 7}
 ANSWER = f"import json, sys\nfor line in sys.stdin: print(json.dumps({COST!r}), flush=True)"
 
@@ -49,8 +50,8 @@ def child(monkeypatch):
 
 
 @contextlib.contextmanager
-def probe(cache=None):
-    with contextlib.closing(StepProbe(CPU_FACTS, cache)) as made:
+def probe(cache=None, **options):
+    with contextlib.closing(StepProbe(CPU_FACTS, cache, **options)) as made:
         made.image_spec = RGB_8BIT
         yield made
 
@@ -77,10 +78,7 @@ def test_a_step_is_measured_in_a_process_of_its_own(tmp_path):
     ("image", "changes"),
     [
         (RGB_8BIT, {"decoder_attention": "scse", "ema_decay": 0.9, "decoder_channels": [16] * 5}),
-        (
-            ImageSpec(5, "uint16", (9.0,) * 5, (2.0,) * 5, 0.0, 99.0),
-            {"num_classes": 3, "batch_size": 4, "batch_parts": 2},
-        ),
+        (DEEP, {"num_classes": 3, "batch_size": 4, "batch_parts": 2}),
         (RGB_8BIT, {"freeze_encoder_epochs": 1, "accumulation_steps": 4, "grad_clip": 1.0}),
     ],
     ids=["attention and average", "deep images in parts", "frozen at first"],
@@ -109,8 +107,7 @@ def test_where_the_child_does_not_answer_this_process_takes_the_step(script, chi
 
 def test_in_a_short_time_and_with_a_loss_of_the_callers_own_this_process_takes_the_step(child):
     started = child(ANSWER)
-    with contextlib.closing(StepProbe(CPU_FACTS, seconds=9.0)) as measure:
-        measure.image_spec = RGB_8BIT
+    with probe(seconds=9.0) as measure:
         measure.start()
         assert measure(config()).seconds > 0
         measure.has_child = True
@@ -132,8 +129,8 @@ def test_a_step_that_memory_does_not_hold_is_told_from_one_that_fails(out_of_mem
 
 def test_why_no_step_is_tried_is_said_once():
     said = []
-    with contextlib.closing(StepProbe(CPU_FACTS, seconds=0.0)) as measure:
-        measure.image_spec, measure.console = RGB_8BIT, SimpleNamespace(note=said.append)
+    with probe(seconds=0.0) as measure:
+        measure.console = SimpleNamespace(note=said.append)
         assert measure(config()) is None
         assert measure(config(batch_size=3)) is None
     assert said == ["the step could not be tried (time_budget is too short for one more trial); the plan is a guess"]
