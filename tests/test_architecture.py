@@ -90,6 +90,14 @@ def test_the_module_that_every_package_may_use_uses_none():
     assert [name for name in imports(MODULES[LOWEST]) if name.startswith("unet_trainer")] == []
 
 
+def test_no_modules_import_each_other_in_a_circle_at_module_level():
+    reachable = {module: imports(path, everywhere=False) & MODULES.keys() for module, path in MODULES.items()}
+    for middle in reachable:
+        for found in reachable.values():
+            found |= reachable[middle] if middle in found else set()
+    assert [module for module, found in reachable.items() if module in found] == []
+
+
 def loaded_by(modules):
     script = f"import sys, {', '.join(modules)}; print(*sorted(set({SLOW!r}) & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
