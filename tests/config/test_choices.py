@@ -172,7 +172,16 @@ def test_compiling_must_save_more_than_it_costs():
 
 def test_what_fits_into_a_quarter_of_the_memory_is_cached():
     cases = {(2, 8, 10): "ram", (3, 8, 10): "none", (1, 8, 1): "none", (1, 0, 10): "none"}  # GiB, GiB, times read
-    assert {(a, b, n): choices.choose_cache(a * 2**30, b * 2**30, n)[0] for a, b, n in cases} == cases
+    for (size, memory, num_reads), expected in cases.items():
+        hardware = dataclasses.replace(CPU, host_memory=memory * 2**30, disk=100 * 2**30)
+        assert choices.choose_cache(size * 2**30, hardware, num_reads, 1)[0] == expected
+
+
+def test_images_that_give_several_crops_are_decoded_once_on_the_disk_where_there_is_room():
+    cases = {(3, 100): "disk", (3, 11): "none", (65, 1000): "none"}  # GiB, GiB of disk
+    for (size, disk), expected in cases.items():
+        hardware = dataclasses.replace(CPU, host_memory=8 * 2**30, disk=disk * 2**30)
+        assert choices.choose_cache(size * 2**30, hardware, 160, 16)[0] == expected
 
 
 @pytest.mark.parametrize(("num_samples", "budget"), [(25, 0.001), (47, 1.0), (33, 20.0), (1000, 20.0)])

@@ -66,7 +66,8 @@ WANTED_VIEWS = 12_000  # with fewer in the budget, a smaller encoder learns more
 COMPILE_SECONDS = 60.0  # of compiling a step on a GPU
 COMPILE_GAIN = 0.5  # share of a step's time that compiling saves
 MEMORY_SHARE = 0.9  # of the free memory that a step may take
-CACHE_SHARE = 0.25  # of the free host memory that decoded images may take
+CACHE_SHARE = 0.25  # of the free host memory, or disk, that decoded images may take
+MAX_DISK_BYTES = 2**36  # of the disk without being asked
 MAX_PILOTS = 3  # learning rates that are tried, see training.pilots
 PILOT_SHARE = 0.15  # of the run's steps, that all of them together may take
 MIN_PILOT_STEPS, MAX_PILOT_STEPS = 100, 300  # of each
@@ -455,10 +456,17 @@ def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: in
     return saved > COMPILE_SECONDS, f"{'saves' if saved > COMPILE_SECONDS else 'would save'} {saves}"
 
 
-def choose_cache(num_bytes: int, host_memory: int, num_reads: float) -> tuple[Literal["none", "ram"], str]:
+def choose_cache(
+    num_bytes: int, hardware: HardwareFacts, num_reads: float, num_crops: int
+) -> tuple[Literal["none", "ram", "disk"], str]:
+    """`num_reads`: times that an image is read in the run; `num_crops`: of these, in an epoch for its crops."""
+    host_memory = hardware.host_memory
     size = f"{num_bytes / 2**30:.2f} GiB decoded"
     if num_reads < 2:  # of each image, for all crops of all epochs
         return "none", "each image is read once"
     if host_memory and num_bytes <= CACHE_SHARE * host_memory:
         return "ram", f"{size}, {host_memory / 2**30:.0f} GiB of memory free"
-    return "none", f"{size} is more than a quarter of the free memory"
+    too_large = f"{size} is more than a quarter of the free memory"
+    if num_crops > 1 and num_bytes <= min(MAX_DISK_BYTES, CACHE_SHARE * hardware.disk):
+        return "disk", f"{too_large}; on the disk an image is decoded once, not for each of its {num_crops} crops"
+    return "none", too_large

@@ -21,6 +21,7 @@ class HardwareFacts:
     num_cores: int
     free_memory: int = 0  # bytes of the device that are free; on a CPU, of the host
     host_memory: int = 0  # bytes of the host that are free
+    disk: int = 0  # bytes free where runs are written
     has_slow_bfloat16: bool = False  # it computes bfloat16 in software
     num_processes: int = 1  # of the torchrun job, each with a device
     num_local_processes: int = 1  # of them, on this machine

@@ -497,7 +497,7 @@ def _resolve_training(draft: _Draft, costs: Costs) -> None:
     draft.decide_if_open("warmup_epochs", *choices.choose_warmup(num_epochs, draft["init_from"] is not None))
     draft.decide_if_open("early_stopping_patience", *choices.choose_patience(num_epochs))
     draft.decide_if_open("compile_model", *choices.choose_compile(hardware, cost, num_steps))
-    draft.decide_if_open("cache", *choices.choose_cache(num_bytes, hardware.host_memory, num_reads))
+    draft.decide_if_open("cache", *choices.choose_cache(num_bytes, hardware, num_reads, draft.num_crops))
 
 
 def decoded_bytes(fit: str, image_size: int | tuple[int, int], dataset: DatasetFacts) -> int:

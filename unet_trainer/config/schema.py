@@ -154,7 +154,7 @@ class Config:
     num_workers: Annotated[int, Field(ge=0, le=512), WHOLE] | Auto = key("auto", "processes that read and augment, of "
         "a machine: those of torchrun divide them; auto: by the number of cores; 0: none beside the main process", "4")
     cache: Literal["none", "ram", "disk"] | Auto = key("auto", "decoded pairs: auto: ram if they fit into a quarter of "
-        "the free memory; ram keeps them in memory, one copy for all workers; disk in a file that is deleted at "
+        "the free memory, else disk if an image gives several crops; ram keeps them in memory, one copy for all workers; disk in a file that is deleted at "
         "the end of the run")
     cache_gb: Annotated[float, Field(ge=0, le=1e6), NUMBER] = key(20.0, "gigabytes of remote shards that are kept "
         "under checkpoint_dir as they are fetched; 0: none. Files on a local disk need none")

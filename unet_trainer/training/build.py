@@ -301,8 +301,6 @@ def _fill_caches(
                     timeout=config.worker_timeout,
                 )
             except NotWritable as error:
-                if config.cache == "disk":
-                    raise
                 console.warn(f"{error}; files are read in every epoch")
                 return
             except ReadTimeout:

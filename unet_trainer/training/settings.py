@@ -22,7 +22,7 @@ from unet_trainer.model.precision import choose_device, cpu_computes_bfloat16, i
 from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is_here, why_offline
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.launch import ALONE, Launch
-from unet_trainer.system.resources import free_host_memory
+from unet_trainer.system.resources import free_disk, free_host_memory
 from unet_trainer.training.initial_model import InitialModel
 from unet_trainer.training.step_probe import StepProbe
 from unet_trainer.training.time_budget import TimeBudget
@@ -43,6 +43,7 @@ def build_hardware(config: Config, console: Console, launch: Launch = ALONE) -> 
         inspect_hardware(device),
         free_memory=torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else host_memory,
         host_memory=host_memory,
+        disk=free_disk(Path(config.checkpoint_dir)),
         has_slow_bfloat16=device.type == "cpu" and not cpu_computes_bfloat16(),
         num_processes=launch.world_size,
         num_local_processes=launch.local_world_size,
