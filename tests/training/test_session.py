@@ -67,7 +67,7 @@ def test_an_error_of_the_machine_is_a_sentence_with_the_exit_code_of_how_far_the
             session.console.log_to(tmp_path / "train.log")
             raise error
 
-    with pytest.raises(TrainingFailed, match=r"^/data/a\.png: Too many open files .*; nothing is saved$"):
+    with pytest.raises(TrainingFailed, match=r"^/data/a\.png: Too many open files; .*; nothing is saved$"):
         fail_with_a_folder()
     (tmp_path / "last.pt").touch()
     with pytest.raises(TrainingFailed, match=rf"; to go on: python train_unet\.py --resume {tmp_path}$"):

@@ -335,7 +335,7 @@ class Checkpointer:
 
     def save_state(self, best: HostCopy | None = None) -> None:
         """Save the state as it is now, with all that waits for it. Waits for a save under way."""
-        self._wait()
+        self.wait()
         if not self.is_ours():
             raise TrainingFailed(f"{self.folder} was deleted, moved or taken by another process; the state is lost")
         copy = self._copy_state(best)
@@ -352,7 +352,7 @@ class Checkpointer:
         """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free."""
         if self.saving is not None and not self.saving.done():
             return
-        self._wait()
+        self.wait()
         minutes, now = self.settings.taken.checkpoint_minutes, time.monotonic()
         if self.waiting or (minutes is not None and now - self.saved_at > 60 * minutes):
             self.save_state()
@@ -361,9 +361,9 @@ class Checkpointer:
         """Wait until everything is written."""
         if self.waiting:
             self.save_state()
-        self._wait()
+        self.wait()
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Until the save under way is done. Raises TrainingFailed where the disk refused it."""
         saving, self.saving = self.saving, None
         if saving is not None:
@@ -430,7 +430,7 @@ class Checkpointer:
     def restore_last(self) -> None:
         """Load the state that was saved last, or else that of the start."""
         with contextlib.suppress(NonFinite):  # that is what it is restored from
-            self._wait()
+            self.wait()
         self.waiting, initial = {}, self.initial
         # A copy, because the state that is loaded changes in place.
         content = read_run(self.folder, self.console.warn) if initial is None else HostCopy(initial.content()).content()
@@ -453,7 +453,7 @@ class FollowingCheckpointer:
         pass
 
     write_config = write_split = save_epoch = save_state = save_if_due = save_on_failure = _leave_to_rank_0
-    restore_last = finish = attempt = check_best = _leave_to_rank_0
+    restore_last = finish = wait = attempt = check_best = _leave_to_rank_0
 
     def describe_saved(self) -> str:
         if self.folder.is_dir() and not has_checkpoint(self.folder):  # it may be another machine's

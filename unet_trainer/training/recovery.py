@@ -44,6 +44,8 @@ def recovering(run: Run) -> Iterator[None]:
     except (Exception, Interrupted) as error:  # not a second Ctrl-C, which waits for nothing
         if isinstance(error, PeerLost) or is_of_the_link(error):  # nothing is saved: a GPU may wait for the others
             lost = error if isinstance(error, PeerLost) else run.processes.lost(error)
+            with contextlib.suppress(TrainingFailed, NonFinite):
+                run.checkpointer.wait()
             raise PeerLost(f"{lost}; {run.checkpointer.describe_saved()}") from None
         if not _handle(run, error):
             raise
