@@ -11,8 +11,7 @@ import pytest
 from train_unet import train
 from unet_trainer.config.schema import Config
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.training.history import EventLog, read_events
-from unet_trainer.training.run_summary import EpochRecord
+from unet_trainer.training.record import RunRecord, read_run_summary
 from unet_trainer.training.trackers import TRACKERS, RunTracker, TrackedRun, build_trackers
 
 SETTINGS = {"batch_size": 8, "grad_clip": None, "loss": {"dice": 1.0}, "encoder": "resnet18", "use_amp": False}
@@ -120,17 +119,16 @@ def test_real_tensorboard_gets_scalars_pictures_and_settings(run, picture):
 def test_epochs_are_logged_in_order_and_a_service_that_fails_is_left_out_and_named_once(
     failing, error, num_logged, tmp_path
 ):
-    log, tracker, ids, warnings = EventLog(), mock.Mock(), [], []
+    record, tracker, warnings = RunRecord(), mock.Mock(), []
     tracker.init.return_value = "run-1"
     if failing:
         getattr(tracker, failing).side_effect = error
-    log.open(tmp_path)
-    tracked = RunTracker("wandb", tracker, TrackedRun(tmp_path, {}), ids.append)
+    record.open(tmp_path)
+    tracked = RunTracker("wandb", tracker, TrackedRun(tmp_path, {}), record)
     tracked.start(warnings.append)
     for number in (1, 2, 3):
-        log.add("epoch", epoch=number, val_iou=0.5)
-        tracked.log(EpochRecord(number, {"val_iou": 0.5}))
-    log.add("end", how="finished")
+        tracked.log(record.add_epoch({"epoch": number, "val_iou": 0.5}, {}, None, {}))
+    record.end("finished")
     tracked.finish()
     assert tracker.log.mock_calls == [mock.call(number, {"iou/val": 0.5}, None) for number in (1, 2, 3)][:num_logged]
     if failing:
@@ -138,21 +136,17 @@ def test_epochs_are_logged_in_order_and_a_service_that_fails_is_left_out_and_nam
         assert warning.startswith(f"wandb: {type(error).__name__}: ")
         assert warning.endswith("; training continues without it")
     else:
-        assert (ids, warnings) == (["run-1"], [])
+        assert (read_run_summary(tmp_path).trackers, warnings) == ({"wandb": "run-1"}, [])
         tracker.finish.assert_called_once_with({"best_epoch": 1.0, "epochs": 3.0, "best_val_iou": 0.5}, True)
 
 
 def test_the_id_of_a_run_is_kept_until_it_begins_anew(tmp_path):
-    log = EventLog()
-    log.open(tmp_path, resumed_after=None)
-    log.add("tracker", name="wandb", id="one")
-    log.add("tracker", name="mlflow", id="two")
-    EventLog().open(tmp_path, resumed_after={"epoch": 1, "batch": 0})
-    (tracked,) = build_trackers(Config(wandb=True), tmp_path, 1, log)
-    assert (tracked.run.earlier_id, tracked.run.first_epoch) == ("one", 1)
-    EventLog().open(tmp_path, resumed_after=None)
-    (tracked,) = build_trackers(Config(wandb=True), tmp_path, 0, log)
-    assert tracked.run.earlier_id is None
+    for resumed_after, known in ((None, None), ({"epoch": 1, "batch": 0}, "one"), (None, None)):
+        record = RunRecord()
+        record.open(tmp_path, resumed_after)
+        (tracked,) = build_trackers(Config(wandb=True), tmp_path, 1, record)
+        assert (tracked.run.earlier_id, tracked.run.first_epoch) == (known, 1)
+        record.update(trackers={"wandb": "one", "mlflow": "two"})
 
 
 @pytest.mark.usefixtures("small_network")
@@ -162,4 +156,4 @@ def test_a_run_is_tracked_from_its_start_to_its_end(tiny_config, fake):
     assert trackio.init.call_args.kwargs["config"]["batch_size"] == 4
     assert [call.kwargs["step"] for call in trackio.log.mock_calls] == [1, 2]
     trackio.finish.assert_called_once_with()
-    assert ("tracker", "run-1") in [(event["kind"], event.get("id")) for event in read_events(result.run_dir)]
+    assert read_run_summary(result.run_dir).trackers == {"trackio": "run-1"}

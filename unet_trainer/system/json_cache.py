@@ -7,6 +7,7 @@ another version, and a value of a wrong type would fail much later, at every sta
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
@@ -97,8 +98,7 @@ def _checked(hint: Any, value: Any) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ValueError(f"{first['input']!r:.40}: {first['msg']}") from None
-    if not _is_plain(value):
-        raise ValueError(f"{value!r:.40}: Input should be a plain value")
+    check_plain(value)
     return checked
 
 
@@ -110,9 +110,15 @@ def _adapter(hint: Any, is_strict: bool) -> Any:
     return TypeAdapter(list[hint], config=ConfigDict(strict=is_strict, allow_inf_nan=False))
 
 
+def check_plain(value: Any) -> Any:
+    """The value. Raises ValueError where it is nested deeply, or has a number that is not finite or beyond 64 bits."""
+    if not _is_plain(value):
+        raise ValueError("Input should be a plain value")
+    return value
+
+
 def _is_plain(value: Any, max_depth: int = MAX_DEPTH) -> bool:
-    """Neither nested deeply nor a number that numpy has no type for."""
-    if isinstance(value, int):
-        return -(2**63) <= value < 2**63
+    if isinstance(value, int | float):
+        return -(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return max_depth > 0 and all(_is_plain(item, max_depth - 1) for item in items)
