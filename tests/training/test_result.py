@@ -89,7 +89,7 @@ def test_a_signal_that_came_with_the_last_step_ends_the_run_before_its_report(ru
     assert "Making the report" not in said(run)
     assert f"Weights: {run.checkpointer.folder / 'best.pt'} | curves: " in said(run)  # the report is not promised
     assert "Next: python train_unet.py evaluate" in said(run)
-    assert run.record.has_ended
+    assert run.record.content.last_end == "finished"
     assert run.record.content.result["epochs"] == 3
 
 

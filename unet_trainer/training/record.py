@@ -31,10 +31,7 @@ from unet_trainer.training.run_folder import BEST, LAST, METRICS_CSV, PREVIOUS, 
 from unet_trainer.training.val_scores import MAX_PIXELS, ImageScore, read_val_scores
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed", "damaged"]
-ENDS: dict[str, State] = {
-    **{"finished": "finished", "stopped early": "stopped early"},
-    **{"interrupted": "interrupted", "failed": "failed"},
-}
+ENDS: tuple[State, ...] = ("finished", "stopped early", "interrupted", "failed")
 STARTS = ("start", "resumed")
 RUN_FILES = (RUN_JSON, LAST, PREVIOUS, BEST, METRICS_CSV)  # a folder with one of them is a run's
 NO_USE = "this model is of no use"  # what the warning of such a result starts with
@@ -43,7 +40,6 @@ MAX_SAVES = 3  # in an epoch, for what is added: a disk may be slow
 Number = Annotated[float, Field(strict=True, gt=-MAX_NUMBER, lt=MAX_NUMBER, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_PIXELS)]
 Plain = Annotated[Any, AfterValidator(check_plain)]
-Matrix = list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -99,8 +95,6 @@ class Trial:
 
 
 class Machine(TypedDict, total=False):
-    """Of the last start."""
-
     device: str
     name: str
     host: str
@@ -112,16 +106,12 @@ class Machine(TypedDict, total=False):
 
 
 class ClassShare(TypedDict, total=False):
-    """A class in the masks."""
-
     name: str
     values: str
     share: Number | None
 
 
 class Data(TypedDict, total=False):
-    """What the run trains on."""
-
     data_dir: str
     split: str
     images: str
@@ -137,20 +127,16 @@ class Data(TypedDict, total=False):
 
 
 class Model(TypedDict, total=False):
-    """`ids`: names of all classes in the order of a confusion matrix; `classes`: of those that are reported."""
-
     architecture: str
     encoder: str
     init_from: str | None
     parameters: Count
-    ids: list[str]
-    classes: list[str]
+    ids: list[str]  # names of all classes, in the order of a confusion matrix
+    classes: list[str]  # of those that are reported
 
 
 class Result(TypedDict, total=False):
-    """What TrainResult has, but for history and folder."""
-
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # all of TrainResult but history and folder
     number_format: str
     is_compiled: bool
     warnings: list[str]
@@ -201,19 +187,15 @@ class RunFile(BaseModel):
         return max(scored, key=lambda pair: (sign * pair[1], -pair[0].number))[0] if scored else None
 
     @property
-    def last_start(self) -> Event | None:
-        return next((event for event in reversed(self.events) if event.kind in STARTS), None)
-
-    @property
     def last_end(self) -> State | None:
         """None while the run goes on, or where it was killed."""
-        last = next((event.kind for event in reversed(self.events) if event.kind in (*STARTS, *ENDS)), "")
-        return ENDS.get(last)
+        last = next((event.kind for event in reversed(self.events) if event.kind in (*STARTS, *ENDS)), None)
+        return next((state for state in ENDS if state == last), None)
 
     @property
     def num_finished(self) -> int:
         """Epochs, with those that a run in a new folder was resumed after."""
-        return self.epochs[-1].number if self.epochs else self.last_start.epoch if self.last_start else 0
+        return self.epochs[-1].number if self.epochs else self.events[-1].epoch if self.events else 0
 
 
 def read_run_file(path: Path) -> RunFile:
@@ -233,38 +215,25 @@ class RunRecord:
     def __init__(self) -> None:
         self.path: Path | None = None
         self.content = RunFile()
-        self.has_ended = False  # there is one end: what happens while a report is written is no other one
         self._folder_id: FolderId | None = None  # of this folder, not of another one that has its name later
-        # JSON of each epoch, by its number: to encode all of them after each one would hold up training
-        self._lines: dict[int, str] = {}
         self._saves_left = MAX_SAVES
         self._lock, self._writing = threading.Lock(), threading.Lock()  # of the content, of the file
 
-    def open(
-        self,
-        folder: Path,
-        resumed_after: Mapping[str, int] | None = None,
-        confusions: Mapping[int, Matrix] | None = None,
-        **about: Mapping[str, Any],
-    ) -> None:
-        """Begin the record in the run's folder or, of a resumed run, go on with the one there. Raises OSError.
-
-        `resumed_after`: epoch and batch of its state; `confusions`: that it has, by epoch. `about`: machine, data,
-        model."""
-        path, after, text = folder / RUN_JSON, resumed_after or {}, ""
+    def open(self, folder: Path, resumed_after: Mapping[str, int] | None = None, **about: Mapping[str, Any]) -> None:
+        """Begin the record in the run's folder or, of a run that is resumed after this epoch and batch, go on with the
+        one there. `about`: machine, data, model. Raises OSError."""
+        path, text, after = folder / RUN_JSON, "", {"epoch": 0, "batch": 0, **(resumed_after or {})}
         content = RunFile(**finite(about))
         if resumed_after is not None:
             try:
-                content = _continued(read_run_file(path), after["epoch"], confusions or {}, finite(about))
+                content = _continued(read_run_file(path), after["epoch"], finite(about))
             except FileNotFoundError:
                 pass
             except ValueError as error:
                 text = f"what the run recorded before is lost ({RUN_JSON}: {first_line(error)})"
-        epoch, batch = after.get("epoch", 0), after.get("batch", 0)
-        start = Event("start" if resumed_after is None else "resumed", _now(), epoch, text, batch)
+        start = Event("start" if resumed_after is None else "resumed", _now(), text=text, **after)
         with self._lock:
-            content.events += [start, *(replace(event, epoch=epoch) for event in self.content.events)]
-            self._lines = {one.number: _encode(one) for one in content.epochs}
+            content.events += [*(replace(event, epoch=start.epoch) for event in self.content.events), start]
             self.content, self.path, self._folder_id = content, path, id_of(folder)
         self._write()
 
@@ -272,7 +241,7 @@ class RunRecord:
         """Add an event. `epoch`, `batch`: of a state that was restored; later epochs are trained again."""
         with self._lock:
             if epoch is not None:
-                self.content.epochs[:] = [one for one in self.content.epochs if one.number <= epoch]
+                self.content.epochs[:] = [record for record in self.content.epochs if record.number <= epoch]
             number = self.content.num_finished if epoch is None else epoch
             self.content.events.append(Event(kind, _now(), number, text, batch))
             self._saves_left -= 1
@@ -280,9 +249,9 @@ class RunRecord:
             self.save()
 
     def end(self, how: str, text: str = "") -> None:
-        """Add the end of the run, once."""
-        if not self.has_ended:
-            self.has_ended = True
+        """Add the end of the run, once: what happens while a report is written is no other one."""
+        if self.content.last_end is None:
+            self._saves_left = 0  # it is saved once
             self.add(how, text)
         self.save()
 
@@ -290,7 +259,7 @@ class RunRecord:
         self,
         row: Row,
         classes: Mapping[str, Mapping[str, float | None]],
-        confusion: Matrix | None,
+        confusion: list[list[int]] | None,
         stages: Mapping[str, float],
     ) -> EpochRecord:
         """It is written with the next save."""
@@ -300,11 +269,9 @@ class RunRecord:
             epochs = self.content.epochs
             epochs.append(epoch)
             best = self.content.best
-            for index, one in enumerate(epochs):
-                if one.confusion is not None and one is not best:
-                    epochs[index] = replace(one, confusion=None)
-                    self._lines[one.number] = _encode(epochs[index])
-            self._lines[epoch.number] = _encode(epochs[-1])
+            epochs[:] = [
+                one if one is best or one.confusion is None else replace(one, confusion=None) for one in epochs
+            ]
             self._saves_left = MAX_SAVES
         return epoch
 
@@ -312,8 +279,7 @@ class RunRecord:
         """Replace fields of the content, and save it if they change."""
         with self._lock:
             before, self.content = self.content, RunFile(**{**vars(self.content), **finite(values)})
-            has_changed = any(getattr(before, name) != getattr(self.content, name) for name in values)
-        if has_changed:
+        if any(getattr(before, name) != getattr(self.content, name) for name in values):
             self.save()
 
     def save(self) -> None:
@@ -324,23 +290,18 @@ class RunRecord:
     def _write(self) -> None:
         with self._writing:
             with self._lock:
-                head = _encode({name: value for name, value in self.content if name != "epochs"})
-                lines = ",\n".join(self._lines[epoch.number] for epoch in self.content.epochs)
+                text = json.dumps(self.content, default=_plain, ensure_ascii=False, allow_nan=False)
             if self.path is not None and id_of(self.path.parent) == self._folder_id:
-                text = f'{head[:-1]},\n"epochs": [\n{lines}\n]}}\n'
                 # names that are not UTF-8 become escapes of JSON
                 write_bytes_atomically(self.path, text.encode("utf-8", "backslashreplace"))
 
 
-def _continued(before: RunFile, epoch: int, confusions: Mapping[int, Matrix], about: Mapping[str, Any]) -> RunFile:
+def _continued(before: RunFile, epoch: int, about: Mapping[str, Any]) -> RunFile:
     """The record of a run that was resumed after an epoch. Raises ValueError if that is of other classes."""
-    events, epochs = list(before.events), [one for one in before.epochs if one.number <= epoch]
-    if before.last_start is not None and before.last_end is None:
-        moments = [event.time for event in before.events] + [epoch.time for epoch in before.epochs]
-        text = "the process ended without a word"
-        events.append(Event("killed", max(filter(None, moments), default=None), before.num_finished, text))
-    if (best := before.model_copy(update={"epochs": epochs}).best) is not None and best.confusion is None:
-        epochs[epochs.index(best)] = replace(best, confusion=confusions.get(best.number))
+    events, epochs = list(before.events), [record for record in before.epochs if record.number <= epoch]
+    if events and before.last_end is None:
+        last = (before.epochs or events)[-1].time
+        events.append(Event("killed", last, before.num_finished, "the process ended without a word"))
     return RunFile(**{**vars(before), **about, "events": events, "epochs": epochs, "result": {}})
 
 
@@ -348,11 +309,8 @@ def _now() -> datetime:
     return datetime.now(UTC).replace(microsecond=0)
 
 
-def _encode(value: Any) -> str:
-    def plain(other: Any) -> Any:
-        return other.isoformat() if isinstance(other, datetime) else vars(other)
-
-    return json.dumps(value, default=plain, ensure_ascii=False, allow_nan=False)
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else vars(value)
 
 
 def _bounded(values: Mapping[str, float]) -> dict[str, float]:
@@ -376,10 +334,6 @@ class RunSummary(RunFile):
     @property
     def name(self) -> str:
         return self.folder.name
-
-    @property
-    def starts(self) -> list[datetime]:
-        return [event.time for event in self.events if event.kind in STARTS and event.time is not None]
 
     @property
     def warnings(self) -> list[str]:
@@ -485,10 +439,8 @@ def noting(name: str, problems: list[str]) -> Iterator[None]:
         yield
     except FileNotFoundError:
         pass
-    except OSError as error:
-        problems.append(f"{name}: {error.strerror}")
-    except ValueError as error:
-        problems.append(f"{name}: {first_line(error)}")
+    except (OSError, ValueError) as error:
+        problems.append(f"{name}: {getattr(error, 'strerror', None) or first_line(error)}")
 
 
 def is_run(folder: Path) -> bool:

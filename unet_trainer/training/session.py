@@ -69,7 +69,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        was_finished = self.record.has_ended  # `report` said so
+        was_finished = self.record.content.last_end is not None  # `report` said so
         shown = error if error is None or not is_of_the_machine(error) else self._as_sentence(error)
         if self.launch.is_torchrun:
             self.signals.is_deferred = True  # torchrun ends the others with a signal when one has ended
@@ -110,6 +110,7 @@ class Session:
             text = str(error) if is_foreseen else f"{type(error).__name__}: {first_line(error)}"
             self.console.log_only(f"Error: {text}")
             self.record.end("failed", text)
+        self.record.save()
 
     def _say_interrupted(self, error: KeyboardInterrupt | GeneratorExit, was_finished: bool) -> None:
         folder, start = self._folder, "Interrupted" if isinstance(error, KeyboardInterrupt) else "Cancelled"

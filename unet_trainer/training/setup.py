@@ -187,8 +187,7 @@ def set_up(
     if processes.is_main:
         resumed_after = None if earlier is None else {"epoch": state.epoch, "batch": state.batch}
         about = start_facts(hardware, settings, dataset, state.segmenter.network)
-        confusions = {state.early_stopping.best_epoch: state.confusion}
-        _open_folder(folder, session, {"resumed_after": resumed_after, "confusions": confusions, **about})
+        _open_folder(folder, session, {"resumed_after": resumed_after, **about})
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     curves, live_report = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE), None
     drawings: dict[str, Callable[[], object]] = {CURVES: curves.write}

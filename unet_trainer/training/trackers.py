@@ -20,13 +20,9 @@ from unet_trainer.training.run_folder import SAMPLE_NAMES, SAMPLES
 
 PROJECT = "unet-trainer"
 # column of metrics.csv → name in a tracker: what stands before the slash makes a group
-SCALARS = {
-    **{f"{split}_{score}": f"{score}/{split}" for score in ("loss", "iou", "dice") for split in ("train", "val")},
-    **{
-        name: f"training/{name}"
-        for name in ("learning_rate", "images_per_second", "data_wait", "seconds", "peak_memory_gib")
-    },
-}
+SCALARS = {f"{split}_{score}": f"{score}/{split}" for score in ("loss", "iou", "dice") for split in ("train", "val")}
+for _name in ("learning_rate", "images_per_second", "data_wait", "seconds", "peak_memory_gib"):
+    SCALARS[_name] = f"training/{_name}"
 
 
 @dataclass(frozen=True)
@@ -60,10 +56,8 @@ class TensorBoardTracker:
         self.writer.flush()
 
     def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
-        plain = {
-            name: value if isinstance(value, str | int | float) else str(value)
-            for name, value in self.run.settings.items()
-        }
+        settings, takes = self.run.settings, (str, int, float)
+        plain = {name: value if isinstance(value, takes) else str(value) for name, value in settings.items()}
         named = {f"hparam/{name}": value for name, value in outcome.items()}
         self.writer.add_hparams(plain, named, run_name=".")  # in the same folder, not in one of its own
         self.writer.close()
@@ -78,12 +72,8 @@ class WandbTracker:
 
     def init(self, run: TrackedRun) -> str | None:
         self.module = importlib.import_module(self.package)
-        options: dict[str, Any] = {
-            "project": PROJECT,
-            "name": run.folder.name,
-            "config": dict(run.settings),
-            "resume": "allow",
-        }
+        options: dict[str, Any] = {"project": PROJECT, "name": run.folder.name, "resume": "allow"}
+        options["config"] = dict(run.settings)
         if self.package == "wandb":
             os.environ.setdefault("WANDB_SILENT", "true")
             options |= {"dir": str(run.folder), "id": run.earlier_id}
