@@ -2,6 +2,7 @@
 fails does not end a run."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -48,12 +49,13 @@ def fake(monkeypatch):
     return install
 
 
-def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(fake, run, picture):
+@pytest.mark.parametrize("earlier_id", [None, "before"])
+def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(earlier_id, fake, run, picture):
     wandb, tracker = fake("wandb"), TRACKERS["wandb"]()
     wandb.login.return_value = False
-    assert tracker.init(run) == "run-1"
+    assert tracker.init(replace(run, earlier_id=earlier_id)) == "run-1"
     about = {"project": "unet-trainer", "name": "cells", "config": SETTINGS, "dir": str(run.folder)}
-    wandb.init.assert_called_once_with(**about, resume="allow", id=None, mode="offline")
+    wandb.init.assert_called_once_with(**about, resume="allow", id=earlier_id, mode="offline")
     tracker.log(3, {"iou/val": 0.5}, picture)
     wandb.Image.assert_called_once_with(str(picture))
     wandb.log.assert_called_once_with({"iou/val": 0.5, "samples": wandb.Image.return_value}, step=3)
@@ -62,25 +64,17 @@ def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(fake, run, p
     wandb.finish.assert_called_once_with(exit_code=1)
 
 
-def test_a_resumed_run_goes_on_under_its_id(fake, run):
-    again = TrackedRun(run.folder, SETTINGS, first_epoch=5, earlier_id="before")
-    wandb, mlflow = fake("wandb"), fake("mlflow")
-    TRACKERS["wandb"]().init(again)
-    TRACKERS["mlflow"]().init(again)
-    assert wandb.init.call_args.kwargs["id"] == "before"
-    mlflow.start_run.assert_called_once_with(run_id="before", run_name="cells")
-    mlflow.log_params.assert_not_called()  # it would refuse other values
-
-
-@pytest.mark.parametrize("uri", [None, "http://tracking:5000"])
-def test_mlflow_writes_beside_the_runs_unless_the_user_names_a_server(uri, fake, run, picture, monkeypatch):
+@pytest.mark.parametrize(("uri", "earlier_id"), [(None, None), ("http://tracking:5000", "before")])
+def test_mlflow_writes_beside_the_runs_unless_the_user_names_a_server(uri, earlier_id, fake, run, picture, monkeypatch):
     mlflow, tracker = fake("mlflow"), TRACKERS["mlflow"]()
     if uri is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    assert tracker.init(run) == "run-1"
+    assert tracker.init(replace(run, earlier_id=earlier_id)) == "run-1"
     beside = mock.call((run.folder.parent / "mlruns").as_uri())
     assert mlflow.set_tracking_uri.mock_calls == ([beside] if uri is None else [])
-    assert mlflow.log_params.call_args.args[0]["loss"] == "{'dice': 1.0}"
+    mlflow.start_run.assert_called_once_with(run_id=earlier_id, run_name="cells")
+    settings = [call.args[0]["loss"] for call in mlflow.log_params.mock_calls]
+    assert settings == (["{'dice': 1.0}"] if earlier_id is None else [])  # it would refuse other values
     tracker.log(2, {"iou/val": 0.5}, picture)
     mlflow.log_metrics.assert_called_once_with({"iou/val": 0.5}, step=2)
     mlflow.log_artifact.assert_called_once_with(str(picture), "samples")
