@@ -55,6 +55,13 @@ DATA["notices"] = ["two images are the same"]
 TWO_IDS = ("background", "foreground")
 
 
+def go_on(folder, after, **about):
+    """The record of the run, resumed after an epoch."""
+    record = RunRecord()
+    record.open(folder, {"epoch": after, "batch": 0}, **about)
+    return record
+
+
 def write_run(folder, ids=TWO_IDS, ious=(0.4, 0.6, 0.5), end="finished", images=FOUR_IMAGES, result=None, **settings):
     """A run of some epochs on four images."""
     folder.mkdir(parents=True)
@@ -79,14 +86,7 @@ def write_run(folder, ids=TWO_IDS, ious=(0.4, 0.6, 0.5), end="finished", images=
     return folder
 
 
-def go_on(folder, after, **about):
-    """The record of the run, resumed after an epoch."""
-    record = RunRecord()
-    record.open(folder, {"epoch": after, "batch": 0}, **about)
-    return record
-
-
-def small_gallery(folder, scores, num_classes=1):
+def small_gallery(folder, scores):
     """Pictures of 60×40 for each score: the model finds the bright right half, the truth begins 10 columns further to the right."""
     (folder / "images").mkdir(parents=True)
     (folder / "masks").mkdir()
@@ -100,4 +100,4 @@ def small_gallery(folder, scores, num_classes=1):
         write_image(folder / f"images/{name}.png", image)
         write_image(folder / f"masks/{name}.png", mask)
         pairs.append(Pair(name, folder / f"images/{name}.png", folder / f"masks/{name}.png", "val"))
-    return draw_gallery(scores, pairs, folder, bright_predictor(num_classes=num_classes))
+    return draw_gallery(scores, pairs, folder, bright_predictor())

@@ -18,7 +18,7 @@ from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, w
 from unet_trainer.system.input_files import read_json
 
 Kind = TypeVar("Kind")
-# By the name of a field, its type; a mapping again for an object in it, and [mapping] for a list of objects.
+# By the name of a field, its type; a mapping again for an object in it.
 Shape = Mapping[str, Any]
 MAX_DEPTH = 8  # of a value of any type
 
@@ -68,25 +68,17 @@ def from_plain(kind: type[Kind], content: Any) -> Kind:
 def pick(shape: Shape, content: Any) -> dict[str, Any]:
     """The fields that are declared, where an object has them: others, and those that are null, are left out. Raises
     ValueError."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{content!r:.40}: Input should be a valid dictionary")
     picked: dict[str, Any] = {}
     for name, declared in shape.items():
-        if (value := as_object(content).get(name)) is None:
+        if (value := content.get(name)) is None:
             continue
         try:
-            if isinstance(declared, list):
-                picked[name] = [pick(declared[0], item) for item in _checked(list[Any], value)]
-            else:
-                picked[name] = pick(declared, value) if isinstance(declared, Mapping) else _checked(declared, value)
+            picked[name] = pick(declared, value) if isinstance(declared, Mapping) else _checked(declared, value)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return picked
-
-
-def as_object(content: Any) -> dict[str, Any]:
-    """All fields of an object. Raises ValueError."""
-    if not isinstance(content, dict):
-        raise ValueError(f"{content!r:.40}: Input should be a valid dictionary")
-    return content
 
 
 def _checked(hint: Any, value: Any) -> Any:

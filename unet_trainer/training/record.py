@@ -235,6 +235,7 @@ class RunRecord:
         with self._lock:
             content.events += [*(replace(event, epoch=start.epoch) for event in self.content.events), start]
             self.content, self.path, self._folder_id = content, path, id_of(folder)
+            self._saves_left = MAX_SAVES
         self._write()
 
     def add(self, kind: str, text: str = "", epoch: int | None = None, batch: int = 0) -> None:
