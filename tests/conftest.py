@@ -59,11 +59,12 @@ def trained_run(tiny_data: Path, shared_folder: Path) -> Path:
     from filelock import FileLock
 
     from train_unet import train
+    from unet_trainer.training.record import read_run_summary
 
     folder = shared_folder / "trained/demo"
     settings = {**TINY_MODEL, "image_size": 64, "batch_size": 4, "num_epochs": 1, "num_workers": 0}
     with FileLock(shared_folder / "trained.lock"):
-        if not (folder / "result.json").exists():
+        if read_run_summary(folder).state != "finished":
             train(settings, data_dir=str(tiny_data), checkpoint_dir=str(folder.parent), run_name="demo", device="cpu")
     return folder
 

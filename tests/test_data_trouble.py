@@ -294,7 +294,7 @@ def test_without_foreground_in_validation_a_run_follows_the_loss_and_has_a_best_
     assert f"Best epoch: {best} of {len(losses)}, val loss {min(losses):.4f}\n" in said
     assert "nan" not in said
     assert "every validation pixel is background: val IoU says nothing about the model" in said
-    assert json.loads((run_dir / "result.json").read_text())["best_val_iou"] is None
+    assert json.loads((run_dir / "run.json").read_text())["result"]["best_val_iou"] is None
     assert load_config(run_dir / "config.yaml").monitor == "val_loss"
 
     # What shows runs, and the start that goes on with it: its config still says val_iou.

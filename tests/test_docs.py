@@ -56,7 +56,7 @@ def test_the_demo_command_reaches_the_promised_iou(tmp_path):
     command = [sys.executable, str(ROOT / "train_unet.py")]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    result = json.loads((tmp_path / "checkpoints/demo/result.json").read_text())
+    result = json.loads((tmp_path / "checkpoints/demo/run.json").read_text())["result"]
     assert result["best_val_iou"] >= 0.90
     images, masks = (len(list((tmp_path / "data/demo" / name).iterdir())) for name in ("images", "masks"))
     assert images == masks >= 200

@@ -42,8 +42,8 @@ from unet_trainer.reports.run_report import render_report
 from unet_trainer.system.concurrency import forked_map
 from unet_trainer.training.checkpoint import read_checkpoint, write_checkpoint
 from unet_trainer.training.curves import draw_curves
-from unet_trainer.training.history import write_metrics, write_result
-from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.history import write_metrics
+from unet_trainer.training.record import read_run_summary
 
 pytestmark = pytest.mark.soak
 
@@ -222,11 +222,8 @@ def test_random_signals_at_random_moments_change_no_bit(tiny_data, tmp_path):
 
 
 def mutate_run_file(path, chooser, rng):
-    if path.suffix in (".json", ".jsonl"):
-        lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
-        chosen = chooser.randrange(len(lines))
-        lines[chosen] = json.dumps(mutated_json(json.loads(lines[chosen]), chooser))
-        path.write_text("\n".join(lines) + "\n")
+    if path.suffix == ".json":
+        path.write_text(json.dumps(mutated_json(json.loads(path.read_text()), chooser)))
     elif path.suffix == ".csv" and chooser.random() < 0.5:
         cells = re.split("([,\n])", path.read_text())
         cells[2 * chooser.randrange(len(cells) // 2)] = chooser.choice(
@@ -252,10 +249,9 @@ def show_run(folder, good):
 
 def test_mutated_files_of_runs_are_shown_or_told(tmp_path):
     """In processes of their own, with a limit of time and memory."""
-    good = write_run(tmp_path / "good")
-    write_metrics(good / "metrics.csv", [{"epoch": number, "val_iou": 0.5, "seconds": 2.0} for number in (1, 2, 3)])
     scores = {"per_class_iou": {"foreground": 0.5}, "baseline_iou": 0.2}
-    write_result(good / "result.json", {"epochs": 3, "stopped_early": True, "warnings": ["x"], **scores})
+    good = write_run(tmp_path / "good", result={"epochs": 3, "stopped_early": True, "warnings": ["x"], **scores})
+    write_metrics(good / "metrics.csv", [{"epoch": number, "val_iou": 0.5, "seconds": 2.0} for number in (1, 2, 3)])
     findings = Findings("mutated files of runs")
 
     def try_run(number, read_stderr):

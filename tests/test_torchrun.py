@@ -17,7 +17,7 @@ from helpers.ports import free_port
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.datasets.demo import write_demo
 from unet_trainer.training.checkpoint import read_checkpoint, read_run
-from unet_trainer.training.history import read_events
+from unet_trainer.training.record import read_run_summary
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +114,7 @@ def test_a_step_that_is_not_finite_in_one_process_is_skipped_by_all(config, tmp_
     job = ForkedJob(config, tmp_path / "job", faults={1: "nan@6"})
     assert job.finish() == [0, 0], job.said()
     assert [one["digest"] for one in job.records(0)] == [one["digest"] for one in job.records(1)]
-    events = [event for event in read_events(folder_of(config)) if event["kind"] == "epoch"]
-    assert [event["skipped_steps"] for event in events] == [0, 1]
+    assert read_run_summary(folder_of(config)).column("skipped_steps") == {1: 0, 2: 1}
 
 
 def test_memory_that_runs_out_in_one_process_shrinks_all_before_the_first_epoch_and_ends_the_run_later(
@@ -206,9 +205,7 @@ def test_a_run_of_two_processes_goes_on_with_one_and_says_what_changes(config, t
 
 
 def wait_for_epoch(folder, number):
-    wait_until(
-        lambda: any(event.get("epoch", 0) >= number for event in read_events(folder) if event["kind"] == "epoch")
-    )
+    wait_until(lambda: any(epoch.number >= number for epoch in read_run_summary(folder).epochs))
 
 
 @pytest.mark.soak

@@ -33,13 +33,13 @@ pytestmark = pytest.mark.usefixtures("small_network")
 @pytest.mark.real_network
 def test_a_run_leaves_everything_in_its_folder(tiny_config, capsys):
     result = train(tiny_config)
-    names = """best.pt config.yaml curves.png events.jsonl last.pt metrics.csv previous.pt report.html result.json samples
-        settings.json split.csv train.log val_scores.csv"""
+    names = """best.pt config.yaml curves.png last.pt metrics.csv previous.pt report.html run.json samples
+        split.csv train.log val_scores.csv"""
     assert sorted(path.name for path in result.run_dir.iterdir()) == names.split()
     rows = list(csv.DictReader((result.run_dir / "metrics.csv").read_text().splitlines()))
     assert [row["epoch"] for row in rows] == ["1", "2"]
     assert tuple(rows[0]) == COLUMNS
-    written = json.loads((result.run_dir / "result.json").read_text())
+    written = json.loads((result.run_dir / "run.json").read_text())["result"]
     keys = {"best_val_iou", "best_epoch", "epochs", "stopped_early", "seconds", "images_per_second", "per_class_iou"}
     assert keys <= set(written)
     assert written["best_val_iou"] == result.best_val_iou == max(row["val_iou"] for row in result.history)

@@ -89,7 +89,7 @@ def test_a_short_run_whose_steps_were_all_skipped_fails_though_its_losses_are_fi
     monkeypatch.setattr(FiniteGuard, "judge", lambda self, norm, scale: judge(self, norm * math.nan, scale))
     assert main(words({**tiny_config, "run_name": "run"})) == 3
     assert "no step of the epoch was finite from step 1 on" in capsys.readouterr().err
-    assert not (Path(tiny_config["checkpoint_dir"]) / "run" / "result.json").exists()
+    assert json.loads((Path(tiny_config["checkpoint_dir"]) / "run" / "run.json").read_text())["result"] == {}
 
 
 def short_of_memory(monkeypatch, limit, first_call):

@@ -25,7 +25,7 @@ folder = Path(settings["checkpoint_dir"]) / settings["run_name"]
 folder.mkdir()
 number_format = settings["amp_dtype"] if settings["use_amp"] else "float32"
 result = {"number_format": number_format, "is_compiled": settings["compile_model"], **plan.get("result", {})}
-(folder / "result.json").write_text(json.dumps(result))
+(folder / "run.json").write_text(json.dumps({"result": result}))
 (folder / "config.yaml").write_text(yaml.safe_dump({**settings, **plan.get("config", {})}))
 columns = "epoch,seconds,images_per_second,peak_memory_gib,val_iou"
 (folder / "metrics.csv").write_text(f"{columns}\\n1,9.0,2.0,1.5,0.4\\n2,3.0,{plan.get('rate', 8.0)},1.0,0.5\\n")

@@ -48,7 +48,7 @@ def test_a_run_is_evaluated_on_its_own_validation_images(runs, capsys):
     assert evaluate(runs / "one") == 0
     said = capsys.readouterr().out
     content = written(runs / "one/evaluation")
-    result = json.loads((runs / "one/result.json").read_text())
+    result = json.loads((runs / "one/run.json").read_text())["result"]
     assert iou_of(runs / "one/evaluation") == result["best_val_iou"] == content["model"]["val_iou"]
     assert content["num_images"] == 5
     assert content["data"]["split"] == "val"

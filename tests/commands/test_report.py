@@ -1,6 +1,5 @@
 """python train_unet.py report, and the reports that runs write themselves."""
 
-import json
 import math
 import os
 import shutil
@@ -14,6 +13,7 @@ from helpers.runs import stop_after
 from train_unet import main, train
 from unet_trainer.reports import run_report
 from unet_trainer.training import setup
+from unet_trainer.training.record import ENDS, read_run_summary
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_the_command_writes_the_report_of_the_newest_run(place, capsys):
 @pytest.mark.real_pictures
 def test_data_that_have_moved_are_told_and_can_be_named(place, tiny_data):
     run = place / "checkpoints/tiny"
-    for name in ("config.yaml", "settings.json"):
+    for name in ("config.yaml", "run.json"):
         (run / name).write_text((run / name).read_text().replace(str(tiny_data), "data/gone"))
     assert main(["report", str(run)]) == 0
     assert "There are no pictures: data_dir: data/gone does not exist here" in (run / "report.html").read_text()
@@ -113,10 +113,10 @@ def test_a_signal_while_the_report_is_written_leaves_a_finished_run(tiny_config,
     with pytest.raises(KeyboardInterrupt):
         train({**tiny_config, "run_name": "run"})
     folder = Path(tiny_config["checkpoint_dir"]) / "run"
-    events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
-    assert [event["how"] for event in events if event["kind"] == "end"] == ["finished"]
+    run = read_run_summary(folder)
+    assert [event.kind for event in run.events if event.kind in ENDS] == ["finished"]
     said = capsys.readouterr().out
     assert f"Next: python train_unet.py evaluate {folder} " in said
     assert "\nInterrupted by SIGINT. The run is finished; " in said
     assert said.endswith(f"its report is missing: python train_unet.py report {folder} makes it\n")
-    assert json.loads((folder / "result.json").read_text())["epochs"] == 2
+    assert run.result["epochs"] == 2

@@ -58,18 +58,17 @@ def test_every_run_has_its_state_best_iou_epochs_and_date(folder, capsys):
 
 
 def test_a_damaged_run_has_a_row_that_says_so_and_the_others_have_theirs(folder, capsys):
-    with (folder / "cells/events.jsonl").open("a") as file:
-        file.write('{"kind": "epoch", "epoch": 4, "val_iou": [1]}\n{"kind": "end", "how": NaN}\n')
-    (folder / "better/result.json").write_text("[" * 200_000)
+    text = (folder / "cells/run.json").read_text()
+    (folder / "cells/run.json").write_text(text.replace('"val_iou": 0.6', '"val_iou": [1]'))
+    (folder / "better/run.json").write_text("[" * 200_000)
     assert main(["runs", str(folder)]) == 0
     told = capsys.readouterr().out
     found = table_of(told)
     assert [found[name][0] for name in ("cells", "better", "killed")] == ["damaged", "damaged", "interrupted"]
-    assert f"Warning: {folder / 'cells'} is damaged; left out: events.jsonl, line 7: val_iou: " in told
-    assert " (and 1 more)" in told
-    assert f"Warning: {folder / 'better'} is damaged; left out: result.json: it is nested too deeply\n" in told
+    assert f"Warning: {folder / 'cells'} is damaged; left out: run.json: epochs.1.row.val_iou: " in told
+    assert f"Warning: {folder / 'better'} is damaged; left out: run.json: it is nested too deeply\n" in told
     assert main(["compare", "cells", "better", "--html", "page.html"]) == 0
-    assert "checkpoints/cells is damaged; left out: events.jsonl, line 7: val_iou: " in capsys.readouterr().out
+    assert "checkpoints/cells is damaged; left out: run.json: epochs.1.row.val_iou: " in capsys.readouterr().out
     assert "Damaged" in Path("page.html").read_text()
 
 
@@ -120,10 +119,10 @@ def test_the_newest_run_is_the_one_that_was_saved_last_whatever_asks(folder, cap
         for file in ("last.pt", "best.pt"):
             (folder / name / file).write_bytes(b"")
             os.utime(folder / name / file, (time, time))
-    os.utime(folder / "cells/events.jsonl", (2**32, 2**32))
+    os.utime(folder / "cells/run.json", (2**32, 2**32))
     (folder / "broken/config.yaml").write_text("")
     assert find_named_run(None, folder) == newest_run(folder) == find_model(None, folder).parent == folder / "killed"
-    for name in ("cells", str(folder / "cells"), str(folder / "cells/events.jsonl")):
+    for name in ("cells", str(folder / "cells"), str(folder / "cells/run.json")):
         assert find_named_run(name, folder) == folder / "cells"
     assert main(["report", "--no-pictures"]) == 0
     said = capsys.readouterr().out
@@ -136,8 +135,8 @@ def test_the_newest_run_is_the_one_that_was_saved_last_whatever_asks(folder, cap
     [
         (["report", "cells", "--no-pictures", "--out"], "checkpoints/cells/best.pt"),
         (["compare", "cells", "better", "--html"], "checkpoints/cells/best.pt"),
-        (["check", "--json"], "checkpoints/cells/settings.json"),
-        (["doctor", "--write"], "checkpoints/cells/settings.json"),
+        (["check", "--json"], "checkpoints/cells/run.json"),
+        (["doctor", "--write"], "checkpoints/cells/run.json"),
     ],
 )
 def test_a_page_or_report_never_replaces_a_file_of_another_kind_also_through_a_link(folder, capsys, words, file):

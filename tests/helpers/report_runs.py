@@ -1,6 +1,4 @@
-"""Folders of runs for reports, written without training: events, scores of images, settings."""
-
-import json
+"""Folders of runs for reports, written without training: epochs, events, scores of images, settings."""
 
 import numpy as np
 
@@ -8,40 +6,29 @@ from helpers.brightness_engine import bright_predictor
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports.gallery import draw_gallery
-from unet_trainer.training.history import EventLog
+from unet_trainer.training.record import RunRecord
 from unet_trainer.training.val_scores import image_score, val_scores_text
 
 ATTACK = """<img src=x onerror="window.hit=1"><script>window.hit=1</script>'"&"""
 SCORES = ("iou", "dice", "precision", "recall")
 
 
-def epoch_event(number, ids, val_iou, classes=None, **changes):
-    """Classes that are reported have the score of the epoch unless it is given; the matrix says 8 of 10 pixels right."""
+def epoch_of(number, ids, val_iou, classes=None, confusion=None, **changes):
+    """What add_epoch takes. Classes that are reported have the score of the epoch unless it is given; the matrix says 8 of
+    10 pixels right."""
     reported = ids[1:] if len(ids) == 2 else ids
     given = {name: (classes or {}).get(name, val_iou) for name in reported}
     size = len(ids)
-    confusion = [
-        [8 if row == column else 2 if column == (row + 1) % size else 0 for column in range(size)]
-        for row in range(size)
-    ]
-    return {
-        "epoch": number,
-        "train_loss": 1.0 / number,
-        "val_loss": 1.5 / number,
-        "train_iou": val_iou + 0.05,
-        "val_iou": val_iou,
-        "val_dice": val_iou + 0.1,
-        "learning_rate": 1e-3 / number,
-        "images_per_second": 100.0 + number,
-        "data_wait": 0.02,
-        "peak_memory_gib": 1.5,
-        "seconds": 10.0,
-        "best": True,
-        "stages": {"train_seconds": 8.0, "val_seconds": 2.0, "read_seconds_per_image": 0.004},
-        "classes": {name: dict.fromkeys(SCORES, value) for name, value in given.items()},
-        "confusion": confusion,
-        **changes,
+    row = {
+        **{"epoch": number, "train_loss": 1.0 / number, "val_loss": 1.5 / number},
+        **{"train_iou": val_iou + 0.05, "val_iou": val_iou, "val_dice": val_iou + 0.1},
+        **{"learning_rate": 1e-3 / number, "images_per_second": 100.0 + number, "data_wait": 0.02},
+        **{"peak_memory_gib": 1.5, "seconds": 10.0},
     }
+    of_classes = {name: dict.fromkeys(SCORES, value) for name, value in given.items()}
+    pixels = [[{0: 8, 1: 2}.get((column - line) % size, 0) for column in range(size)] for line in range(size)]
+    stages = {"train_seconds": 8.0, "val_seconds": 2.0, "read_seconds_per_image": 0.004}
+    return {**row, **changes}, of_classes, confusion or pixels, stages
 
 
 def scores_of(counts, class_names=("foreground",), prefix="images/"):
@@ -68,30 +55,31 @@ DATA["notices"] = ["two images are the same"]
 TWO_IDS = ("background", "foreground")
 
 
-def write_run(folder, ids=TWO_IDS, ious=(0.4, 0.6, 0.5), end="finished", images=FOUR_IMAGES, **settings):
+def go_on(folder, after, **about):
+    """The record of the run, resumed after an epoch."""
+    record = RunRecord()
+    record.open(folder, {"epoch": after, "batch": 0}, **about)
+    return record
+
+
+def write_run(folder, ids=TWO_IDS, ious=(0.4, 0.6, 0.5), end="finished", images=FOUR_IMAGES, result=None, **settings):
     """A run of some epochs on four images."""
     folder.mkdir(parents=True)
     reported = list(ids[1:] if len(ids) == 2 else ids)
-    log = EventLog()
+    record = RunRecord()
     classes = [{"name": name, "values": str(index), "share": 1 / len(ids)} for index, name in enumerate(ids)]
-    data = {**DATA, "classes": classes}
-    model = {
-        "architecture": "unet",
-        "encoder": "resnet18",
-        "parameters": 1_000_000,
-        "ids": list(ids),
-        "classes": reported,
-    }
-    log.open(folder, resumed_after=None, machine=MACHINE, data=data, model=model)
-    log.add("ready", startup_seconds=1.5)
-    for number, value in enumerate(ious, start=1):
-        log.add("epoch", **epoch_event(number, list(ids), value))
-    if end is not None:
-        log.add("end", how=end, text="")
+    model = {"architecture": "unet", "encoder": "resnet18", "parameters": 1_000_000}
+    model |= {"ids": list(ids), "classes": reported}
+    record.open(folder, machine=MACHINE, data={**DATA, "classes": classes}, model=model)
     given = {"num_epochs": len(ious), "monitor": "val_iou", "data_dir": "data/mine", **settings}
-    content = {name: {"value": value, "source": "command line", "reason": ""} for name, value in given.items()}
+    content = {name: {"value": value, "source": "command line"} for name, value in given.items()}
     content["batch_size"] = {"value": 8, "source": "decided", "reason": "fits into memory"}
-    (folder / "settings.json").write_text(json.dumps(content))
+    record.update(settings=content, startup_seconds=1.5, result=result or {})
+    for number, value in enumerate(ious, start=1):
+        record.add_epoch(*epoch_of(number, list(ids), value))
+    if end is not None:
+        record.end(end)
+    record.save()
     if images:
         images = [[*rows, *[[5, 5, 5]] * (len(ids) - 2)] for rows in images]
         (folder / "val_scores.csv").write_text(val_scores_text(scores_of(images, reported)))

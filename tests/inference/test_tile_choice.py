@@ -95,7 +95,7 @@ def test_tiles_as_trained_give_trainings_number(place, tmp_path, capsys):
     """To the last digit: the same pixels, JPEGs decoded alike, images smaller than a tile, sizes that no batch shares."""
     assert main(["evaluate", str(place / "runs/crop"), "--tile", "as-trained", "--out", str(tmp_path)]) == 0
     iou = json.loads((tmp_path / "evaluation.json").read_text())["mean"]["dataset"]["iou"]["value"]
-    assert iou == json.loads((place / "runs/crop/result.json").read_text())["best_val_iou"]
+    assert iou == json.loads((place / "runs/crop/run.json").read_text())["result"]["best_val_iou"]
     assert 0 < iou < 1  # an equal score says something
 
 

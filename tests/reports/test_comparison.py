@@ -10,7 +10,7 @@ from helpers.report_runs import ATTACK, FOUR_IMAGES, scores_of, write_run
 from unet_trainer.inference.evaluate import EvaluatedSet
 from unet_trainer.inference.scores import summarise
 from unet_trainer.reports.comparison import compare_runs, iou_intervals, render_comparison, same_images
-from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.record import read_run_summary
 from unet_trainer.training.val_scores import worst_first
 
 SCORES = scores_of(FOUR_IMAGES)

@@ -7,14 +7,13 @@ from html import unescape
 import numpy as np
 import pytest
 
-from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
+from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_of, go_on, scores_of, small_gallery, write_run
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports import gallery, page
 from unet_trainer.reports.gallery import Gallery
 from unet_trainer.reports.page import TEMPLATES, digest, page_policy
 from unet_trainer.reports.run_report import MAX_EVENTS, MAX_MATRIX, render_report, write_report
-from unet_trainer.training.history import EventLog
-from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.record import read_run_summary
 from unet_trainer.training.val_scores import worst_first
 
 IDS = ("sky", "road", "cow")
@@ -41,14 +40,6 @@ def charts(page):
     return {
         key: json.loads(unescape(data)) for data, key in re.findall(r'data-chart="([^"]*)" data-key="([^"]*)"', page)
     }
-
-
-def log_more(folder, ids, *events, after=None, **start):
-    """The run goes on after this epoch."""
-    log = EventLog()
-    log.open(folder, model={"ids": list(ids)}, resumed_after=after and {"epoch": after}, **start)
-    for kind, about in events:
-        log.add(kind, **about)
 
 
 def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
@@ -84,8 +75,11 @@ def test_a_report_has_every_section_and_says_what_the_run_came_to(tmp_path):
 
 def test_curves_have_their_lines_and_marks(tmp_path):
     folder = write_run(tmp_path / "run", IDS, end="interrupted")
-    log_more(folder, IDS, ("shrink", {"epoch": 3, "text": "2 parts"}), ("epoch", epoch_event(4, IDS, 0.5)), after=3)
-    log_more(folder, IDS, ("end", {"how": "stopped early"}), after=4)
+    record = go_on(folder, 3)
+    record.add("shrink", "2 parts", epoch=3)
+    record.add_epoch(*epoch_of(4, IDS, 0.5))
+    record.save()
+    go_on(folder, 4).end("stopped early")
     found = charts(page_of(folder))
     assert list(found) == ["distribution", "iou", "classes-curve", "loss", "rate", "speed"]
     (view,) = found["iou"]["views"]
@@ -108,15 +102,16 @@ def test_a_score_no_better_than_a_baseline_warnings_and_errors_stand_at_the_top(
     weak = [[[80, 88, 88], [2, 6, 6]], [[80, 88, 88], [5, 6, 6]]]  # the interval reaches the baseline
     assert "not clearly better than no model" in page_of(write_run(tmp_path / "weak", images=weak, ious=(0.6,)))
     warnings = ["this model is of no use: <IoU> 0.45", "too few steps"]
-    (tmp_path / "bad/result.json").write_text(json.dumps({"warnings": warnings}))
-    page = page_of(tmp_path / "bad")
+    write_run(tmp_path / "useless", images=(), ious=(0.45,), result={"warnings": warnings})
+    page = page_of(tmp_path / "useless")
     assert re.findall(r'class="banner[^<]*', page) == [
         'class="banner bad" role="note">this model is of no use: &lt;IoU&gt; 0.45\ntoo few steps'
     ]
     assert '<span class="pill useless">Finished, of no use</span>' in page
     folder = write_run(tmp_path / "failed", end=None)
-    (folder / "result.json").write_text(json.dumps({"warnings": ["too few steps"], "baseline_iou": 0.2}))
-    log_more(folder, (), ("end", {"how": "failed", "text": "the disk is full"}), after=3)
+    record = go_on(folder, 3)
+    record.update(result={"warnings": ["too few steps"], "baseline_iou": 0.2})
+    record.end("failed", "the disk is full")
     said = words(section(page_of(folder), "result"))
     assert "too few steps" in said
     assert "The run ended with an error: the disk is full" in said
@@ -125,7 +120,9 @@ def test_a_score_no_better_than_a_baseline_warnings_and_errors_stand_at_the_top(
 def test_classes_and_confusions_have_scores_and_shares(tmp_path):
     folder = write_run(tmp_path / "run", IDS, ious=(0.4,), images=())
     data = {"classes": [{"name": "cow", "share": 0.125}]}
-    log_more(folder, IDS, ("epoch", epoch_event(2, IDS, 0.5, {"cow": None})), after=1, data=data)
+    record = go_on(folder, 1, data=data)
+    record.add_epoch(*epoch_of(2, IDS, 0.5, {"cow": None}))
+    record.save()
     page = page_of(folder)
     said = words(section(page, "classes"))
     assert "sky 0.500 – 0.500 0.500 0.500 – 33.3 %" in said
@@ -140,11 +137,12 @@ def test_of_very_many_classes_epochs_and_events_some_are_shown_and_the_page_stay
     ids = [f"a class with a long name {index}" for index in range(100)]
     confusion = np.diag(np.full(100, 12345)) + np.diag(np.arange(99), 1)
     folder = write_run(tmp_path / "run", tuple(ids), ious=(), images=())
-    event = {**epoch_event(1, ids, 0.123456, {name: index / 100 for index, name in enumerate(ids)}), "confusion": None}
-    epochs = [("epoch", {**event, "epoch": number}) for number in range(1, 420)]
-    last = ("epoch", {**event, "epoch": 420, "confusion": confusion.tolist(), "val_iou": 0.2})
-    notes = [("note", {"text": f"note {number}"}) for number in range(MAX_EVENTS + 20)]
-    log_more(folder, ids, *epochs, last, *notes)
+    scores, record = {name: index / 100 for index, name in enumerate(ids)}, go_on(folder, 0)
+    for number in range(1, 421):
+        record.add_epoch(*epoch_of(number, ids, 0.123456 + number // 420, scores, confusion.tolist()))
+    for number in range(MAX_EVENTS + 20):
+        record.add("note", f"note {number}")
+    record.save()
     page = page_of(folder)
     assert len(page.encode()) + gallery.MAX_BYTES * 4 / 3 < 5_000_000
     assert "of 420 epochs are shown; metrics.csv has all of them." in words(page)
@@ -155,15 +153,15 @@ def test_of_very_many_classes_epochs_and_events_some_are_shown_and_the_page_stay
     assert section(page, "confusion").count("diagonal") == MAX_MATRIX
     assert ">a class with a long name 90</th>" in section(page, "confusion")
     assert section(page, "events").count("<li") == MAX_EVENTS
-    assert "events.jsonl has the 23 before them" in words(page)  # 20 notes, and two starts with the kill between them
+    assert "run.json has the 23 before them" in words(page)  # 20 notes, and two starts with an end between them
 
 
 @pytest.mark.parametrize(
     ("name", "content"),
     [
         ("metrics.csv", "epoch,val_iou,train_loss\n1,0.5,1.0\n2,nan,1.0\n"),
-        ("events.jsonl", '{"kind":"start"}\n{"kind":"epoch","epoch":1}\n{"kind":"epoch","epo'),
-        ("result.json", '{"warnings": "no list", "per_class_iou": {"foreground": 0.5}}'),
+        ("run.json", '{"format": 1, "epo'),
+        ("run.json", '{"epochs": [{"number": 1, "row": {}}]}'),
         ("nothing", ""),
     ],
 )
@@ -179,12 +177,11 @@ def test_hostile_names_are_text(tmp_path):
     folder = write_run(tmp_path / "<b>\udce4", tuple(ids), data_dir=ATTACK, encoder=ATTACK)
     classes = [{"name": ATTACK, "values": ATTACK, "share": 0.5}]
     data = {"data_dir": ATTACK, "notices": [f"{ATTACK}\x00\x1b\ud800"], "sizes": ATTACK, "classes": classes}
-    log = EventLog()
-    model = {"ids": ids, "encoder": ATTACK}
-    log.open(folder, resumed_after=None, machine={"name": ATTACK, "versions": {ATTACK: ATTACK}}, data=data, model=model)
-    log.add("epoch", **epoch_event(1, ids, 0.5))
-    log.add("end", how="failed", text=ATTACK)
-    (folder / "result.json").write_text(json.dumps({"warnings": [ATTACK], "number_format": ATTACK}))
+    about = {"machine": {"name": ATTACK, "versions": {ATTACK: ATTACK}}, "model": {"ids": ids, "encoder": ATTACK}}
+    record = go_on(folder, 0, data=data, **about)
+    record.add_epoch(*epoch_of(1, ids, 0.5))
+    record.update(result={"warnings": [ATTACK], "number_format": ATTACK})
+    record.end("failed", ATTACK)
     found = small_gallery(tmp_path / "data", worst_first(scores_of(FOUR_IMAGES)))
     page = page_of(folder, Gallery(**{**vars(found), "note": ATTACK}))
     page.encode()  # UTF-8 takes it
@@ -229,7 +226,9 @@ def test_prediction_that_fails_is_told_and_the_newest_samples_of_training_are_sh
 
 def test_what_happened_is_told_in_order(tmp_path):
     folder = write_run(tmp_path / "run", end="interrupted")
-    log_more(folder, (), ("warning", {"text": "the disk is slow"}), ("end", {"how": "finished"}), after=3)
+    record = go_on(folder, 3)
+    record.add("warning", "the disk is slow")
+    record.end("finished")
     said = words(section(page_of(folder), "events"))
     assert "Interrupted 1 time." in said
     kinds = re.findall(r"UTC (Started|Interrupted|Resumed|Warning|Finished)", said)
@@ -254,7 +253,7 @@ def test_commands_fit_the_state_of_the_run(tmp_path):
     ):
         assert line in said
     assert "--split test" not in said
-    log_more(folder, (), after=3, data={"num_test": 3})
+    go_on(folder, 3, data={"num_test": 3})
     expected = f"scores on 3 test images, kept from training python train_unet.py evaluate '{folder}' --split test"
     assert expected in words(page_of(folder))
 
@@ -265,6 +264,8 @@ def test_the_page_of_a_run_that_goes_on_reloads_itself_until_its_run_must_have_b
     shown = write_report(folder, with_pictures=False, is_running=True).read_text()
     assert 'data-reload-until="1600000" data-reload-seconds="30"' in shown  # 10 minutes: epochs took 10 s
     assert "Pictures of the worst and the best images follow when the run has ended." in shown
-    log_more(folder, TWO_IDS, ("epoch", epoch_event(4, TWO_IDS, 0.5, seconds=3600.0)), after=3)
+    record = go_on(folder, 3)
+    record.add_epoch(*epoch_of(4, TWO_IDS, 0.5, seconds=3600.0))
+    record.save()
     assert 'data-reload-until="11800000"' in page_of(folder, is_running=True)  # three times the longest epoch
     assert "<body>" in page_of(folder)

@@ -5,11 +5,10 @@ import re
 import pytest
 
 from helpers.browser import Page, browsing, console_errors, requested_hosts
-from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_event, scores_of, small_gallery, write_run
+from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_of, go_on, scores_of, small_gallery, write_run
 from unet_trainer.reports.comparison import render_comparison
 from unet_trainer.reports.run_report import render_report, write_report
-from unet_trainer.training.history import EventLog
-from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.record import read_run_summary
 from unet_trainer.training.val_scores import worst_first
 
 pytestmark = pytest.mark.browser
@@ -29,11 +28,9 @@ def report(tmp_path_factory):
     """Four classes with hostile names, four images, a run that was interrupted and went on."""
     place = tmp_path_factory.mktemp("report")
     folder = write_run(place / "run", IDS, end="interrupted", encoder=ATTACK)
-    log = EventLog()
-    model = {"ids": list(IDS), "encoder": ATTACK}
-    log.open(folder, resumed_after={"epoch": 3, "batch": 0}, model=model, data={"notices": [ATTACK]})
-    log.add("epoch", **epoch_event(4, list(IDS), 0.55, {"cow": 0.1}))
-    log.add("end", how="finished")
+    record = go_on(folder, 3, model={"ids": list(IDS), "encoder": ATTACK}, data={"notices": [ATTACK]})
+    record.add_epoch(*epoch_of(4, list(IDS), 0.55, {"cow": 0.1}))
+    record.end("finished")
     gallery = small_gallery(place / "data", worst_first(scores_of(FOUR_IMAGES)))
     page = place / "report.html"
     page.write_text(render_report(read_run_summary(folder), gallery), encoding="utf-8")
@@ -178,9 +175,9 @@ def test_the_page_of_a_run_that_goes_on_reloads_itself_and_keeps_its_place_and_w
         document.querySelector('[data-key="loss-numbers"]').open = true;
         scrollTo({top: 1500, behavior: 'instant'});
     """)
-    log = EventLog()
-    log.open(folder, resumed_after={"epoch": 3, "batch": 0})
-    log.add("epoch", **epoch_event(4, ["background", "foreground"], 0.5))
+    record = go_on(folder, 3)
+    record.add_epoch(*epoch_of(4, ["background", "foreground"], 0.5))
+    record.save()
     write_report(folder, with_pictures=False, is_running=True)
     page.wait_until(lambda: "4/3 epochs done" in page.run("return document.body.textContent"))
     state = """return [
@@ -189,7 +186,7 @@ def test_the_page_of_a_run_that_goes_on_reloads_itself_and_keeps_its_place_and_w
         document.querySelector('[data-key="loss-numbers"]').open,
     ]"""
     assert page.run(state) == [1500, 1, True]
-    log.add("end", how="finished")
+    record.end("finished")
     write_report(folder, with_pictures=False)
     page.wait_until(lambda: page.run("return document.querySelector('.pill').textContent") == "Finished")
     assert page.run(state) == [1500, 1, True]

@@ -7,32 +7,33 @@ from matplotlib.figure import Figure
 from unet_trainer.images.image_decoding import read_image
 from unet_trainer.training import curves
 from unet_trainer.training.curves import INK, INTERRUPTED, ROLLBACK, STOPPED, PacedWriter, write_curves
-from unet_trainer.training.history import EventLog
+from unet_trainer.training.record import RunRecord
 
 pytestmark = pytest.mark.real_pictures
 
 
 @pytest.fixture
-def log(tmp_path):
-    log = EventLog()
-    log.open(tmp_path, resumed_after=None)
-    return log
+def record(tmp_path):
+    record = RunRecord()
+    record.open(tmp_path)
+    return record
 
 
-def add_epochs(log, *ious, first=1, names=("a", "b")):
+def add_epochs(record, *ious, first=1, names=("a", "b")):
     for number, iou in enumerate(ious, start=first):
         classes = {name: {"iou": iou / (1 + index)} for index, name in enumerate(names)}
-        row = {"train_loss": 1 / number, "val_loss": 2 / number, "train_iou": iou, "val_iou": iou}
-        log.add("epoch", epoch=number, **row, learning_rate=1e-3, images_per_second=10.0, classes=classes)
+        row = {"epoch": number, "train_loss": 1 / number, "val_loss": 2 / number, "train_iou": iou, "val_iou": iou}
+        record.add_epoch({**row, "learning_rate": 1e-3, "images_per_second": 10.0}, classes, None, {})
+    record.save()
 
 
-def test_the_picture_shows_loss_iou_of_each_class_learning_rate_and_throughput(log, tmp_path, monkeypatch):
+def test_the_picture_shows_loss_iou_of_each_class_learning_rate_and_throughput(record, tmp_path, monkeypatch):
     figures, save = [], Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda figure, *a, **b: figures.append(figure) or save(figure, *a, **b))
     write_curves(tmp_path)
     assert not (tmp_path / "curves.png").exists()  # no epoch has ended
     # Neither a formula nor hidden; without the letter that the font lacks.
-    add_epochs(log, 0.2, 0.4, names=("a", "_b $ 汉\n"))
+    add_epochs(record, 0.2, 0.4, names=("a", "_b $ 汉\n"))
     write_curves(tmp_path)
     assert read_image(tmp_path / "curves.png").shape == (830, 1320, 3)
     charts = {
@@ -45,14 +46,14 @@ def test_the_picture_shows_loss_iou_of_each_class_learning_rate_and_throughput(l
     assert charts["IoU"]["a"] == [(1, 0.2), (2, 0.4)]
 
 
-def test_what_happened_is_marked_and_explained(log, tmp_path, monkeypatch):
-    add_epochs(log, 0.2, 0.6, 0.5)
-    log.add("rollback", epoch=3, text="NaN")
-    add_epochs(log, 0.4, first=4)
-    again = EventLog()
-    again.open(tmp_path, resumed_after={"epoch": 4, "batch": 0})
+def test_what_happened_is_marked_and_explained(record, tmp_path, monkeypatch):
+    add_epochs(record, 0.2, 0.6, 0.5)
+    record.add("shrink", "out of memory", epoch=3)
+    add_epochs(record, 0.4, first=4)
+    again = RunRecord()
+    again.open(tmp_path, {"epoch": 4, "batch": 0})
     add_epochs(again, 0.3, first=5)
-    again.add("end", how="stopped early")
+    again.end("stopped early")
     marks, mark = {}, Axes.axvline
     monkeypatch.setattr(
         Axes, "axvline", lambda axes, x, **style: marks.update({style["color"]: x}) or mark(axes, x, **style)

@@ -1,7 +1,6 @@
 """A new run begins with the weights of a model that there is: whatever file it lies in, as far as it fits."""
 
 import dataclasses
-import json
 import pickle
 import shutil
 import zipfile
@@ -28,9 +27,8 @@ from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.reports.run_report import render_report
 from unet_trainer.training.checkpoint import read_run, write_checkpoint
-from unet_trainer.training.history import read_events
 from unet_trainer.training.initial_model import InitialModel, match_classes, read_initial_model
-from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.record import read_run_summary
 
 SPEC = make_spec()
 HEAD = "segmentation_head.0"
@@ -426,11 +424,9 @@ def test_the_record_of_a_run_says_what_it_began_with_and_it_is_resumed_without_t
     assert summary.startswith(f"16 of 16 tensors of {source.run_dir} (epoch {source.best_epoch}, val IoU 0.")
     for folder in (straight.run_dir, broken):
         assert f"init_from: {source.run_dir}  # {summary}\n" in (folder / "config.yaml").read_text()
-        assert json.loads((folder / "result.json").read_text())["init_from"] == summary
-        assert json.loads((folder / "settings.json").read_text())["init_from"]["reason"] == summary
-        starts = [event for event in read_events(folder) if event["kind"] == "start"]
-        assert {start["model"]["init_from"] for start in starts} == {summary}
-        assert f"The run began with {summary}." in render_report(read_run_summary(folder))
+        run = read_run_summary(folder)
+        assert run.result["init_from"] == run.settings["init_from"].reason == run.model["init_from"] == summary
+        assert f"The run began with {summary}." in render_report(run)
     assert main(["--resume", str(broken), "num_epochs=3"]) == 0
     with pytest.raises(CheckpointError, match=r"init_from: .*source in the checkpoint, a now; it decides the weights"):
         train({**tiny_config, "init_from": "a"}, resume=str(broken), ema_decay=0.9, num_epochs=4)

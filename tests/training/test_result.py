@@ -1,6 +1,5 @@
-"""The result of a run: as an object, as result.json, and as the last lines that the user reads."""
+"""The result of a run: as an object, in run.json, and as the last lines that the user reads."""
 
-import json
 import math
 import shlex
 import signal
@@ -46,12 +45,12 @@ def test_without_a_best_epoch_the_result_is_that_of_the_last(tiny_data, tmp_path
     assert f"Weights: {run.checkpointer.folder / 'last.pt'} | " in said(run)
     # The folder would mean best.pt.
     assert f"Next: python train_unet.py evaluate {run.checkpointer.folder / 'last.pt'} " in said(run)
-    written = json.loads((run.checkpointer.folder / "result.json").read_text())
+    written = run.record.content.result
     assert (written["best_val_iou"], written["baseline_iou"]) == (None, None)
     assert written["warnings"][0].startswith("val_iou was no number in any epoch")
 
 
-def test_a_useless_model_is_told_after_the_table_and_in_result_json(tiny_data, tmp_path):
+def test_a_useless_model_is_told_after_the_table_and_in_run_json(tiny_data, tmp_path):
     run = make_run(tiny_data, tmp_path / "run", num_epochs=2)
     nothing_found = compute_scores(torch.tensor([[6, 0], [3, 0]]), 1)
     finish_epochs(run, [0.0, 0.0], nothing_found, train_iou=0.1)
@@ -63,7 +62,7 @@ def test_a_useless_model_is_told_after_the_table_and_in_result_json(tiny_data, t
     )
     assert "\n  - 10 optimizer steps may be too few: num_epochs=200\n" in warning  # 5 in an epoch
     assert f"  foreground  0.0000\nWarning: {warning}\nTime: " in said(run)
-    written = json.loads((run.checkpointer.folder / "result.json").read_text())
+    written = run.record.content.result
     assert (written["baseline_iou"], written["warnings"]) == (pytest.approx(1 / 3), [warning])
 
 
@@ -90,8 +89,8 @@ def test_a_signal_that_came_with_the_last_step_ends_the_run_before_its_report(ru
     assert "Making the report" not in said(run)
     assert f"Weights: {run.checkpointer.folder / 'best.pt'} | curves: " in said(run)  # the report is not promised
     assert "Next: python train_unet.py evaluate" in said(run)
-    assert run.events.has_ended
-    assert json.loads((run.checkpointer.folder / "result.json").read_text())["epochs"] == 3
+    assert run.record.content.last_end == "finished"
+    assert run.record.content.result["epochs"] == 3
 
 
 # 30% foreground. Rows truth, columns prediction.

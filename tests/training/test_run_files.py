@@ -1,4 +1,4 @@
-"""The files that a run writes of itself: metrics.csv, result.json, val_scores.csv, events.jsonl, and what is in them."""
+"""The files that a run writes of itself: metrics.csv, val_scores.csv, run.json, and what is in them."""
 
 import csv
 import math
@@ -14,8 +14,8 @@ from train_unet import train
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.tiling import WholeImages, tile_images
 from unet_trainer.training.evaluation import val_scores_csv
-from unet_trainer.training.history import COLUMNS, EventLog, current_epochs, read_events, read_metrics, write_metrics
-from unet_trainer.training.run_summary import read_run_summary
+from unet_trainer.training.history import COLUMNS, read_metrics, write_metrics
+from unet_trainer.training.record import read_run_summary
 from unet_trainer.training.val_scores import ClassCounts, image_score, read_val_scores, val_scores_text, worst_first
 
 
@@ -107,6 +107,7 @@ def test_every_image_has_its_row_and_its_tiles_count_together():
     "content",
     [
         "image,iou\na.png,0.5\n",
+        "image,mask,wrong_pixels,counted_pixels\na,b,0,4\n",
         f"{HEADER}a,b,1,2,2,0\n",
         f"{HEADER}a,b,3,2,2,0,4\n",
         f"{HEADER}a,b,-1,2,2,0,4\n",
@@ -118,55 +119,6 @@ def test_a_table_that_is_not_ours_is_refused(content, tmp_path):
     (tmp_path / "val_scores.csv").write_text(content)
     with pytest.raises(ValueError):
         read_val_scores(tmp_path / "val_scores.csv")
-
-
-@pytest.fixture
-def log(tmp_path):
-    log = EventLog()
-    log.add("warning", text="early")  # before there is a folder
-    log.open(tmp_path, machine={"device": "cpu"})
-    return log
-
-
-def test_a_killed_process_would_lose_no_line(log, tmp_path):
-    """Each is in the file once it is added."""
-    for number in range(100):
-        log.add("epoch", epoch=number + 1)
-    assert list(current_epochs(read_events(tmp_path))) == list(range(1, 101))
-
-
-@pytest.mark.parametrize(
-    "cut", [b'{"kind": "epoch", "epo', b"\xff\xfe\x00", b"[1, 2]\n", b'{"epoch": 3}\n', b'{"kind": "hologram"}\n']
-)
-def test_a_line_that_is_cut_off_or_not_ours_is_left_out_and_the_next_one_is_whole(cut, log, tmp_path):
-    with (tmp_path / "events.jsonl").open("ab") as file:
-        file.write(cut)
-    EventLog().open(tmp_path, resumed_after={"epoch": 0, "batch": 1})
-    assert [event["kind"] for event in read_events(tmp_path)] == ["start", "warning", "start"]
-
-
-def test_nothing_is_written_through_a_link(tmp_path):
-    (tmp_path / "events.jsonl").symlink_to(tmp_path / "target")
-    with pytest.raises(OSError, match="symbolic link"):
-        EventLog().open(tmp_path)
-    assert not (tmp_path / "target").exists()
-
-
-@pytest.mark.parametrize(
-    "undoing",
-    [
-        {"kind": "rollback", "epoch": 2},
-        {"kind": "shrink", "epoch": 2},
-        {"kind": "start", "resumed_after": {"epoch": 2, "batch": 7}},
-    ],
-)
-def test_a_restored_state_undoes_the_epochs_after_it(undoing):
-    epochs = [{"kind": "epoch", "epoch": number} for number in (1, 2, 3, 4)]
-    events = [{"kind": "start"}, *epochs, {"kind": "epoch"}, undoing]
-    assert list(current_epochs(events)) == [1, 2]
-    again = {"kind": "epoch", "epoch": 3, "val_iou": 0.5}
-    assert current_epochs([*events, again])[3] is again
-    assert current_epochs([*events, {"kind": "start"}]) == {}  # began anew
 
 
 @pytest.mark.usefixtures("small_network")

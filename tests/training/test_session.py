@@ -8,7 +8,7 @@ import pytest
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.system.launch import Launch
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.history import read_events
+from unet_trainer.training.record import read_run_summary
 from unet_trainer.training.session import Session
 
 
@@ -17,7 +17,7 @@ def run_session(folder, error):
     with Session() as session:
         session.lock.acquire(folder, session.console.note)
         session.console.log_to(folder / "train.log")
-        session.events.open(folder)
+        session.record.open(folder)
         raise error
 
 
@@ -39,8 +39,8 @@ def test_the_error_that_ends_a_run_is_in_its_log_and_events_and_is_shown_by_whoe
     line = f"Interrupted by {text} before anything was saved" if is_interruption else f"Error: {text}"
     assert (tmp_path / "train.log").read_text().splitlines() == [line]
     assert capsys.readouterr().out == (f"{line}\n" if is_interruption else "")
-    last = read_events(tmp_path)[-1]
-    assert (last["kind"], last["how"], last["text"]) == ("end", "interrupted" if is_interruption else "failed", text)
+    last = read_run_summary(tmp_path).events[-1]
+    assert (last.kind, last.text) == ("interrupted" if is_interruption else "failed", text)
 
 
 @pytest.mark.parametrize("error", [Interrupted(signal.SIGTERM), KeyboardInterrupt()])

@@ -195,7 +195,7 @@ def test_a_state_that_lies_elsewhere_begins_a_new_run_and_its_folder_is_left_alo
     run = start(config, resume=str(foreign / "x.pt"))
     assert run.checkpointer.folder == folder.parent / "run-2"
     written = {path.name for path in run.checkpointer.folder.iterdir()}
-    assert written == {"best.pt", "config.yaml", "events.jsonl", "settings.json", "split.csv", "train.log"}
+    assert written == {"best.pt", "config.yaml", "run.json", "split.csv", "train.log"}
     assert (run.state.epoch, run.state.early_stopping.best_epoch) == (1, 1)
     assert {path.name: path.read_bytes() for path in foreign.iterdir()} == before
     said = capsys.readouterr().out

@@ -2,6 +2,7 @@
 fails does not end a run."""
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,8 +12,7 @@ import pytest
 from train_unet import train
 from unet_trainer.config.schema import Config
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.training.history import EventLog, read_events
-from unet_trainer.training.run_summary import EpochRecord
+from unet_trainer.training.record import RunRecord, read_run_summary
 from unet_trainer.training.trackers import TRACKERS, RunTracker, TrackedRun, build_trackers
 
 SETTINGS = {"batch_size": 8, "grad_clip": None, "loss": {"dice": 1.0}, "encoder": "resnet18", "use_amp": False}
@@ -49,12 +49,13 @@ def fake(monkeypatch):
     return install
 
 
-def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(fake, run, picture):
+@pytest.mark.parametrize("earlier_id", [None, "before"])
+def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(earlier_id, fake, run, picture):
     wandb, tracker = fake("wandb"), TRACKERS["wandb"]()
     wandb.login.return_value = False
-    assert tracker.init(run) == "run-1"
+    assert tracker.init(replace(run, earlier_id=earlier_id)) == "run-1"
     about = {"project": "unet-trainer", "name": "cells", "config": SETTINGS, "dir": str(run.folder)}
-    wandb.init.assert_called_once_with(**about, resume="allow", id=None, mode="offline")
+    wandb.init.assert_called_once_with(**about, resume="allow", id=earlier_id, mode="offline")
     tracker.log(3, {"iou/val": 0.5}, picture)
     wandb.Image.assert_called_once_with(str(picture))
     wandb.log.assert_called_once_with({"iou/val": 0.5, "samples": wandb.Image.return_value}, step=3)
@@ -63,25 +64,17 @@ def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(fake, run, p
     wandb.finish.assert_called_once_with(exit_code=1)
 
 
-def test_a_resumed_run_goes_on_under_its_id(fake, run):
-    again = TrackedRun(run.folder, SETTINGS, first_epoch=5, earlier_id="before")
-    wandb, mlflow = fake("wandb"), fake("mlflow")
-    TRACKERS["wandb"]().init(again)
-    TRACKERS["mlflow"]().init(again)
-    assert wandb.init.call_args.kwargs["id"] == "before"
-    mlflow.start_run.assert_called_once_with(run_id="before", run_name="cells")
-    mlflow.log_params.assert_not_called()  # it would refuse other values
-
-
-@pytest.mark.parametrize("uri", [None, "http://tracking:5000"])
-def test_mlflow_writes_beside_the_runs_unless_the_user_names_a_server(uri, fake, run, picture, monkeypatch):
+@pytest.mark.parametrize(("uri", "earlier_id"), [(None, None), ("http://tracking:5000", "before")])
+def test_mlflow_writes_beside_the_runs_unless_the_user_names_a_server(uri, earlier_id, fake, run, picture, monkeypatch):
     mlflow, tracker = fake("mlflow"), TRACKERS["mlflow"]()
     if uri is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    assert tracker.init(run) == "run-1"
+    assert tracker.init(replace(run, earlier_id=earlier_id)) == "run-1"
     beside = mock.call((run.folder.parent / "mlruns").as_uri())
     assert mlflow.set_tracking_uri.mock_calls == ([beside] if uri is None else [])
-    assert mlflow.log_params.call_args.args[0]["loss"] == "{'dice': 1.0}"
+    mlflow.start_run.assert_called_once_with(run_id=earlier_id, run_name="cells")
+    settings = [call.args[0]["loss"] for call in mlflow.log_params.mock_calls]
+    assert settings == (["{'dice': 1.0}"] if earlier_id is None else [])  # it would refuse other values
     tracker.log(2, {"iou/val": 0.5}, picture)
     mlflow.log_metrics.assert_called_once_with({"iou/val": 0.5}, step=2)
     mlflow.log_artifact.assert_called_once_with(str(picture), "samples")
@@ -120,17 +113,16 @@ def test_real_tensorboard_gets_scalars_pictures_and_settings(run, picture):
 def test_epochs_are_logged_in_order_and_a_service_that_fails_is_left_out_and_named_once(
     failing, error, num_logged, tmp_path
 ):
-    log, tracker, ids, warnings = EventLog(), mock.Mock(), [], []
+    record, tracker, warnings = RunRecord(), mock.Mock(), []
     tracker.init.return_value = "run-1"
     if failing:
         getattr(tracker, failing).side_effect = error
-    log.open(tmp_path)
-    tracked = RunTracker("wandb", tracker, TrackedRun(tmp_path, {}), ids.append)
+    record.open(tmp_path)
+    tracked = RunTracker("wandb", tracker, TrackedRun(tmp_path, {}), record)
     tracked.start(warnings.append)
     for number in (1, 2, 3):
-        log.add("epoch", epoch=number, val_iou=0.5)
-        tracked.log(EpochRecord(number, {"val_iou": 0.5}))
-    log.add("end", how="finished")
+        tracked.log(record.add_epoch({"epoch": number, "val_iou": 0.5}, {}, None, {}))
+    record.end("finished")
     tracked.finish()
     assert tracker.log.mock_calls == [mock.call(number, {"iou/val": 0.5}, None) for number in (1, 2, 3)][:num_logged]
     if failing:
@@ -138,21 +130,17 @@ def test_epochs_are_logged_in_order_and_a_service_that_fails_is_left_out_and_nam
         assert warning.startswith(f"wandb: {type(error).__name__}: ")
         assert warning.endswith("; training continues without it")
     else:
-        assert (ids, warnings) == (["run-1"], [])
+        assert (read_run_summary(tmp_path).trackers, warnings) == ({"wandb": "run-1"}, [])
         tracker.finish.assert_called_once_with({"best_epoch": 1.0, "epochs": 3.0, "best_val_iou": 0.5}, True)
 
 
 def test_the_id_of_a_run_is_kept_until_it_begins_anew(tmp_path):
-    log = EventLog()
-    log.open(tmp_path, resumed_after=None)
-    log.add("tracker", name="wandb", id="one")
-    log.add("tracker", name="mlflow", id="two")
-    EventLog().open(tmp_path, resumed_after={"epoch": 1, "batch": 0})
-    (tracked,) = build_trackers(Config(wandb=True), tmp_path, 1, log)
-    assert (tracked.run.earlier_id, tracked.run.first_epoch) == ("one", 1)
-    EventLog().open(tmp_path, resumed_after=None)
-    (tracked,) = build_trackers(Config(wandb=True), tmp_path, 0, log)
-    assert tracked.run.earlier_id is None
+    for resumed_after, known in ((None, None), ({"epoch": 1, "batch": 0}, "one"), (None, None)):
+        record = RunRecord()
+        record.open(tmp_path, resumed_after)
+        (tracked,) = build_trackers(Config(wandb=True), tmp_path, 1, record)
+        assert (tracked.run.earlier_id, tracked.run.first_epoch) == (known, 1)
+        record.update(trackers={"wandb": "one", "mlflow": "two"})
 
 
 @pytest.mark.usefixtures("small_network")
@@ -162,4 +150,4 @@ def test_a_run_is_tracked_from_its_start_to_its_end(tiny_config, fake):
     assert trackio.init.call_args.kwargs["config"]["batch_size"] == 4
     assert [call.kwargs["step"] for call in trackio.log.mock_calls] == [1, 2]
     trackio.finish.assert_called_once_with()
-    assert ("tracker", "run-1") in [(event["kind"], event.get("id")) for event in read_events(result.run_dir)]
+    assert read_run_summary(result.run_dir).trackers == {"trackio": "run-1"}

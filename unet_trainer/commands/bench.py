@@ -22,11 +22,11 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, as_dict, as_shape, implied_num_classes, to_yaml
 from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
 from unet_trainer.system.console import Console, aligned, cause_line
-from unet_trainer.system.input_files import read_json
 from unet_trainer.system.signals import ending_with_this_process
 from unet_trainer.training.early_checks import check_before_imports
 from unet_trainer.training.history import read_metrics
-from unet_trainer.training.run_folder import new_run_folder
+from unet_trainer.training.record import read_run_file
+from unet_trainer.training.run_folder import RUN_JSON, new_run_folder
 
 SCRIPT = Path(__file__).parents[2] / "train_unet.py"  # pip installs it next to the package too
 NUM_EPOCHS = 5  # the first one, which starts workers and kernels, does not count
@@ -94,7 +94,7 @@ def train_row(name: str, changes: Mapping[str, Any], config: Config, folder: Pat
     if child.returncode:
         reasons = [line for line in lines if line.startswith("Error: ")] or lines
         raise TrainingFailed(reasons[-1].removeprefix("Error: "))
-    result = read_json(folder / run_name / "result.json")
+    result = read_run_file(folder / run_name / RUN_JSON).result
     actual = as_dict(load_config(folder / run_name / "config.yaml"))
     actual |= {"amp_dtype": result["number_format"], "compile_model": result["is_compiled"]}
     wanted = as_dict(requested) | ({} if requested.use_amp else {"amp_dtype": "float32"})

@@ -28,7 +28,7 @@ from unet_trainer import __version__
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.system.console import readable
 from unet_trainer.system.input_files import read_text
-from unet_trainer.training.run_summary import EpochRecord, RunSummary
+from unet_trainer.training.record import EpochRecord, RunSummary
 from unet_trainer.training.val_scores import ImageScore
 
 TEMPLATES = Path(__file__).parent / "templates"

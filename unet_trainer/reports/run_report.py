@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +31,8 @@ from unet_trainer.reports.page import (
 from unet_trainer.system.atomic_files import write_output, write_text_atomically
 from unet_trainer.system.console import Console
 from unet_trainer.system.input_files import read_bytes
+from unet_trainer.training.record import RunSummary, read_run_summary
 from unet_trainer.training.run_folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, has_checkpoint
-from unet_trainer.training.run_summary import RunSummary, read_run_summary
 
 if TYPE_CHECKING:
     from unet_trainer.model.custom import CustomModel
@@ -93,9 +92,7 @@ def render_report(run: RunSummary, gallery: Gallery = NO_PICTURES, is_running: b
     baseline = best_baseline(counts, 1 if run.has_background else len(run.class_names), run.id_names)
     sheet = None if gallery.pictures else _latest_samples(run.folder)
     distribution = distribution_chart(run.image_scores)
-    # The file has a start before the notes that were made until the run had its folder.
-    known = [event for event in run.events if event.kind in EVENT_WORDS]
-    events = sorted(known, key=lambda event: (event.time or datetime.min).replace(tzinfo=None))
+    events = [event for event in run.events if event.kind in EVENT_WORDS]
     confusion, stage_rows = _confusion(counts, run.id_names), _stage_rows(run)
     classes = run.class_names if best is not None and best.classes else []
     kinds = (ErrorKind.FOUND, ErrorKind.MISSED, ErrorKind.FALSE) if run.has_background else (ErrorKind.WRONG,)

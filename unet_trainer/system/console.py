@@ -318,7 +318,7 @@ class Console:
             self.say(f"  {line}")
         if len(shown) < len(scores):
             self.say(
-                f"  and {len(scores) - len(shown)} more, which are better or do not occur: per_class_iou in result.json"
+                f"  and {len(scores) - len(shown)} more, which are better or do not occur: per_class_iou in run.json"
             )
 
     def _record(self, text: str) -> None:

@@ -7,6 +7,7 @@ another version, and a value of a wrong type would fail much later, at every sta
 
 import contextlib
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import lru_cache
@@ -17,7 +18,7 @@ from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, w
 from unet_trainer.system.input_files import read_json
 
 Kind = TypeVar("Kind")
-# By the name of a field, its type; a mapping again for an object in it, and [mapping] for a list of objects.
+# By the name of a field, its type; a mapping again for an object in it.
 Shape = Mapping[str, Any]
 MAX_DEPTH = 8  # of a value of any type
 
@@ -67,25 +68,17 @@ def from_plain(kind: type[Kind], content: Any) -> Kind:
 def pick(shape: Shape, content: Any) -> dict[str, Any]:
     """The fields that are declared, where an object has them: others, and those that are null, are left out. Raises
     ValueError."""
+    if not isinstance(content, dict):
+        raise ValueError(f"{content!r:.40}: Input should be a valid dictionary")
     picked: dict[str, Any] = {}
     for name, declared in shape.items():
-        if (value := as_object(content).get(name)) is None:
+        if (value := content.get(name)) is None:
             continue
         try:
-            if isinstance(declared, list):
-                picked[name] = [pick(declared[0], item) for item in _checked(list[Any], value)]
-            else:
-                picked[name] = pick(declared, value) if isinstance(declared, Mapping) else _checked(declared, value)
+            picked[name] = pick(declared, value) if isinstance(declared, Mapping) else _checked(declared, value)
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
     return picked
-
-
-def as_object(content: Any) -> dict[str, Any]:
-    """All fields of an object. Raises ValueError."""
-    if not isinstance(content, dict):
-        raise ValueError(f"{content!r:.40}: Input should be a valid dictionary")
-    return content
 
 
 def _checked(hint: Any, value: Any) -> Any:
@@ -97,8 +90,7 @@ def _checked(hint: Any, value: Any) -> Any:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ValueError(f"{first['input']!r:.40}: {first['msg']}") from None
-    if not _is_plain(value):
-        raise ValueError(f"{value!r:.40}: Input should be a plain value")
+    check_plain(value)
     return checked
 
 
@@ -110,9 +102,15 @@ def _adapter(hint: Any, is_strict: bool) -> Any:
     return TypeAdapter(list[hint], config=ConfigDict(strict=is_strict, allow_inf_nan=False))
 
 
+def check_plain(value: Any) -> Any:
+    """The value. Raises ValueError where it is nested deeply, or has a number that is not finite or beyond 64 bits."""
+    if not _is_plain(value):
+        raise ValueError("Input should be a plain value")
+    return value
+
+
 def _is_plain(value: Any, max_depth: int = MAX_DEPTH) -> bool:
-    """Neither nested deeply nor a number that numpy has no type for."""
-    if isinstance(value, int):
-        return -(2**63) <= value < 2**63
+    if isinstance(value, int | float):
+        return -(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)
     items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return max_depth > 0 and all(_is_plain(item, max_depth - 1) for item in items)

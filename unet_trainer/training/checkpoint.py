@@ -48,7 +48,8 @@ from unet_trainer.system.input_files import NO_FILE, check_zip, open_file
 from unet_trainer.system.os_errors import NO_ROOM, explain, named_file, with_advice
 from unet_trainer.system.resources import free_disk
 from unet_trainer.training.async_device import HostCopy
-from unet_trainer.training.history import EventLog, Row, write_metrics, write_result
+from unet_trainer.training.history import Row, write_metrics
+from unet_trainer.training.record import RunRecord
 from unet_trainer.training.resume import split_names
 from unet_trainer.training.run_folder import (
     BEST,
@@ -58,8 +59,8 @@ from unet_trainer.training.run_folder import (
     LAST,
     METRICS_CSV,
     PREVIOUS,
+    RUN_JSON,
     SAMPLES,
-    SETTINGS,
     SPLIT_CSV,
     VAL_SCORES,
     has_checkpoint,
@@ -255,7 +256,7 @@ class Checkpointer:
     split: Split
     console: Console
     is_ours: Callable[[], bool] = lambda: True  # whether the folder is still the one that the run has locked
-    events: EventLog = field(default_factory=EventLog)
+    record: RunRecord = field(default_factory=RunRecord)
     drawings: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # by their file
     saving: Future[None] | None = field(default=None, init=False)
     waiting: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
@@ -294,7 +295,7 @@ class Checkpointer:
         header = f"{CONFIG_TITLE} To run them again: python train_unet.py {shlex.quote(str(self.folder / CONFIG_YAML))}"
         text = self.settings.to_yaml(header, resume=None, run_name=self.folder.name)
         write_text_atomically(self.folder / CONFIG_YAML, text)
-        write_result(self.folder / SETTINGS, self.settings.explained())
+        self.record.update(settings=self.settings.explained())
 
     def write_split(self) -> None:
         """Which pairs train and which validate, so that a resumed run keeps to it."""
@@ -344,7 +345,7 @@ class Checkpointer:
             write_checkpoint(self.folder / LAST, copy.content(), previous=self.folder / PREVIOUS)
             self.initial = None
 
-        files = {"events": self.events.sync, **self.waiting, LAST: write_last, CONFIG_YAML: self.write_config}
+        files = {RUN_JSON: self.record.save, **self.waiting, LAST: write_last, CONFIG_YAML: self.write_config}
         self.waiting, self.saved_at = {}, time.monotonic()
         self.saving = start_thread(partial(_write_all, {**files, **self.drawings}), "checkpoint", is_awaited=True)
 

@@ -8,7 +8,6 @@ has learned anything; at such a rate a run needs more steps. It begins with the 
 that rate had been set."""
 
 import contextlib
-import dataclasses
 import itertools
 import math
 import time
@@ -23,6 +22,7 @@ from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.system.console import Bar, counted
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.history import Row, column
+from unet_trainer.training.record import Trial
 from unet_trainer.training.run import Run
 from unet_trainer.training.time_budget import change_epochs, fit_into_budget
 
@@ -96,8 +96,7 @@ def try_learning_rates(run: Run) -> None:
         reason = f"{LONGER} times {config.num_epochs}: the lower learning rate needs more steps"
         change_epochs(run, LONGER * config.num_epochs, reason)
         run.console.say(f"  num_epochs {run.config.num_epochs}: {reason}")
-    tried = [{**dataclasses.asdict(one), "steps": num_steps, "is_chosen": one is chosen} for one in pilots]
-    run.events.add("pilots", pilots=tried)
+    run.record.update(trials=[Trial(one.learning_rate, one.iou, num_steps, one is chosen) for one in pilots])
     run.checkpointer.attempt(run.checkpointer.write_config)
 
 

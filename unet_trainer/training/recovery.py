@@ -132,9 +132,7 @@ def handle_out_of_memory(run: Run, reason: str) -> None:
     if not is_whole:
         checkpointer.restore_last()
         components.train_step.abandon_group()
-    run.events.add(
-        "shrink", epoch=run.state.epoch, batch=run.state.batch, batch_parts=run.config.batch_parts, text=reason
-    )
+    run.record.add("shrink", reason, run.state.epoch, run.state.batch)
     run.console.note(f"going on from {describe_position(components.state)}")
     checkpointer.save_state()
 

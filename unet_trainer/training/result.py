@@ -1,4 +1,4 @@
-"""The result of a run: as an object, as result.json, and as the last lines on the console."""
+"""The result of a run: as an object, in run.json, and as the last lines on the console."""
 
 import math
 import shlex
@@ -16,11 +16,11 @@ from unet_trainer.datasets.pairs import first_few
 from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.system.console import counted
-from unet_trainer.training.history import Row, column, write_result
+from unet_trainer.training.history import Row, column
+from unet_trainer.training.record import NO_USE
 from unet_trainer.training.resume import longer
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import BEST, CURVES, LAST, REPORT, RESULT_JSON, SAMPLES, resume_command
-from unet_trainer.training.run_summary import NO_USE
+from unet_trainer.training.run_folder import BEST, CURVES, LAST, REPORT, SAMPLES, resume_command
 
 # Gains are shares of what lies between the baseline and an IoU of 1.
 MIN_GAIN = 0.01  # a model below it is no better than the baseline
@@ -101,15 +101,14 @@ def _baseline(run: Run) -> Baseline | None:
 
 
 def report(run: Run, close: Callable[[], object] = lambda: None) -> TrainResult:
-    """Checks that the weights are there, writes result.json and report.html, closes what the run had open, and says the
-    result: the last lines tell what there is and what to do with it. After a signal too, which leaves a finished run
-    without its
-    report."""
+    """Checks that the weights are there, records the result, writes report.html, closes what the run had open, and says
+    the result: the last lines tell what there is and what to do with it. After a signal too, which leaves a finished
+    run without its report."""
     run.lost_best = run.checkpointer.check_best() or run.lost_best
-    run.events.add("end", how="stopped early" if run.state.epoch < run.config.num_epochs else "finished")
+    run.record.end("stopped early" if run.state.epoch < run.config.num_epochs else "finished")
     result = build_result(run)
     content = {name: value for name, value in asdict(result).items() if name not in ("run_dir", "history")}
-    run.checkpointer.attempt(lambda: write_result(result.run_dir / RESULT_JSON, content))
+    run.record.update(result=content)
     try:
         if run.processes.is_main:
             run.signals.check()  # one that came with the last step

@@ -27,10 +27,10 @@ from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
 from unet_trainer.training.curves import PacedWriter
 from unet_trainer.training.evaluation import Evaluation, val_scores_csv
 from unet_trainer.training.extension import NO_PARTS, CustomParts
-from unet_trainer.training.history import EventLog, Row, column, finite
+from unet_trainer.training.history import Row, column
 from unet_trainer.training.parallel import ALONE, Job
+from unet_trainer.training.record import RunRecord
 from unet_trainer.training.run_folder import REPORT
-from unet_trainer.training.run_summary import read_epoch
 from unet_trainer.training.state import TrainState, counts_against_patience
 from unet_trainer.training.time_budget import MAX_REPORT_SECONDS, TimeBudget, fit_into_budget, is_out_of_time
 from unet_trainer.training.trackers import RunTracker
@@ -49,7 +49,7 @@ class Run:
     console: Console
     signals: Signals
     budget: TimeBudget = field(default_factory=TimeBudget)
-    events: EventLog = field(default_factory=EventLog)
+    record: RunRecord = field(default_factory=RunRecord)
     processes: Job = ALONE  # that share the work
     custom: CustomParts = NO_PARTS
     callers_random_state: CallersRandomState = field(default_factory=CallersRandomState)
@@ -138,10 +138,9 @@ class Run:
                     "augment_seconds_per_image": times.augment_seconds,
                 }
             classes = dict(zip(class_names(self.config), found.scores.classes, strict=True))
-            facts = {**row, "best": improved, "stages": stages, "classes": classes, "confusion": found.scores.confusion}
-            self.events.add("epoch", **facts)
+            epoch = self.record.add_epoch(row, classes, found.scores.confusion, stages)
             for tracker in self.trackers:
-                tracker.log(read_epoch(finite(facts)))
+                tracker.log(epoch)
         best = self.state.eval_segmenter if improved else None
         counts, data_dir = found.sample_counts.numpy(), Path(self.config.data_dir)
         make_scores = partial(val_scores_csv, self.loaders.val.dataset, counts, data_dir, self.config)

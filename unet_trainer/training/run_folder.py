@@ -18,13 +18,12 @@ from unet_trainer.system.os_errors import cannot, with_advice
 LAST, PREVIOUS, BEST = "last.pt", "previous.pt", "best.pt"
 SMP_WEIGHTS, SMP_CARD = "model.safetensors", "unet_trainer.json"  # of an export for segmentation-models-pytorch
 DAMAGED = "damaged.pt"  # a last.pt that could not be read
-SETTINGS = "settings.json"  # value, source and reason of every setting
 VAL_SCORES = "val_scores.csv"  # of each validation image, at the best epoch
 CURVES = "curves.png"
 REPORT = "report.html"
-EVENTS = "events.jsonl"
+RUN_JSON = "run.json"  # what the run is and what happened
 SPLIT_CSV = "split.csv"  # which pairs train and which validate
-CONFIG_YAML, METRICS_CSV, RESULT_JSON = "config.yaml", "metrics.csv", "result.json"
+CONFIG_YAML, METRICS_CSV = "config.yaml", "metrics.csv"
 LOG, SAMPLES = "train.log", "samples"
 CONFIG_TITLE = "Settings of this run."  # opens config.yaml
 # Files that a run replaces whole, under temporary names first.
@@ -35,8 +34,7 @@ REPLACED = (
     SPLIT_CSV,
     CONFIG_YAML,
     METRICS_CSV,
-    RESULT_JSON,
-    SETTINGS,
+    RUN_JSON,
     VAL_SCORES,
     CURVES,
     REPORT,
@@ -211,7 +209,7 @@ def start_folder(resume: str | None, run_name: str, checkpoint_dir: Path) -> Pat
 
 def check_may_write(folder: Path) -> None:
     """Before an epoch is trained: raises UserError for a folder that does not take files of ours."""
-    for name, is_right in ((LOG, stat.S_ISREG), (EVENTS, stat.S_ISREG), (SAMPLES, stat.S_ISDIR)):
+    for name, is_right in ((LOG, stat.S_ISREG), (RUN_JSON, stat.S_ISREG), (SAMPLES, stat.S_ISDIR)):
         with contextlib.suppress(OSError):
             mode = (folder / name).lstat().st_mode
             if stat.S_ISLNK(mode):

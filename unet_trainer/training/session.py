@@ -1,4 +1,4 @@
-"""What one call of `train` holds: console, events, signal handlers, the lock of the run's folder. Closes them in
+"""What one call of `train` holds: console, record, signal handlers, the lock of the run's folder. Closes them in
 order."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from unet_trainer.system.launch import read_launch
 from unet_trainer.system.locks import FolderLock
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, Signals
-from unet_trainer.training.history import EventLog
+from unet_trainer.training.record import RunRecord
 from unet_trainer.training.run_folder import has_checkpoint, resume_command
 
 if TYPE_CHECKING:  # it imports torch
@@ -33,9 +33,9 @@ class Session:
         self.started = time.perf_counter() if started is None else started
         self.launch = read_launch()
         self.console = Console() if self.launch.is_main else silent_console()
-        self.events = EventLog()
+        self.record = RunRecord()
         if self.launch.is_main:
-            self.console.on_message = lambda kind, text: self.events.add(kind, text=text)
+            self.console.on_message = self.record.add
         self.signals = Signals()
         self.lock = FolderLock()
         parts = self._parts = contextlib.ExitStack()
@@ -69,7 +69,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        was_finished = self.events.has_ended  # `report` said so
+        was_finished = self.record.content.last_end is not None  # `report` said so
         shown = error if error is None or not is_of_the_machine(error) else self._as_sentence(error)
         if self.launch.is_torchrun:
             self.signals.is_deferred = True  # torchrun ends the others with a signal when one has ended
@@ -103,13 +103,14 @@ class Session:
     def _log_end(self, error: BaseException | None) -> None:
         """What ended the run, for its log; `report` has told the end of one that came to it."""
         if isinstance(error, KeyboardInterrupt | GeneratorExit):  # GeneratorExit: who follows the run has left the loop
-            self.events.add("end", how="interrupted", text=str(error) or "cancelled")
+            self.record.end("interrupted", str(error) or "cancelled")
         elif isinstance(error, Exception):
             # Whoever catches an error that was foreseen shows it; the traceback of a bug goes to the terminal.
             is_foreseen = isinstance(error, TrainingFailed | UserError)
             text = str(error) if is_foreseen else f"{type(error).__name__}: {first_line(error)}"
             self.console.log_only(f"Error: {text}")
-            self.events.add("end", how="failed", text=text)
+            self.record.end("failed", text)
+        self.record.save()
 
     def _say_interrupted(self, error: KeyboardInterrupt | GeneratorExit, was_finished: bool) -> None:
         folder, start = self._folder, "Interrupted" if isinstance(error, KeyboardInterrupt) else "Cancelled"

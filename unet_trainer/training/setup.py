@@ -186,8 +186,8 @@ def set_up(
         folder = Path(processes.broadcast(str(_begin_folder(config, session)) if processes.is_main else ""))
     if processes.is_main:
         resumed_after = None if earlier is None else {"epoch": state.epoch, "batch": state.batch}
-        facts = start_facts(hardware, settings, dataset, state.segmenter.network)
-        _open_folder(folder, settings, session, {"resumed_after": resumed_after, **facts})
+        about = start_facts(hardware, settings, dataset, state.segmenter.network)
+        _open_folder(folder, session, {"resumed_after": resumed_after, **about})
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     curves, live_report = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE), None
     drawings: dict[str, Callable[[], object]] = {CURVES: curves.write}
@@ -195,16 +195,16 @@ def set_up(
         draw = partial(make_report, folder, with_pictures=False, is_running=True)
         live_report = PacedWriter(draw, MAX_REPORT_SHARE, REPORT_SECONDS)
         drawings[REPORT] = live_report.write
-    is_ours, events = session.lock.is_ours, session.events
+    is_ours, record = session.lock.is_ours, session.record
     if processes.is_main:
-        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, events, drawings)
+        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, record, drawings)
     budget.seconds_before = state.seconds + state.train_seconds
-    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, events, processes)
+    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes)
     run.custom, run.callers_random_state = custom, callers_random_state
     run.untaught_ids = dataset.untaught_ids
     if processes.is_main:
         run.make_report, run.live_report = make_report and partial(make_report, model=custom.model), live_report
-        run.trackers = build_trackers(settings.taken, folder, state.epoch, events)
+        run.trackers = build_trackers(settings.taken, folder, state.epoch, record)
         session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
         _resume(run, earlier, source, changes)
@@ -222,7 +222,7 @@ def set_up(
     console.fact("Start-up", f"{startup_seconds:.1f} s")
     for tracker in run.trackers:
         tracker.start(console.warn)
-    events.add("ready", startup_seconds=startup_seconds)
+    record.update(startup_seconds=startup_seconds)
     return run
 
 
@@ -241,7 +241,7 @@ def package_versions() -> dict[str, str]:
 def start_facts(
     hardware: HardwareFacts, settings: Settings, dataset: CheckedDataset, network: torch.nn.Module
 ) -> dict[str, dict[str, Any]]:
-    """What the run records of itself at its start, as plain values; history has their types."""
+    """What the run records of itself at its start, as plain values; see record for their types."""
     config = settings.taken
     machine = {
         "device": hardware.device,
@@ -396,13 +396,13 @@ def _begin_folder(config: Config, session: Session) -> Path:
     return folder
 
 
-def _open_folder(folder: Path, settings: Settings, session: Session, start: Mapping[str, Any]) -> None:
+def _open_folder(folder: Path, session: Session, start: Mapping[str, Any]) -> None:
     """Before an epoch is trained: raises UserError for a folder that takes no files."""
     run_folder.check_may_write(folder)
     try:
         run_folder.sweep(folder)
         session.console.log_to(folder / LOG)
-        session.events.open(folder, **start)
+        session.record.open(folder, **start)
     except OSError as error:
         where = named_file(error) or folder
         raise UserError(f"{where} cannot be written to ({explain(error, folder)[0]}); a run needs its folder") from None

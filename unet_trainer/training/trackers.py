@@ -15,19 +15,14 @@ from typing import Any
 
 from unet_trainer.config.schema import Config, as_dict
 from unet_trainer.system.console import first_line
-from unet_trainer.training.history import EventLog, read_events
+from unet_trainer.training.record import EpochRecord, RunFile, RunRecord
 from unet_trainer.training.run_folder import SAMPLE_NAMES, SAMPLES
-from unet_trainer.training.run_summary import EpochRecord, RunSummary, read_run_summary
 
 PROJECT = "unet-trainer"
 # column of metrics.csv → name in a tracker: what stands before the slash makes a group
-SCALARS = {
-    **{f"{split}_{score}": f"{score}/{split}" for score in ("loss", "iou", "dice") for split in ("train", "val")},
-    **{
-        name: f"training/{name}"
-        for name in ("learning_rate", "images_per_second", "data_wait", "seconds", "peak_memory_gib")
-    },
-}
+SCALARS = {f"{split}_{score}": f"{score}/{split}" for score in ("loss", "iou", "dice") for split in ("train", "val")}
+for _name in ("learning_rate", "images_per_second", "data_wait", "seconds", "peak_memory_gib"):
+    SCALARS[_name] = f"training/{_name}"
 
 
 @dataclass(frozen=True)
@@ -61,10 +56,8 @@ class TensorBoardTracker:
         self.writer.flush()
 
     def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
-        plain = {
-            name: value if isinstance(value, str | int | float) else str(value)
-            for name, value in self.run.settings.items()
-        }
+        settings, takes = self.run.settings, (str, int, float)
+        plain = {name: value if isinstance(value, takes) else str(value) for name, value in settings.items()}
         named = {f"hparam/{name}": value for name, value in outcome.items()}
         self.writer.add_hparams(plain, named, run_name=".")  # in the same folder, not in one of its own
         self.writer.close()
@@ -79,12 +72,8 @@ class WandbTracker:
 
     def init(self, run: TrackedRun) -> str | None:
         self.module = importlib.import_module(self.package)
-        options: dict[str, Any] = {
-            "project": PROJECT,
-            "name": run.folder.name,
-            "config": dict(run.settings),
-            "resume": "allow",
-        }
+        options: dict[str, Any] = {"project": PROJECT, "name": run.folder.name, "resume": "allow"}
+        options["config"] = dict(run.settings)
         if self.package == "wandb":
             os.environ.setdefault("WANDB_SILENT", "true")
             options |= {"dir": str(run.folder), "id": run.earlier_id}
@@ -145,29 +134,31 @@ def scalars_of(epoch: EpochRecord) -> dict[str, float]:
     return found
 
 
-def outcome_of(summary: RunSummary) -> dict[str, float]:
+def outcome_of(content: RunFile) -> dict[str, float]:
     """Figures of the whole run."""
-    best = summary.best
-    if best is None:
+    if (best := content.best) is None:
         return {}
-    found = {
-        f"best_{name}": value for name in ("val_iou", "val_dice", "val_loss") if (value := best.get(name)) is not None
-    }
-    return {"best_epoch": float(best.number), "epochs": float(len(summary.epochs)), **found}
+    names = ("val_iou", "val_dice", "val_loss")
+    scores = {f"best_{name}": value for name in names if (value := best.get(name)) is not None}
+    return {"best_epoch": float(best.number), "epochs": float(len(content.epochs)), **scores}
 
 
 class RunTracker:
     """A tracker of a run, which the first error of its service switches off."""
 
-    def __init__(self, name: str, tracker: Tracker, run: TrackedRun, on_id: Callable[[str | None], object]) -> None:
-        self.name, self.tracker, self.run, self.on_id = name, tracker, run, on_id
+    def __init__(self, name: str, tracker: Tracker, run: TrackedRun, record: RunRecord) -> None:
+        self.name, self.tracker, self.run, self.record = name, tracker, run, record
         self.warn: Callable[[str], object] = print
         self.is_on = True
         self._last_picture = ""
 
     def start(self, warn: Callable[[str], object]) -> None:
         self.warn = warn
-        self._try(lambda: self.on_id(self.tracker.init(self.run)))
+        self._try(self._init)
+
+    def _init(self) -> None:
+        if (run_id := self.tracker.init(self.run)) is not None:
+            self.record.update(trackers={**self.record.content.trackers, self.name: str(run_id)})
 
     def log(self, epoch: EpochRecord) -> None:
         """With the newest of the samples, if there is one since the last call: they are written a little later than
@@ -178,9 +169,9 @@ class RunTracker:
         self._try(lambda: self.tracker.log(epoch.number, scalars_of(epoch), newest if is_new else None))
 
     def finish(self) -> None:
-        summary = read_run_summary(self.run.folder)
-        is_complete = summary.state in ("finished", "stopped early")
-        self._try(lambda: self.tracker.finish(outcome_of(summary), is_complete))
+        content = self.record.content
+        is_complete = content.last_end in ("finished", "stopped early")
+        self._try(lambda: self.tracker.finish(outcome_of(content), is_complete))
 
     def _try(self, call: Callable[[], object]) -> None:
         if not self.is_on:
@@ -192,18 +183,8 @@ class RunTracker:
             self.warn(f"{self.name}: {type(error).__name__}: {first_line(error)}; training continues without it")
 
 
-def build_trackers(config: Config, folder: Path, first_epoch: int, events: EventLog) -> list[RunTracker]:
-    """Those that are switched on, with the id of the run if it has not begun anew since the tracker
-    knew it."""
-    ids: dict[str, str] = {}
-    for event in read_events(folder):
-        if event["kind"] == "start" and event.get("resumed_after") is None:
-            ids = {}
-        elif event["kind"] == "tracker" and "id" in event:
-            ids[event.get("name", "")] = event["id"]
-
-    def build(name: str) -> RunTracker:
-        run = TrackedRun(folder, as_dict(config), first_epoch, ids.get(name))
-        return RunTracker(name, TRACKERS[name](), run, lambda run_id: events.add("tracker", name=name, id=run_id))
-
-    return [build(name) for name in TRACKERS if getattr(config, name)]
+def build_trackers(config: Config, folder: Path, first_epoch: int, record: RunRecord) -> list[RunTracker]:
+    """Those that are switched on, with the id by which they know a run that is resumed."""
+    ids, settings = record.content.trackers, as_dict(config)
+    runs = {name: TrackedRun(folder, settings, first_epoch, ids.get(name)) for name in TRACKERS if settings[name]}
+    return [RunTracker(name, TRACKERS[name](), run, record) for name, run in runs.items()]

@@ -1,0 +1,471 @@
+"""run.json, in which a run records what it is and what happened: its writer, and its reader for all that shows runs.
+
+The file is replaced whole, with each save of the state. A reader takes all of it or, where it is damaged, nothing. What
+a run does not have is empty or None. Imports no torch.
+"""
+
+import contextlib
+import json
+import math
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from statistics import harmonic_mean
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
+from typing_extensions import TypedDict  # pydantic refuses that of Python 3.11
+
+from unet_trainer.config.safe_yaml import map_leaves
+from unet_trainer.system.atomic_files import write_bytes_atomically
+from unet_trainer.system.console import first_line
+from unet_trainer.system.input_files import read_json
+from unet_trainer.system.json_cache import check_plain
+from unet_trainer.system.locks import FolderId, id_of, is_locked, is_locked_here
+from unet_trainer.training.history import Row
+from unet_trainer.training.run_folder import BEST, LAST, METRICS_CSV, PREVIOUS, RUN_JSON, VAL_SCORES
+from unet_trainer.training.val_scores import MAX_PIXELS, ImageScore, read_val_scores
+
+State = Literal["running", "finished", "stopped early", "interrupted", "failed", "damaged"]
+ENDS: tuple[State, ...] = ("finished", "stopped early", "interrupted", "failed")
+STARTS = ("start", "resumed")
+RUN_FILES = (RUN_JSON, LAST, PREVIOUS, BEST, METRICS_CSV)  # a folder with one of them is a run's
+NO_USE = "this model is of no use"  # what the warning of such a result starts with
+MAX_NUMBER = 1e100  # beyond which a sum over epochs may not be finite
+MAX_SAVES = 3  # in an epoch, for what is added: a disk may be slow
+Number = Annotated[float, Field(strict=True, gt=-MAX_NUMBER, lt=MAX_NUMBER, allow_inf_nan=False)]
+Count = Annotated[int, Field(strict=True, ge=0, le=MAX_PIXELS)]
+Plain = Annotated[Any, AfterValidator(check_plain)]
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One finished epoch. `row`: the columns of metrics.csv that are finite. `classes`: of each class that is reported,
+    by its name, iou, dice, precision and recall; None: undefined, because the class does not occur."""
+
+    number: Annotated[Count, Field(ge=1)]
+    row: dict[str, Number]
+    classes: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
+    # rows truth, columns prediction, of all ids; of the best epoch alone: a thousand of them take 100 MB
+    confusion: list[list[Count]] | None = None
+    stages: dict[str, Number] = Field(default_factory=dict)  # seconds
+    time: AwareDatetime | None = None
+
+    def get(self, column: str) -> float | None:
+        return self.row.get(column)
+
+    def score(self, name: str, kind: str) -> float | None:
+        """Of a class: iou, dice, precision or recall."""
+        return self.classes.get(name, {}).get(kind)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """`source`: default, demo, file, config, command line, argument, decided; empty: not known."""
+
+    value: Plain = None
+    source: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened: `kind` start, resumed, shrink, interrupted, killed, failed, finished, stopped early,
+    warning, note. `epoch`: epochs that were finished then; `batch`: batches of the next one."""
+
+    kind: str
+    time: AwareDatetime | None = None
+    epoch: Count = 0
+    text: str = ""
+    batch: Count = 0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A learning rate that was tried before the first epoch, and the training IoU that it came to."""
+
+    learning_rate: Number
+    iou: Number
+    steps: Count
+    is_chosen: Annotated[bool, Field(strict=True)]
+
+
+class Machine(TypedDict, total=False):
+    device: str
+    name: str
+    host: str
+    system: str
+    python: str
+    cores: Count
+    memory_gib: Number
+    versions: dict[str, str]
+
+
+class ClassShare(TypedDict, total=False):
+    name: str
+    values: str
+    share: Number | None
+
+
+class Data(TypedDict, total=False):
+    data_dir: str
+    split: str
+    images: str
+    sizes: str
+    fit: str
+    num_train: Count
+    num_val: Count
+    num_test: Count
+    model_size: list[Count]
+    classes: list[ClassShare]
+    ignored_share: Number | None
+    notices: list[str]
+
+
+class Model(TypedDict, total=False):
+    architecture: str
+    encoder: str
+    init_from: str | None
+    parameters: Count
+    ids: list[str]  # names of all classes, in the order of a confusion matrix
+    classes: list[str]  # of those that are reported
+
+
+class Result(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # all of TrainResult but history and folder
+    number_format: str
+    is_compiled: bool
+    warnings: list[str]
+
+
+class RunFile(BaseModel):
+    """The content of run.json."""
+
+    format: Literal[1] = 1
+    machine: Machine = {}
+    data: Data = {}
+    model: Model = {}
+    settings: dict[str, Setting] = {}
+    events: list[Event] = []
+    trials: list[Trial] = []
+    result: Result = {}  # empty until the run has ended by itself
+    startup_seconds: Number | None = None
+    trackers: dict[str, str] = {}  # the id of the run by the name of the service
+    epochs: list[EpochRecord] = []
+
+    @model_validator(mode="after")
+    def _check_classes(self) -> Self:
+        """Each epoch has the classes of the run and counts of all ids, or neither."""
+        names = next((list(epoch.classes) for epoch in reversed(self.epochs) if epoch.classes), [])
+        ids = self.model.get("ids") or []
+        num_ids = len(ids) or max(2, len(names))
+        is_known = names == [name for name in ids or names if name in names]
+        for number, epoch in zip([0, *(epoch.number for epoch in self.epochs)], self.epochs, strict=False):
+            is_square = epoch.confusion is None or [len(row) for row in epoch.confusion] == [num_ids] * num_ids
+            if not (is_known and is_square and list(epoch.classes) in ([], names)):
+                raise ValueError(f"epoch {epoch.number} has other classes than the run, or no counts of their pixels")
+            if epoch.number <= number:
+                raise ValueError(f"epoch {epoch.number} comes after epoch {number}")
+        return self
+
+    def value(self, setting: str, otherwise: Any = None) -> Any:
+        return self.settings[setting].value if setting in self.settings else otherwise
+
+    @property
+    def monitor(self) -> str:
+        return str(self.value("monitor", "val_iou"))
+
+    @property
+    def best(self) -> EpochRecord | None:
+        """The epoch with the best value of the monitored metric, the first of equals; None before there is one."""
+        sign = -1 if self.monitor == "val_loss" else 1
+        scored = [(epoch, value) for epoch in self.epochs if (value := epoch.get(self.monitor)) is not None]
+        return max(scored, key=lambda pair: (sign * pair[1], -pair[0].number))[0] if scored else None
+
+    @property
+    def last_end(self) -> State | None:
+        """None while the run goes on, or where it was killed."""
+        last = next((event.kind for event in reversed(self.events) if event.kind in (*STARTS, *ENDS)), None)
+        return next((state for state in ENDS if state == last), None)
+
+    @property
+    def num_finished(self) -> int:
+        """Epochs, with those that a run in a new folder was resumed after."""
+        return self.epochs[-1].number if self.epochs else self.events[-1].epoch if self.events else 0
+
+
+def read_run_file(path: Path) -> RunFile:
+    """Raises OSError, and ValueError for what no run has written."""
+    content = read_json(path)
+    try:
+        return RunFile.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))[:100]
+        raise ValueError(": ".join(filter(None, [place, first["msg"].removeprefix("Value error, ")]))) from None
+
+
+class RunRecord:
+    """The writer of run.json. What happens before the run has its folder waits until it has; safe from two threads."""
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self.content = RunFile()
+        self._folder_id: FolderId | None = None  # of this folder, not of another one that has its name later
+        self._saves_left = MAX_SAVES
+        self._lock, self._writing = threading.Lock(), threading.Lock()  # of the content, of the file
+
+    def open(self, folder: Path, resumed_after: Mapping[str, int] | None = None, **about: Mapping[str, Any]) -> None:
+        """Begin the record in the run's folder or, of a run that is resumed after this epoch and batch, go on with the
+        one there. `about`: machine, data, model. Raises OSError."""
+        path, text, after = folder / RUN_JSON, "", {"epoch": 0, "batch": 0, **(resumed_after or {})}
+        content = RunFile(**finite(about))
+        if resumed_after is not None:
+            try:
+                content = _continued(read_run_file(path), after["epoch"], finite(about))
+            except FileNotFoundError:
+                pass
+            except ValueError as error:
+                text = f"what the run recorded before is lost ({RUN_JSON}: {first_line(error)})"
+        start = Event("start" if resumed_after is None else "resumed", _now(), text=text, **after)
+        with self._lock:
+            content.events += [*(replace(event, epoch=start.epoch) for event in self.content.events), start]
+            self.content, self.path, self._folder_id = content, path, id_of(folder)
+            self._saves_left = MAX_SAVES
+        self._write()
+
+    def add(self, kind: str, text: str = "", epoch: int | None = None, batch: int = 0) -> None:
+        """Add an event. `epoch`, `batch`: of a state that was restored; later epochs are trained again."""
+        with self._lock:
+            if epoch is not None:
+                self.content.epochs[:] = [record for record in self.content.epochs if record.number <= epoch]
+            number = self.content.num_finished if epoch is None else epoch
+            self.content.events.append(Event(kind, _now(), number, text, batch))
+            self._saves_left -= 1
+        if self._saves_left >= 0:
+            self.save()
+
+    def end(self, how: str, text: str = "") -> None:
+        """Add the end of the run, once: what happens while a report is written is no other one."""
+        if self.content.last_end is None:
+            self._saves_left = 0  # it is saved once
+            self.add(how, text)
+        self.save()
+
+    def add_epoch(
+        self,
+        row: Row,
+        classes: Mapping[str, Mapping[str, float | None]],
+        confusion: list[list[int]] | None,
+        stages: Mapping[str, float],
+    ) -> EpochRecord:
+        """It is written with the next save."""
+        values = {name: value for name, value in row.items() if name != "epoch"}
+        epoch = EpochRecord(int(row["epoch"]), _bounded(values), finite(classes), confusion, _bounded(stages), _now())
+        with self._lock:
+            epochs = self.content.epochs
+            epochs.append(epoch)
+            best = self.content.best
+            epochs[:] = [
+                one if one is best or one.confusion is None else replace(one, confusion=None) for one in epochs
+            ]
+            self._saves_left = MAX_SAVES
+        return epoch
+
+    def update(self, **values: Any) -> None:
+        """Replace fields of the content, and save it if they change."""
+        with self._lock:
+            before, self.content = self.content, RunFile(**{**vars(self.content), **finite(values)})
+        if any(getattr(before, name) != getattr(self.content, name) for name in values):
+            self.save()
+
+    def save(self) -> None:
+        """Write the file. A disk that refuses it is reported by the save of the state."""
+        with contextlib.suppress(OSError):
+            self._write()
+
+    def _write(self) -> None:
+        with self._writing:
+            with self._lock:
+                text = json.dumps(self.content, default=_plain, ensure_ascii=False, allow_nan=False)
+            if self.path is not None and id_of(self.path.parent) == self._folder_id:
+                # names that are not UTF-8 become escapes of JSON
+                write_bytes_atomically(self.path, text.encode("utf-8", "backslashreplace"))
+
+
+def _continued(before: RunFile, epoch: int, about: Mapping[str, Any]) -> RunFile:
+    """The record of a run that was resumed after an epoch. Raises ValueError if that is of other classes."""
+    events, epochs = list(before.events), [record for record in before.epochs if record.number <= epoch]
+    if events and before.last_end is None:
+        last = (before.epochs or events)[-1].time
+        events.append(Event("killed", last, before.num_finished, "the process ended without a word"))
+    return RunFile(**{**vars(before), **about, "events": events, "epochs": epochs, "result": {}})
+
+
+def _now() -> datetime:
+    return datetime.now(UTC).replace(microsecond=0)
+
+
+def _plain(value: Any) -> Any:
+    return value.isoformat() if isinstance(value, datetime) else vars(value)
+
+
+def _bounded(values: Mapping[str, float]) -> dict[str, float]:
+    """Those that a reader takes."""
+    return {name: value for name, value in values.items() if abs(value) < MAX_NUMBER}
+
+
+def finite(value: Any) -> Any:
+    """JSON has no NaN: it becomes null."""
+    return map_leaves(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, value)
+
+
+class RunSummary(RunFile):
+    """What a run's folder holds."""
+
+    folder: Path
+    state: State
+    updated: datetime | None  # the last sign of life
+    problems: list[str]  # what is damaged, and left out
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def warnings(self) -> list[str]:
+        """About the result."""
+        return self.result.get("warnings", [])
+
+    @property
+    def is_of_no_use(self) -> bool:
+        """Whether training found at its end that the model is no better than none."""
+        return any(warning.startswith(NO_USE) for warning in self.warnings)
+
+    @property
+    def num_epochs(self) -> int | None:
+        """That are planned."""
+        number = self.value("num_epochs")
+        return number if type(number) is int else None
+
+    @property
+    def progress(self) -> str:
+        """Epochs that are done, of those that are planned: 5/6; 5 where the plan is not known."""
+        return f"{len(self.epochs)}/{self.num_epochs}" if self.num_epochs else f"{len(self.epochs)}"
+
+    @property
+    def class_names(self) -> list[str]:
+        """Of the classes that are reported."""
+        classes = next((epoch.classes for epoch in reversed(self.epochs) if epoch.classes), None)
+        return list(classes or self.model.get("classes") or ["foreground"])
+
+    @property
+    def id_names(self) -> list[str]:
+        """Of all class ids, in the order of a confusion matrix."""
+        ids = self.model.get("ids")
+        return list(ids) if ids else [*(["background"] if len(self.class_names) == 1 else []), *self.class_names]
+
+    @property
+    def has_background(self) -> bool:
+        """Whether class 0 is not reported."""
+        return len(self.class_names) < len(self.id_names)
+
+    @property
+    def per_class_iou(self) -> dict[str, float | None]:
+        """Of the best epoch."""
+        return {} if self.best is None else {name: scores.get("iou") for name, scores in self.best.classes.items()}
+
+    @property
+    def best_iou(self) -> float | None:
+        """Of the best epoch."""
+        return None if self.best is None else self.best.get("val_iou")
+
+    def worst_classes(self, most: int) -> list[str]:
+        """All class names in their order; of more than `most` those that the best epoch scores worst."""
+        names, best = self.class_names, self.per_class_iou
+        if len(names) <= most:
+            return names
+        return sorted(names, key=lambda name: 2.0 if (value := best.get(name)) is None else value)[:most]
+
+    @cached_property
+    def image_scores(self) -> list[ImageScore]:
+        """Of the best epoch, the worst first."""
+        with noting(VAL_SCORES, self.problems):
+            return read_val_scores(self.folder / VAL_SCORES, self.class_names)
+        return []
+
+    def column(self, name: str) -> dict[int, float]:
+        """Of metrics.csv: epoch and value, where there is one."""
+        return {epoch.number: value for epoch in self.epochs if (value := epoch.get(name)) is not None}
+
+    def class_column(self, name: str) -> dict[int, float]:
+        """IoU of a class by epoch, where there is one."""
+        return {epoch.number: value for epoch in self.epochs if (value := epoch.score(name, "iou")) is not None}
+
+    def peak(self, name: str) -> float:
+        return max(self.column(name).values(), default=0.0)
+
+    @property
+    def seconds(self) -> float:
+        """In epochs."""
+        return sum(self.column("seconds").values())
+
+    @property
+    def images_per_second(self) -> float | None:
+        values = [value for value in self.column("images_per_second").values() if value > 0]
+        return harmonic_mean(values) if values else None
+
+
+def read_run_summary(folder: Path) -> RunSummary:
+    """All that the folder tells, whether the run goes on, was killed or lost files. Never raises: what is damaged is in
+    `problems`."""
+    content, problems = RunFile(), list[str]()
+    with noting(RUN_JSON, problems):
+        content = read_run_file(folder / RUN_JSON)
+    state: State = "damaged" if problems else content.last_end or "interrupted"  # without an end it was killed
+    if is_locked(folder) and not (content.last_end and is_locked_here(folder)):  # the lock is released last
+        state = "running"
+    return RunSummary(**vars(content), folder=folder, state=state, updated=_touched(folder), problems=problems)
+
+
+@contextlib.contextmanager
+def noting(name: str, problems: list[str]) -> Iterator[None]:
+    """Around reading a file that need not be there: what is wrong with it is noted, and reading goes on after the
+    block."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        problems.append(f"{name}: {getattr(error, 'strerror', None) or first_line(error)}")
+
+
+def is_run(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        return folder.is_dir() and any((folder / name).is_file() for name in RUN_FILES)
+    return False
+
+
+def find_runs(checkpoint_dir: Path) -> list[Path]:
+    """The folders of all runs, the one that was touched last first."""
+    try:
+        folders = [path for path in checkpoint_dir.iterdir() if not path.name.startswith(".") and is_run(path)]
+    except OSError:
+        return []
+    never = datetime.min.replace(tzinfo=UTC)
+    return sorted(folders, key=lambda folder: (_touched(folder) or never, folder.name), reverse=True)
+
+
+def _touched(folder: Path) -> datetime | None:
+    """When the run last wrote one of its files."""
+    times = []
+    for name in RUN_FILES:
+        with contextlib.suppress(OSError):
+            times.append((folder / name).stat().st_mtime)
+    with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no calendar has
+        return datetime.fromtimestamp(max(times), UTC) if times else None
+    return None
