@@ -16,12 +16,13 @@ from numpy.typing import NDArray
 
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch, BatchAssembler, EpochBatches, Key, SegmentationDataset
-from unet_trainer.loading.worker_pool import STOP_SECONDS, WorkerError, WorkerPool
+from unet_trainer.loading.worker_pool import WorkerError, WorkerPool
 from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 from unet_trainer.system.launch import Launch
 
 Outcome = TypeVar("Outcome")
 
+STOP_SECONDS = 30.0  # for what is still read after a signal, to finish an accumulation group
 CUTMIX_STREAM = 5  # part of the seed: independent of the random numbers of order, augmentation and crops
 SMALLEST, LARGEST = 0.2, 0.7  # side of a rectangle, as a share of the image's
 MAX_WAIT = 0.10  # share of an epoch up to which there is no advice
@@ -82,8 +83,13 @@ class Loader:
                 del found  # while the next one is read
             return
         with contextlib.closing(self.pool.epoch(self.number, epoch, first_batch, is_stopping, self.timeout)) as filled:
-            for batch, (images, masks, seconds) in enumerate(filled, first_batch):
-                yield self._batch(torch.from_numpy(images), torch.from_numpy(masks), epoch, batch, seconds)
+            for batch, (images, masks, pending) in enumerate(filled, first_batch):
+                if pending.num_failed:
+                    own = self.read(epoch, batch, is_stopping)  # what this process meets is the real reason
+                    self.pool.num_failed += pending.num_failed
+                    yield own
+                else:
+                    yield self._batch(images, masks, epoch, batch, pending.read_seconds, pending.augment_seconds)
 
     def read(
         self,
@@ -101,8 +107,7 @@ class Loader:
         seconds = self._call(
             fill, lambda: str(self.assembler.files(epoch, batch)[reading[0]]), is_stopping, stop_seconds
         )
-        images, masks = (torch.from_numpy(array) for array in self.assembler.views(memory))
-        return self._batch(images, masks, epoch, batch, seconds)
+        return self._batch(*self.assembler.views(memory), epoch, batch, *seconds)
 
     def sample(self, key: Key) -> tuple[Pixels, Pixels]:
         """One sample, read in this process. Raises WorkerError after `timeout`."""
@@ -124,15 +129,16 @@ class Loader:
             raise WorkerError(f"{why}: reading {reading} hangs") from None
 
     def _batch(
-        self, images: torch.Tensor, masks: torch.Tensor, epoch: int, batch: int, seconds: tuple[float, float]
+        self, images: Pixels, masks: Pixels, epoch: int, batch: int, read_seconds: float, augment_seconds: float
     ) -> Batch:
-        num_images = len(self.batches.keys(epoch, batch))
         boxes = None
         if self.cutmix:
-            number = self.batches.number_of(batch)
+            key = self.dataset.seed, epoch, self.batches.number_of(batch)
             share = 0.0 if epoch >= PILOT_EPOCH else self.cutmix
-            boxes = cut_boxes((self.dataset.seed, epoch, number), len(masks), self.dataset.tiling.size, share)
-        return Batch(images, masks, num_images, *seconds, self.assembler.mask_sizes(epoch, batch), boxes)
+            boxes = cut_boxes(key, len(masks), self.dataset.tiling.size, share)
+        num_images, sizes = len(self.batches.keys(epoch, batch)), self.assembler.mask_sizes(epoch, batch)
+        tensors = torch.from_numpy(images), torch.from_numpy(masks)
+        return Batch(*tensors, num_images, read_seconds, augment_seconds, sizes, boxes)
 
 
 def samples_of(dataset: SegmentationDataset, rank: int, world_size: int) -> NDArray[np.int64]:
