@@ -13,8 +13,6 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.util
 import os
-import pickle
-import select
 import signal
 import sys
 import threading
@@ -152,10 +150,7 @@ class ForkedWorkers:
         self.close = multiprocessing.util.Finalize(self, _end_workers, (*parent_ends, self.processes), exitpriority=100)
 
         def run(number: int) -> None:
-            for file in parent_ends:  # else the pipe would stay open after the parent has ended
-                os.close(file)
-            with contextlib.suppress(BrokenPipeError):  # the parent has ended
-                main(lambda: os.read(task_reader, task_bytes), lambda result: os.write(result_writer, result), number)
+            main(lambda: os.read(task_reader, task_bytes), lambda result: os.write(result_writer, result), number)
 
         try:
             for file in parent_ends:
@@ -170,29 +165,27 @@ class ForkedWorkers:
             os.close(task_reader)
             os.close(result_writer)
         os.set_blocking(self.result_reader, False)
-        self.poller = select.poll()  # readable: a result has come; or a sentinel: a worker has ended
-        for file in (self.result_reader, *(process.sentinel for process in self.processes)):
-            self.poller.register(file, select.POLLIN)
         # Tasks that may be open: two full pipes would block both ends for ever. A page holds whole messages only.
         pipe_bytes = min(fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in parent_ends)
         self.capacity = pipe_bytes // (2 * max(task_bytes, result_bytes))
 
     def send(self, task: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # all workers are dead: dead_worker says so
+        with contextlib.suppress(BrokenPipeError):  # all workers are dead, which dead_worker reports
             os.write(self.task_writer, task)
 
     def receive(self, seconds: float) -> bytes:
         """All results that have arrived; waits so long for the first one, or for the death of a worker."""
-        self.poller.poll(1000 * seconds)
+        multiprocessing.connection.wait(
+            [self.result_reader, *(process.sentinel for process in self.processes)], seconds
+        )
         with contextlib.suppress(BlockingIOError):
             return os.read(self.result_reader, 256 * self.result_bytes)
         return b""
 
     def dead_worker(self) -> tuple[int, str] | None:
         """Number of a worker that died, and how."""
-        ready = {file for file, _ in self.poller.poll(0)}
         for number, process in enumerate(self.processes):
-            if process.sentinel in ready and process.exitcode is not None:
+            if process.exitcode is not None:
                 return number, f"worker process {process.pid} died ({describe_exit(process)})"
         return None
 
@@ -232,7 +225,7 @@ def forked_map(
     try:
         while waiting or children:
             while waiting and len(children) < max(1, num_children):
-                child = _Child(function, items, list(children))
+                child = _Child(function, items)
                 children[child.connection] = child
                 child.send(waiting.popleft())
             ready = multiprocessing.connection.wait(list(children), min(POLL_SECONDS, timeout or POLL_SECONDS))
@@ -257,25 +250,19 @@ def forked_map(
 class _Child:
     """A process that answers indices, one at a time. Its standard error goes into a file."""
 
-    def __init__(
-        self, function: Callable[[Item, ReadStderr], Outcome], items: Sequence[Item], inherited: Sequence[Connection]
-    ) -> None:
+    def __init__(self, function: Callable[[Item, ReadStderr], Outcome], items: Sequence[Item]) -> None:
         self.index, self.since = 0, 0.0  # of the item that it works on, and when it began with it
         self.connection, theirs = multiprocessing.Pipe()
         self.stderr: IO[bytes] = os.fdopen(os.memfd_create("standard error"), "w+b")
 
         def answer() -> None:
-            for other in (*inherited, self.connection):  # else they would stay open when the parent dies
-                other.close()
             os.dup2(self.stderr.fileno(), 2)
-            with contextlib.suppress(EOFError, OSError):  # the parent is gone
-                while True:
-                    index = theirs.recv()
-                    try:
-                        message = pickle.dumps((function(items[index], self.read_stderr), ""))
-                    except Exception:  # an outcome that cannot be pickled is an error as well
-                        message = pickle.dumps((None, traceback.format_exc()))
-                    theirs.send_bytes(message)
+            while True:
+                index = theirs.recv()
+                try:
+                    theirs.send((function(items[index], self.read_stderr), ""))
+                except Exception:  # an outcome that cannot be pickled is an error as well
+                    theirs.send((None, traceback.format_exc()))
 
         self.process = start_process(answer)
         theirs.close()
