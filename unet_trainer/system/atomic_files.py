@@ -1,8 +1,7 @@
 """Writes a file completely or not at all: a reader, or a crash at any moment, finds the old content or the new.
 
-A temporary file gets the name at the end. A link that stands there is replaced, never written through; devices and
-pipes are refused. A path that the user names (write_output) may be a link, which is followed, or standard output, and
-replaces a file of the same kind alone (check_replaceable).
+A link in its place is replaced, never written through; devices and pipes are refused. A path that the user names
+(write_output) may be a link, which is followed, or standard output, and replaces a file of its kind alone.
 """
 
 import contextlib
@@ -24,8 +23,7 @@ from unet_trainer.system.os_errors import cannot
 
 ABANDONED_SECONDS = 3600.0  # a draft that nobody has written to for as long was left by a killed process
 BUFFER_BYTES = 2**16  # of a file that is written in pieces
-# .last.pt.1234-5678.tmp; of a hard link .previous.pt.1234.tmp; of an upload .upload.k2j3h4_a.tmp
-DRAFT = re.compile(r"\.(?P<name>.+)\.(?:[a-z0-9_]{8}|\d+|\d+-\d+)\.tmp")
+DRAFT = re.compile(r"\.(?P<name>.+)\.(?:[a-z0-9_]{8}|\d+-\d+)\.tmp")  # .last.pt.1234-5678.tmp, .upload.k2j3h4_a.tmp
 STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
@@ -35,9 +33,8 @@ def atomic_open(
 ) -> Iterator[BinaryIO]:
     """A file to write to: a draft in the same folder; at the end flush, fsync, rename, fsync of the folder.
 
-    `verify` is called with the finished draft and raises if it is bad. `previous` then gets the old content: at every
-    instant one of the two names holds a complete file. An OSError names `path`, not the draft.
-    """
+    `verify` gets the finished draft and raises if it is bad. `previous` then gets the old content: at every instant one
+    of the two names holds a complete file. An OSError names `path`, not the draft."""
     draft = Draft(path)
     try:
         with _naming(path):
@@ -48,7 +45,7 @@ def atomic_open(
             if verify is not None:
                 verify(draft.draft)
             if previous is not None and path.exists():
-                _keep_previous(path, previous)
+                path.replace(previous)
             draft.keep()
             _sync_folder(path.parent)
     except BaseException:
@@ -113,27 +110,13 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _keep_previous(path: Path, previous: Path) -> None:
-    """Gives the old content a second name by a hard link, so that the first name is never missing."""
-    link = path.parent / f".{previous.name}.{os.getpid()}.tmp"
-    link.unlink(missing_ok=True)
-    try:
-        link.hardlink_to(path)
-    except OSError:  # a file system without hard links
-        path.replace(previous)
-    else:
-        link.replace(previous)
-        link.unlink(missing_ok=True)  # renaming one name of a file to another of its names does nothing
-
-
 def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # folders cannot be opened there
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    if os.name != "nt":  # folders cannot be opened there
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def delete_drafts(folder: Path, names: Iterable[str], min_age: float = -math.inf) -> int:

@@ -1,8 +1,7 @@
 """Messages on the terminal, copied into the run's train.log; and the exit codes.
 
-On a terminal an epoch has bars and a summary; anywhere else it is one line, and what takes long has a line every half
-minute. Names of files may hold any byte but / and NUL: a terminal shows them without acting on them, in tables and JSON
-files they come back as they were."""
+On a terminal an epoch has bars and a summary; anywhere else one line. Names of files may hold any byte but / and NUL: a
+terminal shows them without acting on them, in tables and JSON files they come back as they were."""
 
 from __future__ import annotations
 
@@ -31,6 +30,7 @@ MAX_CLASSES = 12  # rows of the table at the end
 SILENT_SECONDS = 2.0  # without a terminal, a phase that takes longer says that it is under way
 LINE_SECONDS = 30.0  # and again after so many, and a tenth of it
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+BAR_OPTIONS: dict[str, Any] = {"bar_format": BAR_FORMAT, "dynamic_ncols": True, "mininterval": 0.2}
 Colour = Literal["red", "green", "yellow", "blue", "grey", "bold"]
 CODES: dict[Colour, str] = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
 UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
@@ -68,17 +68,10 @@ def csv_line(cells: Iterable[object]) -> str:
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
-def _is_terminal(stream: Any) -> bool:
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # no stream, or a closed one
-        return False
-
-
 def painted(text: str, colour: Colour, stream: Any) -> str:
     """In a colour, where the stream is a terminal that has them and NO_COLOR (no-color.org) is not set."""
     kind = os.environ.get("TERM") or ("windows" if "WT_SESSION" in os.environ else "dumb")
-    has_colours = _is_terminal(stream) and kind != "dumb" and not os.environ.get("NO_COLOR")
+    has_colours = stream.isatty() and kind != "dumb" and not os.environ.get("NO_COLOR")
     return f"\033[{CODES[colour]}m{text}\033[0m" if has_colours else text
 
 
@@ -122,17 +115,8 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
         self.stream = None if console.interactive else console.stream
         self.started = time.monotonic()
         self.next_seconds, self.next_done = (LINE_SECONDS, num_done + total / 10) if keep else (SILENT_SECONDS, 0.0)
-        self.tqdm = tqdm(
-            total=total,
-            initial=num_done,
-            desc=label,
-            file=console.stream,
-            disable=not console.interactive,
-            leave=keep,
-            bar_format=BAR_FORMAT,
-            dynamic_ncols=True,
-            mininterval=0.2,
-        )
+        options = {"disable": not console.interactive, "leave": keep, **BAR_OPTIONS}
+        self.tqdm = tqdm(total=total, initial=num_done, desc=label, file=console.stream, **options)
 
     def __exit__(self, *_: object) -> None:
         self.tqdm.close()
@@ -193,10 +177,8 @@ class FaultTolerantStream:
             if not self.has_failed:
                 self.has_failed = True
                 reason = getattr(error, "strerror", None) or str(error)
-                self.report(
-                    f"Warning: the terminal cannot be written to ({reason}); training continues, and this file has "
-                    "what is said"
-                )
+                what = f"the terminal cannot be written to ({reason})"
+                self.report(f"Warning: {what}; training continues, and this file has what is said")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -293,18 +275,16 @@ class Console:
         )
 
     def class_table(self, scores: Mapping[str, float | None]) -> None:
-        """A class that does not occur shows as –. Of many classes the worst, so that the end of a run fits on a
-        screen."""
+        """A class that does not occur shows as –. Of many classes the worst."""
         shown: Sequence[tuple[str, float | None]] = list(scores.items())
-        if len(shown) > MAX_CLASSES:
+        if len(shown) > MAX_CLASSES:  # the end of a run should fit on a screen
             found = [(name, value) for name, value in shown if value is not None]
             shown = sorted(found, key=lambda entry: entry[1])[: MAX_CLASSES - 1]
         for line in aligned([("class", "IoU"), *((name, score_text(value)) for name, value in shown)]):
             self.say(f"  {line}")
         if len(shown) < len(scores):
-            self.say(
-                f"  and {len(scores) - len(shown)} more, which are better or do not occur: per_class_iou in result.json"
-            )
+            others = f"{len(scores) - len(shown)} more, which are better or do not occur"
+            self.say(f"  and {others}: per_class_iou in result.json")
 
     def _record(self, text: str) -> None:
         if self.log is None:
