@@ -85,7 +85,7 @@ def train_once(settings, log, crash_at=None, with_small_network=False):
     sys.exit(main(words(settings)))
 
 
-NUM_MOMENTS = 16
+NUM_MOMENTS = 14
 
 
 def crash_when_saving(moment):
@@ -95,7 +95,7 @@ def crash_when_saving(moment):
     from unet_trainer.training import checkpoint
 
     atomic_open = atomic.atomic_open
-    calls = (Path, "open"), (os, "fsync"), (Path, "hardlink_to"), (Path, "replace"), (atomic, "_sync_folder")
+    calls = (Path, "open"), (os, "fsync"), (Path, "replace"), (atomic, "_sync_folder")
     moments = itertools.count(1)
 
     def tick():

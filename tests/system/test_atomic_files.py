@@ -41,7 +41,7 @@ def assert_only(file, content):
 
 def test_drafts_of_killed_writers_are_deleted_and_nothing_else(file):
     """A name that only looks like one is somebody else's, and so is a folder or a link."""
-    ours = (".last.pt.k2j3_a9b.tmp", ".previous.pt.123.tmp", ".epoch_0001.png.00000000.tmp")
+    ours = (".last.pt.k2j3_a9b.tmp", ".previous.pt.123-4.tmp", ".epoch_0001.png.00000000.tmp")
     others = (
         "notes.tmp",
         ".hidden",

@@ -167,9 +167,6 @@ def test_a_terminal_has_colours_and_the_log_and_files_have_none(log, monkeypatch
         with monkeypatch.context() as context:
             context.setenv(name, value)
             assert painted("failed", "red", Terminal()) == "failed"
-    closed = io.StringIO()
-    closed.close()
-    assert (painted("a", "red", closed), painted("a", "red", None)) == ("a", "a")
 
 
 def test_a_terminal_that_lacks_a_letter_or_is_missing_is_no_error(monkeypatch, capsys):

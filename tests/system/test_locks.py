@@ -1,6 +1,5 @@
 """One run at a time holds the lock of a folder, which is released however its process ends; files in use are known."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -112,18 +111,6 @@ def test_a_folder_that_is_made_anew_or_moved_away_is_no_longer_ours(tmp_path):
         assert not lock.is_ours()
         (folder / ".lock").write_text("another's")
     assert (folder / ".lock").read_text() == "another's"  # only one's own file is deleted
-
-
-def test_a_lock_file_that_was_deleted_alone_is_made_again_unless_another_has_locked_it_since(tmp_path, holder):
-    with FolderLock() as lock:
-        lock.acquire(tmp_path, print)
-        (tmp_path / ".lock").unlink()
-        assert lock.is_ours()
-        assert f"process {os.getpid()} on " in (tmp_path / ".lock").read_text()
-        (tmp_path / ".lock").unlink()
-        child = holder(60)
-        assert [lock.is_ours(), lock.is_ours()] == [False, False]
-    assert f"process {child.pid} on " in (tmp_path / ".lock").read_text()
 
 
 def test_a_lock_file_that_is_a_link_is_not_written_through(tmp_path):

@@ -48,29 +48,6 @@ def test_a_sighup_that_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-SWALLOWED = """
-import os, signal, sys, time; from unet_trainer.system.signals import Signals
-class Unlucky:
-    def __del__(self):
-        for _ in range(int(sys.argv[1])):
-            try: os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)
-            except KeyboardInterrupt:
-                if _ + 1 == int(sys.argv[1]): raise
-with Signals():
-    thing = Unlucky(); del thing
-    try: time.sleep(60)
-    except KeyboardInterrupt as error: print(error, flush=True)
-"""
-
-
-@pytest.mark.parametrize(("times", "code", "printed"), [(1, 0, "SIGINT\n"), (2, 130, "")], ids=["once", "twice"])
-def test_an_interruption_inside_a_destructor_prints_nothing_there_and_is_raised_soon(times, code, printed):
-    """Python cannot raise it there: it would print "Exception ignored" and go on, and a second Ctrl-C would be lost."""
-    command = [sys.executable, "-c", SWALLOWED, str(times)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (code, printed, "")
-
-
 FORKING = """
 import os, signal, sys, threading, time; from unet_trainer.system.concurrency import forked_map
 from unet_trainer.system.signals import Interrupted, Signals

@@ -1,7 +1,7 @@
 """Augmentation pipelines, by name or as a list from the config. The one module that imports albumentations.
 
-The library's own seeding is not used: in 2.0.8 a seeded Compose correlates its transforms completely, and forked
-workers repeat each other. Each sample gets random states derived from its own key instead.
+Each sample gets random states derived from its own key: in 2.0.8 a Compose with a seed correlates its transforms
+completely, and forked workers repeat each other.
 """
 
 import contextlib
@@ -65,27 +65,27 @@ class Augmentation:
 
 
 def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_spec: ImageSpec) -> Augmentation | None:
-    """The pipeline that `augmentation` names or lists; None for none. Raises ConfigError with every problem.
+    """The pipeline that `augmentation` names or lists, for images of this height and width; None for none. Raises
+    ConfigError with every problem.
 
-    `size` is the height and width of the images that it will be given: a crop must fit into them. albumentations
-    assumes that images other than uint8 lie in 0 to 1, and clips the rest. So a named pipeline keeps them in their own
-    units and varies them by their standard deviation; a list sees the range that occurs as 0 to 1.
+    albumentations clips images other than uint8 to 0 to 1. So a named pipeline keeps them in their own units and varies
+    them by their standard deviation; a list sees the range that occurs as 0 to 1.
     """
     if spec == "none" or len(spec) == 0:
         return None
     problems: list[str] = []
-    entries: Sequence[Any] = spec
+    is_named = isinstance(spec, str)
     if isinstance(spec, str):
-        entries = named_augmentation(spec, image_spec.channels, image_spec.is_8bit, is_upright=False)
+        spec = named_augmentation(spec, image_spec.channels, image_spec.is_8bit, is_upright=False)
     transforms, jitter = [], None
-    for item in entries:
+    for item in spec:
         if isinstance(item, dict) and JITTER_NAME in item:
             strength = _build_jitter(item[JITTER_NAME], image_spec, problems)
             jitter = partial(_jitter, strength=strength, mean=image_spec.mean, std=image_spec.std)
         elif (transform := _build_transform(item, problems)) is not None:
             transforms.append(transform)
     refuse_transforms(problems)
-    if isinstance(spec, str):
+    if is_named:
         return Augmentation(transforms, jitter)
     augmentation = Augmentation(transforms, jitter, None if image_spec.is_8bit else (image_spec.low, image_spec.high))
     _try_out(augmentation, size, image_spec)
@@ -111,7 +111,7 @@ class Strength(NamedTuple):
 
 
 def _build_jitter(parameters: Any, image_spec: ImageSpec, problems: list[str]) -> Strength:
-    """The strength of a list's own entry for images that are not 8-bit. What is wrong is added to `problems`."""
+    """The strength of a list's own entry for images that are not 8-bit; adds what is wrong to `problems`."""
     if image_spec.is_8bit:
         problems.append(f"{JITTER_NAME} is for images that are not 8-bit; RandomBrightnessContrast is for these")
     with contextlib.suppress(TypeError):
@@ -139,7 +139,7 @@ def _jitter(
 
 
 def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseCompose | None:
-    """One entry, `Name` or `{Name: {parameter: value}}`; what is wrong is added to `problems`, and None returned."""
+    """One entry, `Name` or `{Name: {parameter: value}}`; None if it is wrong, which is added to `problems`."""
     name, parameters = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, None)
     if not isinstance(name, str) or not isinstance(parameters, dict | None):
         problems.append(f"got {item!r}; need Name or {{Name: {{parameter: value}}}}")
@@ -148,10 +148,9 @@ def _build_transform(item: Any, problems: list[str]) -> A.BasicTransform | BaseC
     if name in REFUSED:
         problems.append(f"{name} cannot be used: batches keep the dtype of the files, and the device normalises them")
         return None
-    of_library = [
-        word for word, value in vars(A).items() if isinstance(value, type) and issubclass(value, A.BasicTransform)
-    ]
-    known = [*GROUPS, *sorted(set(of_library) - set(ABSTRACT))]
+    types = {word: value for word, value in vars(A).items() if isinstance(value, type)}
+    of_library = {word for word, value in types.items() if issubclass(value, A.BasicTransform)}
+    known = [*GROUPS, *sorted(of_library - set(ABSTRACT))]
     if name not in known:
         problems.append(unknown_transform(name, known))
         return None
@@ -186,12 +185,8 @@ def _try_out(augmentation: Augmentation, size: tuple[int, int], image_spec: Imag
         except (ValueError, TypeError, KeyError, cv2.error, CropSizeError) as error:
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(f"augmentation: the pipeline fails on a {width}×{height} image: {reason}") from None
-        if (
-            image.dtype != noise.dtype
-            or mask.dtype != np.uint8
-            or image.ndim != 3
-            or image.shape[2] != image_spec.channels
-        ):
+        kind = image.dtype, mask.dtype, image.ndim, image.shape[-1]
+        if kind != (noise.dtype, np.uint8, 3, image_spec.channels):
             raise ConfigError(
                 f"augmentation: the pipeline returns {image.dtype} {image.shape}; need {noise.dtype} images as "
                 "they came in"

@@ -36,9 +36,7 @@ class Batch(NamedTuple):
     """A batch on the host: uint8 (or float32), channels last; normalisation happens on the device."""
 
     images: torch.Tensor  # N,H,W,C uint8, or float32 where the files are not 8-bit
-    masks: (
-        torch.Tensor
-    )  # N,H,W uint8 class ids; at the images' size, or padded with IGNORED to one that holds all of mask_sizes
+    masks: torch.Tensor  # N,H,W uint8 ids; at the images' size, or padded with IGNORED to one that holds all mask_sizes
     num_images: int  # without padding
     read_seconds: float = 0.0  # summed over the workers
     augment_seconds: float = 0.0
@@ -47,8 +45,7 @@ class Batch(NamedTuple):
 
 
 class PairSize(NamedTuple):
-    """Height and width of both files when they were scanned; and the stamp and digest of each, which tell whether it
-    has changed since."""
+    """Height and width of both files when they were scanned, and stamp and digest, by which a change is noticed."""
 
     image: Size
     mask: Size
@@ -72,19 +69,16 @@ class SegmentationDataset:
     seed: int
     resize_masks: bool = False
     cache: PixelCache | None = None
-    mask_sizes: list[Size] | None = field(
-        init=False, default=None
-    )  # of each pair; None: masks have the size of the samples
+    mask_sizes: list[Size] | None = field(init=False, default=None)  # of each pair; None: masks have the samples' size
 
     def __post_init__(self) -> None:
-        # Of the masks of a batch: it holds every mask, so that the memory of a batch is fixed.
-        self.batch_mask_size = self.tiling.size
+        self.batch_mask_size = self.tiling.size  # holds every mask, so that the memory of a batch is fixed
         if isinstance(self.tiling, WholeImages) and self.tiling.native_masks:
             own = [size.image if self.resize_masks else size.mask for size in self.sizes]
             if any(size != self.tiling.size for size in own):
                 self.mask_sizes = own
                 self.batch_mask_size = max(height for height, _ in own), max(width for _, width in own)
-        # Of each pair, what was noticed while it was read; shared with the workers, which are forked from this process.
+        # of each pair, what was noticed while it was read; shared with forked workers
         self.noticed = np.frombuffer(mmap.mmap(-1, max(1, len(self.pairs))), np.uint8)
         self._taken = np.zeros_like(self.noticed)
         self._last_read: tuple[int, Pixels, Pixels] | None = None  # consecutive tiles or crops of one image
@@ -155,8 +149,7 @@ class SegmentationDataset:
     def _read(self, index: int) -> tuple[Pixels, Pixels]:
         """Decodes a pair. The files were checked before the first step, and may have changed since."""
         pair = self.pairs[index]
-        # A JPEG may be decoded at a fraction while it stays twice the size of the sample: resizing then still averages
-        # pixels.
+        # A JPEG is decoded at a fraction that is at least twice the sample's size: resizing then still averages pixels.
         min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
         known = self.sizes[index]
         with naming(shown_path(pair.image)):
@@ -168,9 +161,8 @@ class SegmentationDataset:
             mask = self.coding.encode(decode_mask(data))
         if mask.shape != known.mask or (mask == UNKNOWN).any():
             raise DataError(f"{shown_path(pair.mask)}: changed since the run began")
-        has_kind = (
-            image.shape[2] in (1, self.image_spec.channels) and (image.dtype == np.uint8) == self.image_spec.is_8bit
-        )
+        is_8bit = image.dtype == np.uint8
+        has_kind = image.shape[2] in (1, self.image_spec.channels) and is_8bit == self.image_spec.is_8bit
         if size != known.image or not has_kind:
             raise DataError(f"{shown_path(pair.image)}: changed since the run began")
         if self.resize_masks:
@@ -189,12 +181,10 @@ class SegmentationDataset:
 
 @dataclass(eq=False)
 class EpochBatches:
-    """The batches of every epoch as lists of (epoch, index). With `num_parts`, that many epochs share one pass over the
-    samples.
+    """The batches of every epoch as lists of (epoch, index). `num_parts` epochs share one pass over the samples.
 
-    The processes of a job divide what one process would read. Shuffled: the order is that of the seed, a step takes the
-    next batch_size × world_size samples of it, and each process its slice of them, so all have the same number of
-    batches."""
+    Shuffled: the order is that of the seed, a step takes the next batch_size × world_size samples of it, and each
+    process its slice of them."""
 
     samples: NDArray[np.int64]  # shuffled: those of all processes; else those of this one, in order
     batch_size: int
@@ -203,9 +193,7 @@ class EpochBatches:
     num_parts: int = 1
     rank: int = 0
     world_size: int = 1
-    _last: tuple[int, NDArray[np.int64]] | None = field(
-        init=False, default=None
-    )  # epoch and its order, of the last call
+    _last: tuple[int, NDArray[np.int64]] | None = field(init=False, default=None)  # epoch and its order
 
     def __len__(self) -> int:
         if self.shuffle:
@@ -253,36 +241,26 @@ class BatchAssembler:
         return images.view(self.dtype).reshape(self.image_shape), masks.reshape(self.mask_shape)
 
     def fill(
-        self,
-        memory: Pixels,
-        epoch: int,
-        batch: int,
-        piece: range,
-        on_start: Callable[[int], object] = lambda position: None,
+        self, memory: Pixels, epoch: int, batch: int, piece: range, on_start: Callable[[int], object]
     ) -> tuple[float, float]:
-        """Writes the samples at these positions of a batch; positions beyond a short batch are padded with ignored
-        pixels.
-
-        Returns the seconds that reading and augmenting took.
-        """
+        """Writes the samples at these positions of a batch; beyond a short batch, padding of ignored pixels. `on_start`
+        gets each position first. Returns the seconds that reading and augmenting took."""
         keys = self.batches.keys(epoch, batch)
         images, masks = self.views(memory)
         read_seconds = augment_seconds = 0.0
         self.dataset.read_ahead([keys[position] for position in piece if position < len(keys)])
         # Crops of one image follow each other: it is decoded once for them.
         for position in sorted(piece, key=lambda position: self._pair_index(keys, position)):
-            if position < len(keys):
-                on_start(position)
-                image, mask, reading, augmenting = self.dataset.timed_sample(keys[position])
-                np.copyto(images[position], image)
-                height, width = mask.shape
-                np.copyto(masks[position, :height, :width], mask)
-                masks[position, height:] = masks[position, :height, width:] = IGNORED
-                read_seconds += reading
-                augment_seconds += augmenting
-            else:
-                images[position] = 0
-                masks[position] = IGNORED
+            if position >= len(keys):
+                images[position], masks[position] = 0, IGNORED
+                continue
+            on_start(position)
+            image, mask, reading, augmenting = self.dataset.timed_sample(keys[position])
+            height, width = mask.shape
+            images[position], masks[position, :height, :width] = image, mask
+            masks[position, height:] = masks[position, :height, width:] = IGNORED
+            read_seconds += reading
+            augment_seconds += augmenting
         return read_seconds, augment_seconds
 
     def _pair_index(self, keys: Sequence[Key], position: int) -> int:
@@ -290,12 +268,8 @@ class BatchAssembler:
 
     def mask_sizes(self, epoch: int, batch: int) -> tuple[Size, ...] | None:
         """As a Batch has them."""
-        sizes, tiling = self.dataset.mask_sizes, self.dataset.tiling
-        return (
-            None
-            if sizes is None
-            else tuple(sizes[tiling.pair_index(index)] for _, index in self.batches.keys(epoch, batch))
-        )
+        sizes, tiling, keys = self.dataset.mask_sizes, self.dataset.tiling, self.batches.keys(epoch, batch)
+        return None if sizes is None else tuple(sizes[tiling.pair_index(index)] for _, index in keys)
 
     def files(self, epoch: int, batch: int) -> list[Path]:
         """The images of a batch."""
@@ -304,10 +278,7 @@ class BatchAssembler:
 
     def pieces(self, num_workers: int) -> list[range]:
         """Ranges of positions that workers fill independently. Tiles of one image stay together: each worker would
-        decode it.
-
-        Of remote data a worker has a whole batch, whose samples it fetches all at once.
-        """
+        decode it. Of remote data a worker has a whole batch, whose samples it fetches together."""
         size = self.batches.batch_size
         length = size if self.dataset.is_remote else -(-size // min(num_workers, MAX_PIECES))
         if isinstance(self.dataset.tiling, Tiles):

@@ -1,8 +1,5 @@
-"""Iterates over the batches of an epoch, filled by a worker pool or in this process; CutMix; and advice where training
-waits.
-
-What this process reads, it reads in a thread that it waits for no longer than `timeout`.
-"""
+"""Iterates over the batches of an epoch, filled by a worker pool or in this process, in a thread that is waited for no
+longer than `timeout`; CutMix; and advice where training waits."""
 
 import contextlib
 from collections.abc import Callable, Generator
@@ -16,12 +13,13 @@ from numpy.typing import NDArray
 
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch, BatchAssembler, EpochBatches, Key, SegmentationDataset
-from unet_trainer.loading.worker_pool import STOP_SECONDS, WorkerError, WorkerPool
+from unet_trainer.loading.worker_pool import WorkerError, WorkerPool
 from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 from unet_trainer.system.launch import Launch
 
 Outcome = TypeVar("Outcome")
 
+STOP_SECONDS = 30.0  # for what is still read after a signal, to finish an accumulation group
 CUTMIX_STREAM = 5  # part of the seed: independent of the random numbers of order, augmentation and crops
 SMALLEST, LARGEST = 0.2, 0.7  # side of a rectangle, as a share of the image's
 MAX_WAIT = 0.10  # share of an epoch up to which there is no advice
@@ -31,8 +29,8 @@ MIN_GAIN = 1.05  # a setting that gains less is not named
 class Loader:
     """Batches of a dataset. With a worker pool, a batch's memory is valid until the next one is asked for.
 
-    `timeout`: seconds without a batch after which reading is taken to hang; None: never. `cutmix`: share of the images
-    that get a piece of another. `launch`: this process reads its share of the samples; all of them where it is None.
+    `timeout`: seconds without a batch after which reading hangs; None: never. `cutmix`: share of the images that get a
+    piece of another. `launch`: this process reads its share of the samples, without it all of them.
     """
 
     def __init__(
@@ -68,8 +66,7 @@ class Loader:
     def epoch(
         self, epoch: int, first_batch: int = 0, is_stopping: Callable[[], bool] = lambda: False
     ) -> Generator[Batch, None, None]:
-        """The batches from `first_batch` on; earlier ones are not read. Ends early when `is_stopping` while it
-        waits."""
+        """The batches from `first_batch` on. Ends early when `is_stopping` while it waits."""
         if self.pool is None:
             for batch in range(first_batch, len(self)):
                 try:
@@ -82,8 +79,13 @@ class Loader:
                 del found  # while the next one is read
             return
         with contextlib.closing(self.pool.epoch(self.number, epoch, first_batch, is_stopping, self.timeout)) as filled:
-            for batch, (images, masks, seconds) in enumerate(filled, first_batch):
-                yield self._batch(torch.from_numpy(images), torch.from_numpy(masks), epoch, batch, seconds)
+            for batch, (images, masks, pending) in enumerate(filled, first_batch):
+                if pending.num_failed:
+                    own = self.read(epoch, batch, is_stopping)  # what this process meets is the real reason
+                    self.pool.num_failed += pending.num_failed
+                    yield own
+                else:
+                    yield self._batch(images, masks, epoch, batch, pending.read_seconds, pending.augment_seconds)
 
     def read(
         self,
@@ -94,15 +96,11 @@ class Loader:
     ) -> Batch:
         """One batch, read in this process into memory of its own. Raises WorkerError after `timeout`, or `stop_seconds`
         after is_stopping."""
-        memory = np.empty(self.assembler.num_bytes, np.uint8)
-        reading = [0]
+        memory, reading = np.empty(self.assembler.num_bytes, np.uint8), [0]
         whole = range(self.batches.batch_size)
         fill = partial(self._assembler.fill, memory, epoch, batch, whole, partial(reading.__setitem__, 0))
-        seconds = self._call(
-            fill, lambda: str(self.assembler.files(epoch, batch)[reading[0]]), is_stopping, stop_seconds
-        )
-        images, masks = (torch.from_numpy(array) for array in self.assembler.views(memory))
-        return self._batch(images, masks, epoch, batch, seconds)
+        seconds = self._call(fill, lambda: self.assembler.files(epoch, batch)[reading[0]], is_stopping, stop_seconds)
+        return self._batch(*self.assembler.views(memory), epoch, batch, *seconds)
 
     def sample(self, key: Key) -> tuple[Pixels, Pixels]:
         """One sample, read in this process. Raises WorkerError after `timeout`."""
@@ -111,7 +109,7 @@ class Loader:
     def _call(
         self,
         function: Callable[[], Outcome],
-        describe: Callable[[], str],
+        describe: Callable[[], object],
         is_stopping: Callable[[], bool] = lambda: False,
         stop_seconds: float = STOP_SECONDS,
     ) -> Outcome:
@@ -124,34 +122,27 @@ class Loader:
             raise WorkerError(f"{why}: reading {reading} hangs") from None
 
     def _batch(
-        self, images: torch.Tensor, masks: torch.Tensor, epoch: int, batch: int, seconds: tuple[float, float]
+        self, images: Pixels, masks: Pixels, epoch: int, batch: int, read_seconds: float, augment_seconds: float
     ) -> Batch:
-        num_images = len(self.batches.keys(epoch, batch))
         boxes = None
         if self.cutmix:
-            number = self.batches.number_of(batch)
+            key = self.dataset.seed, epoch, self.batches.number_of(batch)
             share = 0.0 if epoch >= PILOT_EPOCH else self.cutmix
-            boxes = cut_boxes((self.dataset.seed, epoch, number), len(masks), self.dataset.tiling.size, share)
-        return Batch(images, masks, num_images, *seconds, self.assembler.mask_sizes(epoch, batch), boxes)
+            boxes = cut_boxes(key, len(masks), self.dataset.tiling.size, share)
+        num_images, sizes = len(self.batches.keys(epoch, batch)), self.assembler.mask_sizes(epoch, batch)
+        tensors = torch.from_numpy(images), torch.from_numpy(masks)
+        return Batch(*tensors, num_images, read_seconds, augment_seconds, sizes, boxes)
 
 
 def samples_of(dataset: SegmentationDataset, rank: int, world_size: int) -> NDArray[np.int64]:
-    """Every world_size-th image, with all of its tiles: each would be decoded by each process otherwise. No sample
-    comes twice."""
+    """Every world_size-th image, with all of its tiles: each would be decoded by each process otherwise."""
     return np.flatnonzero([dataset.tiling.pair_index(index) % world_size == rank for index in range(len(dataset))])
 
 
-# CutMix: in some images of a batch, a rectangle is replaced by that of the image before, and so is its mask: a context
-# that the model has not seen. Where the rectangles lie is a pure function of (seed, epoch, batch); the pixels are moved
-# on the device.
-
-
 def cut_boxes(key: tuple[int, int, int], num_images: int, size: tuple[int, int], share: float) -> torch.Tensor:
-    """N,4 int64 of a batch: first and last + 1 of the rows, then of the columns, that each image takes from the one
-    before it.
-
-    `key`: seed, epoch, batch. A share of the images has none: 0, 0, 0, 0. Rectangles may be cut off by the border.
-    """
+    """CutMix, N,4 int64 of a batch: first and last + 1 of the rows, then of the columns, that each image takes from the
+    one before it. `key`: seed, epoch, batch, on which alone they depend. A share of the images has a rectangle, which
+    may be cut off by the border; the others 0, 0, 0, 0."""
     seed, epoch, batch = key
     drawn = np.random.default_rng([seed, CUTMIX_STREAM, epoch, batch]).random((4, num_images))
     sides = SMALLEST + (LARGEST - SMALLEST) * drawn[0]
@@ -164,7 +155,7 @@ def cut_boxes(key: tuple[int, int, int], num_images: int, size: tuple[int, int],
 
 
 def paste_pieces(images: torch.Tensor, masks: torch.Tensor, boxes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """N,H,W,C images and N,H,W masks with the rectangles in place; all three on one device, for which nothing waits."""
+    """N,H,W,C images and N,H,W masks with the rectangles pasted; all three on one device, for which nothing waits."""
     rows = torch.arange(masks.shape[1], device=masks.device)
     columns = torch.arange(masks.shape[2], device=masks.device)
     in_rows = (rows >= boxes[:, :1]) & (rows < boxes[:, 1:2])
@@ -172,9 +163,6 @@ def paste_pieces(images: torch.Tensor, masks: torch.Tensor, boxes: torch.Tensor)
     inside = in_rows.unsqueeze(2) & in_columns.unsqueeze(1)
     mixed = torch.where(inside.unsqueeze(3), images.roll(1, 0), images)
     return mixed, torch.where(inside, masks.roll(1, 0), masks)
-
-
-# Which setting would shorten the time that training waits for data, from measured times.
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,6 @@
-"""Decoded pairs kept for the run: in memory, or in a file that is mapped into memory. All workers share them.
-
-A cache is filled before the first step and only read afterwards, so workers need no locks. A file is deleted by the
-process that made it, or, if that was killed, by the next run that makes one there.
+"""Decoded pairs kept for the run, in memory or in a file that is mapped into memory. All workers share them, without
+locks: a cache is filled before the first step and only read afterwards. A file is deleted by the process that made it,
+or, if that was killed, by the next run that makes one there.
 """
 
 import contextlib
@@ -115,24 +114,25 @@ def fill_cache(
             _delete_left_over(path.parent)
         free = limit or (free_host_memory() if path is None else free_disk(path.parent))
         entries = [entry for entry in entries if entry.end <= MAX_SHARE * free]
+        num_bytes = _end(entries)
         if path is None or not entries:
-            return fill(PixelCache(entries, mmap.mmap(-1, max(1, _end(entries)))))
+            return fill(PixelCache(entries, mmap.mmap(-1, max(1, num_bytes))))
         with path.open("x+b") as file:
             lock_file(file.fileno())  # until no process maps it any more
             try:
                 if hasattr(os, "posix_fallocate"):  # a full disk is reported before hours are spent, and is no SIGBUS
-                    os.posix_fallocate(file.fileno(), 0, _end(entries))
+                    os.posix_fallocate(file.fileno(), 0, num_bytes)
                 else:
-                    file.truncate(_end(entries))
-                cache = fill(PixelCache(entries, mmap.mmap(file.fileno(), _end(entries))))
+                    file.truncate(num_bytes)
+                cache = fill(PixelCache(entries, mmap.mmap(file.fileno(), num_bytes)))
             except BaseException:
                 _delete(path, os.getpid())
                 raise
         weakref.finalize(cache, _delete, path, os.getpid())
         return cache
     except OSError as error:
-        fix = "set cache: none or checkpoint_dir"
-        raise NotWritable(f"cache: disk cannot be written to {path} ({error.strerror}); {fix}") from None
+        what = f"cache: disk cannot be written to {path} ({error.strerror})"
+        raise NotWritable(f"{what}; set cache: none or checkpoint_dir") from None
 
 
 def _end(entries: Sequence[CacheEntry]) -> int:
@@ -149,5 +149,5 @@ def _delete_left_over(folder: Path) -> None:
     """Deletes the files of killed runs."""
     for file in folder.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError):
-            if file.is_file() and is_in_use(file) is False:
+            if is_in_use(file) is False:
                 file.unlink()

@@ -11,13 +11,12 @@ The life of a batch:
     free       the buffer is in `free`, for the next batch
 
 The training process plans ahead, past the end of an epoch and through validation, so that the workers never run dry. A
-piece that a worker failed to fill is read again in the training process: if it fails there too, that error ends the run
-with its real reason; if not, it is counted in `num_failed` for the user to be told.
+batch with a piece that a worker failed to fill is read again by the loader, in the training process: if it fails there
+too, that error ends the run with its real reason; if not, the pieces are counted in `num_failed`, which is reported.
 """
 
 import contextlib
 import mmap
-import multiprocessing
 import queue
 import struct
 import sys
@@ -26,9 +25,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -36,21 +34,17 @@ import torch
 
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.loading.dataset import BatchAssembler
-from unet_trainer.system.concurrency import CAN_FORK, ForkedWorkers, ReadTimeout, WorkerMain, call_with_timeout
+from unet_trainer.system.concurrency import ForkedWorkers, WorkerMain, can_fork
 
 POLL_SECONDS = 1  # between liveness checks while waiting for a batch
 MIN_BUFFERS = 4
 BUFFERS_AHEAD = 8  # batches: enough for a pause of the workers, or for the end of an epoch
 MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
-STOP_SECONDS = 30.0  # for what this process still reads after a signal, to finish an accumulation group
-
-
-# Copies to the GPU, in a stream of their own: a batch is copied while the previous step still computes.
 
 
 def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """On a GPU the copy is asynchronous: the compute stream waits for it, the host does not. The source must stay as it
-    is."""
+    """Copies to a GPU in a stream of their own, while the previous step computes: the compute stream waits, the host
+    does not. The source must not change."""
     if device.type != "cuda":
         return tuple(tensor.to(device) for tensor in tensors)
     with torch.cuda.stream(copy_stream(device)):
@@ -58,8 +52,7 @@ def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[
     computing = torch.cuda.current_stream(device)
     computing.wait_stream(copy_stream(device))
     for tensor in moved:
-        # else its memory could be reused for the next copy while the step still reads it
-        tensor.record_stream(computing)
+        tensor.record_stream(computing)  # else its memory could get the next copy while the step still reads it
     return moved
 
 
@@ -67,8 +60,7 @@ copy_stream = cache(torch.cuda.Stream)
 
 
 def pin(memory: torch.Tensor) -> bool:
-    """Page-locks existing memory, so that copies to the GPU are asynchronous. False if it fails: copies are slower, but
-    correct."""
+    """Page-locks memory, so that copies to the GPU are asynchronous. False if it fails: copies are slower."""
     if int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0:
         return True
     with contextlib.suppress(RuntimeError):
@@ -81,23 +73,18 @@ def unpin(memory: torch.Tensor, device: torch.device) -> None:
     torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
 
 
-# Workers.
-
-
 class WorkerError(RuntimeError):
     """A worker died or hangs; the message says which, and what it was reading."""
 
 
-# A task: batch id, assembler, epoch, batch, buffer, and which positions of the batch are to be filled: the first, and
-# the one after the last.
-TASK = struct.Struct("7q")
-# What came of it: batch id, first position, whether it is filled, seconds of reading and of augmenting, and why it is
-# not filled, which is empty if the batch is not wanted any more.
-RESULT = struct.Struct("3q2d200s")
+TASK = struct.Struct("7q")  # batch id, assembler, epoch, batch, buffer, and of the piece: first position, last + 1
+# Batch id, whether the piece is filled, seconds of reading and of augmenting, and why it is not filled: empty if the
+# batch is not wanted any more.
+RESULT = struct.Struct("2q2d200s")
 
 
 class ThreadWorkers:
-    """Threads, for systems that cannot fork; methods as those of ForkedWorkers. OpenCV and numpy release the GIL."""
+    """Threads, where processes cannot be forked, with the methods of ForkedWorkers."""
 
     def __init__(self, num_workers: int, main: WorkerMain) -> None:
         self.tasks: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -127,19 +114,15 @@ class BatchKey(NamedTuple):
 
 
 class SharedBuffers:
-    """Anonymous shared memory: buffers for batches, and what each worker is doing.
-
-    Not in /dev/shm, which is small in containers.
-    """
+    """Anonymous shared memory (/dev/shm is small in containers): buffers for batches, and what each worker is doing."""
 
     def __init__(self, num_buffers: int, buffer_bytes: int, num_workers: int) -> None:
         memory = np.frombuffer(mmap.mmap(-1, num_buffers * buffer_bytes), np.uint8)
         self.arrays: list[Pixels] = list(memory.reshape(num_buffers, buffer_bytes))
-        # Of each worker: the batch id and the position in the batch that it is reading; -1 when it is idle.
+        # of each worker: the batch id and the position in the batch that it is reading; -1 when it is idle
         self.in_progress = np.frombuffer(mmap.mmap(-1, 16 * num_workers), np.int64).reshape(num_workers, 2)
         self.in_progress[:] = -1
-        # tasks of earlier batch ids are handed back unfilled
-        self.first_wanted = np.frombuffer(mmap.mmap(-1, 8), np.int64)
+        self.first_wanted = np.frombuffer(mmap.mmap(-1, 8), np.int64)  # tasks of earlier batch ids are not filled
         self.memory = torch.from_numpy(memory)
 
 
@@ -152,7 +135,7 @@ class PendingBatch:
     buffers: SharedBuffers
     buffer: int
     num_missing: int  # pieces
-    failed: list[int] = field(default_factory=list)  # starts of the pieces that no worker could fill
+    num_failed: int = 0  # pieces that no worker could fill
     read_seconds: float = 0.0
     augment_seconds: float = 0.0
     is_wanted: bool = True
@@ -161,16 +144,11 @@ class PendingBatch:
 class WorkerPool:
     """Fills the batches of its assemblers in the order in which they are planned. Workers start with the first plan."""
 
-    def __init__(self, num_workers: int, device: torch.device | None = None, with_threads: bool = not CAN_FORK) -> None:
-        self.num_workers = num_workers
+    def __init__(self, num_workers: int, device: torch.device | None = None, with_threads: bool = False) -> None:
+        self.num_workers, self.with_threads = num_workers, with_threads
         self.device = device if device is not None and device.type == "cuda" else None
-        self.with_threads = with_threads
         self.assemblers: list[BatchAssembler] = []
-        # pieces that a worker failed to fill and the training process filled instead
-        self.num_failed, self.failure_reason = (
-            0,
-            "",
-        )
+        self.num_failed, self.failure_reason = 0, ""  # pieces that were read in the training process instead
         self._reset()
 
     def _reset(self) -> None:
@@ -205,24 +183,20 @@ class WorkerPool:
 
     def epoch(
         self, assembler: int, epoch: int, first: int, is_stopping: Callable[[], bool], timeout: float | None
-    ) -> Generator[tuple[Pixels, Pixels, tuple[float, float]], None, None]:
-        """Images and masks of the batches of an epoch, and the seconds that reading and augmenting took. They lie in a
-        buffer, and stay until the next ones are asked for. Other plans before the epoch are dropped, and all of them
-        where it is left early. Ends when the run is asked to stop while waiting. To be closed."""
+    ) -> Generator[tuple[Pixels, Pixels, PendingBatch], None, None]:
+        """Images and masks of the batches of an epoch, which stay until the next ones are asked for, and the batch: not
+        all of it is there if pieces have failed. Drops other plans before the epoch, and all of them where it is left
+        early. Ends when the run is asked to stop while waiting. To be closed."""
         following = self.pending[0].key if self.pending else self.planned[0] if self.planned else None
         if following != (assembler, epoch, first):
             self.drop_plans()
             self.plan(assembler, epoch, first)
         num_left = len(self.assemblers[assembler].batches) - first
         try:
-            while num_left > 0:
-                batch = self._take(is_stopping, timeout)
-                if batch is None:
-                    return
+            while num_left > 0 and (batch := self._take(is_stopping, timeout)) is not None:
                 num_left -= 1  # before the yield: after the last batch the generator need not be resumed
-                images, masks = self.assemblers[assembler].views(batch.buffers.arrays[batch.buffer])
                 try:
-                    yield images, masks, (batch.read_seconds, batch.augment_seconds)
+                    yield *self.assemblers[assembler].views(batch.buffers.arrays[batch.buffer]), batch
                 finally:
                     self._release(batch)
         finally:
@@ -242,31 +216,25 @@ class WorkerPool:
 
     def _take(self, is_stopping: Callable[[], bool], timeout: float | None) -> PendingBatch | None:
         """The next batch, filled; `_release` must follow. None when the run is asked to stop while waiting."""
-        asked = time.monotonic()
+        started = time.monotonic()
         workers = self._assign()
         while True:
             if (dead := workers.dead_worker()) is not None:  # reported even when the other workers could do its work
                 number, how = dead
-                reading = self._describe_reading(number)
-                self.close()
-                raise WorkerError(f"{how}; it may have been reading {reading}")
+                raise self._closed(f"{how}; it may have been reading {self._describe_reading(number)}")
             if self.pending and not self.pending[0].num_missing:
-                break
+                return self.pending.popleft()
             if self._collect(workers.receive(POLL_SECONDS)):
                 self._assign()
-                continue
-            if is_stopping():
+            elif is_stopping():
                 return None
-            if timeout is not None and time.monotonic() - asked > timeout:
-                reading = self._describe_reading()
-                self.close()
-                raise WorkerError(
-                    f"no batch in {timeout:g} s (worker_timeout): the worker processes hang, perhaps in reading "
-                    f"{reading}"
-                )
-        batch = self.pending.popleft()
-        self._fill_failed_pieces(batch, is_stopping, timeout)
-        return batch
+            elif timeout is not None and time.monotonic() - started > timeout:
+                why = f"no batch in {timeout:g} s (worker_timeout): the worker processes hang, perhaps in reading"
+                raise self._closed(f"{why} {self._describe_reading()}")
+
+    def _closed(self, reason: str) -> WorkerError:
+        self.close()
+        return WorkerError(reason)
 
     def _release(self, batch: PendingBatch) -> None:
         """Gives the buffer back, once the copy to the GPU has ended."""
@@ -291,11 +259,10 @@ class WorkerPool:
         buffers = SharedBuffers(num_buffers, buffer_bytes, self.num_workers)
         main = partial(_worker_main, self.assemblers, buffers)
         try:
-            # A daemonic process (a worker of somebody else's pool) may not have children.
-            if self.with_threads or multiprocessing.current_process().daemon:
-                self.workers = ThreadWorkers(self.num_workers, main)
-            else:
+            if can_fork() and not self.with_threads:
                 self.workers = ForkedWorkers(self.num_workers, main, TASK.size, RESULT.size)
+            else:
+                self.workers = ThreadWorkers(self.num_workers, main)
         except OSError as error:
             raise WorkerError(f"{self.num_workers} worker processes could not be started ({error.strerror})") from None
         self.buffers = buffers
@@ -329,57 +296,32 @@ class WorkerPool:
 
     def _collect(self, messages: bytes) -> bool:
         """Notes what the workers have done; whether there was anything."""
-        for batch_id, start, is_filled, read_seconds, augment_seconds, error in RESULT.iter_unpack(messages):
+        for batch_id, is_filled, read_seconds, augment_seconds, error in RESULT.iter_unpack(messages):
             batch = self.incomplete[batch_id]
             batch.num_missing -= 1
             batch.read_seconds += read_seconds
             batch.augment_seconds += augment_seconds
-            if not is_filled:
-                batch.failed.append(start)
-                if batch.is_wanted and (reason := error.rstrip(b"\0").decode(errors="ignore")):
-                    self.failure_reason = reason
+            batch.num_failed += not is_filled
+            if batch.is_wanted and (reason := error.rstrip(b"\0").decode(errors="ignore")):
+                self.failure_reason = reason
             if not batch.num_missing:
                 del self.incomplete[batch_id]
                 if not batch.is_wanted:
                     self.free.append(batch.buffer)
         return bool(messages)
 
-    def _fill_failed_pieces(self, batch: PendingBatch, is_stopping: Callable[[], bool], timeout: float | None) -> None:
-        number, epoch, of_epoch = batch.key
-        assembler = self.assemblers[number]
-        try:
-            for piece in assembler.pieces(self.num_workers):
-                if piece.start in batch.failed:
-                    fill = partial(assembler.fill, batch.buffers.arrays[batch.buffer], epoch, of_epoch, piece)
-                    call_with_timeout(fill, timeout, is_stopping, STOP_SECONDS)
-                    self.num_failed += 1
-        except ReadTimeout:
-            files = assembler.files(epoch, of_epoch)
-            self.close()  # and what the thread may still write into is not used again
-            raise WorkerError(
-                f"no batch in {timeout or 0:g} s (worker_timeout): reading hangs, in {_first_files(files)}"
-            ) from None
-        except BaseException:
-            self._release(batch)
-            raise
-
     def _describe_reading(self, number: int | None = None) -> str:
         """The files that one worker is reading, or those of the batch that is waited for."""
-        if self.buffers is None or not (self.pending or self.incomplete):
-            return "nothing"
-        wanted = self.pending[0] if self.pending else next(iter(self.incomplete.values()))
-        in_progress = self.buffers.in_progress.tolist()
+        wanted = self.pending[0] if self.pending else None
+        in_progress = [] if self.buffers is None else self.buffers.in_progress.tolist()
         files = []
         for batch_id, position in in_progress if number is None else [in_progress[number]]:
             batch = self.incomplete.get(batch_id)
             if batch is not None and (number is not None or batch is wanted):
-                assembler, epoch, of_epoch = batch.key
-                files.append(self.assemblers[assembler].files(epoch, of_epoch)[position])
-        return _first_files(files or self.assemblers[wanted.key.assembler].files(wanted.key.epoch, wanted.key.batch))
-
-
-def _first_files(files: Sequence[Path]) -> str:
-    return ", ".join(str(file) for file in files[:3]) + (", ..." if len(files) > 3 else "")
+                files.append(self.assemblers[batch.key.assembler].files(*batch.key[1:])[position])
+        if not files and wanted is not None:
+            files = self.assemblers[wanted.key.assembler].files(*wanted.key[1:])
+        return ", ".join(map(str, files[:3] if len(files) <= 3 else [*files[:3], "..."])) or "nothing"
 
 
 def _worker_main(
@@ -400,16 +342,13 @@ def _worker_main(
 
     while message := receive():
         batch_id, assembler, epoch, batch, buffer, start, stop = TASK.unpack(message)
-        is_filled, seconds, why = 0, (0.0, 0.0), ""
+        is_filled, seconds, why = False, (0.0, 0.0), ""
         if batch_id >= buffers.first_wanted[0]:
+            piece, memory = range(start, stop), buffers.arrays[buffer]
             try:
-                seconds = own[assembler].fill(
-                    buffers.arrays[buffer], epoch, batch, range(start, stop), partial(note, batch_id)
-                )
-                is_filled = 1
-            except (
-                Exception
-            ) as error:  # of any kind: the training process reads the piece again and raises what it meets
+                seconds = own[assembler].fill(memory, epoch, batch, piece, partial(note, batch_id))
+                is_filled = True
+            except Exception as error:  # of any kind: the training process reads the batch and raises what it meets
                 why = f"{type(error).__name__}: {error}"
         in_progress[:] = -1
-        send(RESULT.pack(batch_id, start, is_filled, *seconds, why.encode(errors="replace")))
+        send(RESULT.pack(batch_id, is_filled, *seconds, why.encode(errors="replace")))

@@ -1,8 +1,8 @@
 """Losses by name and their weighted sum, in float32 and with shapes that do not depend on values.
 
-Written here and not taken from segmentation-models-pytorch because its Dice and Jaccard drop a class that is absent
-from the batch (a false positive on an empty mask costs nothing), its BCE divides by ignored pixels too, and its focal
-and Lovász losses index by mask, which a CUDA graph cannot capture.
+In segmentation-models-pytorch, Dice and Jaccard drop a class that is absent from the batch (a false positive on an
+empty mask costs nothing), BCE divides by ignored pixels too, and focal and Lovász index by mask, which no CUDA graph
+captures.
 
 Each term is computed in two parts: sums over pixels, and the value of those sums. In training the sums are those of a
 batch; in validation those of the whole set, so that its loss does not depend on how the set is cut into batches.
@@ -35,8 +35,8 @@ def computed_once(compute: "Callable[[Target], torch.Tensor]") -> property:
 
 
 class Target:
-    """Logits and masks, and the forms of them that terms share. Each is computed when a term first needs it: one of
-    N,K,H,W takes 2.5 GB for 16 images of 512² with 150 classes."""
+    """Logits and masks, and forms of them that terms share, computed when a term first needs them: one of N,K,H,W takes
+    2.5 GB for 16 images of 512² with 150 classes."""
 
     def __init__(
         self, logits: torch.Tensor, masks: torch.Tensor, class_weights: torch.Tensor, first_class: int
@@ -65,9 +65,8 @@ class Target:
 
     @computed_once
     def log_true(self) -> torch.Tensor:
-        """N,H,W log-probabilities of the true class, 0 where ignored. A compiler fuses this form with the softmax, and
-        it is deterministic, unlike CUDA's NLLLoss2d and the gradient of gather; uncompiled it keeps a byte for each
-        number."""
+        """N,H,W log-probabilities of the true class, 0 where ignored. Deterministic, unlike CUDA's NLLLoss2d and the
+        gradient of gather, and a compiler fuses it with the softmax."""
         return torch.where(self.is_true, self.log_probabilities, 0).sum(1)
 
     @computed_once
@@ -85,8 +84,8 @@ class Term(NamedTuple):
 
     sums: Callable[[Target], torch.Tensor]  # → S
     value: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]  # S, class weights, first class → scalar
-    is_pixel_mean: bool  # a mean over pixels: exact for a batch that is computed in parts
-    has_class_sums: bool  # three sums for each class; else two in all
+    is_pixel_mean: bool = False  # exact for a batch that is computed in parts
+    has_class_sums: bool = False  # three sums for each class; else two in all
     eval_sums: Callable[[Target], torch.Tensor] | None = None  # where validation needs others
 
 
@@ -115,7 +114,7 @@ def _overlap_sums(target: Target) -> torch.Tensor:
     return torch.stack([hits, true.to(hits.dtype), predicted])
 
 
-def _overlap_value(missed: float, false: float) -> Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]:
+def _overlap(missed: float, false: float) -> Term:
     """1 - hits / (hits + missed · missed pixels + false · false ones), per class, then the weighted mean."""
 
     def value(sums: torch.Tensor, class_weights: torch.Tensor, first_class: int) -> torch.Tensor:
@@ -123,7 +122,7 @@ def _overlap_value(missed: float, false: float) -> Callable[[torch.Tensor, torch
         ratio = (hits + SMOOTH) / (hits + missed * (in_truth - hits) + false * (predicted - hits) + SMOOTH)
         return _class_mean((1 - ratio)[first_class:], class_weights[first_class:])
 
-    return value
+    return Term(_overlap_sums, value, has_class_sums=True)
 
 
 def _class_mean(per_class: torch.Tensor, class_weights: torch.Tensor) -> torch.Tensor:
@@ -131,20 +130,18 @@ def _class_mean(per_class: torch.Tensor, class_weights: torch.Tensor) -> torch.T
 
 
 def _lovasz_sums(target: Target) -> torch.Tensor:
-    """The loss of the batch and a count of 1: pixels are sorted over the whole batch, so there are no sums that add
-    up."""
+    """The loss and a count of 1: pixels are sorted over the whole batch, so there are no sums that add up."""
     loss = _lovasz(target, slice(None))
     return torch.stack([loss, torch.ones_like(loss)])
 
 
 def _lovasz_eval_sums(target: Target) -> torch.Tensor:
-    """The sum over images and their number, so that validation does not depend on the batch. Ignored images do not
-    count."""
+    """The sum over images and their number, so that validation does not depend on the batch."""
     return _image_sums(target, lambda image: _lovasz(target, image))
 
 
 def _image_sums(target: Target, loss: Callable[[slice], torch.Tensor]) -> torch.Tensor:
-    is_counted = target.is_known.any(2).any(1)  # a loss without a pixel may be NaN
+    is_counted = target.is_known.any(2).any(1)  # ignored images do not count: their loss may be NaN
     losses = torch.stack([loss(slice(index, index + 1)) for index in range(len(is_counted))])
     return torch.stack([torch.where(is_counted, losses, 0).sum(), is_counted.float().sum()])
 
@@ -162,15 +159,14 @@ def custom_term(loss: CustomLoss) -> Term:
         masks = torch.where(has_pixels.view(-1, 1, 1), target.masks.long(), 0)
         return _image_sums(target, lambda image: loss(target.logits[image], masks[image]).reshape(()))
 
-    return Term(sums, _mean, is_pixel_mean=False, has_class_sums=False, eval_sums=eval_sums)
+    return Term(sums, _mean, eval_sums=eval_sums)
 
 
 def _lovasz(target: Target, images: slice) -> torch.Tensor:
     """Lovász extension of IoU. Ignored pixels have error 0, sort last and add nothing.
 
     The Jaccard loss 1 - missed / union grows with each pixel, from the largest error on, by 1 / union if it is true and
-    by missed / (union · (union - 1)) if not. As a difference of two values near 1 that would be lost to rounding, and
-    so would float32 counts beyond 2^24 pixels.
+    by missed / (union · (union - 1)) if not: a difference of two values near 1 would be lost to rounding.
     """
     losses = []
     for class_id in range(target.first_class, target.logits.shape[1]):
@@ -187,17 +183,15 @@ def _lovasz(target: Target, images: slice) -> torch.Tensor:
     return _class_mean(torch.stack(losses), target.class_weights[target.first_class :])
 
 
+_CROSS_ENTROPY = Term(_cross_entropy_sums, _mean, is_pixel_mean=True)
 TERMS: dict[str, Term] = {
-    "dice": Term(_overlap_sums, _overlap_value(missed=0.5, false=0.5), is_pixel_mean=False, has_class_sums=True),
-    "iou": Term(_overlap_sums, _overlap_value(missed=1.0, false=1.0), is_pixel_mean=False, has_class_sums=True),
-    "cross_entropy": Term(_cross_entropy_sums, _mean, is_pixel_mean=True, has_class_sums=False),
-    "bce": Term(
-        _cross_entropy_sums, _mean, is_pixel_mean=True, has_class_sums=False
-    ),  # with one class they are the same
-    "focal": Term(_focal_sums, _mean, is_pixel_mean=True, has_class_sums=False),
-    # A missed pixel costs more than a false one.
-    "tversky": Term(_overlap_sums, _overlap_value(missed=0.7, false=0.3), is_pixel_mean=False, has_class_sums=True),
-    "lovasz": Term(_lovasz_sums, _mean, is_pixel_mean=False, has_class_sums=False, eval_sums=_lovasz_eval_sums),
+    "dice": _overlap(missed=0.5, false=0.5),
+    "iou": _overlap(missed=1.0, false=1.0),
+    "cross_entropy": _CROSS_ENTROPY,
+    "bce": _CROSS_ENTROPY,  # with one class they are the same
+    "focal": Term(_focal_sums, _mean, is_pixel_mean=True),
+    "tversky": _overlap(missed=0.7, false=0.3),  # a missed pixel costs more than a false one
+    "lovasz": Term(_lovasz_sums, _mean, eval_sums=_lovasz_eval_sums),
 }
 
 
@@ -241,10 +235,8 @@ class WeightedLoss(torch.nn.Module):
             share = len(masks) / len(batch_masks)
             of_batch = pixel_weights(batch_masks, self.class_weights)
             pixel_share = target.pixel_weights.sum() / of_batch.sum().clamp_min(1e-6)
-            values = {
-                name: value * (pixel_share if self.terms[name].is_pixel_mean else share)
-                for name, value in values.items()
-            }
+            for name, term in self.terms.items():
+                values[name] = values[name] * (pixel_share if term.is_pixel_mean else share)
         return torch.stack([weight * values[name] for name, weight in self.weights.items()]).sum()
 
     def target(self, logits: torch.Tensor, masks: torch.Tensor) -> Target:
@@ -255,17 +247,13 @@ class WeightedLoss(torch.nn.Module):
 
     def eval_sums(self, logits: torch.Tensor, masks: torch.Tensor) -> torch.Tensor:
         """One row of sums for all terms; the rows of several batches add up to that of the set."""
-        target = self.target(logits, masks)
-        return torch.cat(
-            [(self.terms[name].eval_sums or self.terms[name].sums)(target).reshape(-1) for name in self.weights]
-        )
+        target, terms = self.target(logits, masks), [self.terms[name] for name in self.weights]
+        return torch.cat([(term.eval_sums or term.sums)(target).reshape(-1) for term in terms])
 
     def from_sums(self, sums: torch.Tensor) -> float:
         """The loss of a set, from its summed row on the host."""
         class_weights = torch.tensor(self.host_class_weights, dtype=sums.dtype)
-        terms = zip(self.weights.items(), sums.split(self.sum_lengths), strict=True)
-        values = (
-            weight * float(self.terms[name].value(part, class_weights, self.first_class))
-            for (name, weight), part in terms
-        )
-        return sum(values, 0.0)
+        loss = 0.0
+        for (name, weight), part in zip(self.weights.items(), sums.split(self.sum_lengths), strict=True):
+            loss += weight * float(self.terms[name].value(part, class_weights, self.first_class))
+        return loss

@@ -1,8 +1,7 @@
-"""IoU and Dice of a whole dataset, from one confusion matrix that is summed on the device; at the size that the masks
-have.
+"""IoU and Dice of a whole dataset, from one confusion matrix that is summed on the device, at the size of the masks.
 
-Averages of per-batch IoUs are not IoU. The mean is over the classes that occur in the truth, so that it is over the
-same ones in every epoch and run: a stray pixel of another class costs the class whose pixel it takes, and no more.
+The mean is over the classes that occur in the truth, the same ones in every epoch and run: a stray pixel of another
+class costs the class whose pixel it takes, and no more.
 """
 
 import math
@@ -33,20 +32,17 @@ def confusion_matrix(predicted: torch.Tensor, truth: torch.Tensor, num_ids: int)
 
 
 def confusion_matrices(predicted: torch.Tensor, truth: torch.Tensor, num_ids: int) -> torch.Tensor:
-    """N,... ids → N,num_ids,num_ids int64: one matrix for each image, as confusion_matrix has it.
-
-    Shapes depend on no value and nothing waits for the device, unlike bincount.
-    """
+    """N,... ids → N,num_ids,num_ids int64: one matrix for each image, as confusion_matrix has it. Shapes depend on no
+    value and nothing waits for the device, unlike bincount."""
     num_images = len(truth)
     predicted, truth = predicted.flatten(1), truth.flatten(1)
     if num_ids == 2:  # four sums, which a compiled step computes in one pass
         is_one = predicted == 1
-        cells = [((truth == 0) & ~is_one), ((truth == 0) & is_one), ((truth == 1) & ~is_one), ((truth == 1) & is_one)]
+        cells = [(truth == row) & column for row in (0, 1) for column in (~is_one, is_one)]
         return torch.stack([cell.sum(1) for cell in cells], 1).view(num_images, 2, 2)
     truth = truth.long()
     num_cells = num_ids * num_ids
-    # ignored: one more cell, which is dropped
-    places = torch.where(truth < num_ids, truth * num_ids + predicted, num_cells)
+    places = torch.where(truth < num_ids, truth * num_ids + predicted, num_cells)  # ignored: a cell that is dropped
     num_lanes = max(1, min(256, MAX_COUNTERS // (num_cells * max(1, num_images))))
     lanes = torch.arange(truth.shape[1], device=truth.device) % num_lanes
     lanes = lanes + torch.arange(num_images, device=truth.device).unsqueeze(1) * num_lanes
@@ -57,15 +53,14 @@ def confusion_matrices(predicted: torch.Tensor, truth: torch.Tensor, num_ids: in
 
 
 def class_counts(matrices: torch.Tensor) -> torch.Tensor:
-    """N,K,K confusion matrices → N,K,3: pixels of each class in both, in truth, in prediction. Never waits for the
-    device."""
+    """N,K,K confusion matrices → N,K,3: pixels of each class in both, in truth, in prediction."""
     return torch.stack([matrices.diagonal(dim1=1, dim2=2), matrices.sum(2), matrices.sum(1)], 2)
 
 
 @dataclass(frozen=True)
 class Scores:
     """`classes`: IoU, Dice, precision and recall of each class that is reported; None: undefined, as all are of a class
-    that is not in the truth. And the means of IoU and Dice."""
+    that is not in the truth."""
 
     classes: list[dict[str, float | None]]
     confusion: list[list[int]]  # that they were computed from: rows truth, columns prediction
@@ -98,16 +93,13 @@ def compute_scores(matrix: torch.Tensor, num_classes: int) -> Scores:
     return Scores(classes, on_host.tolist())
 
 
-# Masks at their own size beside a model that sees another: scores are counted at the masks' size, the loss at the
-# model's. Nothing waits for the device, and memory does not grow with the masks: logits are upsampled a few rows at a
-# time.
+# Scores are counted at the masks' own size, the loss at the model's. Nothing waits for the device, and memory does not
+# grow with the masks: logits are upsampled a few rows at a time.
 
 
 def resize_masks(masks: torch.Tensor, sizes: Sequence[Size], size: Sequence[int]) -> torch.Tensor:
     """N,H,W ids, each with its own size in the upper left corner → N,h,w, the pixels that tiling.resize_mask takes.
-
-    There may be fewer sizes than masks: the others are padding, ignored everywhere.
-    """
+    There may be fewer sizes than masks: the others are padding, ignored everywhere."""
     height, width = size
     own = [*sizes, *([(1, 1)] * (len(masks) - len(sizes)))]
     rows_and_columns = [np.concatenate([nearest_positions(h, height), nearest_positions(w, width)]) for h, w in own]
@@ -130,9 +122,7 @@ def native_confusion_matrices(logits: torch.Tensor, masks: torch.Tensor, sizes: 
         for first in range(start, stop, num_at_once):
             some = slice(first, min(first + num_at_once, stop))
             for rows, upsampled in upsampled_rows(logits[some], size):
-                ids = upsampled.max(
-                    1
-                ).indices  # the ids of predicted_ids; argmax is 30 times slower on CPUs in this memory format
+                ids = upsampled.max(1).indices  # as predicted_ids; argmax is 30 times slower on CPUs in this format
                 counts[some] += confusion_matrices(ids, masks[some, rows, : size[1]], num_ids)
     return counts
 

@@ -25,8 +25,7 @@ from unet_trainer.system.os_errors import with_advice
 DOWNLOAD_LIMIT = 3600.0  # seconds, for weights that the config names
 WEIGHT_FILES = (".pt", ".pth", ".safetensors")
 FAR = 2048  # pixels; the deepest encoders gather what a pixel depends on from 1,500 around it
-# share of the pixels, that an untrained network expects of any class: to learn from those of rarer ones at once
-RAREST = 0.01
+RAREST = 0.01  # share of the pixels that an untrained network expects of any class
 # Timm's small residual network in the widths of test_resnet, which is a fixture of timm's own tests and may vanish.
 SMALL_RESNET_OPTIONS = {
     "block": [BasicBlock, BasicBlock, Bottleneck, BasicBlock],
@@ -34,17 +33,21 @@ SMALL_RESNET_OPTIONS = {
     "stem_width": 16,
     "stem_type": "deep",
 }
-# prefixes that other tools put before an encoder's own names
-WRAPPERS = (
-    "module.",
-    "_orig_mod.",
-    "encoder.",
-    "model.",
+WRAPPERS = ("module.", "_orig_mod.", "encoder.", "model.")  # prefixes that other tools put before an encoder's names
+BAD_FILE = (
+    SafetensorError,
+    zipfile.BadZipFile,
+    pickle.UnpicklingError,
+    RuntimeError,
+    EOFError,
+    ValueError,
+    LookupError,
 )
+NEED_FILE = f"a file ({', '.join(WEIGHT_FILES)})"
 
 
 def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.Module:
-    """The network with fresh decoder weights; raises UserError for names that don't exist and weights that can't be
+    """The network with fresh decoder weights. Raises UserError for names that don't exist and weights that can't be
     loaded."""
     try:
         encoder_name(spec.encoder)
@@ -52,55 +55,45 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
         raise ConfigError(f"encoder: got {spec.encoder!r}; {error}") from None
     path = Path(encoder_weights or "")
     file = path if path.suffix in WEIGHT_FILES or path.is_file() else None
-    options: dict[str, Any] = {} if spec.decoder_channels is None else {"decoder_channels": spec.decoder_channels}
+    named = None if file is not None else encoder_weights
+    encoder, options = spec.encoder, dict[str, Any]()
+    if spec.decoder_channels is not None:
+        options["decoder_channels"] = spec.decoder_channels
     if spec.decoder_attention != "none":
         options["decoder_attention_type"] = spec.decoder_attention
-    named: str | bool | None = None if file is not None else encoder_weights
-    encoder = spec.encoder
     if encoder == SMALL_RESNET:
         if named is not None:
             raise ConfigError(
-                f"encoder_weights: got {named!r}; {encoder} has no trained ones: need null or a file "
-                f"({', '.join(WEIGHT_FILES)})"
+                f"encoder_weights: got {named!r}; {encoder} has no trained ones: need null or {NEED_FILE}"
             )
         encoder, options = "tu-resnet10t", options | SMALL_RESNET_OPTIONS
-    if named is not None and spec.encoder.startswith("tu-"):
-        if named != "imagenet":
-            raise ConfigError(
-                f"encoder_weights: got {named!r}; need imagenet, null or a file ({', '.join(WEIGHT_FILES)})"
-            )
-        named = True  # timm encoders name their weights in the encoder's name
-    files = [] if named is None or encoder_weights is None else weight_files(spec.encoder, encoder_weights)
+    is_timm = encoder.startswith("tu-")  # its weights are named in the encoder's name
+    if is_timm and named not in (None, "imagenet"):
+        raise ConfigError(f"encoder_weights: got {named!r}; need imagenet, null or {NEED_FILE}")
+    files = [] if named is None else weight_files(encoder, named)
     if not all(weights.is_here() for weights in files) and (failure := fetch(files, DOWNLOAD_LIMIT)) is not None:
         raise UserError(
-            f"encoder_weights: {encoder_weights} for {spec.encoder} could not be downloaded ({failure}); "
+            f"encoder_weights: {named} for {encoder} could not be downloaded ({failure}); "
             f"use encoder_weights: null, or the path of a weights file ({', '.join(WEIGHT_FILES)})"
         )
+    weights = True if is_timm and named is not None else named
+    channels = {"in_channels": spec.image.channels, "classes": spec.num_classes}
     try:
         with offline() if files else contextlib.nullcontext():
-            network = smp.create_model(
-                spec.architecture,
-                encoder,
-                named,
-                in_channels=spec.image.channels,
-                classes=spec.num_classes,
-                **options,
-            )
+            network = smp.create_model(spec.architecture, encoder, weights, **channels, **options)
     except Exception as error:  # smp and timm share no base class
         if files and isinstance(error, SafetensorError | pickle.UnpicklingError | EOFError):
             raise UserError(
-                f"encoder_weights: the file of {encoder_weights} for {spec.encoder} in the download cache is damaged "
+                f"encoder_weights: the file of {named} for {encoder} in the download cache is damaged "
                 f"({error}); delete it there, and it is downloaded again"
             ) from None
         if isinstance(error, KeyError):
-            raise ConfigError(
-                f"encoder_weights: got {encoder_weights!r} for encoder: {spec.encoder}; {error.args[0]}"
-            ) from None
-        if isinstance(error, ValueError | NotImplementedError | RuntimeError | TypeError | AttributeError):
-            raise ConfigError(
-                f"architecture: {spec.architecture} does not go with encoder: {spec.encoder}; {error}"
-            ) from None
-        raise
+            message = f"encoder_weights: got {encoder_weights!r} for encoder: {spec.encoder}; {error.args[0]}"
+        elif isinstance(error, ValueError | NotImplementedError | RuntimeError | TypeError | AttributeError):
+            message = f"architecture: {spec.architecture} does not go with encoder: {spec.encoder}; {error}"
+        else:
+            raise
+        raise ConfigError(message) from None
     if file is not None:
         load_encoder_weights(network.encoder, file)
     if spec.class_shares is not None:
@@ -110,11 +103,8 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
 
 @torch.no_grad()
 def expect_shares(network: torch.nn.Module, class_shares: Sequence[float]) -> None:
-    """An untrained network predicts each class with its share of the pixels, and need not learn first that some are
-    rare."""
-    head = [
-        layer for layer in network.get_submodule("segmentation_head").modules() if isinstance(layer, torch.nn.Conv2d)
-    ]
+    """Sets the head's bias so that an untrained network predicts each class with its share of the pixels."""
+    head = [part for part in network.get_submodule("segmentation_head").modules() if isinstance(part, torch.nn.Conv2d)]
     if head and (bias := head[-1].bias) is not None:
         logits = torch.tensor(class_shares).clamp(min=RAREST).log()
         bias.copy_(logits[1:] - logits[:1] if len(bias) == 1 else logits - logits.mean())
@@ -123,9 +113,7 @@ def expect_shares(network: torch.nn.Module, class_shares: Sequence[float]) -> No
 @torch.no_grad()
 def sees_far(spec: SegmenterSpec) -> bool:
     """Whether logits depend on pixels at any distance, as where a network pools over its whole input
-    (squeeze-and-excite): such a network sees something else in a larger image than in the crops that it was trained on.
-    Not asked: how images are
-    normalised."""
+    (squeeze-and-excite): it sees something else in a larger image than in the crops that it was trained on."""
     with unchanged():
         network = build_network(spec, None).eval()
         for parameter in network.parameters():
@@ -154,15 +142,11 @@ def load_encoder_weights(encoder: torch.nn.Module, path: Path) -> None:
     stem = next(iter(wanted))
     if stem in found and found[stem].ndim == 4 and found[stem].shape[1] == 3 != wanted[stem].shape[1]:
         found[stem] = adapt_channels(found[stem], wanted[stem].shape[1])
-    wrong = [name for name in wanted if name in found and found[name].shape != wanted[name].shape]
+    wrong = [name for name, tensor in found.items() if tensor.shape != wanted[name].shape]
     if wrong:
         shapes = f"{wrong[0]} is {tuple(found[wrong[0]].shape)}, need {tuple(wanted[wrong[0]].shape)}"
         raise UserError(f"encoder_weights: {path} has {len(wrong)} tensors of another shape, e.g. {shapes}")
-    bad = [
-        name
-        for name in wanted
-        if name in found and found[name].is_floating_point() and not found[name].isfinite().all()
-    ]
+    bad = [name for name, tensor in found.items() if tensor.is_floating_point() and not tensor.isfinite().all()]
     if bad:
         raise UserError(f"encoder_weights: {path} holds NaN or infinite values, e.g. in {bad[0]}")
     encoder.load_state_dict({name: found.get(name, tensor) for name, tensor in wanted.items()})
@@ -189,39 +173,26 @@ def read_tensors(path: Path, key: str) -> dict[str, torch.Tensor]:
                 if file.read(len(ZIP_START)) == ZIP_START:
                     check_zip(file)
             content = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        SafetensorError,
-        zipfile.BadZipFile,
-        pickle.UnpicklingError,
-        RuntimeError,
-        EOFError,
-        ValueError,
-        OSError,
-        LookupError,
-        TypeError,
-    ) as error:
+    except (*BAD_FILE, TypeError, OSError) as error:
         reason = with_advice(error) if isinstance(error, OSError) else first_line(error)
         # torch's message says how to load it anyway
         if isinstance(error, pickle.UnpicklingError) and "weights_only" in str(error):
-            reason = (
-                "it holds more than tensors, which could run when it is loaded; save its state_dict, best as "
-                ".safetensors"
-            )
+            reason = "it holds more than tensors, which could run when it is loaded; save its state_dict"
+            reason += ", best as .safetensors"
         raise UserError(f"{key}: {path} is no file of plain tensors ({reason})") from None
     for inner in ("state_dict", "model"):
         if isinstance(content, dict) and isinstance(content.get(inner), dict):
             content = content[inner]
     items = content.items() if isinstance(content, dict) else ()
-    tensors = {name: value for name, value in items if isinstance(name, str) and _is_plain(value)}
+    tensors = {name: value for name, value in items if isinstance(name, str) and isinstance(value, torch.Tensor)}
+    tensors = {
+        name: value
+        for name, value in tensors.items()
+        if not value.is_quantized and value.layout == torch.strided and value.device.type == "cpu"
+    }
     if not tensors:
         raise UserError(f"{key}: {path} holds no tensors by name")
     return tensors
-
-
-def _is_plain(value: object) -> bool:
-    if not isinstance(value, torch.Tensor) or value.is_quantized:
-        return False
-    return value.layout == torch.strided and value.device.type == "cpu"
 
 
 def _encoder_tensor_name(name: str) -> str:

@@ -1,9 +1,8 @@
-"""Imagenet weights of an encoder by themselves: from this machine, or fetched within a time limit, or none, with the
-reason.
+"""Imagenet weights of an encoder: from this machine, or fetched within a time limit, or none, with the reason.
 
 Nothing here raises or hangs because of a network, a disk or a cache: what is on this machine is loaded without asking
-the network, and a download runs in a process of its own, `python pretrained.py FILES`, which is ended at the time
-limit. To start quickly, that imports neither torch nor what builds networks.
+the network, and a download runs in a process, `python pretrained.py FILES`, which is ended at the time limit and, to
+start quickly, imports neither torch nor what builds networks.
 """
 
 import contextlib
@@ -39,20 +38,19 @@ class HubFile:
 
     def is_here(self) -> bool:
         try:
-            found = [
-                try_to_load_from_cache(self.repo_id, name, constants.HF_HUB_CACHE, self.revision) for name in self.names
-            ]
+            cache, revision = constants.HF_HUB_CACHE, self.revision
+            return any(
+                isinstance(try_to_load_from_cache(self.repo_id, name, cache, revision), str) for name in self.names
+            )
         except (OSError, ValueError):  # a cache that cannot be read, or whose refs are no text
             return False
-        return any(isinstance(path, str) for path in found)
 
     def download(self) -> None:
         for name in self.names:
             try:
                 hf_hub_download(self.repo_id, name, revision=self.revision)
                 return
-            except EntryNotFoundError as error:
-                # the former: the hub did not answer
+            except EntryNotFoundError as error:  # Local: the hub did not answer
                 if isinstance(error, LocalEntryNotFoundError) or name == self.names[-1]:
                     raise
 
@@ -88,19 +86,15 @@ def why_offline() -> str | None:
 
 
 def weight_files(encoder: str, weights: str) -> list[HubFile]:
-    """What segmentation-models-pytorch or timm load for an encoder that exists; empty where there are no such
-    weights."""
+    """What segmentation-models-pytorch or timm load for an encoder; empty where there are no such weights."""
     if encoder.startswith("tu-"):
         return _timm_files(encoder.removeprefix("tu-"))
     import segmentation_models_pytorch as smp
 
     about = smp.encoders.encoders.get(encoder)  # None: small_resnet
     settings = about and about["pretrained_settings"].get(weights)
-    if settings is None:
-        return []
-    return [
-        HubFile(settings["repo_id"], settings["revision"], (name,)) for name in ("config.json", "model.safetensors")
-    ]
+    names = () if settings is None else ("config.json", "model.safetensors")
+    return [HubFile(settings["repo_id"], settings["revision"], (name,)) for name in names]
 
 
 def _timm_files(name: str) -> list[HubFile]:
@@ -124,11 +118,9 @@ def fetch(files: list[HubFile], time_limit: float) -> str | None:
     command = [sys.executable, "-P", __file__, json.dumps([asdict(file) for file in files])]
     variables = {**os.environ, "HF_ENDPOINT": constants.ENDPOINT, "HF_HUB_CACHE": str(constants.HF_HUB_CACHE)}
     variables["HF_HUB_DISABLE_XET"] = "1"  # its native code does not end at SIGTERM, and would leave parts of files
-    nowhere = subprocess.DEVNULL
+    out, nowhere = subprocess.PIPE, subprocess.DEVNULL
     try:
-        process = subprocess.Popen(
-            command, env=variables, text=True, stdin=nowhere, stdout=subprocess.PIPE, stderr=nowhere
-        )
+        process = subprocess.Popen(command, env=variables, text=True, stdin=nowhere, stdout=out, stderr=nowhere)
     except OSError as error:
         return f"no process could be started to fetch them ({error.strerror})"
     with process:
@@ -142,14 +134,12 @@ def fetch(files: list[HubFile], time_limit: float) -> str | None:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(TERMINATE_LIMIT)
                 process.kill()
-    return (
-        None if process.returncode == 0 else output.strip() or f"the download failed (exit status {process.returncode})"
-    )
+    failure = output.strip() or f"the download failed (exit status {process.returncode})"
+    return None if process.returncode == 0 else failure
 
 
 def _check_connection() -> str | None:
-    """Why the host of the hub cannot be connected to within CONNECT_LIMIT; None if it can. A proxy may reach what we
-    cannot."""
+    """Why the hub's host cannot be connected to within CONNECT_LIMIT; None if it can, or a proxy may reach it."""
     from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 
     target, proxies = urlsplit(constants.ENDPOINT), urllib.request.getproxies()

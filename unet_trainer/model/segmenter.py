@@ -1,9 +1,5 @@
-"""The deployable model: a network with all that is needed to use it.
-
-    images in the files' own units, N,H,W,C  →  Segmenter  →  logits of every class id at the images' own size, N,K,H,W
-    float32
-
-Training, evaluation, prediction and export use this one module. There is no default spec.
+"""The deployable model, a network with all that is needed to use it: from images in the files' own units, N,H,W,C, to
+logits of every class id at the images' own size, N,K,H,W float32. Training, evaluation, prediction and export use it.
 """
 
 from __future__ import annotations
@@ -47,9 +43,8 @@ class SegmenterSpec:
     normalize: Literal["dataset", "image"] = "dataset"
     class_shares: tuple[float, ...] | None = None  # of the pixels that the masks give a class id
     tile: tuple[int, int] | None = None  # fit: crop: height and width that images are cut into; None: image_size
-    source_sides: tuple[float, float] | None = (
-        None  # fit: resize: √(height × width) of the smallest and largest training image
-    )
+    # fit: resize: √(height × width) of the smallest and largest training image
+    source_sides: tuple[float, float] | None = None
 
     @property
     def num_ids(self) -> int:
@@ -72,8 +67,7 @@ class SegmenterSpec:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> SegmenterSpec:
-        """Raises KeyError, TypeError or ValueError for content that no run can have saved. Earlier versions saved fewer
-        fields."""
+        """Raises KeyError, TypeError or ValueError for content that no run can have saved."""
         found = {name: as_tuples(value) for name, value in pick(SAVED, content).items()}
         image, coding = ImageSpec.from_dict(content["image"]), MaskCoding.from_dict(content["coding"])
         spec = SegmenterSpec(**{"decoder_channels": None, **found, "image": image, "coding": coding})
@@ -124,7 +118,7 @@ def build_spec(
     sizes: Sequence[tuple[int, int]] = (),
     class_shares: Sequence[float] | None = None,
 ) -> SegmenterSpec:
-    """`has_background`: class 0 is what no class is, and has no colour. `sizes`: of the training images."""
+    """`has_background`: class 0 is background, and has no colour. `sizes`: of the training images."""
     sides = [math.sqrt(height * width) for height, width in sizes] if config.fit == "resize" else []
     names = tuple(id_names(config))
     return SegmenterSpec(
@@ -182,11 +176,8 @@ class Segmenter(torch.nn.Module):
 
 
 def class_logits(logits: torch.Tensor) -> torch.Tensor:
-    """N,C,H,W of the network → N,K,H,W float32, a logit for every class id.
-
-    One class and many are one case from here on: a lone foreground logit z stands for the two-class logits (0, z),
-    whose softmax is the sigmoid. Float32, because sums over pixels exceed what 16 bits can hold.
-    """
+    """N,C,H,W of the network → N,K,H,W float32, a logit for every class id: a lone foreground logit z stands for the
+    two-class logits (0, z), whose softmax is the sigmoid. Sums over pixels exceed what 16 bits can hold."""
     logits = logits.float()
     return torch.cat([torch.zeros_like(logits), logits], 1) if logits.shape[1] == 1 else logits
 

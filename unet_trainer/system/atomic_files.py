@@ -1,9 +1,7 @@
 """Writes a file completely or not at all: a reader, or a crash at any moment, finds the old content or the new.
 
-atomic_open is the one way to write a file: a temporary file beside it, which gets its name at the end. A link that
-stands there is replaced, never written through, and a device or pipe is refused. A path that the user names
-(write_output) may be a link, which is followed, or standard output, and replaces a file of the same kind alone
-(check_replaceable).
+A link in its place is replaced, never written through; devices and pipes are refused. A path that the user names
+(write_output) may be a link, which is followed, or standard output, and replaces a file of its kind alone.
 """
 
 import contextlib
@@ -25,9 +23,7 @@ from unet_trainer.system.os_errors import cannot
 
 ABANDONED_SECONDS = 3600.0  # a draft that nobody has written to for as long was left by a killed process
 BUFFER_BYTES = 2**16  # of a file that is written in pieces
-# Temporary files, which a crash may leave behind: .last.pt.1234-5678.tmp; of a hard link .previous.pt.1234.tmp; of an
-# upload .upload.k2j3h4_a.tmp
-DRAFT = re.compile(r"\.(?P<name>.+)\.(?:[a-z0-9_]{8}|\d+|\d+-\d+)\.tmp")
+DRAFT = re.compile(r"\.(?P<name>.+)\.(?:[a-z0-9_]{8}|\d+-\d+)\.tmp")  # .last.pt.1234-5678.tmp, .upload.k2j3h4_a.tmp
 STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 
 
@@ -35,11 +31,10 @@ STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 def atomic_open(
     path: Path, verify: Callable[[Path], object] | None = None, previous: Path | None = None
 ) -> Iterator[BinaryIO]:
-    """A file to write to: temporary file in the same folder; at the end flush, fsync, rename, fsync of the folder.
+    """A file to write to: a draft in the same folder; at the end flush, fsync, rename, fsync of the folder.
 
-    `verify` is called with the finished draft and raises if it is bad. `previous` then gets the old content: at every
-    instant one of the two names, and nearly always both, holds a complete file. An OSError names `path`, not the draft.
-    """
+    `verify` gets the finished draft and raises if it is bad. `previous` then gets the old content: at every instant one
+    of the two names holds a complete file. An OSError names `path`, not the draft."""
     draft = Draft(path)
     try:
         with _naming(path):
@@ -50,7 +45,7 @@ def atomic_open(
             if verify is not None:
                 verify(draft.draft)
             if previous is not None and path.exists():
-                _keep_previous(path, previous)
+                path.replace(previous)
             draft.keep()
             _sync_folder(path.parent)
     except BaseException:
@@ -74,26 +69,22 @@ def write_bytes_atomically(path: Path, content: bytes) -> None:
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """In UTF-8. Names of files that are not UTF-8 are written as the bytes that they are."""
+    """In UTF-8; names of files that are not UTF-8 as their bytes."""
     write_bytes_atomically(path, text.encode("utf-8", "surrogateescape"))
 
 
 class Draft:
-    """A file that is written piece by piece under a temporary name beside its own, until `keep` gives it that name.
-
-    Nothing waits for the disk: after a power failure, unlike after a crash of the program, the file may be damaged.
-    """
+    """A file that is written piece by piece under a temporary name until `keep`. Nothing waits for the disk: it may be
+    damaged after a power failure, not after a crash of the program."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{time.time_ns()}.tmp")
         with _naming(path):
-            with contextlib.suppress(FileNotFoundError):
-                mode = path.lstat().st_mode
-                if stat.S_ISDIR(mode):
-                    raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-                if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):  # a rename would destroy it
-                    raise OSError(errno.ENOTSUP, NOT_A_FILE, str(path))
+            if path.is_dir() and not path.is_symlink():
+                raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+            if path.exists() and not (path.is_file() or path.is_symlink()):  # a rename would destroy it
+                raise OSError(errno.ENOTSUP, NOT_A_FILE, str(path))
             self.file: BinaryIO = self.draft.open("xb", BUFFER_BYTES)
 
     def keep(self) -> None:
@@ -103,15 +94,14 @@ class Draft:
 
     def discard(self) -> None:
         """Does nothing after `keep`."""
-        with contextlib.suppress(OSError):  # a full disk: the last bytes cannot be written
-            self.file.close()
-        with contextlib.suppress(OSError):
-            self.draft.unlink()
+        for end in (self.file.close, self.draft.unlink):  # a full disk: the last bytes cannot be written
+            with contextlib.suppress(OSError):
+                end()
 
 
 @contextlib.contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """A draft's name means nothing to the user: an error about one names the file that it was to become."""
+    """An error about a draft names the file that it was to become."""
     try:
         yield
     except OSError as error:
@@ -120,33 +110,18 @@ def _naming(path: Path) -> Iterator[None]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def _keep_previous(path: Path, previous: Path) -> None:
-    """Gives the old content its second name by a hard link, so that the first name is never missing."""
-    link = path.parent / f".{previous.name}.{os.getpid()}.tmp"
-    link.unlink(missing_ok=True)
-    try:
-        link.hardlink_to(path)
-    except OSError:  # a file system without hard links
-        path.replace(previous)
-    else:
-        link.replace(previous)
-        link.unlink(missing_ok=True)  # renaming one name of a file to another of its names does nothing
-
-
 def _sync_folder(folder: Path) -> None:
-    if os.name == "nt":  # folders cannot be opened there
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    if os.name != "nt":  # folders cannot be opened there
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def delete_drafts(folder: Path, names: Iterable[str], min_age: float = -math.inf) -> int:
-    """Deletes the temporary files that killed writers of these names (* for any text) left behind; returns how many.
-
-    `min_age`: seconds since a file was written to, where other processes may be writing."""
+    """Deletes the drafts that killed writers of these names (* for any text) left behind; returns how many. `min_age`:
+    seconds since a file was written to, where other processes may be writing."""
     patterns, count = list(names), 0
     for path in folder.iterdir():
         draft = DRAFT.fullmatch(path.name)
@@ -185,11 +160,8 @@ START_BYTES = 1024  # that a kind is recognised by
 
 
 def check_replaceable(option: str, path: Path, kind: Kind | None) -> None:
-    """Raises UserError where a file is there that is not of the kind, and would be lost: the weights of a run, a config
-    that was edited (None: no file is replaced), annotations.
-
-    A link is refused where this program chose the name. One that the user named is followed (final_path comes first),
-    and the rule holds for the file that it leads to."""
+    """Raises UserError where a file of another kind would be lost (None: any file), or where a link is. For a name that
+    the user chose, final_path comes first."""
     try:
         if path.is_symlink():
             raise UserError(f"{option}: {path} is a link to {path.readlink()}; remove it, or choose another place")

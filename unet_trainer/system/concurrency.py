@@ -1,10 +1,6 @@
-"""What runs beside the main thread. There are three kinds:
-
-worker processes   forked from this one and killed with it: `forked_map`, and ForkedWorkers, which fill batches in
-                   shared memory (loading/worker_pool)
-threads            ahead of the caller (read_ahead), behind it (WriteBehind, BackgroundWriter), or because a call may
-                   hang (call_with_timeout); for work that releases the GIL
-probe              a Python process that tries what could crash this one: training/step_probe
+"""What runs beside the main thread: processes that are forked from this one and killed with it (forked_map, and
+ForkedWorkers, which fill batches in shared memory), and threads for work that releases the GIL: ahead of the caller
+(read_ahead), behind it (WriteBehind), or because a call may hang (call_with_timeout).
 """
 
 from __future__ import annotations
@@ -17,21 +13,19 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.util
 import os
-import pickle
-import select
 import signal
 import sys
 import threading
 import time
 import traceback
 import warnings
+import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 from typing import IO, Any, TypeVar
 
 Item = TypeVar("Item")
@@ -50,7 +44,10 @@ MAX_MESSAGE = 300  # characters of what a crashed child printed
 PIPE_BYTES = 2**18  # asked for, of the pipes of ForkedWorkers
 
 
-# Worker processes.
+def can_fork() -> bool:
+    """A daemonic process, such as a worker of the caller's own pool, may not have children."""
+    return CAN_FORK and not multiprocessing.current_process().daemon
+
 
 _waiting_signals: list[int] | None = None
 
@@ -64,8 +61,8 @@ def is_waiting(number: int) -> bool:
 
 @contextlib.contextmanager
 def signals_waiting() -> Iterator[None]:
-    """Delivers signals that come meanwhile at its end. Blocking them does not do: they reach Python by way of other
-    threads, and what a handler raises during a fork is lost."""
+    """Delivers signals that come meanwhile at its end: what a handler raises during a fork is lost. To block them is
+    not enough: they reach Python through other threads."""
     global _waiting_signals
     received: list[int] = []
     if threading.current_thread() is threading.main_thread():  # handlers run in that one
@@ -83,11 +80,10 @@ def signals_waiting() -> Iterator[None]:
 
 def start_process(function: Callable[..., object], *arguments: Any) -> BaseProcess:
     """Forks a process that ignores SIGINT, SIGTERM and SIGHUP, which go to a whole process group: this process handles
-    them and ends its children. When it is killed itself, Linux kills them.
+    them and ends its children, and Linux kills them when it is killed itself.
 
-    Meanwhile signals wait, else this process's handlers could run in the child. OpenCV is set to one thread, which the
-    child keeps: threads do not survive a fork, and a child of a process in which OpenCV has some waits for them for
-    ever."""
+    OpenCV is set to one thread, which the child keeps: it would wait for ever for threads that do not survive a fork.
+    """
     import cv2  # 0.1 s
 
     parent, num_threads = os.getpid(), cv2.getNumThreads()
@@ -133,14 +129,13 @@ def describe_exit(process: BaseProcess) -> str:
     return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
 
-# receive a task (empty: no more tasks), send a result, the worker's number
+# receives a task (empty: no more tasks), sends a result, the worker's number
 WorkerMain = Callable[[Callable[[], bytes], Callable[[bytes], object], int], None]
 
 
 class ForkedWorkers:
-    """Processes that share what there is at their start copy-on-write. All take their tasks from one pipe and send
-    their results into another. Messages have a fixed size and are smaller than a pipe's atomic write, so a killed
-    process never leaves half a message."""
+    """Processes that take their tasks from one pipe and send their results into another. Messages have a fixed size,
+    smaller than a pipe's atomic write, so a killed process never leaves half a message."""
 
     def __init__(self, num_workers: int, main: WorkerMain, task_bytes: int, result_bytes: int) -> None:
         """Raises OSError if not all can be started."""
@@ -155,10 +150,7 @@ class ForkedWorkers:
         self.close = multiprocessing.util.Finalize(self, _end_workers, (*parent_ends, self.processes), exitpriority=100)
 
         def run(number: int) -> None:
-            for file in parent_ends:  # else the pipe would stay open after the parent has ended
-                os.close(file)
-            with contextlib.suppress(BrokenPipeError):  # the parent has ended
-                main(lambda: os.read(task_reader, task_bytes), lambda result: os.write(result_writer, result), number)
+            main(lambda: os.read(task_reader, task_bytes), lambda result: os.write(result_writer, result), number)
 
         try:
             for file in parent_ends:
@@ -173,32 +165,27 @@ class ForkedWorkers:
             os.close(task_reader)
             os.close(result_writer)
         os.set_blocking(self.result_reader, False)
-        self.poller = select.poll()  # readable: a result has come; or a sentinel: a worker has ended
-        for file in (self.result_reader, *(process.sentinel for process in self.processes)):
-            self.poller.register(file, select.POLLIN)
-        # Tasks that may be open: two full pipes would block both ends for ever. A page of a pipe holds whole messages
-        # only.
-        self.capacity = min(fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in parent_ends) // (
-            2 * max(task_bytes, result_bytes)
-        )
+        # Tasks that may be open: two full pipes would block both ends for ever. A page holds whole messages only.
+        pipe_bytes = min(fcntl.fcntl(file, fcntl.F_GETPIPE_SZ) for file in parent_ends)
+        self.capacity = pipe_bytes // (2 * max(task_bytes, result_bytes))
 
     def send(self, task: bytes) -> None:
-        with contextlib.suppress(BrokenPipeError):  # all workers are dead: dead_worker says so
+        with contextlib.suppress(BrokenPipeError):  # all workers are dead, which dead_worker reports
             os.write(self.task_writer, task)
 
     def receive(self, seconds: float) -> bytes:
-        """All results that have arrived; waits up to so many seconds for the first one, or for the death of a
-        worker."""
-        self.poller.poll(1000 * seconds)
+        """All results that have arrived; waits so long for the first one, or for the death of a worker."""
+        multiprocessing.connection.wait(
+            [self.result_reader, *(process.sentinel for process in self.processes)], seconds
+        )
         with contextlib.suppress(BlockingIOError):
             return os.read(self.result_reader, 256 * self.result_bytes)
         return b""
 
     def dead_worker(self) -> tuple[int, str] | None:
         """Number of a worker that died, and how."""
-        ready = {file for file, _ in self.poller.poll(0)}
         for number, process in enumerate(self.processes):
-            if process.sentinel in ready and process.exitcode is not None:
+            if process.exitcode is not None:
                 return number, f"worker process {process.pid} died ({describe_exit(process)})"
         return None
 
@@ -214,8 +201,7 @@ ReadStderr = Callable[[], str]  # what native code has printed since the last ca
 
 @dataclass(frozen=True)
 class Crash:
-    """The child that worked on an item died, or was killed because it took too long; `reason` says how, and what it
-    printed."""
+    """The child that worked on an item died or took too long; `reason` says how, and what it printed."""
 
     reason: str
     is_timeout: bool = False
@@ -227,13 +213,10 @@ def forked_map(
     num_children: int,
     timeout: float | None = HANG_SECONDS,
 ) -> Generator[tuple[int, Outcome | Crash], None, None]:
-    """Calls the function in child processes; index and outcome of each item, as they are done. Native code that crashes
-    or hangs costs one item. An exception in `function` is raised here, with its traceback as text.
-
-    After `timeout` seconds on one item a child is killed. Where processes cannot be forked, threads do the work:
-    nothing is caught from standard error, a crash is a crash, and there is no time limit.
-    """
-    if not CAN_FORK or multiprocessing.current_process().daemon:  # a daemonic process may have no children
+    """Calls the function in child processes; index and outcome of each item, as they are done. Native code that
+    crashes, or hangs for `timeout` seconds, costs one item. An exception in `function` is raised here, with its
+    traceback as text. Threads do the work where processes cannot be forked, without any of that."""
+    if not can_fork():
         with ThreadPoolExecutor(max(1, num_children)) as threads:
             yield from enumerate(threads.map(lambda item: function(item, lambda: ""), items))
         return
@@ -242,7 +225,7 @@ def forked_map(
     try:
         while waiting or children:
             while waiting and len(children) < max(1, num_children):
-                child = _Child(function, items, list(children))
+                child = _Child(function, items)
                 children[child.connection] = child
                 child.send(waiting.popleft())
             ready = multiprocessing.connection.wait(list(children), min(POLL_SECONDS, timeout or POLL_SECONDS))
@@ -267,25 +250,19 @@ def forked_map(
 class _Child:
     """A process that answers indices, one at a time. Its standard error goes into a file."""
 
-    def __init__(
-        self, function: Callable[[Item, ReadStderr], Outcome], items: Sequence[Item], inherited: Sequence[Connection]
-    ) -> None:
+    def __init__(self, function: Callable[[Item, ReadStderr], Outcome], items: Sequence[Item]) -> None:
         self.index, self.since = 0, 0.0  # of the item that it works on, and when it began with it
         self.connection, theirs = multiprocessing.Pipe()
         self.stderr: IO[bytes] = os.fdopen(os.memfd_create("standard error"), "w+b")
 
         def answer() -> None:
-            for other in (*inherited, self.connection):  # else they would stay open when the parent dies
-                other.close()
             os.dup2(self.stderr.fileno(), 2)
-            with contextlib.suppress(EOFError, OSError):  # the parent is gone
-                while True:
-                    index = theirs.recv()
-                    try:
-                        message = pickle.dumps((function(items[index], self.read_stderr), ""))
-                    except Exception:  # an outcome that cannot be pickled is an error as well
-                        message = pickle.dumps((None, traceback.format_exc()))
-                    theirs.send_bytes(message)
+            while True:
+                index = theirs.recv()
+                try:
+                    theirs.send((function(items[index], self.read_stderr), ""))
+                except Exception:  # an outcome that cannot be pickled is an error as well
+                    theirs.send((None, traceback.format_exc()))
 
         self.process = start_process(answer)
         theirs.close()
@@ -321,14 +298,12 @@ class _Child:
         self.stderr.close()
 
 
-# Threads.
-
-_unfinished: set[Future[Any]] = set()  # that the interpreter's exit waits for
+_awaited: weakref.WeakSet[Future[Any]] = weakref.WeakSet()  # that the interpreter's exit waits for
 
 
 def start_thread(function: Callable[[], Outcome], name: str, is_awaited: bool = False) -> Future[Outcome]:
-    """Calls the function in a daemon thread, for which the interpreter's exit does not wait: it may hang. `is_awaited`:
-    the exit waits for JOIN_SECONDS. Raises RuntimeError where no more threads can be started."""
+    """Calls the function in a daemon thread, for which the interpreter's exit does not wait (it may hang), or for
+    JOIN_SECONDS if it `is_awaited`. Raises RuntimeError where no more threads can be started."""
     future: Future[Outcome] = Future()
 
     def run() -> None:
@@ -336,27 +311,21 @@ def start_thread(function: Callable[[], Outcome], name: str, is_awaited: bool = 
             future.set_result(function())
         except BaseException as error:  # raised where the result is taken
             future.set_exception(error)
-        finally:
-            _unfinished.discard(future)
 
     if is_awaited:
-        _unfinished.add(future)  # before it starts: the process may exit right after
-    try:
-        threading.Thread(target=run, name=name, daemon=True).start()
-    except RuntimeError:
-        _unfinished.discard(future)
-        raise
+        _awaited.add(future)  # before it starts: the process may exit right after
+    threading.Thread(target=run, name=name, daemon=True).start()
     return future
 
 
 def is_writing() -> bool:
     """Whether an awaited thread runs: the process would abort if the interpreter were torn down under it."""
-    return bool(_unfinished)
+    return not all(future.done() for future in _awaited)
 
 
 @atexit.register
 def _wait_at_exit() -> None:
-    wait(list(_unfinished), JOIN_SECONDS)
+    wait(list(_awaited), JOIN_SECONDS)
 
 
 class ReadTimeout(Exception):
@@ -392,11 +361,10 @@ def read_ahead(
 ) -> Generator[tuple[Item, Outcome], None, None]:
     """Calls a function on items in threads; items and outcomes in order. To be closed if it is left early.
 
-    An exception of the function is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds.
-    No call begins while results of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become
-    more."""
+    An exception is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call begins
+    while results of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more."""
     room = threading.Condition()
-    outcomes: dict[int, Future[tuple[Outcome, int]]] = {}  # with their bytes
+    outcomes: dict[int, Future[Outcome]] = {}
     num_begun = num_taken = num_waiting_bytes = 0
     is_over = False
 
@@ -418,10 +386,9 @@ def read_ahead(
             future = outcomes.setdefault(index, Future())
             try:
                 outcome = function(items[index])
-                size = num_bytes(outcome)
                 with room:
-                    num_waiting_bytes += size
-                future.set_result((outcome, size))
+                    num_waiting_bytes += num_bytes(outcome)
+                future.set_result(outcome)
                 del outcome
             except BaseException as error:  # raised where the result is taken
                 future.set_exception(error)
@@ -430,17 +397,13 @@ def read_ahead(
     threads = [start_thread(work, "read ahead") for _ in range(min(num_threads, len(items)))]
     try:
         for index, item in enumerate(items):
-            future = outcomes.setdefault(index, Future())
-            try:
-                future.exception(timeout)
-            except TimeoutError:
+            if not wait([outcomes.setdefault(index, Future())], timeout).done:
                 threads.clear()  # they hang, and are left behind
-                raise ReadTimeout from None
-            outcome, size = future.result()
-            del outcomes[index], future
+                raise ReadTimeout
+            outcome = outcomes.pop(index).result()
             with room:
                 num_taken += 1
-                num_waiting_bytes -= size
+                num_waiting_bytes -= num_bytes(outcome)
                 room.notify()
             yield item, outcome
             del outcome  # while the next is waited for
@@ -455,7 +418,7 @@ class WriteBehind:
     """Runs tasks such as encoding and writing files in threads while the caller goes on; with one thread, in their
     order.
 
-    The caller waits while tasks that hold `max_bytes` are unfinished. It gets the exception of a task from a later
+    The caller waits while tasks that hold `max_bytes` are unfinished, and gets the exception of a task from a later
     call. Left by an exception, tasks that have not begun are dropped and those under way are waited for.
     """
 
@@ -465,20 +428,11 @@ class WriteBehind:
         self.threads = ThreadPoolExecutor(num_threads)
 
     def __enter__(self) -> WriteBehind:
-        """Starts every thread: a signal while one is started would leave it, and what it writes, behind."""
-        is_over = threading.Event()
-        try:
-            for _ in range(self.threads._max_workers):
-                self.threads.submit(is_over.wait)
-        finally:
-            is_over.set()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:
-            if error is None:
+            if kind is None:
                 self.finish()
         finally:
             self.threads.shutdown(cancel_futures=True)
@@ -487,18 +441,10 @@ class WriteBehind:
         while self.pending and (
             self.pending[0][0].done() or sum(held for _, held in self.pending) + num_bytes > self.max_bytes
         ):
-            self._take_oldest()
+            self.pending.popleft()[0].result()
         self.pending.append((self.threads.submit(task), num_bytes))
 
     def finish(self) -> None:
         """Waits until all tasks are done."""
         while self.pending:
-            self._take_oldest()
-
-    def _take_oldest(self) -> None:
-        future, _ = self.pending.popleft()
-        try:
-            future.result()
-        except BaseException:
-            self.threads.shutdown(wait=False, cancel_futures=True)
-            raise
+            self.pending.popleft()[0].result()

@@ -1,9 +1,7 @@
 """Messages on the terminal, copied into the run's train.log; and the exit codes.
 
-On a terminal an epoch has bars and a summary; anywhere else (a file, a pipe, a notebook) it is one line, and what takes
-long has a line every half minute. Names of files
-may hold any byte but / and NUL: a terminal shows them without acting on them, in tables and JSON files they come back
-as they were."""
+On a terminal an epoch has bars and a summary; anywhere else one line. Names of files may hold any byte but / and NUL: a
+terminal shows them without acting on them, in tables and JSON files they come back as they were."""
 
 from __future__ import annotations
 
@@ -16,8 +14,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -33,19 +30,17 @@ MAX_CLASSES = 12  # rows of the table at the end
 SILENT_SECONDS = 2.0  # without a terminal, a phase that takes longer says that it is under way
 LINE_SECONDS = 30.0  # and again after so many, and a tenth of it
 BAR_FORMAT = "{desc} {percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
+BAR_OPTIONS: dict[str, Any] = {"bar_format": BAR_FORMAT, "dynamic_ncols": True, "mininterval": 0.2}
 Colour = Literal["red", "green", "yellow", "blue", "grey", "bold"]
 CODES: dict[Colour, str] = {"red": "31", "green": "32", "yellow": "33", "blue": "34", "grey": "90", "bold": "1"}
-Level = Literal["ok", "warning", "problem"]
 UNDECODED = re.compile("[\udc80-\udcff]")  # bytes of a file's name that are not UTF-8, as Python holds them
-# What a terminal obeys instead of showing it (escapes, carriage returns, marks that turn the direction of text), but no
-# line breaks and tabs; and what no encoding has.
+# Escapes, carriage returns and marks that turn the direction of text, which a terminal obeys; what no encoding has.
 UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 PASSWORD = re.compile(r"(https?:/{1,2})[^\s/]+@|(://)[^\s/@:]*:[^\s/]+@", re.IGNORECASE)  # or user, in a URL
 
 
 def readable(text: str) -> str:
-    """A message with what a terminal would obey as \\x1b, with bytes that are not UTF-8 as \\xe4, and with *** in place
-    of a password in a URL."""
+    """A message with what a terminal would obey as \\x1b, other bytes than UTF-8 as \\xe4, and a password as ***."""
     return UNSHOWABLE.sub(_escaped, PASSWORD.sub(r"\1\2***@", text))
 
 
@@ -73,26 +68,11 @@ def csv_line(cells: Iterable[object]) -> str:
     return text.getvalue().removesuffix("\r\n") + "\n"
 
 
-def _is_terminal(stream: Any) -> bool:
-    try:
-        return bool(stream.isatty())
-    except (AttributeError, ValueError):  # no stream, or a closed one
-        return False
-
-
 def painted(text: str, colour: Colour, stream: Any) -> str:
     """In a colour, where the stream is a terminal that has them and NO_COLOR (no-color.org) is not set."""
     kind = os.environ.get("TERM") or ("windows" if "WT_SESSION" in os.environ else "dumb")
-    has_colours = _is_terminal(stream) and kind != "dumb" and not os.environ.get("NO_COLOR")
+    has_colours = stream.isatty() and kind != "dumb" and not os.environ.get("NO_COLOR")
     return f"\033[{CODES[colour]}m{text}\033[0m" if has_colours else text
-
-
-@dataclass(frozen=True)
-class Finding:
-    level: Level
-    title: str  # a word or two: GPU, Disk; or the key of a config that it is about
-    detail: str
-    fix: str = ""  # a sentence, a command, or the line of the config to change
 
 
 def counted(number: int, one: str, many: str | None = None) -> str:
@@ -124,8 +104,8 @@ def cause_line(error: BaseException) -> str:
 
 
 class Bar(contextlib.AbstractContextManager["Bar"]):
-    """A progress bar; without a terminal, plain lines now and then. `keep`: it stays on the screen; one that does not
-    has its first line soon. `images_per_tick`: 0 where it does not count batches of images."""
+    """A progress bar; without a terminal, plain lines now and then. One that does not stay (`keep`) has its
+    first line soon. `images_per_tick`: 0 where it does not count batches of images."""
 
     def __init__(
         self, console: Console, label: str, total: int, keep: bool, num_done: int, images_per_tick: int = 0
@@ -135,17 +115,8 @@ class Bar(contextlib.AbstractContextManager["Bar"]):
         self.stream = None if console.interactive else console.stream
         self.started = time.monotonic()
         self.next_seconds, self.next_done = (LINE_SECONDS, num_done + total / 10) if keep else (SILENT_SECONDS, 0.0)
-        self.tqdm = tqdm(
-            total=total,
-            initial=num_done,
-            desc=label,
-            file=console.stream,
-            disable=not console.interactive,
-            leave=keep,
-            bar_format=BAR_FORMAT,
-            dynamic_ncols=True,
-            mininterval=0.2,
-        )
+        options = {"disable": not console.interactive, "leave": keep, **BAR_OPTIONS}
+        self.tqdm = tqdm(total=total, initial=num_done, desc=label, file=console.stream, **options)
 
     def __exit__(self, *_: object) -> None:
         self.tqdm.close()
@@ -177,40 +148,37 @@ class FaultTolerantStream:
     """A stream whose write errors (a closed terminal or pipe, a full disk) are reported once and do not end the run."""
 
     def __init__(self, stream: TextIO, report: Callable[[str], object]) -> None:
-        self.stream = stream
-        self.report: Callable[[str], object] | None = report
+        self.stream, self.report, self.has_failed = stream, report, False
 
     def write(self, text: str) -> int:
         text = UNDECODED.sub(_escaped, text)  # no more than that: progress bars move the cursor on purpose
-        try:
-            with contextlib.suppress(UnicodeEncodeError):
-                return self.stream.write(text)
-            return self.stream.write(text.encode("ascii", "replace").decode())
-        except (OSError, ValueError) as error:
-            self._report(error)
-            return len(text)
+        with self._reporting():
+            try:
+                self.stream.write(text)
+            except UnicodeEncodeError:
+                self.stream.write(text.encode("ascii", "replace").decode())
+        return len(text)
 
     def flush(self) -> None:
-        try:
+        with self._reporting():
             self.stream.flush()
-        except (OSError, ValueError) as error:
-            self._report(error)
 
-    def _report(self, error: OSError | ValueError) -> None:
-        if isinstance(error, BrokenPipeError):
-            # The reader is gone. Text that stays in the stream would fail whenever others flush it, as multiprocessing
-            # does before it starts a process.
-            with contextlib.suppress(OSError, ValueError):
-                number, nowhere = self.stream.fileno(), open_to_append(Path(os.devnull))
-                os.dup2(nowhere, number)
-                os.close(nowhere)
-        report, self.report = self.report, None
-        if report is not None:
-            reason = getattr(error, "strerror", None) or str(error)
-            report(
-                f"Warning: the terminal cannot be written to ({reason}); training continues, and this file has "
-                "what is said"
-            )
+    @contextlib.contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:
+            if isinstance(error, BrokenPipeError):
+                # Text that stays in the stream would fail whenever others flush it, as multiprocessing does.
+                with contextlib.suppress(OSError, ValueError):
+                    nowhere = open_to_append(Path(os.devnull))
+                    os.dup2(nowhere, self.stream.fileno())
+                    os.close(nowhere)
+            if not self.has_failed:
+                self.has_failed = True
+                reason = getattr(error, "strerror", None) or str(error)
+                what = f"the terminal cannot be written to ({reason})"
+                self.report(f"Warning: {what}; training continues, and this file has what is said")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
@@ -224,26 +192,28 @@ class Console:
         self.interactive = stream.isatty()
         self.stream: Any = FaultTolerantStream(stream, self._record)
         self.log: Path | None = None
-        self._log_folder: os.stat_result | None = None  # another folder of that name, made later, has a log of its own
+        self.is_log_closed = self.log_has_failed = False
         self.unlogged: list[str] = []
-        self.log_has_failed = False
         self.on_message: Callable[[str, str], object] = lambda kind, text: None  # is told each warning and note
 
     def log_to(self, path: Path) -> None:
         """Raises OSError if the file cannot be written to."""
         os.close(open_to_append(path))
-        self.log, self._log_folder = path, path.parent.stat()
+        self.log = path
         self._append(self.unlogged)
         self.unlogged = []
 
     def close_log(self) -> None:
         """Nothing more goes into it."""
-        self._log_folder = None
+        self.is_log_closed = True
 
     def say(self, text: str = "", colour: Colour | None = None) -> None:
         shown = readable(text)
-        print(painted(shown, colour, self.stream) if colour else shown, file=self.stream, flush=True)
+        self._print(painted(shown, colour, self.stream) if colour else shown)
         self._record(text)
+
+    def _print(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
 
     def log_only(self, text: str) -> None:
         """For messages that the caller prints itself."""
@@ -254,16 +224,15 @@ class Console:
         self.say(f"  {label and f'{label}:':<11} {text}")
 
     def warn(self, text: str) -> None:
-        self._tell("warning", "yellow", text)
+        self._report("warning", "yellow", text)
 
     def note(self, text: str) -> None:
-        self._tell("note", "blue", text)
+        self._report("note", "blue", text)
 
-    def _tell(self, kind: str, colour: Colour, text: str) -> None:
-        """The kind in a colour, where the terminal has them; not in the log."""
+    def _report(self, kind: str, colour: Colour, text: str) -> None:
         self.on_message(kind, text)
         lead = f"{kind.capitalize()}:"
-        print(f"{painted(lead, colour, self.stream)} {readable(text)}", file=self.stream, flush=True)
+        self._print(f"{painted(lead, colour, self.stream)} {readable(text)}")
         self._record(f"{lead} {text}")
 
     def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0, images_per_tick: int = 0) -> Bar:
@@ -271,55 +240,51 @@ class Console:
 
     def epoch_begins(self, epoch: int, num_epochs: int) -> None:
         if self.interactive:
-            print(
-                f"\n{painted(f'Epoch {epoch}/{num_epochs}', 'bold', self.stream)}\n{RULE}", file=self.stream, flush=True
-            )
+            self._print(f"\n{painted(f'Epoch {epoch}/{num_epochs}', 'bold', self.stream)}\n{RULE}")
 
     def epoch_ends(self, row: Mapping[str, float | int], num_epochs: int, improved: bool, on_gpu: bool) -> None:
         best = " (best)" if improved else ""
         train_iou, val_iou = score_text(row["train_iou"]), score_text(row["val_iou"])
-        memory = f"GPU memory: {row['peak_memory_gib']:.1f} GiB" if on_gpu else ""
+        learning_rate, rate = f"{row['learning_rate']:.2e}", f"{row['images_per_second']:.0f} images/s"
+        memory = [f"GPU memory: {row['peak_memory_gib']:.1f} GiB"] if on_gpu else []
         not_finite = f" ({row['nan_steps']} not finite)" if row["nan_steps"] else ""
-        skipped = f"skipped steps: {row['skipped_steps']}{not_finite}" if row["skipped_steps"] else ""
-        line = (
-            f"Epoch {row['epoch']}/{num_epochs}  train loss {row['train_loss']:.4f}  val loss {row['val_loss']:.4f}"
-            f"  train IoU {train_iou}  val IoU {val_iou}{best}  lr {row['learning_rate']:.2e}"
-            f"  {row['seconds']:.1f} s  {row['images_per_second']:.0f} images/s  data wait {row['data_wait']:.0%}"
-        )
-        line += "".join(f"  {part}" for part in (memory, skipped) if part)
+        skipped = [f"skipped steps: {row['skipped_steps']}{not_finite}"] if row["skipped_steps"] else []
+        parts = [
+            f"Epoch {row['epoch']}/{num_epochs}",
+            f"train loss {row['train_loss']:.4f}",
+            f"val loss {row['val_loss']:.4f}",
+            f"train IoU {train_iou}",
+            f"val IoU {val_iou}{best}",
+            f"lr {learning_rate}",
+            f"{row['seconds']:.1f} s",
+            rate,
+            f"data wait {row['data_wait']:.0%}",
+        ]
+        line = "  ".join([*parts, *memory, *skipped])
         self._record(line)
         if not self.interactive:
-            print(line, file=self.stream, flush=True)
+            self._print(line)
             return
-        best = painted(best, "green", self.stream) if best else ""
-        details = [
-            f"LR: {row['learning_rate']:.2e}",
-            f"Time: {row['seconds']:.1f}s",
-            f"{row['images_per_second']:.0f} images/s",
-        ]
-        details += [part for part in (memory, f"data wait: {row['data_wait']:.0%}", skipped) if part]
-        print(
+        details = [f"LR: {learning_rate}", f"Time: {row['seconds']:.1f}s", rate, *memory]
+        details += [f"data wait: {row['data_wait']:.0%}", *skipped]
+        self._print(
             f"\nEpoch {row['epoch']} Summary:\n"
             f"  Train Loss: {row['train_loss']:.4f} | Val Loss: {row['val_loss']:.4f}\n"
-            f"  Train IoU:  {train_iou} | Val IoU:  {val_iou}{best}\n"
-            f"  {' | '.join(details)}",
-            file=self.stream,
-            flush=True,
+            f"  Train IoU:  {train_iou} | Val IoU:  {val_iou}{best and painted(best, 'green', self.stream)}\n"
+            f"  {' | '.join(details)}"
         )
 
     def class_table(self, scores: Mapping[str, float | None]) -> None:
-        """A class that does not occur shows as –. Of many classes the worst, so that the end of a run fits on a
-        screen."""
+        """A class that does not occur shows as –. Of many classes the worst."""
         shown: Sequence[tuple[str, float | None]] = list(scores.items())
-        if len(shown) > MAX_CLASSES:
+        if len(shown) > MAX_CLASSES:  # the end of a run should fit on a screen
             found = [(name, value) for name, value in shown if value is not None]
             shown = sorted(found, key=lambda entry: entry[1])[: MAX_CLASSES - 1]
         for line in aligned([("class", "IoU"), *((name, score_text(value)) for name, value in shown)]):
             self.say(f"  {line}")
         if len(shown) < len(scores):
-            self.say(
-                f"  and {len(scores) - len(shown)} more, which are better or do not occur: per_class_iou in run.json"
-            )
+            others = f"{len(scores) - len(shown)} more, which are better or do not occur"
+            self.say(f"  and {others}: per_class_iou in run.json")
 
     def _record(self, text: str) -> None:
         if self.log is None:
@@ -329,22 +294,14 @@ class Console:
 
     def _append(self, lines: list[str]) -> None:
         """Opens the file anew each time: a log that was deleted or rotated begins again."""
-        if self.log is None or self._log_folder is None or not lines:
+        if self.log is None or self.is_log_closed or not lines:
             return
         try:
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(self._log_folder, self.log.parent.stat()):
-                    with os.fdopen(open_to_append(self.log), "ab", buffering=0) as file:
-                        file.write((readable("\n".join(lines)) + "\n").encode("utf-8", "replace"))
-        except (
-            OSError
-        ) as error:  # a full disk: failed saves are reported elsewhere; a missing log does not end training
+            with contextlib.suppress(FileNotFoundError), os.fdopen(open_to_append(self.log), "ab", buffering=0) as file:
+                file.write((readable("\n".join(lines)) + "\n").encode("utf-8", "replace"))
+        except OSError as error:  # a full disk: failed saves are reported elsewhere
             if not self.log_has_failed:
-                print(
-                    f"Warning: {readable(str(self.log))} cannot be written to ({error.strerror})",
-                    file=self.stream,
-                    flush=True,
-                )
+                self._print(f"Warning: {readable(str(self.log))} cannot be written to ({error.strerror})")
             self.log_has_failed = True
 
 

@@ -1,7 +1,5 @@
-"""Every file that is read is opened here: a regular file, opened without waiting, and read up to a limit.
-
-Opening a pipe that nobody writes to waits for ever, and a device may never end. Imports nothing of this project, so
-that every package may use it. The other direction is in atomic_files.
+"""Every file that is read is opened here: a regular file, without waiting as for a pipe, and read up to a limit.
+Imports nothing of this project, so that every package may use it.
 """
 
 import errno
@@ -94,11 +92,8 @@ def check_zip(file: BinaryIO) -> list[str]:
     Raises ValueError, and BadZipFile for what is no archive."""
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
-    num_bytes = os.fstat(file.fileno()).st_size
-    if (
-        any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
-        or sum(e.file_size for e in entries) > num_bytes
-    ):
+    is_compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in entries)
+    if is_compressed or sum(entry.file_size for entry in entries) > os.fstat(file.fileno()).st_size:
         raise ValueError("it unpacks to more than it is")
     names = [entry.filename for entry in entries]
     if len(set(names)) != len(names):

@@ -1,8 +1,5 @@
-"""What was computed once, in JSON files of our own naming: a file that is lost, damaged or a link costs the time to
-compute it.
-
-What is read is checked by pydantic against the types that are declared for it: a file may be damaged, edited or of
-another version, and a value of a wrong type would fail much later, at every start.
+"""What was computed once, in JSON files of our own naming: one that is lost, damaged or a link costs the time to
+compute it. What is read is checked by pydantic against declared types: a wrong value would fail much later.
 """
 
 import contextlib
@@ -24,7 +21,7 @@ MAX_DEPTH = 8  # of a value of any type
 
 
 def read_cache(path: Path | None) -> dict[str, Any]:
-    """Empty where there is nothing that can be read. What it holds is to be checked: anyone may have written it."""
+    """Empty where there is nothing that can be read. What it holds is to be checked."""
     with contextlib.suppress(OSError, ValueError):
         content = None if path is None else read_json(path, follow=False)
         if isinstance(content, dict):

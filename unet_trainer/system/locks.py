@@ -27,8 +27,7 @@ MAX_OWNER_BYTES = 300
 OWNER_START = 1  # Windows lets no other process read the byte that is locked, the first one
 
 FolderId = tuple[int, int]  # device, inode
-# Folders that runs of this process hold. On a network disk a lock may be one of the whole process: a second run would
-# be given the same lock, and closing any handle of the file would release it.
+# Folders that runs of this process hold. A network disk may give a second run of the process the same lock.
 _held_here: set[FolderId] = set()
 
 
@@ -52,39 +51,22 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         """Waits up to WAIT_SECONDS for another holder, then raises UserError."""
         if self.folder_id is not None:
             return
-        self.path = folder / NAME
-        deadline, has_notified = time.monotonic() + WAIT_SECONDS, False
+        self.path, started, message = folder / NAME, time.monotonic(), ""
         with contextlib.suppress(OSError):  # no locks on this file system; or an unusable folder, reported by the run
             while (owner := self._lock()) is not None:
-                if time.monotonic() > deadline:
-                    raise UserError(
-                        f"{folder} is in use: {owner} trains there; end it first, or choose another run_name"
-                    )
-                if not has_notified:
-                    notify(f"{folder} is in use: {owner} trains there; waiting for its end, {WAIT_SECONDS} s at most")
-                    has_notified = True
+                if not message:
+                    message = f"{folder} is in use: {owner} trains there"
+                    notify(f"{message}; waiting for its end, {WAIT_SECONDS} s at most")
+                elif time.monotonic() > started + WAIT_SECONDS:
+                    raise UserError(f"{message}; end it first, or choose another run_name")
                 time.sleep(POLL_SECONDS)
         self.folder_id = id_of(folder)
         if self.folder_id is not None:
             _held_here.add(self.folder_id)
 
     def is_ours(self) -> bool:
-        """Whether the folder is still the one that was locked, and no other process has locked it since.
-
-        A folder that was deleted and made anew, or moved away, is not. A lock file that was deleted alone is made
-        again."""
-        if self.folder_id is None:
-            return True
-        if id_of(self.path.parent) != self.folder_id:
-            return False
-        if self.handle is None or self._is_same_file():
-            return True
-        with contextlib.suppress(OSError):  # as in `acquire`; the folder itself is the same
-            if self._lock() is not None:
-                _held_here.discard(self.folder_id)
-                self.folder_id = (-1, -1)  # nor will it be later
-                return False
-        return True
+        """Whether the folder is still the one that was locked: not made anew, or moved away."""
+        return self.folder_id is None or id_of(self.path.parent) == self.folder_id
 
     def _is_same_file(self) -> bool:
         """Whether the lock file that is held is the one in the folder."""
@@ -168,7 +150,7 @@ def draft_folder(parent: Path, prefix: str) -> Iterator[Path]:
 
 
 def id_of(folder: Path) -> FolderId | None:
-    """None where there is no such folder."""
+    """Device and inode; None where there is no such folder."""
     with contextlib.suppress(OSError):
         status = folder.stat()
         return status.st_dev, status.st_ino

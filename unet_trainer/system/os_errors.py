@@ -1,7 +1,5 @@
-"""Errors of the operating system as sentences: why it failed, and what to do. No other module interprets error numbers.
-
-An error of the machine (permission, room, limits, a failing disk) is the user's to fix and is shown as one sentence.
-Any other OSError, such as a missing file that nobody named, is a bug and keeps its traceback.
+"""Errors of the operating system as sentences: why it failed, and what to do. An error of the machine (permission,
+room, limits, a failing disk) is shown as one; any other, such as a missing file, is a bug and keeps its traceback.
 """
 
 import contextlib
@@ -37,8 +35,7 @@ def is_of_the_machine(error: BaseException) -> bool:
 
 
 def explain(error: BaseException, path: Path | None = None) -> tuple[str, str]:
-    """Why it failed, in the system's own words where they say it, and what to do, where the reason does not say that.
-    `path`: what was to be written."""
+    """Why it failed, and what to do where the reason does not say that. `path`: what was to be written."""
     if NO_TEMPORARY_FOLDER in str(error):
         return "there is no folder for temporary files that can be written to", "name one: TMPDIR=FOLDER"
     number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None) or 0

@@ -40,20 +40,16 @@ def free_disk(folder: Path) -> int:
 
 def _meminfo() -> dict[str, int]:
     """/proc/meminfo in bytes; empty where there is none (macOS, Windows)."""
-    return {
-        name: 1024 * int(number)
-        for name, number in re.findall(r"(\w+): +(\d+) kB", read_if_there(ROOT / "proc/meminfo"))
-    }
+    entries = re.findall(r"(\w+): +(\d+) kB", read_if_there(ROOT / "proc/meminfo"))
+    return {name: 1024 * int(number) for name, number in entries}
 
 
 def _cpu_quotas() -> Iterator[float]:
     """Of the cgroup and those above it, in cores."""
     for folder in _cgroup_folders("cpu"):
         # v2: "150000 100000" or "max 100000"; v1: a file for each of them, and -1 without a quota
-        for text in (
-            read_if_there(folder / "cpu.max"),
-            read_if_there(folder / "cpu.cfs_quota_us") + read_if_there(folder / "cpu.cfs_period_us"),
-        ):
+        v1 = read_if_there(folder / "cpu.cfs_quota_us") + read_if_there(folder / "cpu.cfs_period_us")
+        for text in (read_if_there(folder / "cpu.max"), v1):
             if found := re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", text):
                 yield int(found[1]) / int(found[2])
 
@@ -61,23 +57,17 @@ def _cpu_quotas() -> Iterator[float]:
 def _memory_limits() -> Iterator[tuple[int, int]]:
     """(limit, used) of the cgroup and those above it. Page cache that can be dropped does not count as used."""
     for folder in _cgroup_folders("memory"):
-        for limit_file, usage_file in (
-            ("memory.max", "memory.current"),
-            ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-        ):
-            limit, used = read_if_there(folder / limit_file).strip(), read_if_there(folder / usage_file).strip()
+        for names in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit, used = (read_if_there(folder / name).strip() for name in names)
             if limit.isdigit() and used.isdigit():  # v1 writes a number near 2^63 where there is no limit, v2 a word
-                # v1 counts the group alone in inactive_file and those below it too in total_inactive_file, as
-                # usage_in_bytes does.
-                droppable = dict(
-                    re.findall(r"^(total_)?inactive_file (\d+)$", read_if_there(folder / "memory.stat"), re.MULTILINE)
-                )
+                # As usage_in_bytes, v1's total_inactive_file counts the groups below it too.
+                entries = r"^(total_)?inactive_file (\d+)$"
+                droppable = dict(re.findall(entries, read_if_there(folder / "memory.stat"), re.MULTILINE))
                 yield int(limit), max(0, int(used) - int(droppable.get("total_") or droppable.get("", 0)))
 
 
 def _cgroup_folders(controller: str) -> list[Path]:
-    """The folders of this process's cgroup and its parents, v2 and v1. Inside a container the mount shows its own group
-    as /."""
+    """The folders of this process's cgroup and its parents, v2 and v1. A container's mount shows its own group as /."""
     folders = []
     for line in read_if_there(ROOT / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
