@@ -114,12 +114,12 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
     pairs = [make_jpeg(tmp_path, f"{index}", index) for index in range(3)]
     parent, decode, bad = os.getpid(), scan.decode_image, pairs[1].image.read_bytes()
 
-    def crash(data):
+    def crash(data, channels=None):
         if data == bad:
             assert os.getpid() != parent
             os.write(2, b"double free\n detected")
             os.kill(os.getpid(), signal.SIGKILL)
-        return decode(data)
+        return decode(data, channels=channels)
 
     monkeypatch.setattr(scan, "decode_image", crash)
     found = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
