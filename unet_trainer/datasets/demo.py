@@ -1,5 +1,4 @@
-"""Writes the demo dataset: cells on textured tissue, with debris, noise and uneven light. The same pixels every
-time."""
+"""Writes the demo dataset: cells on textured tissue with debris and noise. The same pixels every time."""
 
 from pathlib import Path
 

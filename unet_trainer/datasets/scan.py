@@ -373,8 +373,7 @@ def _measure(image: Pixels, is_missing: Pixels | None) -> Statistics:
 
 
 def _row_parts(image: Pixels, is_missing: Pixels | None) -> Iterator[tuple[Pixels, Pixels | int]]:
-    """Some rows at a time as float64, 0 where values are missing, and where they are not: the whole would take up to
-    eight times the image's memory."""
+    """Some rows at a time, to save memory, as float64: 0 where values are missing, and where they are not."""
     num_rows = max(1, PART_VALUES // (image.shape[1] * image.shape[2]))
     for top in range(0, len(image), num_rows):
         is_held = 1 if is_missing is None else ~is_missing[top : top + num_rows]
@@ -412,8 +411,7 @@ class ImageKind:
 
 
 def choose_kind(images: Sequence[ImageFacts], in_channels: int | str) -> ImageKind:
-    """The kind of most images; grey images among colour images count as colour, and alpha counts where it is a band in
-    most."""
+    """The kind of most images; grey ones among colour count as colour, alpha where it is a band in most."""
     depth = Counter(depth_of(image) for image in images).most_common(1)[0][0]
     if in_channels != "auto":
         return ImageKind(int(in_channels), depth)
@@ -476,8 +474,7 @@ def mismatch(image: ImageFacts, kind: ImageKind) -> str | None:
 def build_image_spec(
     config: Config, kind: ImageKind, images: Sequence[ImageFacts], nodata: tuple[float, ...]
 ) -> tuple[ImageSpec, str]:
-    """The spec, and the source of its statistics: as given, ImageNet's for 8-bit RGB, else those of the training
-    images."""
+    """The spec, and the source of its statistics: as given, ImageNet's for 8-bit RGB, or the training images."""
     given = {"image_mean": config.image_mean, "image_std": config.image_std}
     as_set = {name: tuple(value) for name, value in given.items() if not isinstance(value, str)}
     what = f"values; the images have {kind.channels} channels"
@@ -496,8 +493,7 @@ def build_image_spec(
 
 
 def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel over the values of all images that are data; a channel without any
-    spread has std 1."""
+    """Mean and standard deviation of each channel over all values that are data; std 1 without any spread."""
     mean, within, between, has_spread = _moments(images, channels)
     std = np.where(has_spread, np.sqrt(within + between), 1.0)
     return tuple(float(f"{value:.6g}") for value in mean), tuple(float(f"{value:.6g}") for value in std)

@@ -82,8 +82,7 @@ def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixel
 
 
 def overlay(image: Pixels, ids: Pixels, has_background: bool = True) -> Pixels:
-    """H,W,3 image with every class tinted and outlined in its colour, but 0 if it is the background; ignored pixels are
-    grey."""
+    """H,W,3 image with every class but the background tinted and outlined in its colour; ignored pixels are grey."""
     return overlay_rows(image, ids, None, None, np.array(class_colours(256, has_background), np.uint8))
 
 
@@ -179,8 +178,7 @@ def error_kinds(truth: Pixels, predicted: Pixels, size: tuple[int, int], is_bina
 
 
 def legend(masks: Sequence[Pixels], names: Sequence[str], has_background: bool, width: int) -> Pixels:
-    """A square and a name for each class that is drawn, and for ignored pixels if a mask has any; in as many rows as it
-    takes."""
+    """A square and a name for each class that is drawn, and for ignored pixels if a mask has any."""
     drawn = [(name, _colour_of(index)) for index, name in enumerate(names) if index or not has_background]
     entries: list[tuple[str, Colour | None]] = [*drawn[:MAX_LEGEND]]
     if names and any((ids == IGNORED).any() for ids in masks):

@@ -77,8 +77,7 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
 
 
 def refuse_bomb(data: bytes, expected: tuple[int, int] | None = None) -> None:
-    """Raises ReadError for a small file that decompresses to a huge image, unless it has the expected height and width.
-    The pages and channels of a TIFF are summed."""
+    """Raises ReadError for a small file of a huge image, in all pages and channels, unless its size is expected."""
     tiff = tiff_header(data)
     is_plain = not data.startswith((NPY_START, *TIFF_STARTS))
     size = tiff.stored_size if tiff is not None else stored_size(data) if is_plain else None
@@ -159,13 +158,11 @@ def map_npy(path: Path) -> Pixels:
     return tiff_files.with_channels_last(array)
 
 
-# What the bytes of a file say before it is decoded. For a broken header, what a file without the property says;
-# decoding it fails.
+# What the bytes of a file say before it is decoded; of a broken header, what a file without the property says.
 
 
 def look_with_pil(file: bytes | BinaryIO, look: Callable[[Image.Image], Found], default: Found) -> Found:
-    """What `look` finds in a picture, of which the header alone is read; the default where PIL cannot read it. Moves
-    the position of a file."""
+    """What `look` finds in a picture's header, or the default. Moves the position of a file."""
     stream = io.BytesIO(file) if isinstance(file, bytes) else file
     stream.seek(0)
     try:
@@ -261,14 +258,12 @@ def is_cut_off(data: bytes) -> bool:
 
 
 def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
-    """Height and width as stored, before any EXIF rotation; None where PIL cannot read the header. Moves the position
-    of a file."""
+    """Height and width as stored, or None where PIL cannot read the header. Moves the position of a file."""
     return look_with_pil(file, lambda picture: (picture.height, picture.width), None)
 
 
 def stored_size(data: bytes) -> tuple[int, int] | None:
-    """As picture_size, but for JPEG and PNG without PIL, which takes longer. Not for TIFF, of which PIL knows few
-    kinds."""
+    """As picture_size, but faster for JPEG and PNG. Not for TIFF, of which PIL knows few kinds."""
     if (frame := jpeg_frame(data)) is not None:
         return frame[:2]
     if data.startswith(PNG_START) and len(data) >= 24:

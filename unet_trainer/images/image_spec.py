@@ -27,8 +27,7 @@ DEPTH_NAMES = {"uint8": "8-bit", "uint16": "16-bit", "int16": "signed 16-bit", "
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How images enter a batch: their channels, uint8 or float32, and the statistics that the device normalises them
-    with."""
+    """How images enter a batch, uint8 or float32, and the statistics that the device normalises them with."""
 
     channels: int
     depth: str  # a key of DEPTH_NAMES, or another dtype

@@ -105,8 +105,7 @@ def _removable_pixels() -> tuple[Pixels, Pixels]:
 REMOVABLE = _removable_pixels()
 
 
-# How the values lie: few numbers, which tell soft edges from classes, ids of objects from ids of classes, and void from
-# a class.
+# How the values lie: numbers that tell soft edges from classes, ids of objects from ids of classes, void from a class.
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,4 @@
-"""TIFF, BigTIFF and GeoTIFF files, through tifffile and imagecodecs: decoded whole or by blocks, and where on Earth
-they lie."""
+"""TIFF, BigTIFF and GeoTIFF files through tifffile: decoded whole or by blocks, and where on Earth they lie."""
 
 import contextlib
 import io
@@ -328,8 +327,7 @@ def read_georeference(path: Path) -> Georeference | None:
 
 
 def _transform(values: dict[int, Any], is_point: bool) -> Affine | None:
-    """None for ground control points alone, which are no affine map. `is_point`: coordinates are those of the pixels'
-    centres."""
+    """None for ground control points alone. `is_point`: coordinates are those of the pixels' centres."""
     if len(values.get(TRANSFORMATION, ())) == 16:
         a, b, _, c, d, e, _, f = values[TRANSFORMATION][:8]
     elif len(values.get(PIXEL_SCALE, ())) >= 2 and len(values.get(TIE_POINTS, ())) >= 6:

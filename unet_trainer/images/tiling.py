@@ -43,8 +43,7 @@ class WholeImages:
 
 @dataclass(frozen=True)
 class RandomCrops:
-    """`per_image` crops of each pair, different ones in every epoch; a share of them is centred on a pixel of a rare
-    class."""
+    """Other `per_image` crops of each pair in every epoch; a share is centred on a pixel of a rare class."""
 
     size: Size
     num_pairs: int
@@ -125,8 +124,7 @@ def tile_images(image_sizes: Sequence[Size], size: Size) -> Tiles:
 
 
 def _spread(length: int, tile: int) -> list[tuple[int, tuple[int, int]]]:
-    """Start of each tile along an axis, and the range that counts in it: the border is the middle of two tiles'
-    overlap."""
+    """Start of each tile along an axis, and the range that counts in it: it ends amid two tiles' overlap."""
     if length <= tile:
         return [(0, (0, length))]
     count = 1 + int(np.ceil((length - tile) / (tile * (1 - OVERLAP))))
