@@ -58,18 +58,8 @@ BAD_FILES = {
     "png_flipped": ("images", "png", lambda: flipped(cv2_bytes(".png", noise(10))), "not an image that can be decoded"),
     "mask_flipped": ("masks", "png", lambda: flipped(pil_bytes("PNG", noise(11)[:, :, 0], "P")), "cannot be decoded ("),
     "jpeg_damaged": ("images", "jpg", lambda: damaged_jpeg(cv2_bytes(".jpg", noise(12))), "the file is damaged ("),
-    "bomb": (
-        "images",
-        "png",
-        lambda: empty_png(10_000, 10_100),
-        "that decompress to 10100×10000 pixels: a decompression bomb",
-    ),
-    "pickled": (
-        "images",
-        "npy",
-        lambda: npy_bytes(np.array([{}, []], object), allow_pickle=True),
-        "it holds Python objects",
-    ),
+    "bomb": ("images", "png", lambda: empty_png(10_000, 10_100), "that decompress to 10100×10000 pixels: a decompression bomb"),
+    "pickled": ("images", "npy", lambda: npy_bytes(np.array([{}, []], object), allow_pickle=True), "it holds Python objects"),
     "nothing_inside": ("images", "npy", lambda: npy_bytes(np.zeros((0, 3))), "an array of float64 and shape (0, 3)"),
     "nan": ("images", "npy", nan_array, "float, the others are 8-bit"),
     "16_bit": ("images", "png", lambda: cv2_bytes(".png", noise(13, dtype=np.uint16)), "16-bit, the others are 8-bit"),
@@ -77,26 +67,11 @@ BAD_FILES = {
     "5_channels": ("images", "tif", lambda: tiff_bytes(noise(15, 5)), "5 channels, need 3"),
     "small_mask": ("masks", "png", lambda: cv2_bytes(".png", square(size=(18, 20))), "20×18, its image "),
     "square_mask": ("masks", "png", lambda: cv2_bytes(".png", square(size=(30, 30))), "30×30, its image "),
-    "turned": (
-        "images",
-        "jpg",
-        lambda: pil_bytes("JPEG", noise(16), exif=exif(8)),
-        "(rotated by its EXIF orientation; the mask is not)",
-    ),
+    "turned": ("images", "jpg", lambda: pil_bytes("JPEG", noise(16), exif=exif(8)), "(rotated by its EXIF orientation; the mask is not)"),
     "odd_value": ("masks", "png", lambda: cv2_bytes(".png", square(254)), "254 (8.3% of pixels)"),
-    "odd_colour": (
-        "masks",
-        "png",
-        lambda: pil_bytes("PNG", np.dstack([square()] + [square(0)] * 2)),
-        "[255, 0, 0] (8.3% of pixels)",
-    ),
-    "negative": (
-        "masks",
-        "npy",
-        lambda: npy_bytes(-square().astype(int)),
-        "int64 values from -255 to 0; need whole numbers",
-    ),
-}
+    "odd_colour": ("masks", "png", lambda: pil_bytes("PNG", np.dstack([square()] + [square(0)] * 2)), "[255, 0, 0] (8.3% of pixels)"),
+    "negative": ("masks", "npy", lambda: npy_bytes(-square().astype(int)), "int64 values from -255 to 0; need whole numbers"),
+}  # fmt: skip
 NAMED_BY_THEIR_PARTNER = ("broken_link", "is_a_folder")  # their masks are unpaired
 
 
@@ -178,9 +153,7 @@ IMAGES = {
     "pil_alpha.png": lambda p: pil_bytes("PNG", p, "RGBA"),
     "pil_grey.png": lambda p: pil_bytes("PNG", p, "L"),
     "pil_cmyk.jpg": lambda p: pil_bytes("JPEG", p, "CMYK"),
-    "pil_tags.jpg": lambda p: pil_bytes(
-        "JPEG", p, exif=exif(1, maker="camera"), dpi=(300, 300), comment=b"taken at \xff\xd9 noon"
-    ),
+    "pil_tags.jpg": lambda p: pil_bytes("JPEG", p, exif=exif(1, maker="camera"), comment=b"taken at \xff\xd9 noon"),
     "pil.gif": lambda p: pil_bytes("GIF", p),
     "pil.webp": lambda p: pil_bytes("WEBP", p, lossless=True),
     "tifffile_tiles.tif": lambda p: tiff_bytes(p, photometric="rgb", tile=(16, 16)),

@@ -94,9 +94,7 @@ def test_left_and_right_are_different_classes(tmp_path, rng):
 
 def test_what_was_measured_is_found_again_until_a_file_changes(tmp_path, rng, monkeypatch):
     pairs, read, read_each = write_pairs(tmp_path / "data", [street(rng) for _ in range(6)]), [], measurements.read_each
-    monkeypatch.setattr(
-        measurements, "read_each", lambda *arguments: read.extend(arguments[1]) or read_each(*arguments)
-    )
+    monkeypatch.setattr(measurements, "read_each", lambda *items: read.extend(items[1]) or read_each(*items))
 
     def measured():
         return measure_dataset(pairs, MaskCoding((0, 1)), 2, 0, Console(io.StringIO()), tmp_path / "cache")

@@ -68,13 +68,10 @@ def test_images_that_differ_much_from_each_other_are_normalised_one_by_one(tmp_p
     share = scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3)
     pixels = images.astype(np.float64)
     assert share == pytest.approx((pixels.mean((1, 2)).var(0) / pixels.var((0, 1, 2))).mean())
-    one_channel = np.concatenate(
-        [images[..., :1], np.zeros((3, 20, 30, 2), np.uint8)], axis=3
-    )  # as fluorescence in an RGB file
-    pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(one_channel)]
-    assert scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3) == pytest.approx(
-        share, rel=0.1
-    )
+    images[..., 1:] = 0  # as fluorescence in an RGB file
+    pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(images)]
+    of_one_channel = scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3)
+    assert of_one_channel == pytest.approx(share, rel=0.1)
     assert choose_normalize(share) == (normalize, f"{share:.0%} of the variance of pixels lies between images")
 
 
@@ -99,13 +96,7 @@ def test_damage_is_attributed_to_the_image_or_to_the_mask_while_each_file_is_rea
     pairs[1].mask.write_bytes(damaged_jpeg(pairs[1].mask.read_bytes()))
     log_reads(monkeypatch, tmp_path / "log")
     found = scan_pairs(pairs, QUIET)
-    reasons = [
-        (pair.name, kind)
-        for pair, facts in zip(pairs, found, strict=True)
-        for kind in ("image", "mask")
-        if isinstance(getattr(facts, kind), str)
-    ]
-    assert reasons == [("2", "mask")]
+    assert [[isinstance(fact, str) for fact in facts] for facts in found] == [[False] * 2, [False, True], [False] * 2]
     assert found[1].mask.startswith("the file is damaged (")
     assert sorted((tmp_path / "log").read_text().split()) == [str(path) for path in sorted(jpegs)]
 
@@ -114,21 +105,18 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
     pairs = [make_jpeg(tmp_path, f"{index}", index) for index in range(3)]
     parent, decode, bad = os.getpid(), scan.decode_image, pairs[1].image.read_bytes()
 
-    def crash(data):
+    def crash(data, channels=None):
         if data == bad:
             assert os.getpid() != parent
             os.write(2, b"double free\n detected")
             os.kill(os.getpid(), signal.SIGKILL)
-        return decode(data)
+        return decode(data, channels=channels)
 
     monkeypatch.setattr(scan, "decode_image", crash)
     found = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
     assert found[1].image == "decoding it crashed (SIGKILL: double free detected)"
-    assert [isinstance(facts.image, ImageFacts) and isinstance(facts.mask, MaskFacts) for facts in found] == [
-        True,
-        False,
-        True,
-    ]
+    assert [isinstance(facts.image, ImageFacts) for facts in found] == [True, False, True]
+    assert all(isinstance(facts.mask, MaskFacts) for facts in found)
     monkeypatch.undo()
     again = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
     assert isinstance(again[1].image, ImageFacts)  # it is read again, not cached
@@ -183,9 +171,7 @@ def test_the_first_error_of_a_remote_shard_ends_it(tmp_path, monkeypatch):
     """Each of them is tried again for half a minute: all together would take hours."""
     monkeypatch.setattr(scan, "count_cores", lambda: 1)
     pairs, num_asked = pairs_on_a_dead_remote(tmp_path, [f"frame_{number:03d}" for number in range(40)])
-    with pytest.raises(
-        DataError,
-        match=r"http://dead/x/dead.tar/.*: http://dead/x/dead.tar cannot be read \(connection refused; 2 tries\)",
-    ):
+    why = r"http://dead/x/dead.tar/.*: http://dead/x/dead.tar cannot be read \(connection refused; 2 tries\)"
+    with pytest.raises(DataError, match=why):
         scan_pairs(pairs, QUIET)
     assert num_asked() == 2

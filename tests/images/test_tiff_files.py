@@ -114,35 +114,27 @@ def test_a_directory_that_points_back_is_damage_wherever_a_tiff_is_opened(option
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "why"),
     [
-        lambda data: data[:6],
-        lambda data: data[: len(data) // 2],
-        lambda data: data[:4] + struct.pack("<I", len(data)),
-        lambda data: data[:4] + bytes(4) + data[8:],
-        lambda data: change_tag(data, 273, count=2**31),
-        lambda data: change_tag(data, 256, value=0),
-        lambda data: change_tag(data, 257, kind=4, long_value=2**32 - 1),
-        lambda data: b"II*\0" + struct.pack("<I", 8) + b"\xff\xff" + bytes(100),
+        (lambda data: data[:6], "cannot be decoded|cut off"),
+        (lambda data: data[: len(data) // 2], "cut off"),
+        (lambda data: data[:4] + struct.pack("<I", len(data)), "cut off"),
+        (lambda data: data[:4] + bytes(4) + data[8:], "cut off"),
+        (lambda data: change_tag(data, 273, count=2**31), None),
+        (lambda data: change_tag(data, 256, value=0), None),
+        (lambda data: change_tag(data, 257, kind=4, long_value=2**32 - 1), "a decompression bomb|cut off|decoded"),
+        (lambda data: change_tag(data, 273, kind=9, long_value=2**32 - 5), "a block of "),  # at a negative place
+        (lambda data: change_tag(data, 279, kind=9, long_value=2**32 - 5), "a block of "),  # of a negative size
+        (lambda data: b"II*\0" + struct.pack("<I", 8) + b"\xff\xff" + bytes(100), None),
     ],
 )
-def test_what_cannot_be_is_a_read_error_whole_and_by_blocks(change, tmp_path):
+def test_what_cannot_be_is_a_read_error_whole_and_by_blocks(change, why, tmp_path):
     path = tmp_path / "a.tif"
     path.write_bytes(change(tiff_bytes(COLOUR[:, :, 0], compression="zlib")))
-    with pytest.raises(ReadError):
+    with pytest.raises(ReadError, match=why):
         decode_image(path.read_bytes())
-    with pytest.raises(ReadError), opened(path) as image:
+    with pytest.raises(ReadError, match=why), opened(path) as image:
         image[0 : image.shape[0], 0 : image.shape[1]]
-
-
-@pytest.mark.parametrize("tag", [273, 279])
-def test_blocks_at_negative_places_or_of_negative_sizes_are_refused(tmp_path, tag):
-    path = tmp_path / "a.tif"
-    path.write_bytes(change_tag(tiff_bytes(COLOUR, compression="zlib"), tag, kind=9, long_value=2**32 - 5))
-    with pytest.raises(ReadError, match="a block of "), opened(path) as image:
-        image[0:70, 0:90]
-    with pytest.raises(ReadError, match="a block of "):
-        decode_image(path.read_bytes())
 
 
 def test_a_bomb_in_one_block_is_refused_and_many_ordinary_blocks_are_none(tmp_path, monkeypatch):

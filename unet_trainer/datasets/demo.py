@@ -1,5 +1,4 @@
-"""Writes the demo dataset: cells on textured tissue, with debris, noise and uneven light. The same pixels every
-time."""
+"""Writes the demo dataset: cells on textured tissue with debris and noise. The same pixels every time."""
 
 from pathlib import Path
 
@@ -28,8 +27,7 @@ def ensure_demo(folder: Path) -> bool:
             return False
         folder.parent.mkdir(parents=True, exist_ok=True)
         with draft_folder(folder.parent, DRAFT) as place:
-            draft = place / folder.name
-            write_demo(draft, NUM_IMAGES)
+            write_demo(draft := place / folder.name, NUM_IMAGES)
             try:
                 draft.rename(folder)  # fails if another process has just filled that folder
             except OSError:
@@ -102,14 +100,8 @@ def _draw_fibres(rng: np.random.Generator, image: Floats) -> None:
         colour = [float(c) for c in rng.uniform((0.55, 0.35, 0.50), (0.75, 0.55, 0.70))]
         cv2.polylines(image, [curve.astype(np.int32)], False, colour, int(rng.integers(1, 3)), cv2.LINE_AA)
     for x, y in rng.integers(0, side, (rng.integers(10, 30), 2)):
-        cv2.circle(
-            image,
-            (int(x), int(y)),
-            int(rng.integers(1, 3)),
-            [float(c) for c in rng.uniform(0.3, 0.6, 3)],
-            -1,
-            cv2.LINE_AA,
-        )
+        radius, colour = int(rng.integers(1, 3)), [float(c) for c in rng.uniform(0.3, 0.6, 3)]
+        cv2.circle(image, (int(x), int(y)), radius, colour, -1, cv2.LINE_AA)
 
 
 def _draw_cell(rng: np.random.Generator, image: Floats, mask: Pixels) -> None:

@@ -1,7 +1,4 @@
-"""Measures images and masks to decide how to train on them: sizes of structures, symmetry, spread of light and colour.
-
-Reads a sample of the training pairs once; what was measured is cached.
-"""
+"""Measures a sample of the training pairs, to decide how to train: structures, symmetry, spread of light, colour."""
 
 import hashlib
 import json
@@ -126,8 +123,7 @@ def _class_map(ids: Pixels, num_ids: int) -> Floats:
 
 
 def _image_map(image: Pixels) -> Floats:
-    """3,GRID,GRID: two of colour, one of texture. Ratios: a gradient of light over the image, as of microscopes,
-    changes none."""
+    """3,GRID,GRID: two of colour, one of texture. Ratios: uneven light over the image changes none."""
     pixels = cv2.resize(image, (32 * GRID, 32 * GRID), interpolation=cv2.INTER_AREA).astype(np.float32)
     red, green, blue = (pixels[:, :, channel] for channel in range(3))
     total = red + green + blue + 15
@@ -173,8 +169,7 @@ def _summarise(found: Sequence[tuple[Any, ...]]) -> Measurements:
 def _compare_transforms(
     class_maps: Sequence[Floats], image_maps: Sequence[Floats]
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Of each transform, the share of images distinguishable by their masks or by themselves, whichever is larger; and
-    the chance of that, for two trials."""
+    """Share of images distinguishable from their transform by mask or image, and the chance of that in two trials."""
     best = {
         name: max((distinguishable_share(maps, transform) for maps in (class_maps, image_maps)), key=lambda it: it[0])
         for name, transform in TRANSFORMS.items()

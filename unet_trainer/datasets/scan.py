@@ -35,13 +35,7 @@ from unet_trainer.images.file_bytes import (
     read_bytes,
 )
 from unet_trainer.images.image_decoding import Pixels, decode_image, read_image, refuse_bomb
-from unet_trainer.images.image_spec import (
-    IMAGENET_MEAN,
-    IMAGENET_STD,
-    ImageSpec,
-    depth_name,
-    find_missing,
-)
+from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpec, depth_name, find_missing
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
@@ -52,14 +46,17 @@ from unet_trainer.system.resources import count_cores
 
 CACHE_FORMAT = 6
 PART_VALUES = 2**22  # that are measured at a time
-MANY_OPACITIES = 16  # values of an alpha channel that is a band,
-MAX_FREQUENT = 0.5  # of whose pixels but 0 no value has this share
+# An alpha channel with so many values, none of which but 0 has this share of the pixels, is a band.
+MANY_OPACITIES, MAX_FREQUENT = 16, 0.5
 # Of a photograph in place of a mask, the most frequent colours are kept, and groups of the others: all would fill the
 # memory.
 PIXELS_PER_COLOUR, NUM_KEPT = 16, 512
 MAX_CACHED_VALUES = 4096  # of one mask; a mask with more values is read at every start
 # What libjpeg prints about wrong data. Some cameras write extra bytes before the end marker: these are harmless.
 JPEG_DAMAGE = re.compile(r"Corrupt JPEG data: (?!\d+ extraneous bytes before marker 0xd9)(.*)|Premature end of JPEG")
+FLOATS = ("float16", "float32", "float64")
+MAX_MARKS = 8
+IMAGENET_REASON = "ImageNet's, for 8-bit RGB"
 
 
 @dataclass(frozen=True)
@@ -156,6 +153,8 @@ class PairFacts(NamedTuple):
     mask: MaskFacts | str
 
 
+# Mean and standard deviation of each channel, lowest and highest value, and number of missing values of each channel.
+Statistics = tuple[tuple[float, ...], tuple[float, ...], float, float, tuple[int, ...]]
 Facts = ImageFacts | MaskFacts
 FACTS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the names of a pair's files
 
@@ -166,22 +165,21 @@ class ScanCache:
 
     def __init__(self, path: Path | None, nodata: float | str = "fill") -> None:
         self.path, self.nodata = path, "fill" if nodata == "ignore" else nodata
-        self.known: dict[str, list[Any]] = {}
         content = read_cache(path)
-        if content.get("format") == CACHE_FORMAT and isinstance(content.get("files"), dict):
-            self.known = content["files"]
+        files = content.get("files") if content.get("format") == CACHE_FORMAT else None
+        self.known: dict[str, list[Any]] = files if isinstance(files, dict) else {}
 
     def find(self, kind: str, path: Path, stamp: list[int] | None) -> Any:
         """A damaged entry is as good as none: the file is read anew. The index of shards may have the facts too."""
         with contextlib.suppress(ValueError, LookupError, TypeError):
-            in_index = path.facts if isinstance(path, StoredFile) else None
-            if in_index is not None:
-                in_index = {"thumbnail": "", **in_index}
-            known_stamp, known = (stamp, in_index) if in_index is not None else self.known[f"{kind}:{path.absolute()}"]
+            if isinstance(path, StoredFile) and path.facts is not None:
+                known_stamp, known = stamp, {"thumbnail": "", **path.facts}
+            else:
+                known_stamp, known = self.known[f"{kind}:{path.absolute()}"]
             if stamp is not None and known_stamp == stamp:
                 facts = from_plain(FACTS[kind], {**known, "stamp": stamp})
-                is_same = isinstance(facts, MaskFacts) or facts.nodata == self.nodata
-                return facts if is_same and facts.is_consistent() else None
+                if facts.is_consistent() and getattr(facts, "nodata", self.nodata) == self.nodata:
+                    return facts
         return None
 
     def add(self, kind: str, path: Path, found: Facts | str, stamp: list[int] | None) -> Facts | str:
@@ -220,6 +218,7 @@ def scan_pairs(
     answer would take as long for every other pair.
     """
     cache = cache or ScanCache(None)
+    scan_pair = partial(_scan_pair, nodata=cache.nodata)
     facts: dict[tuple[str, Path], Any] = {}
     tasks: list[Task] = []
     with console.bar("Reading every pair once:", len(pairs), keep=False) as bar, warnings.catch_warnings():
@@ -232,7 +231,6 @@ def scan_pairs(
                 tasks.append((pair, missing))
             else:
                 bar.tick()
-        scan_pair = partial(_scan_pair, nodata=cache.nodata)
         with contextlib.closing(forked_map(scan_pair, tasks, count_cores(), timeout=timeout)) as outcomes:
             for position, outcome in outcomes:
                 pair, kinds = tasks[position]
@@ -302,12 +300,12 @@ def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: 
 def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
     data = read_bytes(path)
     num_with_alpha = headers.channels_with_alpha(data)
-    image, alpha = decode_image(data, channels=num_with_alpha) if num_with_alpha else decode_image(data), None
-    whole = image
-    if num_with_alpha and image.shape[2] == num_with_alpha:
-        image, alpha = np.ascontiguousarray(image[:, :, :-1]), _measure_alpha(np.ascontiguousarray(image[:, :, -1:]))
-    tag, is_float = headers.nodata_of(data), image.dtype.kind == "f"
-    tag = tag if is_float or nodata == "fill" else None
+    whole, alpha = decode_image(data, channels=num_with_alpha or None), None
+    image = whole
+    if num_with_alpha and whole.shape[2] == num_with_alpha:
+        image, alpha = np.ascontiguousarray(whole[:, :, :-1]), _measure_alpha(np.ascontiguousarray(whole[:, :, -1:]))
+    is_float = image.dtype.kind == "f"
+    tag = headers.nodata_of(data) if is_float or nodata == "fill" else None
     is_missing = find_missing(image, [value for value in (tag, nodata) if isinstance(value, float)])
     mean, std, low, high, missing = _measure(image, is_missing)
     values = [] if is_missing is None else np.unique(image[is_missing])[:3].tolist()
@@ -315,13 +313,14 @@ def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
     seen = whole if alpha is not None and alpha.is_band else image
     if (seen == seen[:, :, :1]).all():  # grey, in one channel or in three
         seen = seen[:, :, :1]
+    height, width, channels = image.shape
     pixels = content_digest(np.ascontiguousarray(seen).ravel().data)
     source = alpha, headers.is_turned(data), content_digest(data), pixels
+    without_data = missing, marks, tag if marks and not is_float else None, nodata
     thumbnail = "" if any(missing) else thumbnail_of(image)
-    height, width, channels = image.shape
-    marked = tag if marks and not is_float else None
-    found = *source, missing, marks, marked, nodata, thumbnail
-    return ImageFacts(height, width, channels, str(image.dtype), mean, std, low, high, *found)
+    return ImageFacts(
+        height, width, channels, str(image.dtype), mean, std, low, high, *source, *without_data, thumbnail
+    )
 
 
 def scan_as_mask(_: int, pair: Pair) -> MaskFacts:
@@ -349,11 +348,6 @@ def _scan_mask(pair: Pair, min_values: int = 3) -> MaskFacts:
     return MaskFacts(height, width, counts, content_digest(data), *others)
 
 
-# Mean and standard deviation of each channel, lowest and highest value, and the number of missing values of each
-# channel.
-Statistics = tuple[tuple[float, ...], tuple[float, ...], float, float, tuple[int, ...]]
-
-
 def _measure_alpha(alpha: Pixels) -> AlphaFacts:
     """H,W,1. The visible pixels of a picture have one opacity, or nearly all of them."""
     (mean,), (std,), low, high, _ = _measure(alpha, find_missing(alpha))
@@ -362,9 +356,10 @@ def _measure_alpha(alpha: Pixels) -> AlphaFacts:
     return AlphaFacts(mean, std, low, high, bool(is_band))
 
 
-def _measure(image: Pixels, is_missing: Pixels | None = None) -> Statistics:
+def _measure(image: Pixels, is_missing: Pixels | None) -> Statistics:
     """Of the values that are not missing."""
-    counts = image.shape[0] * image.shape[1] - (0 if is_missing is None else np.count_nonzero(is_missing, axis=(0, 1)))
+    num_pixels = image.shape[0] * image.shape[1]
+    counts = num_pixels - (0 if is_missing is None else np.count_nonzero(is_missing, axis=(0, 1)))
     if image.dtype == np.uint8 and image.shape[2] <= 4 and is_missing is None:
         mean, std = (found.ravel() for found in cv2.meanStdDev(image))
     else:
@@ -373,13 +368,12 @@ def _measure(image: Pixels, is_missing: Pixels | None = None) -> Statistics:
         std = np.sqrt(np.sum(squares, axis=0) / np.maximum(1, counts))
     held = image if is_missing is None else image[~is_missing]
     low, high = (float(held.min()), float(held.max())) if held.size else (0.0, 0.0)
-    missing = () if is_missing is None else tuple((image.shape[0] * image.shape[1] - counts).tolist())
+    missing = () if is_missing is None else tuple((num_pixels - counts).tolist())
     return tuple(mean.tolist()), tuple(std.tolist()), low, high, missing
 
 
 def _row_parts(image: Pixels, is_missing: Pixels | None) -> Iterator[tuple[Pixels, Pixels | int]]:
-    """Some rows at a time as float64, 0 where values are missing, and where they are not. The whole would take up to
-    eight times the image's memory."""
+    """Some rows at a time, to save memory, as float64: 0 where values are missing, and where they are not."""
     num_rows = max(1, PART_VALUES // (image.shape[1] * image.shape[2]))
     for top in range(0, len(image), num_rows):
         is_held = 1 if is_missing is None else ~is_missing[top : top + num_rows]
@@ -404,11 +398,6 @@ def _count_values(mask: Pixels) -> dict[int, int]:
 # What the images of a dataset share
 
 
-FLOATS = ("float16", "float32", "float64")
-MAX_MARKS = 8
-IMAGENET_REASON = "ImageNet's, for 8-bit RGB"
-
-
 @dataclass(frozen=True)
 class ImageKind:
     """Channels and depth that the images of one dataset share."""
@@ -422,17 +411,14 @@ class ImageKind:
 
 
 def choose_kind(images: Sequence[ImageFacts], in_channels: int | str) -> ImageKind:
-    """The kind of most images; grey images among colour images count as colour, and alpha counts where it is a band in
-    most."""
+    """The kind of most images; grey ones among colour count as colour, alpha where it is a band in most."""
     depth = Counter(depth_of(image) for image in images).most_common(1)[0][0]
     if in_channels != "auto":
         return ImageKind(int(in_channels), depth)
     bands = [image.alpha is not None and image.alpha.is_band for image in images]
     keeps_alpha = 2 * sum(bands) > len(images)
     counts = Counter(image.channels + (keeps_alpha and is_band) for image, is_band in zip(images, bands, strict=True))
-    if set(counts) == {1, 3}:
-        return ImageKind(3, depth)
-    return ImageKind(counts.most_common(1)[0][0], depth)
+    return ImageKind(3 if set(counts) == {1, 3} else counts.most_common(1)[0][0], depth)
 
 
 def depth_of(image: ImageFacts) -> str:
@@ -488,24 +474,17 @@ def mismatch(image: ImageFacts, kind: ImageKind) -> str | None:
 def build_image_spec(
     config: Config, kind: ImageKind, images: Sequence[ImageFacts], nodata: tuple[float, ...]
 ) -> tuple[ImageSpec, str]:
-    """The spec, and the source of its statistics: as given, ImageNet's for 8-bit RGB, else those of the training
-    images."""
+    """The spec, and the source of its statistics: as given, ImageNet's for 8-bit RGB, or the training images."""
     given = {"image_mean": config.image_mean, "image_std": config.image_std}
-    wrong = [
-        f"{name}: got {len(value)} values; the images have {kind.channels} channels"
-        for name, value in given.items()
-        if not isinstance(value, str) and len(value) != kind.channels
-    ]
-    if wrong:
+    as_set = {name: tuple(value) for name, value in given.items() if not isinstance(value, str)}
+    what = f"values; the images have {kind.channels} channels"
+    if wrong := [f"{name}: got {len(its)} {what}" for name, its in as_set.items() if len(its) != kind.channels]:
         raise ConfigError("\n".join(wrong))
     is_8bit = kind.depth == "uint8"
     is_photo = is_8bit and kind.channels == 3
-    found = (IMAGENET_MEAN, IMAGENET_STD) if is_photo else pooled_statistics(images, kind.channels)
-    mean, std = (
-        its if isinstance(value, str) else tuple(value) for its, value in zip(found, given.values(), strict=True)
-    )
-    is_given = not any(isinstance(value, str) for value in given.values())
-    reason = "as given" if is_given else IMAGENET_REASON if is_photo else "of the training images"
+    mean, std = (IMAGENET_MEAN, IMAGENET_STD) if is_photo else pooled_statistics(images, kind.channels)
+    mean, std = as_set.get("image_mean", mean), as_set.get("image_std", std)
+    reason = "as given" if len(as_set) == 2 else IMAGENET_REASON if is_photo else "of the training images"
     held = [image for image in images if sum(image.missing) < image.height * image.width * image.channels] or images
     low, high = (0.0, 255.0) if is_8bit else (min(image.low for image in held), max(image.high for image in held))
     high = high if high > low else low + 1.0
@@ -514,8 +493,7 @@ def build_image_spec(
 
 
 def pooled_statistics(images: Sequence[ImageFacts], channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel over the values of all images that are data; a channel without any
-    spread has std 1."""
+    """Mean and standard deviation of each channel over all values that are data; std 1 without any spread."""
     mean, within, between, has_spread = _moments(images, channels)
     std = np.where(has_spread, np.sqrt(within + between), 1.0)
     return tuple(float(f"{value:.6g}") for value in mean), tuple(float(f"{value:.6g}") for value in std)

@@ -19,33 +19,24 @@ PANEL_SIDE, SAMPLE_SIDE = 512, 224  # longer side of a panel of one image, and o
 PANELS = ("image", "truth", "prediction", "errors")
 INK, PAPER = (40, 40, 40), 255
 DIMMED = 0.35  # of the image below the errors
-# Distinct on most images, the first with common colour blindness too; more classes than colours start from the first
-# again.
-COLOURS = np.array(
-    [
-        [0, 200, 120], [255, 130, 0], [60, 130, 255], [230, 60, 160], [240, 220, 0], [150, 90, 220], [0, 200, 230],
-        [170, 110, 60],
-        [0, 0, 250], [0, 250, 0], [10, 80, 0], [0, 120, 150], [220, 240, 150], [250, 0, 250], [110, 40, 100],
-        [250, 180, 250],
-        [0, 80, 140], [110, 170, 0], [150, 250, 220], [180, 70, 90], [250, 190, 90], [0, 40, 200], [0, 130, 110],
-        [150, 30, 0],
-        [130, 170, 240], [120, 120, 10], [180, 250, 0], [240, 160, 170], [0, 60, 160], [130, 250, 110], [250, 120, 90],
-        [190, 10, 180], [150, 0, 230], [110, 160, 90], [220, 190, 140], [140, 110, 160], [250, 60, 0], [80, 70, 20],
-        [250, 130, 250], [250, 30, 70],
-    ],
-    np.uint8,
-)  # fmt: skip
+# Distinct on most images, the first with common colour blindness too; further classes start from the first again.
+_COLOURS = """
+    00c878 ff8200 3c82ff e63ca0 f0dc00 965adc 00c8e6 aa6e3c 0000fa 00fa00 0a5000 007896 dcf096 fa00fa
+    6e2864 fab4fa 00508c 6eaa00 96fadc b4465a fabe5a 0028c8 00826e 961e00 82aaf0 78780a b4fa00 f0a0aa
+    003ca0 82fa6e fa785a be0ab4 9600e6 6ea05a dcbe8c 8c6ea0 fa3c00 504614 fa82fa fa1e46
+"""
+COLOURS = np.array([*bytes.fromhex(_COLOURS)], np.uint8).reshape(-1, 3)
 BACKGROUND_COLOUR, IGNORED_COLOUR = (0, 0, 0), (128, 128, 128)
 
 
 class ErrorKind(IntEnum):
-    """What a pixel of an error map says."""
+    """What a pixel of an error map says: WRONG with several classes, FOUND, MISSED and FALSE with a single one."""
 
-    FOUND = 1  # of the class, with one class against a background
+    FOUND = 1
     IGNORED = 2
     MISSED = 3
     FALSE = 4
-    WRONG = 5  # with several classes
+    WRONG = 5
 
 
 ERROR_COLOURS: dict[ErrorKind, Colour] = {  # distinct with common colour blindness as well
@@ -55,6 +46,8 @@ ERROR_COLOURS: dict[ErrorKind, Colour] = {  # distinct with common colour blindn
     ErrorKind.FALSE: (255, 120, 0),
     ErrorKind.WRONG: (255, 60, 90),
 }
+# Floats that mark missing data in most files that hold them: a picture of the other values is scaled by those.
+COMMON_MARKS = (-999.0, -9999.0, -99999.0, -999999.0, -32767.0, -32768.0)
 
 
 def class_colours(num_ids: int, has_background: bool = True) -> tuple[Colour, ...]:
@@ -67,10 +60,6 @@ def _colour_of(class_id: int) -> Colour:
     return int(red), int(green), int(blue)
 
 
-# Floats that mark missing data in most files that hold them: a picture of the other values is scaled by those.
-COMMON_MARKS = (-999.0, -9999.0, -99999.0, -999999.0, -32767.0, -32768.0)
-
-
 def display_range(image: Pixels) -> tuple[float, float]:
     """The values of an image of any depth that are shown as black and white."""
     if image.dtype.kind == "f":
@@ -81,11 +70,8 @@ def display_range(image: Pixels) -> tuple[float, float]:
 
 
 def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixels:
-    """H,W,C of any depth → H,W,3 uint8: the first three channels; depths other than 8 bit are scaled to the values that
-    occur.
-
-    `shown`: the display_range of the whole, where the image is a part.
-    """
+    """H,W,C of any depth → H,W,3 uint8: the first three channels; other depths than 8 bit are scaled to the values that
+    occur, or to `shown`, the display_range of the whole of which this is a part."""
     if image.dtype != np.uint8:
         low, high = display_range(image) if shown is None else shown
         scaled = (image - low) / max(high - low, 1e-12) * 255
@@ -96,25 +82,19 @@ def to_display(image: Pixels, shown: tuple[float, float] | None = None) -> Pixel
 
 
 def overlay(image: Pixels, ids: Pixels, has_background: bool = True) -> Pixels:
-    """H,W,3 image with every class tinted and outlined in its colour, but 0 if it is the background; ignored pixels are
-    grey."""
+    """H,W,3 image with every class but the background tinted and outlined in its colour; ignored pixels are grey."""
     return overlay_rows(image, ids, None, None, np.array(class_colours(256, has_background), np.uint8))
 
 
 def overlay_rows(image: Pixels, ids: Pixels, above: Pixels | None, below: Pixels | None, colours: Pixels) -> Pixels:
     """As `overlay`, of some rows of an image. `above` and `below`: ids of the row before and after, None at the image's
-    edge.
-
-    Outlines lie on the border between two classes, not along the edge of the image. `colours`: 256,3, by id; a class 0
-    that is black is the background.
-    """
+    edge, along which no outline lies. `colours`: 256,3, by id; a class 0 that is black is the background."""
     around = np.vstack([ids[:1] if above is None else above, ids, ids[-1:] if below is None else below])
     around = cv2.copyMakeBorder(around, 0, 0, 1, 1, cv2.BORDER_REPLICATE)
     cross = cv2.getStructuringElement(cv2.MORPH_CROSS, (3, 3))
     is_border = (cv2.dilate(around, cross) != cv2.erode(around, cross))[1:-1, 1:-1]
     colour = colours[ids]
-    tinted = cv2.addWeighted(image, 0.6, colour, 0.4, 0)
-    drawn = np.where(is_border[:, :, None], colour, tinted)
+    drawn = np.where(is_border[:, :, None], colour, cv2.addWeighted(image, 0.6, colour, 0.4, 0))
     return drawn if colours[0].any() else np.where((ids == 0)[:, :, None], image, drawn)
 
 
@@ -147,30 +127,30 @@ def error_sheet(
     for image, truth, predicted in samples:
         size = _size_within(truth, side)
         drawn = (image, overlay(image, truth, has_background), overlay(image, predicted, has_background))
-        rows.append(
-            [*(_resized(picture, size) for picture in drawn), error_map(image, truth, predicted, size, is_binary)]
-        )
+        errors = error_map(image, truth, predicted, size, is_binary)
+        rows.append([*(_resized(picture, size) for picture in drawn), errors])
     width = max(panels[0].shape[1] for panels in rows)
     header = _beside([_text([(name, None)], width) for name in PANELS])
-    sheet = _below(
-        [header, _below([_beside([_widened(panel, width) for panel in panels]) for panels in rows], gap=GAP)]
-    )
-    meanings: list[tuple[str, Colour | None]] = [("wrong", ERROR_COLOURS[ErrorKind.WRONG])]
+    panels = _below([_beside([_widened(panel, width) for panel in panels]) for panels in rows], gap=GAP)
+    kinds = {ErrorKind.WRONG: "wrong"}
     if is_binary:
-        kinds = {ErrorKind.FOUND: "found", ErrorKind.MISSED: "missed", ErrorKind.FALSE: "falsely found"}
-        meanings = [*((f"{id_names[1]}, {what}", ERROR_COLOURS[kind]) for kind, what in kinds.items())]
-    classes = legend([truth for _, truth, _ in samples], id_names, has_background, sheet.shape[1])
-    titles = [_text([(title, None)], sheet.shape[1])] if title else []
-    whole = _below([*titles, sheet, classes, _text([("errors:", None), *meanings], sheet.shape[1])])
+        name = id_names[1]
+        kinds = {
+            ErrorKind.FOUND: f"{name}, found",
+            ErrorKind.MISSED: f"{name}, missed",
+            ErrorKind.FALSE: f"{name}, falsely found",
+        }
+    width = header.shape[1]
+    titles = [_text([(title, None)], width)] if title else []
+    classes = legend([truth for _, truth, _ in samples], id_names, has_background, width)
+    meanings = _text([("errors:", None), *((text, ERROR_COLOURS[kind]) for kind, text in kinds.items())], width)
+    whole = _below([*titles, header, panels, classes, meanings])
     return np.pad(whole, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
 
 
 def error_map(image: Pixels, truth: Pixels, predicted: Pixels, size: tuple[int, int], is_binary: bool) -> Pixels:
     """The image dimmed, with wrong pixels in colour; of one class and background, missed and falsely found ones in two
-    colours.
-
-    Made smaller, a pixel is wrong if any of those that it stands for is.
-    """
+    colours. Made smaller, a pixel is wrong if any of those that it stands for is."""
     grey = cv2.cvtColor(_resized(image, size), cv2.COLOR_RGB2GRAY) * DIMMED
     result = np.repeat(grey.astype(np.uint8)[:, :, None], 3, axis=2)
     kinds = error_kinds(truth, predicted, size, is_binary)
@@ -198,8 +178,7 @@ def error_kinds(truth: Pixels, predicted: Pixels, size: tuple[int, int], is_bina
 
 
 def legend(masks: Sequence[Pixels], names: Sequence[str], has_background: bool, width: int) -> Pixels:
-    """A square and a name for each class that is drawn, and for ignored pixels if a mask has any; in as many rows as it
-    takes."""
+    """A square and a name for each class that is drawn, and for ignored pixels if a mask has any."""
     drawn = [(name, _colour_of(index)) for index, name in enumerate(names) if index or not has_background]
     entries: list[tuple[str, Colour | None]] = [*drawn[:MAX_LEGEND]]
     if names and any((ids == IGNORED).any() for ids in masks):
@@ -209,10 +188,7 @@ def legend(masks: Sequence[Pixels], names: Sequence[str], has_background: bool, 
 
 def _text(entries: Sequence[tuple[str, Colour | None]], width: int, keeps_end: bool = False) -> Pixels:
     """Texts beside each other on white, each after a square of its colour, in as many rows as it takes. OpenCV draws
-    ASCII only.
-
-    Of what is longer than a row, the beginning is shown, or the end.
-    """
+    ASCII only. Of what is longer than a row, the beginning is shown, or the end."""
     rows: list[Pixels] = []
     place = width
     for text, colour in entries:
@@ -225,9 +201,8 @@ def _text(entries: Sequence[tuple[str, Colour | None]], width: int, keeps_end: b
             place = 0
         if colour is not None:
             cv2.rectangle(rows[-1], (place, 6), (place + 12, 18), colour, -1)
-        cv2.putText(
-            rows[-1], shown, (place + start, LINE_HEIGHT - 7), cv2.FONT_HERSHEY_SIMPLEX, 0.45, INK, 1, cv2.LINE_AA
-        )
+        corner = (place + start, LINE_HEIGHT - 7)
+        cv2.putText(rows[-1], shown, corner, cv2.FONT_HERSHEY_SIMPLEX, 0.45, INK, 1, cv2.LINE_AA)
         place += start + _text_width(shown) + 2 * GAP
     return np.vstack(rows)
 
@@ -249,18 +224,18 @@ def _resized(picture: Pixels, size: tuple[int, int]) -> Pixels:
     return cv2.resize(picture, size[::-1], interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_NEAREST)
 
 
-def _widened(picture: Pixels, width: int) -> Pixels:
-    return np.pad(picture, ((0, 0), (0, width - picture.shape[1]), (0, 0)), constant_values=PAPER)
+def _widened(picture: Pixels, width: int, height: int | None = None) -> Pixels:
+    """On white of this width and, if it is named, height."""
+    below = (picture.shape[0] if height is None else height) - picture.shape[0]
+    return np.pad(picture, ((0, below), (0, width - picture.shape[1]), (0, 0)), constant_values=PAPER)
 
 
 def _beside(pictures: Sequence[Pixels], gap: int = GAP) -> Pixels:
     height = max(picture.shape[0] for picture in pictures)
-    equal = [
-        np.pad(picture, ((0, height - len(picture)), (0, gap), (0, 0)), constant_values=PAPER) for picture in pictures
-    ]
+    equal = [_widened(picture, picture.shape[1] + gap, height) for picture in pictures]
     return np.hstack(equal)[:, : -gap or None]
 
 
 def _below(pictures: Sequence[Pixels], gap: int = 0) -> Pixels:
-    rows = [np.pad(picture, ((0, gap), (0, 0), (0, 0)), constant_values=PAPER) for picture in pictures]
+    rows = [_widened(picture, picture.shape[1], picture.shape[0] + gap) for picture in pictures]
     return np.vstack(rows)[: -gap or None]

@@ -62,10 +62,9 @@ def read_with_stamp(path: Path) -> tuple[bytes, Stamp]:
                 stamp = as_stamp(os.fstat(file.fileno()))
                 data = input_files.read_rest(file, MAX_BYTES)
         except OSError as error:
-            is_dangling = isinstance(error, FileNotFoundError) and path.is_symlink()
-            raise ReadError(
-                f"a link to {path.readlink()}, which does not exist" if is_dangling else error.strerror or str(error)
-            ) from None
+            if isinstance(error, FileNotFoundError) and path.is_symlink():
+                raise ReadError(f"a link to {path.readlink()}, which does not exist") from None
+            raise ReadError(error.strerror or str(error)) from None
     if not data:
         raise ReadError("the file is empty")
     return data, stamp

@@ -7,6 +7,7 @@ refused."""
 
 import io
 import logging
+import re
 import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,9 +38,8 @@ GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RI
 PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
 JPEG_SCANS = frozenset({0xDA})  # the marker before the pixel data
-MANY_GREYS = (
-    8  # so many in a palette, not in the order of their brightness, were put there by a program that reduced colours
-)
+# So many greys in a palette, not in the order of their brightness, are of a program that reduced colours.
+MANY_GREYS = 8
 
 Image.MAX_IMAGE_PIXELS = None  # PIL would warn about any large image; refuse_bomb replaces that check
 # What PIL raises for a broken header.
@@ -54,10 +54,8 @@ def read_image(path: Path, min_side: int | None = None) -> Pixels:
 
 def decode_image(data: bytes, min_side: int | None = None, channels: int | None = None) -> Pixels:
     """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is
-    dropped, unless it is one of the `channels` that are wanted.
-
-    A decompression bomb is refused before it is decoded. Raises ReadError.
-    """
+    dropped, unless it is one of the `channels` that are wanted. Raises ReadError, of a decompression bomb before it is
+    decoded."""
     refuse_bomb(data)
     with tiff_files.read_errors():
         if data.startswith(NPY_START):
@@ -66,22 +64,20 @@ def decode_image(data: bytes, min_side: int | None = None, channels: int | None 
             return TiffImage(io.BytesIO(data), channels).read_all()
         if data.startswith(GIF_START):
             return decode_with_pil(data, "RGB")
+        is_grey_alpha = png_colour_type(data) == PNG_GREY_ALPHA
         keeps_alpha = channels is not None and channels_with_alpha(data) == channels
-        # which is not turned
+        # which OpenCV does not turn
         if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):
-            wanted = [0, 3] if png_colour_type(data) == PNG_GREY_ALPHA else [2, 1, 0, 3]
+            wanted = [0, 3] if is_grey_alpha else [2, 1, 0, 3]
             return np.ascontiguousarray(tiff_files.upright(image[:, :, wanted], orientation_of(data)))
         image = decode_with_opencv(data, reduction(data, min_side)[1])
         if image.ndim == 2:
             return image[:, :, None]
-        if png_colour_type(data) == PNG_GREY_ALPHA:
-            return image[:, :, :1]
-        return cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+        return image[:, :, :1] if is_grey_alpha else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
 
 
 def refuse_bomb(data: bytes, expected: tuple[int, int] | None = None) -> None:
-    """Raises ReadError for a small file that decompresses to a huge image, unless it has the expected height and width.
-    The pages and channels of a TIFF are summed."""
+    """Raises ReadError for a small file of a huge image, in all pages and channels, unless its size is expected."""
     tiff = tiff_header(data)
     is_plain = not data.startswith((NPY_START, *TIFF_STARTS))
     size = tiff.stored_size if tiff is not None else stored_size(data) if is_plain else None
@@ -106,21 +102,16 @@ def encode_image(pixels: Pixels, extension: str) -> bytes:
     if extension == ".npy":
         np.save(file := io.BytesIO(), pixels, allow_pickle=False)
         return file.getvalue()
-    stored = cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR) if pixels.ndim == 3 else pixels
-    done, buffer = cv2.imencode(extension, stored)
+    done, buffer = cv2.imencode(extension, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR) if pixels.ndim == 3 else pixels)
     assert done, extension
     return buffer.tobytes()
 
 
 def reduction(data: bytes, min_side: int | None) -> tuple[int, int]:
-    """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's flags
-    for it.
+    """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's flags.
 
-    Decoded at a fraction of its size it costs much less time. The factor must divide both sides: rounded up, the image
-    would be stretched against its mask.
-    """
-    frame = None if min_side is None else jpeg_frame(data)
-    if frame is not None and min_side is not None:
+    It must divide both sides: rounded up, the image would be stretched against its mask."""
+    if min_side is not None and (frame := jpeg_frame(data)) is not None:
         height, width, components = frame
         for factor in (8, 4, 2):
             if height % factor == width % factor == 0 and min(height, width) // factor >= min_side:
@@ -167,13 +158,11 @@ def map_npy(path: Path) -> Pixels:
     return tiff_files.with_channels_last(array)
 
 
-# What the bytes of a file say before it is decoded. For a broken header, what a file without the property says;
-# decoding it fails.
+# What the bytes of a file say before it is decoded; of a broken header, what a file without the property says.
 
 
 def look_with_pil(file: bytes | BinaryIO, look: Callable[[Image.Image], Found], default: Found) -> Found:
-    """What `look` finds in a picture, of which the header alone is read; the default where PIL cannot read it. Moves
-    the position of a file."""
+    """What `look` finds in a picture's header, or the default. Moves the position of a file."""
     stream = io.BytesIO(file) if isinstance(file, bytes) else file
     stream.seek(0)
     try:
@@ -206,16 +195,14 @@ def nodata_of(data: bytes) -> float | None:
 
 
 def palette_colours(data: bytes) -> list[tuple[int, int, int]]:
-    """Where the pixels are indices into a table of colours, red, green and blue of each; empty for other files. Greys
-    in order are
-    no palette: PIL gives a BMP of them mode L, without one."""
+    """Red, green and blue of each index where the pixels are indices into a table of colours; empty for other files.
+    Greys in order are no palette: PIL gives a BMP of them mode L, without one."""
     if (tiff := tiff_header(data)) is not None:
         return [] if tiff.palette is None else [(red, green, blue) for red, green, blue in tiff.palette.tolist()]
-    none: list[int] = []
-    has_indices = png_colour_type(data) == PNG_PALETTE or (
-        data.startswith(BMP_START) and len(data) > 30 and data[28] <= 8
-    )
-    channels = look_with_pil(data, lambda picture: picture.getpalette("RGB") or none, none) if has_indices else none
+    is_bmp = data.startswith(BMP_START) and len(data) > 30 and data[28] <= 8
+    if png_colour_type(data) != PNG_PALETTE and not is_bmp:
+        return []
+    channels = look_with_pil(data, lambda picture: picture.getpalette("RGB"), None) or []
     return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
 
 
@@ -225,12 +212,12 @@ def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
     greys = [red for red, green, blue in colours if red == green == blue]
     # TIFF fills its table with black
     num_used = max((index + 1 for index, grey in enumerate(greys) if grey), default=0)
-    if num_used == 0 or len(greys) < len(colours):
-        return list(range(len(colours)))
-    if {*greys} <= {0, 255}:
-        return [grey // 255 for grey in greys]
-    is_in_order = greys[:num_used] == sorted(greys[:num_used])
-    return list(range(len(colours))) if is_in_order or num_used < MANY_GREYS else greys
+    if num_used and len(greys) == len(colours):
+        if {*greys} <= {0, 255}:
+            return [grey // 255 for grey in greys]
+        if greys[:num_used] != sorted(greys[:num_used]) and num_used >= MANY_GREYS:
+            return greys
+    return list(range(len(colours)))
 
 
 def is_lossy(data: bytes) -> bool:
@@ -238,7 +225,7 @@ def is_lossy(data: bytes) -> bool:
     if (tiff := tiff_header(data)) is not None:
         return tiff.is_lossy
     if data.startswith(WEBP_START):
-        return b"VP8 " in data[12:16] or (data[12:16] == b"VP8X" and b"VP8L" not in data[:65536])
+        return data[12:16] == b"VP8 " or (data[12:16] == b"VP8X" and b"VP8L" not in data[:65536])
     return data.startswith(JPEG_START)
 
 
@@ -251,36 +238,33 @@ def orientation_of(data: bytes) -> int:
     """By which decode_image turns the pixels; 1: upright."""
     if (tiff := tiff_header(data)) is not None:
         return tiff.orientation
-    if not data.startswith((JPEG_START, PNG_START, WEBP_START)):
+    is_webp = data.startswith(WEBP_START)
+    if not is_webp and not data.startswith((JPEG_START, PNG_START)):
         return 1
-    if b"Exif" not in data[:65536] and b"eXIf" not in data and not (data.startswith(WEBP_START) and b"EXIF" in data):
+    if b"Exif" not in data[:65536] and b"eXIf" not in data and not (is_webp and b"EXIF" in data):
         return 1  # saves the time that PIL needs
     return look_with_pil(data, lambda picture: int(picture.getexif().get(ORIENTATION, 1)), 1)
 
 
 def is_cut_off(data: bytes) -> bool:
-    """Whether the end of a PNG or JPEG is missing. OpenCV fills the missing part of a JPEG with grey and reports
-    nothing."""
+    """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey and reports nothing."""
     if data.startswith(PNG_START):
         return PNG_END not in data[-4096:]
     if not data.startswith(JPEG_START):
         return False
-    # a thumbnail before them has an end marker too, and other data may follow
+    # a thumbnail before the pixels has an end marker too, and other data may follow
     pixels = _find_jpeg_marker(data, JPEG_SCANS)
     return not data.endswith(JPEG_END, pixels) and data.find(JPEG_END, pixels) < 0
 
 
 def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
-    """Height and width as stored, before any EXIF rotation; None where PIL cannot read the header. Moves the position
-    of a file."""
+    """Height and width as stored, or None where PIL cannot read the header. Moves the position of a file."""
     return look_with_pil(file, lambda picture: (picture.height, picture.width), None)
 
 
 def stored_size(data: bytes) -> tuple[int, int] | None:
-    """As picture_size, but for JPEG and PNG without PIL, which takes longer. Not for TIFF, of which PIL knows few
-    kinds."""
-    frame = jpeg_frame(data)
-    if frame is not None:
+    """As picture_size, but faster for JPEG and PNG. Not for TIFF, of which PIL knows few kinds."""
+    if (frame := jpeg_frame(data)) is not None:
         return frame[:2]
     if data.startswith(PNG_START) and len(data) >= 24:
         width, height = struct.unpack_from(">II", data, 16)
@@ -301,10 +285,8 @@ def _find_jpeg_marker(data: bytes, wanted: frozenset[int]) -> int:
     """Position of the first marker of these kinds, or where the chain of segments breaks off."""
     position = 2
     while data[position : position + 1] == b"\xff" and len(data) > position + 1 and data[position + 1] not in wanted:
-        if data[position + 1] == 0xFF:  # a marker may be preceded by any number of fill bytes
-            position += 1
-        else:
-            position += 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        is_fill = data[position + 1] == 0xFF  # any number of such bytes may precede a marker
+        position += 1 if is_fill else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
     return position
 
 
@@ -320,84 +302,62 @@ def png_bits(data: bytes) -> int:
 # Files that are no images
 
 HEAD_BYTES = 512
-ARCHIVE = "an archive; unpack it, and give the folder in its place"
-FOREIGN_FORMATS = {  # by their extensions: what a file is, with what to do about it
-    ".heic .heif": (
-        "a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)"
-    ),
-    ".avif": "an AVIF picture; convert it to PNG or JPEG",
-    ".jfif .jpe": "a JPEG under another name; rename it to .jpg",
-    ".ppm .pgm .pnm .jp2 .j2k .jxl .tga": (
-        "a picture of a form that is not read; convert it to PNG or TIFF (magick FILE out.png)"
-    ),
-    ".npz": "arrays in one file; save each image and each mask in it as .npy (numpy.load reads them)",
-    ".dcm .dicom .ima": (
-        "a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them, dcm2niix makes volumes)"
-    ),
-    ".nii .nii.gz": (
-        "a NIfTI volume; save its slices as TIFF or .npy, a file each (nibabel reads them; training takes volumes)"
-    ),
-    (
-        ".czi .nd2 .lif .oib .oif .lsm .vsi .ims"
-    ): "a file of a microscope; save it as TIFF, a page a slice (bfconvert FILE out.tif)",
-    ".mha .mhd .nrrd": (
-        "a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)"
-    ),
-    ".zip .tar .7z .rar .gz": ARCHIVE,
-    ".tgz .tar.gz .tar.bz2 .tar.xz .tar.zst": f"{ARCHIVE} (or, if it is a shard, decompress it: shards are plain .tar)",
-    (
-        ".mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv"
-    ): "a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)",
-    ".h5 .hdf5 .mat": "an HDF5 or MATLAB file; save each image in it as .npy or TIFF (h5py and scipy.io read them)",
-    ".parquet .arrow": (
-        "a table of Hugging Face, which is not read; save its images and masks as files, or give the pairs from Python "
-        "(train_data=)"
-    ),
-    ".pdf": "a PDF; save its pages as images",
-    ".svg": "a vector drawing; save it as PNG",
-    ".psd": "a Photoshop file; save it as PNG or TIFF",
-    "git-lfs": "a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned",
+FORMATS = """
+.heic .heif: a photo in Apple's HEIC format; convert it to JPEG or PNG (on a Mac: sips -s format png FILE --out FOLDER)
+.avif: an AVIF picture; convert it to PNG or JPEG
+.jfif .jpe: a JPEG under another name; rename it to .jpg
+.ppm .pgm .pnm .jp2 .j2k .jxl .tga: a picture of a form that is not read; convert it to PNG or TIFF \
+(magick FILE out.png)
+.npz: arrays in one file; save each image and each mask in it as .npy (numpy.load reads them)
+.dcm .dicom .ima: a DICOM file; save its slices as 16-bit PNG or TIFF (pydicom reads them, dcm2niix makes volumes)
+.nii .nii.gz: a NIfTI volume; save its slices as TIFF or .npy, a file each (nibabel reads them; training takes volumes)
+.czi .nd2 .lif .oib .oif .lsm .vsi .ims: a file of a microscope; save it as TIFF, a page a slice \
+(bfconvert FILE out.tif)
+.mha .mhd .nrrd: a volume of medical images; save its slices as TIFF or .npy, one file a slice (SimpleITK reads them)
+.zip .tar .7z .rar .gz: an archive; unpack it, and give the folder in its place
+.tgz .tar.gz .tar.bz2 .tar.xz .tar.zst: an archive; unpack it, and give the folder in its place (or, if it is a shard, \
+decompress it: shards are plain .tar)
+.mp4 .mov .avi .mkv .webm .m4v .mpg .mpeg .wmv: a video; save its frames as images (ffmpeg -i FILE frames/%06d.png)
+.h5 .hdf5 .mat: an HDF5 or MATLAB file; save each image in it as .npy or TIFF (h5py and scipy.io read them)
+.parquet .arrow: a table of Hugging Face, which is not read; save its images and masks as files, or give the pairs \
+from Python (train_data=)
+.pdf: a PDF; save its pages as images
+.svg: a vector drawing; save it as PNG
+.psd: a Photoshop file; save it as PNG or TIFF
+git-lfs: a pointer of git-lfs, not the file itself; run git lfs pull where the repository was cloned
+"""  # by their extensions: what a file is, with what to do about it
+FOREIGN_FORMATS = {
+    extension: text
+    for extensions, _, text in (line.partition(": ") for line in FORMATS.splitlines())
+    for extension in extensions.split()
 }
-FOREIGN_EXTENSIONS = {
-    extension: text for extensions, text in FOREIGN_FORMATS.items() for extension in extensions.split()
-}
-# Bytes that tell a format, with their place in the file; the first that fits counts.
-SIGNATURES: dict[str, Sequence[tuple[int, bytes]]] = {
-    ".heic": [(4, b"ftyp" + brand) for brand in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")],
-    ".avif": [(4, b"ftypavif"), (4, b"ftypavis")],
-    ".dcm": [(128, b"DICM")],
-    ".nii": [(344, b"n+1\0"), (344, b"ni1\0"), (4, b"n+2\0"), (4, b"ni2\0")],
-    ".czi": [(0, b"ZISRAWFILE"), (0, b"\xda\xce\xbe\n")],
-    ".nrrd": [(0, b"NRRD0")],
-    ".zip": [
-        (0, start)
-        for start in (b"PK\3\4", b"PK\5\6", b"\x1f\x8b", b"BZh", b"7z\xbc\xaf\x27\x1c", b"Rar!\x1a\7", b"\xfd7zXZ\0")
-    ],
-    ".tar": [(257, b"ustar")],
-    ".mp4": [
-        (0, b"\x1aE\xdf\xa3"),
-        (0, b"\0\0\1\xba"),
-        (0, b"\0\0\1\xb3"),
-        (8, b"AVI "),
-        (4, b"ftyp"),
-    ],  # ftyp of any other brand
-    ".h5": [(0, b"\x89HDF\r\n\x1a\n"), (0, b"MATLAB 5.0")],
-    ".pdf": [(0, b"%PDF-")],
-    ".psd": [(0, b"8BPS")],
-    "git-lfs": [(0, b"version https://git-lfs.github.com/spec/")],
+SIGNATURES = {  # how files of a format begin; the first that fits counts
+    ".heic": rb".{4}ftyp(hei[cxms]|hevc|mif1|msf1)",
+    ".avif": rb".{4}ftypavi[fs]",
+    ".dcm": rb".{128}DICM",
+    ".nii": rb".{344}n[+i]1\0|.{4}n[+i]2\0",
+    ".czi": rb"ZISRAWFILE|\xda\xce\xbe\n",
+    ".nrrd": rb"NRRD0",
+    ".zip": rb"PK(\x03\x04|\x05\x06)|\x1f\x8b|BZh|7z\xbc\xaf\x27\x1c|Rar!\x1a\x07|\xfd7zXZ\0",
+    ".tar": rb".{257}ustar",
+    ".mp4": rb"\x1aE\xdf\xa3|\0\0\x01[\xba\xb3]|.{8}AVI |.{4}ftyp",  # ftyp of any other brand
+    ".h5": rb"\x89HDF\r\n\x1a\n|MATLAB 5\.0",
+    ".pdf": rb"%PDF-",
+    ".psd": rb"8BPS",
+    "git-lfs": rb"version https://git-lfs\.github\.com/spec/",
 }
 
 
 def describe_content(data: bytes) -> str | None:
     """What a file that is no image is by its first bytes, with the fix; None if it is nothing that is known here."""
-    for extension, marks in SIGNATURES.items():
-        if any(data[place : place + len(mark)] == mark for place, mark in marks):
-            return FOREIGN_EXTENSIONS[extension]
+    for extension, signature in SIGNATURES.items():
+        if re.match(signature, data, re.DOTALL):
+            return FOREIGN_FORMATS[extension]
     text = data[:HEAD_BYTES].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if text.startswith((b"<!doctype html", b"<html")):
         return "a web page; the download failed and saved the site's answer: download it again"
     if text.startswith(b"<svg") or (text.startswith(b"<?xml") and b"<svg" in text):
-        return FOREIGN_EXTENSIONS[".svg"]
+        return FOREIGN_FORMATS[".svg"]
     return "a text, not an image" if text.startswith((b"{", b"[", b"<?xml")) else None
 
 
@@ -405,7 +365,7 @@ def describe_file(path: Path) -> str | None:
     """What a file is by its extension or, where it has none, by its first bytes; None for anything else."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     if suffixes:
-        return FOREIGN_EXTENSIONS.get("".join(suffixes[-2:])) or FOREIGN_EXTENSIONS.get(suffixes[-1])
+        return FOREIGN_FORMATS.get("".join(suffixes[-2:])) or FOREIGN_FORMATS.get(suffixes[-1])
     try:
         with open_file(path) as file:
             return describe_content(file.read(HEAD_BYTES))

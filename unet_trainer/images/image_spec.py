@@ -21,15 +21,13 @@ IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
 IMAGENET_STD = (58.395, 57.12, 57.375)
 MISSING = 1e30  # larger numbers of floats mark values without data, as NaN does
 LARGE_PIXELS = 2**25  # images of more pixels are not decoded ahead, and are read by blocks where their format allows it
-HEADER_BYTES = 2**20  # that tell the size of an image
 ROWS_AT_ONCE = 256  # that are averaged at a time
 DEPTH_NAMES = {"uint8": "8-bit", "uint16": "16-bit", "int16": "signed 16-bit", "float": "float"}
 
 
 @dataclass(frozen=True)
 class ImageSpec:
-    """How images enter a batch: their channels, uint8 or float32, and the statistics that the device normalises them
-    with."""
+    """How images enter a batch, uint8 or float32, and the statistics that the device normalises them with."""
 
     channels: int
     depth: str  # a key of DEPTH_NAMES, or another dtype
@@ -37,9 +35,8 @@ class ImageSpec:
     std: tuple[float, ...]
     low: float  # lowest and highest value that occur; augmentations from a list see this range as 0 to 1
     high: float
-    nodata: tuple[
-        float, ...
-    ] = ()  # values of the training images that mark missing data, besides NaN and what is beyond MISSING
+    # values of the training images that mark missing data, besides NaN and what is beyond MISSING
+    nodata: tuple[float, ...] = ()
     ignores_nodata: bool = False  # pixels without data count in no loss and no metric
     is_nodata_set: bool = False  # by the user: whole numbers are missing in files without a tag too
 
@@ -105,14 +102,14 @@ def find_missing(image: Pixels, marks: Iterable[float] = ()) -> Pixels | None:
         held = given.astype(dtype)
     if dtype.kind != "f":
         held = held[(held == given) & (dtype.kind in "ui")]
-        is_missing = np.isin(image, held).all(axis=2, keepdims=True)
-        return np.broadcast_to(is_missing, image.shape) if is_missing.any() else None
-    low, high, limit = image.min(), image.max(), dtype.type(min(MISSING, float(np.finfo(dtype).max)))
-    if is_regular := bool(-limit <= low and high <= limit):  # not with NaN
-        held = held[(low <= held) & (held <= high)]
-    if is_regular and not held.size:
-        return None
-    is_missing = np.isin(image, held) | ~((image >= -limit) & (image <= limit))
+        is_missing = np.broadcast_to(np.isin(image, held).all(axis=2, keepdims=True), image.shape)
+    else:
+        low, high, limit = image.min(), image.max(), dtype.type(min(MISSING, float(np.finfo(dtype).max)))
+        if -limit <= low and high <= limit:  # not with NaN
+            held = held[(low <= held) & (held <= high)]
+            if not held.size:
+                return None
+        is_missing = np.isin(image, held) | ~((image >= -limit) & (image <= limit))
     return is_missing if is_missing.any() else None
 
 
@@ -174,23 +171,19 @@ def read_small(path: Path, spec: ImageSpec, min_side: int | None = None) -> Deco
     A JPEG may be decoded at 1/2 to 1/8 while both sides stay at least `min_side`; the size is that of the whole. Raises
     ReadError."""
     with open_file(path) as file:
-        data = file.read(HEADER_BYTES)
-        if not data:
-            raise ReadError("the file is empty")
-        if _num_pixels(path, file, data) > LARGE_PIXELS:
+        if _num_pixels(path, file) > LARGE_PIXELS:
             return None
         with read_errors():  # a file may claim to be larger than all memory
-            file.seek(len(data))
-            data += file.read()
+            file.seek(0)
+            data = file.read()
+    if not data:
+        raise ReadError("the file is empty")
     return spec.decode(data, min_side)
 
 
 def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: Size) -> Pixels:
     """H,W,C of an image that is read some rows at a time, at the new size, each pixel the mean of the area that it
-    covers.
-
-    A side that would not shrink stays as it is. Equal to fit_image but for rounding.
-    """
+    covers. A side that would not shrink stays as it is. Equal to fit_image but for rounding."""
     height, width = size
     new_height, new_width = min(height, new_size[0]), min(width, new_size[1])
     corner = read(slice(0, 1), slice(0, 1))
@@ -199,27 +192,24 @@ def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: S
         bottom = min(top + ROWS_AT_ONCE, height)
         rows = read(slice(top, bottom), slice(0, width))
         narrow = resize_image(rows.astype(np.float32), (new_width, bottom - top), cv2.INTER_AREA)
-        # New row i covers the rows from i · height / new_height on; shares in whole numbers, so that no rounding adds
-        # up.
+        # New row i covers the rows from i · height / new_height on; in whole numbers, so that no rounding adds up.
         first, last = top * new_height // height, -(-bottom * new_height // height)
         starts = np.arange(first, last)[:, None] * height
         places = np.arange(top, bottom)[None] * new_height
         shares = (np.minimum(starts + height, places + new_height) - np.maximum(starts, places)).clip(0) / height
         total[first:last] += np.tensordot(shares.astype(np.float32), narrow, 1)
     if corner.dtype.kind in "ui":
-        # float32 rounds the highest of 32 bits up; such a cast differs between processors
-        limits = np.iinfo(corner.dtype)
+        limits = np.iinfo(corner.dtype)  # float32 rounds the highest of 32 bits up; processors cast that differently
         total = total.astype(np.float64).round().clip(limits.min, limits.max)
     return total.astype(corner.dtype)
 
 
-def _num_pixels(path: Path, file: BinaryIO, start: bytes) -> int:
+def _num_pixels(path: Path, file: BinaryIO) -> int:
     """From the header; 0 where it does not say, and decoding will tell why."""
+    start = file.read(8)
     if start.startswith(NPY_START):
         array = map_npy(path)
         return array.shape[0] * array.shape[1] if isinstance(array, np.memmap) else 0
-    if start.startswith(TIFF_STARTS):
-        height, width = TiffImage(file).stored_size
-    else:
-        height, width = headers.stored_size(start) or headers.picture_size(file) or (0, 0)
+    is_tiff = start.startswith(TIFF_STARTS)
+    height, width = TiffImage(file).stored_size if is_tiff else headers.picture_size(file) or (0, 0)
     return height * width

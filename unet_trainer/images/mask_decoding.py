@@ -44,15 +44,14 @@ def decode_mask(data: bytes) -> Pixels:
 
 
 def decode_mask_or_alpha(data: bytes) -> tuple[Pixels, bool]:
-    """The mask, and whether it is the alpha channel: of a picture in one colour with holes in it, the alpha channel is
-    the mask."""
+    """The mask, and whether it is the alpha channel: it is, of a picture in one colour with holes in it."""
     with read_errors():
-        tiff = TiffImage(io.BytesIO(data), as_ids=True) if data.startswith(TIFF_STARTS) else None
-        if tiff is None:
-            mask, has_alpha = _decode_mask_values(data), image_decoding.channels_with_alpha(data) > 0
-        else:
+        if data.startswith(TIFF_STARTS):
+            tiff = TiffImage(io.BytesIO(data), as_ids=True)
             mask, has_alpha = tiff.read_all(), tiff.has_alpha
             mask = whole_numbers(mask) if tiff.palette is None else _shown_values(mask[:, :, 0], tiff.palette.tolist())
+        else:
+            mask, has_alpha = _decode_mask_values(data), image_decoding.channels_with_alpha(data) > 0
         if has_alpha and (mask == mask.flat[0]).all():
             alpha = _decode_alpha(data)
             if alpha is not None and alpha.shape == mask.shape:
@@ -82,17 +81,14 @@ def _shown_values(indices: Pixels, colours: Sequence[Sequence[int]]) -> Pixels:
     values = image_decoding.mask_values_of(colours)
     if values == list(range(len(values))) or indices.max() >= len(values):
         return indices
-    lookup, used = (
-        np.array(values, np.uint8),
-        cv2.calcHist([indices], [0], None, [256], [0, 256]).ravel()[: len(values)] > 0,
-    )
-    return lookup[indices] if len({*lookup[used].tolist()}) == np.count_nonzero(used) else indices
+    lookup, used = np.array(values, np.uint8), np.bincount(indices.ravel())
+    shown = lookup[np.flatnonzero(used)]
+    return lookup[indices] if len(np.unique(shown)) == len(shown) else indices
 
 
 def whole_numbers(mask: Pixels) -> Pixels:
     """H,W or H,W,C → H,W uint8, uint16 or, for colours, int32; raises ReadError for anything else."""
-    if mask.dtype == np.bool_:
-        mask = mask.astype(np.uint8)
+    mask = mask.astype(np.uint8) if mask.dtype == np.bool_ else mask
     has_colours = False
     if mask.ndim == 3 and mask.shape[2] in (1, 3):
         joined = mask[:, :, 0] if mask.shape[2] == 1 else _join_colours(mask)
@@ -146,9 +142,9 @@ class MaskCoding:
     @property
     def ignored(self) -> tuple[int, ...]:
         """All values that are ignored."""
-        if self.ignore_value is None:
-            return ()
-        return self.ignore_value if isinstance(self.ignore_value, tuple) else (self.ignore_value,)
+        if isinstance(self.ignore_value, int):
+            return (self.ignore_value,)
+        return self.ignore_value or ()
 
     @property
     def num_ids(self) -> int:
@@ -176,18 +172,16 @@ class MaskCoding:
             if self.ignored:
                 ids[np.isin(mask, self.ignored)] = IGNORED
             return ids
-        if self.tolerance:
-            return _encode_nearby(mask, self._known(), self.tolerance)
         known = self._known()
-        values = np.array([value for value, _ in known])
-        ids = np.array([class_id for _, class_id in known], np.uint8)
+        if self.tolerance:
+            return _encode_nearby(mask, known, self.tolerance)
+        values, ids = np.array([value for value, _ in known]), np.array([class_id for _, class_id in known], np.uint8)
         position = np.searchsorted(values, mask).clip(max=len(values) - 1)
         return np.where(values[position] == mask, ids[position], np.uint8(IGNORED if self.ignores_unknown else UNKNOWN))
 
     def _known(self) -> tuple[tuple[int, int], ...]:
         """Every value that has a meaning, sorted, with its id."""
-        assert self.values is not None
-        ids = {value: class_id for class_id in range(len(self.values)) for value in self.values_of(class_id)}
+        ids = {value: class_id for class_id in range(self.num_ids) for value in self.values_of(class_id)}
         return tuple(sorted((ids | dict.fromkeys(self.ignored, IGNORED)).items()))
 
     def to_dict(self) -> dict[str, Any]:
@@ -234,18 +228,15 @@ def given_coding(
     reason: str = "mask_values",
 ) -> MaskCoding:
     """The coding that the config writes so; mask_values is not auto."""
-    ignored = () if ignore_value is None else _numbers(ignore_value)
-    joined = None if not ignored else ignored[0] if len(ignored) == 1 else ignored
+    ignored = () if ignore_value is None else tuple(map(as_number, split_values(ignore_value)))
+    joined = (ignored[0] if len(ignored) == 1 else ignored) if ignored else None
     if isinstance(mask_values, str):
         threshold = 0 if mask_values == "nonzero" else int(mask_values.removeprefix("above "))
         return MaskCoding(None, threshold, joined, ignores_unknown=ignores_unknown, reason=reason)
-    classes = [_numbers(mask_class) for mask_class in mask_values]
-    merged = tuple(values[1:] for values in classes) if any(len(values) > 1 for values in classes) else ()
-    return MaskCoding(tuple(values[0] for values in classes), 0, joined, merged, ignores_unknown, tolerance, reason)
-
-
-def _numbers(mask_class: MaskClass) -> tuple[int, ...]:
-    return tuple(as_number(value) for value in split_values(mask_class))
+    classes = [tuple(map(as_number, split_values(mask_class))) for mask_class in mask_values]
+    merged = tuple(values[1:] for values in classes)
+    values = tuple(values[0] for values in classes)
+    return MaskCoding(values, 0, joined, merged if any(merged) else (), ignores_unknown, tolerance, reason)
 
 
 def as_number(value: MaskValue) -> int:

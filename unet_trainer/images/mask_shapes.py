@@ -11,7 +11,7 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import COLOUR
 
 Ring = NDArray[np.int64]  # n,2: column and row of each corner, the first not repeated at the end
-# Neighbours of a pixel, anticlockwise from the right, as the bits of a number: right 1, upper right 2, above 4, ...
+# Neighbours of a pixel as the bits of a number, anticlockwise from the right, which is 1.
 NEIGHBOURS = np.array([[8, 4, 2], [16, 0, 1], [32, 64, 128]], np.float32)
 EDGE_WIDTH = 48  # greys within this distance of the darkest or the brightest value belong to it
 MIN_EDGE = 4 * EDGE_WIDTH  # between the darkest and the brightest value of a mask with soft edges
@@ -19,10 +19,9 @@ EDGE_SIDE = 7  # pixels: in a square of this side around a pixel of a soft edge 
 BORDER_SIDE = 5  # pixels: a square of this side around a pixel away from any border holds one value
 PIECES_SIDE = 256  # pieces are counted in a smaller mask
 
-
 # Outlines. Unlike OpenCV's contours, which run through the centres of pixels, a polygon covers exactly the pixels of
-# its object. Pixels that touch at a corner only belong to different objects, and no ring touches itself, so that the
-# polygons are valid ones.
+# its object. Pixels that touch at a corner only belong to different objects, and no ring touches itself: the polygons
+# are valid ones.
 
 
 @dataclass(frozen=True)
@@ -41,8 +40,7 @@ def find_polygons(ids: Pixels) -> Iterator[tuple[int, Polygon]]:
         for label in np.argsort(boxes[1:, cv2.CC_STAT_TOP], kind="stable") + 1:
             left, top, width, height, num_pixels = boxes[label].tolist()
             is_object = (labels[top : top + height, left : left + width] == label).astype(np.uint8)
-            # Each pixel becomes 2×2: a contour, which runs through their centres, is then a quarter of a pixel from the
-            # edge, and rounding leads to the corner of the pixel.
+            # Each pixel becomes 2×2: a contour is then a quarter of a pixel from the edge, and rounds to its corner.
             doubled = cv2.resize(is_object, None, fx=2, fy=2, interpolation=cv2.INTER_NEAREST)
             contours, tree = cv2.findContours(doubled, cv2.RETR_CCOMP, cv2.CHAIN_APPROX_SIMPLE)
             rings = [_ring(contour[:, 0]) + np.array([left, top]) for contour in contours]
@@ -107,8 +105,7 @@ def _removable_pixels() -> tuple[Pixels, Pixels]:
 REMOVABLE = _removable_pixels()
 
 
-# How the values lie: few numbers, which tell soft edges from classes, ids of objects from ids of classes, and void from
-# a class.
+# How the values lie: numbers that tell soft edges from classes, ids of objects from ids of classes, void from a class.
 
 
 @dataclass(frozen=True)
@@ -131,15 +128,15 @@ def measure_structure(mask: Pixels, most_frequent: int) -> MaskStructure:
     num_values, num_pieces = _count_pieces(mask)
     near_border = mask[_is_border(mask)]
     of_last, of_most = (int(np.count_nonzero(near_border == value)) for value in (mask.max(), most_frequent))
-    borders = near_border.size, of_last, of_most
-    return MaskStructure(between, beside_both, num_values, num_pieces, *borders, _count_edges(mask))
+    edges = int(np.count_nonzero(mask[1:] != mask[:-1])) + int(np.count_nonzero(mask[:, 1:] != mask[:, :-1]))
+    return MaskStructure(between, beside_both, num_values, num_pieces, near_border.size, of_last, of_most, edges)
 
 
 def _soft_edges(mask: Pixels) -> tuple[int, int]:
     low, high = int(mask.min()), int(mask.max())
     if high - low < MIN_EDGE:
         return 0, 0
-    is_low, is_high = (mask <= low + EDGE_WIDTH), (mask >= high - EDGE_WIDTH)
+    is_low, is_high = mask <= low + EDGE_WIDTH, mask >= high - EDGE_WIDTH
     is_between = ~(is_low | is_high)
     square = np.ones((EDGE_SIDE, EDGE_SIDE), np.uint8)
     near_low, near_high = (cv2.dilate(end.astype(np.uint8), square) > 0 for end in (is_low, is_high))
@@ -162,10 +159,6 @@ def _count_pieces(mask: Pixels) -> tuple[int, int]:
     grid[1::2, ::2] = (small[1:] == small[:-1]) & (small[1:] != 0)
     grid[::2, 1::2] = (small[:, 1:] == small[:, :-1]) & (small[:, 1:] != 0)
     return int(np.count_nonzero(np.unique(small))), cv2.connectedComponents(grid, connectivity=4)[0] - 1
-
-
-def _count_edges(mask: Pixels) -> int:
-    return sum(int(np.count_nonzero(a != b)) for a, b in ((mask[1:], mask[:-1]), (mask[:, 1:], mask[:, :-1])))
 
 
 def _is_border(mask: Pixels) -> Pixels:

@@ -97,8 +97,7 @@ def was_written_here(path: Path) -> bool:
 
 
 def is_result(path: Path) -> bool:
-    """Whether predict wrote a file; False also for one that cannot be read, which is told where it is used. Of arrays,
-    which have no mark, the mask tells."""
+    """Whether predict wrote a file; False for one that cannot be read. Of arrays, the mask has the mark."""
     try:
         if path.suffix == ".npy":
             folder = next((above for above in path.parents if above.name == PROBABILITIES), None)

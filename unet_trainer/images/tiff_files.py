@@ -1,5 +1,4 @@
-"""TIFF, BigTIFF and GeoTIFF files, through tifffile and imagecodecs: decoded whole or by blocks, and where on Earth
-they lie."""
+"""TIFF, BigTIFF and GeoTIFF files through tifffile: decoded whole or by blocks, and where on Earth they lie."""
 
 import contextlib
 import io
@@ -58,38 +57,37 @@ class TiffImage:
 
     def __init__(self, file: BinaryIO, channels: int | None = None, as_ids: bool = False) -> None:
         self.file, self.as_ids = file, as_ids
+        self.lock, self.file_lock = threading.Lock(), threading.Lock()
+        self.last_blocks: dict[int, Pixels] = {}  # the lowest row of them that was read: the next part may begin there
+        self.threads: ThreadPoolExecutor | None = None
         with read_errors():
-            tiff = _open(file)
+            self.series: Any = _open(file).series[0]
             self.num_bytes = file.seek(0, io.SEEK_END)
-            self.series: Any = tiff.series[0]
             self.first: Any = self.series.keyframe
             self.pages = list(self.series.pages)
             self._describe(channels)
-        self.lock, self.file_lock = threading.Lock(), threading.Lock()
-        self.last_blocks: dict[
-            int, Pixels
-        ] = {}  # the lowest row of blocks of the last part: the next part may begin there
-        self.threads: ThreadPoolExecutor | None = None
 
     def _describe(self, channels: int | None) -> None:
-        first, samples = self.first, int(self.first.samplesperpixel)
-        # where pages are channels, none of these is of all of them
-        tags: Any = first.tags if len(self.pages) == 1 else {}
+        first, samples, is_single = self.first, int(self.first.samplesperpixel), len(self.pages) == 1
         is_colour = first.photometric in (RGB, YCBCR) and first.planarconfig == 1
-        is_plain = len(self.pages) == 1 and (samples == 1 or (samples == 3 and is_colour))
+        is_plain = is_single and (samples == 1 or (samples == 3 and is_colour))
         self.stored_size = int(first.imagelength), int(first.imagewidth)
         self.num_values = math.prod(int(side) for side in self.series.shape)
-        self.orientation = int(tags[ORIENTATION].value) if is_plain and ORIENTATION in tags else 1
-        self.is_lossy = bool(tags) and first.compression in JPEGS
-        extra: Any = first.extrasamples if tags and samples > 1 else ()
+        self.num_channels = samples * len(self.pages)
+        # where pages are channels, a tag of one is not of all of them
+        self.orientation = int(first.tags[ORIENTATION].value) if is_plain and ORIENTATION in first.tags else 1
+        self.is_lossy = is_single and first.compression in JPEGS
+        extra: Any = first.extrasamples if is_single and samples > 1 else ()
         self.has_alpha = len(extra) > 0 and int(extra[-1]) in ALPHAS
         self.drops_alpha = self.has_alpha and channels != samples
         self.is_ycbcr = is_plain and first.photometric == YCBCR and first.compression not in JPEGS
         self.is_white_0 = is_plain and samples == 1 and first.photometric == WHITE_IS_0
         has_palette = is_plain and first.photometric == PALETTE and first.colormap is not None
         self.palette: Pixels | None = (first.colormap.T >> 8).astype(np.uint8) if has_palette else None
-        self.nodata = _nodata(first)
-        self.num_channels = samples * len(self.pages)
+        self.nodata: float | None = None  # of pixels without data, by the tag of GDAL
+        with contextlib.suppress(KeyError, ValueError, TypeError):
+            value = float(first.tags[NODATA].value)
+            self.nodata = value if math.isfinite(value) else None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -112,11 +110,8 @@ class TiffImage:
             if array.size == 0 or array.dtype.kind not in "buif":
                 raise ReadError("not an image that can be decoded")
             planes, _, height, width, samples = self.first.shaped
-            if (
-                len(self.pages) == 1
-                and array.size == planes * height * width * samples
-                and self.num_channels <= MAX_CHANNELS
-            ):
+            is_one = len(self.pages) == 1 and array.size == planes * height * width * samples
+            if is_one and self.num_channels <= MAX_CHANNELS:
                 array = np.moveaxis(array.reshape(planes, height, width, samples), 0, 2).reshape(height, width, -1)
             else:
                 array = with_channels_last(array)
@@ -152,15 +147,12 @@ class TiffImage:
     def _refuse_other_layouts(self) -> None:
         """Raises ReadError unless the image is made of the blocks of its pages."""
         first, shape = self.first, tuple(self.series.shape)
-        if (
-            None in self.pages
-            or first.imagedepth != 1
-            or self.num_values != math.prod(self.stored_size) * self.num_channels
-        ):
+        is_whole = self.num_values == math.prod(self.stored_size) * self.num_channels
+        if None in self.pages or first.imagedepth != 1 or not is_whole:
             raise ReadError(f"a TIFF of shape {shape}, which is not read by blocks")
         if self.num_channels > MAX_CHANNELS or (len(self.pages) > 1 and first.samplesperpixel > 1):
             raise ReadError(f"a TIFF of shape {shape}; need height, width and up to {MAX_CHANNELS} channels")
-        if min(*self.stored_size, self._block_height, int(first.tilewidth or 1) if first.is_tiled else 1) < 1:
+        if min(*self.stored_size, *self._block_size) < 1:
             raise ReadError(f"{self.stored_size[1]}×{self.stored_size[0]} pixels in blocks of no size")
 
     @property
@@ -170,12 +162,11 @@ class TiffImage:
         return [(page, plane) for page in self.pages for plane in range(num_planes)]
 
     @property
-    def _block_height(self) -> int:
-        return (
-            int(self.first.tilelength)
-            if self.first.is_tiled
-            else min(int(self.first.rowsperstrip), self.stored_size[0])
-        )
+    def _block_size(self) -> tuple[int, int]:
+        """Height and width of a tile or strip."""
+        if self.first.is_tiled:
+            return int(self.first.tilelength), int(self.first.tilewidth)
+        return min(int(self.first.rowsperstrip), self.stored_size[0]), self.stored_size[1]
 
     def _read_run(self, rows: slice) -> Pixels:
         """Of an uncompressed file whose rows lie one behind the other, however high its blocks are."""
@@ -189,34 +180,29 @@ class TiffImage:
         return np.concatenate(parts, 2).astype(self.first.dtype, copy=False)
 
     def _read_blocks(self, rows: slice) -> Pixels:
-        height = self._block_height
+        height, _ = self._block_size
         wanted = range(rows.start // height, -(-rows.stop // height))
         with self.lock:
-            found = {
-                index: self.last_blocks[index] if index in self.last_blocks else self._row_of_blocks(index)
-                for index in wanted
-            }
-            self.last_blocks = {wanted[-1]: found[wanted[-1]]}
+            known = self.last_blocks
+            parts = [known[index] if index in known else self._row_of_blocks(index) for index in wanted]
+            self.last_blocks = {wanted[-1]: parts[-1]}
         top = wanted[0] * height
-        return np.concatenate(list(found.values()))[rows.start - top : rows.stop - top]
+        return np.concatenate(parts)[rows.start - top : rows.stop - top]
 
     def _row_of_blocks(self, row: int) -> Pixels:
         """rows,W,C: all blocks beside each other."""
-        width = int(self.first.tilewidth) if self.first.is_tiled else self.stored_size[1]
-        across, down = -(-self.stored_size[1] // width), -(-self.stored_size[0] // self._block_height)
+        down, across = (-(-side // block) for side, block in zip(self.stored_size, self._block_size, strict=True))
         self.threads = self.threads or ThreadPoolExecutor(count_cores(), "TIFF blocks")
-        planes = [
-            self.threads.map(
-                partial(self._block, page), range((plane * down + row) * across, (plane * down + row + 1) * across)
-            )
-            for page, plane in self._planes
-        ]
+        planes = []
+        for page, plane in self._planes:
+            first = (plane * down + row) * across
+            planes.append(self.threads.map(partial(self._block, page), range(first, first + across)))
         return np.concatenate([np.concatenate(list(blocks), 1) for blocks in planes], 2)
 
     def _block(self, page: Any, index: int) -> Pixels:
         """H,W,C of one tile or strip, cut to the image. An empty one, of a sparse file, has no data."""
-        offset, num_bytes = int(page.dataoffsets[index]), int(page.databytecounts[index])
-        data = self._bytes(offset, num_bytes) if num_bytes else None
+        num_bytes = int(page.databytecounts[index])
+        data = self._bytes(int(page.dataoffsets[index]), num_bytes) if num_bytes else None
         (_, _, top, left, _), (_, height, width, channels) = self.first.decode(None, index)[1:]
         if data is not None and height * width > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
             raise ReadError(f"a block of {width}×{height} pixels in {num_bytes} bytes: a decompression bomb")
@@ -270,24 +256,18 @@ def _open(file: BinaryIO) -> Any:
     tiff: Any = tifffile.TiffFile(file)
     try:
         layout, offset, seen = tiff.tiff, tiff.pages.first.offset, set[int]()
-    except LookupError:  # its first directory lies beyond the end
+        while offset:
+            if offset in seen:
+                raise ReadError("cannot be decoded (its directories point back at each other)")
+            if len(seen) == MAX_PAGES:
+                raise ReadError(f"cannot be decoded (it has more than {MAX_PAGES} directories)")
+            seen.add(offset)
+            file.seek(offset)
+            count = file.read(layout.tagnosize).ljust(layout.tagnosize, b"\0")
+            file.seek(struct.unpack(layout.tagnoformat, count)[0] * layout.tagsize, io.SEEK_CUR)
+            (offset,) = struct.unpack(layout.offsetformat, file.read(layout.offsetsize))
+    except (LookupError, struct.error):  # a directory, the first one or a later one, lies beyond the end
         raise ReadError("the file is cut off") from None
-    while offset:
-        if offset in seen or len(seen) == MAX_PAGES:
-            why = (
-                "its directories point back at each other"
-                if offset in seen
-                else f"it has more than {MAX_PAGES} directories"
-            )
-            raise ReadError(f"cannot be decoded ({why})")
-        seen.add(offset)
-        file.seek(offset)
-        count = file.read(layout.tagnosize).ljust(layout.tagnosize, b"\0")
-        file.seek(struct.unpack(layout.tagnoformat, count)[0] * layout.tagsize, io.SEEK_CUR)
-        following = file.read(layout.offsetsize)
-        if len(following) < layout.offsetsize:
-            raise ReadError("the file is cut off")
-        (offset,) = struct.unpack(layout.offsetformat, following)
     return tiff
 
 
@@ -303,23 +283,11 @@ def with_channels_last(array: Pixels) -> Pixels:
     squeezed = array.reshape([side for side in array.shape if side > 1]) if array.ndim > 3 else array
     if squeezed.ndim == 2:
         return squeezed[:, :, None]
-    if (
-        squeezed.ndim != 3
-        or min(squeezed.shape[0], squeezed.shape[2]) > MAX_CHANNELS
-        or squeezed.shape[0] == squeezed.shape[2]
-    ):
-        raise ReadError(
-            f"an array of shape {array.shape}; need height, width and up to {MAX_CHANNELS} channels, first or last"
-        )
-    return squeezed if squeezed.shape[2] < squeezed.shape[0] else np.moveaxis(squeezed, 0, 2)
-
-
-def _nodata(page: Any) -> float | None:
-    """The value of pixels without data, by the tag of GDAL; None where there is none, or it is no number."""
-    with contextlib.suppress(KeyError, ValueError, TypeError):
-        if math.isfinite(value := float(page.tags[NODATA].value)):
-            return value
-    return None
+    first, last = (squeezed.shape[0], squeezed.shape[2]) if squeezed.ndim == 3 else (0, 0)
+    if first == last or min(first, last) > MAX_CHANNELS:
+        need = f"need height, width and up to {MAX_CHANNELS} channels, first or last"
+        raise ReadError(f"an array of shape {array.shape}; {need}")
+    return squeezed if last < first else np.moveaxis(squeezed, 0, 2)
 
 
 @dataclass(frozen=True)
@@ -335,7 +303,7 @@ class Georeference:
         """n,2 (column, row) of pixel corners → n,2 coordinates."""
         assert self.transform is not None
         a, b, c, d, e, f = self.transform
-        column, row = corners[:, 0].astype(float), corners[:, 1].astype(float)
+        column, row = corners.T.astype(float)
         return np.stack([a * column + b * row + c, d * column + e * row + f], 1)
 
 
@@ -353,21 +321,18 @@ def read_georeference(path: Path) -> Georeference | None:
     values = {code: value for code, _, _, value, _ in tags}
     if orientation != 1 or not values.keys() & {PIXEL_SCALE, TIE_POINTS, TRANSFORMATION}:
         return None
-    numbers = [keys[name] for name in ("ProjectedCSTypeGeoKey", "GeographicTypeGeoKey") if name in keys]
-    epsg = next((int(number) for number in numbers if int(number) != USER_DEFINED), None)
+    numbers = [int(keys[name]) for name in ("ProjectedCSTypeGeoKey", "GeographicTypeGeoKey") if name in keys]
+    epsg = next((number for number in numbers if number != USER_DEFINED), None)
     return Georeference(tags, _transform(values, is_point=keys.get("GTRasterTypeGeoKey", 1) == 2), epsg)
 
 
 def _transform(values: dict[int, Any], is_point: bool) -> Affine | None:
-    """None for ground control points alone, which are no affine map. `is_point`: coordinates are those of the pixels'
-    centres."""
+    """None for ground control points alone. `is_point`: coordinates are those of the pixels' centres."""
     if len(values.get(TRANSFORMATION, ())) == 16:
         a, b, _, c, d, e, _, f = values[TRANSFORMATION][:8]
     elif len(values.get(PIXEL_SCALE, ())) >= 2 and len(values.get(TIE_POINTS, ())) >= 6:
-        scale, (column, row, _, x, y, _) = values[PIXEL_SCALE], values[TIE_POINTS][:6]
-        a, b, c, d, e, f = scale[0], 0.0, x - column * scale[0], 0.0, -scale[1], y + row * scale[1]
+        (width, height), (column, row, _, x, y, _) = values[PIXEL_SCALE][:2], values[TIE_POINTS][:6]
+        a, b, c, d, e, f = width, 0.0, x - column * width, 0.0, -height, y + row * height
     else:
         return None
-    if is_point:
-        c, f = c - (a + b) / 2, f - (d + e) / 2
-    return a, b, c, d, e, f
+    return (a, b, c - (a + b) / 2, d, e, f - (d + e) / 2) if is_point else (a, b, c, d, e, f)

@@ -1,8 +1,5 @@
-"""Samples of one size from images of any size: the whole image resized, random crops, or overlapping tiles.
-
-The tiles of an image cover it at native resolution. Where tiles overlap, each pixel counts in one tile only, the one
-whose centre is nearest.
-"""
+"""Samples of one size from images of any size: the whole image resized, random crops, or overlapping tiles at native
+resolution. Where tiles overlap, each pixel counts in one tile only, the one whose centre is nearest."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,11 +22,9 @@ OVERLAP = 0.25  # least share of a tile that its neighbour covers too
 
 @dataclass(frozen=True)
 class WholeImages:
-    """Every pair is one sample, resized, or `repeats` of them, which augmentation makes different.
-
-    With `native_masks` only the image is resized, and its mask keeps its own size. `extract` takes the image (H,W,C)
-    and the class ids (H,W) of the sample's pair; crops and tiles look at a part of them alone.
-    """
+    """Every pair is one sample, resized, or `repeats` of them, which augmentation makes different. With `native_masks`
+    the mask keeps its own size. `extract` takes the image (H,W,C) and class ids (H,W) of the sample's pair, or those
+    from which a part is wanted."""
 
     size: Size
     num_pairs: int
@@ -48,8 +43,7 @@ class WholeImages:
 
 @dataclass(frozen=True)
 class RandomCrops:
-    """`per_image` crops of each pair, different ones in every epoch; a share of them is centred on a pixel of a rare
-    class."""
+    """Other `per_image` crops of each pair in every epoch; a share is centred on a pixel of a rare class."""
 
     size: Size
     num_pairs: int
@@ -72,8 +66,8 @@ class RandomCrops:
         if rare and rng.random() < self.rare_share:
             candidates = np.flatnonzero(np.asarray(mask) == rare[int(rng.integers(len(rare)))])
         if len(candidates):  # resizing a mask may have removed the class
-            row, column = divmod(int(candidates[rng.integers(len(candidates))]), mask.shape[1])
-            corner = [centre - side // 2 for centre, side in zip((row, column), self.size, strict=True)]
+            centre = divmod(int(candidates[rng.integers(len(candidates))]), mask.shape[1])
+            corner = [place - side // 2 for place, side in zip(centre, self.size, strict=True)]
         else:
             corner = [int(rng.integers(most + 1)) for most in room]
         top, left = (min(max(0, start), most) for start, most in zip(corner, room, strict=True))
@@ -130,8 +124,7 @@ def tile_images(image_sizes: Sequence[Size], size: Size) -> Tiles:
 
 
 def _spread(length: int, tile: int) -> list[tuple[int, tuple[int, int]]]:
-    """Start of each tile along an axis, and the range that counts in it: the border is the middle of two tiles'
-    overlap."""
+    """Start of each tile along an axis, and the range that counts in it: it ends amid two tiles' overlap."""
     if length <= tile:
         return [(0, (0, length))]
     count = 1 + int(np.ceil((length - tile) / (tile * (1 - OVERLAP))))
@@ -183,8 +176,5 @@ def resize_image(image: Pixels, width_height: tuple[int, int], interpolation: in
     """H,W,C. OpenCV drops the axis of a single channel, and INTER_AREA takes at most four channels."""
     if image.shape[2] in (2, 3, 4):
         return cv2.resize(image, width_height, interpolation=interpolation)
-    parts = [
-        cv2.resize(image[:, :, start : start + 4], width_height, interpolation=interpolation)
-        for start in range(0, image.shape[2], 4)
-    ]
-    return np.concatenate([part if part.ndim == 3 else part[:, :, None] for part in parts], axis=2)
+    groups = [image[:, :, start : start + 4] for start in range(0, image.shape[2], 4)]
+    return np.dstack([cv2.resize(group, width_height, interpolation=interpolation) for group in groups])
