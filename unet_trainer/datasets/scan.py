@@ -511,10 +511,8 @@ def brightness_share(images: Sequence[ImageFacts], channels: int) -> float:
 def _moments(images: Sequence[ImageFacts], channels: int) -> tuple[Any, Any, Any, Any]:
     """Of each channel, over all values that are data: the mean, the variance within images and that between their
     means, and whether there is any. A constant has a tiny one from rounding."""
-    means, stds, missing = (
-        np.array([np.broadcast_to(values, channels) for values in columns])
-        for columns in zip(*((image.mean, image.std, image.missing or 0) for image in images), strict=True)
-    )
+    columns = zip(*((image.mean, image.std, image.missing or 0) for image in images), strict=True)
+    means, stds, missing = (np.array([np.broadcast_to(its, channels) for its in column]) for column in columns)
     weights = np.array([[image.height * image.width] for image in images], np.float64) - missing
     weights /= np.maximum(1, weights.sum(axis=0))
     mean = (weights * means).sum(axis=0)
