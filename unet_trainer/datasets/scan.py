@@ -237,14 +237,14 @@ def scan_pairs(
                 if isinstance(outcome, Crash) and outcome.is_timeout:
                     reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
                     raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
-                if isinstance(outcome, str):  # the next ones would take as long
-                    raise DataError(f"{pair.shown_image}: {outcome}")
+                if isinstance(outcome, DataError):  # the next ones would take as long
+                    raise outcome
                 if isinstance(outcome, Crash):  # a child process for each file finds the one that crashes the decoder
                     outcome = {}
                     for kind in kinds:
                         ((_, alone),) = forked_map(scan_pair, [(pair, [kind])], 1)
-                        crashed = f"decoding it crashed ({alone.reason})" if isinstance(alone, Crash) else alone
-                        outcome[kind] = alone[kind] if isinstance(alone, dict) else crashed
+                        is_crash = isinstance(alone, Crash)
+                        outcome[kind] = f"decoding it crashed ({alone.reason})" if is_crash else alone[kind]
                 for kind, found in outcome.items():
                     path = getattr(pair, kind)
                     facts[kind, path] = cache.add(kind, path, found, stamps[path])
@@ -254,8 +254,8 @@ def scan_pairs(
     return [PairFacts(facts["image", pair.image], facts["mask", pair.mask]) for pair in pairs]
 
 
-def _scan_pair(task: Task, read_stderr: ReadStderr, nodata: float | str) -> dict[str, Any] | str:
-    """The facts of the files, or why one cannot be used. A text: why a remote shard cannot be read."""
+def _scan_pair(task: Task, read_stderr: ReadStderr, nodata: float | str) -> dict[str, Any] | DataError:
+    """The facts of each file, or why it cannot be used; the error of a remote shard that cannot be read."""
     pair, kinds = task
     found: dict[str, Any] = {}
     for kind in kinds:
@@ -264,7 +264,7 @@ def _scan_pair(task: Task, read_stderr: ReadStderr, nodata: float | str) -> dict
         except ReadError as error:
             source = getattr(pair, kind)
             if isinstance(error, ShardError) and isinstance(source, StoredFile) and source.store.is_remote:
-                return str(error)
+                return DataError(f"{pair.shown_image}: {error}")
             found[kind] = str(error)
         except MemoryError:
             found[kind] = NO_MEMORY
