@@ -243,8 +243,10 @@ def scan_pairs(
                     outcome = {}
                     for kind in kinds:
                         ((_, alone),) = forked_map(scan_pair, [(pair, [kind])], 1)
-                        is_crash = isinstance(alone, Crash)
-                        outcome[kind] = f"decoding it crashed ({alone.reason})" if is_crash else alone[kind]
+                        if isinstance(alone, DataError):
+                            raise alone
+                        found = alone if isinstance(alone, Crash) else alone[kind]
+                        outcome[kind] = f"decoding it crashed ({found.reason})" if isinstance(found, Crash) else found
                 for kind, found in outcome.items():
                     path = getattr(pair, kind)
                     facts[kind, path] = cache.add(kind, path, found, stamps[path])
