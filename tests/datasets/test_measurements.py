@@ -26,8 +26,7 @@ def blobs(rng, radius=8, count=6, size=(128, 128)):
     """Round cells anywhere on a noisy ground: no direction is special."""
     image, mask = noise(rng, size), np.zeros(size, np.uint8)
     for _ in range(count):
-        centre = tuple(int(value) for value in rng.integers(radius, min(size) - radius, 2))
-        cv2.circle(mask, centre, radius, 1, -1)
+        cv2.circle(mask, rng.integers(radius, min(size) - radius, 2).tolist(), radius, 1, -1)
     image[mask == 1] += 60
     return image, mask
 
@@ -73,11 +72,8 @@ def test_streets_have_an_up(tmp_path, rng):
 
 def test_uneven_light_is_no_up(tmp_path, rng):
     """A microscope's light falls off to one side; the cells do not care."""
-    drawings = []
-    for _ in range(40):
-        image, mask = blobs(rng)
-        light = np.linspace(1.0, 0.6, 128)[:, None, None]
-        drawings.append(((image * light).astype(np.uint8), mask))
+    light = np.linspace(1.0, 0.6, 128)[:, None, None]
+    drawings = [((image * light).astype(np.uint8), mask) for image, mask in (blobs(rng) for _ in range(40))]
     assert measure(tmp_path, drawings).keeps_labels("vertical_flip", in_views=False)
 
 

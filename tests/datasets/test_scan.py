@@ -43,11 +43,6 @@ def save_array(folder, array):
     return Pair("a", folder / "a.npy", make_pair(folder, "a", np.zeros(array.shape[:2], np.uint8)).mask)
 
 
-def mask_of(*values):
-    """2 rows, so that width and height differ."""
-    return np.array([values, values], np.uint8)
-
-
 def log_reads(monkeypatch, log):
     """Writes the path of every file that is read into `log`: the reading is done in child processes."""
     read_bytes = scan.read_bytes
@@ -124,15 +119,13 @@ def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_pa
 
 @pytest.mark.parametrize(("which", "change"), [("image", "size"), ("mask", "time")])
 def test_a_file_that_changed_is_read_again_and_no_other(tmp_path, monkeypatch, which, change):
-    pairs = [make_pair(tmp_path, name, mask_of(0, 1)) for name in "ab"]
+    pairs = [make_pair(tmp_path, name, np.array([[0, 1]] * 3, np.uint8)) for name in "ab"]
     path = getattr(pairs[1], which)
     scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
     status = path.stat()
     if change == "size":
         path.write_bytes(path.read_bytes() + b"\0")
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    else:
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1_000_000))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + (1_000_000 if change == "time" else 0)))
     log_reads(monkeypatch, tmp_path / "log")
     for _ in range(2):
         scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
@@ -142,7 +135,7 @@ def test_a_file_that_changed_is_read_again_and_no_other(tmp_path, monkeypatch, w
 @pytest.mark.parametrize("role", ["image", "mask"])
 def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
     """Each field in turn, missing or of another type, and the entry itself: never other facts than those of the file."""
-    pair = make_pair(tmp_path, "a", mask_of(0, 1, 2))
+    pair = make_pair(tmp_path, "a", np.array([[0, 1, 2]] * 2, np.uint8))
     cache_file = tmp_path / "cache.json"
     expected = scan_pairs([pair], QUIET, ScanCache(cache_file))
     content = json.loads(cache_file.read_text())
@@ -150,11 +143,8 @@ def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
     stamp, facts = content["files"][key]
     entries = [None, "text", [stamp], [stamp, None], [None, facts], [stamp, {**facts, "height": 0}]]
     entries += [[stamp, {**facts, "thumbnail": text}] for text in ("AAAA", "é")]
-    for field in facts:
-        entries += [
-            [stamp, {name: value for name, value in facts.items() if name != field}],
-            [stamp, {**facts, field: [{}]}],
-        ]
+    entries += [[stamp, {**facts, field: [{}]}] for field in facts]
+    entries += [[stamp, {name: value for name, value in facts.items() if name != field}] for field in facts]
     for entry in entries:
         cache_file.write_text(json.dumps({**content, "files": {**content["files"], key: entry}}))
         assert scan_pairs([pair], QUIET, ScanCache(cache_file)) == expected

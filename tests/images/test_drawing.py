@@ -70,8 +70,7 @@ def test_wrong_pixels_have_the_colour_of_their_error():
 
 
 @pytest.mark.parametrize(
-    ("size", "panel"),
-    [((100, 80), (500, 400)), ((400, 300), (400, 300)), ((1000, 2000), (256, 512)), ((1, 3000), (1, 512))],
+    ("size", "panel"), [((100, 80), (500, 400)), ((1000, 2000), (256, 512)), ((1, 3000), (1, 512))]
 )
 def test_an_error_picture_has_four_panels_of_a_size_that_can_be_looked_at(size, panel):
     truth = np.zeros(size, np.uint8)
@@ -83,9 +82,8 @@ def test_an_error_picture_has_four_panels_of_a_size_that_can_be_looked_at(size, 
 def test_a_sample_sheet_has_a_row_of_four_panels_for_each_image_whatever_their_sizes():
     image = np.random.default_rng(0).integers(0, 256, (112, 112, 3), np.uint8)
     truth, nothing = square(1, 112, 112), np.zeros((112, 112), np.uint8)
-    sheet = error_sheet(
-        [(image, truth, nothing), (image[:50, :20], nothing[:50, :20], nothing[:50, :20])], NAMES, has_background=True
-    )
+    small = (image[:50, :20], nothing[:50, :20], nothing[:50, :20])
+    sheet = error_sheet([(image, truth, nothing), small], NAMES, has_background=True)
     first = sheet[GAP + LINE_HEIGHT :][:SAMPLE_SIDE]
     panels = [first[:, GAP + number * (SAMPLE_SIDE + GAP) :][:, :SAMPLE_SIDE] for number in range(4)]
     assert np.array_equal(panels[0], image.repeat(2, 0).repeat(2, 1))

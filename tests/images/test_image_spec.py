@@ -1,14 +1,10 @@
 """How the pixels of a file become those of a batch, and how the spec goes through a checkpoint."""
 
-import io
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from helpers.image_bytes import cv2_bytes, exif, npy_bytes, pil_bytes, tiff_bytes
 from unet_trainer.images import image_spec
-from unet_trainer.images.file_bytes import ReadError
 from unet_trainer.images.image_decoding import read_image
 from unet_trainer.images.image_spec import (
     RGB_8BIT,
@@ -111,24 +107,6 @@ def test_a_large_image_is_known_by_its_header(name, tmp_path, monkeypatch):
     assert read_small(write(tmp_path, name, FILES[name]), RGB_8BIT) is None
     monkeypatch.setattr(image_spec, "LARGE_PIXELS", 61 * 83)
     assert read_small(tmp_path / name, RGB_8BIT) is not None
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [(MemoryError(), "not enough memory"), (OSError(5, "Input/output error"), "Input/output error")],
-)
-def test_a_file_whose_rest_cannot_be_read_is_a_read_error(error, reason, monkeypatch):
-    """One that claims to be larger than all memory, or lies on a failing disk."""
-
-    class Failing(io.BytesIO):
-        def read(self, size=-1):
-            if size == -1:
-                raise error
-            return super().read(size)
-
-    monkeypatch.setattr(image_spec, "open_file", lambda path: Failing(FILES["a.png"]))
-    with pytest.raises(ReadError, match=reason):
-        read_small(Path("a.png"), RGB_8BIT)
 
 
 @pytest.mark.parametrize("options", [{}, {"bigtiff": True}, {"planarconfig": "separate"}, {"tile": (32, 32)}])

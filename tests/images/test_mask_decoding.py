@@ -48,9 +48,8 @@ def test_with_a_tolerance_values_close_to_those_of_a_class_are_of_it_and_others_
     values = [0, 10, 11, near_red, far_red, COLOUR + 0x0A0009, 118, 138, 139, 190, 210, 300]
     expected = [0, 0, IGNORED, 1, IGNORED, 0, 2, 2, IGNORED, IGNORED, IGNORED, IGNORED]
     assert coding.encode(np.array(values, np.int32)).tolist() == expected
-    assert coding.encode(np.array([[0, 10, 11, 118, 139, 205]], np.uint8)).tolist() == [
-        [0, 0, IGNORED, 2, IGNORED, IGNORED]
-    ]
+    of_8_bit = coding.encode(np.array([[0, 10, 11, 118, 139, 205]], np.uint8))
+    assert of_8_bit.tolist() == [[0, 0, IGNORED, 2, IGNORED, IGNORED]]
 
 
 CODINGS = [

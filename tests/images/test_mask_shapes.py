@@ -41,10 +41,9 @@ def test_polygons_cover_exactly_the_pixels_of_random_masks():
             for ring in (polygon.outer, *polygon.holes):
                 assert len(set(map(tuple, ring.tolist()))) == len(ring)
         np.testing.assert_array_equal(covered, ids)
-        num_objects = [
-            cv2.connectedComponents((ids == number).astype(np.uint8), connectivity=4)[0] - 1 for number in (1, 2)
-        ]
-        assert [sum(number == class_id for class_id, _ in polygons) for number in (1, 2)] == num_objects
+        for number in (1, 2):
+            num_objects = cv2.connectedComponents((ids == number).astype(np.uint8), connectivity=4)[0] - 1
+            assert sum(number == class_id for class_id, _ in polygons) == num_objects
 
 
 def test_a_bar_becomes_its_middle_line():
@@ -71,6 +70,5 @@ def test_pixels_close_to_another_value_are_the_border():
     ids = np.zeros((10, 40), np.uint8)
     ids[:, 20:] = 1
     ids[:, 19:22] = 2
-    assert measure_structure(ids, 0) == MaskStructure(
-        0, 0, 2, 2, border=70, border_of_last=30, border_of_most=20, edges=20
-    )
+    border = {"border": 70, "border_of_last": 30, "border_of_most": 20}
+    assert measure_structure(ids, 0) == MaskStructure(0, 0, 2, 2, **border, edges=20)

@@ -76,19 +76,13 @@ def _measure_pair(seed: int, pair: Pair, coding: MaskCoding, num_ids: int, commo
     structures, sizes = _measure_structures(np.ascontiguousarray(ids[::factor, ::factor]), num_ids, common_id, factor)
     # Random crops, as a model that is trained on crops sees the image.
     rng, side = np.random.default_rng(seed), min(VIEW, *ids.shape)
-    corners = [(rng.integers(ids.shape[0] - side + 1), rng.integers(ids.shape[1] - side + 1)) for _ in range(NUM_VIEWS)]
-    views = [(slice(top, top + side), slice(left, left + side)) for top, left in corners]
+    corners = [[int(rng.integers(length - side + 1)) for length in ids.shape] for _ in range(NUM_VIEWS)]
+    views = [np.s_[top : top + side, left : left + side] for top, left in corners]
+    class_maps = _class_map(ids, num_ids), np.mean([_class_map(ids[view], num_ids) for view in views], axis=0)
+    image_maps = _image_map(image), np.mean([_image_map(image[view]) for view in views], axis=0)
     channels = image.reshape(-1, 3)[:: max(1, image.shape[0] * image.shape[1] // 10_000)].astype(np.int16)
-    return (
-        structures,
-        sizes,
-        float(image.mean()) / 255,
-        np.ptp(channels, axis=1).mean() > 2,  # whether it has colour
-        _class_map(ids, num_ids),
-        np.mean([_class_map(ids[view], num_ids) for view in views], axis=0),
-        _image_map(image),
-        np.mean([_image_map(image[view]) for view in views], axis=0),
-    )
+    has_colour = np.ptp(channels, axis=1).mean() > 2
+    return structures, sizes, float(image.mean()) / 255, has_colour, *class_maps, *image_maps
 
 
 def _measure_structures(
@@ -145,8 +139,7 @@ def _summarise(found: Sequence[tuple[Any, ...]]) -> Measurements:
         by_class[class_id].append(numbers)
     medians = [np.median(numbers, axis=0) for numbers in by_class.values()]
     largest = max(medians, key=lambda numbers: numbers[1], default=np.zeros(3))
-    sizes = [*chain(*object_sizes)]
-    low, high = np.percentile(sizes, (10, 90)) if sizes else (1.0, 1.0)
+    low, high = np.percentile(sizes, (10, 90)) if (sizes := [*chain(*object_sizes)]) else (1.0, 1.0)
     told, chance = _compare_transforms(class_maps, image_maps)
     told_in_views, chance_in_views = _compare_transforms(view_maps, image_view_maps)
     return Measurements(
@@ -170,13 +163,12 @@ def _compare_transforms(
     class_maps: Sequence[Floats], image_maps: Sequence[Floats]
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Share of images distinguishable from their transform by mask or image, and the chance of that in two trials."""
-    best = {
-        name: max((distinguishable_share(maps, transform) for maps in (class_maps, image_maps)), key=lambda it: it[0])
-        for name, transform in TRANSFORMS.items()
-    }
-    return {name: share for name, (share, _) in best.items()}, {
-        name: min(1.0, 2 * probability) for name, (_, probability) in best.items()
-    }
+    shares, chances = {}, {}
+    for name, transform in TRANSFORMS.items():
+        trials = [distinguishable_share(maps, transform) for maps in (class_maps, image_maps)]
+        shares[name], probability = max(trials, key=lambda trial: trial[0])
+        chances[name] = min(1.0, 2 * probability)
+    return shares, chances
 
 
 def distinguishable_share(maps: Sequence[Floats], transform: Callable[[Floats], Floats]) -> tuple[float, float]:
@@ -196,10 +188,11 @@ def distinguishable_share(maps: Sequence[Floats], transform: Callable[[Floats], 
         turned.append(transform(turned[-1] * scale) / scale)
     # turns, images, values
     differences = np.stack([(now - later).reshape(len(maps), -1) for now, later in pairwise(turned)])
-    rng = np.random.default_rng(0)
-    every, shares = np.arange(len(maps)), []
-    at_random = (rng.integers(0, NUM_TURNS, len(maps)) for _ in range(NUM_SHUFFLES))
-    for turns in (0 * every, *at_random):  # as they are first
+    rng, every, shares = np.random.default_rng(0), np.arange(len(maps)), []
+    for turns in (
+        0 * every,
+        *(rng.integers(0, NUM_TURNS, len(maps)) for _ in range(NUM_SHUFFLES)),
+    ):  # first as they are
         shown = differences[turns, every]
         agreement = (shown * (shown.sum(axis=0) - shown)).sum(axis=1)
         shares.append(float(np.mean(np.where(agreement == 0, 0.5, agreement > 0))))

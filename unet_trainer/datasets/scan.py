@@ -237,14 +237,16 @@ def scan_pairs(
                 if isinstance(outcome, Crash) and outcome.is_timeout:
                     reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
                     raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
-                if isinstance(outcome, str):  # the next ones would take as long
-                    raise DataError(f"{pair.shown_image}: {outcome}")
+                if isinstance(outcome, DataError):  # the next ones would take as long
+                    raise outcome
                 if isinstance(outcome, Crash):  # a child process for each file finds the one that crashes the decoder
                     outcome = {}
                     for kind in kinds:
                         ((_, alone),) = forked_map(scan_pair, [(pair, [kind])], 1)
-                        crashed = f"decoding it crashed ({alone.reason})" if isinstance(alone, Crash) else alone
-                        outcome[kind] = alone[kind] if isinstance(alone, dict) else crashed
+                        if isinstance(alone, DataError):
+                            raise alone
+                        found = alone if isinstance(alone, Crash) else alone[kind]
+                        outcome[kind] = f"decoding it crashed ({found.reason})" if isinstance(found, Crash) else found
                 for kind, found in outcome.items():
                     path = getattr(pair, kind)
                     facts[kind, path] = cache.add(kind, path, found, stamps[path])
@@ -254,8 +256,8 @@ def scan_pairs(
     return [PairFacts(facts["image", pair.image], facts["mask", pair.mask]) for pair in pairs]
 
 
-def _scan_pair(task: Task, read_stderr: ReadStderr, nodata: float | str) -> dict[str, Any] | str:
-    """The facts of the files, or why one cannot be used. A text: why a remote shard cannot be read."""
+def _scan_pair(task: Task, read_stderr: ReadStderr, nodata: float | str) -> dict[str, Any] | DataError:
+    """The facts of each file, or why it cannot be used; the error of a remote shard that cannot be read."""
     pair, kinds = task
     found: dict[str, Any] = {}
     for kind in kinds:
@@ -264,7 +266,7 @@ def _scan_pair(task: Task, read_stderr: ReadStderr, nodata: float | str) -> dict
         except ReadError as error:
             source = getattr(pair, kind)
             if isinstance(error, ShardError) and isinstance(source, StoredFile) and source.store.is_remote:
-                return str(error)
+                return DataError(f"{pair.shown_image}: {error}")
             found[kind] = str(error)
         except MemoryError:
             found[kind] = NO_MEMORY
@@ -511,10 +513,8 @@ def brightness_share(images: Sequence[ImageFacts], channels: int) -> float:
 def _moments(images: Sequence[ImageFacts], channels: int) -> tuple[Any, Any, Any, Any]:
     """Of each channel, over all values that are data: the mean, the variance within images and that between their
     means, and whether there is any. A constant has a tiny one from rounding."""
-    means, stds, missing = (
-        np.array([np.broadcast_to(values, channels) for values in columns])
-        for columns in zip(*((image.mean, image.std, image.missing or 0) for image in images), strict=True)
-    )
+    columns = zip(*((image.mean, image.std, image.missing or 0) for image in images), strict=True)
+    means, stds, missing = (np.array([np.broadcast_to(its, channels) for its in column]) for column in columns)
     weights = np.array([[image.height * image.width] for image in images], np.float64) - missing
     weights /= np.maximum(1, weights.sum(axis=0))
     mean = (weights * means).sum(axis=0)

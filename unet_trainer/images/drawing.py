@@ -132,18 +132,14 @@ def error_sheet(
     width = max(panels[0].shape[1] for panels in rows)
     header = _beside([_text([(name, None)], width) for name in PANELS])
     panels = _below([_beside([_widened(panel, width) for panel in panels]) for panels in rows], gap=GAP)
-    kinds = {ErrorKind.WRONG: "wrong"}
+    kinds = {"wrong": ErrorKind.WRONG}
     if is_binary:
-        name = id_names[1]
-        kinds = {
-            ErrorKind.FOUND: f"{name}, found",
-            ErrorKind.MISSED: f"{name}, missed",
-            ErrorKind.FALSE: f"{name}, falsely found",
-        }
+        of_class = {"found": ErrorKind.FOUND, "missed": ErrorKind.MISSED, "falsely found": ErrorKind.FALSE}
+        kinds = {f"{id_names[1]}, {what}": kind for what, kind in of_class.items()}
     width = header.shape[1]
     titles = [_text([(title, None)], width)] if title else []
     classes = legend([truth for _, truth, _ in samples], id_names, has_background, width)
-    meanings = _text([("errors:", None), *((text, ERROR_COLOURS[kind]) for kind, text in kinds.items())], width)
+    meanings = _text([("errors:", None), *((text, ERROR_COLOURS[kind]) for text, kind in kinds.items())], width)
     whole = _below([*titles, header, panels, classes, meanings])
     return np.pad(whole, ((GAP, GAP), (GAP, GAP), (0, 0)), constant_values=PAPER)
 

@@ -21,6 +21,7 @@ IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
 IMAGENET_STD = (58.395, 57.12, 57.375)
 MISSING = 1e30  # larger numbers of floats mark values without data, as NaN does
 LARGE_PIXELS = 2**25  # images of more pixels are not decoded ahead, and are read by blocks where their format allows it
+HEADER_BYTES = 2**16  # that tell the size of most images
 ROWS_AT_ONCE = 256  # that are averaged at a time
 DEPTH_NAMES = {"uint8": "8-bit", "uint16": "16-bit", "int16": "signed 16-bit", "float": "float"}
 
@@ -206,10 +207,12 @@ def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: S
 
 def _num_pixels(path: Path, file: BinaryIO) -> int:
     """From the header; 0 where it does not say, and decoding will tell why."""
-    start = file.read(8)
+    start = file.read(HEADER_BYTES)
     if start.startswith(NPY_START):
         array = map_npy(path)
         return array.shape[0] * array.shape[1] if isinstance(array, np.memmap) else 0
-    is_tiff = start.startswith(TIFF_STARTS)
-    height, width = TiffImage(file).stored_size if is_tiff else headers.picture_size(file) or (0, 0)
+    if start.startswith(TIFF_STARTS):
+        height, width = TiffImage(file).stored_size
+    else:
+        height, width = headers.stored_size(start) or headers.picture_size(file) or (0, 0)
     return height * width

@@ -201,8 +201,8 @@ class TiffImage:
 
     def _block(self, page: Any, index: int) -> Pixels:
         """H,W,C of one tile or strip, cut to the image. An empty one, of a sparse file, has no data."""
-        num_bytes = int(page.databytecounts[index])
-        data = self._bytes(int(page.dataoffsets[index]), num_bytes) if num_bytes else None
+        offset, num_bytes = int(page.dataoffsets[index]), int(page.databytecounts[index])
+        data = self._bytes(offset, num_bytes) if num_bytes else None
         (_, _, top, left, _), (_, height, width, channels) = self.first.decode(None, index)[1:]
         if data is not None and height * width > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
             raise ReadError(f"a block of {width}×{height} pixels in {num_bytes} bytes: a decompression bomb")
