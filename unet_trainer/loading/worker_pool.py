@@ -1,18 +1,11 @@
 """A pool of workers that fill batches in memory shared with the training process: forked processes on Linux, threads
 elsewhere; and the copy of batches to the GPU.
 
-The life of a batch:
-
-    planned    its key is in `planned`
-    assigned   it has a shared buffer and is in `pending`; its pieces are tasks of the workers
-    filled     no piece is missing any more
-    taken      `epoch` has handed it to the training loop, which reads it from the buffer
-    copied     on CUDA: the copy to the GPU has ended (`copying` holds buffers until then)
-    free       the buffer is in `free`, for the next batch
-
-The training process plans ahead, past the end of an epoch and through validation, so that the workers never run dry. A
-batch with a piece that a worker failed to fill is read again by the loader, in the training process: if it fails there
-too, that error ends the run with its real reason; if not, the pieces are counted in `num_failed`, which is reported.
+A batch is planned, then pending: it has a buffer, and its pieces are tasks of the workers. `epoch` hands it to the
+training loop, which reads it from the buffer; the buffer is free again once the copy to the GPU has ended. Plans reach
+past the end of an epoch and through validation, so that the workers never run dry. A batch with a piece that a worker
+failed to fill is read again by the loader: if it fails there too, that error ends the run with its real reason; if not,
+the pieces are counted in `num_failed`, which is reported.
 """
 
 import contextlib

@@ -1,8 +1,6 @@
-"""Imagenet weights of an encoder: from this machine, or fetched within a time limit, or none, with the reason.
-
-Nothing here raises or hangs because of a network, a disk or a cache: what is on this machine is loaded without asking
-the network, and a download runs in a process, `python pretrained.py FILES`, which is ended at the time limit and, to
-start quickly, imports neither torch nor what builds networks.
+"""Imagenet weights of an encoder: from this machine, or fetched within a time limit, or none, with the reason. Nothing
+here raises or hangs because of a network, a disk or a cache. The process that downloads, `python pretrained.py FILES`,
+imports neither torch nor what builds networks.
 """
 
 import contextlib

@@ -1,7 +1,5 @@
 """Locks of files, which the system releases when the process ends: one run at a time trains in a folder (FolderLock),
-and what no process uses may be deleted (lock_file, is_in_use, draft_folder).
-
-filelock's lock of an open file is used, not its FileLock: that follows no folder that is renamed, and falls back to a
+and what no process uses may be deleted. filelock's FileLock follows no folder that is renamed, and may fall back to a
 file that a killed process leaves behind.
 """
 
