@@ -1,6 +1,5 @@
 """Networks by name, encoder weights from files and by name, and a frozen encoder."""
 
-
 import pytest
 import segmentation_models_pytorch as smp
 import torch

@@ -17,14 +17,7 @@ import pytest
 from helpers.killed_runs import is_running, wait_until
 from helpers.project import ROOT
 from unet_trainer.system import concurrency
-from unet_trainer.system.concurrency import (
-    MAX_MESSAGE,
-    Crash,
-    ReadTimeout,
-    call_with_timeout,
-    forked_map,
-    read_ahead,
-)
+from unet_trainer.system.concurrency import MAX_MESSAGE, Crash, ReadTimeout, call_with_timeout, forked_map, read_ahead
 
 LIMIT = 30
 needs_fork = pytest.mark.skipif(not concurrency.CAN_FORK, reason="processes are forked on Linux only")

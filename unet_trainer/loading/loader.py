@@ -137,9 +137,8 @@ def samples_of(dataset: SegmentationDataset, rank: int, world_size: int) -> NDAr
 
 
 def cut_boxes(key: tuple[int, int, int], num_images: int, size: tuple[int, int], share: float) -> torch.Tensor:
-    """CutMix, N,4 int64 of a batch: first and last + 1 of the rows, then of the columns, that each image takes from the
-    one before it. `key`: seed, epoch, batch, on which alone they depend. A share of the images has a rectangle, which
-    may be cut off by the border; the others 0, 0, 0, 0."""
+    """CutMix, N,4 int64: first and last + 1 of the rows, then of the columns, that each image takes from the one before
+    it; zeros for those beyond `share`. `key`: seed, epoch, batch. The border may cut rectangles off."""
     seed, epoch, batch = key
     drawn = np.random.default_rng([seed, CUTMIX_STREAM, epoch, batch]).random((4, num_images))
     sides = SMALLEST + (LARGEST - SMALLEST) * drawn[0]

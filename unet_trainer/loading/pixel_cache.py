@@ -1,7 +1,5 @@
-"""Decoded pairs kept for the run, in memory or in a file that is mapped into memory. All workers share them, without
-locks: a cache is filled before the first step and only read afterwards. A file is deleted by the process that made it,
-or, if that was killed, by the next run that makes one there.
-"""
+"""Decoded pairs kept for the run, in memory or in a mapped file: filled before the first step, then read by all workers
+without locks. A file is deleted by the process that made it, or, if that was killed, by the next run there."""
 
 import contextlib
 import math
@@ -89,9 +87,8 @@ def fill_cache(
     mask_sizes: Sequence[Size] | None = None,
     timeout: float | None = None,
 ) -> PixelCache:
-    """A cache of as many pairs as fit: in memory, or in the file `path`, which another process of this run may have
-    filled. `mask_sizes`: of each pair, where they differ from the images'. Raises NotWritable, and ReadTimeout if a
-    pair is not read in `timeout` seconds."""
+    """A cache of as many pairs as fit, in memory or in the file `path`, if no other process of the run has filled it.
+    `mask_sizes`: where they differ from the images'. Raises NotWritable, and ReadTimeout after `timeout` s a pair."""
     entries: list[CacheEntry] = []
     for shape, mask_size in zip(shapes, mask_sizes or [shape[:2] for shape in shapes], strict=True):
         entries.append(CacheEntry(_end(entries), shape, itemsize, mask_size))

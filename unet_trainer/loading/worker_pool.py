@@ -36,8 +36,7 @@ MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
 
 
 def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Copies to a GPU in a stream of their own, while the previous step computes: the compute stream waits, the host
-    does not. The source must not change."""
+    """Copies to a GPU while the previous step computes; the host does not wait, and the source must not change."""
     if device.type != "cuda":
         return tuple(tensor.to(device) for tensor in tensors)
     with torch.cuda.stream(copy_stream(device)):
@@ -177,9 +176,8 @@ class WorkerPool:
     def epoch(
         self, assembler: int, epoch: int, first: int, is_stopping: Callable[[], bool], timeout: float | None
     ) -> Generator[tuple[Pixels, Pixels, PendingBatch], None, None]:
-        """Images and masks of the batches of an epoch, which stay until the next ones are asked for, and the batch: not
-        all of it is there if pieces have failed. Drops other plans before the epoch, and all of them where it is left
-        early. Ends when the run is asked to stop while waiting. To be closed."""
+        """Images and masks of each batch of an epoch, valid until the next ones are asked for. Drops other plans before
+        the epoch, and all of them where it is left early. Ends if `is_stopping` while it waits. To be closed."""
         following = self.pending[0].key if self.pending else self.planned[0] if self.planned else None
         if following != (assembler, epoch, first):
             self.drop_plans()

@@ -47,8 +47,7 @@ NEED_FILE = f"a file ({', '.join(WEIGHT_FILES)})"
 
 
 def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.Module:
-    """The network with fresh decoder weights. Raises UserError for names that don't exist and weights that can't be
-    loaded."""
+    """The network with fresh decoder weights. Raises UserError for unknown names and weights that can't be loaded."""
     try:
         encoder_name(spec.encoder)
     except ValueError as error:
@@ -184,15 +183,16 @@ def read_tensors(path: Path, key: str) -> dict[str, torch.Tensor]:
         if isinstance(content, dict) and isinstance(content.get(inner), dict):
             content = content[inner]
     items = content.items() if isinstance(content, dict) else ()
-    tensors = {name: value for name, value in items if isinstance(name, str) and isinstance(value, torch.Tensor)}
-    tensors = {
-        name: value
-        for name, value in tensors.items()
-        if not value.is_quantized and value.layout == torch.strided and value.device.type == "cpu"
-    }
+    tensors = {name: value for name, value in items if isinstance(name, str) and _is_plain(value)}
     if not tensors:
         raise UserError(f"{key}: {path} holds no tensors by name")
     return tensors
+
+
+def _is_plain(value: object) -> bool:
+    if not isinstance(value, torch.Tensor) or value.is_quantized:
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu"
 
 
 def _encoder_tensor_name(name: str) -> str:

@@ -198,9 +198,9 @@ def forked_map(
     num_children: int,
     timeout: float | None = HANG_SECONDS,
 ) -> Generator[tuple[int, Outcome | Crash], None, None]:
-    """Calls the function in child processes; index and outcome of each item, as they are done. Native code that
-    crashes, or hangs for `timeout` seconds, costs one item. An exception in `function` is raised here, with its
-    traceback as text. Threads do the work where processes cannot be forked, without any of that."""
+    """Calls the function in child processes (threads, where none can be forked); index and outcome of each item, as
+    they are done. A crash or `timeout` seconds cost an item; an exception is raised here, with its traceback as text.
+    """
     if not can_fork():
         with ThreadPoolExecutor(max(1, num_children)) as threads:
             yield from enumerate(threads.map(lambda item: function(item, lambda: ""), items))
@@ -344,10 +344,9 @@ def read_ahead(
     max_items: int = 64,
     timeout: float | None = None,
 ) -> Generator[tuple[Item, Outcome], None, None]:
-    """Calls a function on items in threads; items and outcomes in order. To be closed if it is left early.
-
-    An exception is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call begins
-    while results of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more."""
+    """Calls a function on items in threads; items and outcomes in order. To be closed if it is left early. An exception
+    is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call begins while results
+    of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more."""
     room = threading.Condition()
     outcomes: dict[int, Future[Outcome]] = {}
     num_begun = num_taken = num_waiting_bytes = 0

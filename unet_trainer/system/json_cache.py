@@ -62,8 +62,7 @@ def from_plain(kind: type[Kind], content: Any) -> Kind:
 
 
 def pick(shape: Shape, content: Any) -> dict[str, Any]:
-    """The fields that are declared, where an object has them: others, and those that are null, are left out. Raises
-    ValueError."""
+    """The declared fields that an object has, without those that are null. Raises ValueError."""
     picked: dict[str, Any] = {}
     for name, declared in shape.items():
         if (value := as_object(content).get(name)) is None:
