@@ -78,12 +78,6 @@ def test_class_weights_multiply_pixels_of_cross_entropy_and_classes_of_dice():
     assert loss_of("dice", *THREE, 3, weights).item() == pytest.approx(overlap, rel=1e-5)
 
 
-def test_the_class_weight_of_one_class_is_the_weight_of_foreground_pixels():
-    expected = -(3 * math.log(0.9) + math.log(0.8) + 3 * math.log(0.6) + math.log(0.9)) / (3 + 1 + 3 + 1)
-    assert loss_of("bce", *ONE, 1, [3.0]).item() == pytest.approx(expected, rel=1e-5)
-    assert torch.equal(loss_of("dice", *ONE, 1, [3.0]), loss_of("dice", *ONE))
-
-
 @pytest.mark.parametrize("weights", [None, [0.5, 2.0, 3.0]])
 def test_cross_entropy_equals_torchs_with_weights_and_ignored_pixels(weights):
     logits, masks = random_case(3)
