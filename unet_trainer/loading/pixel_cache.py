@@ -108,7 +108,10 @@ def fill_cache(
             return PixelCache([entry for entry in entries if entry.end <= len(content)], content)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _delete_left_over(path.parent)
+            for left in path.parent.glob(f"*{SUFFIX}"):  # of killed runs
+                with contextlib.suppress(OSError):
+                    if is_in_use(left) is False:
+                        left.unlink()
         free = limit or (free_host_memory() if path is None else free_disk(path.parent))
         entries = [entry for entry in entries if entry.end <= MAX_SHARE * free]
         num_bytes = _end(entries)
@@ -140,11 +143,3 @@ def _delete(path: Path, process: int) -> None:
     if os.getpid() == process:  # not a worker that was forked from it
         with contextlib.suppress(OSError):
             path.unlink()
-
-
-def _delete_left_over(folder: Path) -> None:
-    """Deletes the files of killed runs."""
-    for file in folder.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(OSError):
-            if is_in_use(file) is False:
-                file.unlink()

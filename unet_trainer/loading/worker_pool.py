@@ -70,8 +70,7 @@ class WorkerError(RuntimeError):
 
 
 TASK = struct.Struct("7q")  # batch id, assembler, epoch, batch, buffer, and of the piece: first position, last + 1
-# Batch id, whether the piece is filled, seconds of reading and of augmenting, and why it is not filled: empty if the
-# batch is not wanted any more.
+# batch id, whether the piece is filled, seconds of reading and of augmenting, why it is not filled (if it is wanted)
 RESULT = struct.Struct("2q2d200s")
 
 
