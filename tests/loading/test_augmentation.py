@@ -116,11 +116,6 @@ def test_a_list_sees_the_range_that_occurs_as_0_to_1():
     assert mask.tolist() == [[0, 0], [0, 0]]
 
 
-@pytest.mark.parametrize(("wrong", "meant"), [("HorizontalFlp", "HorizontalFlip"), ("Oneof", "OneOf")])
-def test_the_message_about_a_misspelt_name_names_the_nearest(wrong, meant):
-    assert refusal(wrong) == f"augmentation: unknown transform {wrong!r}; did you mean {meant}?"
-
-
 @pytest.mark.parametrize(
     "entry", [3, None, {"HorizontalFlip": 0.5}, {"HorizontalFlip": None, "VerticalFlip": None}, ["Transpose"]]
 )

@@ -116,12 +116,8 @@ def times(**changes):
     return EpochTimes(**{"images_per_second": 400.0, "data_wait": 0.5, **seconds, "num_workers": 4, **changes})
 
 
-def test_a_short_wait_needs_no_advice():
-    assert advise(times(data_wait=0.10), 16, "none", on_cpu=False) is None
-    assert advise(times(data_wait=0.11), 16, "none", on_cpu=False) is not None
-
-
 def test_the_setting_with_the_largest_gain_is_named_with_the_rate_it_gives():
+    assert advise(times(data_wait=0.10), 16, "none", on_cpu=False) is None  # so short a wait needs none
     # 15 workers: 15 / 8 ms = 1875 images/s; a cache: 4 / 2 ms = 2000; the model takes 800
     assert advise(times(), 16, "none", on_cpu=False) == (
         "the model waits for data in 50% of the time (reading 6.0 ms and augmenting 2.0 ms an image, 4 workers); "

@@ -115,18 +115,3 @@ def test_files_of_killed_runs_are_deleted_but_not_those_in_use(tmp_path):
     last, _ = build(tmp_path / "last.pixels")
     assert {path.name for path in tmp_path.iterdir()} == {"mine.pixels", "last.pixels", "other.txt", "link.pixels"}
     assert len(mine) == len(last) == 4
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_a_forked_worker_reads_the_pixels_and_deletes_no_file(path):
-    cache, _ = build(path)
-
-    def read(index):
-        pair = cache.pair(index)
-        os._exit(0 if all(map(np.array_equal, pair, pixels(index))) else 1)
-
-    process = multiprocessing.get_context("fork").Process(target=read, args=(3,))
-    process.start()
-    process.join(60)
-    assert process.exitcode == 0
-    assert path is None or path.exists()

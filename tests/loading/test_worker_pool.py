@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -88,26 +89,14 @@ def test_a_batch_stays_as_it_is_until_the_next_one_is_asked_for(tiny_data, monke
         assert torch.equal(batch.masks, own.masks)
 
 
-class CopyEvent:
-    """A CUDA event whose copy is done when the test says so."""
-
-    def __init__(self):
-        self.is_done = self.was_waited_for = False
-
-    def record(self, stream):
-        assert stream == "copy stream"
-
-    def query(self):
-        return self.is_done
-
-    def synchronize(self):
-        self.was_waited_for = not self.is_done
-        self.is_done = True
-
-
 def test_a_buffer_is_filled_again_only_after_it_was_copied_to_the_gpu(tiny_data, monkeypatch):
     copies, pinned = [], []
-    monkeypatch.setattr(torch.cuda, "Event", lambda: copies.append(CopyEvent()) or copies[-1])
+
+    def event():
+        copies.append(mock.Mock(query=mock.Mock(return_value=False)))
+        return copies[-1]
+
+    monkeypatch.setattr(torch.cuda, "Event", event)
     monkeypatch.setattr(worker_pool, "copy_stream", lambda device: "copy stream")
     monkeypatch.setattr(worker_pool, "pin", lambda memory: pinned.append(memory.nbytes))
     monkeypatch.setattr(worker_pool, "MAX_BUFFER_BYTES", 0)
@@ -118,10 +107,10 @@ def test_a_buffer_is_filled_again_only_after_it_was_copied_to_the_gpu(tiny_data,
     assert pinned == [loader.pool.buffers.memory.nbytes]
     assert len(loader.pool.pending) == 0  # three buffers are being copied, the training loop has the fourth
     next(batches)  # nothing is left to do but to wait for the first copy
-    assert [copy.was_waited_for for copy in copies] == [True, False, False, False]
-    copies[1].is_done = True
+    copies[1].query.return_value = True
     next(batches)
-    assert [copy.was_waited_for for copy in copies] == [True, False, False, False, False]
+    assert [copy.synchronize.called for copy in copies] == [True, True, False, False, False]
+    copies[0].record.assert_called_once_with("copy stream")
     batches.close()
 
 

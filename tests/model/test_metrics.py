@@ -41,12 +41,10 @@ def test_a_class_that_is_not_in_the_truth_has_no_score_and_its_stray_pixels_cost
     assert found.dice == pytest.approx((6 / (8 + num_stray) + 6 / 8) / 2)
 
 
-@pytest.mark.parametrize("num_false", [0, 3])
-def test_the_mean_is_nan_when_no_class_is_in_the_truth(num_false):
-    found = compute_scores(torch.tensor([[16, num_false], [0, 0]]), num_classes=1)
+def test_the_mean_is_nan_when_no_class_is_in_the_truth():
+    found = compute_scores(torch.tensor([[16, 3], [0, 0]]), num_classes=1)
     assert found.per_class_iou == [None]
-    assert math.isnan(found.iou)
-    assert math.isnan(found.dice)
+    assert all(map(math.isnan, (found.iou, found.dice)))
 
 
 @pytest.mark.parametrize("num_classes", [1, 2, 5, 254])

@@ -1,8 +1,5 @@
 """Networks by name, encoder weights from files and by name, and a frozen encoder."""
 
-import pickle
-from pathlib import Path
-
 import pytest
 import segmentation_models_pytorch as smp
 import torch
@@ -10,9 +7,8 @@ from huggingface_hub import constants
 from safetensors.torch import save_file
 
 from helpers import hub
-from helpers.hostile import Call
 from helpers.steps import make_spec
-from unet_trainer.config.errors import ConfigError, UserError
+from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.model.network import build_network, load_encoder_weights, set_training_mode
 
@@ -126,21 +122,6 @@ def test_weights_that_do_not_fit_are_refused_by_name_and_leave_the_encoder_as_it
     assert_same_encoder(encoder, before)
 
 
-@pytest.mark.parametrize(
-    ("extension", "content"),
-    [(".pt", b""), (".pt", b"\x80\x02u."), (".safetensors", b"hello, world\n"), (".pth", None)],
-    ids=["empty", "no pickle", "no safetensors", "hostile"],
-)
-def test_a_file_that_holds_no_weights_is_refused_and_runs_nothing(tmp_path, encoder, extension, content):
-    """tests/training/test_initial_model.py has more of them: the same function reads them."""
-    canary, path = tmp_path / "canary", tmp_path / f"weights{extension}"
-    path.write_bytes(pickle.dumps(Call(Path.touch, canary), protocol=2) if content is None else content)
-    message = refusal(load_encoder_weights, encoder, path)
-    assert message.startswith(f"encoder_weights: {path} is no file of plain tensors (")
-    assert "likely succeed" not in message
-    assert not canary.exists()
-
-
 def test_a_failed_download_is_one_line_with_both_ways_out(monkeypatch, tmp_path):
     hub.isolate(monkeypatch, tmp_path)
     monkeypatch.setattr(constants, "ENDPOINT", hub.refusing_address())
@@ -156,6 +137,8 @@ def test_a_misspelt_name_of_weights_is_refused_and_not_taken_for_imagenet(monkey
         "Available options are: ['imagenet', 'ssl', 'swsl']"
     )
     monkeypatch.setattr(smp, "create_model", lambda *_, **__: pytest.fail("asked for weights"))
+    expected = "encoder_weights: got 'imagenet'; small_resnet has no trained ones: need null or a file"
+    assert refusal(build, encoder="small_resnet", encoder_weights="imagenet").startswith(expected)
     assert refusal(build, encoder_weights="imagnet") == (
         "encoder_weights: got 'imagnet'; need imagenet, null or a file (.pt, .pth, .safetensors)"
     )
@@ -172,8 +155,3 @@ def test_a_frozen_encoder_has_no_gradients_and_keeps_weights_and_statistics():
     assert_same_encoder(network.encoder, encoder)
     for name in ("blocks.0.conv1.1.running_mean", "blocks.0.conv1.0.weight"):
         assert not torch.equal(network.decoder.state_dict()[name], decoder[name])
-
-
-def test_weights_by_name_are_refused_for_the_small_residual_network():
-    with pytest.raises(ConfigError, match="small_resnet has no trained ones: need null or a file"):
-        build_network(make_spec(encoder="small_resnet"), "imagenet")

@@ -46,20 +46,6 @@ def test_a_spec_is_the_same_after_it_was_saved_and_loaded(name):
     assert SegmenterSpec.from_dict(torch.load(file, weights_only=True)) == SPECS[name]
 
 
-def test_a_spec_without_one_of_its_values_is_an_error():
-    # Models of earlier versions have none; of the decoder's channels, None: those of the architecture.
-    optional = {"decoder_attention": "none", "normalize": "dataset"}
-    optional |= dict.fromkeys(["class_shares", "tile", "source_sides", "decoder_channels"])
-    for name in SPECS["one class"].to_dict():
-        content = SPECS["one class"].to_dict()
-        del content[name]
-        if name in optional:
-            assert getattr(SegmenterSpec.from_dict(content), name) == optional[name]
-            continue
-        with pytest.raises((KeyError, TypeError), match=name):
-            SegmenterSpec.from_dict(content)
-
-
 @pytest.mark.parametrize(
     ("path", "value", "named"),
     [

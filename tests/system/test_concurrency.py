@@ -17,14 +17,7 @@ import pytest
 from helpers.killed_runs import is_running, wait_until
 from helpers.project import ROOT
 from unet_trainer.system import concurrency
-from unet_trainer.system.concurrency import (
-    MAX_MESSAGE,
-    Crash,
-    ReadTimeout,
-    call_with_timeout,
-    forked_map,
-    read_ahead,
-)
+from unet_trainer.system.concurrency import MAX_MESSAGE, Crash, ReadTimeout, call_with_timeout, forked_map, read_ahead
 
 LIMIT = 30
 needs_fork = pytest.mark.skipif(not concurrency.CAN_FORK, reason="processes are forked on Linux only")
@@ -43,9 +36,6 @@ def never():
     over = threading.Event()
     yield over.wait
     over.set()
-
-
-# forked_map
 
 
 @needs_fork
@@ -154,16 +144,10 @@ def test_threads_do_the_work_where_processes_cannot_be_forked(monkeypatch):
         list(forked_map(lambda item, read_stderr: 1 // item, [1, 0], 2))
 
 
-# call_with_timeout
-
-
 @pytest.mark.parametrize(("timeout", "is_stopping"), [(0.2, False), (None, True)], ids=["time limit", "signal"])
 def test_a_call_that_hangs_is_given_up(timeout, is_stopping, never):
     with pytest.raises(ReadTimeout):
         call_with_timeout(never, timeout, lambda: is_stopping, stop_seconds=0.1)
-
-
-# read_ahead
 
 
 def test_outcomes_come_in_the_order_of_the_items_and_an_exception_at_its_turn():
@@ -190,10 +174,3 @@ def test_several_threads_call_and_one_that_hangs_is_given_up(never):
     assert [item for item, _ in read_ahead(lambda item: barrier.wait(LIMIT), range(6), 3)] == list(range(6))
     with pytest.raises(ReadTimeout):
         list(read_ahead(lambda item: never(), range(4), 2, timeout=0.1))
-
-
-# BackgroundWriter
-
-
-def fail_to_write():
-    raise OSError(28, "No space left on device")

@@ -20,14 +20,7 @@ from unet_trainer.system.console import (
     silent_console,
 )
 
-ROW = {
-    "epoch": 3,
-    "train_loss": 0.23449,
-    "val_loss": 0.25671,
-    "train_iou": 0.65432,
-    "val_iou": 0.62341,
-    "val_dice": 0.7,
-}
+ROW = {"epoch": 3, "train_loss": 0.23449, "val_loss": 0.25671, "train_iou": 0.65432, "val_iou": 0.62341}
 ROW |= {"learning_rate": 0.00025, "seconds": 45.25, "images_per_second": 87.6, "data_wait": 0.034}
 ROW |= {"skipped_steps": 0, "nan_steps": 0, "peak_memory_gib": 3.14}
 SKIPPED = {**ROW, "skipped_steps": 3, "nan_steps": 1}
@@ -140,13 +133,8 @@ def test_messages_are_labelled_and_passed_on_with_their_kind(capsys):
     console.fact("", "of two kinds")
     console.note("bfloat16 on a CPU")
     console.warn("the GPU waits")
-    lines = [
-        "  Data:       10 pairs",
-        "              of two kinds",
-        "Note: bfloat16 on a CPU",
-        "Warning: the GPU waits",
-    ]
-    assert stream.getvalue().splitlines() == lines
+    lines = "  Data:       10 pairs\n              of two kinds\nNote: bfloat16 on a CPU\nWarning: the GPU waits\n"
+    assert stream.getvalue() == lines
     assert heard == [("note", "bfloat16 on a CPU"), ("warning", "the GPU waits")]
     show_error("caf\udce9.png is empty")
     assert capsys.readouterr() == ("", "Error: caf\\xe9.png is empty\n")
@@ -195,11 +183,8 @@ def test_the_log_has_the_same_lines_wherever_they_are_shown_and_goes_on_when_a_r
         assert "Error" not in stream.getvalue()
     lines = log.read_text(encoding="utf-8").splitlines()
     assert lines[:3] == lines[3:]
-    assert (lines[0], lines[1][:23], lines[2]) == (
-        "before there is a log",
-        "Epoch 3/100  train loss",
-        "Error: out of memory",
-    )
+    expected = ("before there is a log", "Epoch 3/100  train loss", "Error: out of memory")
+    assert (lines[0], lines[1][:23], lines[2]) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
-"""Augmentation pipelines, by name or as a list from the config. The one module that imports albumentations.
-
-Each sample gets random states derived from its own key: in 2.0.8 a Compose with a seed correlates its transforms
-completely, and forked workers repeat each other.
-"""
+"""Augmentation pipelines, by name or as a list. The one module that imports albumentations. Each sample gets random
+states of its own key: a Compose with a seed (2.0.8) correlates its transforms, and forked workers repeat each other."""
 
 import contextlib
 import os
@@ -66,11 +63,8 @@ class Augmentation:
 
 def build_augmentation(spec: str | Sequence[Any], size: tuple[int, int], image_spec: ImageSpec) -> Augmentation | None:
     """The pipeline that `augmentation` names or lists, for images of this height and width; None for none. Raises
-    ConfigError with every problem.
-
-    albumentations clips images other than uint8 to 0 to 1. So a named pipeline keeps them in their own units and varies
-    them by their standard deviation; a list sees the range that occurs as 0 to 1.
-    """
+    ConfigError with every problem. albumentations clips other than uint8 images to 0 to 1: a named pipeline keeps them
+    in their units and varies them by their standard deviation; a list sees the range that occurs as 0 to 1."""
     if spec == "none" or len(spec) == 0:
         return None
     problems: list[str] = []

@@ -182,9 +182,7 @@ class SegmentationDataset:
 @dataclass(eq=False)
 class EpochBatches:
     """The batches of every epoch as lists of (epoch, index). `num_parts` epochs share one pass over the samples.
-
-    Shuffled: the order is that of the seed, a step takes the next batch_size × world_size samples of it, and each
-    process its slice of them."""
+    Shuffled: a step takes the next batch_size × world_size samples in the seed's order, each process its slice."""
 
     samples: NDArray[np.int64]  # shuffled: those of all processes; else those of this one, in order
     batch_size: int

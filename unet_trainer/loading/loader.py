@@ -18,6 +18,7 @@ from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 from unet_trainer.system.launch import Launch
 
 Outcome = TypeVar("Outcome")
+IsStopping = Callable[[], bool]
 
 STOP_SECONDS = 30.0  # for what is still read after a signal, to finish an accumulation group
 CUTMIX_STREAM = 5  # part of the seed: independent of the random numbers of order, augmentation and crops
@@ -26,12 +27,14 @@ MAX_WAIT = 0.10  # share of an epoch up to which there is no advice
 MIN_GAIN = 1.05  # a setting that gains less is not named
 
 
-class Loader:
-    """Batches of a dataset. With a worker pool, a batch's memory is valid until the next one is asked for.
+def never() -> bool:
+    return False
 
-    `timeout`: seconds without a batch after which reading hangs; None: never. `cutmix`: share of the images that get a
-    piece of another. `launch`: this process reads its share of the samples, without it all of them.
-    """
+
+class Loader:
+    """Batches of a dataset. With a worker pool, a batch's memory is valid until the next one is asked for. `timeout`:
+    seconds without a batch after which reading hangs; None: never. `cutmix`: share of the images that get a piece of
+    another. `launch`: this process reads its share of the samples, without it all of them."""
 
     def __init__(
         self,
@@ -63,9 +66,7 @@ class Loader:
         if self.pool is not None:
             self.pool.plan(self.number, epoch, first_batch)
 
-    def epoch(
-        self, epoch: int, first_batch: int = 0, is_stopping: Callable[[], bool] = lambda: False
-    ) -> Generator[Batch, None, None]:
+    def epoch(self, epoch: int, first_batch: int = 0, is_stopping: IsStopping = never) -> Generator[Batch, None, None]:
         """The batches from `first_batch` on. Ends early when `is_stopping` while it waits."""
         if self.pool is None:
             for batch in range(first_batch, len(self)):
@@ -81,18 +82,14 @@ class Loader:
         with contextlib.closing(self.pool.epoch(self.number, epoch, first_batch, is_stopping, self.timeout)) as filled:
             for batch, (images, masks, pending) in enumerate(filled, first_batch):
                 if pending.num_failed:
-                    own = self.read(epoch, batch, is_stopping)  # what this process meets is the real reason
+                    again = self.read(epoch, batch, is_stopping)
                     self.pool.num_failed += pending.num_failed
-                    yield own
+                    yield again
                 else:
                     yield self._batch(images, masks, epoch, batch, pending.read_seconds, pending.augment_seconds)
 
     def read(
-        self,
-        epoch: int,
-        batch: int,
-        is_stopping: Callable[[], bool] = lambda: False,
-        stop_seconds: float = STOP_SECONDS,
+        self, epoch: int, batch: int, is_stopping: IsStopping = never, stop_seconds: float = STOP_SECONDS
     ) -> Batch:
         """One batch, read in this process into memory of its own. Raises WorkerError after `timeout`, or `stop_seconds`
         after is_stopping."""
@@ -110,7 +107,7 @@ class Loader:
         self,
         function: Callable[[], Outcome],
         describe: Callable[[], object],
-        is_stopping: Callable[[], bool] = lambda: False,
+        is_stopping: IsStopping = never,
         stop_seconds: float = STOP_SECONDS,
     ) -> Outcome:
         try:
@@ -140,9 +137,8 @@ def samples_of(dataset: SegmentationDataset, rank: int, world_size: int) -> NDAr
 
 
 def cut_boxes(key: tuple[int, int, int], num_images: int, size: tuple[int, int], share: float) -> torch.Tensor:
-    """CutMix, N,4 int64 of a batch: first and last + 1 of the rows, then of the columns, that each image takes from the
-    one before it. `key`: seed, epoch, batch, on which alone they depend. A share of the images has a rectangle, which
-    may be cut off by the border; the others 0, 0, 0, 0."""
+    """CutMix, N,4 int64: first and last + 1 of the rows, then of the columns, that each image takes from the one before
+    it; zeros for those beyond `share`. `key`: seed, epoch, batch. The border may cut rectangles off."""
     seed, epoch, batch = key
     drawn = np.random.default_rng([seed, CUTMIX_STREAM, epoch, batch]).random((4, num_images))
     sides = SMALLEST + (LARGEST - SMALLEST) * drawn[0]

@@ -1,7 +1,5 @@
-"""Decoded pairs kept for the run, in memory or in a file that is mapped into memory. All workers share them, without
-locks: a cache is filled before the first step and only read afterwards. A file is deleted by the process that made it,
-or, if that was killed, by the next run that makes one there.
-"""
+"""Decoded pairs kept for the run, in memory or in a mapped file: filled before the first step, then read by all workers
+without locks. A file is deleted by the process that made it, or, if that was killed, by the next run there."""
 
 import contextlib
 import math
@@ -89,9 +87,8 @@ def fill_cache(
     mask_sizes: Sequence[Size] | None = None,
     timeout: float | None = None,
 ) -> PixelCache:
-    """A cache of as many pairs as fit: in memory, or in the file `path`, which another process of this run may have
-    filled. `mask_sizes`: of each pair, where they differ from the images'. Raises NotWritable, and ReadTimeout if a
-    pair is not read in `timeout` seconds."""
+    """A cache of as many pairs as fit, in memory or in the file `path`, if no other process of the run has filled it.
+    `mask_sizes`: where they differ from the images'. Raises NotWritable, and ReadTimeout after `timeout` s a pair."""
     entries: list[CacheEntry] = []
     for shape, mask_size in zip(shapes, mask_sizes or [shape[:2] for shape in shapes], strict=True):
         entries.append(CacheEntry(_end(entries), shape, itemsize, mask_size))
@@ -111,7 +108,10 @@ def fill_cache(
             return PixelCache([entry for entry in entries if entry.end <= len(content)], content)
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _delete_left_over(path.parent)
+            for left in path.parent.glob(f"*{SUFFIX}"):  # of killed runs
+                with contextlib.suppress(OSError):
+                    if is_in_use(left) is False:
+                        left.unlink()
         free = limit or (free_host_memory() if path is None else free_disk(path.parent))
         entries = [entry for entry in entries if entry.end <= MAX_SHARE * free]
         num_bytes = _end(entries)
@@ -143,11 +143,3 @@ def _delete(path: Path, process: int) -> None:
     if os.getpid() == process:  # not a worker that was forked from it
         with contextlib.suppress(OSError):
             path.unlink()
-
-
-def _delete_left_over(folder: Path) -> None:
-    """Deletes the files of killed runs."""
-    for file in folder.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(OSError):
-            if is_in_use(file) is False:
-                file.unlink()

@@ -1,18 +1,11 @@
 """A pool of workers that fill batches in memory shared with the training process: forked processes on Linux, threads
 elsewhere; and the copy of batches to the GPU.
 
-The life of a batch:
-
-    planned    its key is in `planned`
-    assigned   it has a shared buffer and is in `pending`; its pieces are tasks of the workers
-    filled     no piece is missing any more
-    taken      `epoch` has handed it to the training loop, which reads it from the buffer
-    copied     on CUDA: the copy to the GPU has ended (`copying` holds buffers until then)
-    free       the buffer is in `free`, for the next batch
-
-The training process plans ahead, past the end of an epoch and through validation, so that the workers never run dry. A
-batch with a piece that a worker failed to fill is read again by the loader, in the training process: if it fails there
-too, that error ends the run with its real reason; if not, the pieces are counted in `num_failed`, which is reported.
+A batch is planned, then pending: it has a buffer, and its pieces are tasks of the workers. `epoch` hands it to the
+training loop, which reads it from the buffer; the buffer is free again once the copy to the GPU has ended. Plans reach
+past the end of an epoch and through validation, so that the workers never run dry. A batch with a piece that a worker
+failed to fill is read again by the loader: if it fails there too, that error ends the run with its real reason; if not,
+the pieces are counted in `num_failed`, which is reported.
 """
 
 import contextlib
@@ -43,8 +36,7 @@ MAX_BUFFER_BYTES = 1 << 29  # of all buffers, unless MIN_BUFFERS need more
 
 
 def to_device(tensors: tuple[torch.Tensor, ...], device: torch.device) -> tuple[torch.Tensor, ...]:
-    """Copies to a GPU in a stream of their own, while the previous step computes: the compute stream waits, the host
-    does not. The source must not change."""
+    """Copies to a GPU while the previous step computes; the host does not wait, and the source must not change."""
     if device.type != "cuda":
         return tuple(tensor.to(device) for tensor in tensors)
     with torch.cuda.stream(copy_stream(device)):
@@ -78,8 +70,7 @@ class WorkerError(RuntimeError):
 
 
 TASK = struct.Struct("7q")  # batch id, assembler, epoch, batch, buffer, and of the piece: first position, last + 1
-# Batch id, whether the piece is filled, seconds of reading and of augmenting, and why it is not filled: empty if the
-# batch is not wanted any more.
+# batch id, whether the piece is filled, seconds of reading and of augmenting, why it is not filled (if it is wanted)
 RESULT = struct.Struct("2q2d200s")
 
 
@@ -184,9 +175,8 @@ class WorkerPool:
     def epoch(
         self, assembler: int, epoch: int, first: int, is_stopping: Callable[[], bool], timeout: float | None
     ) -> Generator[tuple[Pixels, Pixels, PendingBatch], None, None]:
-        """Images and masks of the batches of an epoch, which stay until the next ones are asked for, and the batch: not
-        all of it is there if pieces have failed. Drops other plans before the epoch, and all of them where it is left
-        early. Ends when the run is asked to stop while waiting. To be closed."""
+        """Images and masks of each batch of an epoch, valid until the next ones are asked for. Drops other plans before
+        the epoch, and all of them where it is left early. Ends if `is_stopping` while it waits. To be closed."""
         following = self.pending[0].key if self.pending else self.planned[0] if self.planned else None
         if following != (assembler, epoch, first):
             self.drop_plans()

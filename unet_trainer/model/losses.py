@@ -1,11 +1,10 @@
 """Losses by name and their weighted sum, in float32 and with shapes that do not depend on values.
 
-In segmentation-models-pytorch, Dice and Jaccard drop a class that is absent from the batch (a false positive on an
-empty mask costs nothing), BCE divides by ignored pixels too, and focal and Lovász index by mask, which no CUDA graph
-captures.
+Not smp's: its Dice and Jaccard drop a class that is absent from the batch (a false positive on an empty mask costs
+nothing), BCE divides by ignored pixels too, and focal and Lovász index by mask, which no CUDA graph captures.
 
-Each term is computed in two parts: sums over pixels, and the value of those sums. In training the sums are those of a
-batch; in validation those of the whole set, so that its loss does not depend on how the set is cut into batches.
+Each term has two parts, sums over pixels and the value of those sums: in training of a batch, in validation of the
+whole set, so that its loss does not depend on how the set is cut into batches.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -163,11 +162,9 @@ def custom_term(loss: CustomLoss) -> Term:
 
 
 def _lovasz(target: Target, images: slice) -> torch.Tensor:
-    """Lovász extension of IoU. Ignored pixels have error 0, sort last and add nothing.
-
-    The Jaccard loss 1 - missed / union grows with each pixel, from the largest error on, by 1 / union if it is true and
-    by missed / (union · (union - 1)) if not: a difference of two values near 1 would be lost to rounding.
-    """
+    """Lovász extension of IoU. Ignored pixels have error 0, sort last and add nothing. The Jaccard loss
+    1 - missed / union grows with each pixel, from the largest error on, by 1 / union if it is true and by missed /
+    (union · (union - 1)) if not: a difference of two values near 1 would be lost to rounding."""
     losses = []
     for class_id in range(target.first_class, target.logits.shape[1]):
         truth = (target.masks[images] == class_id).reshape(-1)
@@ -224,11 +221,9 @@ class WeightedLoss(torch.nn.Module):
     def forward(
         self, logits: torch.Tensor, masks: torch.Tensor, batch_masks: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """N,K,H,W float32 logits of every class id and N,H,W ids → scalar.
-
-        `batch_masks`: the images are part of a batch with these masks. The losses of its parts add up to that of the
-        batch: exactly for means over pixels, and for overlap losses as the mean of the parts' own.
-        """
+        """N,K,H,W float32 logits of every class id and N,H,W ids → scalar. `batch_masks`: the images are part of a
+        batch with these masks. The losses of its parts add up to that of the batch: exactly for means over pixels, and
+        for overlap losses as the mean of the parts' own."""
         target = self.target(logits, masks)
         values = {name: self.value(name, self.terms[name].sums(target)) for name in self.weights}
         if batch_masks is not None:

@@ -1,8 +1,5 @@
 """IoU and Dice of a whole dataset, from one confusion matrix that is summed on the device, at the size of the masks.
-
-The mean is over the classes that occur in the truth, the same ones in every epoch and run: a stray pixel of another
-class costs the class whose pixel it takes, and no more.
-"""
+The mean is over the classes in the truth: a stray pixel of another class costs the class whose pixel it takes."""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -34,21 +34,12 @@ SMALL_RESNET_OPTIONS = {
     "stem_type": "deep",
 }
 WRAPPERS = ("module.", "_orig_mod.", "encoder.", "model.")  # prefixes that other tools put before an encoder's names
-BAD_FILE = (
-    SafetensorError,
-    zipfile.BadZipFile,
-    pickle.UnpicklingError,
-    RuntimeError,
-    EOFError,
-    ValueError,
-    LookupError,
-)
+BAD_FILE = (SafetensorError, zipfile.BadZipFile, pickle.PickleError, RuntimeError, EOFError, ValueError, LookupError)
 NEED_FILE = f"a file ({', '.join(WEIGHT_FILES)})"
 
 
 def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.Module:
-    """The network with fresh decoder weights. Raises UserError for names that don't exist and weights that can't be
-    loaded."""
+    """The network with fresh decoder weights. Raises UserError for unknown names and weights that can't be loaded."""
     try:
         encoder_name(spec.encoder)
     except ValueError as error:
@@ -56,6 +47,7 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
     path = Path(encoder_weights or "")
     file = path if path.suffix in WEIGHT_FILES or path.is_file() else None
     named = None if file is not None else encoder_weights
+    got = f"encoder_weights: got {encoder_weights!r}"
     encoder, options = spec.encoder, dict[str, Any]()
     if spec.decoder_channels is not None:
         options["decoder_channels"] = spec.decoder_channels
@@ -63,13 +55,11 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
         options["decoder_attention_type"] = spec.decoder_attention
     if encoder == SMALL_RESNET:
         if named is not None:
-            raise ConfigError(
-                f"encoder_weights: got {named!r}; {encoder} has no trained ones: need null or {NEED_FILE}"
-            )
+            raise ConfigError(f"{got}; {encoder} has no trained ones: need null or {NEED_FILE}")
         encoder, options = "tu-resnet10t", options | SMALL_RESNET_OPTIONS
     is_timm = encoder.startswith("tu-")  # its weights are named in the encoder's name
     if is_timm and named not in (None, "imagenet"):
-        raise ConfigError(f"encoder_weights: got {named!r}; need imagenet, null or {NEED_FILE}")
+        raise ConfigError(f"{got}; need imagenet, null or {NEED_FILE}")
     files = [] if named is None else weight_files(encoder, named)
     if not all(weights.is_here() for weights in files) and (failure := fetch(files, DOWNLOAD_LIMIT)) is not None:
         raise UserError(
@@ -88,7 +78,7 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
                 f"({error}); delete it there, and it is downloaded again"
             ) from None
         if isinstance(error, KeyError):
-            message = f"encoder_weights: got {encoder_weights!r} for encoder: {spec.encoder}; {error.args[0]}"
+            message = f"{got} for encoder: {spec.encoder}; {error.args[0]}"
         elif isinstance(error, ValueError | NotImplementedError | RuntimeError | TypeError | AttributeError):
             message = f"architecture: {spec.architecture} does not go with encoder: {spec.encoder}; {error}"
         else:
@@ -184,15 +174,16 @@ def read_tensors(path: Path, key: str) -> dict[str, torch.Tensor]:
         if isinstance(content, dict) and isinstance(content.get(inner), dict):
             content = content[inner]
     items = content.items() if isinstance(content, dict) else ()
-    tensors = {name: value for name, value in items if isinstance(name, str) and isinstance(value, torch.Tensor)}
-    tensors = {
-        name: value
-        for name, value in tensors.items()
-        if not value.is_quantized and value.layout == torch.strided and value.device.type == "cpu"
-    }
+    tensors = {name: value for name, value in items if isinstance(name, str) and _is_plain(value)}
     if not tensors:
         raise UserError(f"{key}: {path} holds no tensors by name")
     return tensors
+
+
+def _is_plain(value: object) -> bool:
+    if not isinstance(value, torch.Tensor) or value.is_quantized:
+        return False
+    return value.layout == torch.strided and value.device.type == "cpu"
 
 
 def _encoder_tensor_name(name: str) -> str:

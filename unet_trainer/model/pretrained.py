@@ -1,8 +1,6 @@
-"""Imagenet weights of an encoder: from this machine, or fetched within a time limit, or none, with the reason.
-
-Nothing here raises or hangs because of a network, a disk or a cache: what is on this machine is loaded without asking
-the network, and a download runs in a process, `python pretrained.py FILES`, which is ended at the time limit and, to
-start quickly, imports neither torch nor what builds networks.
+"""Imagenet weights of an encoder: from this machine, or fetched within a time limit, or none, with the reason. Nothing
+here raises or hangs because of a network, a disk or a cache. The process that downloads, `python pretrained.py FILES`,
+imports neither torch nor what builds networks.
 """
 
 import contextlib
@@ -37,13 +35,10 @@ class HubFile:
     names: tuple[str, ...]
 
     def is_here(self) -> bool:
-        try:
-            cache, revision = constants.HF_HUB_CACHE, self.revision
-            return any(
-                isinstance(try_to_load_from_cache(self.repo_id, name, cache, revision), str) for name in self.names
-            )
-        except (OSError, ValueError):  # a cache that cannot be read, or whose refs are no text
-            return False
+        place = constants.HF_HUB_CACHE, self.revision
+        with contextlib.suppress(OSError, ValueError):  # a cache that cannot be read, or whose refs are no text
+            return any(isinstance(try_to_load_from_cache(self.repo_id, name, *place), str) for name in self.names)
+        return False
 
     def download(self) -> None:
         for name in self.names:
@@ -101,10 +96,9 @@ def _timm_files(name: str) -> list[HubFile]:
     """Empty for the few that lie on other servers: timm itself fetches them, where imagenet is asked for."""
     import timm
 
-    try:
+    source = None
+    with contextlib.suppress(RuntimeError):  # a tag that does not exist, which build_network refuses
         source = timm.get_pretrained_cfg(name)
-    except RuntimeError:  # a tag that does not exist, which build_network refuses
-        return []
     if source is None or not source.hf_hub_id:
         return []
     repo_id, _, revision = source.hf_hub_id.partition("@")

@@ -119,20 +119,17 @@ def _sync_folder(folder: Path) -> None:
             os.close(handle)
 
 
-def delete_drafts(folder: Path, names: Iterable[str], min_age: float = -math.inf) -> int:
-    """Deletes the drafts that killed writers of these names (* for any text) left behind; returns how many. `min_age`:
-    seconds since a file was written to, where other processes may be writing."""
-    patterns, count = list(names), 0
+def delete_drafts(folder: Path, names: Iterable[str], min_age: float = -math.inf) -> None:
+    """Deletes the drafts that killed writers of these names (* for any text) left behind. `min_age`: seconds since a
+    file was written to, where other processes may be writing."""
+    patterns = list(names)
     for path in folder.iterdir():
         draft = DRAFT.fullmatch(path.name)
-        if draft is None or not any(fnmatch.fnmatchcase(draft["name"], pattern) for pattern in patterns):
-            continue
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            status = path.lstat()
-            if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= min_age:
-                path.unlink()
-                count += 1
-    return count
+        if draft is not None and any(fnmatch.fnmatchcase(draft["name"], pattern) for pattern in patterns):
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                status = path.lstat()
+                if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= min_age:
+                    path.unlink()
 
 
 def make_own_folder(folder: Path) -> None:
@@ -159,10 +156,18 @@ CHECK_JSON = Kind("JSON of check", rb'\{\s*"ok": (true|false)')
 START_BYTES = 1024  # that a kind is recognised by
 
 
+@contextlib.contextmanager
+def _refusing(option: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise cannot(f"{option}: {path}", "be written", error, path) from None
+
+
 def check_replaceable(option: str, path: Path, kind: Kind | None) -> None:
     """Raises UserError where a file of another kind would be lost (None: any file), or where a link is. For a name that
     the user chose, final_path comes first."""
-    try:
+    with _refusing(option, path), contextlib.suppress(FileNotFoundError):
         if path.is_symlink():
             raise UserError(f"{option}: {path} is a link to {path.readlink()}; remove it, or choose another place")
         with open_file(path) as file:
@@ -170,37 +175,29 @@ def check_replaceable(option: str, path: Path, kind: Kind | None) -> None:
                 raise UserError(f"{option}: {path} exists; name another file, or remove it")
             if re.match(kind.start, file.read(START_BYTES), re.DOTALL) is None:
                 raise UserError(f"{option}: {path} is there and is no {kind.name}; choose another folder or name")
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise cannot(f"{option}: {path}", "be written", error, path) from None
 
 
 def check_output(option: str, path: Path, kind: Kind | None) -> None:
     """Before minutes are spent: raises UserError where `write_output` would, and where check_replaceable does."""
     if str(path) in STANDARD_OUTPUT:
         return
-    try:
+    with _refusing(option, path):
         if not (folder := final_path(path).parent).is_dir():
             raise UserError(f"{option}: there is no folder {folder}")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
         check_replaceable(option, final_path(path), kind)
-    except OSError as error:
-        raise cannot(f"{option}: {path}", "be written", error, path) from None
 
 
 def write_output(option: str, path: Path, text: str) -> None:
     """Writes a text where `option` (--json) says. Raises UserError, which names both."""
-    try:
+    with _refusing(option, path):
         if str(path) in STANDARD_OUTPUT:
             sys.stdout.flush()
             with os.fdopen(os.dup(1), "wb") as file:  # whatever the encoding of the terminal
                 file.write(text.encode("utf-8", "surrogateescape"))
         else:
             write_text_atomically(final_path(path), text)
-    except OSError as error:
-        raise cannot(f"{option}: {path}", "be written", error, path) from None
 
 
 def final_path(path: Path) -> Path:

@@ -49,41 +49,27 @@ def can_fork() -> bool:
     return CAN_FORK and not multiprocessing.current_process().daemon
 
 
-_waiting_signals: list[int] | None = None
-
-
-def is_waiting(number: int) -> bool:
-    """For a signal handler: whether it is called again when `signals_waiting` ends."""
-    if _waiting_signals is not None:
-        _waiting_signals.append(number)
-    return _waiting_signals is not None
-
-
 @contextlib.contextmanager
 def signals_waiting() -> Iterator[None]:
     """Delivers signals that come meanwhile at its end: what a handler raises during a fork is lost. To block them is
     not enough: they reach Python through other threads."""
-    global _waiting_signals
     received: list[int] = []
-    if threading.current_thread() is threading.main_thread():  # handlers run in that one
-        _waiting_signals = received
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    handlers: dict[int, Any] = {}
     try:
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
+            handlers[number] = signal.signal(number, lambda number, _: received.append(number))
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if _waiting_signals is received:
-            _waiting_signals = None
+        for number, handler in handlers.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python
         for number in received:
             signal.raise_signal(number)
 
 
 def start_process(function: Callable[..., object], *arguments: Any) -> BaseProcess:
     """Forks a process that ignores SIGINT, SIGTERM and SIGHUP, which go to a whole process group: this process handles
-    them and ends its children, and Linux kills them when it is killed itself.
-
-    OpenCV is set to one thread, which the child keeps: it would wait for ever for threads that do not survive a fork.
-    """
+    them and ends its children, and Linux kills them when it is killed itself. OpenCV is set to one thread, which the
+    child keeps: it would wait for ever for threads that do not survive a fork."""
     import cv2  # 0.1 s
 
     parent, num_threads = os.getpid(), cv2.getNumThreads()
@@ -95,7 +81,6 @@ def start_process(function: Callable[..., object], *arguments: Any) -> BaseProce
             os._exit(1)
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         function(*arguments)
 
     process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
@@ -213,9 +198,9 @@ def forked_map(
     num_children: int,
     timeout: float | None = HANG_SECONDS,
 ) -> Generator[tuple[int, Outcome | Crash], None, None]:
-    """Calls the function in child processes; index and outcome of each item, as they are done. Native code that
-    crashes, or hangs for `timeout` seconds, costs one item. An exception in `function` is raised here, with its
-    traceback as text. Threads do the work where processes cannot be forked, without any of that."""
+    """Calls the function in child processes (threads, where none can be forked); index and outcome of each item, as
+    they are done. A crash or `timeout` seconds cost an item; an exception is raised here, with its traceback as text.
+    """
     if not can_fork():
         with ThreadPoolExecutor(max(1, num_children)) as threads:
             yield from enumerate(threads.map(lambda item: function(item, lambda: ""), items))
@@ -359,10 +344,9 @@ def read_ahead(
     max_items: int = 64,
     timeout: float | None = None,
 ) -> Generator[tuple[Item, Outcome], None, None]:
-    """Calls a function on items in threads; items and outcomes in order. To be closed if it is left early.
-
-    An exception is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call begins
-    while results of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more."""
+    """Calls a function on items in threads; items and outcomes in order. To be closed if it is left early. An exception
+    is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call begins while results
+    of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more."""
     room = threading.Condition()
     outcomes: dict[int, Future[Outcome]] = {}
     num_begun = num_taken = num_waiting_bytes = 0
@@ -415,12 +399,9 @@ def read_ahead(
 
 
 class WriteBehind:
-    """Runs tasks such as encoding and writing files in threads while the caller goes on; with one thread, in their
-    order.
-
-    The caller waits while tasks that hold `max_bytes` are unfinished, and gets the exception of a task from a later
-    call. Left by an exception, tasks that have not begun are dropped and those under way are waited for.
-    """
+    """Runs tasks such as writing files in threads while the caller goes on; with one thread, in their order. The caller
+    waits while tasks that hold `max_bytes` are unfinished, and gets the exception of a task from a later call. Left by
+    an exception, tasks that have not begun are dropped and those under way are waited for."""
 
     def __init__(self, num_threads: int, max_bytes: int) -> None:
         self.max_bytes = max_bytes

@@ -305,14 +305,9 @@ class Console:
             self.log_has_failed = True
 
 
-class _Nowhere(io.StringIO):
-    def write(self, text: str, /) -> int:
-        return len(text)
-
-
 def silent_console() -> Console:
-    """For a process of a job that is not the one which speaks."""
-    console = Console(_Nowhere())
+    """For a process of a job other than the main one."""
+    console = Console(io.StringIO())
     console.log = Path(os.devnull)  # else lines would be kept for a log that never comes
     return console
 

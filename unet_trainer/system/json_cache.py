@@ -63,8 +63,7 @@ def from_plain(kind: type[Kind], content: Any) -> Kind:
 
 
 def pick(shape: Shape, content: Any) -> dict[str, Any]:
-    """The fields that are declared, where an object has them: others, and those that are null, are left out. Raises
-    ValueError."""
+    """The declared fields that an object has, without those that are null. Raises ValueError."""
     if not isinstance(content, dict):
         raise ValueError(f"{content!r:.40}: Input should be a valid dictionary")
     picked: dict[str, Any] = {}

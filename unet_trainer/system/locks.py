@@ -1,7 +1,5 @@
 """Locks of files, which the system releases when the process ends: one run at a time trains in a folder (FolderLock),
-and what no process uses may be deleted (lock_file, is_in_use, draft_folder).
-
-filelock's lock of an open file is used, not its FileLock: that follows no folder that is renamed, and falls back to a
+and what no process uses may be deleted. filelock's FileLock follows no folder that is renamed, and may fall back to a
 file that a killed process leaves behind.
 """
 
@@ -40,10 +38,14 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         self.handle: int | None = None  # of the locked file
 
     def __exit__(self, *_: object) -> None:
-        if self._is_same_file():
-            with contextlib.suppress(OSError):  # Windows keeps a file that is open
-                self.path.unlink()
-        self._close()
+        if self.handle is not None:
+            with contextlib.suppress(OSError):
+                if self._is_at_path(self.handle):
+                    self.path.unlink()
+            for end in (unlock_descriptor, os.close):  # forked workers have the same open file, and may live longer
+                with contextlib.suppress(OSError):
+                    end(self.handle)
+            self.handle = None
         if self.folder_id is not None:
             _held_here.discard(self.folder_id)
 
@@ -68,40 +70,27 @@ class FolderLock(contextlib.AbstractContextManager["FolderLock"]):
         """Whether the folder is still the one that was locked: not made anew, or moved away."""
         return self.folder_id is None or id_of(self.path.parent) == self.folder_id
 
-    def _is_same_file(self) -> bool:
-        """Whether the lock file that is held is the one in the folder."""
-        with contextlib.suppress(OSError):
-            return self.handle is not None and os.path.samestat(os.fstat(self.handle), self.path.lstat())
-        return False
+    def _is_at_path(self, handle: int) -> bool:
+        return os.path.samestat(os.fstat(handle), self.path.lstat())
 
     def _lock(self) -> str | None:
         """None if the file is locked from here on, else its owner. Raises OSError where it cannot be."""
-        self._close()
-        if self.folder_id is None and is_locked_here(self.path.parent):
+        if is_locked_here(self.path.parent):
             return "another run of this process"
-        self.handle = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
-        try:
-            is_locked = lock_descriptor(self.handle, blocking=False)
-            if is_locked and self._is_same_file():  # else the previous holder has deleted the file meanwhile
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o644)
+        with contextlib.ExitStack() as stack:
+            stack.callback(os.close, handle)
+            is_free = lock_descriptor(handle, blocking=False)
+            if is_free and self._is_at_path(handle):  # else the previous holder has deleted the file meanwhile
                 with contextlib.suppress(OSError):  # a full disk: the lock is held, without the name of its holder
-                    os.ftruncate(self.handle, 0)
-                    os.write(self.handle, f" process {os.getpid()} on {socket.gethostname()}\n".encode())
+                    os.ftruncate(handle, 0)
+                    os.write(handle, f" process {os.getpid()} on {socket.gethostname()}\n".encode())
+                self.handle = handle
+                stack.pop_all()
                 return None
-            os.lseek(self.handle, OWNER_START, os.SEEK_SET)
-            owner = b"" if is_locked else os.read(self.handle, MAX_OWNER_BYTES)
-        except OSError:
-            self._close()
-            raise
-        self._close()
+            os.lseek(handle, OWNER_START, os.SEEK_SET)
+            owner = b"" if is_free else os.read(handle, MAX_OWNER_BYTES)
         return owner.decode(errors="replace").strip() or "another process"
-
-    def _close(self) -> None:
-        handle, self.handle = self.handle, None
-        if handle is not None:
-            with contextlib.suppress(OSError):
-                unlock_descriptor(handle)  # forked workers have the same open file, and may live longer
-            with contextlib.suppress(OSError):  # a full disk: what was written last is lost; reported where it matters
-                os.close(handle)
 
 
 def is_locked(folder: Path) -> bool:

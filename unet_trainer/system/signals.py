@@ -1,8 +1,6 @@
-"""How this process ends and what it was started with: signals, the end of its parent, closed standard streams.
-
-SIGINT, SIGTERM and SIGHUP are recorded during training, so that the step can finish and the state be saved, and raised
-immediately while a run starts. A second SIGINT never waits.
-"""
+"""How this process ends and what it was started with: signals, the end of its parent, closed standard streams. Signals
+are recorded during training, so that the state can be saved, and raised while a run starts. A second SIGINT never
+waits."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
-from unet_trainer.system.concurrency import SIGNALS, is_waiting, is_writing
+from unet_trainer.system.concurrency import SIGNALS, is_writing
 from unet_trainer.system.console import EXIT_INTERRUPTED
 
 PARENT_VARIABLE = "UNET_TRAINER_PARENT"  # in the environment of a child: the id of the process that it ends with
@@ -81,8 +79,6 @@ class Signals:
             self.is_deferred = False
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if is_waiting(number):
-            return
         is_second = number == signal.SIGINT and self.received == signal.SIGINT
         self.received = number
         if not self.is_deferred:
