@@ -19,7 +19,7 @@ from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import read_image, write_image
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.inference.evaluate import csv_text, evaluate, make_folder, write_evaluation
-from unet_trainer.inference.inputs import DataSource, EvaluationData
+from unet_trainer.inference.evaluation_data import DataSource, EvaluationData
 from unet_trainer.inference.predictor import Predictor
 from unet_trainer.inference.scores import summarise
 

@@ -72,11 +72,7 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
     [
         ("RGB", np.zeros((8, 8, 3), np.uint16), "16-bit values; the model was trained on 8-bit images"),
         ("RGB", np.zeros((8, 8, 5), np.uint8), "5 channels; the model was trained on images of 3"),
-        (
-            "RGB",
-            np.zeros((1, 8, 8, 3), np.uint8),
-            r"an array of shape \(1, 8, 8, 3\); need height, width and 3 channels",
-        ),
+        ("RGB", np.zeros((1, 8, 8, 3), np.uint8), r"an array of shape \(1, 8, 8, 3\); need height, width and 3"),
         ("RGB", np.zeros((0, 8, 3), np.uint8), r"an array of shape \(0, 8, 3\)"),
         ("four floats", np.zeros((8, 8, 4), np.uint8), "8-bit values; the model was trained on float images"),
         ("RGB", Image.new("P", (8, 8)), r"an image of PIL with mode P, .*; give image.convert\('RGB'\)"),

@@ -115,6 +115,8 @@ def _read_row(row: dict[str, str], class_names: Sequence[str]) -> ImageScore:
         classes[name] = ClassCounts(*(_count(row[f"{count}{suffix}"]) for count in COUNTS))
         if classes[name].hits > min(classes[name].truth, classes[name].predicted):
             raise ValueError(f"{row['image']!r:.60}: more pixels are right than there are")
+    if not classes:
+        raise ValueError(f"no column of {COUNTS[0]}")
     return ImageScore(row["image"], row["mask"], classes, _count(row["wrong_pixels"]), _count(row["counted_pixels"]))
 
 
