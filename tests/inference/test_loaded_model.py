@@ -96,16 +96,15 @@ def test_an_rgb_image_without_colour_is_grey_for_a_grey_model_and_another_has_a_
         model(rgb)
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("RGBA", 3), ("LA", 1)])
-def test_an_alpha_channel_is_dropped_as_predict_drops_it(mode, channels, make_model, tmp_path):
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_an_alpha_channel_is_dropped_as_predict_drops_it(mode, make_model, tmp_path):
     model = make_model("RGB")
     pixels = np.random.default_rng(0).integers(0, 256, (32, 40, len(mode)), np.uint8)
     picture = Image.fromarray(pixels, mode)
     picture.save(tmp_path / "alpha.png")
-    expected = model(np.ascontiguousarray(pixels[:, :, :channels]))
-    assert np.array_equal(model(read_image(tmp_path / "alpha.png")), expected)  # what predict gives the model
-    assert np.array_equal(model(picture), expected)
-    assert np.array_equal(model(pixels), expected)
+    expected = model(np.ascontiguousarray(pixels[:, :, :-1]))
+    for image in (read_image(tmp_path / "alpha.png"), picture, pixels):  # the first: what predict gives the model
+        assert np.array_equal(model(image), expected)
 
 
 def test_threads_give_what_one_thread_gives(make_model):

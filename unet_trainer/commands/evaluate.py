@@ -57,17 +57,14 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
 
     runs = Path(overrides.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     file = find_model(names[0], runs, given.raw)
-    run(given, overrides, file, find_model(given.compare, runs, given.raw) if given.compare else None, Console())
+    other = None if given.compare is None else find_model(given.compare, runs, given.raw)
+    run(given, overrides, file, other, Console())
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     what = "Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them)."
-    keys = ", ".join(DATA_KEYS)
-    words = (
-        "RUN|FILE | key=value",
-        f"a run's folder or name, a .pt or .onnx file; and the images, if not its own: {keys}",
-    )
-    parser = CommandParser("evaluate", what, words, "tta threshold raw device")
+    words = f"a run's folder or name, a .pt or .onnx file; and the images, if not its own: {', '.join(DATA_KEYS)}"
+    parser = CommandParser("evaluate", what, ("RUN|FILE | key=value", words), "tta threshold raw device")
     what = "which images; without it val, or all of a data_dir that is not divided into train and val"
     parser.add_argument("--split", choices=SPLITS, help=what)
     what = "another model, on the same images: differences with paired intervals"
@@ -86,25 +83,20 @@ def run(
     given: argparse.Namespace, overrides: dict[str, str], file: Path, other_file: Path | None, console: Console
 ) -> None:
     """Evaluate, print and write. Raises UserError."""
+    from unet_trainer.inference import evaluation_data as inputs
     from unet_trainer.inference.evaluate import make_folder, write_evaluation
-    from unet_trainer.inference.evaluation_data import (
-        check_comparable,
-        check_same_classes,
-        find_source,
-        load_evaluation_data,
-    )
     from unet_trainer.inference.scores import compare, summarise
 
     predictor = load(given, file, console, given.precision)
     spec, card = predictor.spec, predictor.engine.card
-    source = find_source(file, overrides, spec.num_classes)
+    source = inputs.find_source(file, overrides, spec.num_classes)
     folder = given.out or (source.run_folder and source.run_folder / FOLDER)
-    data = load_evaluation_data(source, spec, overrides, given.split, console)
+    data = inputs.load_evaluation_data(source, spec, overrides, given.split, console)
     other = None
     if other_file is not None:
-        check_comparable(data, file, other_file)
+        inputs.check_comparable(data, file, other_file)
         other = load(given, other_file, console, given.precision)
-        check_same_classes(data, spec, other.spec, str(other_file))
+        inputs.check_same_classes(data, spec, other.spec, str(other_file))
     if folder is not None:
         make_folder(folder, is_named=given.out is not None)
     where = {"data_dir": source.config.data_dir, "split": data.split, "rule": data.rule}

@@ -378,7 +378,7 @@ class SymmetricEngine:
         total = torch.zeros((), device=self.device)
         for is_flipped, num_turns in self.views:
             view = torch.rot90(images.flip(2) if is_flipped else images, num_turns, (1, 2)).contiguous()
-            logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))  # turned back
+            logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))
             total = total + (logits.flip(3) if is_flipped else logits)
         return total / len(self.views)
 

@@ -57,6 +57,9 @@ class Sample(NamedTuple):
     image: ModelInput
     truth: Pixels  # H,W ids
 
+    def num_bytes(self) -> int:
+        return self.image.pixels.nbytes + self.truth.nbytes
+
 
 def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> Sample:
     """Read a pair as training's validation does, so that the network sees the same pixels. Raises DataError."""
@@ -98,7 +101,7 @@ def evaluate(
     num_threads = min(MAX_THREADS, count_cores())
     counts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * num_images
     confusion = np.zeros((spec.num_ids, spec.num_ids), np.int64)
-    num_wrong, num_counted = np.zeros(num_images, np.int64), np.zeros(num_images, np.int64)
+    num_wrong, num_counted = np.zeros((2, num_images), np.int64)
     worst: list[tuple[tuple[float, float, str], int, Pixels]] = []
 
     def count(index: int, truth: Pixels, ids: Pixels) -> None:
@@ -113,11 +116,8 @@ def evaluate(
             worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
             tick()
 
-    def num_bytes(sample: Sample) -> int:
-        return sample.image.pixels.nbytes + sample.truth.nbytes
-
     read = partial(read_sample, predictor, data)
-    samples = read_ahead(read, order, num_threads, num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
+    samples = read_ahead(read, order, num_threads, Sample.num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
     with contextlib.closing(samples), WriteBehind(num_threads, MAX_BYTES_AHEAD) as counting:
         for sample, ids in predict_samples(predictor, (sample for _, sample in samples), threshold, as_trained):
             counting.submit(partial(count, sample.number, sample.truth, ids), 2 * ids.nbytes)

@@ -40,6 +40,7 @@ from unet_trainer.system.console import counted
 SIGMA = 1 / 8  # of the Gaussian, in tiles
 GPU_BATCH_PIXELS, CPU_BATCH_PIXELS = 16 * 512**2, 4 * 512**2  # that go through the network at once
 GPU_WHOLE, CPU_WHOLE = 2048**2, 1024**2  # pixels of the largest image whose logits are computed all at once
+OnTiles = Callable[[int], object]  # receives a number of tiles
 FAR = 4  # fit: resize: times larger or smaller than every training image, and objects look like none of them
 
 
@@ -79,8 +80,8 @@ def tile_weights(tile: int) -> torch.Tensor:
 class TileGrid:
     """Where the tiles of images of one size lie, and what each of their pixels weighs."""
 
-    def __init__(self, size: Size, tile: Size, device: torch.device) -> None:
-        self.tile = tile
+    def __init__(self, engine: Engine, size: Size, tile: Size) -> None:
+        self.engine, self.tile, device = engine, tile, engine.device
         self.tops, self.lefts = map(tile_starts, size, tile)
         sums = []
         for starts, side, length in zip((self.tops, self.lefts), tile, size, strict=True):
@@ -90,25 +91,17 @@ class TileGrid:
             sums.append(total[:length].float().to(device))
         self.rows, self.columns = sums  # along each side of the image: the sum of the weights of all tiles
         self.weights = (tile_weights(tile[0])[:, None] * tile_weights(tile[1])).float().to(device)
-        self.batch_pixels = batch_pixels(device)
 
-    def add(
-        self,
-        total: torch.Tensor,
-        images: torch.Tensor,
-        tops: Sequence[int],
-        forward: Callable[[torch.Tensor], torch.Tensor],
-        on_tiles: Callable[[int], object] = lambda num_tiles: None,
-    ) -> None:
-        """Add the weighted logits of the tiles at these rows of N,H,W,C images to N,K,H,W; tiles of all images go
-        through the network together."""
+    def add(self, total: torch.Tensor, images: torch.Tensor, tops: Sequence[int], on_tiles: OnTiles) -> None:
+        """Add the weighted logits of the tiles at these rows of N,H,W,C images to N,K,H,W, all images together."""
         height, width = self.tile
         places = [(top, left) for top in tops for left in self.lefts]
-        num_calls = -(-len(places) * len(images) * height * width // self.batch_pixels)
+        num_calls = -(-len(places) * len(images) * height * width // batch_pixels(self.engine.device))
         num_at_once = -(-len(places) // num_calls)
         for start in range(0, len(places), num_at_once):
             some = places[start : start + num_at_once]
-            logits = forward(torch.cat([images[:, top : top + height, left : left + width] for top, left in some]))
+            tiles = [images[:, top : top + height, left : left + width] for top, left in some]
+            logits = self.engine.logits(torch.cat(tiles))
             for (top, left), its_logits in zip(some, logits.split(len(images)), strict=True):
                 total[:, :, top : top + height, left : left + width] += its_logits * self.weights
             on_tiles(len(some))
@@ -119,9 +112,9 @@ def blended_logits(engine: Engine, images: torch.Tensor, tile: Size) -> torch.Te
     """N,H,W,C images of one size, no side less than the tile's → N,K,H,W float32 on the engine's device."""
     num_images, height, width = images.shape[:3]
     (images,) = to_device((images,), engine.device)  # once, and cut there
-    grid = TileGrid((height, width), tile, engine.device)
+    grid = TileGrid(engine, (height, width), tile)
     total = torch.zeros(num_images, engine.card.spec.num_ids, height, width, device=engine.device)
-    grid.add(total, images, grid.tops, engine.logits)
+    grid.add(total, images, grid.tops, lambda num_tiles: None)
     return total.div_(grid.rows[:, None] * grid.columns)
 
 
@@ -130,9 +123,9 @@ class TiledLogits:
 
     def __init__(self, engine: Engine, reader: ImageReader, tile: Size, prepare: Callable[[Pixels], Pixels]) -> None:
         self.engine, self.reader, self.prepare, self.size = engine, reader, prepare, reader.size
-        self.grid = TileGrid(self.size, tile, engine.device)
+        self.grid = TileGrid(engine, self.size, tile)
         self.num_tiles = len(self.grid.tops) * len(self.grid.lefts)
-        self.on_tiles: Callable[[int], object] = lambda num_tiles: None  # called as tiles are done, for a progress bar
+        self.on_tiles: OnTiles = lambda num_tiles: None  # called as tiles are done, for a progress bar
 
     def bands(self) -> Iterator[torch.Tensor]:
         (height, width), grid, device = self.size, self.grid, self.engine.device
@@ -142,7 +135,7 @@ class TiledLogits:
         with contextlib.closing(self._strips()) as strips:
             for top, following, strip in zip(grid.tops, ends, strips, strict=True):
                 (images,) = to_device((host_batch([strip], device),), device)
-                grid.add(total, images, [0], self.engine.logits, self.on_tiles)
+                grid.add(total, images, [0], self.on_tiles)
                 num_done = following - top
                 yield total[0, :, :num_done, :width] / (grid.rows[top:following, None] * grid.columns)
                 total[:, :, : rows - num_done] = total[:, :, num_done:].clone()
@@ -167,8 +160,7 @@ Logits = WholeLogits | TiledLogits  # bands() may be called once only
 
 
 def predicted_ids(logits: torch.Tensor, threshold: float | None = None) -> torch.Tensor:
-    """…,K,H,W logits → …,H,W uint8 ids, where the logits are. `threshold`: least probability of the foreground, of two
-    ids."""
+    """…,K,H,W logits → …,H,W uint8 ids there. `threshold`: least probability of the foreground, of two ids."""
     if logits.shape[-3] == 2:
         least = 0.0 if threshold is None else float(np.log(threshold) - np.log1p(-threshold))
         return (logits.select(-3, 1) - logits.select(-3, 0) > least).to(torch.uint8)

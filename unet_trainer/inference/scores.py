@@ -57,9 +57,8 @@ class ImageCounts(NamedTuple):
 def count_image(
     truth: Pixels, predicted: Pixels, num_ids: int, first_id: int = 0, with_lines: bool = False
 ) -> ImageCounts:
-    """Count H,W ids of one image, truth with IGNORED, which is of no class for boundaries and centre lines either.
-
-    Classes are reported from `first_id` on; `with_lines`: what clDice needs."""
+    """Count H,W ids of one image; IGNORED in truth is of no class for boundaries and centre lines either. Classes are
+    reported from `first_id` on; `with_lines`: what clDice needs."""
     confusion = confusion_matrix(truth, predicted, num_ids)
     counts = np.zeros((num_ids - first_id, len(Count) if with_lines else Count.TRUTH_LINE), np.int64)
     counts[:, Count.HITS] = confusion.diagonal()[first_id:]
@@ -132,11 +131,9 @@ def set_scores(counts: NDArray[Any]) -> dict[str, Floats]:
 
 
 def drawn_scores(draws: NDArray[Any]) -> dict[str, Floats]:
-    """draws,K,columns of `resampled_sums` → draws,K+1 for each score, as `set_scores`, over the same classes in each.
-
-    A draw whose truth lacks a class takes its counts from another draw: left out, it would move the mean towards the
-    others; scored 0, it would be missed where it is not. The truth decides which draw, so that models that are compared
-    take the same one."""
+    """draws,K,columns of `resampled_sums` → draws,K+1 for each score, as `set_scores` of the same classes."""
+    # A draw whose truth lacks a class takes its counts from another: left out, it would move the mean to the others;
+    # scored 0, it would be missed where it is not. The truth decides which, so that compared models take the same.
     draws, in_draw = draws.copy(), draws[..., Count.TRUTH] > 0
     in_truth: NDArray[np.bool_] = np.any(in_draw, axis=0)
     for class_index in np.flatnonzero(in_truth):
