@@ -134,7 +134,7 @@ def symmetries_of(augmentation: Any) -> tuple[Symmetry, ...]:
 def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoints"), raw: bool = False) -> Path:
     """What RUN|FILE means: a .pt or .onnx file, or the folder or name of a run, by default the newest. Of a run best.pt
     is taken, with `raw` last.pt: where ema_decay is set, best.pt holds averaged weights alone."""
-    path = newest_run(checkpoint_dir) if where is None else _find(str(where), checkpoint_dir)
+    path = newest_run(checkpoint_dir) if where is None else _find_path(str(where), checkpoint_dir)
     if path.suffix == PT2_SUFFIX:
         raise CheckpointError(f"{path} {FOR_OTHERS}")
     if path.is_file():
@@ -144,7 +144,7 @@ def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoint
     return path / (LAST if raw else BEST)
 
 
-def _find(name: str, checkpoint_dir: Path) -> Path:
+def _find_path(name: str, checkpoint_dir: Path) -> Path:
     if (Path(name) / SMP_CARD).is_file():
         raise CheckpointError(f"{name} {FOR_OTHERS}")
     candidates = (Path(name), checkpoint_dir / name)

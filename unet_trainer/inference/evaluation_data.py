@@ -134,7 +134,17 @@ def find_split(
     except DataError:
         if not source.is_own or split == "test":
             raise  # else the table of the run says what is missing
-    found = _own_pairs(source, now) if source.is_own and split != "test" else now
+    found = now
+    if source.is_own and source.run_folder is not None and split != "test":
+        table = source.run_folder / SPLIT_CSV
+        if not table.is_file():
+            what = "is missing, which says what the run was validated on"
+            raise UserError(f"{table} {what}; name the images: data_dir=FOLDER")
+        try:
+            found = FoundPairs(_read_split(source.run_folder, source.config, now).pairs, str(table))
+        except DataError as error:
+            fix = f"data_dir=FOLDER split_file={shlex.quote(str(table))}"
+            raise DataError(f"{error}\nIf the data have moved: {fix}") from None
     assert found is not None
     test, parts = now.test if now else (), {pair.part for pair in found.pairs}
     if split is None:
@@ -151,20 +161,6 @@ def find_split(
         what = f"{source.data_dir} has no {split} images with masks; it has {has} ({found.rule})"
         raise UserError(f"--split: {what}{fix if split == 'test' else ''}")
     return dataclasses.replace(found, pairs=chosen), split
-
-
-def _own_pairs(source: DataSource, now: FoundPairs | None) -> FoundPairs:
-    """Of the table that the run wrote, see _read_split."""
-    assert source.run_folder is not None
-    table = source.run_folder / SPLIT_CSV
-    if not table.is_file():
-        what = "is missing, which says what the run was validated on"
-        raise UserError(f"{table} {what}; name the images: data_dir=FOLDER")
-    try:
-        return FoundPairs(_read_split(source.run_folder, source.config, now).pairs, str(table))
-    except DataError as error:
-        fix = f"data_dir=FOLDER split_file={shlex.quote(str(table))}"
-        raise DataError(f"{error}\nIf the data have moved: {fix}") from None
 
 
 def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,6 @@ from unet_trainer.config.load import load_config
 from unet_trainer.datasets.annotations import describe_other_files
 from unet_trainer.datasets.layouts import images_of_dataset, list_files, resolved
 from unet_trainer.datasets.pairs import first_few
-from unet_trainer.datasets.shard_store import ShardStore
 from unet_trainer.datasets.shards import open_shards
 from unet_trainer.datasets.splits import read_table
 from unet_trainer.images.file_bytes import is_file
@@ -138,13 +138,16 @@ def _from_csv(path: Path) -> list[Input]:
     listed = [Path(cell) for _, row in rows if (cell := row.get("image", "").strip(" \t"))]
     if not listed:
         raise UserError(f"{path} names no image")
-    data_dir, shards = _data_of_run(path) if path.name == SPLIT_CSV else (None, None)
+    bases, shards = [path.parent, Path()], None
+    if path.name == SPLIT_CSV:
+        with contextlib.suppress(UserError):  # also where there is no config
+            config = load_config(path.parent / CONFIG_YAML)
+            bases, shards = [Path(config.data_dir), *bases], open_shards(config)
 
     def locate(base: Path, image: Path) -> Path:
         file = shards.find((base / image).as_posix()) if shards is not None else None
         return file or base / image
 
-    bases = [*([data_dir] if data_dir is not None else []), path.parent, Path()]
     base = next((base for base in bases if is_file(locate(base, listed[0]))), path.parent)
     outside = {image for image in listed if image.is_absolute() or ".." in image.parts}
     above = _common_folder([base / image for image in outside])
@@ -155,12 +158,3 @@ def _from_csv(path: Path) -> list[Input]:
     if missing := [str(image) for image, _ in inputs if not is_file(image)]:
         raise UserError(f"{path}: {len(missing)} of its {len(inputs)} images are not there: {first_few(missing)}")
     return inputs
-
-
-def _data_of_run(split_csv: Path) -> tuple[Path | None, ShardStore | None]:
-    """The data_dir of the run whose split.csv it is, and the shards that it names."""
-    try:
-        config = load_config(split_csv.parent / CONFIG_YAML)  # one that is not there is an error too
-        return Path(config.data_dir), open_shards(config)
-    except UserError:
-        return None, None

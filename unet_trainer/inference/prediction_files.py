@@ -207,20 +207,20 @@ class ImageFiles(contextlib.ExitStack):
             file = self._draft(path.with_suffix(".tif"))
             yield TiffWriter(file, self.size, dtype, channels, palette, georeference.tags)
         png = PngWriter(self._draft(path), self.size, dtype, channels, palette, content)
-        yield OverlayWriter(png, self._open_picture(), self.folder.colours, self.size) if is_overlay else png
+        if not is_overlay:
+            yield png
+            return
+        picture, spec = self.picture, self.folder.spec.image
+        if picture is None:
+            path, small = self.image.path, read_small(self.image.path, spec)
+            picture = self.enter_context(open_reader(path, spec)) if small is None else ImageReader(small.pixels)
+        yield OverlayWriter(png, picture, self.folder.colours, self.size)
 
     def _draft(self, path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.drafts.append(Draft(path))
         self.callback(self.drafts[-1].discard)
         return self.drafts[-1].file
-
-    def _open_picture(self) -> ImageReader:
-        if self.picture is not None:
-            return self.picture
-        path, spec = self.image.path, self.folder.spec.image
-        small = read_small(path, spec)
-        return self.enter_context(open_reader(path, spec)) if small is None else ImageReader(small.pixels)
 
     def write(self, rows: Rows) -> None:
         for writer, take in self.writers:
