@@ -7,7 +7,7 @@ from helpers.runs import stop_after, timeless_rows, weights_digest
 from helpers.shard_server import serving
 from train_unet import main, train
 from unet_trainer.datasets import shard_store
-from unet_trainer.inference.inputs import find_validation_pairs
+from unet_trainer.inference.evaluation_data import find_validation_pairs
 
 
 @pytest.fixture(scope="module")

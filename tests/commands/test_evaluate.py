@@ -71,13 +71,12 @@ def test_images_without_a_mask_are_left_out_where_that_is_set(runs, place, tmp_p
 
 
 def test_training_images_are_said_to_be_such_and_a_file_alone_writes_where_it_is_told(place, tmp_path, capsys):
-    given = f"data_dir={place / 'data'}", "--split", "all"
     assert evaluate(place / "runs/one", "--split", "all", "--out", tmp_path / "a/b") == 0
     expected = r"Warning: .*one/best\.pt was trained on 3 of these images, such as .*: its scores are too good"
     assert re.search(expected, capsys.readouterr().out)
     assert written(tmp_path / "a/b")["num_images"] == 8
     shutil.copy(place / "runs/one/best.pt", tmp_path / "model.pt")
-    assert evaluate(tmp_path / "model.pt", *given) == 0
+    assert evaluate(tmp_path / "model.pt", f"data_dir={place / 'data'}", "--split", "all") == 0
     said = capsys.readouterr().out
     assert "nothing was written" in said
     assert "whether it was trained on some of these images cannot be told" in said
@@ -108,9 +107,8 @@ def test_options_change_what_they_say(runs, capsys):
     content = written(runs / "one/evaluation")
     assert "mean of 4 views" in said  # both flips of TINY_MODEL, and together
     assert "from a probability of 0.1 on" in said
-    assert content["settings"] == {
-        "engine": "cpu, float32, mean of 4 views", "threshold": 0.1, "tta": True, "raw": True, "fit": "resize", "tile": None,
-    }  # fmt: skip
+    settings = {"threshold": 0.1, "tta": True, "raw": True, "fit": "resize", "tile": None}
+    assert content["settings"] == {"engine": "cpu, float32, mean of 4 views", **settings}
     assert content["model"]["file"].endswith("last.pt")
     assert "cldice" in content["mean"]["dataset"]
     assert "cldice" not in plain["mean"]["dataset"]

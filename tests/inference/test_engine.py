@@ -107,13 +107,6 @@ def same_weights(one, two):
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def test_the_last_state_is_named_where_there_is_no_best(segmenter, tmp_path):
-    last = save_model(tmp_path / "run/last.pt", segmenter)
-    with pytest.raises(CheckpointError, match=r"run has no best.pt; name .*last.pt to use the last state"):
-        find_model(last.parent)
-    assert find_model(last.parent, raw=True) == last
-
-
 FOREIGN = r"is an export for other programs; name its run, or export that as \.onnx"
 
 
@@ -121,11 +114,14 @@ FOREIGN = r"is an export for other programs; name its run, or export that as \.o
     ("name", "message"),
     [
         ("photos", r"photos is not a run folder \(no best.pt\); name one, or a .pt or .onnx file$"),
+        ("run", r"run has no best.pt; name .*last.pt to use the last state"),
         ("model.pt2", FOREIGN),
         ("model_smp", FOREIGN),
     ],
 )
-def test_what_is_no_model_is_answered_with_what_to_name(name, message, tmp_path):
+def test_what_is_no_model_is_answered_with_what_to_name(name, message, segmenter, tmp_path):
+    last = save_model(tmp_path / "run/last.pt", segmenter)
+    assert find_model(last.parent, raw=True) == last
     (tmp_path / "photos").mkdir()
     (tmp_path / "model_smp").mkdir()
     for file in ("model.pt2", f"model_smp/{SMP_CARD}"):
@@ -153,14 +149,11 @@ def test_a_state_has_averaged_weights_and_raw_ones(tmp_path):
     assert same_weights(averaged, network_weights(state.ema.segmenter))
     assert same_weights(raw, network_weights(state.segmenter))
     assert not same_weights(averaged, raw)
-
-
-def test_raw_weights_are_refused_where_only_averaged_ones_are(segmenter, tmp_path):
-    path = save_model(tmp_path / "best.pt", segmenter, config={"ema_decay": 0.999})
+    path = save_model(tmp_path / "best.pt", state.segmenter, config={"ema_decay": 0.999})
     message = r"^\S*best.pt holds averaged weights alone; the raw ones are in last.pt of the same run$"
     with pytest.raises(CheckpointError, match=message):
         read_model(path, raw=True)
-    assert read_model(save_model(path, segmenter, config={"ema_decay": None}), raw=True)  # they are the raw ones
+    assert read_model(save_model(path, state.segmenter, config={"ema_decay": None}), raw=True)  # they are the raw ones
 
 
 NAN = {**network_weights(small_segmenter(FILE_SPEC)), "encoder.0.bias": torch.tensor([float("nan")] * 4)}

@@ -1,30 +1,11 @@
 """What images, folders, patterns and CSV files mean, and the names of their results."""
 
-import dataclasses
-import io
-import re
-import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from helpers.evaluated_models import bright, write_pairs
-from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
-from unet_trainer.datasets.splits import Split, split_csv_text
-from unet_trainer.images.image_decoding import write_image
-from unet_trainer.images.mask_decoding import COLOUR, MaskCoding
-from unet_trainer.inference.inputs import (
-    check_comparable,
-    check_same_classes,
-    find_inputs,
-    find_source,
-    load_evaluation_data,
-    refuse_among_images,
-    run_folder_of,
-)
-from unet_trainer.system.console import Console
+from unet_trainer.inference.inputs import find_inputs, refuse_among_images
 
 
 def make(folder, *names, content=b"x"):
@@ -66,25 +47,19 @@ def test_words_become_images_with_the_names_of_their_results(folder, words, expe
     assert found(*words) == expected
 
 
-def test_results_of_other_predictions_in_the_folder_are_left_out_and_told(folder):
+def test_results_of_other_predictions_and_forms_that_are_not_read_are_left_out_and_told(folder):
     """Beside the images, or in a folder of their own; an image whose result has its name is no clash."""
     results = "data/old/a.png", "data/sub/b.png", "data/old/c.TIF"
     make(folder, *results, content=b"II*\0 unet-trainer predict and pixels")
+    make(folder, "data/d.heic", "data/sub/e.HEIC")
     notes = []
     inputs = find_inputs(["data"], Path("out"), notes.append)
     assert [(path.as_posix(), name) for path, name in inputs] == IN_DATA
-    assert notes == ["3 results of an earlier predict in data left out, such as data/old/a.png"]
+    assert notes[0].startswith("left out of data: 2 files such as d.heic: a photo in Apple's HEIC format; convert")
+    assert notes[1:] == ["3 results of an earlier predict in data left out, such as data/old/a.png"]
     assert found("data/old/a.png") == [("data/old/a.png", "a")]  # by its own name
     with pytest.raises(UserError, match="data/old holds no image but 2 results of predict; known are"):
         find_inputs(["data/old"], Path("out"))
-
-
-def test_pictures_of_forms_that_are_not_read_are_told(folder):
-    make(folder, "data/d.heic", "data/sub/e.HEIC")
-    notes = []
-    assert len(find_inputs(["data"], Path("out"), notes.append)) == 3
-    assert len(notes) == 1
-    assert notes[0].startswith("left out of data: 2 files such as d.heic: a photo in Apple's HEIC format; convert")
 
 
 @pytest.mark.parametrize(("words", "out"), [(["data/sub/b.JPG"], "data/sub"), (["data/*/*"], "link")])
@@ -139,24 +114,15 @@ def test_results_inside_of_the_folder_are_no_inputs(folder):
         ("data/list.csv", "\ufeffsplit;Image\nval;a.png\n;sub/b.JPG\n\nval;\n", IN_DATA[:2]),  # relative to itself
         ("other/list.csv", "image\ndata/a.png\n", [("data/a.png", "data/a")]),  # as seen from here
         ("other/up.csv", "image\n../data/a.png\n", [("other/../data/a.png", "a")]),
+        ("run/split.csv", "image,mask,split,group,name\na.png,m.png,train,,a\nsub/b.JPG,m.png,val,,b\n", IN_DATA[:2]),
+        ("list.csv", "image\n{0}/data/a.png\n{0}/other/e.png", [("{0}/data/a.png", "data/a"), ("{0}/other/e.png", "other/e")]),
     ],
-)
+)  # fmt: skip
 def test_a_csv_names_images(folder, table, text, expected):
-    (folder / table).write_text(text, encoding="utf-8")
-    assert found(table) == expected
-
-
-def test_whole_paths_in_a_csv_keep_the_folders_in_which_they_differ(folder):
-    paths = [str(folder / name) for name in ("data/a.png", "other/e.png")]
-    (folder / "list.csv").write_text("\n".join(["image", *paths]))
-    assert found("list.csv") == [(paths[0], "data/a"), (paths[1], "other/e")]
-
-
-def test_the_split_of_a_run_names_images_of_its_data(folder):
-    make(folder, "checkpoints/run/config.yaml", content=b"data_dir: data\n")
-    table = b"image,mask,split,group,name\na.png,m.png,train,,a\nsub/b.JPG,m.png,val,,b\n"
-    make(folder, "checkpoints/run/split.csv", content=table)
-    assert found("checkpoints/run/split.csv") == IN_DATA[:2]
+    """Of the split of a run, images of its data; of whole paths, the folders in which they differ are kept."""
+    make(folder, "run/config.yaml", content=b"data_dir: data\n")
+    (folder / table).write_text(text.format(folder), encoding="utf-8")
+    assert found(table) == [(path.format(folder), name) for path, name in expected]
 
 
 @pytest.mark.parametrize(
@@ -177,196 +143,3 @@ def test_what_names_no_image_is_refused(folder, word, message):
     (folder / "gone.csv").write_text("image\ndata/a.png\ngone.png\n")
     with pytest.raises(UserError, match=message):
         found(word)
-
-
-# Which images are evaluated on, and what is refused by name
-
-
-KNOWN = dataclasses.replace(make_spec(), coding=MaskCoding((0, 255)))
-SQUARE = np.zeros((8, 8), np.uint8)
-SQUARE[2:6, 2:6] = 1
-
-
-def write_data(folder, num_pairs=4, foreground=255):
-    return write_pairs(folder, [(bright(SQUARE), SQUARE * foreground)] * num_pairs)
-
-
-@pytest.fixture
-def run(tmp_path):
-    """A run's folder, with data of four pairs: 0, 1, 2 train and 3 validates. The model's file is not needed."""
-    pairs = write_data(tmp_path / "data")
-    return make_run(tmp_path / "runs/one", tmp_path / "data", pairs[:3], pairs[3:])
-
-
-def make_run(folder, data_dir, train, val, **settings):
-    folder.mkdir(parents=True)
-    settings = {"data_dir": data_dir, "mask_values": [0, 255], **settings}
-    (folder / "config.yaml").write_text("".join(f"{name}: {value}\n" for name, value in settings.items()))
-    (folder / "split.csv").write_text(split_csv_text(Split(train, val, ""), data_dir))
-    return folder
-
-
-def load(model_file, split=None, known=KNOWN, **overrides):
-    source = find_source(model_file, overrides, known.num_classes)
-    return load_evaluation_data(source, known, overrides, split, Console(io.StringIO()))
-
-
-def names(data):
-    return [pair.image.name for pair in data.pairs]
-
-
-def test_without_data_dir_a_run_is_evaluated_on_what_it_was_validated_on(run):
-    data = load(run / "best.pt")
-    assert (names(data), data.split, data.source.is_own) == (["3.png"], "val", True)
-    assert data.rule == str(run / "split.csv")
-    assert names(load(run / "best.pt", "train")) == ["0.png", "1.png", "2.png"]
-    assert names(load(run / "best.pt", "all")) == ["0.png", "1.png", "2.png", "3.png"]
-
-
-def test_a_file_outside_of_a_run_needs_data_dir(tmp_path):
-    (tmp_path / "config.yaml").touch()  # empty: the defaults, and with them the data of the demo, are not the run's
-    assert run_folder_of(tmp_path / "model.pt") is None
-    with pytest.raises(UserError, match=r"^data_dir: .*model\.pt is not in a run folder.*data_dir=FOLDER"):
-        load(tmp_path / "model.pt")
-    write_data(tmp_path / "data")
-    assert len(load(tmp_path / "model.pt", data_dir=str(tmp_path / "data")).pairs) == 4
-
-
-def test_a_folder_that_is_divided_is_evaluated_on_the_part_that_is_named(tmp_path):
-    for part, num_pairs in (("train", 3), ("val", 2)):
-        write_data(tmp_path / "data" / part, num_pairs)
-    where = {"data_dir": str(tmp_path / "data")}
-    message = r"^--split: .*data has no test images with masks; it has train, val .*; need test/images and test/masks"
-    with pytest.raises(UserError, match=message):
-        load(tmp_path / "model.pt", "test", **where)
-    write_data(tmp_path / "data/test", 4)  # which training leaves alone
-    assert load(tmp_path / "model.pt", **where).split == "val"
-    parts = {name: load(tmp_path / "model.pt", name, **where) for name in (None, "train", "test", "all")}
-    assert [len(data.pairs) for data in parts.values()] == [2, 3, 4, 9]
-    assert parts["test"].rule == "test of train/images/ + train/masks/, same names; folders train and val"
-    own = make_run(tmp_path / "runs/one", tmp_path / "data", [], [])
-    assert len(load(own / "best.pt", "test").pairs) == 4
-
-
-def test_rows_of_test_in_a_split_file_are_the_test_split(tmp_path):
-    write_data(tmp_path / "data", 4)
-    parts = enumerate(["train", "val", "test", "test"])
-    rows = [f"images/{number}.png,masks/{number}.png,{part}" for number, part in parts]
-    (tmp_path / "data/split.csv").write_text("\n".join(["image,mask,split", *rows]))
-    where = {"data_dir": str(tmp_path / "data"), "split_file": "split.csv"}
-    assert names(load(tmp_path / "model.pt", **where)) == ["1.png"]
-    assert names(load(tmp_path / "model.pt", "test", **where)) == ["2.png", "3.png"]
-    own = make_run(tmp_path / "runs/one", tmp_path / "data", [], [], split_file="split.csv")
-    assert names(load(own / "best.pt", "test")) == ["2.png", "3.png"]
-
-
-def test_data_that_moved_are_told_how_to_be_named(run, tmp_path):
-    shutil.move(tmp_path / "data", tmp_path / "moved")
-    with pytest.raises(UserError) as raised:
-        load(run / "best.pt")
-    assert str(raised.value).splitlines() == [
-        f"split_file: {run / 'split.csv'}:",
-        f"  no folder {tmp_path / 'data'} (4 rows)",
-        f"If the data have moved: data_dir=FOLDER split_file={run / 'split.csv'}",
-    ]
-    data = load(run / "best.pt", data_dir=str(tmp_path / "moved"), split_file=str(run / "split.csv"))
-    assert names(data) == ["3.png"]
-
-
-def test_masks_with_values_that_the_model_does_not_know_are_named_and_can_be_explained(tmp_path):
-    write_data(tmp_path / "data", 2, foreground=1)
-    where = {"data_dir": str(tmp_path / "data")}
-    with pytest.raises(UserError) as refusal:
-        load(tmp_path / "model.pt", **where)
-    said = str(refusal.value)
-    assert "2 masks with values that belong to no class of the model (0 → background, 255 → foreground)" in said
-    assert re.search(r"\n  1 \(25\.0% of pixels\) \(2 files\):\n    .*/masks/0\.png\n    .*/masks/1\.png$", said)
-    assert "mask_values=[...] gives the value of each class of the model" in said
-    data = load(tmp_path / "model.pt", **where, mask_values="[0, 1]", ignore_value="[255, 0, 0]")
-    assert (data.coding.values, data.coding.ignored) == ((0, 1), (COLOUR + 0xFF0000,))
-    known = dataclasses.replace(KNOWN, coding=data.coding)
-    data = load(tmp_path / "model.pt", known=known, **where, ignore_value="[0, 0, 255]")  # a colour, not three values
-    assert (data.coding.values, data.coding.ignored) == ((0, 1), (COLOUR + 0x0000FF,))
-
-
-@pytest.mark.parametrize(
-    ("coding", "foreground"),
-    [(MaskCoding(None, 127), 1), (MaskCoding((0, 1), ignore_value=255), 255)],
-    ids=["threshold above all values", "foreground taken as void"],
-)
-def test_masks_that_would_silently_be_all_background_are_refused(tmp_path, coding, foreground):
-    write_data(tmp_path / "data", 2, foreground)
-    known = dataclasses.replace(KNOWN, coding=coding)
-    message = rf"^mask_values: the masks hold the values 0, {foreground}, and by the model's coding"
-    with pytest.raises(UserError, match=message):
-        load(tmp_path / "model.pt", known=known, data_dir=str(tmp_path / "data"))
-
-
-def test_all_that_is_wrong_is_told_at_once(tmp_path):
-    pairs = write_data(tmp_path / "data", 5)
-    pairs[0].image.write_bytes(b"")
-    write_image(pairs[1].mask, np.zeros((9, 9), np.uint8))
-    write_image(pairs[2].mask, SQUARE * 9)
-    write_image(pairs[3].image, bright(SQUARE).astype(np.uint16))
-    np.save(tmp_path / "data/images/4.npy", np.zeros((8, 8, 5), np.uint8))
-    pairs[4].image.unlink()
-    with pytest.raises(UserError) as refusal:
-        load(tmp_path / "model.pt", data_dir=str(tmp_path / "data"))
-    for part in (
-        "0.png: the file is empty",
-        "1.png: 9×9, its image",
-        "2.png: 9 (25.0% of pixels)",
-        "2 images of a kind that the model does not know",
-        "3.png: 16-bit values; the model was trained on 8-bit images",
-        "4.npy: 5 channels; the model was trained on images of 3",
-    ):
-        assert part in str(refusal.value)
-
-
-def test_rgb_images_without_colour_are_grey_for_a_grey_model(tmp_path):
-    pairs = write_data(tmp_path / "data", 2)
-    known = dataclasses.replace(KNOWN, image=dataclasses.replace(KNOWN.image, channels=1, mean=(100.0,), std=(50.0,)))
-    assert len(load(tmp_path / "model.pt", known=known, data_dir=str(tmp_path / "data")).pairs) == 2
-    coloured = bright(SQUARE)
-    coloured[0, 0] = (255, 0, 0)
-    write_image(pairs[1].image, coloured)
-    with pytest.raises(UserError, match=r"1\.png: RGB in colour; the model was trained on grey images: convert them"):
-        load(tmp_path / "model.pt", known=known, data_dir=str(tmp_path / "data"))
-
-
-def test_runs_with_other_validation_images_are_not_compared(run, tmp_path):
-    pairs = write_data(tmp_path / "data")
-    other = make_run(tmp_path / "runs/two", tmp_path / "data", pairs[2:], pairs[:2]) / "best.pt"
-    data = load(run / "best.pt")
-    with pytest.raises(UserError) as refusal:
-        check_comparable(data, run / "best.pt", other)
-    said = str(refusal.value)
-    assert "the val images of" in said
-    assert "differ (1 and 2, of which 0 are the same)" in said
-    assert f"{other} was trained on 1 of {run / 'best.pt'}'s, such as {tmp_path / 'data/images/3.png'}" in said
-    assert f"split_file={run / 'split.csv'}" in said
-
-
-@pytest.mark.parametrize(
-    ("other", "message"),
-    [
-        (
-            dataclasses.replace(make_spec(num_classes=3), id_names=("sky", "road", "tree")),
-            "the classes of other are sky, road, tree; need background, foreground",
-        ),
-        (
-            dataclasses.replace(KNOWN, coding=MaskCoding((255, 0))),
-            "mask value 0 is background here and foreground for other",
-        ),
-        (
-            dataclasses.replace(KNOWN, coding=MaskCoding((0, 1))),
-            "mask value 255 is foreground here and no class for other",
-        ),
-    ],
-    ids=["names", "turned", "ids"],
-)
-def test_models_of_other_classes_are_not_compared(run, other, message):
-    data = load(run / "best.pt")
-    with pytest.raises(UserError, match=f"^--compare: {message}"):
-        check_same_classes(data, KNOWN, other, "other")
-    check_same_classes(data, KNOWN, dataclasses.replace(KNOWN, coding=MaskCoding(None)), "other")  # 255 is not 0

@@ -72,11 +72,7 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
     [
         ("RGB", np.zeros((8, 8, 3), np.uint16), "16-bit values; the model was trained on 8-bit images"),
         ("RGB", np.zeros((8, 8, 5), np.uint8), "5 channels; the model was trained on images of 3"),
-        (
-            "RGB",
-            np.zeros((1, 8, 8, 3), np.uint8),
-            r"an array of shape \(1, 8, 8, 3\); need height, width and 3 channels",
-        ),
+        ("RGB", np.zeros((1, 8, 8, 3), np.uint8), r"an array of shape \(1, 8, 8, 3\); need height, width and 3"),
         ("RGB", np.zeros((0, 8, 3), np.uint8), r"an array of shape \(0, 8, 3\)"),
         ("four floats", np.zeros((8, 8, 4), np.uint8), "8-bit values; the model was trained on float images"),
         ("RGB", Image.new("P", (8, 8)), r"an image of PIL with mode P, .*; give image.convert\('RGB'\)"),
@@ -100,16 +96,15 @@ def test_an_rgb_image_without_colour_is_grey_for_a_grey_model_and_another_has_a_
         model(rgb)
 
 
-@pytest.mark.parametrize(("mode", "channels"), [("RGBA", 3), ("LA", 1)])
-def test_an_alpha_channel_is_dropped_as_predict_drops_it(mode, channels, make_model, tmp_path):
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_an_alpha_channel_is_dropped_as_predict_drops_it(mode, make_model, tmp_path):
     model = make_model("RGB")
     pixels = np.random.default_rng(0).integers(0, 256, (32, 40, len(mode)), np.uint8)
     picture = Image.fromarray(pixels, mode)
     picture.save(tmp_path / "alpha.png")
-    expected = model(np.ascontiguousarray(pixels[:, :, :channels]))
-    assert np.array_equal(model(read_image(tmp_path / "alpha.png")), expected)  # what predict gives the model
-    assert np.array_equal(model(picture), expected)
-    assert np.array_equal(model(pixels), expected)
+    expected = model(np.ascontiguousarray(pixels[:, :, :-1]))
+    for image in (read_image(tmp_path / "alpha.png"), picture, pixels):  # the first: what predict gives the model
+        assert np.array_equal(model(image), expected)
 
 
 def test_threads_give_what_one_thread_gives(make_model):

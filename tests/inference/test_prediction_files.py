@@ -43,10 +43,10 @@ def image(tmp_path):
     return Input(path, "sub/a")
 
 
-def write(folder, given, ids=IDS, **options):
-    with ImageFiles(folder, given, ids.shape, **options) as files:
-        for rows in (slice(0, 1), slice(1, 19), slice(19, len(ids))):
-            files.write(Rows(ids[rows], None))
+def write(folder, given, stops=(1, 19, 40)):
+    with ImageFiles(folder, given, IDS.shape) as files:
+        for rows in np.split(IDS, stops[:-1]):
+            files.write(Rows(rows, None))
         files.finish()
 
 
@@ -88,14 +88,10 @@ def test_a_threshold_s_values_lie_on_their_sides_of_it_and_are_not_ignored(ignor
 def test_an_overlay_does_not_depend_on_the_parts_it_came_in(tmp_path, image):
     folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(overlay=True))
     drawn = []
-    for heights in ([40], [1] * 40, [7, 13, 20]):
-        with ImageFiles(folder, image, IDS.shape) as files:
-            for start, height in zip(np.cumsum([0, *heights]), heights, strict=False):
-                files.write(Rows(IDS[start : start + height], None))
-            files.finish()
+    for stops in ([40], range(1, 41), [7, 20, 40]):
+        write(folder, image, stops=stops)
         drawn.append(read_image(tmp_path / "out/overlays/sub/a.png"))
-    np.testing.assert_array_equal(drawn[0], drawn[1])
-    np.testing.assert_array_equal(drawn[0], drawn[2])
+        np.testing.assert_array_equal(drawn[0], drawn[-1])
     np.testing.assert_array_equal(drawn[0][IDS == 0], PIXELS[IDS == 0])  # background stays
     assert drawn[0][10, 4].tolist() == [0, 200, 120]  # outlined on its left border
     middle = (0.6 * PIXELS[10, 6] + 0.4 * np.array([0, 200, 120])).round()

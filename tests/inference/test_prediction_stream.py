@@ -140,15 +140,11 @@ def test_a_large_file_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
     assert files_in(tmp_path / "out") == ["b.png"]
 
 
-@pytest.mark.parametrize("is_large", [False, True])
-def test_an_interruption_leaves_whole_files_only(tmp_path, images, monkeypatch, is_large):
-    if is_large:
-        monkeypatch.setattr(image_spec, "LARGE_PIXELS", 100)
-        given = [Input(tmp_path / f"images/{name}.tif", name) for name in images]
-        for path, name in given:
-            path.write_bytes(tiff_bytes(np.tile(images[name], (5, 2, 1))))
-    else:
-        given = inputs_of(tmp_path, images)
+def test_an_interruption_of_a_large_image_leaves_whole_files_only(tmp_path, images, monkeypatch):
+    monkeypatch.setattr(image_spec, "LARGE_PIXELS", 100)
+    given = inputs_of(tmp_path, images, ".tif")
+    for path, name in given:
+        path.write_bytes(tiff_bytes(np.tile(images[name], (5, 2, 1))))
 
     class Interrupting(BrightnessEngine):
         def logits(self, images):
@@ -157,7 +153,7 @@ def test_an_interruption_leaves_whole_files_only(tmp_path, images, monkeypatch, 
             return super().logits(images)
 
     kinds, engine = Kinds(overlay=True, polygons=True), Interrupting(make_spec(fit="crop"))
-    predicting = stream(tmp_path, kinds, engine=engine, tile=(32, 32), whole=1 if is_large else 10**6)
+    predicting = stream(tmp_path, kinds, engine=engine, tile=(32, 32), whole=1)
     with pytest.raises(KeyboardInterrupt):
         predicting.run(given)
     left = files_in(tmp_path / "out")

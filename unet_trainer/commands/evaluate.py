@@ -12,11 +12,11 @@ from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_onnx, load_config
 from unet_trainer.config.parsers import tile_side
-from unet_trainer.system.console import Console, aligned, counted, cut
+from unet_trainer.system.console import Console, aligned, counted, cut, score_text
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.evaluate import EvaluatedSet
-    from unet_trainer.inference.inputs import EvaluationData
+    from unet_trainer.inference.evaluation_data import EvaluationData
     from unet_trainer.inference.predictor import Predictor
 
 SPLITS = ("val", "test", "train", "all")
@@ -47,27 +47,23 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     names, overrides = split_words(given.words, "evaluate", DATA_KEYS)
     if len(names) != 1:
         what = f"got {', '.join(names)}" if names else "none was named"
-        raise UserError(
-            f"evaluate takes one model, {what}: python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)"
-        )
-    check_options(given, may_be_as_trained=True)
+        command = "python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)"
+        raise UserError(f"evaluate takes one model, {what}: {command}")
+    check_options(given)
     for model in (names[0], given.compare):
         check_onnx(model)
 
     from unet_trainer.inference.engine import find_model
 
-    console = Console()
     runs = Path(overrides.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     file = find_model(names[0], runs, given.raw)
     other = None if given.compare is None else find_model(given.compare, runs, given.raw)
-    run(given, overrides, file, other, console)
+    run(given, overrides, file, other, Console())
 
 
 def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     what = "Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them)."
-    words = (
-        f"a run's folder or name, a .pt or .onnx file; and the images, if not those of the run: {', '.join(DATA_KEYS)}"
-    )
+    words = f"a run's folder or name, a .pt or .onnx file; and the images, if not its own: {', '.join(DATA_KEYS)}"
     parser = CommandParser("evaluate", what, ("RUN|FILE | key=value", words), "tta threshold raw device")
     what = "which images; without it val, or all of a data_dir that is not divided into train and val"
     parser.add_argument("--split", choices=SPLITS, help=what)
@@ -86,29 +82,29 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
 def run(
     given: argparse.Namespace, overrides: dict[str, str], file: Path, other_file: Path | None, console: Console
 ) -> None:
-    """Evaluates, prints and writes. Raises UserError."""
+    """Evaluate, print and write. Raises UserError."""
+    from unet_trainer.inference import evaluation_data as inputs
     from unet_trainer.inference.evaluate import make_folder, write_evaluation
-    from unet_trainer.inference.inputs import check_comparable, check_same_classes, find_source, load_evaluation_data
     from unet_trainer.inference.scores import compare, summarise
 
     predictor = load(given, file, console, given.precision)
-    spec = predictor.spec
-    source = find_source(file, overrides, spec.num_classes)
-    folder = given.out if given.out is not None else None if source.run_folder is None else source.run_folder / FOLDER
-    data = load_evaluation_data(source, spec, overrides, given.split, console)
+    spec, card = predictor.spec, predictor.engine.card
+    source = inputs.find_source(file, overrides, spec.num_classes)
+    folder = given.out or (source.run_folder and source.run_folder / FOLDER)
+    data = inputs.load_evaluation_data(source, spec, overrides, given.split, console)
     other = None
     if other_file is not None:
-        check_comparable(data, file, other_file)
+        inputs.check_comparable(data, file, other_file)
         other = load(given, other_file, console, given.precision)
-        check_same_classes(data, spec, other.spec, str(other_file))
+        inputs.check_same_classes(data, spec, other.spec, str(other_file))
     if folder is not None:
         make_folder(folder, is_named=given.out is not None)
-    card, data_dir = predictor.engine.card, data.source.config.data_dir
+    where = {"data_dir": source.config.data_dir, "split": data.split, "rule": data.rule}
     console.say(f"Evaluating {file}")
     console.fact("Model", f"{spec.architecture}, {spec.encoder}{card.describe()}; {predictor.engine.description}")
-    console.fact("Data", f"{counted(len(data.pairs), 'image')} of {data_dir}: {data.split}, by {data.rule}")
-    console.fact("Scored", scoring(predictor, given))
-    say_training_images(data, file, other_file, console)
+    console.fact("Data", f"{counted(len(data.pairs), 'image')} of {where['data_dir']}: {data.split}, by {data.rule}")
+    console.fact("Scored", f"at the images' own size{scoring(predictor, given)}")
+    say_training_images(data, [file] if other_file is None else [file, other_file], console)
     evaluated = evaluate_model(predictor, data, given, console)
     summary = summarise(evaluated, spec.class_names, spec.id_names)
     comparison, lines = None, summary_lines(summary)
@@ -121,10 +117,13 @@ def run(
     if folder is None:
         console.note(f"nothing was written: {file} is not in a run folder; --out DIR keeps scores and pictures")
         return
-    compared_with = None if other_file is None else str(other_file)
+    settings = {name: getattr(given, name) for name in ("threshold", "tta", "raw")}
+    tile = None if spec.fit == "resize" else AS_TRAINED if given.tile == AS_TRAINED else list(predictor.tile)
     content = {
-        **describe(predictor, file, data, given),
-        "compared_with": compared_with,
+        "model": {"file": str(file), **card.facts()},
+        "data": where,
+        "settings": {"engine": predictor.engine.description, **settings, "fit": spec.fit, "tile": tile},
+        "compared_with": None if other_file is None else str(other_file),
         **summary,
         "comparison": comparison,
     }
@@ -133,31 +132,29 @@ def run(
     console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
 
 
-def check_options(given: argparse.Namespace, may_be_as_trained: bool = False) -> None:
-    """Those of evaluate and predict that need no model."""
+def check_options(given: argparse.Namespace) -> None:
+    """Check those of evaluate and predict that need no model."""
     if given.threshold is not None and not 0 < given.threshold < 1:
         raise UserError(f"--threshold: got {given.threshold:g}; need a probability between 0 and 1, e.g. 0.5")
-    if given.tile is not None and not (may_be_as_trained and given.tile == AS_TRAINED):
+    if given.tile is not None and not ("split" in given and given.tile == AS_TRAINED):  # of evaluate alone
         tile_side(given.tile, "--tile")
 
 
 def load(
     given: argparse.Namespace, file: Path, console: Console, precision: NumberFormat | Literal["auto"] = "auto"
 ) -> Predictor:
-    """Of evaluate and predict. Raises UserError for options that are not for this model."""
+    """Load the model of evaluate and predict. Raises UserError for options that are not for it."""
     from unet_trainer.inference.engine import SymmetricEngine, load_engine
     from unet_trainer.inference.predictor import Predictor, chosen_tile
 
     engine = load_engine(file, given.device, precision, given.raw)
-    spec = engine.card.spec
+    spec, symmetries = engine.card.spec, engine.card.symmetries
     if given.threshold is not None and spec.num_ids != 2:
-        raise UserError(
-            f"--threshold: for a model of two class ids; {file} has {spec.num_ids} ({', '.join(spec.id_names)})"
-        )
+        names = ", ".join(spec.id_names)
+        raise UserError(f"--threshold: for a model of two class ids; {file} has {spec.num_ids} ({names})")
     if given.tile == AS_TRAINED and spec.fit == "resize":
         console.note("--tile: the model sees whole images, resized, in training and here; there are no tiles")
     tile = None if given.tile == AS_TRAINED else chosen_tile(given.tile, spec)
-    symmetries = engine.card.symmetries
     if given.tta and not symmetries:
         console.note("--tta changes nothing: the model was trained without mirrored or turned images")
     elif given.tta:
@@ -188,28 +185,27 @@ def scoring(predictor: Predictor, given: argparse.Namespace) -> str:
     """How predictions come about, for the user."""
     spec = predictor.spec
     height, width = spec.image_size if spec.fit == "resize" else spec.tile or spec.image_size
-    threshold = "" if given.threshold is None else f", foreground from a probability of {given.threshold:g} on"
     if spec.fit == "resize":
-        return f"at the images' own size; the model sees them at {width}×{height}{threshold}"
-    if given.tile == AS_TRAINED:
-        return f"at the images' own size, in tiles of {width}×{height} as training's validation has them{threshold}"
-    how = "as predict does" if given.tile is None else f"as predict --tile {given.tile} does"
-    return f"at the images' own size, in blended tiles of {predictor.describe_tile()}; {how}{threshold}"
+        how = f"; the model sees them at {width}×{height}"
+    elif given.tile == AS_TRAINED:
+        how = f", in tiles of {width}×{height} as training's validation has them"
+    else:
+        option = "" if given.tile is None else f" --tile {given.tile}"
+        how = f", in blended tiles of {predictor.describe_tile()}; as predict{option} does"
+    return how if given.threshold is None else f"{how}, foreground from a probability of {given.threshold:g} on"
 
 
-def say_training_images(data: EvaluationData, file: Path, other_file: Path | None, console: Console) -> None:
-    from unet_trainer.inference.inputs import listed_pairs, run_folder_of
+def say_training_images(data: EvaluationData, files: Sequence[Path], console: Console) -> None:
+    from unet_trainer.inference.evaluation_data import listed_pairs, run_folder_of
 
-    for name in (file, *([] if other_file is None else [other_file])):
-        folder = run_folder_of(name)
+    for file in files:
+        folder = run_folder_of(file)
         if folder is None:
-            console.note(
-                f"{name} is not in a run folder: whether it was trained on some of these images cannot be told"
-            )
+            what = "whether it was trained on some of these images cannot be told"
+            console.note(f"{file} is not in a run folder: {what}")
         elif seen := listed_pairs(data.pairs, folder, "train")[0]:
-            console.warn(
-                f"{name} was trained on {len(seen)} of these images, such as {seen[0].image}: its scores are too good"
-            )
+            some = f"{len(seen)} of these images, such as {seen[0].image}"
+            console.warn(f"{file} was trained on {some}: its scores are too good")
 
 
 def say_doubts(
@@ -219,13 +215,11 @@ def say_doubts(
     from unet_trainer.datasets.splits import OF_ONE_IMAGE
 
     if given.cldice:
-        console.note(
-            "clDice compares centre lines, for thin shapes; that of a compact object is a few pixels (docs/metrics.md)"
-        )
+        what = "clDice compares centre lines, for thin shapes; that of a compact object is a few pixels"
+        console.note(f"{what} (docs/metrics.md)")
     if summary["num_images"] < FEW_IMAGES:
-        console.note(
-            f"{counted(summary['num_images'], 'image')}: intervals from so few are rough, and likely too narrow"
-        )
+        images = counted(summary["num_images"], "image")
+        console.note(f"{images}: intervals from so few are rough, and likely too narrow")
     if data.source.config.split == "blocks" and any(pair.box for pair in data.pairs):
         console.note(OF_ONE_IMAGE)
     trained, spec, iou = predictor.engine.card.val_iou, predictor.spec, summary["mean"]["dataset"]["iou"]["value"]
@@ -233,28 +227,12 @@ def say_doubts(
         return
     reason = ""
     if abs(trained - iou) > 5e-5:
-        height, width = spec.tile or spec.image_size
-        tiles = f"training's tiles are of {width}×{height} and not blended: --tile {AS_TRAINED}"
-        reason = f" ({tiles if spec.fit == 'crop' and given.tile != AS_TRAINED else 'other options or number format'})"
+        reason = " (other options or number format)"
+        if spec.fit == "crop" and given.tile != AS_TRAINED:
+            height, width = spec.tile or spec.image_size
+            reason = f" (training's tiles are of {width}×{height} and not blended: --tile {AS_TRAINED})"
     console.say()
     console.say(f"Training's own validation of this model: IoU {trained:.4f}; here {iou:.4f}{reason}")
-
-
-def describe(predictor: Predictor, file: Path, data: EvaluationData, given: argparse.Namespace) -> dict[str, Any]:
-    """Model, data and settings, as evaluation.json has them."""
-    engine, spec = predictor.engine, predictor.spec
-    return {
-        "model": {"file": str(file), **engine.card.facts()},
-        "data": {"data_dir": data.source.config.data_dir, "split": data.split, "rule": data.rule},
-        "settings": {
-            "engine": engine.description,
-            "threshold": given.threshold,
-            "tta": given.tta,
-            "raw": given.raw,
-            "fit": spec.fit,
-            "tile": None if spec.fit == "resize" else AS_TRAINED if given.tile == AS_TRAINED else list(predictor.tile),
-        },
-    }
 
 
 # The tables of what evaluation.json holds, at most WIDTH columns wide
@@ -267,18 +245,14 @@ def _rows(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """All tables of an evaluation, as `summarise` gives it."""
-    others = [name for name in summary["mean"]["dataset"] if name != "iou"]
-    dataset: list[Sequence[str]] = [["", TITLES["iou"], "95 % interval", *(TITLES[name] for name in others)]]
-    means: list[Sequence[str]] = [
-        ["", *(TITLES[name] for name in summary["mean"]["mean_over_images"]), *COUNTS.values()]
-    ]
+    names = list(summary["mean"]["dataset"])
+    titles = [TITLES[name] for name in names]
+    dataset, means = [["", titles[0], "95 % interval", *titles[1:]]], [["", *titles, *COUNTS.values()]]
     for row in _rows(summary):
-        scores = row["dataset"]
-        iou, *values = (_score(scores[name]["value"]) for name in ("iou", *others))
-        dataset.append([row["name"], iou, _interval(row), *values])
-        means.append(
-            [row["name"], *map(_score, row["mean_over_images"].values()), *(str(row.get(name, "")) for name in COUNTS)]
-        )
+        iou, *others = (score_text(row["dataset"][name]["value"]) for name in names)
+        dataset.append([row["name"], iou, _interval(row), *others])
+        scores, counts = map(score_text, row["mean_over_images"].values()), (str(row.get(name, "")) for name in COUNTS)
+        means.append([row["name"], *scores, *counts])
     notes = []
     if len(summary["classes"]) > 1 and any(row["truth_pixels"] == 0 for row in summary["classes"]):
         notes = ["  A class of which these masks have no pixel has no score, and no part in any mean."]
@@ -304,20 +278,15 @@ def _interval(row: dict[str, Any]) -> str:
 
 def confusion_lines(rows: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
     """Shares of the truth of each class: as a matrix, or of many classes the largest confusions alone."""
-    import numpy as np
-
-    confusion = np.array(rows)
-    shares = [[_share(count / row.sum() if row.any() else None) for count in row] for row in confusion]
+    shares = [[f"{count / sum(row):.1%}" if any(row) else "–" for count in row] for row in rows]
     if len(names) <= MAX_CONFUSION:
         header = ["truth ↓  predicted →", *(cut(name, (WIDTH - MAX_NAME) // len(names) - 3) for name in names)]
         table = _table([header, *([name, *row] for name, row in zip(names, shares, strict=True))])
         return ["Confusion (of the pixels of a class, the share predicted as each):", *table]
-    wrong = np.where(np.eye(len(names), dtype=bool), 0, confusion)
-    largest = [np.unravel_index(place, wrong.shape) for place in np.argsort(wrong, axis=None)[::-1][:NUM_CONFUSED]]
+    wrong = [(count, i, j) for i, row in enumerate(rows) for j, count in enumerate(row) if count and i != j]
     lines = [
         f"  {cut(names[truth], MAX_NAME)} taken for {cut(names[found], MAX_NAME)}: {shares[truth][found]} of its pixels"
-        for truth, found in largest
-        if wrong[truth, found]
+        for _, truth, found in sorted(wrong, reverse=True)[:NUM_CONFUSED]
     ]
     return ["Most confused:", *(lines or ["  nothing"])]
 
@@ -337,14 +306,13 @@ def comparison_lines(comparison: dict[str, Any], num_images: int, other: str) ->
 
 def _comparison_row(row: dict[str, Any], score: str) -> list[str]:
     found = row["dataset"][score]
-    difference, ends = found["difference"], found["interval"]
+    difference, ends, share = found["difference"], found["interval"], found["share_of_draws_above_0"]
     return [
         f"{row['name']}: {TITLES[score]}",
-        _score(found["this"]),
-        _score(found["other"]),
+        score_text(found["this"]),
+        score_text(found["other"]),
         "–" if difference is None else f"{difference:+.4f}",
-        "–" if ends is None else f"{ends[0]:+.4f} to {ends[1]:+.4f}",
-        "–" if ends is None else _share(found["share_of_draws_above_0"]),
+        *(["–", "–"] if ends is None else [f"{ends[0]:+.4f} to {ends[1]:+.4f}", f"{share:.1%}"]),
     ]
 
 
@@ -359,23 +327,11 @@ def verdict(difference: float | None, ends: Sequence[float] | None) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]], max_name: int = MAX_NAME, most: int = MAX_CLASSES) -> list[str]:
-    """Rows below a header: the first column to the left, the others to the right. Of many classes, the first and the
-    mean."""
+    """Rows below a header: the first column to the left, the others to the right. Of many, the first and the last."""
     header, *others = rows
-    left_out = len(others) - 1 - most
-    if left_out > 0:
+    if (left_out := len(others) - 1 - most) > 0:
         others = [*others[:most], [f"… {left_out} more", *([""] * (len(header) - 1))], others[-1]]
-    shown = [header, *others]
-    room = WIDTH - 2 - sum(2 + max(map(len, column)) for column in list(zip(*shown, strict=True))[1:])
-    return [
-        f"  {line}"
-        for line in aligned([[cut(row[0], min(max_name, room)), *row[1:]] for row in shown], to_the_right=True)
-    ]
-
-
-def _score(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4f}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
+    columns = list(zip(header, *others, strict=True))
+    room = min(max_name, WIDTH - 2 - sum(2 + max(map(len, column)) for column in columns[1:]))
+    shown = [[cut(row[0], room), *row[1:]] for row in (header, *others)]
+    return [f"  {line}" for line in aligned(shown, to_the_right=True)]

@@ -18,21 +18,18 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import read_text
 from unet_trainer.system.os_errors import cannot
 
-# What each format is, and what to try where it fails.
 FORMATS = {
-    "onnx": (
-        "ONNX, one file with weights, normalisation and classes; runs with onnxruntime",
-        "; try --format pt2, or smp, which keeps the network as it is",
-    ),
-    "pt2": ("a program of torch.export; runs with torch alone", "; --format smp keeps the network as it is"),
-    "smp": ("a folder for smp.from_pretrained", ""),
+    "onnx": "ONNX, one file with weights, normalisation and classes; runs with onnxruntime",
+    "pt2": "a program of torch.export; runs with torch alone",
+    "smp": "a folder for smp.from_pretrained",
 }
-
-
+ADVICE = {  # where a format fails
+    "onnx": "; try --format pt2, or smp, which keeps the network as it is",
+    "pt2": "; --format smp keeps the network as it is",
+}
 KINDS = {  # smp is a folder, and known by its files
     "onnx": Kind(".onnx model", rb"\x08"),  # its first field is the version of the format
     "pt2": Kind(".pt2 program", rb"PK\x03\x04"),
-    "smp": None,
 }
 
 
@@ -42,14 +39,13 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
         "Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
         words=None,
         shared="raw",
-        epilog="\n".join(f"  {name:<12} {title}" for name, (title, _) in FORMATS.items()),
+        epilog="\n".join(f"  {name:<12} {title}" for name, title in FORMATS.items()),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", metavar="RUN | FILE", help="a run's name or folder (its best.pt), or a .pt file")
     parser.add_argument("--format", choices=list(FORMATS), default="onnx", help="onnx unless given")
-    parser.add_argument(
-        "--out", type=Path, metavar="PATH", help="the file, or the folder of smp; beside the checkpoint unless given"
-    )
+    what = "the file, or the folder of smp; beside the checkpoint unless given"
+    parser.add_argument("--out", type=Path, metavar="PATH", help=what)
     given = parser.parse_args(arguments)
     name, raw, console = given.format, given.raw, Console()
     if name == "onnx":
@@ -65,8 +61,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     exporter = {"onnx": export_onnx, "pt2": export_pt2, "smp": export_smp}[name]
     card, segmenter = build_segmenter(path, raw)
     spec = card.spec
-    title, advice = FORMATS[name]
-    console.say(f"Exporting {path} as {title} ...")
+    console.say(f"Exporting {path} as {FORMATS[name]} ...")
     console.fact("Model", f"{spec.architecture}, {spec.encoder}{', raw weights' if raw else ''}{card.describe()}")
     console.fact("Classes", ", ".join(spec.id_names))
     try:
@@ -74,7 +69,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
         compared = exporter(segmenter, card, target)
     except ExportError as error:
         what = f"{spec.architecture} with {spec.encoder} cannot be exported as {name}"
-        raise ExportError(f"{what}: {error}; nothing was written{advice}") from None
+        raise ExportError(f"{what}: {error}; nothing was written{ADVICE.get(name, '')}") from None
     except OSError as error:
         raise cannot(f"--out: {target}", "be written", error, target) from None
     console.fact("Compared", compared)
@@ -105,48 +100,38 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
     if target.exists() and suffix and not target.is_file():
         raise UserError(f"--out: {target} is no file that can be replaced")
     if suffix or target.is_symlink():
-        check_replaceable("--out", target, KINDS[name])
+        check_replaceable("--out", target, KINDS.get(name))
     if not suffix and target.exists():
         if not (target / SMP_CARD).is_file():
             raise UserError(f"--out: {target} exists and is no earlier export; name a folder that does not exist")
         # A folder is replaced as a whole, and what somebody put into it would be lost.
         if others := sorted(file.name for file in target.iterdir() if file.name not in SMP_FILES):
-            raise UserError(
-                f"--out: {target} holds {first_few(others, 3)} beside an earlier export, which would be deleted "
-                "with it; move it "
-                "away, or name a folder that does not exist"
-            )
+            what = "beside an earlier export, which would be deleted with it"
+            fix = "move it away, or name a folder that does not exist"
+            raise UserError(f"--out: {target} holds {first_few(others, 3)} {what}; {fix}")
     return target
-
-
-# shard
-
-MEGABYTE = 10**6
 
 
 def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     what = "Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them."
     parser = CommandParser("shard", what)
-    parser.add_argument(
-        "--out", metavar="FOLDER | URL", required=True, help="where the shards go: a folder, s3://..., gs://..."
-    )
-    parser.add_argument(
-        "--shard-mb", metavar="MB", type=float, default=256.0, help="largest size of a shard (default 256)"
-    )
+    what = "where the shards go: a folder, s3://..., gs://..."
+    parser.add_argument("--out", metavar="FOLDER | URL", required=True, help=what)
+    what = "largest size of a shard (default 256)"
+    parser.add_argument("--shard-mb", metavar="MB", type=float, default=256.0, help=what)
     given = parser.parse_intermixed_args(arguments)
     config = read_config_words(given.words, script_config, "shard")
     if not given.out.strip():
         raise UserError("--out: got an empty name; need a folder or a URL (is a variable of the shell not set?)")
     if not 0.01 <= given.shard_mb <= 1e6:
-        raise UserError(
-            f"--shard-mb: got {given.shard_mb:g}; need a number of megabytes from 0.01 to 1000000, e.g. 256"
-        )
+        need = "need a number of megabytes from 0.01 to 1000000, e.g. 256"
+        raise UserError(f"--shard-mb: got {given.shard_mb:g}; {need}")
     check_url("--out", given.out)
-    shard_data(config, given.out, int(given.shard_mb * MEGABYTE), Console())
+    shard_data(config, given.out, int(given.shard_mb * 10**6), Console())
 
 
 def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> None:
-    """Reads and checks every pair, writes the shards and says how to train from them. Raises UserError."""
+    """Read and check every pair, write the shards and say how to train from them. Raises UserError."""
     # numpy and OpenCV: a typo is answered before they are loaded
     from unet_trainer.datasets.dataset_report import find_dataset, read_every_pair
     from unet_trainer.datasets.mask_evidence import find_class_file
@@ -170,13 +155,10 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     if not is_url(out) and Path(out).resolve() in folders:
         raise UserError(f"--out: {out} holds images or masks of the data; need another folder")
     if found.class_file is None and (class_file := find_class_file(data_dir, report.pairs)) is not None:
-        found = dataclasses.replace(
-            found, class_file=(class_file.path.name, read_text(class_file.path, encoding="utf-8-sig"))
-        )
-    scanned = [
-        *zip(report.pairs, report.images, report.masks, strict=True),
-        *((pair, None, None) for pair in found.test),
-    ]
+        text = read_text(class_file.path, encoding="utf-8-sig")
+        found = dataclasses.replace(found, class_file=(class_file.path.name, text))
+    read = zip(report.pairs, report.images, report.masks, strict=True)
+    scanned = [*read, *((pair, None, None) for pair in found.test)]
     with console.bar("Writing shards:", len(scanned), keep=False) as bar:
         index = write_shards(found, scanned, data_dir.resolve().name, place, shard_bytes, bar.tick)
     pairs, shards = counted(index.num_samples, "pair"), counted(len(index.shards), "shard")

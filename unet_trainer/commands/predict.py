@@ -20,7 +20,6 @@ if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.inputs import Input
     from unet_trainer.inference.prediction_files import PredictionFolder
     from unet_trainer.inference.prediction_stream import PredictionStream
-    from unet_trainer.model.segmenter import SegmenterSpec
 
 NUM_NAMED = 100  # files that could not be read
 MAX_CLASSES = 12  # that are listed
@@ -40,41 +39,37 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
 
     checkpoint_dir = Path(script_config(()).checkpoint_dir)
     refuse_models(given.inputs, given.model, checkpoint_dir)
-    inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path is told at once
+    inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path fails early
     if not given.among_images:
         refuse_among_images(inputs, given.out)
 
     from unet_trainer.inference.engine import find_model
 
-    path = find_model(given.model, checkpoint_dir, given.raw)
-    return predict(given, path, inputs, console)
+    return predict(given, find_model(given.model, checkpoint_dir, given.raw), inputs, console)
 
 
 def _parser() -> CommandParser:
     what = "Writes what a trained model sees in images, as files."
     parser = CommandParser("predict", what, None, "tta threshold raw device")
-    parser.add_argument(
-        "model", metavar="RUN|FILE", help="a run's name or folder (its best.pt is taken), a .pt or an .onnx file"
-    )
+    what = "a run's name or folder (its best.pt is taken), a .pt or an .onnx file"
+    parser.add_argument("model", metavar="RUN|FILE", help=what)
     what = "images, folders with their subfolders, a CSV with a column image"
     parser.add_argument("inputs", nargs="+", metavar="IMAGE|FOLDER|GLOB|CSV", help=what)
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the results are written")
-    parser.add_argument(
-        "--among-images", action="store_true", help="write into the folder of the images if --out is that"
-    )
-    parser.add_argument("--values", action="store_true", help="masks with the values of the dataset's own masks too")
-    parser.add_argument("--overlay", action="store_true", help="the images with the classes drawn over them too")
-    what = "probabilities too: 16-bit PNG, or float32 .npy"
-    parser.add_argument("--probabilities", nargs="?", const="png", choices=("png", "npy"), help=what)
-    parser.add_argument(
-        "--polygons", action="store_true", help="the outlines of objects too: COCO JSON, or GeoJSON of GeoTIFFs"
-    )
     what = "fit: crop: side of the tiles, a multiple of 32; without it the one that training chose"
     parser.add_argument("--tile", metavar="N", help=what)
-    parser.add_argument("--skip-existing", action="store_true", help="leave images alone whose results are there")
-    parser.add_argument(
-        "--batch-size", metavar="N", type=int, help="images at a time; by default as the device can use"
-    )
+    what = "images at a time; by default as the device can use"
+    parser.add_argument("--batch-size", metavar="N", type=int, help=what)
+    what = "probabilities too: 16-bit PNG, or float32 .npy"
+    parser.add_argument("--probabilities", nargs="?", const="png", choices=("png", "npy"), help=what)
+    for option, what in {
+        "--values": "masks with the values of the dataset's own masks too",
+        "--overlay": "the images with the classes drawn over them too",
+        "--polygons": "the outlines of objects too: COCO JSON, or GeoJSON of GeoTIFFs",
+        "--skip-existing": "leave images alone whose results are there",
+        "--among-images": "write into the folder of the images if --out is that",
+    }.items():
+        parser.add_argument(option, action="store_true", help=what)
     return parser
 
 
@@ -85,10 +80,8 @@ def refuse_models(words: Sequence[str], model: str, checkpoint_dir: Path) -> Non
     for path in map(Path, words):
         place = path if path.exists() else checkpoint_dir / path
         if is_run_folder(place) or (place.is_file() and place.suffix in MODEL_SUFFIXES):
-            raise UserError(
-                f"{path} is a model, not images; predict takes one model, its first word (here {model}): "
-                "give each model a command of its own"
-            )
+            what = f"{path} is a model, not images; predict takes one model, its first word (here {model})"
+            raise UserError(f"{what}: give each model a command of its own")
 
 
 def predict(given: argparse.Namespace, path: Path, inputs: Sequence[Input], console: Console) -> int:
@@ -96,12 +89,11 @@ def predict(given: argparse.Namespace, path: Path, inputs: Sequence[Input], cons
     from unet_trainer.inference.prediction_stream import PredictionStream
 
     predictor = load(given, path, console)
-    folder = PredictionFolder(
-        given.out, predictor.spec, Kinds(given.values, given.overlay, given.probabilities, given.polygons)
-    )
+    kinds = Kinds(given.values, given.overlay, given.probabilities, given.polygons)
+    folder = PredictionFolder(given.out, predictor.spec, kinds)
     folder.refuse_overwriting(inputs)
     is_done = [given.skip_existing and folder.is_done(name) for _, name in inputs]
-    num_todo = len(inputs) - sum(is_done)
+    num_done, num_todo = sum(is_done), len(inputs) - sum(is_done)
     try:
         given.out.mkdir(parents=True, exist_ok=True)
         for place in {path.parent for _, name in inputs for path in folder.files(name)}:
@@ -109,7 +101,7 @@ def predict(given: argparse.Namespace, path: Path, inputs: Sequence[Input], cons
                 delete_drafts(place, ["*.png", "*.tif", "*.npy"], MIN_AGE)
     except OSError as error:
         raise cannot(f"--out: {given.out}", "be made", error, given.out) from None
-    spec, num_done = predictor.spec, sum(is_done)
+    spec = predictor.spec
     about = f"{path}: {spec.architecture} with {spec.encoder}{predictor.engine.card.describe()}"
     console.fact("Model", f"{about}; on {predictor.engine.description}")
     skipped = f", {num_done} of them done before" if num_done else ""
@@ -127,8 +119,7 @@ def predict(given: argparse.Namespace, path: Path, inputs: Sequence[Input], cons
     except KeyboardInterrupt:
         console.say(f"{stream.num_written} of {counted(num_todo, 'image')} done; {GO_ON}")
         raise
-    seconds = time.perf_counter() - started
-    _say_result(stream, inputs, seconds, console)
+    _say_result(stream, inputs, time.perf_counter() - started, console)
     if (warning := predictor.take_scale_warning()) is not None:
         console.warn(warning)
     return EXIT_USER_ERROR if stream.failed else EXIT_DONE
@@ -137,13 +128,12 @@ def predict(given: argparse.Namespace, path: Path, inputs: Sequence[Input], cons
 def _say_result(stream: PredictionStream, inputs: Sequence[Input], seconds: float, console: Console) -> None:
     from unet_trainer.datasets.pairs import Problem, describe_problems
 
-    rate = f" in {seconds:.1f} s" + (
-        f" ({stream.num_written / seconds:.1f} images/s)" if stream.num_written > 1 else ""
-    )
-    console.say(f"Predicted {counted(stream.num_written, 'image')}{rate if stream.num_written else ''}.")
+    speed = f" ({stream.num_written / seconds:.1f} images/s)" if stream.num_written > 1 else ""
+    rate = f" in {seconds:.1f} s{speed}" if stream.num_written else ""
+    console.say(f"Predicted {counted(stream.num_written, 'image')}{rate}.")
     failed = {path for path, _ in stream.failed}
-    if len(inputs) > len(failed):  # some may have been there before
-        for title, what in result_lines(stream.folder, [given for given in inputs if given.path not in failed]):
+    if written := [image for image in inputs if image.path not in failed]:  # some may have been there before
+        for title, what in result_lines(stream.folder, written).items():
             console.say(f"  {title + ':':<15}{what}")
     if stream.num_with_missing:
         images = counted(stream.num_with_missing, "image")
@@ -153,7 +143,7 @@ def _say_result(stream: PredictionStream, inputs: Sequence[Input], seconds: floa
         console.say(describe_problems([Problem("unreadable", "file", "that could not be predicted", lines)], NUM_NAMED))
 
 
-def result_lines(folder: PredictionFolder, inputs: Sequence[Input]) -> list[tuple[str, str]]:
+def result_lines(folder: PredictionFolder, inputs: Sequence[Input]) -> dict[str, str]:
     """What was written where, and how to read it."""
     from unet_trainer.images.row_writers import PROBABILITIES
     from unet_trainer.inference.prediction_files import COCO_NAME, OVERLAYS, TIFF_SUFFIXES, VALUES, class_folder
@@ -161,41 +151,29 @@ def result_lines(folder: PredictionFolder, inputs: Sequence[Input]) -> list[tupl
     out, spec, kinds = folder.out, folder.spec, folder.kinds
     is_binary = len(folder.probable_ids) == 1
     example = f"numpy.array(PIL.Image.open({str(folder.mask(inputs[0].name))!r}))"
-    lines = [
-        (
-            "masks",
-            f"{out}: class ids in PNGs with a palette ({_classes(spec, range(spec.num_ids))}); in Python {example}",
-        )
-    ]
+    ids = _classes([f"{class_id} {name}" for class_id, name in enumerate(spec.id_names)])
+    lines = {"masks": f"{out}: class ids in PNGs with a palette ({ids}); in Python {example}"}
     if kinds.values:
-        lines.append(
-            (
-                "values",
-                f"{out / VALUES}: the values of the dataset's masks: {_classes(spec, folder.values.tolist(), True)}",
-            )
-        )
+        values = zip(spec.id_names, folder.values.tolist(), strict=True)
+        named = _classes([f"{name} {value}" for name, value in values])
+        lines["values"] = f"{out / VALUES}: the values of the dataset's masks: {named}"
     if kinds.overlay:
-        lines.append(("overlays", f"{out / OVERLAYS}"))
+        lines["overlays"] = f"{out / OVERLAYS}"
     if kinds.probabilities == "npy":
         what = "of the foreground, height × width" if is_binary else "height × width × classes"
-        lines.append(("probabilities", f"{out / PROBABILITIES}: float32 arrays, {what}"))
+        lines["probabilities"] = f"{out / PROBABILITIES}: float32 arrays, {what}"
     elif kinds.probabilities == "png":
-        which = (
-            "of the foreground"
-            if is_binary
-            else f"a folder for each class, such as {class_folder(0, spec.id_names[0])}"
-        )
-        lines.append(("probabilities", f"{out / PROBABILITIES}: 16-bit PNGs, 65535 is 1; {which}"))
+        what = f"a folder for each class, such as {class_folder(0, spec.id_names[0])}"
+        what = "of the foreground" if is_binary else what
+        lines["probabilities"] = f"{out / PROBABILITIES}: 16-bit PNGs, 65535 is 1; {what}"
     if kinds.polygons and (out / COCO_NAME).is_file():
-        lines.append(("polygons", f"{out / COCO_NAME}: COCO, one annotation for each connected object"))
+        lines["polygons"] = f"{out / COCO_NAME}: COCO, one annotation for each connected object"
     if any(path.suffix.lower() in TIFF_SUFFIXES and (out / f"{name}.tif").is_file() for path, name in inputs):
         geojson = " and polygons as .geojson" if kinds.polygons else ""
-        lines.append(("GeoTIFF", f"masks of GeoTIFFs also as .tif{geojson}, with their coordinates"))
+        lines["GeoTIFF"] = f"masks of GeoTIFFs also as .tif{geojson}, with their coordinates"
     return lines
 
 
-def _classes(spec: SegmenterSpec, values: Sequence[object], name_first: bool = False) -> str:
-    """The value of each class, of many those of the first."""
-    pairs = list(zip(values, spec.id_names, strict=True))[:MAX_CLASSES]
-    named = [f"{name} {value}" if name_first else f"{value} {name}" for value, name in pairs]
-    return ", ".join([*named, *(["…"] if spec.num_ids > MAX_CLASSES else [])])
+def _classes(named: Sequence[str]) -> str:
+    """Of many classes, the first."""
+    return ", ".join([*named[:MAX_CLASSES], *(["…"] if len(named) > MAX_CLASSES else [])])

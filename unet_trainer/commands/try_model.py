@@ -29,7 +29,7 @@ def main(arguments: list[str], script_config: ScriptConfig) -> None:
         raise UserError("try needs gradio: python -m pip install -r requirements-try.txt")
 
     from unet_trainer.inference.engine import find_model, load_engine
-    from unet_trainer.inference.inputs import find_validation_pairs
+    from unet_trainer.inference.evaluation_data import find_validation_pairs
     from unet_trainer.inference.predictor import Predictor
 
     path = find_model(" ".join(models) or None, Path(config.checkpoint_dir))

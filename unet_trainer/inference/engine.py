@@ -3,11 +3,11 @@ logits: a network of torch here, an exported .onnx file by onnxruntime. Everythi
 
 The card is what is known of a model besides its weights. Exported files carry it as JSON; from a checkpoint it is read.
 
-    .onnx    input    images   N,C,H,W float32, in the files' own units; H and W multiples of 32
+    .onnx    input    images   N,C,H,W float32, in the files' own units; any H and W
              output   logits   N,K,H,W float32, a logit for every class id (with one class: 0 for the background)
 
-Images of other sizes are padded as the Segmenter pads them, and the padding is cut off again. The last metadata entry
-of an .onnx file is the SHA-256 digest of every byte before it. A file is checked before onnxruntime sees it.
+The last metadata entry of an .onnx file is the SHA-256 digest of every byte before it. A file is checked before
+onnxruntime sees it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from types import NoneType
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from unet_trainer import __version__
 from unet_trainer.config.choices import NumberFormat
@@ -38,7 +36,7 @@ from unet_trainer.model.fast_layers import use_fast_layers
 from unet_trainer.model.network import build_network
 from unet_trainer.model.precision import DTYPES, Numerics, choose_device, inspect_hardware
 from unet_trainer.model.random_state import unchanged
-from unet_trainer.model.segmenter import STRIDE, Segmenter, SegmenterSpec
+from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_bytes
 from unet_trainer.training.checkpoint import model_weights, read_checkpoint
@@ -47,8 +45,7 @@ from unet_trainer.training.run_folder import BEST, LAST, SMP_CARD, find_run, has
 Symmetry = Literal["horizontal_flip", "vertical_flip", "quarter_turn"]
 SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
 
-ONNX_SUFFIX = ".onnx"
-PT2_SUFFIX = ".pt2"
+ONNX_SUFFIX, PT2_SUFFIX = ".onnx", ".pt2"
 FOR_OTHERS = f"is an export for other programs; name its run, or export that as {ONNX_SUFFIX}"
 # What content of other types or keys than a run saves raises.
 ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
@@ -64,7 +61,7 @@ TRANSFORM_SYMMETRIES: Mapping[str, tuple[Symmetry, ...]] = {
     "default": ("horizontal_flip", "vertical_flip"),
     "strong": ("horizontal_flip", "vertical_flip"),
 }
-CARD_KEY, DIGEST_KEY, PADDING_KEY = "unet_trainer", "sha256", "padding"  # of the metadata; the ModelCard is JSON
+CARD_KEY, DIGEST_KEY = "unet_trainer", "sha256"  # of the metadata; the ModelCard is JSON
 MAX_FILE_BYTES = 2**31 - 1  # of a protobuf message
 INPUT, OUTPUT = "images", "logits"
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -75,7 +72,7 @@ SILENT = 4  # log level: what onnxruntime would print on standard error is in th
 
 
 def reason_of(error: Exception) -> str:
-    """Of one of these: a ValueError has a sentence."""
+    """What one of these says: a ValueError has a sentence."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
@@ -93,7 +90,7 @@ class ModelCard:
         is_right = {
             "symmetries": set(self.symmetries) <= set(SYMMETRIES),
             "run_name": isinstance(self.run_name, str),
-            "epoch": type(self.epoch) in (int, NoneType),
+            "epoch": self.epoch is None or type(self.epoch) is int,
             "val_iou": self.val_iou is None or (type(self.val_iou) in (int, float) and math.isfinite(self.val_iou)),
             "version": isinstance(self.version, str),
         }
@@ -119,42 +116,35 @@ class ModelCard:
         """Raises ValueError, KeyError, TypeError or RecursionError for text that is no card."""
         content = json.loads(text)
         if content["format"] != CARD_FORMAT:
-            raise ValueError(
-                f"written by another version (format {content['format']}); this one reads format {CARD_FORMAT}"
-            )
-        found = {field.name: content[field.name] for field in fields(ModelCard)}
-        spec, symmetries = SegmenterSpec.from_dict(found["spec"]), tuple(found["symmetries"])
-        return ModelCard(**{**found, "spec": spec, "symmetries": symmetries})
+            reads = f"this one reads format {CARD_FORMAT}"
+            raise ValueError(f"written by another version (format {content['format']}); {reads}")
+        values = {field.name: content[field.name] for field in fields(ModelCard)}
+        spec, symmetries = SegmenterSpec.from_dict(values["spec"]), tuple(values["symmetries"])
+        return ModelCard(**{**values, "spec": spec, "symmetries": symmetries})
 
 
 def symmetries_of(augmentation: Any) -> tuple[Symmetry, ...]:
-    """The symmetries that training with this augmentation, as the config has it, taught: a name or a list of
-    transforms."""
+    """Those that training with this augmentation, a name or a list of transforms as in the config, taught."""
     entries = augmentation if isinstance(augmentation, list | tuple) else [augmentation]
     names = [next(iter(entry), "") if isinstance(entry, Mapping) else entry for entry in entries]
-    found = {symmetry for name in names for symmetry in TRANSFORM_SYMMETRIES.get(str(name), ())}
-    return tuple(symmetry for symmetry in SYMMETRIES if symmetry in found)
+    taught = {symmetry for name in names for symmetry in TRANSFORM_SYMMETRIES.get(str(name), ())}
+    return tuple(symmetry for symmetry in SYMMETRIES if symmetry in taught)
 
 
 def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoints"), raw: bool = False) -> Path:
-    """What RUN|FILE means: a .pt or .onnx file, or the folder or name of a run, whose best.pt is taken.
-
-    Without a name, the run that was saved last. With `raw`, last.pt: best.pt holds averaged weights alone where
-    ema_decay is set.
-    """
-    found = newest_run(checkpoint_dir) if where is None else _find(str(where), checkpoint_dir)
-    if found.suffix == PT2_SUFFIX:
-        raise CheckpointError(f"{found} {FOR_OTHERS}")
-    if found.is_file():
-        return found
-    if raw:
-        return found / LAST
-    if not (found / BEST).is_file():
-        raise CheckpointError(f"{found} has no {BEST}; name {found / LAST} to use the last state")
-    return found / BEST
+    """What RUN|FILE means: a .pt or .onnx file, or the folder or name of a run, by default the newest. Of a run best.pt
+    is taken, with `raw` last.pt: where ema_decay is set, best.pt holds averaged weights alone."""
+    path = newest_run(checkpoint_dir) if where is None else _find_path(str(where), checkpoint_dir)
+    if path.suffix == PT2_SUFFIX:
+        raise CheckpointError(f"{path} {FOR_OTHERS}")
+    if path.is_file():
+        return path
+    if not raw and not (path / BEST).is_file():
+        raise CheckpointError(f"{path} has no {BEST}; name {path / LAST} to use the last state")
+    return path / (LAST if raw else BEST)
 
 
-def _find(name: str, checkpoint_dir: Path) -> Path:
+def _find_path(name: str, checkpoint_dir: Path) -> Path:
     if (Path(name) / SMP_CARD).is_file():
         raise CheckpointError(f"{name} {FOR_OTHERS}")
     candidates = (Path(name), checkpoint_dir / name)
@@ -168,7 +158,7 @@ def _find(name: str, checkpoint_dir: Path) -> Path:
 
 
 def read_model(path: Path, raw: bool = False) -> tuple[ModelCard, dict[str, torch.Tensor]]:
-    """Card and weights of a checkpoint: averaged weights where there are some, unless `raw`. Raises CheckpointError."""
+    """Card and weights of a checkpoint, averaged where there are such, unless `raw`. Raises CheckpointError."""
     content = read_checkpoint(path)
     try:
         weights = model_weights(path, content, raw)
@@ -196,16 +186,15 @@ def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     first = images[0]
     dtype = torch.uint8 if first.dtype == np.uint8 else torch.float32
     batch = torch.empty((len(images), *first.shape), dtype=dtype, pin_memory=device.type == "cuda")
-    # from_numpy warns of arrays that cannot be written to, as PIL's, and takes none that runs backwards: bgr[...,
-    # ::-1].
+    # from_numpy warns of arrays that are read-only, as PIL's, and takes none that runs backwards: bgr[..., ::-1].
     suited = [image if image.flags.writeable and min(image.strides) >= 0 else image.copy() for image in images]
     # one call: np.stack takes the GIL again and again
     return torch.stack([torch.from_numpy(image) for image in suited], out=batch)
 
 
 def build_segmenter(path: Path, raw: bool = False, model: CustomModel | None = None) -> tuple[ModelCard, Segmenter]:
-    """The model of a checkpoint on the CPU, for use: a plain network, without what serves training or speed alone.
-    `model`: the network of a run that has a custom one."""
+    """The model of a checkpoint on the CPU: a plain network, without what serves training or speed alone. `model`: the
+    network of a run that has a custom one."""
     card, weights = read_model(path, raw)
     spec = card.spec
     with unchanged():
@@ -219,10 +208,9 @@ def build_segmenter(path: Path, raw: bool = False, model: CustomModel | None = N
             reason = (others[0].strip() if others and heading.endswith(":") else first_line(error))[:200]
             if custom is not None:
                 raise UserError(f"model: the weights of {path} do not fit it ({reason})") from None
-            raise CheckpointError(
-                f"{path}: the weights do not fit {spec.architecture} with {spec.encoder} as it is built here "
-                f"({reason}); they may come from other versions of timm or segmentation-models-pytorch"
-            ) from None
+            what = f"the weights do not fit {spec.architecture} with {spec.encoder} as it is built here ({reason})"
+            cause = "they may come from other versions of timm or segmentation-models-pytorch"
+            raise CheckpointError(f"{path}: {what}; {cause}") from None
     return card, segmenter.eval().requires_grad_(False)
 
 
@@ -253,23 +241,17 @@ class TorchEngine:
         """N,H,W,C images on the host, as ImageSpec.to_batch gives them → N,K,H,W float32. Any height and width."""
         try:
             (on_device,) = to_device((images,), self.device)
-            return self.forward(on_device)
+            with self.numerics.autocast():
+                return self.segmenter(on_device)
         except torch.OutOfMemoryError:
             if len(images) == 1:
                 raise
         torch.cuda.empty_cache()
-        half = len(images) // 2
-        return torch.cat([self.logits(images[:half]), self.logits(images[half:])])
-
-    @torch.inference_mode()
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """As `logits`, of images on the device."""
-        with self.numerics.autocast():
-            return self.segmenter(images)
+        return torch.cat([self.logits(half) for half in images.tensor_split([len(images) // 2])])
 
 
 class OnnxEngine:
-    """As TorchEngine, of an exported file. Logits are on the host."""
+    """An exported file, used like a TorchEngine. Logits are on the host."""
 
     def __init__(self, path: Path, device: str = "auto") -> None:
         content, metadata = read_onnx(path)
@@ -278,65 +260,49 @@ class OnnxEngine:
         try:
             self.card = ModelCard.from_json(metadata[CARD_KEY])
         except ILL_FORMED as error:
-            why = reason_of(error)[:200]
-            raise CheckpointError(
-                f"{path} cannot be used: {CARD_KEY} in its metadata is no card of a model ({why})"
-            ) from None
-        self.pads_inside = metadata.get(PADDING_KEY) == "inside"  # not in files of earlier versions
+            what = f"{CARD_KEY} in its metadata is no card of a model ({reason_of(error)[:200]})"
+            raise CheckpointError(f"{path} cannot be used: {what}") from None
         self.device = torch.device("cpu")
         runtime = import_optional("onnxruntime")
         providers = _choose_providers(device, runtime.get_available_providers())
         options = runtime.SessionOptions()
         options.log_severity_level = SILENT
-        # its own default is the host's cores, not the container's
-        options.intra_op_num_threads = torch.get_num_threads()
+        options.intra_op_num_threads = torch.get_num_threads()  # by default the host's cores, not the container's
         options.enable_mem_pattern = False  # plans memory for one size, and images have many
         try:
-            # From memory: what was checked is what is run. The name of the file would also be where it looks for
-            # others.
+            # From memory: what was checked is what is run, and no other file is looked for beside it.
             self.session = runtime.InferenceSession(content, options, providers=providers)
         except Exception as error:  # onnxruntime's errors share no base class
-            why = first_line(error)[:200]
-            raise CheckpointError(
-                f"{path} is no model that onnxruntime {runtime.__version__} can run ({why})"
-            ) from None
+            what = f"no model that onnxruntime {runtime.__version__} can run"
+            raise CheckpointError(f"{path} is {what} ({first_line(error)[:200]})") from None
         provider: str = self.session.get_providers()[0]
         if device.startswith("cuda") and provider != CUDA:
-            raise UserError(
-                f"device: {device} cannot be used by onnxruntime (its CUDA libraries do not load); use device: cpu"
-            )
+            why = "its CUDA libraries do not load"
+            raise UserError(f"device: {device} cannot be used by onnxruntime ({why}); use device: cpu")
         self.description = f"onnxruntime on {'cuda' if provider == CUDA else 'cpu'}, float32"
         channels, num_ids = self.card.spec.image.channels, self.card.spec.num_ids
         both = (*self.session.get_inputs(), *self.session.get_outputs())
-        if [(value.name, value.type, value.shape[1:2]) for value in both] != [
-            (INPUT, "tensor(float)", [channels]),
-            (OUTPUT, "tensor(float)", [num_ids]),
-        ]:
+        expected = [(INPUT, "tensor(float)", [channels]), (OUTPUT, "tensor(float)", [num_ids])]
+        if [(value.name, value.type, value.shape[1:2]) for value in both] != expected:
             takes = f"take N,{channels},H,W {INPUT} and give N,{num_ids},H,W {OUTPUT}"
             raise CheckpointError(f"{path} cannot be used: its graph does not {takes}")
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
-        height, width = images.shape[1:3]
-        pixels = images.permute(0, 3, 1, 2).float()
-        if not self.pads_inside:
-            pixels = F.pad(pixels, (0, -width % STRIDE, 0, -height % STRIDE), mode="replicate")
+        pixels = images.permute(0, 3, 1, 2).float().contiguous()
+        count, _, height, width = shape = tuple(pixels.shape)
         try:
-            (found,) = self.session.run([OUTPUT], {INPUT: pixels.contiguous().numpy()})
+            (logits,) = self.session.run([OUTPUT], {INPUT: pixels.numpy()})
         except Exception as error:  # see above
-            if len(images) > 1 and "alloc" in str(error).lower():  # out of memory
-                half = len(images) // 2
-                return torch.cat([self.logits(images[:half]), self.logits(images[half:])])
+            if count > 1 and "alloc" in str(error).lower():  # out of memory
+                return torch.cat([self.logits(half) for half in images.tensor_split([len(images) // 2])])
             raise UserError(f"onnxruntime cannot compute {width}×{height} pixels ({first_line(error)[:200]})") from None
-        if found.shape != (len(images), self.card.spec.num_ids, *pixels.shape[2:]):
-            raise UserError(
-                f"the exported model gives an array of shape {found.shape} for images of shape {tuple(pixels.shape)}"
-            )
-        return torch.from_numpy(found)[:, :, :height, :width]
+        if logits.shape != (count, self.card.spec.num_ids, height, width):
+            raise UserError(f"the exported model gives an array of shape {logits.shape} for images of shape {shape}")
+        return torch.from_numpy(logits)
 
 
 def read_onnx(path: Path) -> tuple[bytes, dict[str, str]]:
-    """Content and metadata of a file whose bytes are as exported, and that needs no other file. Raises
-    CheckpointError."""
+    """Content and metadata of a file as it was exported, that needs no other file. Raises CheckpointError."""
     onnx = import_optional("onnx")
     try:
         content = read_bytes(path, MAX_FILE_BYTES)
@@ -351,13 +317,10 @@ def read_onnx(path: Path) -> tuple[bytes, dict[str, str]]:
     if len(metadata) != len(model.metadata_props):
         raise CheckpointError(f"{path} is no model of this trainer: its metadata has two entries of one key")
     if DIGEST_KEY in metadata and content != add_digest(content[: -len(add_digest(b""))]):
-        raise CheckpointError(
-            f"{path} is damaged, or was changed since it was exported: its bytes do not match its digest "
-            f"(if you changed it, delete {DIGEST_KEY} from its metadata)"
-        )
-    if any(
-        isinstance(part, onnx.TensorProto) and (part.external_data or part.data_location) for part in _messages(model)
-    ):
+        what = "is damaged, or was changed since it was exported: its bytes do not match its digest"
+        raise CheckpointError(f"{path} {what} (if you changed it, delete {DIGEST_KEY} from its metadata)")
+    tensors = (part for part in _messages(model) if isinstance(part, onnx.TensorProto))
+    if any(tensor.external_data or tensor.data_location for tensor in tensors):
         raise CheckpointError(f"{path} keeps its weights in other files; export it again, into one file")
     return content, metadata
 
@@ -372,7 +335,7 @@ def _messages(message: Any) -> Iterator[Any]:
 
 
 def add_digest(message: bytes) -> bytes:
-    """The message with the digest of its bytes as a last metadata entry, of a length that is always the same."""
+    """The message with the digest of its bytes as a last metadata entry, always of one length."""
     onnx = import_optional("onnx")
     entry = onnx.StringStringEntryProto(key=DIGEST_KEY, value=hashlib.sha256(message).hexdigest())
     return message + onnx.ModelProto(metadata_props=[entry]).SerializeToString()
@@ -415,7 +378,7 @@ class SymmetricEngine:
         total = torch.zeros((), device=self.device)
         for is_flipped, num_turns in self.views:
             view = torch.rot90(images.flip(2) if is_flipped else images, num_turns, (1, 2)).contiguous()
-            logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))  # turned back
+            logits = torch.rot90(self.engine.logits(view), -num_turns, (2, 3))
             total = total + (logits.flip(3) if is_flipped else logits)
         return total / len(self.views)
 
@@ -426,11 +389,9 @@ Engine = TorchEngine | OnnxEngine | SymmetricEngine
 def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:
     """(mirrored left to right, quarter turns) of every image that the symmetries generate; the original first. A
     vertical flip is a horizontal flip and half a turn."""
-    is_flipped = "horizontal_flip" in symmetries or "vertical_flip" in symmetries
-    turns: tuple[int, ...] = (0, 2) if {"horizontal_flip", "vertical_flip"} <= set(symmetries) else (0,)
-    turns = (0, 1, 2, 3) if "quarter_turn" in symmetries else turns
-    first = 0 if "horizontal_flip" in symmetries else 2
-    return [(False, turn) for turn in turns] + [(True, (first + turn) % 4) for turn in turns if is_flipped]
+    flips = [first for name, first in (("horizontal_flip", 0), ("vertical_flip", 2)) if name in symmetries]
+    turns = range(4) if "quarter_turn" in symmetries else (0, 2) if len(flips) == 2 else (0,)
+    return [(False, turn) for turn in turns] + [(True, (first + turn) % 4) for first in flips[:1] for turn in turns]
 
 
 def load_engine(
@@ -440,12 +401,11 @@ def load_engine(
     raw: bool = False,
     model: CustomModel | None = None,
 ) -> Engine:
-    """Of a file that find_model found. `model`: as in build_segmenter."""
+    """The engine of a file that find_model found. `model`: as in build_segmenter."""
     if path.suffix == ONNX_SUFFIX:
         if raw:
-            raise UserError(
-                f"raw: {path} holds the weights that it was exported with; name the run, or export it with --raw"
-            )
+            fix = "name the run, or export it with --raw"
+            raise UserError(f"raw: {path} holds the weights that it was exported with; {fix}")
         if precision not in ("auto", "float32"):
             raise UserError(f"precision: got {precision!r}; {path} computes in float32")
         return OnnxEngine(path, device)

@@ -1,11 +1,9 @@
-"""One pass of a model over pairs of images and masks: counts for every image, at the masks' own size. And what it
-leaves in a
-folder: evaluation.json, evaluation.csv with a row for each image, and pictures of the worst.
+"""One pass of a model over pairs of images and masks: counts for every image, at the masks' own size. What it leaves in
+a folder: evaluation.json, evaluation.csv with a row for each image, and pictures of the worst.
 
     files → read ahead in threads → predicted in batches, here → scored in threads → counts
 
-Images, masks and predictions live as long as they are on this way; what stays are the counts of each image and the
-predictions of the few worst ones.
+Only the counts of each image and the predictions of the few worst ones stay in memory.
 """
 
 import contextlib
@@ -28,7 +26,7 @@ from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes, sho
 from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
 from unet_trainer.images.tiling import fit_image, mirrored_to, resize_mask, tile_images
-from unet_trainer.inference.inputs import EvaluationData
+from unet_trainer.inference.evaluation_data import EvaluationData
 from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels, predicted_ids
 from unet_trainer.inference.scores import Count, EvaluatedSet, count_image, image_scores, number, scores_from_counts
 from unet_trainer.model.segmenter import SegmenterSpec
@@ -56,22 +54,21 @@ MAX_BYTES_AHEAD = 2**29  # of images and masks that are read and not yet predict
 
 class Sample(NamedTuple):
     number: int  # among the pairs
-    given: ModelInput
+    image: ModelInput
     truth: Pixels  # H,W ids
 
-
-Predicted = tuple[int, Pixels, Pixels]  # index of the image, H,W ids of truth and prediction
+    def num_bytes(self) -> int:
+        return self.image.pixels.nbytes + self.truth.nbytes
 
 
 def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> Sample:
-    """As training's validation reads it, so that the network sees the same pixels. Raises DataError."""
+    """Read a pair as training's validation does, so that the network sees the same pixels. Raises DataError."""
     pair, spec, resize_masks = data.pairs[index], predictor.spec, data.source.config.resize_masks
-    # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
-    min_side = None if resize_masks else predictor.min_side
     path = pair.image
     try:
-        image, size, is_missing = spec.image.decode(read_bytes(path), min_side)
-        given = predictor.prepare(image, size)
+        # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
+        pixels, size, is_missing = spec.image.decode(read_bytes(path), None if resize_masks else predictor.min_side)
+        image = predictor.prepare(pixels, size)
         path = pair.mask
         truth = data.coding.encode(read_mask(path))
     except DataError as error:
@@ -82,10 +79,9 @@ def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> Sampl
     if is_missing is not None and spec.image.ignores_nodata and truth.shape == size:
         truth = np.where(is_missing, np.uint8(IGNORED), truth)
     if size != data.images[index].size or truth.shape != size or (truth == UNKNOWN).any():
-        raise DataError(
-            f"{shown_path(pair.image)} or its mask {shown_path(pair.mask)} has changed since it was looked at"
-        )
-    return Sample(index, given, truth)
+        names = f"{shown_path(pair.image)} or its mask {shown_path(pair.mask)}"
+        raise DataError(f"{names} has changed since it was looked at")
+    return Sample(index, image, truth)
 
 
 def evaluate(
@@ -96,8 +92,8 @@ def evaluate(
     as_trained: bool = False,
     tick: Callable[[], object] = lambda: None,
 ) -> EvaluatedSet:
-    """`threshold`: see predicted_ids. `with_lines`: what clDice needs. `as_trained`: fit: crop: tiles as training's
-    validation takes them, not blended. `tick` is called after each image. Raises DataError."""
+    """Count every image. `threshold`: see predicted_ids; `with_lines`: what clDice needs; `as_trained`: fit: crop: the
+    tiles of training's validation, not blended. Raises DataError."""
     spec, num_images, lock = predictor.spec, len(data.pairs), threading.Lock()
     first_id = spec.num_ids - len(spec.class_names)  # with one class, the background is not reported
     # images of one size make a batch
@@ -105,7 +101,7 @@ def evaluate(
     num_threads = min(MAX_THREADS, count_cores())
     counts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)] * num_images
     confusion = np.zeros((spec.num_ids, spec.num_ids), np.int64)
-    num_wrong, num_counted = np.zeros(num_images, np.int64), np.zeros(num_images, np.int64)
+    num_wrong, num_counted = np.zeros((2, num_images), np.int64)
     worst: list[tuple[tuple[float, float, str], int, Pixels]] = []
 
     def count(index: int, truth: Pixels, ids: Pixels) -> None:
@@ -113,69 +109,63 @@ def evaluate(
         found, counts[index] = count_image(truth, ids, spec.num_ids, first_id, with_lines)
         num_counted[index] = found.sum()
         num_wrong[index] = num_counted[index] - found.trace()
-        iou = number(image_scores(counts[index][None])["iou"][0])
-        rank = badness(iou, num_wrong[index], num_counted[index], data.pairs[index].name)
+        iou = image_scores(counts[index][None])["iou"][0]
+        rank = badness(number(iou), num_wrong[index], num_counted[index], data.pairs[index].name)
         with lock:
             confusion += found
             worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
             tick()
 
-    read, num_bytes = (
-        partial(read_sample, predictor, data),
-        lambda sample: sample.given.pixels.nbytes + sample.truth.nbytes,
-    )
-    samples = read_ahead(read, order, num_threads, num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
+    read = partial(read_sample, predictor, data)
+    samples = read_ahead(read, order, num_threads, Sample.num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
     with contextlib.closing(samples), WriteBehind(num_threads, MAX_BYTES_AHEAD) as counting:
-        for predicted in predict_samples(predictor, (sample for _, sample in samples), threshold, as_trained):
-            counting.submit(partial(count, *predicted), 2 * predicted[1].nbytes)
+        for sample, ids in predict_samples(predictor, (sample for _, sample in samples), threshold, as_trained):
+            counting.submit(partial(count, sample.number, sample.truth, ids), 2 * ids.nbytes)
     return EvaluatedSet(np.stack(counts), confusion, num_wrong, num_counted, [(index, ids) for _, index, ids in worst])
 
 
 def predict_samples(
     predictor: Predictor, samples: Iterable[Sample], threshold: float | None, as_trained: bool
-) -> Iterator[Predicted]:
-    """In the order of the samples; those of one shape that follow each other go through the network together."""
+) -> Iterator[tuple[Sample, Pixels]]:
+    """Yield samples in order, with their H,W ids; neighbours of one shape go through the network together."""
     has_trained_tiles = as_trained and predictor.spec.fit == "crop"
 
     def kind(sample: Sample) -> tuple[tuple[int, ...], bool]:
-        return sample.given.pixels.shape, predictor.is_large(sample.given.size)
+        return sample.image.pixels.shape, predictor.is_large(sample.image.size)
 
     for ((height, width, *_), _), alike in groupby(samples, kind):
         num_at_once = max(1, batch_pixels(predictor.engine.device) // (height * width))
         while batch := list(islice(alike, num_at_once)):
+            images = [sample.image for sample in batch]
             if has_trained_tiles:
-                found = (tiled_ids_as_trained(predictor, sample, threshold) for sample in batch)
+                found = (tiled_ids_as_trained(predictor, image, threshold) for image in images)
             else:
-                found = (all_ids(logits, threshold) for logits in predictor.predict([sample.given for sample in batch]))
-            for sample, ids in zip(batch, found, strict=True):
-                yield sample.number, sample.truth, ids
+                found = (all_ids(logits, threshold) for logits in predictor.predict(images))
+            yield from zip(batch, found, strict=True)
 
 
-def tiled_ids_as_trained(predictor: Predictor, sample: Sample, threshold: float | None) -> Pixels:
+def tiled_ids_as_trained(predictor: Predictor, image: ModelInput, threshold: float | None) -> Pixels:
     """H,W ids from the tiles of training's validation: each pixel from the one tile that it counts in."""
     size = predictor.spec.tile or predictor.spec.image_size
-    height, width = sample.given.size
-    pixels, ids = mirrored_to(sample.given.pixels[:height, :width], size), np.empty(sample.given.size, np.uint8)
-    tiles = tile_images([sample.given.size], size).tiles
+    pixels = mirrored_to(image.pixels[: image.size[0], : image.size[1]], size)
+    ids, tiles = np.empty(image.size, np.uint8), tile_images([image.size], size).tiles
     num_at_once = max(1, batch_pixels(predictor.engine.device) // (size[0] * size[1]))
     for start in range(0, len(tiles), num_at_once):
         some = tiles[start : start + num_at_once]
         crops = [pixels[tile.top : tile.top + size[0], tile.left : tile.left + size[1]] for tile in some]
         for tile, logits in zip(some, predictor.engine.logits(torch.from_numpy(np.stack(crops))), strict=True):
-            (top, bottom), (left, right) = tile.rows, tile.columns
-            inside = slice(top - tile.top, bottom - tile.top), slice(left - tile.left, right - tile.left)
-            ids[top:bottom, left:right] = predicted_ids(logits, threshold)[inside].cpu().numpy()
+            area = slice(*tile.rows), slice(*tile.columns)
+            ids[area] = predicted_ids(logits, threshold)[tile.counted].cpu().numpy()
     return ids
 
 
-# What it leaves in a folder. Each file is written whole or not at all, evaluation.json last. The same evaluation writes
-# the same bytes. Pictures of the one before, as its evaluation.json lists them, are deleted; nothing else in the folder
-# is touched.
+# What it leaves in a folder. Each file is written whole or not at all, evaluation.json last, and the same evaluation
+# writes the same bytes. Of what is there, the pictures that its evaluation.json lists are deleted.
 
 
 def make_folder(folder: Path, is_named: bool) -> None:
-    """Before the work is done, so that a folder that cannot be written to is told at once. `is_named`: by the user, who
-    may name a link; one in a run's folder could lead anywhere."""
+    """Check before the work is done that results can be written. `is_named`: by the user, who may name a link; one in
+    a run's folder could lead anywhere."""
     try:
         if not is_named:
             make_own_folder(folder)
@@ -187,38 +177,33 @@ def make_folder(folder: Path, is_named: bool) -> None:
 
 
 def csv_text(evaluated: EvaluatedSet, pairs: Sequence[Pair], data_dir: Path, class_names: Sequence[str]) -> str:
-    """A row for each image, the worst first. With several classes: their mean, then each class. Undefined: an empty
-    cell."""
+    """A row for each image, the worst first; of several classes their mean, then each. An undefined cell is empty."""
     scores, means = scores_from_counts(evaluated.counts), image_scores(evaluated.counts)
     columns: dict[str, Sequence[Any]] = {}
     if len(class_names) > 1:
-        columns |= {f"mean_{score}": [_cell(value) for value in values] for score, values in means.items()}
+        columns |= {f"mean_{score}": [*map(_cell, values)] for score, values in means.items()}
     for class_index, name in enumerate(class_names):
         suffix = f" {name}" if len(class_names) > 1 else ""
-        columns |= {
-            f"{score}{suffix}": [_cell(value) for value in values[:, class_index]] for score, values in scores.items()
-        }
+        columns |= {f"{score}{suffix}": [*map(_cell, values[:, class_index])] for score, values in scores.items()}
         for title, count in (("truth_pixels", Count.TRUTH), ("predicted_pixels", Count.PREDICTION)):
             columns[f"{title}{suffix}"] = evaluated.counts[:, class_index, count].tolist()
     columns |= {"wrong_pixels": evaluated.num_wrong.tolist(), "counted_pixels": evaluated.num_counted.tolist()}
-    lines = [csv_line(["image", "mask", *columns])]
-    ious = map(number, means["iou"])
-    ranks = zip(ious, evaluated.num_wrong, evaluated.num_counted, (pair.name for pair in pairs), strict=True)
-    for _, index in sorted((badness(*rank), index) for index, rank in enumerate(ranks)):
-        lines.append(csv_line([*pairs[index].files_in(data_dir), *(values[index] for values in columns.values())]))
-    return "".join(lines)
+    names = [pair.name for pair in pairs]
+    ranks = [*map(badness, map(number, means["iou"]), evaluated.num_wrong, evaluated.num_counted, names)]
+    rows = [[*pair.files_in(data_dir), *cells] for pair, *cells in zip(pairs, *columns.values(), strict=True)]
+    in_order = [rows[index] for index in sorted(range(len(rows)), key=ranks.__getitem__)]
+    return "".join(map(csv_line, [["image", "mask", *columns], *in_order]))
 
 
 def write_evaluation(
     folder: Path, content: Mapping[str, Any], evaluated: EvaluatedSet, data: EvaluationData, spec: SegmenterSpec
 ) -> None:
-    """All files. `content`: of evaluation.json, besides the worst images. Raises UserError."""
+    """Write all files. `content`: of evaluation.json, besides the worst images. Raises UserError."""
     try:
         earlier = _listed_pictures(folder)
         pictures = _write_pictures(folder, evaluated, data, spec)
-        write_text_atomically(
-            folder / CSV_FILE, csv_text(evaluated, data.pairs, data.source.data_dir, spec.class_names)
-        )
+        table = csv_text(evaluated, data.pairs, data.source.data_dir, spec.class_names)
+        write_text_atomically(folder / CSV_FILE, table)
         everything = {"format": FORMAT, **content, "worst": pictures}
         write_text_atomically(folder / JSON_FILE, json_text(everything, indent=2, allow_nan=False) + "\n")
         for name in earlier - {picture["picture"] for picture in pictures}:
@@ -230,14 +215,15 @@ def write_evaluation(
 def _write_pictures(
     folder: Path, evaluated: EvaluatedSet, data: EvaluationData, spec: SegmenterSpec
 ) -> list[dict[str, Any]]:
-    """Of the worst images; what was written, as evaluation.json lists it."""
+    """Draw the worst images; return what was written, as evaluation.json lists it."""
     ious = image_scores(evaluated.counts)["iou"]
     make_own_folder(folder / PICTURES)
     listed = []
     for place, (index, ids) in enumerate(evaluated.worst, start=1):
         pair, iou = data.pairs[index], ious[index]
-        image = fit_image(to_display(read_image(pair.image)), (ids.shape[0], ids.shape[1]))
-        truth = resize_mask(data.coding.encode(read_mask(pair.mask)), (ids.shape[0], ids.shape[1]))
+        size = ids.shape[0], ids.shape[1]
+        image = fit_image(to_display(read_image(pair.image)), size)
+        truth = resize_mask(data.coding.encode(read_mask(pair.mask)), size)
         where, _ = pair.files_in(data.source.data_dir)
         title = f"{place}. {where}: {'no IoU' if math.isnan(iou) else f'IoU {iou:.4f}'}"
         ending = re.sub(r"[^\w.-]+", "_", pair.name)[-MAX_NAME:]  # without what file systems treat specially

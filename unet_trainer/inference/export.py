@@ -1,8 +1,7 @@
 """Exports a trained model for other programs: ONNX, a program of torch.export (.pt2), or a folder for
 smp.from_pretrained.
 
-    images in the files' own units, N,C,H,W float32, H and W multiples of 32  →  ExportNetwork  →  logits of every class
-    id
+    images N,C,H,W float32 in the files' own units, H and W multiples of 32  →  ExportNetwork  →  logits of every id
 
 Every export is loaded again and compared with torch before it gets its name. An ONNX file takes any H and W: padding is
 added to its graph. In a program of torch.export it breaks variable sizes, and is left to the caller.
@@ -33,7 +32,6 @@ from unet_trainer.inference.engine import (
     INPUT,
     MAX_FILE_BYTES,
     OUTPUT,
-    PADDING_KEY,
     ModelCard,
     OnnxEngine,
     add_digest,
@@ -74,9 +72,9 @@ class ExportNetwork(torch.nn.Module):
 
 
 def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
-    """One file with weights, normalisation and card. Returns what was compared. Raises ExportError; the file that was
-    there is then as it was."""
-    with _exporting():
+    """Write one file with weights, normalisation and card; return what was compared. Raises ExportError; the file that
+    was there is then as it was."""
+    with _quiet(is_exporting=True):
         program = torch.onnx.export(
             ExportNetwork(segmenter).eval(),
             (example_batch(card.spec),),
@@ -95,7 +93,7 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     for part in (graph, *graph.node, *graph.input, *graph.output, *graph.value_info, *graph.initializer):
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
-    _pad_inside(graph)
+    _add_padding(graph)
     model.producer_name, model.producer_version = "unet_trainer", __version__
     import_optional("onnx").helper.set_model_props(model, onnx_metadata(card))
     if model.ByteSize() > MAX_FILE_BYTES - 1024:
@@ -104,31 +102,28 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     return _write(path, content, lambda draft: compare(segmenter, OnnxEngine(draft, device="cpu").logits, pads=True))
 
 
-def _pad_inside(graph: Any) -> None:
-    """Images of any size are padded as the Segmenter pads them, and the logits cut to their size. Without it a size
-    that is no multiple of STRIDE gives other numbers, in silence."""
+def _add_padding(graph: Any) -> None:
+    """Pad images of any size as the Segmenter does, and cut the logits to their size. Without it a size that is no
+    multiple of STRIDE gives other numbers, in silence."""
     make = import_optional("onnx").helper.make_node
     renamed = {INPUT: f"{INPUT}_padded", OUTPUT: f"{OUTPUT}_padded"}
     for node in graph.node:
         for names in (node.input, node.output):
             names[:] = [renamed.get(name, name) for name in names]
-    before = [
+    nodes = [
         make("Shape", [INPUT], ["pad_size"], start=2, end=4),
         make("Neg", ["pad_size"], ["pad_negative_size"]),
         make("Constant", [], ["pad_stride"], value_ints=[STRIDE]),
         make("Mod", ["pad_negative_size", "pad_stride"], ["pad_missing"]),
-        make(
-            "Constant", [], ["pad_six_zeros"], value_ints=[0] * 6
-        ),  # before all axes, and behind those of images and channels
+        # before all axes, and behind those of images and channels
+        make("Constant", [], ["pad_six_zeros"], value_ints=[0] * 6),
         make("Concat", ["pad_six_zeros", "pad_missing"], ["pad_pads"], axis=0),
         make("Pad", [INPUT, "pad_pads"], [renamed[INPUT]], mode="edge"),
-    ]
-    behind = [
+        *graph.node,
         make("Constant", [], ["pad_corner"], value_ints=[0, 0]),
         make("Constant", [], ["pad_axes"], value_ints=[2, 3]),
         make("Slice", [renamed[OUTPUT], "pad_corner", "pad_size", "pad_axes"], [OUTPUT]),
     ]
-    nodes = [*before, *graph.node, *behind]
     del graph.node[:]
     graph.node.extend(nodes)
     for value in (*graph.input, *graph.output):
@@ -140,16 +135,16 @@ def onnx_metadata(card: ModelCard) -> dict[str, str]:
     """The card for this program, and its main points for people and other programs. Lists are JSON."""
     spec, image = card.spec, card.spec.image
     units = "0 to 255" if image.is_8bit else f"{image.depth}, about {image.low:g} to {image.high:g}"
+    units = f"in the files' own units ({units}), not normalised; any H and W"
+    over = "over axis 1, argmax gives the class of a pixel, softmax probabilities"
+    how = "cut images at their own resolution into overlapping tiles (height, width), and take the mean of their logits"
+    if spec.fit == "resize":
+        how = "resize each image to trained_size (height, width), and the logits back"
     return {
         CARD_KEY: card.to_json(),
-        "input": (
-            f"{INPUT}: N,{image.channels},H,W float32 in the files' own units ({units}), not normalised; any H and W"
-        ),
-        PADDING_KEY: "inside",
-        "output": (
-            f"{OUTPUT}: N,{spec.num_ids},H,W float32; over axis 1, argmax gives the class of a pixel, "
-            "softmax probabilities"
-        ),
+        "input": f"{INPUT}: N,{image.channels},H,W float32 {units}",
+        "padding": "inside",
+        "output": f"{OUTPUT}: N,{spec.num_ids},H,W float32; {over}",
         "classes": json.dumps(spec.id_names, ensure_ascii=False),
         "class_colours": json.dumps(spec.id_colours),
         "mask_values": json.dumps(spec.coding.mask_values),
@@ -161,48 +156,36 @@ def onnx_metadata(card: ModelCard) -> dict[str, str]:
         "trained_size": json.dumps(spec.image_size),
         "fit": spec.fit,
         "tile": json.dumps(None if spec.fit == "resize" else spec.tile or spec.image_size),
-        "size_advice": (
-            "resize each image to trained_size (height, width), and the logits back"
-            if spec.fit == "resize"
-            else (
-                "cut images at their own resolution into overlapping tiles (height, width), and take the mean of "
-                "their logits"
-            )
-        ),
+        "size_advice": how,
     }
 
 
 def export_pt2(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
-    """One file with the input and output of the .onnx file, and the card as `card.json`. Raises as export_onnx."""
-    content = io.BytesIO()
-    with _exporting():
-        program = torch.export.export(
-            ExportNetwork(segmenter).eval(), (example_batch(card.spec),), dynamic_shapes=DYNAMIC_SHAPES
-        )
+    """Write one file with the input and output of the .onnx file, and the card. Raises as export_onnx."""
+    content, network = io.BytesIO(), ExportNetwork(segmenter).eval()
+    with _quiet(is_exporting=True):
+        program = torch.export.export(network, (example_batch(card.spec),), dynamic_shapes=DYNAMIC_SHAPES)
         torch.export.save(program, content, extra_files={CARD_FILE: card.to_json()})
 
     @torch.inference_mode()
     def verify(draft: Path) -> str:
         with _quiet():
-            network = torch.export.load(io.BytesIO(read_bytes(draft, content.getbuffer().nbytes))).module()
-            return compare(segmenter, lambda images: network(_to_nchw(images)), LEAST_PT2_SIDE)
+            loaded = torch.export.load(io.BytesIO(read_bytes(draft, content.getbuffer().nbytes))).module()
+            return compare(segmenter, lambda images: loaded(_to_nchw(images)), LEAST_PT2_SIDE)
 
     return _write(path, content.getvalue(), verify)
 
 
 def _write(path: Path, content: bytes, verify: Callable[[Path], str]) -> str:
-    """Gives the file its name once it is compared."""
-    found: list[str] = []
-    write_atomically(path, lambda file: file.write(content), lambda draft: found.append(verify(draft)))
-    return found[0]
+    """Give the file its name once it is compared."""
+    compared: list[str] = []
+    write_atomically(path, lambda file: file.write(content), lambda draft: compared.append(verify(draft)))
+    return compared[0]
 
 
 def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
-    """A folder with the bare network, without normalisation, classes and sizes: those are in a JSON file and the
-    README.
-
-    An earlier export there is replaced once the new one is compared. Raises ExportError.
-    """
+    """Write a folder with the bare network; normalisation, classes and sizes are in a JSON file and the README. An
+    earlier export is replaced once the new one is compared. Raises ExportError."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".tmp") as name:
         draft, old = Path(name) / "new", Path(name) / "old"
         network: Any = segmenter.network
@@ -217,21 +200,12 @@ def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:
         for file in draft.iterdir():
             file.chmod(0o644)  # safetensors writes for the owner alone
         # smp prints where it loads from
-        with (
-            torch.inference_mode(),
-            _quiet(),
-            contextlib.redirect_stdout(io.StringIO()),
-        ):
+        with torch.inference_mode(), _quiet(), contextlib.redirect_stdout(io.StringIO()):
             loaded = smp.from_pretrained(str(draft)).eval()
             compared = compare(segmenter, Segmenter(card.spec, loaded, channels_last=False), pads=True)
         if folder.exists():
             folder.rename(old)
-        try:
-            draft.rename(folder)
-        except OSError:
-            if old.exists():
-                old.rename(folder)
-            raise
+        draft.rename(folder)
     return compared
 
 
@@ -245,8 +219,8 @@ def smp_readme(card: ModelCard) -> str:
 
 
 def example_batch(spec: SegmenterSpec) -> torch.Tensor:
-    """N,C,H,W of the size that the model knows. Two images, and sides that differ: a tracer takes one, or equal ones,
-    for fixed."""
+    """N,C,H,W of about the trained size. Two images, and sides that differ: a tracer takes one, or equal ones, for
+    fixed."""
     height, width = _trained_size(spec)
     return _to_nchw(comparison_images(spec.image, 2, height, width + STRIDE))
 
@@ -274,19 +248,13 @@ def comparison_images(image: ImageSpec, count: int, height: int, width: int) -> 
 def compare(
     segmenter: Segmenter, run: Callable[[torch.Tensor], torch.Tensor], least_side: int = STRIDE, pads: bool = False
 ) -> str:
-    """Runs several batches of N,H,W,C images of several sizes through both, and says what came out. `pads`: sizes that
-    are no multiples of STRIDE too.
-
-    Raises ExportError where they differ by more than TOLERANCE. Sizes that the network itself cannot take are left out.
-    """
+    """Run batches of N,H,W,C images of several sizes through both, and say what came out. `pads`: also of sizes that
+    are no multiples of STRIDE. Sizes that the network itself cannot take are left out. Raises ExportError where they
+    differ by more than TOLERANCE."""
     spec = segmenter.spec
     height, width = _trained_size(spec)
-    batches = [
-        (1, height, width),
-        (2, height, width + STRIDE),
-        (3, 3 * STRIDE, 5 * STRIDE),
-        (1, least_side, least_side),
-    ]
+    batches = [(1, height, width), (2, height, width + STRIDE), (3, 3 * STRIDE, 5 * STRIDE)]
+    batches += [(1, least_side, least_side)]
     batches += [(2, 45, 83), (1, height - 1, width + 7)] if pads else [(1, height + STRIDE, 2 * STRIDE)]
     if _run_or_none(segmenter, comparison_images(spec.image, 1, height, width + STRIDE)) is None:
         batches = [(1, *spec.image_size), (2, *spec.image_size)]  # it takes the size of training alone
@@ -305,10 +273,9 @@ def compare(
             raise ExportError(f"the exported file gives {tuple(found.shape)} for {where}; need {tuple(expected.shape)}")
         its_largest, its_difference = expected.abs().max().item(), (found - expected).abs().max().item()
         if not its_difference <= TOLERANCE * max(1.0, its_largest):  # NaN is no small difference
-            raise ExportError(
-                f"the exported file computes other logits for {where}: they differ by {its_difference:.2g} "
-                f"(they reach {its_largest:.3g}; {TOLERANCE:g} of that is allowed)"
-            )
+            allowed = f"they reach {its_largest:.3g}; {TOLERANCE:g} of that is allowed"
+            what = f"the exported file computes other logits for {where}"
+            raise ExportError(f"{what}: they differ by {its_difference:.2g} ({allowed})")
         compared.append(f"{count} of {columns}×{rows}")
         difference, largest = max(difference, its_difference), max(largest, its_largest)
         num_pixels += count * rows * columns
@@ -316,9 +283,8 @@ def compare(
     if len(compared) < 2:
         raise ExportError("the network can compute too few of the sizes that an export is compared on")
     changed = f"{num_changed} of {num_pixels} pixels change class" if num_changed else "no pixel changes class"
-    return (
-        f"images: {', '.join(compared)}; logits reach {largest:.1f} and differ by {difference:.1e} at most; {changed}"
-    )
+    logits = f"logits reach {largest:.1f} and differ by {difference:.1e} at most"
+    return f"images: {', '.join(compared)}; {logits}; {changed}"
 
 
 @torch.inference_mode()
@@ -330,23 +296,17 @@ def _run_or_none(segmenter: Segmenter, images: torch.Tensor) -> torch.Tensor | N
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Exporters warn about themselves and log what they raise."""
+def _quiet(is_exporting: bool = False) -> Iterator[None]:
+    """Silence exporters, which warn about themselves and log what they raise; that becomes an ExportError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         logging.disable(logging.CRITICAL)
         try:
             yield
-        finally:
-            logging.disable(logging.NOTSET)
-
-
-@contextlib.contextmanager
-def _exporting() -> Iterator[None]:
-    """Around an exporter: quiet, and what it raises becomes an ExportError."""
-    with _quiet():
-        try:
-            yield
         except Exception as error:  # the exporters' errors share no base class
+            if not is_exporting:
+                raise
             cause = error.__cause__ or error  # the outer one of torch.onnx is a page of advice
             raise ExportError(f"the network cannot be traced ({first_line(cause)[:200]})") from None
+        finally:
+            logging.disable(logging.NOTSET)

@@ -4,8 +4,8 @@ none.
 OUT/a/b.png                   class ids, with a palette          OUT/a/b.tif   the same, where the image is a GeoTIFF
 OUT/values/a/b.png            the mask values of the dataset     (of values and probabilities too)
 OUT/overlays/a/b.png          the image, with the classes drawn over it
-OUT/probabilities/a/b.png     16 bit, of the foreground; with more classes OUT/probabilities/1-name/a/b.png each; or
-.npy OUT/polygons.json             COCO, of all images                OUT/a/b.geojson   where the image is a GeoTIFF
+OUT/probabilities/a/b.png     16 bit, of the foreground; of several classes OUT/probabilities/1-name/a/b.png; or .npy
+OUT/polygons.json             COCO, of all images                OUT/a/b.geojson   where the image is a GeoTIFF
 """
 
 import contextlib
@@ -76,7 +76,7 @@ class Output(NamedTuple):
     """One file of an image."""
 
     path: Path
-    take: Callable[[Rows], Pixels]  # what it holds of the results
+    take: Callable[[Rows], Pixels] = lambda rows: rows.ids  # what it holds of the results
     dtype: DTypeLike = np.uint8
     channels: int = 1
     palette: Palette = None
@@ -100,27 +100,21 @@ class PredictionFolder:
 
     def outputs(self, name: str) -> list[Output]:
         """Of one image, besides GeoTIFFs and polygons; its mask is written last."""
-        kinds, found = self.kinds, []
+        kinds, outputs, array = self.kinds, [], self.out / PROBABILITIES / f"{name}.npy"
         if kinds.values:
-            channels = 3 if self.values.ndim == 2 else 1
-            found.append(
-                Output(
-                    self.out / VALUES / f"{name}.png", lambda rows: self.values[rows.ids], self.values.dtype, channels
-                )
-            )
+            path, channels = self.out / VALUES / f"{name}.png", 3 if self.values.ndim == 2 else 1
+            outputs.append(Output(path, lambda rows: self.values[rows.ids], self.values.dtype, channels))
         if kinds.overlay:
-            place = self.out / OVERLAYS / f"{name}.png"
-            found.append(Output(place, lambda rows: rows.ids, channels=3, content="picture", is_overlay=True))
+            path = self.out / OVERLAYS / f"{name}.png"
+            outputs.append(Output(path, channels=3, content="picture", is_overlay=True))
         if kinds.probabilities == "npy":
-            place = self.out / PROBABILITIES / f"{name}.npy"
             channels = len(self.probable_ids)
-            found.append(Output(place, lambda rows: np.moveaxis(rows.probabilities, 0, 2), np.float32, channels))
-        elif kinds.probabilities == "png":
-            for index, class_id in enumerate(self.probable_ids):
-                inner = "" if len(self.probable_ids) == 1 else class_folder(class_id, self.spec.id_names[class_id])
-                place = self.out / PROBABILITIES / inner / f"{name}.png"
-                found.append(Output(place, partial(_plane, index), np.uint16, content="picture"))
-        return [*found, Output(self.mask(name), lambda rows: rows.ids, palette=self.spec.id_colours)]
+            outputs.append(Output(array, lambda rows: np.moveaxis(rows.probabilities, 0, 2), np.float32, channels))
+        for index, class_id in enumerate(self.probable_ids if kinds.probabilities == "png" else ()):
+            inner = "" if len(self.probable_ids) == 1 else class_folder(class_id, self.spec.id_names[class_id])
+            path = self.out / PROBABILITIES / inner / f"{name}.png"
+            outputs.append(Output(path, partial(_plane, index), np.uint16, content="picture"))
+        return [*outputs, Output(self.mask(name), palette=self.spec.id_colours)]
 
     def files(self, name: str) -> list[Path]:
         return [output.path for output in self.outputs(name)]
@@ -132,28 +126,26 @@ class PredictionFolder:
         """Raises UserError if two results would have one name, or one would replace an image or a file that is no
         result, such as a mask of the dataset."""
         real_folder = cache(Path.resolve)
-        sources = {real_folder(given.path.parent) / given.path.name for given in inputs}
+        sources = {real_folder(path.parent) / path.name for path, _ in inputs}
         owners: dict[str, Path] = {}
         if self.kinds.polygons:
             check_replaceable("--out", self.out / COCO_NAME, RESULT)
-        for given in inputs:
-            may_be_geotiff = given.path.suffix.lower() in TIFF_SUFFIXES
-            for path in self.files(given.name):
-                for written in (
-                    (path, path.with_suffix(".tif")) if may_be_geotiff and path.suffix == ".png" else (path,)
-                ):
-                    if real_folder(written.parent) / written.name in sources:
-                        raise UserError(
-                            f"--out: {written} is one of the images, and would be overwritten; choose another folder"
-                        )
-                    check_replaceable("--out", written, ARRAY if path.suffix == ".npy" else RESULT)
-                other = owners.setdefault(str(path).casefold(), given.path)  # some file systems ignore case
-                if other != given.path:
+        for image, name in inputs:
+            files = self.files(name)
+            for path in files:
+                other = owners.setdefault(str(path).casefold(), image)  # some file systems ignore case
+                if other != image:
                     fix = "predict them in two commands with different --out"
-                    fix = fix if other.parent == given.path.parent else f"name the folder above them, or {fix}"
-                    raise UserError(f"{other} and {given.path}: both would write {path}; {fix}")
-            if may_be_geotiff and self.kinds.polygons:
-                check_replaceable("--out", self.mask(given.name).with_suffix(".geojson"), RESULT)
+                    fix = fix if other.parent == image.parent else f"name the folder above them, or {fix}"
+                    raise UserError(f"{other} and {image}: both would write {path}; {fix}")
+            if image.suffix.lower() in TIFF_SUFFIXES:  # it may be a GeoTIFF
+                files += [path.with_suffix(".tif") for path in files if path.suffix == ".png"]
+                files += [self.mask(name).with_suffix(".geojson")] if self.kinds.polygons else []
+            for path in files:
+                if real_folder(path.parent) / path.name in sources:
+                    what = f"{path} is one of the images, and would be overwritten"
+                    raise UserError(f"--out: {what}; choose another folder")
+                check_replaceable("--out", path, ARRAY if path.suffix == ".npy" else RESULT)
 
 
 def _plane(index: int, rows: Rows) -> Pixels:
@@ -167,30 +159,21 @@ def class_folder(class_id: int, name: str) -> str:
 
 
 def value_table(coding: MaskCoding, num_ids: int) -> Pixels:
-    """By class id: the value that masks of the dataset have, K uint8 or uint16, or K,3 uint8 for colours.
-
-    Where any value above a threshold is foreground, the highest that is not ignored stands for it. Raises UserError.
-    """
+    """By class id: the value that masks of the dataset have, K uint8 or uint16, or K,3 uint8 for colours. Of a
+    threshold, the highest value that is not ignored stands for the foreground. Raises UserError."""
     values = list(coding.values or ())
     if coding.values is None:
         most = 255 if coding.threshold < 255 else 65535
-        values = [0, next(value for value in range(most, coding.threshold, -1) if value not in coding.ignored)]
-        if 0 in coding.ignored and coding.threshold > 0:
-            values[0] = 1
+        above = next(value for value in range(most, coding.threshold, -1) if value not in coding.ignored)
+        values = [1 if 0 in coding.ignored and coding.threshold > 0 else 0, above]
     values = values[:num_ids]
     if max(values) < COLOUR:
         return np.array(values, np.uint8 if max(values) <= 255 else np.uint16)
     if any(255 < value < COLOUR for value in values):
-        raise UserError(
-            "--values: the dataset's masks have both colours and 16-bit values, which no single file can hold"
-        )
-    return np.array(
-        [
-            ((value >> 16) & 255, (value >> 8) & 255, value & 255) if value >= COLOUR else (value,) * 3
-            for value in values
-        ],
-        np.uint8,
-    )
+        what = "the dataset's masks have both colours and 16-bit values, which no single file can hold"
+        raise UserError(f"--values: {what}")
+    rgb = [(value >> 16, value >> 8, value) if value >= COLOUR else (value,) * 3 for value in values]
+    return (np.array(rgb) & 255).astype(np.uint8)
 
 
 class ImageFiles(contextlib.ExitStack):
@@ -198,50 +181,46 @@ class ImageFiles(contextlib.ExitStack):
     names. What has none at the end is deleted.
 
     `picture`: the image where it is in memory, for the overlay; else it is read again. Raises OSError, and ReadError
-    where the image can no longer be read.
-    """
+    where the image can no longer be read."""
 
-    def __init__(self, folder: PredictionFolder, given: Input, size: Size, picture: ImageReader | None = None) -> None:
+    def __init__(self, folder: PredictionFolder, image: Input, size: Size, picture: ImageReader | None = None) -> None:
         super().__init__()
-        self.folder, self.given, self.size, self.picture = folder, given, size, picture
+        self.folder, self.image, self.size, self.picture = folder, image, size, picture
         self.drafts: list[Draft] = []
         self.writers: list[tuple[RowWriter, Callable[[Rows], Pixels]]] = []
         self.ids: list[Pixels] = []  # kept for the polygons
-        georeference = georeference_of(given.path)
+        georeference = georeference_of(image.path)
         with contextlib.ExitStack() as unless_opened:
             unless_opened.push(self)
-            for output in folder.outputs(given.name):
-                self._open(output, georeference)
+            for output in folder.outputs(image.name):
+                self.writers += [(writer, output.take) for writer in self._open(output, georeference)]
             unless_opened.pop_all()
 
-    def _open(self, output: Output, georeference: Georeference | None) -> None:
-        path, take, dtype, channels, palette, content, is_overlay = output
-        writer: RowWriter
+    def _open(self, output: Output, georeference: Georeference | None) -> Iterator[RowWriter]:
+        """In the order in which they are given their names: the mask's PNG is the last file of all."""
+        path, _, dtype, channels, palette, content, is_overlay = output
         if path.suffix == ".npy":
-            writer = NpyWriter(self._draft(path), (*self.size, channels) if channels > 1 else self.size, dtype)
-        else:
-            # is given its name first: the mask's PNG is the last file of all
-            if georeference is not None and not is_overlay:
-                file = self._draft(path.with_suffix(".tif"))
-                tiff = TiffWriter(file, self.size, dtype, channels, palette, georeference.tags)
-                self.writers.append((tiff, take))
-            writer = png = PngWriter(self._draft(path), self.size, dtype, channels, palette, content)
-            if is_overlay:
-                writer = OverlayWriter(png, self._open_picture(), self.folder.colours, self.size)
-        self.writers.append((writer, take))
+            shape = (*self.size, channels) if channels > 1 else self.size
+            yield NpyWriter(self._draft(path), shape, dtype)
+            return
+        if georeference is not None and not is_overlay:
+            file = self._draft(path.with_suffix(".tif"))
+            yield TiffWriter(file, self.size, dtype, channels, palette, georeference.tags)
+        png = PngWriter(self._draft(path), self.size, dtype, channels, palette, content)
+        if not is_overlay:
+            yield png
+            return
+        picture, spec = self.picture, self.folder.spec.image
+        if picture is None:
+            path, small = self.image.path, read_small(self.image.path, spec)
+            picture = self.enter_context(open_reader(path, spec)) if small is None else ImageReader(small.pixels)
+        yield OverlayWriter(png, picture, self.folder.colours, self.size)
 
     def _draft(self, path: Path) -> BinaryIO:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.drafts.append(Draft(path))
         self.callback(self.drafts[-1].discard)
         return self.drafts[-1].file
-
-    def _open_picture(self) -> ImageReader:
-        if self.picture is not None:
-            return self.picture
-        spec = self.folder.spec.image
-        found = read_small(self.given.path, spec)
-        return self.enter_context(open_reader(self.given.path, spec)) if found is None else ImageReader(found.pixels)
 
     def write(self, rows: Rows) -> None:
         for writer, take in self.writers:
@@ -250,7 +229,7 @@ class ImageFiles(contextlib.ExitStack):
             self.ids.append(rows.ids)
 
     def finish(self) -> None:
-        """Gives the files their names."""
+        """Give the files their names."""
         for writer, _ in self.writers:
             writer.finish()
         for draft in self.drafts:
@@ -269,11 +248,9 @@ class OverlayWriter:
         self.writer, self.picture, self.colours, self.size = writer, picture, colours, size
         self.above: Pixels | None = None
         self.waiting = np.empty((0, size[1]), np.uint8)
-        self.num_written = 0
-        corner = picture.read(slice(0, 1), slice(0, 1))
-        self.shown = (
-            None if corner.dtype == np.uint8 else display_range(picture.read_resized((SAMPLE_SIDE, SAMPLE_SIDE)))
-        )
+        self.num_written, self.shown = 0, None
+        if picture.read(slice(0, 1), slice(0, 1)).dtype != np.uint8:
+            self.shown = display_range(picture.read_resized((SAMPLE_SIDE, SAMPLE_SIDE)))
 
     def write(self, rows: Pixels) -> None:
         ids = np.concatenate([self.waiting, rows])
@@ -301,31 +278,27 @@ class CocoFile:
         self.path, self.spec, self.lock = path, spec, threading.Lock()
         path.parent.mkdir(parents=True, exist_ok=True)
         self.waiting: BinaryIO = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115
-        self.images: dict[
-            int, tuple[dict[str, Any], int, int]
-        ] = {}  # about it, and where its annotations wait: start, lines
+        # by number: about the image, and where its annotations wait: start, lines
+        self.images: dict[int, tuple[dict[str, Any], int, int]] = {}
         self.close = self.waiting.close
 
     def add(self, index: int, file_name: str, ids: Pixels) -> None:
-        """The image with this place among all inputs."""
-        found = [f"{json.dumps(_annotation(class_id, polygon))}\n".encode() for class_id, polygon in find_polygons(ids)]
+        """Add the image with this number among all inputs."""
+        lines = [f"{json.dumps(_annotation(class_id, polygon))}\n".encode() for class_id, polygon in find_polygons(ids)]
         about = {"id": index + 1, "file_name": file_name, "width": ids.shape[1], "height": ids.shape[0]}
         with self.lock:
-            self.images[index] = about, self.waiting.tell(), len(found)
-            self.waiting.writelines(found)
+            self.images[index] = about, self.waiting.tell(), len(lines)
+            self.waiting.writelines(lines)
 
     def finish(self) -> None:
-        """Nothing is written where there is no image."""
+        """Write the file, unless there is no image."""
         if not self.images:
             return
         in_order = [self.images[index] for index in sorted(self.images)]
-        categories = [
-            {"id": class_id, "name": self.spec.id_names[class_id]} for class_id in range(1, self.spec.num_ids)
-        ]
+        ids = range(1, self.spec.num_ids)
+        categories = json_text([{"id": class_id, "name": self.spec.id_names[class_id]} for class_id in ids])
         images = ",".join(f"\n{json_text(about)}" for about, _, _ in in_order)
-        head = (
-            f'{{"info": {{"description": "{MARK}"}},\n"categories": {json_text(categories)},\n"images": [{images}],\n'
-        )
+        head = f'{{"info": {{"description": "{MARK}"}},\n"categories": {categories},\n"images": [{images}],\n'
 
         def annotations() -> Iterator[bytes]:
             number = 0
@@ -339,7 +312,7 @@ class CocoFile:
 
 
 def _write_list(path: Path, head: str, entries: Iterable[bytes]) -> None:
-    """A JSON file that ends in a list, entry by entry."""
+    """Write a JSON file that ends in a list, entry by entry."""
     draft = Draft(path)
     try:
         draft.file.write(f"{head}[".encode())
@@ -355,13 +328,8 @@ def _annotation(class_id: int, polygon: Polygon) -> dict[str, Any]:
     """COCO has no holes: a polygon with some is one ring that goes to each and back."""
     left, top = polygon.outer.min(0).tolist()
     right, bottom = polygon.outer.max(0).tolist()
-    return {
-        "category_id": class_id,
-        "segmentation": [joined_rings(polygon).ravel().tolist()],
-        "area": polygon.num_pixels,
-        "bbox": [left, top, right - left, bottom - top],
-        "iscrowd": 0,
-    }
+    ring, box = joined_rings(polygon).ravel().tolist(), [left, top, right - left, bottom - top]
+    return {"category_id": class_id, "segmentation": [ring], "area": polygon.num_pixels, "bbox": box, "iscrowd": 0}
 
 
 def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Georeference) -> None:
@@ -370,15 +338,14 @@ def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Ge
     head: dict[str, Any] = {"type": "FeatureCollection", "generator": MARK}
     if georeference.epsg is not None:
         head["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:EPSG::{georeference.epsg}"}}
-    features = (
-        {
-            "type": "Feature",
-            "properties": {"class_id": class_id, "class": spec.id_names[class_id], "pixels": polygon.num_pixels},
-            "geometry": {"type": "Polygon", "coordinates": _coordinates(polygon, georeference)},
-        }
-        for class_id, polygon in find_polygons(ids)
-    )
-    _write_list(path, f'{json.dumps(head)[:-1]}, "features": ', (json_text(feature).encode() for feature in features))
+
+    def features() -> Iterator[bytes]:
+        for class_id, polygon in find_polygons(ids):
+            about = {"class_id": class_id, "class": spec.id_names[class_id], "pixels": polygon.num_pixels}
+            geometry = {"type": "Polygon", "coordinates": _coordinates(polygon, georeference)}
+            yield json_text({"type": "Feature", "properties": about, "geometry": geometry}).encode()
+
+    _write_list(path, f'{json.dumps(head)[:-1]}, "features": ', features())
 
 
 def _coordinates(polygon: Polygon, georeference: Georeference) -> list[list[list[float]]]:

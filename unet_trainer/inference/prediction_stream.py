@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -40,14 +40,7 @@ from unet_trainer.inference.prediction_files import (
     georeference_of,
     write_geojson,
 )
-from unet_trainer.inference.predictor import (
-    Logits,
-    ModelInput,
-    Predictor,
-    TiledLogits,
-    WholeLogits,
-    predicted_ids,
-)
+from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
 from unet_trainer.system.concurrency import WriteBehind, read_ahead
 from unet_trainer.system.console import Bar, Console
@@ -66,7 +59,8 @@ IMAGES_PER_TASK = 16  # of a thread that writes: waking it costs about as much a
 MAX_BATCHES_AHEAD = 3  # that the device may have before it
 MAX_OPEN_BATCHES = 4  # images of different shapes that wait for others like them, in batches
 
-Found = ModelInput | ImageReader | DataError | None  # None: large, and not read yet
+Content = ModelInput | ImageReader | DataError | None  # of a file; None: large, and not read yet
+Batch = Sequence[tuple[Input, ModelInput]]
 
 
 class PredictionStream:
@@ -84,17 +78,15 @@ class PredictionStream:
         self.batch_size = batch_size
         self.num_images = self.num_to_come = MAX_BATCH * MIN_BATCHES  # until it is known; the second: not computed yet
         self.device = device = predictor.engine.device
-        self.batch_pixels = CPU_BATCH_PIXELS
+        self.batch_pixels, self.num_readers, self.num_writers = CPU_BATCH_PIXELS, 2, 2  # the network has the cores
         if device.type == "cuda":
             memory = torch.cuda.get_device_properties(device).total_memory / 2**30
             self.batch_pixels = max(pixels for least, pixels in GPU_BATCH_PIXELS.items() if memory >= least)
-        # On a CPU the network has the cores.
-        self.num_readers = max(2, count_cores() // 2) if device.type == "cuda" else 2
-        self.num_writers = max(2, count_cores() // 4) if device.type == "cuda" else 2
+            self.num_readers, self.num_writers = max(2, count_cores() // 2), max(2, count_cores() // 4)
         self.num_written, self.num_with_missing = 0, 0  # the second: images of which some values are no data
         self.failed: list[tuple[Path, str]] = []  # path and reason
         self.lock = threading.Lock()
-        self.numbers: dict[Input, int] = {}  # places among all inputs
+        self.numbers: dict[Input, int] = {}  # among all inputs
         self.coco: CocoFile | None = None
         self.on_device: deque[HostCopy] = deque()
 
@@ -108,12 +100,12 @@ class PredictionStream:
                 self.predictor.logits(torch.zeros((self.batch_size_of(shape), *shape), dtype=dtype))
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> PredictionStream:
-        """Returns itself, with what came out. Raises OSError where results cannot be written.
-        Whatever ends it, there are whole files only. `is_done`: images whose files are there; they are
-        left alone, and their polygons made from their masks."""
-        self.numbers = {given: number for number, given in enumerate(inputs)}
-        done = {given for given, is_there in zip(inputs, is_done or (), strict=False) if is_there}
-        todo = [given for given in inputs if given not in done]
+        """Predict, and return itself, with what came out. Whatever ends it, there are whole files only. `is_done`:
+        images whose files are there; their polygons are made from their masks. Raises OSError where results cannot be
+        written."""
+        self.numbers = {image: number for number, image in enumerate(inputs)}
+        done = {image for image, is_there in zip(inputs, is_done or (), strict=False) if is_there}
+        todo = [image for image in inputs if image not in done]
         self.num_images = self.num_to_come = len(todo)
         self.predictor.far_sizes.clear()
         try:
@@ -125,10 +117,11 @@ class PredictionStream:
                 stack.enter_context(one_thread_each(self.device))
                 self.batches = stack.enter_context(ThreadPoolExecutor(1, "batches", partial(_use_device, self.device)))
                 self.writers = stack.enter_context(WriteBehind(self.num_writers, MAX_BYTES))
-                ahead = stack.enter_context(contextlib.closing(self._read_ahead(todo)))
+                ahead = read_ahead(self._read, todo, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
+                stack.enter_context(contextlib.closing(ahead))
                 stack.enter_context(torch.inference_mode())
-                for given in done if self.coco is not None else ():
-                    self.writers.submit(partial(self._polygons_of_mask, given), 0)
+                for image in done if self.coco is not None else ():
+                    self.writers.submit(partial(self._polygons_of_mask, image), 0)
                 self._compute(ahead)
                 self.writers.finish()
                 if self.coco is not None:
@@ -138,53 +131,49 @@ class PredictionStream:
         self.failed.sort()
         return self
 
-    def _read_ahead(self, images: Sequence[Input]) -> Generator[tuple[Input, Found], None, None]:
-        return read_ahead(self._read, images, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
-
-    def _read(self, given: Input) -> Found:
+    def _read(self, image: Input) -> Content:
         try:
-            found = read_small(given.path, self.predictor.spec.image, self.predictor.min_side)
-            if found is None:
+            small = read_small(image.path, self.predictor.spec.image, self.predictor.min_side)
+            if small is None:
                 return None
-            image, size, is_missing = found
-            prepared = ImageReader(image) if self.predictor.is_large(size) else self.predictor.prepare(image, size)
-            self._count_missing(is_missing is not None)
-            return prepared
+            is_large = self.predictor.is_large(small.size)
+            content = ImageReader(small.pixels) if is_large else self.predictor.prepare(small.pixels, small.size)
+            self._count_missing(small.is_missing is not None)
+            return content
         except DataError as error:
             return error
 
-    def _compute(self, ahead: Iterable[tuple[Input, Found]]) -> None:
+    def _compute(self, ahead: Iterable[tuple[Input, Content]]) -> None:
         """A thread copies each batch into one piece of memory while the one before it is computed."""
-        coming: deque[tuple[Sequence[tuple[Input, ModelInput]], Future[torch.Tensor]]] = deque()
-        for images in self._group(ahead):
-            if images:
-                coming.append(
-                    (images, self.batches.submit(host_batch, [found.pixels for _, found in images], self.device))
-                )
+        coming: deque[tuple[Batch, Future[torch.Tensor]]] = deque()
+        for batch in self._group(ahead):
+            if batch:
+                pixels = [image.pixels for _, image in batch]
+                coming.append((batch, self.batches.submit(host_batch, pixels, self.device)))
             # At the start a batch is given to the device as soon as it is there: the next is still to be read.
             while coming and (len(coming) > 1 or coming[0][1].done()):
                 self._run_batch(*coming.popleft())
-        for batch in coming:
-            self._run_batch(*batch)
+        for batch, stacked in coming:
+            self._run_batch(batch, stacked)
 
-    def _group(self, ahead: Iterable[tuple[Input, Found]]) -> Iterator[Sequence[tuple[Input, ModelInput]]]:
+    def _group(self, ahead: Iterable[tuple[Input, Content]]) -> Iterator[Batch]:
         """After each image those of one shape, if they are as many as a batch has, or none; large ones are predicted on
         the way."""
         waiting: dict[tuple[int, ...], list[tuple[Input, ModelInput]]] = {}  # by shape
-        for given, found in ahead:
-            full: Sequence[tuple[Input, ModelInput]] = ()
-            if isinstance(found, DataError):
-                self.num_to_come -= 1
-                self._failed(given, str(found))
-            elif isinstance(found, ModelInput):
-                group = waiting.setdefault(found.pixels.shape, [])
-                group.append((given, found))
-                size = self.batch_size_of(found.pixels.shape)
-                if len(group) == size or sum(map(len, waiting.values())) > MAX_OPEN_BATCHES * size:
+        for image, content in ahead:
+            full: Batch = ()
+            if isinstance(content, ModelInput):
+                shape = content.pixels.shape
+                waiting.setdefault(shape, []).append((image, content))
+                size = self.batch_size_of(shape)
+                if len(waiting[shape]) == size or sum(map(len, waiting.values())) > MAX_OPEN_BATCHES * size:
                     full = waiting.pop(max(waiting, key=lambda shape: len(waiting[shape])))
             else:
                 self.num_to_come -= 1
-                self._run_large(given, found)
+                if isinstance(content, DataError):
+                    self._failed(image, content)
+                else:
+                    self._run_large(image, content)
             yield full
         yield from waiting.values()
 
@@ -196,14 +185,14 @@ class PredictionStream:
         most = SMALL_BATCH * max(1, -(-self.num_images // (SMALL_BATCH * MIN_BATCHES)))
         return max(1, min(MAX_BATCH, most, self.batch_pixels // (shape[0] * shape[1])))
 
-    def _run_batch(self, images: Sequence[tuple[Input, ModelInput]], coming: Future[torch.Tensor]) -> None:
-        batch_logits = self.predictor.logits(coming.result())
+    def _run_batch(self, images: Batch, stacked: Future[torch.Tensor]) -> None:
+        batch_logits = self.predictor.logits(stacked.result())
         self.num_to_come -= len(images)
         # At the end all writers take part: one would take as long for its images as three batches are computed.
         per_task = IMAGES_PER_TASK if self.num_to_come >= 3 * len(images) else -(-len(images) // self.num_writers)
         by_size: dict[Size, list[int]] = {}
-        for place, (_, found) in enumerate(images):
-            by_size.setdefault(found.size, []).append(place)
+        for place, (_, image) in enumerate(images):
+            by_size.setdefault(image.size, []).append(place)
         for size, places in by_size.items():
             logits = self.predictor.at_size(batch_logits, size)
             num_elements = self.folder.spec.num_ids * size[0] * size[1]
@@ -229,8 +218,7 @@ class PredictionStream:
         return [torch.cat(part, -2) for part in zip(*parts, strict=True)]
 
     def _results(self, logits: torch.Tensor) -> list[torch.Tensor]:
-        """…,K,rows,W logits → …,rows,W ids and, if they are wanted, …,M,rows,W probabilities, as the files have
-        them."""
+        """…,K,rows,W logits → …,rows,W ids and, if wanted, …,M,rows,W probabilities, as the files have them."""
         ids = predicted_ids(logits, self.threshold)
         kind = self.folder.kinds.probabilities
         if kind is None:
@@ -244,7 +232,7 @@ class PredictionStream:
         return [ids, probabilities.contiguous()]
 
     def _copy_to_host(self, results: list[torch.Tensor]) -> HostCopy:
-        """Waits only for a batch some way back, so that the device has work and memory stays bounded."""
+        """Wait only for a batch some way back, so that the device has work and memory stays bounded."""
         copy = HostCopy(results)
         self.on_device.append(copy)
         if len(self.on_device) > MAX_BATCHES_AHEAD:
@@ -254,85 +242,83 @@ class PredictionStream:
     def _write_images(self, images: Sequence[Input], copy: HostCopy, first: int) -> None:
         """Write all files of some images, whose results are at `first` and after it in a batch; runs in a thread."""
         results = [array[first : first + len(images)] for array in _arrays(copy)]
-        for given, *rows in zip(images, *results, strict=True):
+        for image, *rows in zip(images, *results, strict=True):
             try:
-                with ImageFiles(self.folder, given, rows[0].shape) as files:
+                with ImageFiles(self.folder, image, rows[0].shape) as files:
                     files.write(Rows(*rows))
                     files.finish()
             except ReadError as error:
-                self._failed(given, str(error))
-                continue
-            if self.coco is not None:
-                self._add_polygons(given, rows[0])
-            self._count_written(1)
+                self._failed(image, error)
+            else:
+                self._written(image, [rows[0]])
 
-    def _run_large(self, given: Input, reader: ImageReader | None) -> None:
-        """An image in bands of rows, or one that is read block by block."""
+    def _run_large(self, image: Input, reader: ImageReader | None) -> None:
+        """Predict an image in bands of rows, or one that is read block by block."""
         with contextlib.ExitStack() as stack:
             try:
-                opened: ImageReader = reader or stack.enter_context(open_reader(given.path, self.predictor.spec.image))
+                opened: ImageReader = reader or stack.enter_context(open_reader(image.path, self.predictor.spec.image))
                 logits = self.predictor.predict_large(opened)
             except DataError as error:
-                self._failed(given, str(error))
+                self._failed(image, error)
                 return
             if isinstance(logits, TiledLogits):
-                title = f"  {given.path.name}, tiles:"
+                title = f"  {image.path.name}, tiles:"
                 logits.on_tiles = stack.enter_context(self.console.bar(title, logits.num_tiles, keep=False)).tick
-            self._write_bands(given, logits, opened if opened.in_memory is not None else None)
+            self._write_bands(image, logits, opened if opened.in_memory is not None else None)
             self._count_missing(opened.has_missing)
 
-    def _write_bands(self, given: Input, logits: Logits, picture: ImageReader | None = None) -> None:
-        """Writes the rows of one image as they come."""
+    def _write_bands(self, image: Input, logits: Logits, picture: ImageReader | None = None) -> None:
+        """Write the rows of one image as they come."""
         try:
-            with ImageFiles(self.folder, given, logits.size, picture) as files, WriteBehind(1, MAX_BYTES) as writer:
+            with ImageFiles(self.folder, image, logits.size, picture) as files, WriteBehind(1, MAX_BYTES) as writer:
 
                 def write(copy: HostCopy) -> None:
                     files.write(Rows(*_arrays(copy)))
 
                 for band in logits.bands():
                     copy = self._copy_to_host(self._results(band))
-                    num_bytes = sum(tensor.nbytes for tensor in copy.content_now)
-                    writer.submit(partial(write, copy), num_bytes)
+                    writer.submit(partial(write, copy), sum(tensor.nbytes for tensor in copy.content_now))
                 writer.finish()
                 files.finish()
         except DataError as error:
-            self._failed(given, str(error))
+            self._failed(image, error)
         else:
-            if self.coco is not None:
-                self._add_polygons(given, np.concatenate(files.ids))
-            self._count_written(1)
+            self._written(image, files.ids)
 
-    def _polygons_of_mask(self, given: Input) -> None:
-        """Of an image that was predicted before."""
-        path = self.folder.mask(given.name)
+    def _polygons_of_mask(self, image: Input) -> None:
+        """Add an image that was predicted before."""
+        path = self.folder.mask(image.name)
         try:
             ids = read_mask(path)
             if ids.max() >= self.folder.spec.num_ids:
                 raise ReadError(f"class {ids.max()} is none of this model's; leave out --skip-existing")
-            self._add_polygons(given, ids)
+            self._add_polygons(image, ids)
         except ReadError as error:
-            self._failed(given, f"{path}: {error}")
+            self._failed(image, f"{path}: {error}")
 
-    def _add_polygons(self, given: Input, ids: Pixels) -> None:
+    def _add_polygons(self, image: Input, ids: Pixels) -> None:
         assert self.coco is not None
-        georeference = georeference_of(given.path)
+        georeference = georeference_of(image.path)
         if georeference is not None and georeference.transform is not None:
-            write_geojson(self.folder.out / f"{given.name}.geojson", ids, self.folder.spec, georeference)
+            write_geojson(self.folder.out / f"{image.name}.geojson", ids, self.folder.spec, georeference)
         else:
-            self.coco.add(self.numbers[given], f"{given.name}{given.path.suffix}", ids)
+            self.coco.add(self.numbers[image], f"{image.name}{image.path.suffix}", ids)
 
     def _count_missing(self, has_missing: bool) -> None:
         with self.lock:
             self.num_with_missing += has_missing
 
-    def _count_written(self, num_images: int) -> None:
+    def _written(self, image: Input, parts: Sequence[Pixels]) -> None:
+        """`parts`: its ids, from top to bottom, if polygons are wanted."""
+        if self.coco is not None:
+            self._add_polygons(image, np.concatenate(parts))
         with self.lock:
-            self.num_written += num_images
-            self.bar.tick(num_images)
+            self.num_written += 1
+            self.bar.tick()
 
-    def _failed(self, given: Input, reason: str) -> None:
+    def _failed(self, image: Input, reason: object) -> None:
         with self.lock:
-            self.failed.append((given.path, reason))
+            self.failed.append((image.path, str(reason)))
             self.bar.tick()
 
 
@@ -344,9 +330,8 @@ def _arrays(copy: HostCopy) -> list[Pixels]:
 
 @contextlib.contextmanager
 def one_thread_each(device: torch.device) -> Iterator[None]:
-    """Calls of OpenCV use one thread each, since there are as many readers and writers as cores; those of torch too,
-    unless it has
-    the network to compute: copying a batch by 16 threads on 16 busy cores took 13 ms, so that the GPU waited."""
+    """Make calls of OpenCV use one thread each, as there are as many readers and writers as cores; those of torch too,
+    unless it computes the network: a batch copied by 16 threads on 16 busy cores took 13 ms, and the GPU waited."""
     before, torch_before = cv2.getNumThreads(), torch.get_num_threads()
     cv2.setNumThreads(1)
     torch.set_num_threads(torch_before if device.type == "cpu" else 1)
@@ -363,8 +348,6 @@ def _use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def _num_bytes(found: Found) -> int:
-    pixels = (
-        found.pixels if isinstance(found, ModelInput) else found.in_memory if isinstance(found, ImageReader) else None
-    )
+def _num_bytes(content: Content) -> int:
+    pixels = content.in_memory if isinstance(content, ImageReader) else getattr(content, "pixels", None)
     return 0 if pixels is None else pixels.nbytes

@@ -29,7 +29,7 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, ImageSpec
 from unet_trainer.images.tiling import Size, fit_image, mirrored_to
 from unet_trainer.inference.engine import Engine, SymmetricEngine, find_model, host_batch, load_engine
-from unet_trainer.inference.inputs import kind_difference
+from unet_trainer.inference.evaluation_data import kind_difference
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.custom import CustomModel
 from unet_trainer.model.metrics import upsampled_rows
@@ -38,16 +38,15 @@ from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.console import counted
 
 SIGMA = 1 / 8  # of the Gaussian, in tiles
-BATCH_PIXELS = {"cuda": 16 * 512**2, "cpu": 4 * 512**2}  # that go through the network at once
-Forward = Callable[[torch.Tensor], torch.Tensor]  # N,H,W,C images → N,K,H,W logits
+GPU_BATCH_PIXELS, CPU_BATCH_PIXELS = 16 * 512**2, 4 * 512**2  # that go through the network at once
 GPU_WHOLE, CPU_WHOLE = 2048**2, 1024**2  # pixels of the largest image whose logits are computed all at once
+OnTiles = Callable[[int], object]  # receives a number of tiles
 FAR = 4  # fit: resize: times larger or smaller than every training image, and objects look like none of them
 
 
 # Logits of one image in bands of rows. Tiles start at evenly spread places, half a tile or less apart, and their logits
-# are added up with Gaussian weights. While the tiles of one row of tiles are computed, their logits add up in a buffer
-# of K × tile × width; the rows that no later tile touches are then complete and leave it. Memory is that of the buffer,
-# whatever the image's height.
+# are added up with Gaussian weights in a buffer of K × tile × width. Rows that no later tile touches are complete and
+# leave it, so that memory is that of the buffer, whatever the image's height.
 
 
 @dataclass(frozen=True)
@@ -63,20 +62,17 @@ class WholeLogits:
 
 
 def batch_pixels(device: torch.device) -> int:
-    return BATCH_PIXELS["cuda" if device.type == "cuda" else "cpu"]
+    return GPU_BATCH_PIXELS if device.type == "cuda" else CPU_BATCH_PIXELS
 
 
 def tile_starts(length: int, tile: int) -> list[int]:
     """Evenly spread, at most half a tile apart, the first at 0 and the last at the end."""
-    if length <= tile:
-        return [0]
-    count = 1 + -(-(length - tile) // (tile // 2))
-    return [int(start) for start in np.linspace(0, length - tile, count).round()]
+    count = 1 + -(-max(0, length - tile) // (tile // 2))
+    return np.linspace(0, max(0, length - tile), count).round().astype(int).tolist()
 
 
 def tile_weights(tile: int) -> torch.Tensor:
-    """Along one side; the weight of a pixel is the product of both sides'. Nowhere 0, so that every pixel has a
-    mean."""
+    """Along one side; a pixel has the product of both sides'. Nowhere 0, so that every pixel has a mean."""
     offsets = (torch.arange(tile, dtype=torch.float64) - (tile - 1) / 2) / (SIGMA * tile)
     return torch.exp(-0.5 * offsets**2).clamp_min(1e-4)
 
@@ -84,9 +80,9 @@ def tile_weights(tile: int) -> torch.Tensor:
 class TileGrid:
     """Where the tiles of images of one size lie, and what each of their pixels weighs."""
 
-    def __init__(self, size: Size, tile: Size, device: torch.device) -> None:
-        self.tile = tile
-        self.tops, self.lefts = (tile_starts(length, side) for length, side in zip(size, tile, strict=True))
+    def __init__(self, engine: Engine, size: Size, tile: Size) -> None:
+        self.engine, self.tile, device = engine, tile, engine.device
+        self.tops, self.lefts = map(tile_starts, size, tile)
         sums = []
         for starts, side, length in zip((self.tops, self.lefts), tile, size, strict=True):
             total = torch.zeros(max(length, side), dtype=torch.float64)
@@ -95,25 +91,17 @@ class TileGrid:
             sums.append(total[:length].float().to(device))
         self.rows, self.columns = sums  # along each side of the image: the sum of the weights of all tiles
         self.weights = (tile_weights(tile[0])[:, None] * tile_weights(tile[1])).float().to(device)
-        self.batch_pixels = batch_pixels(device)
 
-    def add(
-        self,
-        total: torch.Tensor,
-        images: torch.Tensor,
-        tops: Sequence[int],
-        forward: Forward,
-        on_tiles: Callable[[int], object] = lambda num_tiles: None,
-    ) -> None:
-        """Adds the weighted logits of the tiles at these rows of N,H,W,C images to N,K,H,W; tiles of all images go
-        through the network together."""
+    def add(self, total: torch.Tensor, images: torch.Tensor, tops: Sequence[int], on_tiles: OnTiles) -> None:
+        """Add the weighted logits of the tiles at these rows of N,H,W,C images to N,K,H,W, all images together."""
         height, width = self.tile
         places = [(top, left) for top in tops for left in self.lefts]
-        num_calls = -(-len(places) * len(images) * height * width // self.batch_pixels)
+        num_calls = -(-len(places) * len(images) * height * width // batch_pixels(self.engine.device))
         num_at_once = -(-len(places) // num_calls)
         for start in range(0, len(places), num_at_once):
             some = places[start : start + num_at_once]
-            logits = forward(torch.cat([images[:, top : top + height, left : left + width] for top, left in some]))
+            tiles = [images[:, top : top + height, left : left + width] for top, left in some]
+            logits = self.engine.logits(torch.cat(tiles))
             for (top, left), its_logits in zip(some, logits.split(len(images)), strict=True):
                 total[:, :, top : top + height, left : left + width] += its_logits * self.weights
             on_tiles(len(some))
@@ -124,9 +112,9 @@ def blended_logits(engine: Engine, images: torch.Tensor, tile: Size) -> torch.Te
     """N,H,W,C images of one size, no side less than the tile's → N,K,H,W float32 on the engine's device."""
     num_images, height, width = images.shape[:3]
     (images,) = to_device((images,), engine.device)  # once, and cut there
-    grid = TileGrid((height, width), tile, engine.device)
+    grid = TileGrid(engine, (height, width), tile)
     total = torch.zeros(num_images, engine.card.spec.num_ids, height, width, device=engine.device)
-    grid.add(total, images, grid.tops, engine.logits)
+    grid.add(total, images, grid.tops, lambda num_tiles: None)
     return total.div_(grid.rows[:, None] * grid.columns)
 
 
@@ -134,29 +122,27 @@ class TiledLogits:
     """Logits of a large image, computed band by band while they are asked for."""
 
     def __init__(self, engine: Engine, reader: ImageReader, tile: Size, prepare: Callable[[Pixels], Pixels]) -> None:
-        self.engine, self.reader, self.prepare = engine, reader, prepare
-        self.size = reader.size
-        self.grid = TileGrid(self.size, tile, engine.device)
+        self.engine, self.reader, self.prepare, self.size = engine, reader, prepare, reader.size
+        self.grid = TileGrid(engine, self.size, tile)
         self.num_tiles = len(self.grid.tops) * len(self.grid.lefts)
-        self.on_tiles: Callable[[int], object] = lambda num_tiles: None  # called as tiles are done, for a progress bar
+        self.on_tiles: OnTiles = lambda num_tiles: None  # called as tiles are done, for a progress bar
 
     def bands(self) -> Iterator[torch.Tensor]:
         (height, width), grid, device = self.size, self.grid, self.engine.device
         rows, columns = grid.tile
         total = torch.zeros(1, self.engine.card.spec.num_ids, rows, max(width, columns), device=device)
+        ends = [*grid.tops[1:], min(grid.tops[-1] + rows, height)]
         with contextlib.closing(self._strips()) as strips:
-            for index, (top, strip) in enumerate(zip(grid.tops, strips, strict=True)):
+            for top, following, strip in zip(grid.tops, ends, strips, strict=True):
                 (images,) = to_device((host_batch([strip], device),), device)
-                grid.add(total, images, [0], self.engine.logits, self.on_tiles)
-                following = grid.tops[index + 1] if index + 1 < len(grid.tops) else min(top + rows, height)
+                grid.add(total, images, [0], self.on_tiles)
                 num_done = following - top
                 yield total[0, :, :num_done, :width] / (grid.rows[top:following, None] * grid.columns)
                 total[:, :, : rows - num_done] = total[:, :, num_done:].clone()
                 total[:, :, rows - num_done :] = 0
 
     def _strips(self) -> Generator[Pixels, None, None]:
-        """The pixels of each row of tiles. Rows that two of them share are read once, and the next is read
-        meanwhile."""
+        """The pixels of each row of tiles. Rows that two of them share are read once; the next is read meanwhile."""
         (height, width), tops, rows = self.size, self.grid.tops, self.grid.tile[0]
         new_rows = [slice(0, min(rows, height)), *(slice(before + rows, top + rows) for before, top in pairwise(tops))]
 
@@ -174,8 +160,7 @@ Logits = WholeLogits | TiledLogits  # bands() may be called once only
 
 
 def predicted_ids(logits: torch.Tensor, threshold: float | None = None) -> torch.Tensor:
-    """…,K,H,W logits → …,H,W uint8 ids, where the logits are. `threshold`: least probability of the foreground, of two
-    ids."""
+    """…,K,H,W logits → …,H,W uint8 ids there. `threshold`: least probability of the foreground, of two ids."""
     if logits.shape[-3] == 2:
         least = 0.0 if threshold is None else float(np.log(threshold) - np.log1p(-threshold))
         return (logits.select(-3, 1) - logits.select(-3, 0) > least).to(torch.uint8)
@@ -187,24 +172,17 @@ def all_ids(logits: Logits, threshold: float | None = None) -> Pixels:
     return np.concatenate([predicted_ids(band, threshold).cpu().numpy() for band in logits.bands()])
 
 
-def all_probabilities(logits: Logits) -> Pixels:
-    """H,W,K float32 of the whole image."""
-    return np.concatenate([band.softmax(0).permute(1, 2, 0).cpu().numpy() for band in logits.bands()])
-
-
 # Images, from what the user gives to logits.
 
 
-def chosen_tile(given: Any, spec: SegmenterSpec, key: str = "--tile") -> Size | None:
+def chosen_tile(value: Any, spec: SegmenterSpec, key: str = "--tile") -> Size | None:
     """The tile that an option asks for; None: the model's own. Raises UserError."""
-    if given is None:
+    if value is None:
         return None
-    side = tile_side(given, key)
+    side = tile_side(value, key)
     if spec.fit == "resize":
-        height, width = spec.image_size
-        raise UserError(
-            f"{key}: got {side}; the model sees whole images at {width}×{height} (fit: resize), not tiles; leave it out"
-        )
+        what = f"the model sees whole images at {spec.image_size[1]}×{spec.image_size[0]} (fit: resize), not tiles"
+        raise UserError(f"{key}: got {side}; {what}; leave it out")
     return side, side
 
 
@@ -229,10 +207,9 @@ class Predictor:
 
     def describe_tile(self) -> str:
         """With the reason, for the user."""
-        height, width = self.tile
-        if self.tile == self.spec.image_size:
-            return f"{width}×{height}, as trained"
-        return f"{width}×{height} ({'as in validation' if self.tile == self.spec.tile else '--tile'})"
+        reason = " (as in validation)" if self.tile == self.spec.tile else " (--tile)"
+        reason = ", as trained" if self.tile == self.spec.image_size else reason
+        return f"{self.tile[1]}×{self.tile[0]}{reason}"
 
     def is_large(self, size: Size) -> bool:
         """Whether the logits of an image of this size are computed in bands of rows."""
@@ -244,14 +221,10 @@ class Predictor:
         pixels = check_image(image, self.spec.image)
         size = size or (pixels.shape[0], pixels.shape[1])
         fit = fit_image if self.spec.fit == "resize" else mirrored_to
-        self.note_size(size)
-        return ModelInput(fit(pixels, self.spec.image_size), size)
-
-    def note_size(self, size: Size) -> None:
-        """Of an image that is to be predicted, for take_scale_warning."""
         least, most = self.spec.source_sides or (0.0, math.inf)
         if not least / FAR <= math.sqrt(size[0] * size[1]) <= most * FAR:
             self.far_sizes.append(size)
+        return ModelInput(fit(pixels, self.spec.image_size), size)
 
     def take_scale_warning(self) -> str | None:
         """Of the images since the last call that were seen at another scale than any of training."""
@@ -259,15 +232,12 @@ class Predictor:
         if not far_sizes or self.spec.source_sides is None:
             return None
         (height, width), (rows, columns), (least, most) = far_sizes[0], self.spec.image_size, self.spec.source_sides
-        side = math.sqrt(rows * columns)
+        images, side = counted(len(far_sizes), "image is", "images are"), math.sqrt(rows * columns)
+        scale = f"{width}×{height} pixels become {columns}×{rows}, scaled by {side / math.sqrt(height * width):.2g}"
         return (
-            f"{counted(len(far_sizes), 'image is', 'images are')} seen at a scale far from training's: "
-            f"{width}×{height} "
-            f"pixels become {columns}×{rows}, scaled by {side / math.sqrt(height * width):.2g}; in training by "
-            f"{side / most:.2g} "
-            f"to {side / least:.2g}. Unless their objects fill as much of the image as in training, results are "
-            "poor: give parts "
-            f"of them of about {most:.0f}×{most:.0f} pixels, or train with fit=crop"
+            f"{images} seen at a scale far from training's: {scale}; in training by {side / most:.2g} to "
+            f"{side / least:.2g}. Unless their objects fill as much of the image as in training, results are poor: "
+            f"give parts of them of about {most:.0f}×{most:.0f} pixels, or train with fit=crop"
         )
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
@@ -279,10 +249,8 @@ class Predictor:
 
     def _tile_of(self, size: Size) -> Size:
         """That of an image of this size: no larger than the image, unless training's crops are."""
-        height, width = (
-            min(side, max(length, trained))
-            for side, length, trained in zip(self.tile, size, self.spec.image_size, strict=True)
-        )
+        sides = zip(self.tile, size, self.spec.image_size, strict=True)
+        height, width = (min(side, max(length, trained)) for side, length, trained in sides)
         return height, width
 
     def at_size(self, logits: torch.Tensor, size: Size) -> torch.Tensor:
@@ -292,12 +260,11 @@ class Predictor:
     def predict(self, inputs: Sequence[ModelInput]) -> list[Logits]:
         """Of inputs of one shape, which are all large, and their logits in bands, or none is."""
         if self.is_large(inputs[0].size):
-            images = [given.pixels[: given.size[0], : given.size[1]] for given in inputs]
-            return [self._tiled(ImageReader(image), lambda pixels: pixels) for image in images]
-        logits = self.logits(host_batch([given.pixels for given in inputs], self.engine.device))
-        return [
-            WholeLogits(self.at_size(one, given.size), given.size) for one, given in zip(logits, inputs, strict=True)
-        ]
+            readers = [ImageReader(image.pixels[: image.size[0], : image.size[1]]) for image in inputs]
+            return [self._tiled(reader, lambda pixels: pixels) for reader in readers]
+        logits = self.logits(host_batch([image.pixels for image in inputs], self.engine.device))
+        sizes = [image.size for image in inputs]
+        return [WholeLogits(self.at_size(one, size), size) for one, size in zip(logits, sizes, strict=True)]
 
     def predict_image(self, image: Pixels) -> Logits:
         """Of one image, in bands if it is large."""
@@ -331,19 +298,7 @@ def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
 # A trained model for Python: `from unet_trainer import load; model = load("checkpoints/demo"); mask = model(image)`.
 
 # not indices, CMYK, YCbCr, HSV, LAB
-PIL_MODES = (
-    "1",
-    "L",
-    "LA",
-    "RGB",
-    "RGBA",
-    "I",
-    "F",
-    "I;16",
-    "I;16L",
-    "I;16B",
-    "I;16N",
-)
+PIL_MODES = ["1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"]
 
 
 class LoadedModel:
@@ -367,14 +322,15 @@ class LoadedModel:
 
     def probabilities(self, image: ArrayLike) -> Pixels:
         """H,W,C image → H,W,K float32: the probability of each class id."""
-        return all_probabilities(self._logits(image))
+        bands = self._logits(image).bands()
+        return np.concatenate([band.softmax(0).permute(1, 2, 0).cpu().numpy() for band in bands])
 
     def _logits(self, image: ArrayLike) -> Logits:
-        found = self.predictor.predict_image(_pixels(image, self.card.spec.image.channels))
+        logits = self.predictor.predict_image(_pixels(image, self.card.spec.image.channels))
         if (warning := self.predictor.take_scale_warning()) is not None and not self.has_warned:
             self.has_warned = True
             warnings.warn(warning, stacklevel=3)
-        return found
+        return logits
 
     def __repr__(self) -> str:
         spec = self.card.spec
@@ -383,11 +339,8 @@ class LoadedModel:
 
 
 def _pixels(image: ArrayLike, channels: int) -> Pixels:
-    """Without the alpha channel of RGBA, or grey with alpha, unless the model has so many `channels`: as files are
-    read.
-
-    Raises DataError for a path, and for an image of PIL whose numbers are no brightness: numpy would take them for
-    it."""
+    """Without the alpha channel of RGBA or grey, unless the model has so many `channels`: as files are read. Raises
+    DataError for a path, and for an image of PIL whose numbers are no brightness, which numpy would take for it."""
     if isinstance(image, str | PathLike):
         raise DataError(f"got the path {image}; need its pixels: model(PIL.Image.open({str(image)!r}))")
     if isinstance(image, torch.Tensor):
@@ -399,10 +352,9 @@ def _pixels(image: ArrayLike, channels: int) -> Pixels:
     pixels = np.asarray(image)
     if mode == "1":  # bool in numpy; in files black and white are 0 and 255
         pixels = pixels * np.uint8(255)
-    has_alpha = (
-        pixels.ndim == 3 and pixels.dtype.kind == "u" and pixels.shape[2] in (2, 4) and pixels.shape[2] != channels
-    )
-    return pixels[:, :, :-1] if has_alpha and pixels.shape[2] - 1 in (1, channels) else pixels
+    depth = pixels.shape[2] if pixels.ndim == 3 else 0
+    has_alpha = pixels.dtype.kind == "u" and depth in (2, 4) and depth != channels
+    return pixels[:, :, :-1] if has_alpha and depth - 1 in (1, channels) else pixels
 
 
 def load(
@@ -416,9 +368,8 @@ def load(
     model: CustomModel | None = None,
 ) -> LoadedModel:
     """A run (its folder or name: best.pt is taken), a .pt file or an exported .onnx file. `raw`: the weights as
-    trained, not their average. `tta`: means over the mirrored and turned images that training had. `tile`: side of the
-    tiles of a model of
-    fit: crop, instead of the one that training chose. `model`: the network of a run with a custom model, as
-    train(model=...) took it. Raises UserError."""
+    trained, not their average. `tta`: means over the mirrored and turned images that training had. `tile`: of
+    fit: crop, the side of the tiles, instead of the one that training chose. `model`: the network of a run with a
+    custom model, as train(model=...) took it. Raises UserError."""
     engine = load_engine(find_model(run, raw=raw), device, precision, raw, model)
     return LoadedModel(SymmetricEngine(engine, engine.card.symmetries) if tta else engine, tile)

@@ -1,12 +1,10 @@
 """Scores of segmentations from counts of pixels, and how sure they are; docs/metrics.md defines them. Knows no files
 and no model.
 
-Counts add up and scores are ratios of counts. So one function gives the scores of an image, of a set (from the sum over
-its images) and of a resampled set (from a weighted sum). What is undefined is NaN. A mean is over the classes in the
-truth of the set.
-
-Intervals are those of a percentile bootstrap over images. Draws are seeded, do not depend on the order of the images,
-and are the same for every model that is scored on the same images, so that differences between two models are paired.
+Counts add up and scores are ratios of counts: one function scores an image, a set (the sum over its images) and a
+resampled set (a weighted sum). Undefined is NaN. A mean is over the classes in the truth of the set. Intervals are of a
+percentile bootstrap over images; draws are seeded, independent of the images' order, and the same for every model
+that is scored on the same images, so that differences between two models are paired.
 """
 
 import math
@@ -59,11 +57,8 @@ class ImageCounts(NamedTuple):
 def count_image(
     truth: Pixels, predicted: Pixels, num_ids: int, first_id: int = 0, with_lines: bool = False
 ) -> ImageCounts:
-    """H,W ids of one image, truth with IGNORED. Classes are reported from `first_id` on; `with_lines`: what clDice
-    needs.
-
-    Ignored pixels are left out: for boundaries and centre lines they belong to no class, in truth and in prediction.
-    """
+    """Count H,W ids of one image; IGNORED in truth is of no class for boundaries and centre lines either. Classes are
+    reported from `first_id` on; `with_lines`: what clDice needs."""
     confusion = confusion_matrix(truth, predicted, num_ids)
     counts = np.zeros((num_ids - first_id, len(Count) if with_lines else Count.TRUTH_LINE), np.int64)
     counts[:, Count.HITS] = confusion.diagonal()[first_id:]
@@ -75,20 +70,17 @@ def count_image(
         if not row[Count.TRUTH] and not row[Count.PREDICTION]:
             continue
         masks: list[Pixels] = [(truth == class_id).view(np.uint8), (predicted == class_id).view(np.uint8) & is_counted]
-        # outside of it both are empty: the counts are the same
-        left, top, columns, rows = cv2.boundingRect(cv2.bitwise_or(*masks))
-        in_truth, in_prediction = (
-            np.ascontiguousarray(mask[top : top + rows, left : left + columns]) for mask in masks
-        )
+        left, top, columns, rows = cv2.boundingRect(cv2.bitwise_or(*masks))  # outside of it both are empty
+        box = slice(top, top + rows), slice(left, left + columns)
+        in_truth, in_prediction = (np.ascontiguousarray(mask[box]) for mask in masks)
         boundaries = boundary_region(in_truth, width), boundary_region(in_prediction, width)
         row[Count.BOUNDARY_HITS] = cv2.countNonZero(cv2.bitwise_and(*boundaries))
         row[Count.BOUNDARY_UNION] = cv2.countNonZero(cv2.bitwise_or(*boundaries))
         if with_lines:
-            truth_line, prediction_line = thin(in_truth), thin(in_prediction)
-            row[Count.TRUTH_LINE] = cv2.countNonZero(truth_line)
-            row[Count.TRUTH_LINE_HITS] = cv2.countNonZero(cv2.bitwise_and(truth_line, in_prediction))
-            row[Count.PREDICTION_LINE] = cv2.countNonZero(prediction_line)
-            row[Count.PREDICTION_LINE_HITS] = cv2.countNonZero(cv2.bitwise_and(prediction_line, in_truth))
+            lines = ((in_truth, in_prediction, Count.TRUTH_LINE), (in_prediction, in_truth, Count.PREDICTION_LINE))
+            for mask, other, column in lines:
+                line = thin(mask)
+                row[column : column + 2] = cv2.countNonZero(line), cv2.countNonZero(cv2.bitwise_and(line, other))
     return ImageCounts(confusion, counts)
 
 
@@ -100,14 +92,10 @@ def confusion_matrix(truth: Pixels, predicted: Pixels, num_ids: int) -> NDArray[
 
 
 def boundary_region(mask: Pixels, width: int) -> Pixels:
-    """The pixels of a mask (uint8, 0 and 1) that are at most `width` steps, also diagonal ones, from a pixel outside of
-    it.
-
-    What lies beyond the border of the array is outside.
-    """
-    return mask - cv2.erode(
-        mask, np.ones((3, 3), np.uint8), iterations=width, borderType=cv2.BORDER_CONSTANT, borderValue=0
-    )
+    """The pixels of a mask (uint8, 0 and 1) within `width` steps, also diagonal ones, of a pixel outside of it. What
+    lies beyond the array is outside."""
+    box = np.ones((3, 3), np.uint8)
+    return mask - cv2.erode(mask, box, iterations=width, borderType=cv2.BORDER_CONSTANT, borderValue=0)
 
 
 def scores_from_counts(counts: NDArray[Any]) -> dict[str, Floats]:
@@ -127,8 +115,8 @@ def scores_from_counts(counts: NDArray[Any]) -> dict[str, Floats]:
 
 
 def image_scores(counts: NDArray[Any]) -> dict[str, Floats]:
-    """N,K,columns counts of images → N for each score: the mean over the classes in the image's truth. With one class
-    its own score, which is 0 where it is predicted and not there."""
+    """N,K,columns counts → N for each score: the mean over the classes in the image's truth. Of one class its own
+    score, which is 0 where it is predicted and not there."""
     scores = scores_from_counts(counts)
     if counts.shape[1] == 1:
         return {name: values[:, 0] for name, values in scores.items()}
@@ -137,19 +125,15 @@ def image_scores(counts: NDArray[Any]) -> dict[str, Floats]:
 
 
 def set_scores(counts: NDArray[Any]) -> dict[str, Floats]:
-    """K,columns counts of a whole set → K+1 for each score: each class, then the mean. A class that is not in the truth
-    has no score and no part in the mean, whatever is predicted."""
+    """K,columns counts of a set → K+1 for each score: each class, then the mean. A class that is not in the truth has
+    no score and no part in the mean, whatever is predicted."""
     return _with_mean(scores_from_counts(counts), counts[:, Count.TRUTH] > 0)
 
 
 def drawn_scores(draws: NDArray[Any]) -> dict[str, Floats]:
-    """draws,K,columns of `resampled_sums` → draws,K+1 for each score, as `set_scores`. The mean is over the
-    same classes in every draw.
-
-    A draw whose truth lacks one of them takes that class's counts from another draw. Left out, the class would move the
-    mean towards the others; scored 0, it would be missed where it is not. The truth decides which draw, so that models
-    that are compared on the same images take the same one.
-    """
+    """draws,K,columns of `resampled_sums` → draws,K+1 for each score, as `set_scores` of the same classes."""
+    # A draw whose truth lacks a class takes its counts from another: left out, it would move the mean to the others;
+    # scored 0, it would be missed where it is not. The truth decides which, so that compared models take the same.
     draws, in_draw = draws.copy(), draws[..., Count.TRUTH] > 0
     in_truth: NDArray[np.bool_] = np.any(in_draw, axis=0)
     for class_index in np.flatnonzero(in_truth):
@@ -180,12 +164,11 @@ def num_draws_of(num_images: int) -> int:
 
 
 def resampled_sums(counts: Sequence[NDArray[Any]]) -> list[Floats]:
-    """N,K,columns counts of the same N images, of one model or of several → draws,K,columns sums over N images drawn
-    with replacement."""
+    """N,K,columns counts of the same N images, of each model → draws,K,columns sums over N images drawn with
+    replacement."""
     num_images = len(counts[0])
     num_draws = num_draws_of(num_images)
-    # An order that only the counts decide. The truth, which is that of all models, is in the seed: one seed would err
-    # alike in all.
+    # An order that only the counts decide. The truth, which all models share, is in the seed: one seed would err alike.
     truth = counts[0][..., Count.TRUTH].astype(np.float64)
     others = sum(one[..., [Count.HITS, Count.PREDICTION]].reshape(num_images, -1).astype(np.float64) for one in counts)
     order = np.lexsort(np.column_stack([truth, others]).T[::-1])
@@ -203,8 +186,8 @@ def resampled_sums(counts: Sequence[NDArray[Any]]) -> list[Floats]:
 
 
 def intervals(draws: Floats, num_images: int) -> list[Interval | None]:
-    """draws,K → of each of K the ends of the central 95 %. None: undefined, of a single image or in all draws. Draws in
-    which a score is undefined, as the precision of what is not predicted, are left out."""
+    """draws,K → of each of K the ends of the central 95 %, without draws in which it is undefined. None: undefined in
+    all draws, or a single image."""
     if num_images < 2:
         return [None] * draws.shape[1]
     is_defined = np.isfinite(draws).any(0)
@@ -224,9 +207,8 @@ class EvaluatedSet:
 
 
 def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Sequence[str]) -> dict[str, Any]:
-    """Scores of each class and of their mean, as evaluation.json has them; None: undefined. `class_names`: of the
-    classes that are
-    reported, `id_names`: of all class ids."""
+    """Scores as evaluation.json has them; None: undefined. `class_names`: of the reported classes, `id_names`: of all
+    class ids."""
     counts = evaluated.counts
     totals, per_image = counts.sum(0), scores_from_counts(counts)
     in_truth = totals[:, Count.TRUTH] > 0
@@ -238,17 +220,15 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
         about: dict[str, Any] = {
             "name": name,
             "dataset": {
-                score: {"value": number(values[index]), "interval": ends[score][index]}
-                for score, values in dataset.items()
+                score: {"value": number(each[index]), "interval": ends[score][index]} for score, each in dataset.items()
             },
-            "mean_over_images": {score: number(values[index]) for score, values in image_means.items()},
+            "mean_over_images": {score: number(each[index]) for score, each in image_means.items()},
         }
         if index < len(class_names):
+            truth, prediction = counts[:, index, Count.TRUTH], counts[:, index, Count.PREDICTION]
             about["images_with_a_score"] = int(np.isfinite(per_image["iou"][:, index]).sum()) if in_truth[index] else 0
-            about["empty_truths"] = int((counts[:, index, Count.TRUTH] == 0).sum())
-            about["empty_predictions"] = int((counts[:, index, Count.PREDICTION] == 0).sum())
-            about["truth_pixels"] = int(totals[index, Count.TRUTH])
-            about["predicted_pixels"] = int(totals[index, Count.PREDICTION])
+            about |= {"empty_truths": int((truth == 0).sum()), "empty_predictions": int((prediction == 0).sum())}
+            about |= {"truth_pixels": int(truth.sum()), "predicted_pixels": int(prediction.sum())}
         return about
 
     *classes, mean = (row(index, name) for index, name in enumerate([*class_names, MEAN]))
@@ -263,7 +243,7 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
 
 
 def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str]) -> dict[str, Any]:
-    """Of two models that were evaluated on the same images, in the same order; as evaluation.json has it."""
+    """Compare two models on the same images, in the same order; as evaluation.json has it."""
     mine, theirs = (set_scores(evaluated.counts.sum(0)) for evaluated in (this, other))
     my_draws, their_draws = map(drawn_scores, resampled_sums([this.counts, other.counts]))
     draws = {score: my_draws[score] - their_draws[score] for score in mine}
@@ -272,15 +252,14 @@ def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str])
     def row(index: int, name: str) -> dict[str, Any]:
         scores = {}
         for score in mine:
-            its_draws = draws[score][:, index]
+            its_draws, this_score, other_score = draws[score][:, index], mine[score][index], theirs[score][index]
+            share = mean_over(np.where(np.isnan(its_draws), np.nan, its_draws > 0), axis=0)
             scores[score] = {
-                "this": number(mine[score][index]),
-                "other": number(theirs[score][index]),
-                "difference": number(mine[score][index] - theirs[score][index]),
+                "this": number(this_score),
+                "other": number(other_score),
+                "difference": number(this_score - other_score),
                 "interval": ends[score][index],
-                "share_of_draws_above_0": number(
-                    mean_over(np.where(np.isnan(its_draws), np.nan, its_draws > 0), axis=0)
-                ),
+                "share_of_draws_above_0": number(share),
             }
         return {"name": name, "dataset": scores}
 

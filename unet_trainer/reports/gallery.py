@@ -105,7 +105,7 @@ def make_gallery(
         return Gallery(note=f"There are no pictures: the run has no {BEST}, or no scores of its images.")
     try:
         from unet_trainer.inference.engine import load_engine
-        from unet_trainer.inference.inputs import find_validation_pairs
+        from unet_trainer.inference.evaluation_data import find_validation_pairs
         from unet_trainer.inference.predictor import Predictor
 
         pairs, predictor = find_validation_pairs(file, data_dir), Predictor(load_engine(file, device, model=model))

@@ -1,0 +1,263 @@
+"""The pairs that a model is evaluated on: of its run, or of a folder that is named, checked against what it knows.
+Every file is read before the model sees the first, so that one message has all that does not fit. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from unet_trainer.config.errors import UserError
+from unet_trainer.config.load import load_config
+from unet_trainer.config.schema import Config
+from unet_trainer.datasets.converted import Converter
+from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair, unknown_value_lines
+from unet_trainer.datasets.layouts import resolved
+from unet_trainer.datasets.mask_evidence import class_ids, total_counts
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
+from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
+from unet_trainer.datasets.shards import find_in_shards
+from unet_trainer.datasets.splits import listed_files, read_split_csv
+from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.image_spec import ImageSpec, depth_name
+from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
+from unet_trainer.system.console import Console, counted
+from unet_trainer.training.run_folder import CONFIG_YAML, SPLIT_CSV
+
+if TYPE_CHECKING:  # it needs torch
+    from unet_trainer.model.segmenter import SegmenterSpec
+
+SplitName = Literal["train", "val", "test", "all"]
+LAYOUT_KEYS = {"image_dir", "mask_dir", "mask_suffix", "split_file"}
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """The settings of the data, and whether they are those of the model's run."""
+
+    config: Config
+    run_folder: Path | None  # of the model
+    is_own: bool  # the data of the run, divided as the run divided it
+
+    @property
+    def data_dir(self) -> Path:
+        return Path(self.config.data_dir)
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """Pairs that fit the model, with the facts of their files, in the same order."""
+
+    source: DataSource
+    split: SplitName
+    rule: str  # how they were found
+    pairs: Sequence[Pair]
+    images: Sequence[ImageFacts]
+    masks: Sequence[MaskFacts]
+    coding: MaskCoding
+
+
+def run_folder_of(model_file: Path) -> Path | None:
+    """The run that a model's file lies in, if any. A config.yaml that is empty would mean the data of the demo."""
+    config_file = model_file.parent / CONFIG_YAML
+    return model_file.parent if config_file.is_file() and config_file.stat().st_size else None
+
+
+def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pair, ...]:
+    """Those of the run that the model's file lies in. `data_dir`: where the data are now, if not where they were.
+    Raises DataError with the reason if the split or the data are not there."""
+    folder = run_folder_of(model)
+    if folder is None or not (folder / SPLIT_CSV).is_file():
+        raise DataError(f"{model.parent} does not hold both {SPLIT_CSV} and {CONFIG_YAML}, which name them")
+    config = load_config(folder / CONFIG_YAML)
+    config = config if data_dir is None else dataclasses.replace(config, data_dir=str(data_dir))
+    stored = find_in_shards(config)
+    if stored is None and not Path(config.data_dir).is_dir():
+        raise DataError(f"data_dir: {config.data_dir} does not exist here; data_dir=FOLDER names another place")
+    return tuple(pair for pair in _read_split(folder, config, stored).pairs if pair.part == "val")
+
+
+def _read_split(run_folder: Path, config: Config, now: FoundPairs | None) -> FoundPairs:
+    """The table that the run wrote. Masks that are made from other files are found among the pairs of `now`."""
+    data_dir = Path(config.data_dir)
+    return read_split_csv(run_folder / SPLIT_CSV, data_dir, now, Converter(data_dir, Path(config.checkpoint_dir)))
+
+
+def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int) -> DataSource:
+    """The settings of the run, or of another folder if data_dir names one. Raises UserError."""
+    folder = run_folder_of(model_file)
+    words = [f"{name}={value}" for name, value in overrides.items()]
+    own = None if folder is None else load_config(folder / CONFIG_YAML)
+    data_dir = overrides.get("data_dir")
+    if data_dir is not None and (own is None or Path(data_dir).resolve() != Path(own.data_dir).resolve()):
+        return DataSource(load_config({"num_classes": num_classes}, words), folder, is_own=False)
+    if folder is None:
+        what = "is not in a run folder, or its config.yaml is empty, so nothing says what to evaluate it on"
+        raise UserError(f"data_dir: {model_file} {what}; name the images: data_dir=FOLDER with images/ and masks/")
+    return DataSource(load_config(folder / CONFIG_YAML, words), folder, is_own=LAYOUT_KEYS.isdisjoint(overrides))
+
+
+def load_evaluation_data(
+    source: DataSource, spec: SegmenterSpec, overrides: Mapping[str, str], split: SplitName | None, console: Console
+) -> EvaluationData:
+    """Find the pairs, read every file, and check that the model knows such images and masks. Raises UserError."""
+    config = source.config
+    found, chosen = find_split(source, split, console)
+    runs = Path(config.checkpoint_dir) if source.run_folder is None else source.run_folder.parent
+    nodata = spec.image.nodata[0] if spec.image.is_nodata_set else config.nodata
+    # Nothing is kept where there are no runs.
+    cache = open_scan_cache(source.data_dir, runs, nodata) if runs.is_dir() else ScanCache(None, nodata)
+    report = read_every_pair(config, found, cache, console)
+    _refuse_other_kinds(report, spec.image)
+    coding = _choose_coding(spec, config, overrides)
+    _refuse_other_masks(report, coding, spec)
+    if report.blocking_message or not report.pairs:
+        raise DataError(report.blocking_message or f"{found.rule}: there is no pair to evaluate on")
+    for notice in report.notices:
+        console.note(notice)
+    return EvaluationData(source, chosen, found.rule, report.pairs, report.images, report.masks, coding)
+
+
+def find_split(
+    source: DataSource, split: SplitName | None, console: Console | None = None
+) -> tuple[FoundPairs, SplitName]:
+    """The pairs of a split, and which one it is: by default val, or all pairs of a folder that is not divided. The data
+    of a run are divided as the run divided them; `test` is what neither trained nor validated."""
+    now: FoundPairs | None = None
+    try:
+        now = find_dataset(source.config, console)
+    except DataError:
+        if not source.is_own or split == "test":
+            raise  # else the table of the run says what is missing
+    found = now
+    if source.is_own and source.run_folder is not None and split != "test":
+        table = source.run_folder / SPLIT_CSV
+        if not table.is_file():
+            what = "is missing, which says what the run was validated on"
+            raise UserError(f"{table} {what}; name the images: data_dir=FOLDER")
+        try:
+            found = FoundPairs(_read_split(source.run_folder, source.config, now).pairs, str(table))
+        except DataError as error:
+            fix = f"data_dir=FOLDER split_file={shlex.quote(str(table))}"
+            raise DataError(f"{error}\nIf the data have moved: {fix}") from None
+    assert found is not None
+    test, parts = now.test if now else (), {pair.part for pair in found.pairs}
+    if split is None:
+        split = "val" if source.is_own or "val" in parts else "test" if parts == {"test"} else "all"
+    if split == "all":
+        rule = f"{found.rule} and test of {now.rule}" if source.is_own and now and test else found.rule
+        return dataclasses.replace(found, pairs=found.pairs + test, rule=rule), split
+    if split == "test" and test:
+        return FoundPairs(test, f"test of {found.rule}"), split
+    chosen = tuple(pair for pair in found.pairs if pair.part == split)
+    if not chosen:
+        has = ", ".join(sorted(part for part in parts if part)) or "pairs that are not divided (--split all)"
+        fix = "; need test/images and test/masks there, or rows of test in split_file=FILE.csv"
+        what = f"{source.data_dir} has no {split} images with masks; it has {has} ({found.rule})"
+        raise UserError(f"--split: {what}{fix if split == 'test' else ''}")
+    return dataclasses.replace(found, pairs=chosen), split
+
+
+def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
+    nodata = "ignore" if spec.ignores_nodata else "fill"
+    report.notices += describe_reading(report.images, spec.channels, spec.nodata, nodata, can_be_set=False)
+    report.images = [image.as_read(spec.channels) for image in report.images]
+    lines = []
+    for pair, image in zip(report.pairs, report.images, strict=True):
+        if difference := kind_difference(depth_of(image), 1 if image.is_grey else image.channels, spec):
+            lines.append(f"{pair.image}: {difference}")
+    if lines:
+        fix = "convert them to what the model was trained on"
+        report.problems.append(Problem("kind", "image", "of a kind that the model does not know", tuple(lines), fix))
+
+
+def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
+    """What a model of this spec does not know about such images; empty if it knows them."""
+    if depth != spec.depth:
+        return f"{depth_name(depth)} values; the model was trained on {depth_name(spec.depth)} images"
+    if channels == spec.channels or (channels, spec.channels) == (1, 3):  # grey is repeated, as in training
+        return ""
+    if (channels, spec.channels) == (3, 1):
+        how = "convert them (image.convert('L') of PIL), or train with in_channels=3, which takes both"
+        return f"RGB in colour; the model was trained on grey images: {how}"
+    return f"{counted(channels, 'channel')}; the model was trained on images of {spec.channels}"
+
+
+def _choose_coding(spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
+    """The model's own, unless mask_values or ignore_value say what these masks mean."""
+    if "mask_values" in overrides and config.mask_values != "auto":
+        return given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
+    if "ignore_value" not in overrides:
+        return spec.coding
+    return dataclasses.replace(spec.coding, ignore_value=given_coding("nonzero", config.ignore_value).ignored or None)
+
+
+def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:
+    names = ", ".join(f"{coding.describe(index)} → {name}" for index, name in enumerate(spec.id_names))
+    order = "mask_values=[...] gives the value of each class of the model in these masks"
+    if lines := unknown_value_lines(report, coding):
+        what, fix = f"with values that belong to no class of the model ({names})", "ignore_value=N leaves a value out"
+        report.problems.append(Problem("values", "mask", what, tuple(lines), f"{order}; {fix}"))
+        return
+    values, first = sorted(total_counts(report.masks)), spec.id_names[0]
+    if {class_id for mask in report.masks for class_id in class_ids(mask.counts, coding)} - {0, IGNORED, UNKNOWN}:
+        return
+    if len(values) == 1:
+        report.notices.append(f"no mask holds any class but {first}")
+        return
+    shown = first_few((show_value(value) for value in values), 8)
+    by_coding = f"by the model's coding ({names}) none of them is any class but {first}; {order}"
+    report.questions.append(Question(f"mask_values: the masks hold the values {shown}, and {by_coding}"))
+
+
+def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
+    """Raises UserError unless the own splits of two models are the same, where these are evaluated."""
+    folder = run_folder_of(other)
+    if not data.source.is_own or folder is None or data.split not in ("train", "val"):
+        return
+    same, num_theirs = listed_pairs(data.pairs, folder, data.split)
+    if num_theirs is None or len(same) == len(data.pairs) == num_theirs:
+        return
+    differ = f"({len(data.pairs)} and {num_theirs}, of which {len(same)} are the same)"
+    seen, _ = listed_pairs(data.pairs, folder, "train")
+    if seen and data.split == "val":
+        differ += f"; {other} was trained on {len(seen)} of {this}'s, such as {seen[0].image}"
+    fix = "Compare them on images that neither was trained on (data_dir=FOLDER), or train both with one split"
+    table = shlex.quote(str(this.parent / SPLIT_CSV))
+    raise UserError(
+        f"--compare: the {data.split} images of {this} and {other} differ {differ}. {fix}: split_file={table}"
+    )
+
+
+def listed_pairs(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[Pair], int | None]:
+    """Those of the pairs that are in this part of a run's data, in a folder or in shards of it, and how many that part
+    has; None: the run does not say."""
+    try:
+        data_dir = Path(load_config(run_folder / CONFIG_YAML).data_dir)
+        images, contents = listed_files(run_folder / SPLIT_CSV, data_dir, part)
+    except UserError:
+        return [], None
+    known = set(images)
+    same = [pair for pair in pairs if resolved(pair.image) in known or (pair.content and pair.content in contents)]
+    return same, len(images)
+
+
+def check_same_classes(data: EvaluationData, this: SegmenterSpec, other: SegmenterSpec, name: str) -> None:
+    """Raises UserError unless both models have the same classes and, by their own coding, read these masks alike."""
+    if list(this.id_names) != list(other.id_names):
+        names = [", ".join(spec.id_names) for spec in (other, this)]
+        raise UserError(f"--compare: the classes of {name} are {names[0]}; need {names[1]}")
+    if data.coding != this.coding:  # set by the user for these masks, for both models
+        return
+    meanings = {**dict(enumerate(this.id_names)), IGNORED: "ignored", UNKNOWN: "no class"}
+    values = np.array(sorted(total_counts(data.masks)))
+    ids = zip(this.coding.encode(values).tolist(), other.coding.encode(values).tolist(), strict=True)
+    for value, (mine, theirs) in zip(values.tolist(), ids, strict=True):
+        if mine != theirs:
+            meaning = f"{meanings[mine]} here and {meanings[theirs]} for {name}"
+            raise UserError(f"--compare: mask value {show_value(value)} is {meaning}")
