@@ -41,7 +41,7 @@ def test_a_damaged_table_without_classes_is_reported_and_not_compared(tmp_path):
     assert [(run.interval, run.difference) for run in found.runs] == [(None, None)] * 2
     assert found.note == "No scores of single images, so no interval: a, b."
     assert all("val_scores.csv" in problem for run in runs for problem in run.problems)
-    assert "no column of hit_pixels" in runs[0].problems[0]
+    assert "no class has counts of pixels" in runs[0].problems[0]
 
 
 def test_the_page_lays_runs_over_each_other_by_epoch_and_by_time(tmp_path):
