@@ -221,10 +221,11 @@ def validate(run: Run, row: Row) -> Evaluation:
             bar.tick()
             if (seen := metrics.peek()) is not None:
                 bar.show(*seen)
-            run.signals.check()
+            if run.processes.is_alone:  # the processes of a job wait for each other at the end
+                run.signals.check()
 
         found = evaluate(run.components.eval_step, loader, on_batch, run.signals.is_stopping, run.processes)
-        run.signals.check()  # it may have ended early
+        run.check_signals()  # it may have ended early
         bar.show(found.loss, found.scores.iou)
     if found.first_bad_batch is not None:
         raise NonFinite("the validation loss is not finite", val_batch=found.first_bad_batch)

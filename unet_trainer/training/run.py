@@ -94,14 +94,17 @@ class Run:
 
     def begin_step(self) -> None:
         """Before an accumulation group, when its first batch is there: all processes of a job stop at the same step."""
-        if self.processes.is_alone:
-            return
+        if not self.processes.is_alone:
+            self.check_signals()
+            self.checkpointer.save_if_due()
+
+    def check_signals(self) -> None:
+        """Raise Interrupted if a signal was received, by any process of a job: all call this at the same point."""
         (signal_number,) = self.processes.largest(self.signals.received or 0)
         if signal_number:
             interruption = Interrupted(signal_number)
-            interruption.is_of_job = True
+            interruption.is_of_job = not self.processes.is_alone
             raise interruption
-        self.checkpointer.save_if_due()
 
     def raise_if_ending(self) -> None:
         self.signals.check()
