@@ -30,7 +30,7 @@ def checkpoint_dir(tmp_path, monkeypatch):
 
 
 def test_a_run_with_the_earlier_checkpoint_alone_is_a_run(checkpoint_dir):
-    """After a crash between two renames, on a file system without hard links."""
+    """After a crash between two renames."""
     (checkpoint_dir / "a" / "last.pt").rename(checkpoint_dir / "a" / "previous.pt")
     assert find_run("a", checkpoint_dir) == checkpoint_dir / "a"
     assert find_resume_source("auto", "a", checkpoint_dir) == checkpoint_dir / "a"

@@ -54,16 +54,19 @@ def signals_waiting() -> Iterator[None]:
     """Delivers signals that come meanwhile at its end: what a handler raises during a fork is lost. To block them is
     not enough: they reach Python through other threads."""
     received: list[int] = []
-    handlers: dict[int, Any] = {}
-    try:
-        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
-            handlers[number] = signal.signal(number, lambda number, _: received.append(number))
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: it was not set from Python
+
+    def deliver() -> None:
         for number in received:
             signal.raise_signal(number)
+
+    with contextlib.ExitStack() as restores:  # goes through to its end, also where a restored handler raises
+        restores.callback(deliver)
+        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
+            handler = signal.getsignal(number)
+            # None: it was not set from Python
+            restores.callback(signal.signal, number, signal.SIG_DFL if handler is None else handler)
+            signal.signal(number, lambda number, _: received.append(number))
+        yield
 
 
 def start_process(function: Callable[..., object], *arguments: Any) -> BaseProcess:

@@ -156,7 +156,7 @@ def begun_later(found: Path, checkpoint_dir: Path) -> Path | None:
 
 
 def has_checkpoint(folder: Path) -> bool:
-    """Whether there is a state to resume from. A crash on a file system without hard links may leave previous.pt alone.
+    """Whether there is a state to resume from. A crash within a save may leave previous.pt alone.
     Raises CheckpointError where that cannot be told."""
     try:
         return (folder / LAST).is_file() or (folder / PREVIOUS).is_file()
