@@ -6,6 +6,7 @@ import json
 import cv2
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from helpers.brightness_engine import BrightnessEngine
@@ -201,6 +202,32 @@ def test_an_image_that_is_gone_when_its_overlay_is_drawn_counts_as_bad(tmp_path,
     assert [(path.name, reason) for path, reason in outcome.failed] == [("0.png", "No such file or directory")]
     assert outcome.num_written == 6
     assert "0.png" not in files_in(tmp_path / "out")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("normalize", ["dataset", "image"])
+def test_a_recorded_forward_pass_gives_the_bits_of_the_calls_that_it_replays(tmp_path, normalize):
+    path = write_model(tmp_path / "run/best.pt", num_classes=3, normalize=normalize)
+    eager, recorded = (load(path, device="cuda").engine for _ in range(2))
+    recorded.record_forward()
+    shapes = [(4, 64, 64, 3), (3, 40, 72, 3)]
+    generator = torch.Generator().manual_seed(0)
+    for shape in [*shapes, *shapes, *shapes]:
+        images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        assert torch.equal(recorded.logits(images), eager.logits(images))
+    assert [tuple(shape) for shape, _ in recorded.forward.recordings] == shapes
+    assert None not in recorded.forward.recordings.values()
+
+
+@pytest.mark.gpu
+def test_a_network_that_waits_for_the_gpu_cannot_be_recorded_and_is_called_as_it_is(tmp_path):
+    engine = load(write_model(tmp_path / "run/best.pt"), device="cuda").engine
+    engine.segmenter.network.register_forward_hook(lambda module, args, out: out * float(out.max() > -1e9))
+    engine.record_forward()
+    images = torch.zeros(2, 64, 64, 3, dtype=torch.uint8)
+    logits = [engine.logits(images).cpu() for _ in range(3)]
+    assert torch.equal(logits[0], logits[2])
+    assert list(engine.forward.recordings.values()) == [None]
 
 
 @pytest.mark.gpu

@@ -68,7 +68,10 @@ class PngWriter:
     def write(self, rows: Pixels) -> None:
         stored = rows.astype(f">u{self.num_bits // 8}", copy=False)
         pixels = np.ascontiguousarray(stored).view(np.uint8).reshape(len(rows), -1)
-        filtered = np.pad(np.diff(pixels, axis=0, prepend=self.above), ((0, 0), (1, 0)), constant_values=UP)
+        filtered = np.empty((pixels.shape[0], 1 + pixels.shape[1]), np.uint8)
+        filtered[:, 0] = UP
+        np.subtract(pixels[:1], self.above, out=filtered[:1, 1:])
+        np.subtract(pixels[1:], pixels[:-1], out=filtered[1:, 1:])
         self.above = pixels[-1:].copy()
         if packed := self.packer.compress(filtered):  # type: ignore[arg-type] # any buffer
             self.file.write(_png_chunk(b"IDAT", packed))

@@ -16,7 +16,7 @@ import hashlib
 import importlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -30,6 +30,7 @@ from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.load import missing_onnx
 from unet_trainer.config.schema import OWN
 from unet_trainer.images.image_decoding import Pixels
+from unet_trainer.inference.recorded_forward import RecordedForward
 from unet_trainer.loading.worker_pool import to_device
 from unet_trainer.model.custom import CustomModel, build_custom_network
 from unet_trainer.model.fast_layers import use_fast_layers
@@ -233,21 +234,30 @@ class TorchEngine:
         self.numerics = Numerics(self.device, number_format)
         self.description = f"{self.device}, {number_format}"  # for the user
         self.segmenter = segmenter.to(self.device).to(memory_format=segmenter.memory_format)
+        self.forward: Callable[[torch.Tensor], torch.Tensor] = self._forward
         if self.device.type == "cuda":
             use_fast_layers(self.segmenter.network)
+
+    def record_forward(self) -> None:
+        """On a GPU, replay the forward pass as a CUDA graph. For one thread; logits are valid until the next call."""
+        if self.device.type == "cuda" and self.card.spec.architecture != OWN:
+            self.forward = RecordedForward(self._forward)
+
+    def _forward(self, images: torch.Tensor) -> torch.Tensor:
+        with self.numerics.autocast():
+            return self.segmenter(images)
 
     @torch.inference_mode()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """N,H,W,C images on the host, as ImageSpec.to_batch gives them → N,K,H,W float32. Any height and width."""
         try:
             (on_device,) = to_device((images,), self.device)
-            with self.numerics.autocast():
-                return self.segmenter(on_device)
+            return self.forward(on_device)
         except torch.OutOfMemoryError:
             if len(images) == 1:
                 raise
         torch.cuda.empty_cache()
-        return torch.cat([self.logits(half) for half in images.tensor_split([len(images) // 2])])
+        return torch.cat([self.logits(half).clone() for half in images.tensor_split([len(images) // 2])])
 
 
 class OnnxEngine:

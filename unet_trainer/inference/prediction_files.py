@@ -89,18 +89,24 @@ class PredictionFolder:
 
     def __init__(self, out: Path, spec: SegmenterSpec, kinds: Kinds) -> None:
         self.out, self.spec, self.kinds = out, spec, kinds
+        self.made: set[Path] = set()
         self.values = value_table(spec.coding, spec.num_ids) if kinds.values else np.zeros(0)
         self.colours = np.zeros((256, 3), np.uint8)
         self.colours[: spec.num_ids] = spec.id_colours
         # Two ids: the foreground's probability says all.
         self.probable_ids = [1] if spec.num_ids == 2 else list(range(spec.num_ids))
 
+    def make_folder(self, folder: Path) -> None:
+        if folder not in self.made:  # asking the system for each image would cost as much as drawing its mask
+            folder.mkdir(parents=True, exist_ok=True)
+            self.made.add(folder)
+
     def mask(self, name: str) -> Path:
         return self.out / f"{name}.png"
 
     def outputs(self, name: str) -> list[Output]:
         """Of one image, besides GeoTIFFs and polygons; its mask is written last."""
-        kinds, outputs, array = self.kinds, [], self.out / PROBABILITIES / f"{name}.npy"
+        kinds, outputs = self.kinds, list[Output]()
         if kinds.values:
             path, channels = self.out / VALUES / f"{name}.png", 3 if self.values.ndim == 2 else 1
             outputs.append(Output(path, lambda rows: self.values[rows.ids], self.values.dtype, channels))
@@ -108,8 +114,8 @@ class PredictionFolder:
             path = self.out / OVERLAYS / f"{name}.png"
             outputs.append(Output(path, channels=3, content="picture", is_overlay=True))
         if kinds.probabilities == "npy":
-            channels = len(self.probable_ids)
-            outputs.append(Output(array, lambda rows: np.moveaxis(rows.probabilities, 0, 2), np.float32, channels))
+            path, channels = self.out / PROBABILITIES / f"{name}.npy", len(self.probable_ids)
+            outputs.append(Output(path, lambda rows: np.moveaxis(rows.probabilities, 0, 2), np.float32, channels))
         for index, class_id in enumerate(self.probable_ids if kinds.probabilities == "png" else ()):
             inner = "" if len(self.probable_ids) == 1 else class_folder(class_id, self.spec.id_names[class_id])
             path = self.out / PROBABILITIES / inner / f"{name}.png"
@@ -217,7 +223,7 @@ class ImageFiles(contextlib.ExitStack):
         yield OverlayWriter(png, picture, self.folder.colours, self.size)
 
     def _draft(self, path: Path) -> BinaryIO:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.make_folder(path.parent)
         self.drafts.append(Draft(path))
         self.callback(self.drafts[-1].discard)
         return self.drafts[-1].file

@@ -28,7 +28,7 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
 from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.tiling import Size
-from unet_trainer.inference.engine import host_batch
+from unet_trainer.inference.engine import SymmetricEngine, TorchEngine, host_batch
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import (
     COCO_NAME,
@@ -41,6 +41,7 @@ from unet_trainer.inference.prediction_files import (
     write_geojson,
 )
 from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
+from unet_trainer.inference.recorded_forward import NUM_EAGER
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
 from unet_trainer.system.concurrency import WriteBehind, read_ahead
 from unet_trainer.system.console import Bar, Console
@@ -77,7 +78,10 @@ class PredictionStream:
         self.predictor, self.folder, self.console, self.threshold = predictor, folder, console, threshold
         self.batch_size = batch_size
         self.num_images = self.num_to_come = MAX_BATCH * MIN_BATCHES  # until it is known; the second: not computed yet
-        self.device = device = predictor.engine.device
+        engine = predictor.engine
+        if isinstance(network := engine.engine if isinstance(engine, SymmetricEngine) else engine, TorchEngine):
+            network.record_forward()  # each batch is written to the host before the next is computed
+        self.device = device = engine.device
         self.batch_pixels, self.num_readers, self.num_writers = CPU_BATCH_PIXELS, 2, 2  # the network has the cores
         if device.type == "cuda":
             memory = torch.cuda.get_device_properties(device).total_memory / 2**30
@@ -91,13 +95,14 @@ class PredictionStream:
         self.on_device: deque[HostCopy] = deque()
 
     def warm_up(self) -> None:
-        """Run one batch of the expected shape on a GPU, so that its kernels are loaded before images are read."""
+        """Run batches of the expected shape on a GPU, so that its forward pass is recorded before images are read."""
         spec = self.predictor.spec
         if self.device.type == "cuda" and spec.fit == "resize":
             shape = (*spec.image_size, spec.image.channels)
             dtype = torch.uint8 if spec.image.is_8bit else torch.float32
             with torch.inference_mode(), contextlib.suppress(torch.OutOfMemoryError):  # run() reports it
-                self.predictor.logits(torch.zeros((self.batch_size_of(shape), *shape), dtype=dtype))
+                for _ in range(NUM_EAGER + 1):
+                    self.predictor.logits(torch.zeros((self.batch_size_of(shape), *shape), dtype=dtype))
 
     def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> PredictionStream:
         """Predict, and return itself, with what came out. Whatever ends it, there are whole files only. `is_done`:

@@ -80,20 +80,26 @@ class Draft:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{time.time_ns()}.tmp")
+        self.is_kept = False
         with _naming(path):
-            if path.is_dir() and not path.is_symlink():
-                raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-            if path.exists() and not (path.is_file() or path.is_symlink()):  # a rename would destroy it
-                raise OSError(errno.ENOTSUP, NOT_A_FILE, str(path))
+            with contextlib.suppress(FileNotFoundError):
+                mode = os.lstat(path).st_mode
+                if stat.S_ISDIR(mode):
+                    raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
+                if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):  # a rename would destroy it
+                    raise OSError(errno.ENOTSUP, NOT_A_FILE, str(path))
             self.file: BinaryIO = self.draft.open("xb", BUFFER_BYTES)
 
     def keep(self) -> None:
         with _naming(self.path):
             self.file.close()
             self.draft.replace(self.path)
+        self.is_kept = True
 
     def discard(self) -> None:
         """Does nothing after `keep`."""
+        if self.is_kept:
+            return
         for end in (self.file.close, self.draft.unlink):  # a full disk: the last bytes cannot be written
             with contextlib.suppress(OSError):
                 end()

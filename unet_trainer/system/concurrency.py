@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import IO, Any, TypeVar
@@ -350,10 +351,14 @@ def read_ahead(
     """Calls a function on items in threads; items and outcomes in order. To be closed if it is left early. An exception
     is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call begins while results
     of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more."""
-    room = threading.Condition()
+    lock = threading.Lock()
+    room, arrived = threading.Condition(lock), threading.Condition(lock)
     outcomes: dict[int, Future[Outcome]] = {}
     num_begun = num_taken = num_waiting_bytes = 0
     is_over = False
+
+    def held(future: Future[Outcome]) -> int:
+        return num_bytes(future.result()) if future.exception() is None else 0
 
     def may_begin() -> bool:
         has_room = num_begun - num_taken < max_items and num_waiting_bytes < max_bytes
@@ -361,41 +366,44 @@ def read_ahead(
         return has_room or num_begun == num_taken or num_begun == len(items) or is_over
 
     def work() -> None:
+        """Takes the lock once an item, and wakes the caller only for the one that it waits for: of small images a GPU
+        takes thousands a second."""
         nonlocal num_begun, num_waiting_bytes
+        index, future = -1, Future[Outcome]()
         while True:
-            with room:
+            with lock:
+                if index >= 0:
+                    outcomes[index] = future
+                    num_waiting_bytes += held(future)
+                    if index == num_taken:
+                        arrived.notify()
+                future = Future()  # else the outcome would be held until the next is there
                 room.wait_for(may_begin)
                 # One thread is woken at a time, and wakes the next: waking all for each item costs more than the items.
                 room.notify()
                 if is_over or num_begun == len(items):
                     return
                 index, num_begun = num_begun, num_begun + 1
-            future = outcomes.setdefault(index, Future())
             try:
-                outcome = function(items[index])
-                with room:
-                    num_waiting_bytes += num_bytes(outcome)
-                future.set_result(outcome)
-                del outcome
-            except BaseException as error:  # raised where the result is taken
+                future.set_result(function(items[index]))
+            except BaseException as error:  # raised where the outcome is taken
                 future.set_exception(error)
-            del future  # else it would be held until the next is there
 
     threads = [start_thread(work, "read ahead") for _ in range(min(num_threads, len(items)))]
     try:
         for index, item in enumerate(items):
-            if not wait([outcomes.setdefault(index, Future())], timeout).done:
-                threads.clear()  # they hang, and are left behind
-                raise ReadTimeout
-            outcome = outcomes.pop(index).result()
-            with room:
+            with lock:
+                if not arrived.wait_for(partial(outcomes.__contains__, index), timeout):
+                    threads.clear()  # they hang, and are left behind
+                    raise ReadTimeout
+                future = outcomes.pop(index)
                 num_taken += 1
-                num_waiting_bytes -= num_bytes(outcome)
+                num_waiting_bytes -= held(future)
                 room.notify()
-            yield item, outcome
-            del outcome  # while the next is waited for
+            yield item, future.result()
+            del future  # while the next is waited for
     finally:
-        with room:
+        with lock:
             is_over = True
             room.notify_all()
         wait(threads, JOIN_SECONDS)

@@ -142,7 +142,7 @@ class CudaGraphCache:
                 torch.cuda.current_stream().synchronize()  # the device may still be replaying it
                 del self.graphs[next(iter(self.graphs))]
             self.pool = self.pool or torch.cuda.graph_pool_handle()
-            graph = _record(work, self.pool)
+            graph = record_graph(work, self.pool)
         self.last_keys[name] = key
         if graph is None:
             work()
@@ -162,7 +162,7 @@ class CudaGraphCache:
 Launcher = DirectLauncher | CudaGraphCache
 
 
-def _record(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
+def record_graph(work: Callable[[], object], pool: Any) -> torch.cuda.CUDAGraph:
     """Recording runs nothing. Not with torch.cuda.graph, which synchronizes and empties the memory cache first."""
     graph = torch.cuda.CUDAGraph()
     current, side_stream = torch.cuda.current_stream(), torch.cuda.Stream()
