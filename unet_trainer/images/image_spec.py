@@ -21,7 +21,7 @@ IMAGENET_MEAN = (123.675, 116.28, 103.53)  # of 8-bit RGB
 IMAGENET_STD = (58.395, 57.12, 57.375)
 MISSING = 1e30  # larger numbers of floats mark values without data, as NaN does
 LARGE_PIXELS = 2**25  # images of more pixels are not decoded ahead, and are read by blocks where their format allows it
-HEADER_BYTES = 2**16  # that tell the size of most images
+SMALL_BYTES = 2**20  # that most images have, and the header of nearly every one
 ROWS_AT_ONCE = 256  # that are averaged at a time
 DEPTH_NAMES = {"uint8": "8-bit", "uint16": "16-bit", "int16": "signed 16-bit", "float": "float"}
 
@@ -172,14 +172,16 @@ def read_small(path: Path, spec: ImageSpec, min_side: int | None = None) -> Deco
     A JPEG may be decoded at 1/2 to 1/8 while both sides stay at least `min_side`; the size is that of the whole. Raises
     ReadError."""
     with open_file(path) as file:
-        if _num_pixels(path, file) > LARGE_PIXELS:
+        start = file.read(SMALL_BYTES)  # most files whole: each call to the system lets other threads take the GIL
+        if _num_pixels(path, file, start) > LARGE_PIXELS:
             return None
-        with read_errors():  # a file may claim to be larger than all memory
-            file.seek(0)
-            data = file.read()
-    if not data:
+        if len(start) == SMALL_BYTES:
+            with read_errors():  # a file may claim to be larger than all memory
+                file.seek(0)
+                start = file.read()
+    if not start:
         raise ReadError("the file is empty")
-    return spec.decode(data, min_side)
+    return spec.decode(start, min_side)
 
 
 def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: Size) -> Pixels:
@@ -205,9 +207,8 @@ def average_rows(read: Callable[[slice, slice], Pixels], size: Size, new_size: S
     return total.astype(corner.dtype)
 
 
-def _num_pixels(path: Path, file: BinaryIO) -> int:
+def _num_pixels(path: Path, file: BinaryIO, start: bytes) -> int:
     """From the header; 0 where it does not say, and decoding will tell why."""
-    start = file.read(HEADER_BYTES)
     if start.startswith(NPY_START):
         array = map_npy(path)
         return array.shape[0] * array.shape[1] if isinstance(array, np.memmap) else 0

@@ -59,11 +59,10 @@ class PngWriter:
         kind = INDEXED if palette is not None else RGB if channels == 3 else GREY
         self.above = np.zeros((1, size[1] * channels * self.num_bits // 8), np.uint8)
         self.packer = PACKERS[content]()
-        file.write(PNG_START)
-        file.write(_png_chunk(b"IHDR", struct.pack(">IIBBBBB", size[1], size[0], self.num_bits, kind, 0, 0, 0)))
-        file.write(_png_chunk(b"tEXt", b"Software\0" + MARK.encode()))
-        if palette is not None:
-            file.write(_png_chunk(b"PLTE", bytes(value for colour in palette for value in colour)))
+        header = struct.pack(">IIBBBBB", size[1], size[0], self.num_bits, kind, 0, 0, 0)
+        colours = b"" if palette is None else _png_chunk(b"PLTE", b"".join(map(bytes, palette)))
+        mark = _png_chunk(b"tEXt", b"Software\0" + MARK.encode())
+        file.write(PNG_START + _png_chunk(b"IHDR", header) + mark + colours)
 
     def write(self, rows: Pixels) -> None:
         stored = rows.astype(f">u{self.num_bits // 8}", copy=False)
