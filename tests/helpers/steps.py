@@ -79,12 +79,6 @@ class KnownCosts:
         self.asked = []  # the configs
         self.failure = "" if cost is not None else "of a test"
 
-    def start(self):
-        pass
-
-    def close(self):
-        pass
-
     def __call__(self, config):
         self.asked.append(config)
         return self.cost

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import os
 import re
@@ -73,10 +72,10 @@ def examine(config: Config, console: Console) -> Settings:
     taken, start_seconds = settings.taken, 0.0 if config.time_budget is None else budget.lost_to_training()
     start_seconds += COMPILE_SECONDS * bool(taken.compile_model)
     train, val = build_datasets(taken, dataset)
-    with contextlib.closing(build_probe(config, hardware)) as probe:
-        probe.image_spec, probe.console = dataset.image_spec, console
-        # A trial has no time budget, which goes with num_epochs: auto only.
-        cost = try_step(probe, dataclasses.replace(taken, time_budget=None), console)
+    probe = build_probe(config, hardware)
+    probe.image_spec = dataset.image_spec
+    # A trial has no time budget, which goes with num_epochs: auto only.
+    cost = try_step(probe, dataclasses.replace(taken, time_budget=None), console)
     sample = time_budget.time_samples(train, val, time_budget.NUM_SAMPLES, time_budget.SAMPLE_SECONDS)
     if taken.cache != "none":  # it is filled first
         start_seconds += (len(train.pairs) + len(val.pairs)) * sample.read_seconds / hardware.num_cores

@@ -1,6 +1,5 @@
 """Config → settings: inspects the device, measures the data, tries the step, and says what was taken and why."""
 
-import contextlib
 import dataclasses
 import math
 from collections.abc import Sequence
@@ -103,8 +102,7 @@ def build_settings(
         fetched = "a run fetches them, for a minute at most, and else begins with random ones"
         return "imagenet", f"not on this machine: {fetched}"
 
-    with contextlib.closing(probe):
-        settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training, from_model)
+    settings = resolve(config, hardware, facts, probe, find_weights, budget.lost_to_training, from_model)
     say_precision(settings, hardware, console)
     statistics_reason = from_model["image_mean"][1] if "image_mean" in from_model else dataset.statistics_reason
     _say_dataset(settings.taken, dataset, "as the run began" if resumes else statistics_reason, console)

@@ -23,7 +23,7 @@ import torch
 from unet_trainer import __version__
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import HardwareFacts, StepCost
-from unet_trainer.config.resolved_config import Settings, needs_cost
+from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
@@ -123,9 +123,6 @@ def set_up(
     _say_job(processes, device, config.resume, console)
     probe = build_probe(config, hardware, budget)
     probe.custom = custom
-    session.on_exit(probe.close)
-    if processes.is_main and earlier is None and needs_cost(config, hardware):
-        probe.start()
     with processes.main_process_first():  # the others find what the first one has read
         dataset = build_dataset(config, console, folder)
     check_same(processes, dataset_facts(dataset), f"data_dir: {config.data_dir}: ", "the same files")
