@@ -75,7 +75,8 @@ class HostCopy:
                 strides = torch.empty_like(tensor, device="meta").stride()  # its own if its memory has no gaps
                 self.places[source] = block.as_strided(tensor.shape, strides, start)
                 start += tensor.numel()
-        self.arrived = torch.cuda.Event() if any(device.type == "cuda" for *_, device in self.places) else None
+        on_cuda = any(device.type == "cuda" for *_, device in self.places)
+        self.arrived = torch.cuda.Event(blocking=True) if on_cuda else None  # who waits for it sleeps, not spins
         if sources:  # one call for all; without an event, as on Apple's GPUs, it waits
             copies = [self.places[source] for source in sources]
             torch._foreach_copy_(copies, list(sources.values()), non_blocking=self.arrived is not None)
