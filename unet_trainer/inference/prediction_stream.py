@@ -311,8 +311,9 @@ class PredictionStream:
             self.coco.add(self.numbers[image], f"{image.name}{image.path.suffix}", ids)
 
     def _count_missing(self, has_missing: bool) -> None:
-        with self.lock:
-            self.num_with_missing += has_missing
+        if has_missing:
+            with self.lock:
+                self.num_with_missing += 1
 
     def _written(self, image: Input, parts: Sequence[Pixels]) -> None:
         """`parts`: its ids, from top to bottom, if polygons are wanted."""

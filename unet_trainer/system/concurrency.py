@@ -24,7 +24,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import IO, Any, TypeVar
@@ -37,6 +36,7 @@ CAN_FORK = sys.platform == "linux"
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 KILL_SECONDS = 5.0  # to wait after SIGKILL; a process that is stuck in the kernel (a dead network disk) is left behind
+GROUP = 4  # small items that read_ahead begins at a time
 HANG_SECONDS = 600.0  # on one item of forked_map; as worker_timeout
 POLL_SECONDS = 1.0  # between checks for children of forked_map that hang
 STOP_POLL_SECONDS = 0.1  # between checks for a signal
@@ -350,58 +350,72 @@ def read_ahead(
 ) -> Generator[tuple[Item, Outcome], None, None]:
     """Calls a function on items in threads; items and outcomes in order. To be closed if it is left early. An exception
     is raised at its item's turn; ReadTimeout if that takes longer than `timeout` seconds. No call begins while results
-    of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more."""
+    of `max_bytes` or more, or `max_items`, wait: with the calls under way they may become more.
+
+    A GPU takes thousands of small images a second, and each time that a thread takes a lock another may get the GIL: so
+    small items are begun and handed over several at a time."""
     lock = threading.Lock()
     room, arrived = threading.Condition(lock), threading.Condition(lock)
-    outcomes: dict[int, Future[Outcome]] = {}
-    num_begun = num_taken = num_waiting_bytes = 0
+    outcomes: dict[int, tuple[Future[Outcome], int]] = {}  # with its bytes
+    next_index = num_begun = num_done = num_waiting_bytes = largest = 0
     is_over = False
 
-    def held(future: Future[Outcome]) -> int:
-        return num_bytes(future.result()) if future.exception() is None else 0
-
     def may_begin() -> bool:
-        has_room = num_begun - num_taken < max_items and num_waiting_bytes < max_bytes
+        has_room = num_begun - num_done < max_items and num_waiting_bytes < max_bytes
         # The next that is to be taken must not wait for others behind it to be taken.
-        return has_room or num_begun == num_taken or num_begun == len(items) or is_over
+        return has_room or num_begun == num_done or num_begun == len(items) or is_over
+
+    def has_next() -> bool:
+        return next_index in outcomes
+
+    def call(item: Item) -> tuple[Future[Outcome], int]:
+        future: Future[Outcome] = Future()
+        try:
+            future.set_result(function(item))
+            return future, num_bytes(future.result())
+        except BaseException as error:  # raised where the outcome is taken
+            future.set_exception(error)
+            return future, 0
 
     def work() -> None:
-        """Takes the lock once an item, and wakes the caller only for the one that it waits for: of small images a GPU
-        takes thousands a second."""
-        nonlocal num_begun, num_waiting_bytes
-        index, future = -1, Future[Outcome]()
+        nonlocal num_begun, num_waiting_bytes, largest
+        done: dict[int, tuple[Future[Outcome], int]] = {}
         while True:
             with lock:
-                if index >= 0:
-                    outcomes[index] = future
-                    num_waiting_bytes += held(future)
-                    if index == num_taken:
-                        arrived.notify()
-                future = Future()  # else the outcome would be held until the next is there
+                outcomes.update(done)
+                num_waiting_bytes += sum(size for _, size in done.values())
+                largest = max([largest, *(size for _, size in done.values())])
+                if next_index in done:
+                    arrived.notify()
+                done.clear()
                 room.wait_for(may_begin)
                 # One thread is woken at a time, and wakes the next: waking all for each item costs more than the items.
                 room.notify()
                 if is_over or num_begun == len(items):
                     return
-                index, num_begun = num_begun, num_begun + 1
-            try:
-                future.set_result(function(items[index]))
-            except BaseException as error:  # raised where the outcome is taken
-                future.set_exception(error)
+                first, at_once = num_begun, 2 * GROUP * num_threads
+                is_group = at_once <= min(max_items, len(items) - first) and at_once * largest <= max_bytes
+                # Their size is known once one has arrived; a time limit is for each item.
+                num_begun += GROUP if is_group and next_index and timeout is None else 1
+                indices = range(first, num_begun)
+            done.update((index, call(items[index])) for index in indices)
 
     threads = [start_thread(work, "read ahead") for _ in range(min(num_threads, len(items)))]
+    ready: list[tuple[Future[Outcome], int]] = []
     try:
-        for index, item in enumerate(items):
+        while next_index < len(items):
             with lock:
-                if not arrived.wait_for(partial(outcomes.__contains__, index), timeout):
+                num_done, num_waiting_bytes = next_index, num_waiting_bytes - sum(size for _, size in ready)
+                room.notify()
+                if not arrived.wait_for(has_next, timeout):
                     threads.clear()  # they hang, and are left behind
                     raise ReadTimeout
-                future = outcomes.pop(index)
-                num_taken += 1
-                num_waiting_bytes -= held(future)
-                room.notify()
-            yield item, future.result()
-            del future  # while the next is waited for
+                ready.clear()
+                while next_index in outcomes and len(ready) < max(1, max_items // 4):
+                    ready.append(outcomes.pop(next_index))
+                    next_index += 1
+            for place, (future, _) in enumerate(ready):
+                yield items[num_done + place], future.result()
     finally:
         with lock:
             is_over = True
