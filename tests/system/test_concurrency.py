@@ -169,6 +169,24 @@ def test_outcomes_come_in_the_order_of_the_items_and_an_exception_at_its_turn():
     assert list(read_ahead(work, [], 2)) == []
 
 
+def test_many_small_items_come_in_order_each_once_and_no_more_than_the_bound_wait():
+    begun, taken, most = [], 0, 0
+    for item, outcome in read_ahead(lambda item: begun.append(item) or -item, range(400), 2, lambda _: 1, 64, 64):
+        assert (item, outcome) == (taken, -taken)
+        taken, most = taken + 1, max(most, len(begun) - taken)
+    assert (sorted(begun), taken) == (list(range(400)), 400)
+    assert most <= 64 + 2 * concurrency.GROUP  # and those under way
+
+    def fail(item):
+        if item == 77:
+            raise ValueError("the 77th")
+
+    with pytest.raises(ValueError, match="the 77th"):
+        for item, _ in read_ahead(fail, range(400), 2):
+            last = item
+    assert last == 76
+
+
 def test_several_threads_call_and_one_that_hangs_is_given_up(never):
     barrier = threading.Barrier(3)
     assert [item for item, _ in read_ahead(lambda item: barrier.wait(LIMIT), range(6), 3)] == list(range(6))
