@@ -122,7 +122,7 @@ MASKS = {
     "a block of 255": (
         masks(lambda i: with_gaps(i, (0, 2, 5), is_lined=False)),
         1,
-        ["# GUESS: a class for each id; 255 is ignored", "#   mask_values: [0, 2, 5, 255]"],
+        ["# GUESS: 255 is ignored", "#   mask_values: [0, 2, 5, 255]"],
     ),
     "names of ids with gaps": (
         masks(
@@ -149,7 +149,7 @@ MASKS = {
         0,
         ["num_classes: 1 (the masks hold greys around 0 and 255)"],
     ),
-    "colours as JPEG": (jpeg_colours, 1, ["values between them go to the nearest", "num_classes: 3"]),
+    "colours as JPEG": (jpeg_colours, 1, ["others go to the nearest", "num_classes: 3"]),
     "objects": (
         masks(lambda i: objects(i, 2 + i).astype(np.uint8)),
         1,
@@ -179,7 +179,7 @@ MASKS = {
     ),
     "ids from 1": (masks(lambda i: rings(i) + 1), 0, ["num_classes: 3 (the masks hold ids 1 to 3)"]),
     "a trimap": (masks(trimap), 1, ["mask_values: [2, 1]", "#   mask_values: [1, 2]"]),
-    "noise": (masks(noisy), 1, ["unknown_values: ignore", "In one mask only, perhaps noise: 7, 9 in masks/3.png"]),
+    "noise": (masks(noisy), 1, ["unknown_values: ignore", "      9 |           0.01% | masks/3.png"]),
     "transparent": (masks(lambda i: transparent(blob(i), 255)), 0, ["the alpha channel of 8 of 8 masks is the mask"]),
     "an id and void": (masks(lambda i: with_void(blob(i))), 0, ["255 beside them is taken as void"]),
 }

@@ -73,7 +73,7 @@ def test_good_data_give_exit_code_0_and_a_report_of_the_contents(check, data, tm
         "  Pairs:      10 (images/ + masks/, same names)\n",
         "  Images:     8-bit RGB; 48×40\n",
         "(ImageNet's, for 8-bit RGB)\n",
-        "  Masks:      num_classes: 4 (class ids)\n",
+        "  Masks:      num_classes: 4 (ids 0 to 3)\n",
         f"      class 2  2  {80 / pixels:8.3%} of pixels, in 2 of 10 masks\n",
         f"      class 3  3  {6 / pixels:8.3%} of pixels, in 1 of 10 masks\n",
         "  Split:      8 train, 2 val (val_fraction 0.2, seed 42)\n",

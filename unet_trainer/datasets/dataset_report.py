@@ -20,18 +20,14 @@ from unet_trainer.config.schema import Config, id_names, is_demo_dir, to_plain
 from unet_trainer.datasets import dataset_notices as notices
 from unet_trainer.datasets import mask_evidence, scan
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
+from unet_trainer.datasets.class_files import find_class_file
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.layouts import Listing, refuse_unreadable
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids
-from unet_trainer.datasets.mask_reading import (
-    ChosenClasses,
-    ask_for_classes,
-    choose_classes,
-    describe_misfit,
-    other_way_round,
-)
+from unet_trainer.datasets.mask_question import ask_for_classes, describe_misfit
+from unet_trainer.datasets.mask_reading import ChosenClasses, choose_classes, other_way_round
 from unet_trainer.datasets.near_duplicates import (
     Series,
     build_views,
@@ -164,7 +160,7 @@ class CheckedDataset(DatasetReport):
             num_classes=self.classes.num_classes,
             num_classes_reason=self.classes.num_classes_reason,
             class_names=self.classes.class_names,
-            class_names_reason=self.classes.class_names_reason,
+            class_names_reason=self.coding.reason,
             mask_tolerance=self.coding.tolerance,
             are_blocks=are_blocks,
             has_val_classes=bool(self.val_ids - ({0} if self.classes.num_classes == 1 else set())),
@@ -346,26 +342,21 @@ def _choose_coding(report: DatasetReport, config: Config) -> None:
     if (palettes := notices.problem_of_palettes(report.pairs, report.masks)) is not None:
         report.problems.append(palettes)
     is_open, num_masks = config.mask_values == "auto", len(report.masks)
-    evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored)
+    class_file = find_class_file(Path(config.data_dir), report.pairs, report.found.class_file) if is_open else None
+    evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored, class_file)
     if len(evidence.seen) < 2 and is_open:
         report.questions.append(notices.nothing_to_learn(num_masks, evidence, config))
         return
-    class_file = None
-    if is_open:
-        class_file = mask_evidence.find_class_file(Path(config.data_dir), report.pairs, report.found.class_file)
     try:
-        chosen = _known_classes(report.found, config, evidence) or choose_classes(config, evidence, class_file)
+        chosen = _known_classes(report.found, config, evidence) or choose_classes(config, evidence)
     except DataError as error:
         report.ask(error)
         return
-    unused = ""
-    if class_file is not None and config.class_names is None and (chosen is None or chosen.class_names is None):
-        unused = f"{class_file.path.name} is not used: {describe_misfit(class_file, evidence)}"
     if chosen is None:
-        names = [pair.shown_mask for pair in report.pairs]
-        report.questions.append(ask_for_classes(config, evidence, names, unused))
+        report.questions.append(ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs]))
         return
-    report.notices += [unused] if unused else []
+    if class_file is not None and config.class_names is None and chosen.class_names is None:
+        report.notices.append(describe_misfit(evidence))
     report.classes = chosen
     decided = report.decided(config)
     if problems := list(class_contradictions(decided)):
@@ -392,7 +383,7 @@ def _compare_images_with_masks(report: DatasetReport, console: Console) -> None:
     read = scan.read_each(scan.scan_as_mask, report.pairs[::step], console, "Comparing images with masks:")
     both = [(image, mask) for image, mask in zip(read, few, strict=True) if image is not None]
     images, masks = MaskEvidence([image for image, _ in both]), MaskEvidence([mask for _, mask in both])
-    if both and mask_evidence.look_swapped(images, masks):
+    if both and images.looks_swapped_with(masks):
         question, note = notices.ask_for_folders(*report.found.folders, images.num_covering, masks.num_covering)
         if report.classes is None:
             report.questions = [question]
@@ -410,10 +401,9 @@ def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) ->
         1 if 0 not in evidence.counts and number in evidence.counts else 0
     )  # classes that cover the images leave no background
     values = tuple(range(first, first + max(2, number)))
-    coding = given_coding(values, void, config.unknown_values == "ignore", reason="class ids")
     reason = "as in the files that the masks are made from"
-    names = found.class_names if config.class_names is None else None
-    return ChosenClasses(coding, number, reason, names, reason if names else "")
+    coding = given_coding(values, void, config.unknown_values == "ignore", reason=reason)
+    return ChosenClasses(coding, number, reason, found.class_names if config.class_names is None else None)
 
 
 def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
