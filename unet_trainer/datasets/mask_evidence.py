@@ -183,13 +183,13 @@ def class_ids(counts: Mapping[int, int], coding: MaskCoding) -> dict[int, int]:
     """Class id → number of pixels, from those of each value; includes IGNORED and UNKNOWN."""
     pixels: Counter[int] = Counter()
     values = tuple(sorted(counts))
-    for value, class_id in zip(values, _encoded(values, coding), strict=True):
+    for value, class_id in zip(values, encode_values(values, coding), strict=True):
         pixels[class_id] += counts[value]
     return dict(pixels)
 
 
 @lru_cache(maxsize=1024)
-def _encoded(values: tuple[int, ...], coding: MaskCoding) -> tuple[int, ...]:
+def encode_values(values: tuple[int, ...], coding: MaskCoding) -> tuple[int, ...]:
     """The class ids of values; most masks of a dataset hold the same ones."""
     return tuple(coding.encode(np.array(values)).tolist())
 

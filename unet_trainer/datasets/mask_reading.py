@@ -15,7 +15,7 @@ from unet_trainer.datasets.class_files import is_background, is_void
 from unet_trainer.datasets.mask_evidence import MAX_LISTED, VOID, MaskEvidence
 from unet_trainer.images import mask_decoding as masks
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, as_written, given_coding, show_values
+from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, given_coding, show_values
 from unet_trainer.images.mask_shapes import EDGE_WIDTH
 
 MAX_CLASSES = 254  # ids 254 and 255 have a meaning of their own
@@ -76,20 +76,6 @@ def of_each(
     )
     number = number or (1 if coding.num_ids == 2 else coding.num_ids)
     return ChosenClasses(coding, number, f"the masks hold {reason}")
-
-
-def other_way_round(coding: MaskCoding, evidence: MaskEvidence) -> dict[str, Any] | None:
-    """Of foreground and background, the settings that exchange them; None for ids of objects, which have no other
-    way."""
-    ends, tolerance = (evidence.seen[-1], evidence.seen[0]), coding.tolerance
-    if coding.values is not None:
-        values = tuple(as_written(coding.values_of(class_id)) for class_id in (1, 0))
-    elif coding.threshold:
-        values, tolerance = ends, masks.largest_tolerance(ends)
-    else:
-        return None
-    ignored = {"ignore_value": coding.written_ignore_value} if coding.ignored else {}
-    return {"mask_values": values, **ignored, **({"mask_tolerance": tolerance} if tolerance else {})}
 
 
 # Masks saved as JPEG: each pixel goes to the nearest value
