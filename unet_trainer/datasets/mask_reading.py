@@ -40,14 +40,13 @@ def choose_classes(config: Config, evidence: MaskEvidence) -> ChosenClasses | No
     """The classes, if there is only one way to read the masks; None where the user must be asked. Raises DataError for
     settings that the masks contradict."""
     number = implied_num_classes(config) if config.num_classes == "auto" else config.num_classes
-    by_names = (
-        "class_names" if config.class_names else "class_weights" if isinstance(config.class_weights, tuple) else ""
-    )
-    reason = f"by {by_names or 'mask_values'}" if number is not None else ""
+    keys = [key for key in ("class_names", "class_weights") if isinstance(getattr(config, key), tuple)]
+    reason = f"by {[*keys, 'mask_values'][0]}" if number is not None else ""
     if config.mask_values != "auto":
         assert number is not None
         coding = given_coding(config.mask_values, config.ignore_value)
-        chosen = ChosenClasses(_with_jpeg_tolerance(coding, evidence), number, reason)
+        is_open = config.mask_tolerance == "auto"
+        chosen = ChosenClasses(_with_jpeg_tolerance(coding, evidence) if is_open else coding, number, reason)
     else:
         readings = (rule(number, evidence) for rule in RULES if len(evidence.seen) >= 2)
         reading = next((each for each in readings if each is not None), None)
