@@ -11,7 +11,7 @@ import numpy as np
 from unet_trainer.datasets.class_files import ClassFile, is_background
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, MaskCoding, channels_of, show_values
-from unet_trainer.images.mask_shapes import EDGE_WIDTH, piece_stride
+from unet_trainer.images.mask_shapes import EDGE_WIDTH, MIN_EDGE, piece_stride
 
 VOID = 255  # beside ids
 MIN_GREYS = 3  # near the darkest and near the brightest value, of masks with soft edges; fewer are classes
@@ -74,7 +74,7 @@ class MaskEvidence:
         """Whether the values are greys around two ends, and those between lie in edges only."""
         low, high = self.seen[0], self.seen[-1]
         dark, bright = ([value for value in self.seen if abs(value - end) <= EDGE_WIDTH] for end in (low, high))
-        if high > 255 or high - low < 4 * EDGE_WIDTH or min(len(dark), len(bright)) < MIN_GREYS:
+        if high > 255 or high - low < MIN_EDGE or min(len(dark), len(bright)) < MIN_GREYS:
             return False
         has_strays = any(its.stray > MAX_STRAY * mask.height * mask.width for mask, its in self.structures)
         return not has_strays and self.share(*dark, *bright) >= max(MIN_CLEAR, 1 - self.share(*bright))

@@ -14,6 +14,7 @@ Ring = NDArray[np.int64]  # n,2: column and row of each corner, the first not re
 # Neighbours of a pixel as the bits of a number, anticlockwise from the right, which is 1.
 NEIGHBOURS = np.array([[8, 4, 2], [16, 0, 1], [32, 64, 128]], np.float32)
 EDGE_WIDTH = 48  # greys within this distance of the darkest or the brightest value belong to it
+MIN_EDGE = 4 * EDGE_WIDTH  # between the darkest and the brightest value of masks with soft edges
 EDGE_SIDE = 7  # pixels: in a square of this side around a pixel of a soft edge lie both ends
 PIECES_SIDE = 256  # pieces are counted in a smaller mask
 
@@ -123,14 +124,24 @@ def measure_structure(mask: Pixels) -> MaskStructure:
     if mask.dtype == np.int32:  # colours. OpenCV has no morphology for int32, and float32 is exact up to 2**24
         pixels = np.where(mask >= COLOUR, mask - COLOUR, -1 - mask).astype(np.float32)
     square = np.ones((3, 3), np.uint8)
-    values, counts = np.unique(mask[cv2.dilate(pixels, square) == cv2.erode(pixels, square)], return_counts=True)
+    is_solid = cv2.compare(cv2.dilate(pixels, square), cv2.erode(pixels, square), cv2.CMP_EQ)
+    if mask.dtype == np.int32:
+        values, counts = np.unique(mask[is_solid > 0], return_counts=True)
+    else:  # ten times faster
+        size = int(np.iinfo(mask.dtype).max) + 1
+        counts = cv2.calcHist([mask], [0], is_solid, [size], [0, size]).ravel().astype(np.int64)
+        values = np.flatnonzero(counts)
+        counts = counts[values]
     solid = dict(zip(values.tolist(), counts.tolist(), strict=True))
-    return MaskStructure(num_values, num_pieces, _stray_greys(mask) if mask.dtype == np.uint8 else 0, solid)
+    return MaskStructure(num_values, num_pieces, _stray_greys(mask), solid)
 
 
 def _stray_greys(mask: Pixels) -> int:
-    """Soft edges have both ends nearby: in a square of EDGE_SIDE pixels."""
-    is_low, is_high = mask <= int(mask.min()) + EDGE_WIDTH, mask >= int(mask.max()) - EDGE_WIDTH
+    """Soft edges have both ends nearby: in a square of EDGE_SIDE pixels. None if the ends are close to each other."""
+    low, high = int(mask.min()), int(mask.max())
+    if mask.dtype != np.uint8 or high - low < MIN_EDGE:
+        return 0
+    is_low, is_high = mask <= low + EDGE_WIDTH, mask >= high - EDGE_WIDTH
     square = np.ones((EDGE_SIDE, EDGE_SIDE), np.uint8)
     near_low, near_high = (cv2.dilate(end.astype(np.uint8), square) > 0 for end in (is_low, is_high))
     return int(np.count_nonzero(~(is_low | is_high | (near_low & near_high))))
