@@ -1,4 +1,4 @@
-"""The report of a dataset: problems with files and fixes, classes, statistics, split, notices, questions and their answers."""
+"""The report of a dataset: problems and fixes, classes, split, notices, questions and their answers."""
 
 import io
 import re
@@ -30,32 +30,26 @@ def data(tmp_path):
 
 def test_values_of_no_class_are_a_problem_with_file_and_share(data):
     odd = square()
-    odd[0, :6] = 7
-    odd[1, :3] = 9
+    odd[0, :6], odd[1, :3] = 7, 9
     data.mask(1, odd)
     (problem,) = data.report(mask_values=[0, 255]).problems
-    assert (problem.kind, problem.title) == (
-        "values",
-        "1 mask with values that belong to no class (the classes are 0, 255)",
-    )
+    title = "1 mask with values that belong to no class (the classes are 0, 255)"
+    assert (problem.kind, problem.title) == ("values", title)
     assert problem.lines == (f"{data.folder / 'masks/1.png'}: 7 (1.0% of pixels), 9 (0.5% of pixels)",)
-    assert problem.fix == (
-        "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
-    )
+    add = "correct the masks, or add the values to mask_values or ignore_value"
+    assert problem.fix == f"{add}; unknown_values: ignore ignores them"
     ignored = data.report(mask_values=[0, 255], unknown_values="ignore")
-    assert ignored.blocking_message == ""
     assert class_ids(ignored.masks[1].counts, ignored.coding) == {0: 600 - 25 - 9, 1: 25, IGNORED: 9}
-    assert data.report(mask_values=[0, 255], ignore_value=[7, 9]).blocking_message == ""
-    assert data.report(mask_values=[[0, 9], [7, 255]]).blocking_message == ""
+    others = {"mask_values": [0, 255], "ignore_value": [7, 9]}, {"mask_values": [[0, 9], [7, 255]]}
+    assert [data.report(**settings).blocking_message for settings in others] == ["", ""]
 
 
 def test_masks_of_a_single_value_are_refused_with_the_reason(data):
     for index in range(6):
         data.mask(index, np.full((HEIGHT, WIDTH), 7, np.uint8))
     (question,) = map(str, data.report().questions)
-    assert question == (
-        "there is nothing to learn: every pixel of all 6 masks is 7; are these the masks (mask_dir), and were they written right?"
-    )
+    where = "are these the masks (mask_dir), and were they written right?"
+    assert question == f"there is nothing to learn: every pixel of all 6 masks is 7; {where}"
     assert list(map(str, data.report(num_classes=1).questions)) == [question]
 
 
@@ -64,22 +58,17 @@ def test_a_single_image_that_validates_gets_a_warning_with_what_to_do(data):
         for folder in ("images", "masks"):
             (data.folder / folder / f"{index}.png").unlink()
     report = data.report()
-    (note,) = report.notices
-    assert note == (
-        f"only {report.split.val[0].image} validates: val_iou, by which best.pt is chosen, is the score of one image; "
-        "add images, some dozens are a start; or train with num_folds: 3 and fold: 0 to 2, to validate on each image once"
-    )
-    assert [data.report(num_folds=3, fold=fold).notices for fold in range(3)] == [[], [], []]
-    in_groups = data.report(group_pattern=r"(\d)")
-    assert in_groups.notices[0].endswith("; add images, some dozens are a start")
-    for part, numbers in (("train", (0, 1)), ("val", (2,))):
-        for folder in ("images", "masks"):
+    only = f"only {report.split.val[0].image} validates: val_iou, by which best.pt is chosen, is the score of one image"
+    folds = "train with num_folds: 3 and fold: 0 to 2, to validate on each image once"
+    assert report.notices == [f"{only}; add images, some dozens are a start; or {folds}"]
+    assert data.report(num_folds=3, fold=1).notices == []
+    assert data.report(group_pattern=r"(\d)").notices[0].endswith("; add images, some dozens are a start")
+    for kind in ("images", "masks"):
+        for part, numbers in (("train", (0, 1)), ("val", (2,))):
+            (data.folder / part / kind).mkdir(parents=True)
             for number in numbers:
-                path = data.folder / part / folder / f"{number}.png"
-                path.parent.mkdir(parents=True, exist_ok=True)
-                (data.folder / folder / path.name).rename(path)
-    for folder in ("images", "masks"):
-        (data.folder / folder).rmdir()
+                (data.folder / f"{kind}/{number}.png").rename(data.folder / f"{part}/{kind}/{number}.png")
+        (data.folder / kind).rmdir()
     (note,) = data.report().notices
     assert note.endswith("is the score of one image; put more images into val")
 
@@ -91,11 +80,10 @@ def write_table(path, separator, encoding, *more):
     path.write_bytes("".join(f"{separator.join(row)}\r\n" for row in rows).encode(encoding))
 
 
-@pytest.mark.parametrize("separator", [",", ";", "\t"], ids=["comma", "semicolon", "tab"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize(("separator", "encoding"), [(",", "utf-8"), (";", "utf-8-sig"), ("\t", "utf-8-sig")])
 def test_a_table_in_the_data_that_is_not_read_is_named_with_the_setting_that_reads_it(data, separator, encoding):
-    write_table(data.folder / "mine.csv", separator, encoding)
     path = data.folder / "mine.csv"
+    write_table(path, separator, encoding)
     note = f"{path} is not read; to use the pairs and the split there, set split_file: mine.csv"
     assert data.report(val_fraction=0.34).notices == [note]
     report = data.report(split_file="mine.csv")
@@ -122,23 +110,17 @@ def test_a_table_is_named_where_nothing_else_says_which_files_are_images(data):
     (data.folder / "masks").rename(data.folder / "y")
     (data.folder / "y/5.png").unlink()
     (data.folder / "mine.csv").write_text("image;mask\nx/0.png;y/0.png\n")
-    with pytest.raises(
-        DataError, match=r"no folder of images.*\n  .*mine\.csv is not read; .* set split_file: mine\.csv"
-    ):
+    unread = r"no folder of images.*\n  .*mine\.csv is not read; .* set split_file: mine\.csv"
+    with pytest.raises(DataError, match=unread):
         data.report()
 
 
-def test_photographs_in_place_of_masks_are_asked_about_without_a_guess(data):
-    for index in range(6):
-        data.mask(index, noise(index))
-    (question,) = data.report().questions
-    assert str(question) == (
-        "mask_values: auto cannot tell what the values in the masks mean\n  They look like those of photographs; is mask_dir the "
-        "folder of the masks? Of cut-outs, save the alpha channel as the mask"
-    )
+# Swapped folders
+
+GREYS = np.linspace(20, 250, 17).astype(np.uint8)
 
 
-def picture(seed, values):
+def picture(seed, values=GREYS):
     """Rectangles of these greys, one over the other."""
     random = np.random.default_rng(seed)
     pixels = np.full((48, 64), values[0], np.uint8)
@@ -148,111 +130,91 @@ def picture(seed, values):
     return pixels
 
 
-def region(value=255):
+def sixteen(seed):
+    return picture(seed, np.arange(16))
+
+
+def region(seed, value=255):
     mask = np.zeros((48, 64), np.uint8)
     mask[10:30, 20:40] = value
-    return mask
+    return np.roll(mask, seed, axis=0)
 
 
-def cells():
+def classes(seed):
+    return np.maximum(region(seed, 2), region(seed + 9, 1))
+
+
+def cells(seed):
     """Touching objects with ids from 1 on."""
     ids = np.zeros((48, 64), np.uint8)
     ids[8:40, 8:56] = 1 + np.arange(32)[:, None] // 8 * 6 + np.arange(48) // 8
     return ids
 
 
-GREYS = np.linspace(20, 250, 17).astype(np.uint8)
-SWAPPED = {
-    "photographs": (region(), lambda seed: np.random.default_rng(seed).integers(0, 256, (48, 64, 3), np.uint8)),
-    "few colours": (region(), lambda seed: picture(seed, GREYS)),
-    "photographs, and masks of classes": (
-        np.maximum(region(2), np.roll(region(1), 9, axis=0)),
-        lambda seed: np.random.default_rng(seed).integers(0, 256, (48, 64), np.uint8),
+def photo(seed):
+    return np.random.default_rng(seed).integers(0, 256, (48, 64, 3), np.uint8)
+
+
+def outlines(seed):
+    """Where a pixel differs from that above or on the left, and hatching."""
+    ids = sixteen(seed)
+    lines = (ids != np.roll(ids, 1, 0)) | (ids != np.roll(ids, 1, 1))
+    lines[::3] = True
+    return lines.astype(np.uint8) * 255
+
+
+# What lies in images/ and in masks/, and what is said.
+FOLDERS = {
+    "photographs": (region, photo, "asked"),
+    "few colours": (region, picture, "asked"),
+    "photographs, and masks of classes": (classes, photo, "asked"),
+    "photographs, and ids of objects": (cells, photo, "asked"),
+    "as many ids as a picture has colours": (region, sixteen, "noted"),
+    "in place, few colours": (picture, region, ""),
+    "in place, ids of objects": (lambda seed: (cells(seed) > 0) * np.uint8(255), cells, ""),
+    "in place, colours of objects": (
+        lambda seed: (cells(seed) > 0) * np.uint8(255),
+        lambda seed: np.random.default_rng(seed).integers(1, 256, (60, 3), np.uint8)[cells(seed)],
+        "",
     ),
-    "photographs, and ids of objects": (
-        cells(),
-        lambda seed: np.random.default_rng(seed).integers(0, 256, (48, 64, 3), np.uint8),
-    ),
+    "in place, line drawings": (outlines, sixteen, ""),
+    "in place, a class for each colour": (picture, lambda seed: np.searchsorted(GREYS, picture(seed)), ""),
 }
+SWAPPED = {"image_dir": "masks", "mask_dir": "images"}
 
 
-@pytest.mark.parametrize(("image", "mask"), SWAPPED.values(), ids=SWAPPED)
-def test_swapped_folders_are_asked_about_with_the_settings_that_exchange_them(data, image, mask):
+@pytest.mark.parametrize(("image", "mask", "said"), FOLDERS.values(), ids=FOLDERS)
+def test_folders_that_look_swapped_are_asked_about_or_noted_where_the_masks_are_clear(data, image, mask, said):
     for index in range(6):
-        data.image(index, np.roll(image, index, axis=0))
-        data.mask(index, mask(index))
-    (question,) = data.report().questions
-    assert question.text.startswith("image_dir and mask_dir look swapped: the files of images hold ")
-    assert [dict(choice.settings) for choice in question.choices] == [
-        {"image_dir": "masks", "mask_dir": "images"},
-        {"image_dir": "images", "mask_dir": "masks"},
-    ]
-    assert "look swapped" not in str(data.report(image_dir="images", mask_dir="masks").questions)
-    exchanged = data.report(image_dir="masks", mask_dir="images")
-    assert exchanged.pairs[0].image == data.folder / "masks/0.png"
-    assert "look swapped" not in str([*exchanged.questions, *exchanged.notices])
+        data.image(index, image(index))
+        data.mask(index, mask(index).astype(np.uint8))
+    report = data.report()
+    notes = [note for note in report.notices if "look swapped" in note]
+    asked = [question for question in report.questions if "look swapped" in question.text]
+    assert (len(asked), len(notes)) == (said == "asked", said == "noted")
+    for text in [*notes, *(question.text for question in asked)]:
+        looks = "image_dir and mask_dir look swapped: the files of images hold"
+        assert re.match(rf"{looks} \d+ values each, as masks do, and those of masks \d+, as pictures do", text)
+    for question in asked:
+        assert question.choices[0].settings == SWAPPED
+        assert question.choices[1].settings == {"image_dir": "images", "mask_dir": "masks"}
+        assert "look swapped" not in str(data.report(image_dir="images", mask_dir="masks").questions)
+        exchanged = data.report(**SWAPPED)
+        assert exchanged.pairs[0].image == data.folder / "masks/0.png"
+        assert "look swapped" not in str([*exchanged.questions, *exchanged.notices])
 
 
 def test_check_goes_on_with_swapped_folders_exchanged(data):
     for index in range(6):
-        data.image(index, np.roll(region(), index, axis=0))
-        data.mask(index, picture(index, GREYS))
+        data.image(index, region(index))
+        data.mask(index, picture(index))
     answered = data.answered()
     assert answered.is_settled
     assert (answered.config.image_dir, answered.config.mask_dir) == ("masks", "images")
     assert (answered.report.classes.num_classes, answered.report.coding.mask_values) == (1, (0, 255))
 
 
-def test_masks_with_a_clear_meaning_that_look_like_pictures_get_a_note_only(data):
-    for index in range(6):
-        data.image(index, np.roll(region(), index, axis=0))
-        data.mask(index, picture(index, np.arange(16)))
-    report = data.report(val_fraction=0.34)
-    assert (report.classes.num_classes, report.questions) == (16, [])
-    (note,) = [text for text in report.notices if "swapped" in text]
-    assert re.fullmatch(
-        r"image_dir and mask_dir look swapped: the files of images hold 2 values each, as masks do, and those of masks \d+, "
-        r"as pictures do; if they are, set:\n  image_dir: masks\n  mask_dir: images",
-        note,
-    )
-
-
-def outlines(ids):
-    """Where a pixel differs from that above or on the left, and hatching."""
-    lines = (ids != np.roll(ids, 1, 0)) | (ids != np.roll(ids, 1, 1))
-    lines[::3] = True
-    return lines.astype(np.uint8) * 255
-
-
-UNUSUAL = {
-    "few colours": (lambda seed: picture(seed, GREYS), lambda seed: region()),
-    "binary images, ids of objects": (lambda seed: (cells() > 0) * np.uint8(255), lambda seed: cells()),
-    "binary images, colours of objects": (
-        lambda seed: (cells() > 0) * np.uint8(255),
-        lambda seed: np.random.default_rng(seed).integers(1, 256, (60, 3), np.uint8)[cells()],
-    ),
-    "line drawings, classes": (
-        lambda seed: outlines(picture(seed, np.arange(12))),
-        lambda seed: picture(seed, np.arange(12)),
-    ),
-    "line drawings, colours of classes": (
-        lambda seed: outlines(picture(seed, np.arange(12))),
-        lambda seed: np.random.default_rng(0).integers(0, 256, (12, 3), np.uint8)[picture(seed, np.arange(12))],
-    ),
-    "flat colours, a class for each": (
-        lambda seed: picture(seed, GREYS),
-        lambda seed: np.searchsorted(GREYS, picture(seed, GREYS)).astype(np.uint8),
-    ),
-}
-
-
-@pytest.mark.parametrize(("image", "mask"), UNUSUAL.values(), ids=UNUSUAL)
-def test_images_with_few_values_in_the_right_folder_do_not_look_swapped(data, image, mask):
-    for index in range(6):
-        data.image(index, image(index))
-        data.mask(index, mask(index))
-    report = data.report()
-    assert "swapped" not in " ".join([*map(str, report.questions), *report.notices]).replace(str(data.folder), "")
+# Masks
 
 
 def test_palettes_in_another_order_are_a_problem(data):
@@ -264,32 +226,27 @@ def test_palettes_in_another_order_are_a_problem(data):
         image.save(data.folder / f"masks/{index}.png")
     (problem,) = data.report().problems
     masks = data.folder / "masks"
-    assert (problem.kind, problem.lines) == (
-        "palettes",
-        (f"{masks / '0.png'}: [255, 0, 0] is 0, in {masks / '1.png'} it is 1",),
-    )
+    line = f"{masks / '0.png'}: [255, 0, 0] is 0, in {masks / '1.png'} it is 1"
+    assert (problem.kind, problem.lines) == ("palettes", (line,))
 
 
 def test_classes_that_the_files_of_masks_name_are_taken_with_them(data):
-    """Of three classes one is in few masks, and 255 in masks without a class: read as plain masks, that would be a question."""
+    """Of three classes one is in few masks, and 255 in masks without a class: read as plain masks, a question."""
     for index in range(6):
-        data.mask(index, square(1) if index else square(255))
-    pairs = tuple(
-        Pair(f"{index}", data.folder / f"images/{index}.png", data.folder / f"masks/{index}.png") for index in range(6)
-    )
+        data.mask(index, square(1 if index else 255))
+    files = [(data.folder / f"images/{index}.png", data.folder / f"masks/{index}.png") for index in range(6)]
+    pairs = tuple(Pair(image.stem, image, mask) for image, mask in files)
     found = FoundPairs(pairs, "drawn", class_names=("background", "sea", "whale"))
 
     def report(**settings):
-        config = load_config({"data_dir": str(data.folder), "checkpoint_dir": str(data.checkpoints), **settings})
-        return build_dataset_report(config, Console(io.StringIO()), found)
+        return build_dataset_report(data.config(**settings), Console(io.StringIO()), found)
 
     drawn = report()
     assert drawn.blocking_message == ""
     assert (drawn.classes.num_classes, drawn.classes.class_names) == (3, ("background", "sea", "whale"))
     assert (drawn.coding.mask_values, drawn.coding.ignore_value) == ((0, 1, 2), 255)
     assert drawn.classes.num_classes_reason == "as in the files that the masks are made from"
-    named = report(class_names=["a", "b", "c"])
-    assert named.decided(load_config({"class_names": ["a", "b", "c"]})).class_names == ("a", "b", "c")
+    assert report(class_names=["a", "b", "c"]).classes.class_names is None
     assert report(mask_values="nonzero").classes.num_classes == 1
     assert len(report(num_classes=1).questions) == 1
 
@@ -298,12 +255,10 @@ def inverted(kind, index):
     """A mask of which the foreground is most pixels, as files have it."""
     ids = square(1)
     ids[4, 3 + index % 3] = 0
-    if kind == "0 and 255":
-        return (1 - ids) * 255
     if kind == "0, 1 and void":
         return np.where(np.arange(WIDTH) > 27, 255, 1 - ids).astype(np.uint8)
     large = cv2.resize((1 - ids) * 255, (8 * WIDTH, 8 * HEIGHT), interpolation=cv2.INTER_NEAREST)
-    return cv2.GaussianBlur(large, (0, 0), 1)  # greys between
+    return cv2.GaussianBlur(large, (0, 0), 1) if kind == "greys" else (1 - ids) * 255
 
 
 @pytest.mark.parametrize(
@@ -319,18 +274,15 @@ def test_a_foreground_of_most_pixels_gives_a_note_with_the_settings_for_the_othe
         data.mask(index, inverted(kind, index))
         data.image(index, np.repeat(np.repeat(noise(index), 8, 0), 8, 1) if kind == "greys" else noise(index))
     report = data.report(val_fraction=0.34)
-    (notice,) = [text for text in report.notices if "foreground" in text]
-    assert re.fullmatch(
-        r"the foreground \(\S+( \d+)?\) is 9\d% of the pixels; if it is the background, set:\n" + re.escape(lines),
-        notice,
-    )
+    (note,) = [text for text in report.notices if "foreground" in text]
+    fix = r" is 9\d% of the pixels; if it is the background, set:\n" + re.escape(lines)
+    assert re.fullmatch(r"the foreground \(\S+( \d+)?\)" + fix, note)
     turned = data.report(val_fraction=0.34, **yaml.safe_load(textwrap.dedent(lines)))
     assert (turned.blocking_message, turned.notices) == ("", [])
     for before, after in zip(report.masks, turned.masks, strict=True):
         held = class_ids(before.counts, report.coding)
-        assert class_ids(after.counts, turned.coding) == {
-            {0: 1, 1: 0}.get(class_id, class_id): pixels for class_id, pixels in held.items()
-        }
+        exchanged = {{0: 1, 1: 0}.get(class_id, class_id): pixels for class_id, pixels in held.items()}
+        assert class_ids(after.counts, turned.coding) == exchanged
 
 
 def test_a_class_file_that_does_not_fit_the_masks_is_named(data):
@@ -338,18 +290,14 @@ def test_a_class_file_that_does_not_fit_the_masks_is_named(data):
     mask[12:15] = 255
     for index in range(6):
         data.mask(index, mask)
-    (data.folder / "class_dict.csv").write_text("name;r;g;b\nback;0;0;0\nred;255;0;0\n")
-    (question,) = data.report().questions
+    file, colours = data.folder / "class_dict.csv", "name,r,g,b\nred,255,0,0\nwhite,255,255,255\n{},0,0,0\n"
+    file.write_text("name;r;g;b\nback;0;0;0\nred;255;0;0\n")
     unused = "class_dict.csv is not used: it names 2 classes, and the masks hold 3 values that do not fit them"
-    assert f"{unused}; correct it, or set class_names" in str(question)
-    colours = "name,r,g,b\nred,255,0,0\nwhite,255,255,255\n{},0,0,0\n"
-    (data.folder / "class_dict.csv").write_text(colours.format("Void"))
-    (question,) = data.report().questions
-    assert re.search(
-        r"not used: Void would be ignored, which is \d\d% of the pixels; if it is the background, name it",
-        str(question),
-    )
-    (data.folder / "class_dict.csv").write_text(colours.format("background"))
+    assert f"{unused}; correct it, or set class_names" in str(data.report().questions[0])
+    file.write_text(colours.format("Void"))
+    share = r"not used: Void would be ignored, which is \d\d% of the pixels; if it is the background, name it"
+    assert re.search(share, str(data.report().questions[0]))
+    file.write_text(colours.format("background"))
     assert data.report().classes.class_names == ("red", "white", "background")
 
 
@@ -366,6 +314,9 @@ def test_a_class_that_only_train_or_only_val_has_gives_a_notice(data, side, wher
             (data.folder / f"{kind}/{index}.png").rename(data.folder / part / f"{kind}/{index}.png")
     expected = f"classes in no {where}: class 2; add images with them, or choose with split_file=FILE.csv"
     assert data.report(num_classes=3).notices == [expected]
+
+
+# Images
 
 
 def test_identical_images_give_a_notice_and_another_if_their_masks_differ(data):
@@ -392,20 +343,18 @@ def test_images_with_the_same_pixels_are_identical_however_they_are_compressed(d
     assert "6 images are identical to another one" in "\n".join(report.notices)
     assert len({int(pair.name) // 2 for pair in report.split.val}) * 2 == len(report.split.val)
     divided = [replace(pair, part="val" if pair.name == "0" else "train") for pair in report.pairs]
-    began = FoundPairs(tuple(divided), "split.csv")
-    resumed = build_dataset_report(data.config(), Console(io.StringIO()), began, is_resumed=True)
+    began, console = FoundPairs(tuple(divided), "split.csv"), Console(io.StringIO())
+    resumed = build_dataset_report(data.config(), console, began, is_resumed=True)
     assert len(resumed.split.train) == 5  # a run of an earlier version, which took them for others
-    assert len(build_dataset_report(data.config(), Console(io.StringIO()), began).split.train) == 4
+    assert len(build_dataset_report(data.config(), console, began).split.train) == 4
 
 
 def test_a_group_in_train_and_in_test_gives_a_notice(data):
     parts = ["train", "train", "val", "val", "test", "test"]
     rows = [f"images/{index}.png,masks/{index}.png,{part},{'aabcad'[index]}\n" for index, part in enumerate(parts)]
     (data.folder / "split.csv").write_text("image,mask,split,group\n" + "".join(rows))
-    report = data.report(split_file=str(data.folder / "split.csv"))
-    assert report.notices == [
-        "1 group in train and in test: a; the scores of evaluate --split test are too good for them"
-    ]
+    too_good = "1 group in train and in test: a; the scores of evaluate --split test are too good for them"
+    assert data.report(split_file="split.csv").notices == [too_good]
 
 
 def test_several_things_are_answered_one_after_the_other(data):
@@ -413,18 +362,12 @@ def test_several_things_are_answered_one_after_the_other(data):
     for index in range(5):
         data.mask(index, np.repeat(np.array([3, 9], np.uint8), 5)[:, None].repeat(15, 1))
     answered = data.answered()
-    assert [dict(answer.settings) for answer in answered.answers] == [
-        {"unpaired": "skip"},
-        {"resize_masks": True},
-        {"num_classes": 1, "mask_values": (3, 9)},
-    ]
+    classes = {"num_classes": 1, "mask_values": (3, 9)}
+    settings = [{"unpaired": "skip"}, {"resize_masks": True}, classes]
+    assert [dict(answer.settings) for answer in answered.answers] == settings
     assert [choice.settings["mask_values"] for choice in answered.answers[2].others] == [(9, 3)]
     assert answered.is_settled
-    assert (answered.config.unpaired, answered.config.resize_masks, answered.config.mask_values) == (
-        "skip",
-        True,
-        (3, 9),
-    )
+    assert (answered.config.unpaired, answered.config.mask_values) == ("skip", (3, 9))
 
 
 def find(data_dir, tmp_path, **settings):

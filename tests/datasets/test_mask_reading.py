@@ -1,87 +1,208 @@
-"""What the values of masks are decided to mean, and the question where only the user knows: every choice trains as it is."""
-
-from pathlib import Path
+"""What the values of masks are decided to mean, and the question where only the user knows: every choice trains."""
 
 import cv2
 import numpy as np
 import pytest
 import yaml
 
+from helpers.mask_files import blob, objects, rings, soft, trimap, voc, voc_colours, with_gaps, with_void
 from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
-from unet_trainer.datasets.mask_evidence import (
-    ClassFile,
-    MaskEvidence,
-    NamedClass,
-    class_ids,
-    find_class_file,
-    has_background,
-)
-from unet_trainer.datasets.mask_reading import ask_for_classes, choose_classes
+from unet_trainer.config.schema import to_plain
+from unet_trainer.datasets.class_files import find_class_file, parse_class_file
+from unet_trainer.datasets.mask_evidence import MaskEvidence, class_ids, has_background
+from unet_trainer.datasets.mask_question import ask_for_classes
+from unet_trainer.datasets.mask_reading import choose_classes
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import MaskFacts
 from unet_trainer.images.mask_decoding import COLOUR, IGNORED, UNKNOWN, decode_mask, given_coding
 from unet_trainer.images.mask_shapes import measure_structure
 
 SIDE = 96
+RED, GREEN, BLUE = COLOUR + 0xFF0000, COLOUR + 0x00FF00, COLOUR + 0x0000FF
+VOC = {value: (red << 16) + (green << 8) + blue for value, (red, green, blue) in enumerate(voc_colours())}
+COLOURS = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)
 
 
-def facts_of(mask, **others):
-    """The facts of an array, as a scan would find them."""
+def facts_of(mask, palette=None, is_lossy=False):
+    """The facts of an array, as a scan finds them."""
     values, pixels = np.unique(mask, return_counts=True)
     counts = dict(zip(values.tolist(), pixels.tolist(), strict=True))
-    structure = measure_structure(mask, max(counts, key=counts.__getitem__)) if len(counts) > 2 else None
-    return MaskFacts(*mask.shape, counts, "", structure=structure, **others)
+    structure = measure_structure(mask) if len(counts) > 2 else None
+    return MaskFacts(*mask.shape, counts, "", structure=structure, palette=palette, is_lossy=is_lossy)
 
 
-def place(index, number):
-    """A place for an object that no other of the mask has."""
-    return 8 + 16 * ((number + index) % 6), 8 + 16 * ((number // 6 + index) % 6)
+def evidence_of(masks, config, class_file=None):
+    return MaskEvidence(masks, given_coding("nonzero", config.ignore_value).ignored, class_file)
 
 
-def objects(index, number, radius=6):
-    """H,W uint16 with ids 1 to `number` of discs that do not touch."""
-    mask = np.zeros((SIDE, SIDE), np.uint16)
-    for one in range(number):
-        cv2.circle(mask, place(index, one), radius, one + 1, -1)
-    return mask
+def decide(seen, class_file=None, **settings):
+    """From four masks with 100 pixels of each of these values."""
+    config, counts = load_config(settings), dict.fromkeys(seen, 100)
+    masks = [MaskFacts(10, 10 * len(counts), counts, "")] * 4
+    return choose_classes(config, evidence_of(masks, config, class_file))
 
 
-def stripes(num_ids, index=0, width=8):
-    """H,W uint8 with ids 0 to `num_ids` - 1 in stripes, several of each."""
-    ids = (np.arange(SIDE) // width + index) % num_ids
-    return np.repeat(ids.astype(np.uint8)[:, None], SIDE, axis=1)
+def ask(masks, hint=""):
+    """The settings that the question about these masks offers; each decides every value of them."""
+    config = load_config({})
+    question = ask_for_classes(config, MaskEvidence(masks), [f"masks/{index}.png" for index in range(len(masks))])
+    assert hint in str(question)
+    for choice in question.choices:
+        answered = load_config(parse_yaml("\n".join(choice.lines())))
+        evidence = evidence_of(masks, answered)
+        present = class_ids(evidence.counts, choose_classes(answered, evidence).coding)
+        assert UNKNOWN not in present
+        assert len(present.keys() - {IGNORED}) >= 2
+    return [to_plain(dict(choice.settings)) for choice in question.choices]
 
 
-def with_border(mask, value, width=2):
-    """The mask with lines of this value where others meet."""
-    square = np.ones((width + 1, width + 1), np.uint8)
-    is_edge = cv2.dilate(mask, square) != cv2.erode(mask, square)
-    return np.where(is_edge, value, mask).astype(mask.dtype)
+def stripes(values, index, width=8):
+    """Rows of these values in turns."""
+    return np.asarray(values)[(np.arange(SIDE) // width + index) % len(values)][:, None].repeat(SIDE, 1)
 
 
-RED, GREEN, BLUE = COLOUR + 0xFF0000, COLOUR + 0x00FF00, COLOUR + 0x0000FF
+def discs(index):
+    """Ids 0 to 3."""
+    ids = np.zeros((SIDE, SIDE), np.uint8)
+    for number in range(3):
+        cv2.circle(ids, (20 + 28 * number, 30 + 30 * ((number + index) % 2)), 14, number + 1, -1)
+    return ids
 
 
-def evidence_of(seen, ignore_value=None, num_masks=4, **others):
-    """Masks that all hold these values, 100 pixels of each."""
-    counts = dict.fromkeys(seen, 100)
-    masks = [MaskFacts(10, 10 * len(counts), counts, "", **others) for _ in range(num_masks)]
-    return MaskEvidence(masks, given_coding("nonzero", ignore_value).ignored)
+def lined(mask, value):
+    """Rows of this value where others meet."""
+    return np.where((mask != np.roll(mask, 1, 0)) | (mask != np.roll(mask, -1, 0)), value, mask).astype(mask.dtype)
 
 
-def decide(seen, num_classes="auto", ignore_value=None, class_file=None, **settings):
-    config = load_config({"num_classes": num_classes, "ignore_value": ignore_value, **settings})
-    return choose_classes(config, evidence_of(seen, config.ignore_value), class_file)
+def encoded(pixels, extension=".png", blur=0.0):
+    """The mask that is read from a file of these pixels (RGB or grey)."""
+    pixels = cv2.resize(pixels, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
+    pixels = cv2.GaussianBlur(pixels, (0, 0), blur) if blur else pixels
+    return decode_mask(cv2.imencode(extension, pixels[..., ::-1] if pixels.ndim == 3 else pixels)[1].tobytes())
 
 
-def decide_masks(make, number=8, class_file=None, is_lossy=False, palette=None, **settings):
-    config = load_config(settings)
-    evidence = MaskEvidence(
-        [facts_of(make(index), is_lossy=is_lossy, palette=palette) for index in range(number)],
-        given_coding("nonzero", config.ignore_value).ignored,
+def ring(index):
+    """Discs of 255 with a ring of 128, 12 % of the pixels, as JPEG has them."""
+    mask = np.zeros((SIDE, SIDE), np.uint8)
+    for number in range(5):
+        place = 16 + 30 * (number % 3), 16 + 30 * (number // 3) + 2 * index
+        cv2.circle(mask, place, 14, 128, -1)
+        cv2.circle(mask, place, 11, 255, -1)
+    return encoded(mask, ".jpg")
+
+
+PALETTE, JPEG = {"palette": VOC}, {"is_lossy": True}
+# What makes the masks, and further facts of them → mask_values and ignore_value.
+DECIDED = {
+    "ids": (rings, {}, (0, 1, 2), None),
+    "ids from 1": (lambda i: rings(i) + 1, {}, (1, 2, 3), None),
+    "each touches both others": (lambda i: stripes(np.uint8([1, 2, 3]), i), {}, (1, 2, 3), None),
+    "a wide border": (lambda i: np.uint8([1, 2, 2, 3])[discs(i)], {}, (1, 2, 3), None),
+    "thin lines of 255": (voc, {}, tuple(range(21)), 255),
+    "a block of 255": (lambda i: with_void(rings(i)), {}, (0, 1, 2), 255),
+    "255 beside ids from 1": (lambda i: with_void(rings(i) + 1), {}, (1, 2, 3), 255),
+    "255 beside an id": (lambda i: with_void(blob(i)), {}, (0, 1), 255),
+    "two values": (lambda i: blob(i) * 7, {}, (0, 7), None),
+    "black 1, white 0": (blob, {"palette": {0: 0xFFFFFF, 1: 0}}, (1, 0), None),
+    "soft edges": (soft, {}, "above 127", None),
+    "JPEG": (lambda i: encoded(blob(i) * 255, ".jpg"), JPEG, "above 127", None),
+    "VOC": (lambda i: with_gaps(i, (0, 5, 9, 15)), PALETTE, (0, 5, 9, 15), 255),
+    "colours": (lambda i: np.int32([0, BLUE, RED])[rings(i)], {}, (0, (0, 0, 255), (255, 0, 0)), None),
+    "objects in 16 bit": (lambda i: np.where(objects(i, 3) > 0, objects(i, 3) + 50 * i, 0), {}, "nonzero", None),
+}
+
+
+@pytest.mark.parametrize(("make", "facts", "values", "ignored"), DECIDED.values(), ids=DECIDED)
+def test_masks_with_one_meaning_are_decided(make, facts, values, ignored):
+    masks = [facts_of(make(index), **facts) for index in range(8)]
+    chosen = choose_classes(load_config({}), MaskEvidence(masks))
+    assert (chosen.coding.mask_values, chosen.coding.written_ignore_value) == (values, ignored)
+    assert chosen.num_classes == (len(values) if isinstance(values, tuple) and len(values) > 2 else 1)
+
+
+def numbered(index):
+    return (objects(index, 3) + 3 * index * (objects(index, 3) > 0)).astype(np.uint8)
+
+
+def with_light_border(index):
+    return lined(stripes(np.int32([0, RED, GREEN, BLUE]), index, 24), COLOUR + 0xFFFFC0)
+
+
+def with_rare_colour(index):
+    return stripes(np.int32([0, RED, GREEN if index == 3 else BLUE, BLUE]), index, 24)
+
+
+def shrunk(index):
+    """Red discs at a fifth of their size: each edge has a few mixed colours, far from each other."""
+    return encoded(np.uint8([[0, 0, 0], [255, 0, 0]])[np.kron(blob(index), np.ones((5, 5), int))[3:]])
+
+
+NONZERO = "num_classes: 1, mask_values: nonzero"
+# What makes the masks, and further facts of them → the first settings that are offered, and what the question says.
+ASKED = {
+    "objects": (lambda i: objects(i, 2 + i).astype(np.uint8), {}, NONZERO, "ids of objects"),
+    "visible objects": (lambda i: np.uint8(objects(i, 2 + i % 6) * 30), PALETTE, NONZERO, "ids of objects"),
+    "objects numbered through": (numbered, {}, NONZERO, "ids of objects"),
+    "0 and 1, or 0 and 255": (lambda i: blob(i) * (255 if i % 2 else 1), {}, NONZERO, ""),
+    "trimap": (trimap, {}, "num_classes: 1, mask_values: [2, 1], ignore_value: 3", "3 may be void (pixels to ignore)"),
+    "light border": (
+        with_light_border,
+        {},
+        "num_classes: 4, mask_values: [0, [0, 0, 255], [0, 255, 0], [255, 0, 0]], ignore_value: [255, 255, 192]",
+        "[255, 255, 192] may be void (pixels to ignore), or a class: which is it?",
+    ),
+    "gaps": (
+        lambda i: with_gaps(i, (0, 2, 5)),
+        {},
+        "num_classes: 3, mask_values: [0, 2, 5], ignore_value: 255",
+        "255 may",
+    ),
+    "two without 0": (lambda i: 9 + blob(i), {}, "num_classes: 1, mask_values: [9, 10]", "is the background?"),
+    "a colour in one mask": (
+        with_rare_colour,
+        {},
+        "num_classes: 3, mask_values: [0, [0, 0, 255], [255, 0, 0]], unknown_values: ignore",
+        "masks/3.png",
+    ),
+    "edges made smaller": (shrunk, {}, "num_classes: 1, mask_values: [0, [255, 0, 0]], mask_tolerance: 127", ""),
+    "soft colours": (
+        lambda i: encoded(COLOURS[discs(i)], blur=1),
+        {},
+        "num_classes: 4, mask_values: [0, [0, 128, 0], [64, 0, 128], [128, 0, 0]], mask_tolerance: 48",
+        "close to it",
+    ),
+    "a ring as JPEG": (ring, JPEG, "num_classes: 3, mask_values: [0, 128, 255]", "saved as JPEG or lossy WebP"),
+    "photographs": (
+        lambda i: np.random.default_rng(i).integers(0, 256, (SIDE, SIDE), np.uint8),
+        {},
+        None,
+        "They look like those of photographs; is mask_dir the folder of the masks?",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "facts", "settings", "hint"), ASKED.values(), ids=ASKED)
+def test_masks_with_several_meanings_are_asked_about_with_the_likely_one_first(make, facts, settings, hint):
+    masks = [facts_of(make(index), **facts) for index in range(8)]
+    assert choose_classes(load_config({}), MaskEvidence(masks)) is None
+    assert ask(masks, hint)[:1] == ([] if settings is None else [yaml.safe_load(f"{{{settings}}}")])
+
+
+def test_the_question_shows_the_values_and_ends_with_the_lines():
+    masks = [MaskFacts(1, 1000, {0: 700, 40: 200, 200: 100}, "")] * 4
+    question = ask_for_classes(load_config({}), MaskEvidence(masks), ["masks/0.png"] * 4)
+    assert str(question) == (
+        "mask_values: auto cannot tell what the values in the masks mean\n"
+        "  value | share of pixels | in masks\n"
+        "      0 |          70.00% |   4 of 4\n"
+        "     40 |          20.00% |   4 of 4\n"
+        "    200 |          10.00% |   4 of 4\n"
+        "Set one of these:\n"
+        "  # a class for each, in an order that you may change\n  num_classes: 3\n  mask_values: [0, 40, 200]\n\n"
+        "  # 200 is foreground, 40 is ignored\n  num_classes: 1\n  mask_values: [0, 200]\n  ignore_value: 40\n\n"
+        "  # any value but 0 is foreground\n  num_classes: 1\n  mask_values: nonzero"
     )
-    return choose_classes(config, evidence, class_file)
 
 
 @pytest.mark.parametrize(
@@ -94,329 +215,101 @@ def decide_masks(make, number=8, class_file=None, is_lossy=False, palette=None, 
         (1, 128, [0, 128, 255], (0, 255)),
         (2, None, [38, 75], (38, 75)),
         (3, None, [0, 128, 255], (0, 128, 255)),  # as many greys as classes
-        (1, None, [0, RED], (0, (255, 0, 0))),  # one colour on black
         (3, None, [0, BLUE, RED], (0, (0, 0, 255), (255, 0, 0))),
+        (1, None, list(range(30)), None),
+        (1, None, [0, 700, 1400], None),  # three classes, or two objects
+        (3, None, [0, 255], None),  # with 255 as void there would be nothing to learn
+        (1, None, [*range(21), 255], None),  # ids and void are no soft edges
     ],
 )
-def test_values_become_the_classes_that_there_are(num_classes, ignore_value, seen, expected):
-    chosen = decide(seen, num_classes, ignore_value)
-    assert chosen.coding.mask_values == expected
-    assert chosen.num_classes == num_classes
-    assert set(chosen.coding.ignored) == set(
-        given_coding("nonzero", load_config({"ignore_value": ignore_value}).ignore_value).ignored
-    )
-
-
-@pytest.mark.parametrize(
-    ("num_classes", "seen"),
-    [
-        (1, list(range(30))),
-        (1, [0, 700, 1400]),  # three classes, or two objects
-        (3, [0, 255]),  # with 255 as void there would be nothing to learn
-        (1, [*range(21), 255]),  # ids and void are no soft edges
-    ],
-)
-def test_what_could_mean_several_things_is_left_to_the_user(num_classes, seen):
-    assert decide(seen, num_classes) is None
-
-
-PALETTE = np.array([[0, 0, 0], [128, 0, 0], [0, 128, 0], [64, 0, 128]], np.uint8)
-
-
-def jpeg(colours, ids, quality=90):
-    """The mask that is read from a JPEG of these colours (RGB)."""
-    done, data = cv2.imencode(".jpg", np.array(colours, np.uint8)[ids][:, :, ::-1], [cv2.IMWRITE_JPEG_QUALITY, quality])
-    assert done
-    return decode_mask(data.tobytes())
-
-
-def large_discs(index):
-    """Ids 0 to 3 in regions of 20 pixels and more."""
-    ids = np.zeros((96, 96), np.uint8)
-    for number in range(3):
-        cv2.circle(ids, (20 + 28 * number, 30 + 30 * ((number + index) % 2)), 14, number + 1, -1)
-    return ids
+def test_num_classes_and_ignore_value_decide_what_values_mean(num_classes, ignore_value, seen, expected):
+    chosen = decide(seen, num_classes=num_classes, ignore_value=ignore_value)
+    assert expected == (None if chosen is None else chosen.coding.mask_values)
+    assert chosen is None or chosen.num_classes == num_classes
 
 
 def test_colours_saved_as_jpeg_go_to_the_nearest_one_that_is_given():
-    chosen = decide_masks(lambda index: jpeg(PALETTE, large_discs(index)), is_lossy=True, mask_values=PALETTE.tolist())
+    config = load_config({"mask_values": COLOURS.tolist()})
+    masks = [encoded(COLOURS[discs(index)], ".jpg") for index in range(4)]
+    chosen = choose_classes(config, evidence_of([facts_of(mask, is_lossy=True) for mask in masks], config))
     assert (chosen.num_classes, chosen.coding.tolerance) == (4, 48)
     assert chosen.coding.reason.startswith("masks saved as JPEG: the nearest value, if it is within 48;")
-    ids = chosen.coding.encode(jpeg(PALETTE, large_discs(1)))
-    counts = ids != IGNORED
-    assert counts.mean() > 0.97
-    assert (ids == large_discs(1))[counts].mean() > 0.99
+    ids = chosen.coding.encode(masks[1])
+    assert (ids != IGNORED).mean() > 0.97
+    assert (ids == discs(1))[ids != IGNORED].mean() > 0.99
+
+
+# Class files
+
+NAMES = "\n".join(["background", *(f"thing {index}" for index in range(1, 9))])
+COLOURED = "name,r,g,b\nSky,0,0,255\nRoad,255,0,0\nVoid,0,0,0\nTree,0,255,0\nTunnel,0,0,9\n"
+TWO = "name,r,g,b\nroad,255,255,255\n{},0,0,0\n"
 
 
 @pytest.mark.parametrize(
-    ("make", "is_decided"),
+    ("name", "text", "seen", "asked", "expected"),  # number, mask_values, ignored, names
     [
-        (lambda index: np.array([1, 2, 3], np.uint8)[stripes(3, index)], True),  # each touches both others
-        (lambda index: with_block(index, 40), True),
-        (lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3), False),
-        (
-            lambda index: with_border(1 + (objects(index, 1, 30) > 0).astype(np.uint8), 3, 20),
-            True,
-        ),  # between them, but wide
+        ("class_dict.csv", COLOURED, [0, RED, GREEN, BLUE], "auto",
+         (3, ((0, 0, 255), (255, 0, 0), (0, 255, 0)), (0,), ("Sky", "Road", "Tree"))),
+        ("class_dict.csv", TWO.format("background"), [0, 255], "auto", (1, (0, 255), (), ("road",))),
+        ("class_dict.csv", TWO.format("rest"), [0, 255], "auto", (1, (0, 255), (), ("road",))),
+        ("class_dict.csv", TWO.format("rest"), [0, 255], 2, (2, (255, 0), (), ("road", "rest"))),
+        ("class_names.txt", NAMES, [0, 2, 5, 255], "auto", (9, tuple(range(9)), (255,), tuple(NAMES.split("\n")))),
+        ("class_names.txt", NAMES, [0, 5, 255], "auto", (1, (0, 5), (255,), ("thing 5",))),
+        ("class_names.txt", NAMES, [0, 2, 5, 9], "auto", None),  # more ids than names
+        ("codes.txt", "tree\nhouse\nvoid\nroad", [0, 2, 5, 255], "auto", None),
     ],
-)
-def test_1_2_and_3_are_classes_unless_3_is_a_thin_border_between_the_others(make, is_decided):
-    chosen = decide_masks(make)
-    assert (chosen is not None) == is_decided
-    assert chosen is None or (chosen.num_classes, chosen.coding.mask_values) == (3, (1, 2, 3))
-
-
-def with_block(index, side):
-    """1 and 2 in two halves, and a solid block of 3 over both."""
-    mask = np.repeat(np.where(np.arange(SIDE) < SIDE // 2, 1, 2)[:, None], SIDE, axis=1).astype(np.uint8)
-    mask[20 : 20 + side, index : index + side] = 3
-    return mask
-
-
-def class_file(*classes, name="label_colors.txt"):
-    """Classes as (name, value)."""
-    found = [NamedClass(title, value, value is not None and name != "_classes.csv") for title, value in classes]
-    return ClassFile(Path(name), tuple(found))
-
-
-def test_a_class_file_gives_values_names_and_void_in_its_order():
-    file = class_file(("Sky", BLUE), ("Road", RED), ("Void", 0), ("Tree", GREEN), ("Tunnel", COLOUR + 9))
-    chosen = decide([0, RED, GREEN, BLUE], class_file=file)
-    assert chosen.coding.mask_values == ((0, 0, 255), (255, 0, 0), (0, 255, 0))
-    assert (chosen.num_classes, chosen.class_names) == (3, ("Sky", "Road", "Tree"))
-    assert chosen.coding.ignored == (0,)
-    assert chosen.num_classes_reason == "3 classes in label_colors.txt, 1 more occur in no mask"
-    assert (chosen.coding.reason, chosen.class_names_reason) == ("by label_colors.txt", "by label_colors.txt")
-
-
-def test_a_file_of_two_classes_names_the_foreground():
-    for file in (
-        class_file(("background", 0), ("road", 255)),
-        class_file(("road", 255), ("background", 0)),
-        class_file(("road", 255), ("rest", 0)),
-    ):
-        chosen = decide([0, 255], class_file=file)
-        assert (chosen.num_classes, chosen.class_names, chosen.coding.mask_values) == (1, ("road",), (0, 255))
-    both = decide([0, 255], 2, class_file=class_file(("background", 0), ("road", 255)))
-    assert (both.num_classes, both.class_names) == (2, ("background", "road"))
+)  # fmt: skip
+def test_a_class_file_gives_values_names_and_void_in_its_order(name, text, seen, asked, expected):
+    chosen = decide(seen, parse_class_file(name, text), num_classes=asked)
+    if expected is None:
+        assert chosen is None
+        return
+    assert (chosen.num_classes, chosen.coding.mask_values, chosen.coding.ignored, chosen.class_names) == expected
+    assert chosen.coding.reason == f"by {name}"
+    if "Tunnel" in text:
+        assert chosen.num_classes_reason == "3 classes in class_dict.csv, 1 more occur in no mask"
 
 
 def test_a_palette_links_the_indices_of_masks_to_the_colours_of_a_class_file():
-    file = class_file(("Road", RED), ("Sky", BLUE), ("Void", COLOUR + 0xE0E0C0), ("rest", 0))
+    file = parse_class_file("labelmap.txt", "Road:255,0,0::\nSky:0,0,255::\nVoid:224,224,192::\nrest:0,0,0::\n")
     palette = {0: 0, 1: 0x0000FF, 2: 0xFF0000, 5: 0xE0E0C0}
     masks = [MaskFacts(10, 40, {0: 100, 1: 100, 2: 100, 5: 100}, "", palette=palette)] * 4
-    chosen = choose_classes(load_config({}), MaskEvidence(masks), file)
+    chosen = choose_classes(load_config({}), MaskEvidence(masks, (), file))
     assert chosen.coding.mask_values == (2, 1, 0)
     assert (chosen.class_names, chosen.coding.ignored) == (("Road", "Sky", "rest"), (5,))
 
 
-def test_names_alone_are_those_of_the_ids_also_where_the_last_of_them_occur_in_no_mask():
-    names = class_file(
-        ("background", None), *((f"thing {index}", None) for index in range(1, 9)), name="class_names.txt"
-    )
-    chosen = decide([0, 2, 5, 255], class_file=names)
-    assert (chosen.num_classes, chosen.coding.mask_values, chosen.coding.ignored) == (9, tuple(range(9)), (255,))
-    assert chosen.class_names[5] == "thing 5"
-    one = decide([0, 5, 255], class_file=names)  # an id beside the background is the foreground
-    assert (one.num_classes, one.coding.mask_values, one.class_names) == (1, (0, 5), ("thing 5",))
-    assert decide([0, 2, 5, 9], class_file=names) is None  # more ids than names
-    without = class_file(("tree", None), ("house", None), ("void", None), ("road", None), name="codes.txt")
-    assert decide([0, 2, 5, 255], class_file=without) is None
-
-
-def ask(masks):
-    """The question about masks that are not decided; each of its choices trains."""
-    evidence = MaskEvidence(masks)
-    assert choose_classes(load_config({}), evidence) is None
-    question = ask_for_classes(load_config({}), evidence, [f"masks/{index}.png" for index in range(len(masks))])
-    for choice in question.choices:
-        check_that_it_trains(choice, masks)
-    return question
-
-
-def test_ids_that_are_numbered_through_all_masks_are_those_of_objects():
-    masks = [facts_of(np.where((mask := objects(index, 2)) > 0, mask + 2 * index, 0)) for index in range(12)]
-    assert ask(masks).choices[0].settings["mask_values"] == "nonzero"
-    classes = [facts_of(np.where((mask := objects(index, 2)) > 0, mask + index % 24, 0)) for index in range(48)]
-    assert not MaskEvidence(classes).are_objects  # each id is in several masks
-
-
-def check_that_it_trains(choice, masks):
-    """The lines, pasted into a config, decide every value of the masks."""
-    pasted = parse_yaml("\n".join(choice.lines()))
-    assert yaml.safe_load("\n".join(choice.lines())).keys() == pasted.keys()
-    config = load_config(pasted)
-    evidence = MaskEvidence(masks, given_coding("nonzero", config.ignore_value).ignored)
-    chosen = choose_classes(config, evidence)
-    present = class_ids(evidence.counts, chosen.coding)
-    assert UNKNOWN not in present
-    assert len(present.keys() - {IGNORED}) >= 2
-
-
-def test_the_question_shows_the_values_and_ends_with_the_lines():
-    assert str(ask([MaskFacts(1, 1000, {0: 700, 40: 200, 200: 100}, "")] * 4)) == (
-        "mask_values: auto cannot tell what the values in the masks mean\n"
-        "  value | share of pixels | in masks\n"
-        "      0 |          70.00% |   4 of 4\n"
-        "     40 |          20.00% |   4 of 4\n"
-        "    200 |          10.00% |   4 of 4\n"
-        "Set one of these:\n"
-        "  # three classes\n  num_classes: 3\n  mask_values: [0, 40, 200]\n\n"
-        "  # 200 is foreground, 40 is ignored\n  num_classes: 1\n  mask_values: [0, 200]\n  ignore_value: 40\n\n"
-        "  # 40 is foreground, 200 is ignored\n  num_classes: 1\n  mask_values: [0, 40]\n  ignore_value: 200"
-    )
-
-
-@pytest.mark.parametrize("num_colours", [2, 4])
-def test_soft_edges_of_colours_are_no_classes(num_colours):
-    """Nor what JPEG left in files that were saved as PNG afterwards. A palette with rare classes has no soft edges."""
-    colours, ids = PALETTE[:num_colours], [large_discs(index) for index in range(4)]
-    soft = [
-        cv2.imencode(".png", cv2.GaussianBlur(colours[each % num_colours], (3, 3), 0)[:, :, ::-1])[1] for each in ids
-    ]
-    for masks in ([decode_mask(data.tobytes()) for data in soft], [jpeg(colours, each % num_colours) for each in ids]):
-        settings = ask([facts_of(mask) for mask in masks]).choices[0].settings
-        assert (settings["num_classes"], len(settings["mask_values"])) == (1 if num_colours == 2 else 4, num_colours)
-        assert settings["mask_tolerance"] >= 48
-    rare = dict.fromkeys((COLOUR + 0x400000 + 0x1000 * number for number in range(1, 16)), 40)
-    palette = MaskFacts(1, 99600, {0: 90000, COLOUR + 0x800000: 9000, **rare}, "")
-    chosen = choose_classes(load_config({}), MaskEvidence([palette] * 4))
-    assert (chosen.num_classes, chosen.coding.tolerance) == (17, 0)
-
-
-VOC = {0: 0, 5: 0x800080, 9: 0xC00000, 15: 0xC08080, 255: 0xE0E0C0}  # of its palette
-
-
-def test_indices_of_a_palette_are_classes_whatever_their_gaps_unless_they_number_objects():
-    def squares(index):
-        ids = np.array([0, 5, 9, 15], np.uint8)[stripes(4, index, 24)]
-        return with_border(ids, 255)
-
-    chosen = decide_masks(squares, palette=VOC)
-    assert (chosen.num_classes, chosen.coding.mask_values, chosen.coding.ignored) == (4, (0, 5, 9, 15), (255,))
-    assert chosen.num_classes_reason == "the masks hold 4 indices of a palette; 255 beside them is taken as void"
-    assert decide_masks(squares) is None  # greys may be anything
-    numbered = dict(enumerate(range(0, 30 * 0x081000, 0x081000)))
-    assert decide_masks(lambda index: 3 * objects(index, 2 + index), palette=numbered) is None
-
-
-def test_few_exact_colours_are_classes_and_a_thin_light_border_between_them_is_asked_about():
-    colours = np.array([0, RED, GREEN, COLOUR + 0x804000], np.int32)
-    chosen = decide_masks(lambda index: colours[stripes(4, index, 24)])
-    assert (chosen.num_classes, chosen.num_classes_reason) == (4, "the masks hold 4 colours")
-    assert chosen.coding.mask_values == (0, (0, 255, 0), (128, 64, 0), (255, 0, 0))
-    light = COLOUR + 0xFFFFC0
-    question = ask([facts_of(with_border_of(colours[stripes(4, index, 24)], light)) for index in range(8)])
-    assert "[255, 255, 192] may be void (pixels to ignore), or a class: which is it?" in question.text
-    assert question.choices[0].settings["ignore_value"] == (255, 255, 192)
-
-
-def test_the_few_mixed_colours_of_edges_that_were_made_smaller_are_no_classes():
-    """Red discs on black at half the size: each edge has three colours between, far from each other."""
-
-    def small(index):
-        red = np.zeros((2 * SIDE, 2 * SIDE, 3), np.uint8)
-        for number in range(4):
-            cv2.circle(red, (40 + 90 * (number % 2) + index, 40 + 90 * (number // 2)), 25, (0, 0, 255), -1)
-        shrunk = cv2.resize(red, (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-        return decode_mask(cv2.imencode(".png", shrunk)[1].tobytes())
-
-    settings = ask([facts_of(small(index)) for index in range(8)]).choices[0].settings
-    assert (settings["mask_values"], settings["num_classes"]) == ((0, (255, 0, 0)), 1)
-
-
-def with_border_of(mask, value):
-    """Rows of this colour where others meet."""
-    return np.where((mask != np.roll(mask, 1, 0)) | (mask != np.roll(mask, -1, 0)), value, mask).astype(np.int32)
-
-
-CAMVID = "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n"
-CLASS_DICT = "name,r,g,b\nAnimal,64,128,64\nArchway,192,0,128\nVoid,0,0,0\n"
-ROBOFLOW = "Pixel Value, Class\n0, background\n1, Head Light\n"
-LABELMAP = "# label:color_rgb:parts:actions\nbackground:0,0,0::\ncar:128,0,0::\n"
-
-
-@pytest.fixture
-def read(tmp_path):
-    """Writes a file and reads it."""
-
-    def read(name, text):
-        (tmp_path / name).write_text(text, encoding="utf-8")
-        return find_class_file(tmp_path, [Pair("a", tmp_path / "images/a.png", tmp_path / "masks/a.png")])
-
-    return read
-
-
-GREEN_OF_FILE, PINK = COLOUR + 0x408040, COLOUR + 0xC00080
-COLOURS = [("Animal", GREEN_OF_FILE), ("Archway", PINK), ("Void", 0)]
+FOUND = ("Animal", "Archway", "Void"), (COLOUR + 0x408040, COLOUR + 0xC00080, 0)
 
 
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("label_colors.txt", CAMVID, COLOURS),
-        ("class_dict.csv", CLASS_DICT, COLOURS),
-        (
-            "class_dict.csv",
-            '"name","r","g","b"\n"Animal, wild","64","128","64"\nVoid, 0, 0, 0\n',
-            [("Animal, wild", GREEN_OF_FILE), COLOURS[2]],
-        ),
-        ("_classes.csv", ROBOFLOW, [("background", 0), ("Head Light", 1)]),
-        ("labelmap.txt", LABELMAP, [("background", 0), ("car", COLOUR + 0x800000)]),
-        ("codes.txt", "Sky\nRoad\nVoid\n", [("Sky", None), ("Road", None), ("Void", None)]),
-        ("class_names.txt", "__ignore__\n_background_\ncat\n", [("_background_", None), ("cat", None)]),
+        ("label_colors.txt", "64 128 64\tAnimal\n192 0 128\t\tArchway\n0 0 0\tVoid\n", FOUND),
+        ("class_dict.csv", "name,r,g,b\nAnimal,64,128,64\nArchway,192,0,128\nVoid,0,0,0\n", FOUND),
+        ("class_dict.csv", '"name","r","g","b"\n"a, wild","9","9","9"\nVoid, 0, 0, 0\n', (("a, wild", "Void"), (9, 0))),
+        ("_classes.csv", "Pixel Value, Class\n0, background\n1, Head Light\n", (("background", "Head Light"), (0, 1))),
+        ("labelmap.txt", "# label:color\nroad:0,0,0::\ncar:128,0,0::\n", (("road", "car"), (0, COLOUR + 0x800000))),
+        ("dataset.json", '{"labels": {"background": 0, "head": 1}}', (("background", "head"), (0, 1))),
+        ("id2label.json", '{"0": "background", "1": "head"}', (("background", "head"), (0, 1))),
+        ("codes.txt", "Sky\nRoad\nVoid\n", (("Sky", "Road", "Void"), ())),
+        ("class_names.txt", "__ignore__\n_background_\ncat\n", (("_background_", "cat"), ())),
+        ("label_colors.txt", "64 128 300 Animal\n0 0 0 Void\n", None),
+        ("label_colors.txt", "64 128 64 Animal\n64 128 64 Archway\n", None),  # one colour twice
+        ("class_dict.csv", "name,r,g,b\na,1,2\nb,1,2,3\n", None),
+        ("class_dict.csv", "", None),
+        ("class_dict.csv", "name,r,g,b\nb,1,2,3\n" + 200_000 * "a", None),  # longer than a cell may be
+        ("_classes.csv", "filename, cat, dog\na.jpg, 0, 1\nb.jpg, 1, 0\n", None),  # of images, not of pixels
+        ("dataset.json", '{"labels": ["a", "b"]}', None),
+        ("classes.txt", "person\ncar\n", None),  # of boxes: no background
+        ("codes.txt", "Void\nVoid\n", None),
     ],
 )
-def test_names_and_values_are_read_in_their_order(read, name, text, expected):
-    found = read(name, text)
-    assert (found.path.name, [(one.name, one.value) for one in found.classes]) == (name, expected)
-    assert found.has_colours == (name in ("label_colors.txt", "class_dict.csv", "labelmap.txt"))
-
-
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("label_colors.txt", "64 128 300 Animal\n0 0 0 Void\n"),
-        ("label_colors.txt", "64 128 64 Animal\n64 128 64 Archway\n"),  # one colour twice
-        ("class_dict.csv", "name,r,g,b\na,1,2\nb,1,2,3\n"),
-        ("class_dict.csv", "name,r,g,b\nb,1,2,3\n" + 200_000 * "a"),  # longer than a cell may be
-        ("_classes.csv", "filename, cat, dog\na.jpg, 0, 1\nb.jpg, 1, 0\n"),  # of images, not of pixels
-        ("classes.txt", "person\ncar\n"),  # of boxes: no background
-        ("codes.txt", "Void\nVoid\n"),
-    ],
-)
-def test_a_file_in_another_form_is_left_alone(read, name, text):
-    assert read(name, text) is None
-
-
-# What the values of many masks look like together
-
-
-def evidence_from(make, number=8, **others):
-    return MaskEvidence([facts_of(make(index), **others) for index in range(number)])
-
-
-def test_a_grey_ring_between_the_ends_of_masks_saved_as_jpeg_is_a_class():
-    def with_ring(index):
-        mask = np.zeros((SIDE, SIDE), np.uint8)
-        for number in range(5):
-            place = 16 + 30 * (number % 3), 16 + 30 * (number // 3) + 2 * index
-            cv2.circle(mask, place, 14, 128, -1)  # a ring of 3 pixels, 12 % of all pixels
-            cv2.circle(mask, place, 11, 255, -1)
-        return cv2.imdecode(cv2.imencode(".jpg", mask)[1], cv2.IMREAD_GRAYSCALE)
-
-    assert evidence_from(with_ring, is_lossy=True).edge_threshold() is None
-
-
-def test_a_question_about_masks_saved_as_jpeg_says_so():
-    evidence = evidence_from(
-        lambda index: jpeg(np.stack([np.arange(3)] * 3, axis=1), large_discs(index) % 3), is_lossy=True
-    )
-    question = ask_for_classes(load_config({}), evidence, [f"{index}.jpg" for index in range(len(evidence.masks))])
-    assert (
-        "They are saved as JPEG or lossy WebP, which changes values beside edges: export PNG if you can"
-        in question.text
-    )
+def test_names_and_values_of_a_class_file_are_read_and_another_form_is_left_alone(tmp_path, name, text, expected):
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    found = find_class_file(tmp_path, [Pair("a", tmp_path / "images/a.png", tmp_path / "masks/a.png")])
+    assert (None if found is None else (found.names, found.values)) == expected
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from helpers.evaluated_models import write_pairs
-from unet_trainer.datasets import measurements
 from unet_trainer.datasets.measurements import measure_dataset
 from unet_trainer.images.mask_decoding import MaskCoding
 from unet_trainer.system.console import Console
@@ -86,18 +85,3 @@ def test_a_network_of_lines_is_as_fine_as_its_lines(tmp_path, rng):
 
 def test_left_and_right_are_different_classes(tmp_path, rng):
     assert measure(tmp_path, [lungs(rng) for _ in range(8)], num_ids=3).has_sides
-
-
-def test_what_was_measured_is_found_again_until_a_file_changes(tmp_path, rng, monkeypatch):
-    pairs, read, read_each = write_pairs(tmp_path / "data", [street(rng) for _ in range(6)]), [], measurements.read_each
-    monkeypatch.setattr(measurements, "read_each", lambda *items: read.extend(items[1]) or read_each(*items))
-
-    def measured():
-        return measure_dataset(pairs, MaskCoding((0, 1)), 2, 0, Console(io.StringIO()), tmp_path / "cache")
-
-    first = measured()
-    assert measured() == first
-    assert len(read) == 6
-    cv2.imwrite(str(pairs[0].mask), np.ones((128, 128), np.uint8))
-    assert measured() != first
-    assert len(read) == 12

@@ -65,10 +65,11 @@ def test_no_part_vanishes_falls_apart_or_joins_another(seed):
     assert (lines <= shapes).all()
 
 
-def test_pixels_close_to_another_value_are_the_border():
-    """Two columns on each side of an edge; a line of three columns is border from side to side."""
+def test_pixels_surrounded_by_their_own_value_are_solid_and_greys_beside_one_end_only_are_stray():
     ids = np.zeros((10, 40), np.uint8)
-    ids[:, 20:] = 1
     ids[:, 19:22] = 2
-    border = {"border": 70, "border_of_last": 30, "border_of_most": 20}
-    assert measure_structure(ids, 0) == MaskStructure(0, 0, 2, 2, **border, edges=20)
+    ids[:, 22:] = 1
+    assert measure_structure(ids) == MaskStructure(2, 2, 0, {0: 180, 1: 170, 2: 10})
+    greys = np.where(ids == 1, 255, ids * 64)
+    greys[3:5, 3] = 128
+    assert measure_structure(greys.astype(np.uint8)).stray == 2

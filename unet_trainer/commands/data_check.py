@@ -20,17 +20,9 @@ from unet_trainer.commands.command_line import file_header, train_command
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import FIELDS, Config, as_dict, id_names, to_plain
+from unet_trainer.datasets import mask_evidence as evidence
 from unet_trainer.datasets.dataset_report import DatasetReport, build_dataset_report, describe_sizes, find_dataset
-from unet_trainer.datasets.mask_evidence import (
-    MaskEvidence,
-    absent_classes,
-    class_ids,
-    class_shares,
-    class_table,
-    describe_ignored,
-    has_background,
-    ignored_share,
-)
+from unet_trainer.datasets.mask_evidence import MaskEvidence, class_ids
 from unet_trainer.datasets.pairs import (
     Box,
     Choice,
@@ -60,6 +52,7 @@ IN_JSON = " (--json FILE lists them)"
 MAX_WIDTH = 15  # of the values of a class: those of a colour fit
 WRITES = "--write FILE writes them as a config"
 GUESS = "GUESS"  # begins what the user is to confirm
+ADVICE = "keeps images that are alike on one side of the split, see the note above"
 CLASS_KEYS = ("num_classes", "class_names", "mask_values", "ignore_value", "unknown_values", "mask_tolerance")
 NUM_PICTURES = 24
 OVERVIEW_SIDE = 1000  # pixels, about, of the picture of an image that is cut into blocks
@@ -91,7 +84,6 @@ class AnsweredReport:
 
     @property
     def guesses(self) -> list[Answer]:
-        """What the config as it was given leaves open, with the likely answer."""
         return [answer for answer in self.answers if answer.is_guess]
 
     @property
@@ -108,35 +100,37 @@ class AnsweredReport:
 def build_answered_report(config: Config, console: Console) -> AnsweredReport:
     """Builds the report, answers what is open and builds it again, until no answer is left. Raises DataError if no
     pairs can be found, and no answer is known."""
-    answers: list[Answer] = []
-    solved: list[Problem | Question] = []
+    answers, solved = list[Answer](), list[Problem | Question]()
     found: FoundPairs | None = None
     while True:
         try:
             found = found or find_dataset(config, console)
+            report = build_dataset_report(config, console, found)
+            answer, of = _next_answer(config, report)
         except Question as question:
             if len(answers) == MAX_ANSWERS:
                 raise
-            answer, found = _answer_where_the_data_is(config, question, console)
-            solved.append(question)
-        else:
-            report = build_dataset_report(config, console, found)
-            next_answer = _next_answer(config, report) if len(answers) < MAX_ANSWERS else None
-            if next_answer is None:
-                break
-            answer, of = next_answer
-            solved += of
-            found = None if FIND_KEYS & answer.settings.keys() else found
-        config = _with_settings(config, answer.settings)
+            answer, of = _choose_place(config, question, console), [question]
+        if answer is None or len(answers) == MAX_ANSWERS:
+            break
+        config, found = _with_settings(config, answer.settings), None if FIND_KEYS & answer.settings.keys() else found
         answers.append(answer)
+        solved += of
     problems = [one for one in solved if isinstance(one, Problem)]
     problems += [problem for problem in report.problems if problem not in problems]
     questions = [*(one for one in solved if isinstance(one, Question)), *report.questions]
-    answered = AnsweredReport(config, report, answers, problems, questions, list(report.notices))
-    return _take_advice(answered, console) if report.advised else answered
+    notices = report.notices
+    if report.advised:  # settings for a better split, if they do what they are for
+        advised = _with_settings(config, report.advised)
+        again = build_dataset_report(advised, console)
+        if not again.questions and again.split is not None:
+            answers.append(Answer(report.advised, ADVICE, is_guess=False))
+            notices = [*again.notices, *(notice for notice in notices if notice not in again.notices)]
+            config, report = advised, again
+    return AnsweredReport(config, report, answers, problems, questions, list(notices))
 
 
-def _next_answer(config: Config, report: DatasetReport) -> tuple[Answer, Sequence[Problem | Question]] | None:
+def _next_answer(config: Config, report: DatasetReport) -> tuple[Answer | None, Sequence[Problem | Question]]:
     """An answer, and what it solves. Problems come first: what is asked may be another thing once they are solved."""
     for problem in report.problems:
         if problem.settings and _with_settings(config, problem.settings) != config:
@@ -146,48 +140,32 @@ def _next_answer(config: Config, report: DatasetReport) -> tuple[Answer, Sequenc
         if question.choices and _with_settings(config, question.choices[0].settings) != config:
             first, *others = question.choices
             return Answer(first.settings, first.meaning, others), [question]
-    return None
+    return None, []
 
 
 def _with_settings(config: Config, settings: Mapping[str, Any]) -> Config:
     return load_config(config, to_plain(dict(settings)))
 
 
-def _answer_where_the_data_is(config: Config, question: Question, console: Console) -> tuple[Answer, FoundPairs | None]:
-    """The first answer by which every file has its partner, or else that which pairs most, and what it finds if nothing
-    is left to ask; raises the question if no answer helps."""
-    best: tuple[tuple[bool, int], Choice, FoundPairs | None] | None = None
-    for choice in question.choices:
-        found = None
+def _choose_place(config: Config, question: Question, console: Console) -> Answer:
+    """The first answer by which every file has its partner, or else that which pairs most; raises the question if no
+    answer helps."""
+
+    def score(choice: Choice) -> tuple[bool, int]:
         try:
             found = find_dataset(_with_settings(config, choice.settings), console)
         except Question as following:
-            if not following.choices or str(following) == str(question):
-                continue
+            return False, 0 if following.choices and str(following) != str(question) else -1
         except (DataError, ConfigError):
-            continue
-        score = (not found.problems, len(found.pairs)) if found else (False, 0)
-        if best is None or score > best[0]:
-            best = score, choice, found
-        if score[0]:
-            break
-    if best is None:
+            return False, -1
+        return not found.problems, len(found.pairs)
+
+    scores = [score(choice) for choice in question.choices]
+    best = max(scores, default=(False, -1))
+    if best == (False, -1):
         raise question
-    _, chosen, found = best
-    return Answer(chosen.settings, chosen.meaning, [other for other in question.choices if other is not chosen]), found
-
-
-def _take_advice(answered: AnsweredReport, console: Console) -> AnsweredReport:
-    """With the settings that a notice advises for a better split, if they do what they are for."""
-    advised = answered.report.advised
-    config = _with_settings(answered.config, advised)
-    report = build_dataset_report(config, console)
-    if report.questions or report.split is None:
-        return answered
-    note = [notice for notice in answered.notices if notice not in report.notices]
-    reason = "keeps images that are alike on one side of the split, see the note above"
-    answers = [*answered.answers, Answer(advised, reason, is_guess=False)]
-    return AnsweredReport(config, report, answers, answered.problems, answered.questions, [*report.notices, *note])
+    chosen = question.choices[scores.index(best)]
+    return Answer(chosen.settings, chosen.meaning, [other for other in question.choices if other is not chosen])
 
 
 # What is printed and written
@@ -196,11 +174,8 @@ def _take_advice(answered: AnsweredReport, console: Console) -> AnsweredReport:
 def check_data(
     config: Config, console: Console, json_file: Path | None = None, config_file: Path | None = None
 ) -> bool:
-    """Prints the report and writes the contact sheet; returns whether the settings that it ends with train. Raises
-    UserError.
-
-    They are written to `config_file` if they do, and everything to `json_file`.
-    """
+    """Prints the report and writes the contact sheet, the settings to `config_file` if they train, and everything to
+    `json_file`; returns whether the settings that it ends with train. Raises UserError."""
     data_dir = Path(config.data_dir)
     try:
         answered = build_answered_report(config, console)
@@ -212,24 +187,24 @@ def check_data(
     report, shorten = answered.report, names_inside(data_dir)
     console.say(f"Dataset {data_dir.resolve().name}")
     _say_contents(answered, console, is_open=config.num_classes == "auto")
-    sheet = draw_sheet(answered.config, report)
-    if sheet is not None:
+    if (sheet := draw_sheet(answered.config, report)) is not None:
         console.fact("Pictures", f"{sheet} (the rarest classes first)")
     if report.coding is not None:
-        absent = absent_classes(report.masks, report.coding, id_names(report.decided(answered.config)))
-        what = f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?"
+        names = id_names(report.decided(answered.config))
+        absent = ", ".join(evidence.absent_classes(report.masks, report.coding, names))
+        what = f"no pixel of {absent} in any mask; is num_classes or mask_values right?"
         answered.notices += [what] if absent else []
     answered_keys = {name for guess in answered.guesses for name in guess.settings}
     for notice in answered.notices:
         if not any(f"({name}" in notice for name in answered_keys):  # what a problem below says
             console.note(shorten(notice))
+    for problem in answered.problems:
+        console.say(f"\n{shorten(describe_problems([problem], where=IN_JSON))}")
     # The lines of the classes show each value of the masks, and the table of a question would repeat them.
     shows_values = report.coding is not None and report.coding.values is not None and not report.coding.ignores_unknown
-    tables = [[] if shows_values else question.table for question in answered.questions]
-    open_texts = [describe_problems([problem], where=IN_JSON) for problem in answered.problems]
-    open_texts += ["\n  ".join([one.text, *its]) for one, its in zip(answered.questions, tables, strict=True)]
-    for text in open_texts:
-        console.say(f"\n{shorten(text)}")
+    for question in answered.questions:
+        lines = [question.text] if shows_values else [question.text, *question.table]
+        console.say("\n" + shorten("\n  ".join(lines)))
     lines = block_lines(answered, shorten) if answered.is_settled or answered.is_settled_but_for_files else []
     console.say(f"\n{_verdict(answered)}")
     for line in lines:
@@ -272,8 +247,7 @@ def _write_config(path: Path, answered: AnsweredReport, lines: Sequence[str], co
 
 
 def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> None:
-    report = answered.report
-    config = report.decided(answered.config)
+    report, config = answered.report, answered.report.decided(answered.config)
     console.fact("Pairs", f"{len(report.found.pairs)} ({report.found.rule})")
     if report.kind is None:
         return
@@ -284,25 +258,25 @@ def _say_contents(answered: AnsweredReport, console: Console, is_open: bool) -> 
     if (spec := report.image_spec) is not None:
         mean, std = (", ".join(f"{value:g}" for value in values) for values in (spec.mean, spec.std))
         console.fact("Statistics", f"mean {mean}; std {std} ({report.statistics_reason})")
-    if report.coding is not None and report.classes is not None:
+    if report.classes is not None:
+        coding = report.classes.coding
         guess = next((guess.reason for guess in answered.guesses if "num_classes" in guess.settings), None)
-        why = f"{GUESS}: {guess}" if guess else report.classes.num_classes_reason if is_open else report.coding.reason
-        if report.coding.tolerance and not guess and is_open:
-            why += f"; {report.coding.reason}"
+        why = f"{GUESS}: {guess}" if guess else report.classes.num_classes_reason if is_open else coding.reason
+        why += f"; {coding.reason}" if coding.tolerance and is_open and not guess else ""
         console.fact("Masks", f"num_classes: {config.num_classes}" + (f" ({why})" if why != "mask_values" else ""))
-        _say_classes(report, report.coding, id_names(config), console)
+        _say_classes(report.masks, coding, id_names(config), console)
     if report.split is not None:
         how = report.split.rule.removeprefix(report.found.rule).removeprefix("; ")
         console.fact("Split", f"{describe_split(report.split)}{f' ({how})' if how else ''}")
 
 
-def _say_classes(report: DatasetReport, coding: MaskCoding, names: Sequence[str], console: Console) -> None:
+def _say_classes(masks: Sequence[MaskFacts], coding: MaskCoding, names: Sequence[str], console: Console) -> None:
     """A line for each class, and one for what is ignored."""
-    ids = [class_ids(mask.counts, coding) for mask in report.masks]
-    rows = enumerate(class_table(report.masks, coding, names))
+    ids = [class_ids(mask.counts, coding) for mask in masks]
+    rows = enumerate(evidence.class_table(masks, coding, names))
     table = [(class_id, name, values, f"{share:8.3%} of pixels") for class_id, (values, name, share) in rows]
-    if ignored := ignored_share(report.masks, coding):
-        table.append((IGNORED, "ignored", describe_ignored(coding), f"{ignored:8.3%} of all pixels"))
+    if ignored := evidence.ignored_share(masks, coding):
+        table.append((IGNORED, "ignored", evidence.describe_ignored(coding), f"{ignored:8.3%} of all pixels"))
     name_width, value_width = max(len(row[1]) for row in table), max(len(row[2]) for row in table)
     for class_id, name, values, share in table:
         holders = f"{sum(class_id in held for held in ids)} of {counted(len(ids), 'mask')}"
@@ -311,10 +285,11 @@ def _say_classes(report: DatasetReport, coding: MaskCoding, names: Sequence[str]
 
 def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines: Sequence[str]) -> None:
     report, config = answered.report, answered.report.decided(answered.config)
-    split, spec, coding, evidence = report.split, report.image_spec, report.coding, MaskEvidence(report.masks)
-    names = ("size", "dtype", "channels")
-    sizes, dtypes, channels = (Counter(getattr(image, name) for image in report.images) for name in names)
-    values = [(to_plain(as_written([value])), value) for value, _ in evidence.counts.most_common()]
+    split, spec, coding, found = report.split, report.image_spec, report.coding, MaskEvidence(report.masks)
+    sizes, dtypes, channels = (
+        Counter(getattr(image, name) for image in report.images) for name in ("size", "dtype", "channels")
+    )
+    rows = evidence.class_table(report.masks, coding, id_names(config)) if coding else []
     content = {
         "ok": answered.is_settled,
         "data_dir": config.data_dir,
@@ -326,8 +301,11 @@ def _write_json(path: Path, answered: AnsweredReport, sheet: Path | None, lines:
         "channels": {str(count): number for count, number in channels.items()},
         "mean": None if spec is None else list(spec.mean),
         "std": None if spec is None else list(spec.std),
-        "classes": [row._asdict() for row in class_table(report.masks, coding, id_names(config))] if coding else [],
-        "values": [{"value": shown, "share": evidence.share(n), "masks": evidence.holders[n]} for shown, n in values],
+        "classes": [row._asdict() for row in rows],
+        "values": [
+            {"value": to_plain(as_written([value])), "share": found.share(value), "masks": found.holders[value]}
+            for value, _ in found.counts.most_common()
+        ],
         "problems": [
             {"kind": one.kind, "title": one.title, "fix": one.fix, "lines": list(one.lines), **_settings_of(one)}
             for one in answered.problems
@@ -362,30 +340,25 @@ def block_settings(answered: AnsweredReport) -> dict[str, Any]:
         others = ("ignore" if coding.ignores_unknown else None, coding.tolerance or None)
         by_key = zip(CLASS_KEYS, (*found, *others), strict=True)
         values |= {name: value for name, value in by_key if value is not None}
-    return {"data_dir": answered.config.data_dir, **values}
+    return {"data_dir": answered.config.data_dir, **{name: values[name] for name in FIELDS if name in values}}
 
 
 def block_lines(answered: AnsweredReport, shorten: Callable[[str], str] = str) -> list[str]:
-    """The block: what was answered stands with its reason, and with the other answers as comments.
-
-    `shorten` makes the reasons shorter.
-    """
-    values = block_settings(answered)
-    groups = {name: answer for answer in answered.answers for name in _keys_of(answer, values)}
-    lines: list[str] = []
-    for name in ("data_dir", *(name for name in FIELDS if name in values and name != "data_dir")):
-        names = _keys_of(groups[name], values) if name in groups else [name]
-        if name == names[0]:
-            group = {each: values[each] for each in names}
-            lines += _group_lines(group, groups[name], shorten) if name in groups else setting_lines(group)
+    """The block: what was answered stands with its reason, and with the other answers as comments; with an answer about
+    the classes go all settings of the classes. `shorten` makes the reasons shorter."""
+    values, lines = block_settings(answered), list[str]()
+    for name in list(values):
+        answer = next((each for each in reversed(answered.answers) if name in _keys_of(each)), None)
+        if name in values:
+            group = {each: values.pop(each) for each in list(values) if each == name or each in _keys_of(answer)}
+            lines += setting_lines(group) if answer is None else _group_lines(group, answer, shorten)
     return lines
 
 
-def _keys_of(answer: Answer, values: Mapping[str, Any]) -> list[str]:
-    """The settings of an answer, in the order of the config; with one about the classes go all settings of the
-    classes."""
-    names = {*answer.settings, *(CLASS_KEYS if "num_classes" in answer.settings else ())}
-    return [name for name in FIELDS if name in names and name in values]
+def _keys_of(answer: Answer | None) -> set[str]:
+    if answer is None:
+        return set()
+    return {*answer.settings, *(CLASS_KEYS if "num_classes" in answer.settings else ())}
 
 
 def _group_lines(settings: Mapping[str, Any], answer: Answer, shorten: Callable[[str], str]) -> list[str]:
@@ -417,9 +390,9 @@ def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
         values = sorted(value for value, _ in MaskEvidence(report.masks).counts.most_common(len(COLOURS)))
         coding = given_coding([as_written([value]) for value in values], None, True)
         names = [show_value(value) for value in values]
-    is_background = has_background(names, class_shares(report.masks, coding, len(names)))
+    shares = evidence.class_shares(report.masks, coding, len(names))
     pictures, labels = [], []
-    for index, class_id in _rarest_first(report.masks, coding, len(names))[:NUM_PICTURES]:
+    for index, class_id in _rarest_first(report.masks, coding, shares)[:NUM_PICTURES]:
         pair = report.pairs[index]
         with naming(pair.image):  # facts of an earlier scan do not show that a file can be read today
             image = to_display(read_image(pair.image))
@@ -433,7 +406,8 @@ def draw_sheet(config: Config, report: DatasetReport) -> Path | None:
     path = Path(config.checkpoint_dir) / "check" / sheet_name(Path(config.data_dir))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        sheet = contact_sheet(pictures, labels, names=names, has_background=is_background)
+        has_background = evidence.has_background(names, shares)
+        sheet = contact_sheet(pictures, labels, names=names, has_background=has_background)
         write_bytes_atomically(path, encode_image(sheet, ".png"))
     except OSError as error:
         raise cannot(f"checkpoint_dir: {path}", "be written", error, path) from None
@@ -460,17 +434,11 @@ def sheet_name(data_dir: Path) -> str:
     return f"{name}-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:6]}.png"
 
 
-def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, num_ids: int) -> list[tuple[int, int]]:
+def _rarest_first(masks: Sequence[MaskFacts], coding: MaskCoding, shares: Sequence[float]) -> list[tuple[int, int]]:
     """Index of a pair and the class it is shown for: by turns the pairs of each class but the most common, rarest class
-    first.
-
-    Of each class, pairs with much of it and with little, spread over all that hold it.
-    """
+    first. Of each class, pairs with much of it and with little, spread over all that hold it."""
     held = [class_ids(mask.counts, coding) for mask in masks]
-    shares = class_shares(masks, coding, num_ids)
-    classes = sorted(
-        (class_id for class_id in range(num_ids) if shares[class_id] > 0), key=lambda class_id: shares[class_id]
-    )
+    classes = sorted((index for index, share in enumerate(shares) if share > 0), key=shares.__getitem__)
     rare, turns = classes[:-1] or classes, []
     for class_id in rare:
         holders = [index for index, its in enumerate(held) if class_id in its]

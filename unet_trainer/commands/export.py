@@ -133,8 +133,8 @@ def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
 def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> None:
     """Read and check every pair, write the shards and say how to train from them. Raises UserError."""
     # numpy and OpenCV: a typo is answered before they are loaded
+    from unet_trainer.datasets.class_files import find_class_file
     from unet_trainer.datasets.dataset_report import find_dataset, read_every_pair
-    from unet_trainer.datasets.mask_evidence import find_class_file
     from unet_trainer.datasets.scan import open_scan_cache
     from unet_trainer.datasets.shard_store import Files, is_url
     from unet_trainer.datasets.shards import FOLDER, describe_size, refuse_other_files, write_shards

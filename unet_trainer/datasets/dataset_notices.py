@@ -7,14 +7,16 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from unet_trainer.config.schema import Config, to_plain
-from unet_trainer.datasets.mask_evidence import MaskEvidence
+from unet_trainer.datasets.mask_evidence import MaskEvidence, class_shares, encode_values
 from unet_trainer.datasets.near_duplicates import Series, describe_near_duplicates, describe_series
 from unet_trainer.datasets.pairs import UNREADABLE, Choice, Pair, Problem, Question, first_few, setting_lines
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import COLOUR, MaskCoding, show_value
+from unet_trainer.images.mask_decoding import COLOUR, UNKNOWN, MaskCoding, as_written, largest_tolerance, show_value
 from unet_trainer.system.console import counted
+
+LARGE_FOREGROUND = 0.75  # share of the pixels from which it may be the background
 
 
 def problems_with_files(unreadable: Sequence[str], resizable: Sequence[str], others: Sequence[str]) -> list[Problem]:
@@ -40,14 +42,35 @@ def problem_of_kind(lines: Sequence[str], in_channels: int | str) -> Problem:
     return Problem("kind", "image", "of another kind than the others", tuple(lines), fix)
 
 
-def problem_of_values(lines: Sequence[str], coding: MaskCoding) -> Problem:
+def describe_size(shown_mask: str, image: ImageFacts, mask: MaskFacts) -> str:
+    """The line of a mask of another size than its image."""
+    line = f"{shown_mask}: {mask.width}×{mask.height}, its image is {image.width}×{image.height}"
+    is_turned = image.is_turned and mask.size == image.size[::-1]
+    return f"{line} (rotated by its EXIF orientation; the mask is not)" if is_turned else line
+
+
+def problem_of_values(pairs: Sequence[Pair], masks: Sequence[MaskFacts], coding: MaskCoding) -> list[Problem]:
+    lines = unknown_value_lines(pairs, masks, coding)
     classes = ", ".join(coding.describe(class_id) for class_id in range(coding.num_ids))
     what = f"with values that belong to no class (the classes are {classes})"
     fix = "correct the masks, or add the values to mask_values or ignore_value; unknown_values: ignore ignores them"
-    return Problem("values", "mask", what, tuple(lines), fix, {"unknown_values": "ignore"})
+    return [Problem("values", "mask", what, tuple(lines), fix, {"unknown_values": "ignore"})] if lines else []
 
 
-def problem_of_palettes(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) -> Problem | None:
+def unknown_value_lines(pairs: Sequence[Pair], masks: Sequence[MaskFacts], coding: MaskCoding) -> list[str]:
+    """A line for each mask with values that belong to no class."""
+    lines = []
+    for pair, mask in zip(pairs, masks, strict=True):
+        values = tuple(sorted(mask.counts))
+        ids = zip(values, encode_values(values, coding), strict=True)
+        unknown = [value for value, class_id in ids if class_id == UNKNOWN]
+        total = mask.height * mask.width
+        shares = [f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6]]
+        lines += [f"{pair.shown_mask}: {', '.join(shares)}"] if unknown else []
+    return lines
+
+
+def problem_of_palettes(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) -> list[Problem]:
     """The values of masks with a palette are places in it: a colour that has another place in some masks has two
     meanings."""
     places: dict[int, dict[int, list[str]]] = {}  # colour → its places in palettes → masks
@@ -65,23 +88,34 @@ def problem_of_palettes(pairs: Sequence[Pair], masks: Sequence[MaskFacts]) -> Pr
                 lines.setdefault(shown, f"{shown}: {what}")
     fix = "save the masks in colour, or all with the same palette: their values are places in it"
     what = "with a palette in another order"
-    return Problem("palettes", "mask", what, tuple(lines.values()), fix) if lines else None
+    return [Problem("palettes", "mask", what, tuple(lines.values()), fix)] if lines else []
 
 
-def nothing_to_learn(num_masks: int, evidence: MaskEvidence, config: Config, only: str = "") -> Question:
+def nothing_to_learn(evidence: MaskEvidence, config: Config, only: str = "") -> Question:
     """Every pixel has one value, or is of one class, `only`."""
     seen = [show_value(value) for value in evidence.seen[:1]]
     every = only or (seen[0] if seen else f"ignored (ignore_value: {to_plain(config.ignore_value)})")
-    masks = "the only mask" if num_masks == 1 else f"all {num_masks} masks"
+    masks = "the only mask" if len(evidence.masks) == 1 else f"all {len(evidence.masks)} masks"
     where = "are these the masks (mask_dir), and were they written right?"
     return Question(f"there is nothing to learn: every pixel of {masks} is {every}; {where}")
 
 
-def describe_large_foreground(coding: MaskCoding, share: float, settings: dict[str, Any]) -> str:
-    """Masks with the foreground in black are common, and only its share shows it."""
+def describe_large_foreground(coding: MaskCoding, evidence: MaskEvidence) -> list[str]:
+    """Masks with the foreground in black are common, and only its share shows it: the settings that exchange it with
+    the background. Ids of objects have no other way."""
+    share = class_shares(evidence.masks, coding, 2)[1]
+    if not LARGE_FOREGROUND <= share < 1 or coding.mask_values == "nonzero":
+        return []
+    ends, settings = (evidence.seen[-1], evidence.seen[0]), dict[str, Any]()
+    if coding.values is None:
+        settings |= {"mask_values": ends, "mask_tolerance": largest_tolerance(ends)}
+    else:
+        settings["mask_values"] = tuple(as_written(coding.values_of(class_id)) for class_id in (1, 0))
+        settings |= {"mask_tolerance": coding.tolerance} if coding.tolerance else {}
+    settings |= {"ignore_value": coding.written_ignore_value} if coding.ignored else {}
     lines = "".join(f"\n  {line}" for line in setting_lines(settings))
     what = f"the foreground ({coding.describe(1)}) is {share:.0%} of the pixels"
-    return f"{what}; if it is the background, set:{lines}"
+    return [f"{what}; if it is the background, set:{lines}"]
 
 
 def describe_changes(changed: Sequence[str], num_resized: int) -> list[str]:

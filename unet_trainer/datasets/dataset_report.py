@@ -2,16 +2,16 @@
 problems.
 
 find_dataset finds the pairs, however they lie in data_dir; build_dataset_report reads every file, and decides kind,
-classes and split. Training and `check` both use this report: a dataset that passes check can be trained on.
+classes and split; dataset_notices has the words for it. Training and `check` both use this report: a dataset that
+passes check can be trained on.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import compress
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.facts import DatasetFacts, Measurements
@@ -20,18 +20,14 @@ from unet_trainer.config.schema import Config, id_names, is_demo_dir, to_plain
 from unet_trainer.datasets import dataset_notices as notices
 from unet_trainer.datasets import mask_evidence, scan
 from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other_files, find_annotations
+from unet_trainer.datasets.class_files import find_class_file
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.folder_pairs import find_in_folders
 from unet_trainer.datasets.layouts import Listing, refuse_unreadable
-from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids
-from unet_trainer.datasets.mask_reading import (
-    ChosenClasses,
-    ask_for_classes,
-    choose_classes,
-    describe_misfit,
-    other_way_round,
-)
+from unet_trainer.datasets.mask_evidence import MIN_PICTURE, VOID, MaskEvidence, class_ids
+from unet_trainer.datasets.mask_question import ask_for_classes, describe_misfit
+from unet_trainer.datasets.mask_reading import ChosenClasses, choose_classes
 from unet_trainer.datasets.near_duplicates import (
     Series,
     build_views,
@@ -53,11 +49,10 @@ from unet_trainer.datasets.splits import (
 )
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask, show_value
+from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.console import Console, counted
 
-LARGE_FOREGROUND = 0.75  # share of the pixels from which it may be the background
 NUM_COMPARED = 8  # pairs of which the image is read as a mask
 NUM_DIGITS = 16  # of a file's digest in split.csv
 
@@ -164,7 +159,7 @@ class CheckedDataset(DatasetReport):
             num_classes=self.classes.num_classes,
             num_classes_reason=self.classes.num_classes_reason,
             class_names=self.classes.class_names,
-            class_names_reason=self.classes.class_names_reason,
+            class_names_reason=self.coding.reason,
             mask_tolerance=self.coding.tolerance,
             are_blocks=are_blocks,
             has_val_classes=bool(self.val_ids - ({0} if self.classes.num_classes == 1 else set())),
@@ -216,30 +211,23 @@ def read_every_pair(config: Config, found: FoundPairs, cache: ScanCache | None, 
     pairs get the digests of their files as they are now.
     """
     report = DatasetReport(found, problems=[*found.problems], notices=[*found.notices])
+    unreadable, resizable, others, changed = list[str](), list[str](), list[str](), list[str]()
     facts = scan.scan_pairs(found.pairs, console, cache, config.worker_timeout)
-    unreadable, resizable, others = list[str](), list[str](), list[str]()
-    changed: list[str] = []  # since the run began
     for pair, (image, mask) in zip(found.pairs, facts, strict=True):
-        unreadable += [f"{pair.shown_image}: {image}"] if isinstance(image, str) else []
-        unreadable += [f"{pair.shown_mask}: {mask}"] if isinstance(mask, str) else []
         if isinstance(image, str) or isinstance(mask, str):
+            both = (pair.shown_image, image), (pair.shown_mask, mask)
+            unreadable += [f"{shown}: {reason}" for shown, reason in both if isinstance(reason, str)]
             continue
+        has_its_shape = abs(image.height * mask.width - image.width * mask.height) <= max(*image.size, *mask.size)
         if image.size != mask.size:
-            line = f"{pair.shown_mask}: {mask.width}×{mask.height}, its image is {image.width}×{image.height}"
-            if image.is_turned and mask.size == image.size[::-1]:
-                line += " (rotated by its EXIF orientation; the mask is not)"
-            # The same aspect ratio, to within a pixel.
-            if abs(image.height * mask.width - image.width * mask.height) > max(*image.size, *mask.size):
-                others.append(line)
-                continue
-            resizable.append(line)
-        digests = image.digest[:NUM_DIGITS], mask.digest[:NUM_DIGITS]
-        before = pair.content[:NUM_DIGITS], pair.content[NUM_DIGITS:]
-        shown = zip((pair.shown_image, pair.shown_mask), before, digests, strict=True)
-        changed += [name for name, old, new in shown if pair.content and old != new]
-        report.pairs.append(replace(pair, content="".join(digests)))
-        report.images.append(image)
-        report.masks.append(mask)
+            (resizable if has_its_shape else others).append(notices.describe_size(pair.shown_mask, image, mask))
+        if has_its_shape:  # to within a pixel
+            digests = [each.digest[:NUM_DIGITS] for each in (image, mask)]
+            shown = zip((pair.shown_image, pair.shown_mask), digests, strict=True)
+            changed += [name for name, digest in shown if pair.content and digest not in pair.content]
+            report.pairs.append(replace(pair, content="".join(digests)))
+            report.images.append(image)
+            report.masks.append(mask)
     num_resized = len(resizable) if config.resize_masks else 0
     report.notices += notices.describe_changes(changed, num_resized)
     report.problems += notices.problems_with_files(unreadable, [] if num_resized else resizable, others)
@@ -255,10 +243,10 @@ def _choose_kind(report: DatasetReport, config: Config) -> None:
     lines = [f"{pair.shown_image}: {reason}" for pair, reason in zip(report.pairs, reasons, strict=True) if reason]
     if lines:
         report.problems.append(notices.problem_of_kind(lines, config.in_channels))
-        kept = [index for index, reason in enumerate(reasons) if not reason]
-        report.pairs = [report.pairs[index] for index in kept]
-        report.images = [report.images[index] for index in kept]
-        report.masks = [report.masks[index] for index in kept]
+        kept = [reason is None for reason in reasons]
+        report.pairs = [*compress(report.pairs, kept)]
+        report.images = [*compress(report.images, kept)]
+        report.masks = [*compress(report.masks, kept)]
 
 
 def _cut_into_blocks(
@@ -288,21 +276,19 @@ def _cut_into_blocks(
 
 
 def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
-    coding = report.coding
-    # volumes share their empty slices, which are no reason to keep them together; a resumed run keeps its images
+    """A resumed run keeps its images where they were. Volumes share their empty slices, which are no reason to keep
+    them together."""
+    coding, is_divided = report.coding, report.found.is_divided
     digests = [
         "" if pair.group and image.low == image.high else image.digest if is_resumed else image.content
         for pair, image in zip(report.pairs, report.images, strict=True)
     ]
-    labels: list[set[int]] = [
-        set() if coding is None else set(class_ids(mask.counts, coding)) - {IGNORED, UNKNOWN} for mask in report.masks
-    ]
-    if is_resumed:
-        config = replace(config, num_folds=None)
+    labels = [set[int]() for _ in report.masks]
+    if coding is not None:
+        labels = [class_ids(mask.counts, coding).keys() - {IGNORED, UNKNOWN} for mask in report.masks]
     if is_resumed or any(pair.box for pair in report.pairs):
-        config = replace(config, split="random")
+        config = replace(config, split="random", num_folds=None if is_resumed else config.num_folds)
     copies, series = ([], None) if is_resumed else _find_same_objects(report, config)
-    is_divided = report.found.is_divided
     if series is not None and not is_divided:
         report.pairs = [replace(pair, group=group) for pair, group in zip(report.pairs, series.groups, strict=True)]
     try:
@@ -314,10 +300,8 @@ def _split(report: DatasetReport, config: Config, is_resumed: bool) -> None:
     held = dict(zip(report.pairs, labels, strict=True))
     train, val = (set().union(*(held[pair] for pair in side)) for side in (split.train, split.val))
     report.val_ids, report.untaught_ids = val, val - train
-    report.notices += [
-        *split.notices,
-        *notices.describe_same_objects(report.pairs, report.images, split, copies, series, is_divided),
-    ]
+    report.notices += split.notices
+    report.notices += notices.describe_same_objects(report.pairs, report.images, split, copies, series, is_divided)
     if not is_resumed and config.num_folds is None:
         report.notices += notices.describe_lone_val_image(split, is_divided)
     report.notices += notices.describe_groups_in_test(split)
@@ -343,56 +327,45 @@ def _find_same_objects(report: DatasetReport, config: Config) -> tuple[list[tupl
 
 def _choose_coding(report: DatasetReport, config: Config) -> None:
     """What the values in the masks mean: the classes, or the question to answer first."""
-    if (palettes := notices.problem_of_palettes(report.pairs, report.masks)) is not None:
-        report.problems.append(palettes)
-    is_open, num_masks = config.mask_values == "auto", len(report.masks)
-    evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored)
-    if len(evidence.seen) < 2 and is_open:
-        report.questions.append(notices.nothing_to_learn(num_masks, evidence, config))
-        return
-    class_file = None
-    if is_open:
-        class_file = mask_evidence.find_class_file(Path(config.data_dir), report.pairs, report.found.class_file)
+    report.problems += notices.problem_of_palettes(report.pairs, report.masks)
+    is_open = config.mask_values == "auto"
+    class_file = find_class_file(Path(config.data_dir), report.pairs, report.found.class_file) if is_open else None
+    evidence = MaskEvidence(report.masks, given_coding("nonzero", config.ignore_value).ignored, class_file)
     try:
-        chosen = _known_classes(report.found, config, evidence) or choose_classes(config, evidence, class_file)
+        if is_open and len(evidence.seen) < 2:
+            raise notices.nothing_to_learn(evidence, config)
+        chosen = _known_classes(report.found, config, evidence) or choose_classes(config, evidence)
+        if chosen is None:
+            raise ask_for_classes(config, evidence, [pair.shown_mask for pair in report.pairs])
+        report.classes = chosen
+        decided, coding = report.decided(config), chosen.coding
+        if problems := list(class_contradictions(decided)):
+            raise ConfigError("\n".join(problems))
+        present = class_ids(evidence.counts, coding).keys() - {IGNORED, UNKNOWN}
+        if len(present) < 2:
+            only = id_names(decided)[present.pop()] if present else "ignored or of no class"
+            raise notices.nothing_to_learn(evidence, config, f"{only} (mask_values: {to_plain(coding.mask_values)})")
     except DataError as error:
         report.ask(error)
+    if report.classes is None:
         return
-    unused = ""
-    if class_file is not None and config.class_names is None and (chosen is None or chosen.class_names is None):
-        unused = f"{class_file.path.name} is not used: {describe_misfit(class_file, evidence)}"
-    if chosen is None:
-        names = [pair.shown_mask for pair in report.pairs]
-        report.questions.append(ask_for_classes(config, evidence, names, unused))
-        return
-    report.notices += [unused] if unused else []
-    report.classes = chosen
-    decided = report.decided(config)
-    if problems := list(class_contradictions(decided)):
-        raise ConfigError("\n".join(problems))
-    present = class_ids(evidence.counts, chosen.coding).keys() - {IGNORED, UNKNOWN}
-    if len(present) < 2:
-        only = id_names(decided)[present.pop()] if present else "ignored or of no class"
-        only += f" (mask_values: {to_plain(chosen.coding.mask_values)})"
-        report.questions.append(notices.nothing_to_learn(num_masks, evidence, config, only))
-    elif is_open and chosen.num_classes == 1 and report.found.num_classes is None:
-        _, share = mask_evidence.class_shares(report.masks, chosen.coding, 2)
-        if share >= LARGE_FOREGROUND and (settings := other_way_round(chosen.coding, evidence)) is not None:
-            report.notices.append(notices.describe_large_foreground(chosen.coding, share, settings))
-    if unknown := unknown_value_lines(report, chosen.coding):
-        report.problems.append(notices.problem_of_values(unknown, chosen.coding))
+    if class_file is not None and config.class_names is None and report.classes.class_names is None:
+        report.notices.append(describe_misfit(evidence))
+    if is_open and report.classes.num_classes == 1 and report.found.num_classes is None:
+        report.notices += notices.describe_large_foreground(report.classes.coding, evidence)
+    report.problems += notices.problem_of_values(report.pairs, report.masks, report.classes.coding)
 
 
 def _compare_images_with_masks(report: DatasetReport, console: Console) -> None:
     """Ask whether the folders are swapped if they look so; only a note where the masks have a clear meaning."""
     step = -(-len(report.pairs) // NUM_COMPARED)
     few = report.masks[::step]
-    if report.found.folders is None or MaskEvidence(few).num_covering < mask_evidence.MIN_PICTURE:
+    if report.found.folders is None or MaskEvidence(few).num_covering < MIN_PICTURE:
         return
     read = scan.read_each(scan.scan_as_mask, report.pairs[::step], console, "Comparing images with masks:")
-    both = [(image, mask) for image, mask in zip(read, few, strict=True) if image is not None]
-    images, masks = MaskEvidence([image for image, _ in both]), MaskEvidence([mask for _, mask in both])
-    if both and mask_evidence.look_swapped(images, masks):
+    images = MaskEvidence([image for image in read if image is not None])
+    masks = MaskEvidence([mask for image, mask in zip(read, few, strict=True) if image is not None])
+    if images.looks_swapped_with(masks):
         question, note = notices.ask_for_folders(*report.found.folders, images.num_covering, masks.num_covering)
         if report.classes is None:
             report.questions = [question]
@@ -402,32 +375,14 @@ def _compare_images_with_masks(report: DatasetReport, console: Console) -> None:
 
 def _known_classes(found: FoundPairs, config: Config, evidence: MaskEvidence) -> ChosenClasses | None:
     """Of masks that were made from files which name the classes: their values are ids, and 255 is void."""
-    number = found.num_classes
+    number, reason = found.num_classes, "as in the files that the masks are made from"
     if number is None or config.mask_values != "auto" or config.num_classes not in ("auto", number):
         return None
     void = VOID if config.ignore_value is None and VOID in evidence.counts else config.ignore_value
-    first = (
-        1 if 0 not in evidence.counts and number in evidence.counts else 0
-    )  # classes that cover the images leave no background
-    values = tuple(range(first, first + max(2, number)))
-    coding = given_coding(values, void, config.unknown_values == "ignore", reason="class ids")
-    reason = "as in the files that the masks are made from"
-    names = found.class_names if config.class_names is None else None
-    return ChosenClasses(coding, number, reason, names, reason if names else "")
-
-
-def unknown_value_lines(report: DatasetReport, coding: MaskCoding) -> list[str]:
-    """A line for each mask with values that belong to no class."""
-    lines = []
-    for pair, mask in zip(report.pairs, report.masks, strict=True):
-        values = sorted(mask.counts)
-        ids = coding.encode(np.array(values, np.int64)).tolist()
-        unknown = [value for value, class_id in zip(values, ids, strict=True) if class_id == UNKNOWN]
-        if unknown:
-            total = sum(mask.counts.values())
-            shares = [f"{show_value(value)} ({mask.counts[value] / total:.1%} of pixels)" for value in unknown[:6]]
-            lines.append(f"{pair.shown_mask}: {', '.join(shares)}")
-    return lines
+    first = int(0 not in evidence.counts and number in evidence.counts)  # classes may leave no background
+    ids = tuple(range(first, first + max(2, number)))
+    coding = given_coding(ids, void, config.unknown_values == "ignore", reason=reason)
+    return ChosenClasses(coding, number, reason, found.class_names if config.class_names is None else None)
 
 
 def _compare_neighbours(report: DatasetReport, config: Config, console: Console) -> None:

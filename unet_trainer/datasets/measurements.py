@@ -1,14 +1,11 @@
 """Measures a sample of the training pairs, to decide how to train: structures, symmetry, spread of light, colour."""
 
-import hashlib
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain, combinations, pairwise
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import cv2
 import numpy as np
@@ -18,12 +15,10 @@ from unet_trainer.config.facts import Measurements
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import read_each
 from unet_trainer.images.drawing import to_display
-from unet_trainer.images.file_bytes import file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.console import Console
-from unet_trainer.system.json_cache import read_known, write_known
 
 Floats = NDArray[np.floating[Any]]
 
@@ -34,8 +29,6 @@ VIEW = 256  # side of the crops for which symmetry is judged too, as a model tha
 NUM_VIEWS = 6  # of an image
 NUM_TURNS = 4  # after which each transform is back at the original
 NUM_SHUFFLES = 400
-CACHE_FORMAT = 4
-
 
 # Each is applied to the last two axes of a map.
 TRANSFORMS: dict[str, Callable[[Floats], Floats]] = {
@@ -45,31 +38,30 @@ TRANSFORMS: dict[str, Callable[[Floats], Floats]] = {
 }
 
 
+class _Measured(NamedTuple):
+    """Of one pair. Maps: num_ids or 3,GRID,GRID, of the whole and the mean of crops."""
+
+    structures: list[tuple[int, float, float, float]]  # of each class: id, structure, relative structure, thickness
+    object_sizes: list[float]
+    brightness: float
+    has_colour: bool
+    class_map: Floats
+    class_views: Floats
+    image_map: Floats
+    image_views: Floats
+
+
 def measure_dataset(
-    pairs: Sequence[Pair],
-    coding: MaskCoding,
-    num_ids: int,
-    common_id: int,
-    console: Console,
-    cache_folder: Path | None = None,
+    pairs: Sequence[Pair], coding: MaskCoding, num_ids: int, common_id: int, console: Console
 ) -> Measurements:
     """Measures up to MAX_PAIRS pairs, spread over all. `common_id` is the class that is taken for background."""
     chosen = [pairs[index] for index in np.unique(np.linspace(0, len(pairs) - 1, MAX_PAIRS).round().astype(int))]
-    files = [(str(path.absolute()), file_stamp(path)) for pair in chosen for path in (pair.image, pair.mask)]
-    content = json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files])
-    key = hashlib.sha256(content.encode()).hexdigest()[:24]
-    cache = None if cache_folder is None else cache_folder / f"{key}.json"
-    if (known := read_known(Measurements, cache, CACHE_FORMAT)) is not None:
-        return known
     measure = partial(_measure_pair, coding=coding, num_ids=num_ids, common_id=common_id)
-    found = read_each(measure, chosen, console, "Measuring structures and symmetry:")
-    measurements = _summarise([one for one in found if one is not None])
-    write_known(measurements, cache, CACHE_FORMAT)
-    return measurements
+    measured = read_each(measure, chosen, console, "Measuring structures and symmetry:")
+    return _summarise([each for each in measured if each is not None])
 
 
-def _measure_pair(seed: int, pair: Pair, coding: MaskCoding, num_ids: int, common_id: int) -> tuple[Any, ...]:
-    """One of each that _summarise takes."""
+def _measure_pair(seed: int, pair: Pair, coding: MaskCoding, num_ids: int, common_id: int) -> _Measured:
     image, ids = to_display(read_image(pair.image)), coding.encode(read_mask(pair.mask))
     ids = resize_mask(ids, image.shape[:2])
     factor = math.ceil(math.sqrt(ids.size / MAX_PIXELS))
@@ -78,11 +70,12 @@ def _measure_pair(seed: int, pair: Pair, coding: MaskCoding, num_ids: int, commo
     rng, side = np.random.default_rng(seed), min(VIEW, *ids.shape)
     corners = [[int(rng.integers(length - side + 1)) for length in ids.shape] for _ in range(NUM_VIEWS)]
     views = [np.s_[top : top + side, left : left + side] for top, left in corners]
-    class_maps = _class_map(ids, num_ids), np.mean([_class_map(ids[view], num_ids) for view in views], axis=0)
-    image_maps = _image_map(image), np.mean([_image_map(image[view]) for view in views], axis=0)
+    class_views = np.mean([_class_map(ids[view], num_ids) for view in views], axis=0)
+    image_views = np.mean([_image_map(image[view]) for view in views], axis=0)
     channels = image.reshape(-1, 3)[:: max(1, image.shape[0] * image.shape[1] // 10_000)].astype(np.int16)
-    has_colour = np.ptp(channels, axis=1).mean() > 2
-    return structures, sizes, float(image.mean()) / 255, has_colour, *class_maps, *image_maps
+    has_colour, brightness = bool(np.ptp(channels, axis=1).mean() > 2), float(image.mean()) / 255
+    maps = _class_map(ids, num_ids), class_views, _image_map(image), image_views
+    return _Measured(structures, sizes, brightness, has_colour, *maps)
 
 
 def _measure_structures(
@@ -131,17 +124,18 @@ def _shrink(values: Floats) -> Floats:
     return np.asarray(cv2.resize(values, (GRID, GRID), interpolation=cv2.INTER_AREA), np.float32)
 
 
-def _summarise(found: Sequence[tuple[Any, ...]]) -> Measurements:
-    columns = zip(*found, strict=True) if found else [()] * 8
-    structures, object_sizes, brightness, have_colour, class_maps, view_maps, image_maps, image_view_maps = columns
+def _summarise(found: Sequence[_Measured]) -> Measurements:
     by_class: dict[int, list[list[float]]] = defaultdict(list)
-    for class_id, *numbers in chain(*structures):
+    for class_id, *numbers in chain(*(each.structures for each in found)):
         by_class[class_id].append(numbers)
     medians = [np.median(numbers, axis=0) for numbers in by_class.values()]
     largest = max(medians, key=lambda numbers: numbers[1], default=np.zeros(3))
-    low, high = np.percentile(sizes, (10, 90)) if (sizes := [*chain(*object_sizes)]) else (1.0, 1.0)
-    told, chance = _compare_transforms(class_maps, image_maps)
-    told_in_views, chance_in_views = _compare_transforms(view_maps, image_view_maps)
+    sizes, brightness = [*chain(*(each.object_sizes for each in found))], [each.brightness for each in found]
+    low, high = np.percentile(sizes, (10, 90)) if sizes else (1.0, 1.0)
+    class_maps = [each.class_map for each in found]
+    told, chance = _compare_transforms(class_maps, [each.image_map for each in found])
+    views = [each.class_views for each in found], [each.image_views for each in found]
+    told_in_views, chance_in_views = _compare_transforms(*views)
     return Measurements(
         num_pairs=len(found),
         structure=float(largest[0]),
@@ -150,7 +144,7 @@ def _summarise(found: Sequence[tuple[Any, ...]]) -> Measurements:
         size_spread=float(high / max(low, 1.0)),
         brightness=float(np.mean(brightness)) if found else 0.5,
         brightness_spread=float(np.std(brightness)) if found else 0.0,
-        has_colour=bool(sum(have_colour) > len(found) / 2),
+        has_colour=sum(each.has_colour for each in found) > len(found) / 2,
         told=told,
         told_in_views=told_in_views,
         has_sides=_has_sides(class_maps),
@@ -189,10 +183,8 @@ def distinguishable_share(maps: Sequence[Floats], transform: Callable[[Floats], 
     # turns, images, values
     differences = np.stack([(now - later).reshape(len(maps), -1) for now, later in pairwise(turned)])
     rng, every, shares = np.random.default_rng(0), np.arange(len(maps)), []
-    for turns in (
-        0 * every,
-        *(rng.integers(0, NUM_TURNS, len(maps)) for _ in range(NUM_SHUFFLES)),
-    ):  # first as they are
+    at_random = (rng.integers(0, NUM_TURNS, len(maps)) for _ in range(NUM_SHUFFLES))
+    for turns in chain([0 * every], at_random):  # first as they are
         shown = differences[turns, every]
         agreement = (shown * (shown.sum(axis=0) - shown)).sum(axis=1)
         shares.append(float(np.mean(np.where(agreement == 0, 0.5, agreement > 0))))

@@ -44,7 +44,7 @@ from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 from unet_trainer.system.resources import count_cores
 
-CACHE_FORMAT = 6
+CACHE_FORMAT = 7
 PART_VALUES = 2**22  # that are measured at a time
 # An alpha channel with so many values, none of which but 0 has this share of the pixels, is a band.
 MANY_OPACITIES, MAX_FREQUENT = 16, 0.5
@@ -340,7 +340,7 @@ def _scan_mask(pair: Pair, min_values: int = 3) -> MaskFacts:
     mask, is_alpha = decode_mask_or_alpha(data)
     counts, palette = _count_values(mask), None
     common = max(counts, key=counts.__getitem__)
-    structure = measure_structure(mask, common) if len(counts) >= min_values else None
+    structure = measure_structure(mask) if len(counts) >= min_values else None
     thumbnail = thumbnail_of((mask != common).astype(np.uint8)[:, :, None] * 255)
     if colours := headers.palette_colours(data):
         shown = zip(headers.mask_values_of(colours), colours, strict=True)

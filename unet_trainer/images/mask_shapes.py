@@ -14,9 +14,8 @@ Ring = NDArray[np.int64]  # n,2: column and row of each corner, the first not re
 # Neighbours of a pixel as the bits of a number, anticlockwise from the right, which is 1.
 NEIGHBOURS = np.array([[8, 4, 2], [16, 0, 1], [32, 64, 128]], np.float32)
 EDGE_WIDTH = 48  # greys within this distance of the darkest or the brightest value belong to it
-MIN_EDGE = 4 * EDGE_WIDTH  # between the darkest and the brightest value of a mask with soft edges
+MIN_EDGE = 4 * EDGE_WIDTH  # between the darkest and the brightest value of masks with soft edges
 EDGE_SIDE = 7  # pixels: in a square of this side around a pixel of a soft edge lie both ends
-BORDER_SIDE = 5  # pixels: a square of this side around a pixel away from any border holds one value
 PIECES_SIDE = 256  # pieces are counted in a smaller mask
 
 # Outlines. Unlike OpenCV's contours, which run through the centres of pixels, a polygon covers exactly the pixels of
@@ -105,42 +104,47 @@ def _removable_pixels() -> tuple[Pixels, Pixels]:
 REMOVABLE = _removable_pixels()
 
 
-# How the values lie: numbers that tell soft edges from classes, ids of objects from ids of classes, void from a class.
+# How the values lie: what tells soft edges, ids of objects, void and photographs from classes.
 
 
 @dataclass(frozen=True)
 class MaskStructure:
     """Of a mask of three values or more."""
 
-    between: int = 0  # pixels far from both its darkest and its brightest value; 0 if these are close to each other
-    beside_both: int = 0  # of these, pixels with both ends nearby
-    num_values: int = 0  # values but 0, in a smaller mask
-    num_pieces: int = 0  # connected pieces of one of these values
-    border: int = 0  # pixels close to one of another value
-    border_of_last: int = 0  # of these, pixels of the highest value
-    border_of_most: int = 0  # and of the most frequent one
-    edges: int = 0  # pairs of pixels of different values that touch along an edge
+    num_values: int  # values but 0, in a smaller mask
+    num_pieces: int  # connected pieces of one of these values
+    stray: int  # pixels of greys far from both the darkest and the brightest one, and not between the two
+    solid: dict[int, int]  # value → its pixels whose neighbours all have the same value
 
 
-def measure_structure(mask: Pixels, most_frequent: int) -> MaskStructure:
-    """H,W as decode_mask gives it, and its most frequent value."""
-    between, beside_both = _soft_edges(mask) if mask.dtype == np.uint8 else (0, 0)
+def measure_structure(mask: Pixels) -> MaskStructure:
+    """H,W as decode_mask gives it."""
     num_values, num_pieces = _count_pieces(mask)
-    near_border = mask[_is_border(mask)]
-    of_last, of_most = (int(np.count_nonzero(near_border == value)) for value in (mask.max(), most_frequent))
-    edges = int(np.count_nonzero(mask[1:] != mask[:-1])) + int(np.count_nonzero(mask[:, 1:] != mask[:, :-1]))
-    return MaskStructure(between, beside_both, num_values, num_pieces, near_border.size, of_last, of_most, edges)
+    pixels = mask
+    if mask.dtype == np.int32:  # colours. OpenCV has no morphology for int32, and float32 is exact up to 2**24
+        pixels = np.where(mask >= COLOUR, mask - COLOUR, -1 - mask).astype(np.float32)
+    square = np.ones((3, 3), np.uint8)
+    is_solid = cv2.compare(cv2.dilate(pixels, square), cv2.erode(pixels, square), cv2.CMP_EQ)
+    if mask.dtype == np.int32:
+        values, counts = np.unique(mask[is_solid > 0], return_counts=True)
+    else:  # ten times faster
+        size = int(np.iinfo(mask.dtype).max) + 1
+        counts = cv2.calcHist([mask], [0], is_solid, [size], [0, size]).ravel().astype(np.int64)
+        values = np.flatnonzero(counts)
+        counts = counts[values]
+    solid = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    return MaskStructure(num_values, num_pieces, _stray_greys(mask), solid)
 
 
-def _soft_edges(mask: Pixels) -> tuple[int, int]:
+def _stray_greys(mask: Pixels) -> int:
+    """Soft edges have both ends nearby: in a square of EDGE_SIDE pixels. None if the ends are close to each other."""
     low, high = int(mask.min()), int(mask.max())
-    if high - low < MIN_EDGE:
-        return 0, 0
+    if mask.dtype != np.uint8 or high - low < MIN_EDGE:
+        return 0
     is_low, is_high = mask <= low + EDGE_WIDTH, mask >= high - EDGE_WIDTH
-    is_between = ~(is_low | is_high)
     square = np.ones((EDGE_SIDE, EDGE_SIDE), np.uint8)
     near_low, near_high = (cv2.dilate(end.astype(np.uint8), square) > 0 for end in (is_low, is_high))
-    return int(np.count_nonzero(is_between)), int(np.count_nonzero(is_between & near_low & near_high))
+    return int(np.count_nonzero(~(is_low | is_high | (near_low & near_high))))
 
 
 def piece_stride(size: tuple[int, ...]) -> int:
@@ -152,19 +156,9 @@ def _count_pieces(mask: Pixels) -> tuple[int, int]:
     """Values but 0, and pieces of a single one of them, touching along an edge."""
     stride = piece_stride(mask.shape)
     small = mask[::stride, ::stride]
-    height, width = small.shape
     # A grid of pixels and of the links between them: a link is there where both pixels have the same value.
-    grid = np.zeros((2 * height - 1, 2 * width - 1), np.uint8)
+    grid = np.zeros((2 * small.shape[0] - 1, 2 * small.shape[1] - 1), np.uint8)
     grid[::2, ::2] = small != 0
     grid[1::2, ::2] = (small[1:] == small[:-1]) & (small[1:] != 0)
     grid[::2, 1::2] = (small[:, 1:] == small[:, :-1]) & (small[:, 1:] != 0)
     return int(np.count_nonzero(np.unique(small))), cv2.connectedComponents(grid, connectivity=4)[0] - 1
-
-
-def _is_border(mask: Pixels) -> Pixels:
-    """Where the square around a pixel holds several values. Outside of the mask there are none."""
-    pixels = mask
-    if mask.dtype == np.int32:  # colours. OpenCV has no morphology for int32, and float32 is exact up to 2**24
-        pixels = np.where(mask >= COLOUR, mask - COLOUR, -1 - mask).astype(np.float32)
-    square = np.ones((BORDER_SIDE, BORDER_SIDE), np.uint8)
-    return np.asarray(cv2.dilate(pixels, square) != cv2.erode(pixels, square))

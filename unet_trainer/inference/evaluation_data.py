@@ -16,7 +16,8 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.converted import Converter
-from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair, unknown_value_lines
+from unet_trainer.datasets.dataset_notices import unknown_value_lines
+from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair
 from unet_trainer.datasets.layouts import resolved
 from unet_trainer.datasets.mask_evidence import class_ids, total_counts
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
@@ -200,7 +201,7 @@ def _choose_coding(spec: SegmenterSpec, config: Config, overrides: Mapping[str, 
 def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:
     names = ", ".join(f"{coding.describe(index)} → {name}" for index, name in enumerate(spec.id_names))
     order = "mask_values=[...] gives the value of each class of the model in these masks"
-    if lines := unknown_value_lines(report, coding):
+    if lines := unknown_value_lines(report.pairs, report.masks, coding):
         what, fix = f"with values that belong to no class of the model ({names})", "ignore_value=N leaves a value out"
         report.problems.append(Problem("values", "mask", what, tuple(lines), f"{order}; {fix}"))
         return

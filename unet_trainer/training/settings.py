@@ -90,7 +90,7 @@ def build_settings(
     probe = probe or build_probe(config, hardware, budget)
     probe.image_spec, probe.console = dataset.image_spec, console
     is_measured = "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
-    facts = dataset.facts(measure(config, dataset, console) if is_measured and not resumes else None)
+    facts = dataset.facts(measure(dataset, console) if is_measured and not resumes else None)
 
     def find_weights(encoder: str) -> tuple[str | None, str]:
         if not is_preview:
@@ -135,11 +135,10 @@ def build_probe(config: Config, hardware: HardwareFacts, budget: TimeBudget | No
     return StepProbe(hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json", seconds)
 
 
-def measure(config: Config, dataset: CheckedDataset, console: Console) -> Measurements:
+def measure(dataset: CheckedDataset, console: Console) -> Measurements:
     _, masks = dataset.facts_of(dataset.split.train)
     common_id = int(np.argmax(class_shares(masks, dataset.coding, dataset.num_ids)))
-    cache = Path(config.checkpoint_dir) / ".cache"
-    return measure_dataset(dataset.split.train, dataset.coding, dataset.num_ids, common_id, console, cache)
+    return measure_dataset(dataset.split.train, dataset.coding, dataset.num_ids, common_id, console)
 
 
 def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_reason: str, console: Console) -> None:
