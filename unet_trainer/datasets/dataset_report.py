@@ -23,7 +23,7 @@ from unet_trainer.datasets.annotations import UnknownAnnotations, describe_other
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.folder_pairs import find_in_folders
-from unet_trainer.datasets.layouts import Listing, refuse_unreadable
+from unet_trainer.datasets.listing import Listing, refuse_unreadable
 from unet_trainer.datasets.mask_evidence import VOID, MaskEvidence, class_ids
 from unet_trainer.datasets.mask_reading import (
     ChosenClasses,
