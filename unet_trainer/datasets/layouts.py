@@ -7,8 +7,7 @@ data_dir itself. If more than one folder is possible, none is chosen: the questi
 """
 
 import os
-import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import takewhile
 from pathlib import Path
@@ -151,12 +150,13 @@ class _Search:
 
     def __init__(self, data_dir: Path, explicit: Mapping[Kind, str], listing: Listing) -> None:
         self.data_dir, self.root, self.explicit, self.listing = data_dir, data_dir, explicit, listing
-        places = {
-            kind: os.path.normpath(os.path.relpath(data_dir / value, data_dir)) for kind, value in explicit.items()
-        }
+        values = (
+            (kind, os.path.normpath(os.path.relpath(data_dir / value, data_dir))) for kind, value in explicit.items()
+        )
         # Of images/ and images/masks/, the latter decides. A name that is no folder here is looked for in parts.
-        by_depth = sorted(places.items(), key=lambda item: -len(Path(item[1]).parts))
+        by_depth = sorted(values, key=lambda item: -len(Path(item[1]).parts))
         self.places = {kind: data_dir / place for kind, place in by_depth if (data_dir / place).is_dir()}
+        self.named = {value: kind for kind, value in explicit.items() if kind not in self.places}
         self.folders = [*listing.images(data_dir, self._follows)]
         for outside in {place for place in self.places.values() if ".." in place.relative_to(data_dir).parts}:
             self.folders += listing.images(outside)
@@ -186,8 +186,8 @@ class _Search:
             return folder_meaning(name)[0] is not None
         is_explicit = any(name in Path(value).parts for value in self.explicit.values())
         is_only = not above and len(self.listing.subfolders(self.data_dir)) == 1
-        holds_kinds = any(folder_meaning(inner.name)[1] for inner in self.listing.subfolders(link))
-        return is_explicit or is_only or holds_kinds or any(folder_meaning(name))
+        names = [name, *(inner.name for inner in self.listing.subfolders(link))]
+        return is_explicit or is_only or any(any(folder_meaning(each)) for each in names)
 
     def group_files(self, without: Set[Path]) -> Groups:
         groups: dict[tuple[Kind | None, Part | None, Path], Group] = {}
@@ -211,25 +211,27 @@ class _Search:
         return found
 
     def _role(self, names: Sequence[str]) -> Role:
-        meanings: list[tuple[Part | None, Kind | None]] = []
-        for name in names[:MAX_DEPTH]:
-            named = next(
-                (kind for kind, value in self.explicit.items() if value == name and kind not in self.places), None
-            )
-            part, kind = (None, named) if named else folder_meaning(name)
-            if kind in self.explicit and not named:  # image_dir or mask_dir names another folder
-                break
-            meanings.append((part, kind))
-        code = "".join("B" if part and kind else "K" if kind else "P" if part else "*" for part, kind in meanings)
-        shape = re.match(r"KP|P?\*?[KB]", code)
-        parts = {meanings[index][0]: index for index in reversed(range(shape.end() if shape else 0))}
-        parts.pop(None, None)
-        if shape is None or len(parts) > 1:
-            return Role(None, meanings[0][0], names[0], names[0], depth=1) if code[:1] == "P" else Role()
-        part, at = next(iter(parts.items()), (None, None))
-        sequence = next((f"{names[index]}/" for index in range(shape.end()) if code[index] == "*"), "")
-        value, kind = next((names[index], kind) for index, (_, kind) in enumerate(meanings) if kind)
-        return Role(kind, part, "" if at is None else names[at], value, sequence, shape.end())
+        match [*self._meanings(names[:MAX_DEPTH])]:
+            case [(None, str(kind)), (str(part), None), *_]:  # images/train
+                return Role(kind, part, names[1], names[0], depth=2)
+            case [(part, str(kind)), *_]:  # images, train_images
+                return Role(kind, part, names[0] if part else "", names[0], depth=1)
+            case [(str(part), None), (inner, str(kind)), *_] if inner in (None, part):  # train/images
+                return Role(kind, part, names[0], names[1], depth=2)
+            case [(None, None), (part, str(kind)), *_]:  # sequence/images
+                return Role(kind, part, names[1] if part else "", names[1], f"{names[0]}/", 2)
+            case [(str(part), None), (None, None), (inner, str(kind)), *_] if inner in (None, part):
+                return Role(kind, part, names[0], names[2], f"{names[1]}/", 3)  # train/sequence/images
+            case [(str(part), None), *_]:  # train
+                return Role(None, part, names[0], names[0], depth=1)
+        return Role()
+
+    def _meanings(self, names: Sequence[str]) -> Iterator[tuple[Part | None, Kind | None]]:
+        for name in names:
+            part, kind = (None, self.named[name]) if name in self.named else folder_meaning(name)
+            if kind in self.explicit and name not in self.named:
+                return  # where image_dir or mask_dir names a kind, no other name means it
+            yield part, kind
 
     def refuse(self, kind: Kind) -> Question:
         """What image_dir or mask_dir says holds no image."""
@@ -243,20 +245,16 @@ class _Search:
     def describe_missing(self, groups: Groups, image: Group | None, mask: Group | None) -> DataError:
         """What was not found, with the keys to set; the folders of val or test, if there are such alone."""
         for part in ("val", "test"):
-            both = [
-                [group for group in groups[kind] if group.part == part and not group.is_in_sequences] for kind in KEYS
-            ]
-            if all(both):
-                images, masks = (path_in(self.data_dir, found[0].place) for found in both)
-                settings = {"image_dir": images, "mask_dir": masks}
-                return Question(f"data_dir: {self.data_dir} holds {images}/ but no train/", settings)
+            places = [[group.place for group in groups[kind] if group.part == part] for kind in KEYS]
+            if all(places):
+                images, masks = (path_in(self.data_dir, folders[0]) for folders in places)
+                text = f"data_dir: {self.data_dir} holds {images}/ but no train/"
+                return Question(text, {"image_dir": images, "mask_dir": masks})
         missing = {} if image else {"image_dir": "no folder of images (images, imgs, ...)"}
         missing |= {} if mask else {"mask_dir": "no folder of masks (masks, labels, ...)"}
-        fix = f"set {' and '.join(missing)} to the {'folder' if len(missing) == 1 else 'folders'} to use"
-        there = self.contents(self.root)
-        return DataError(
-            f"data_dir: {' and '.join(missing.values())} in {self.root}; {there}; {fix}, or split_file to a CSV"
-        )
+        what, keys = " and ".join(missing.values()), " and ".join(missing)
+        fix = f"set {keys} to the {'folder' if len(missing) == 1 else 'folders'} to use, or split_file to a CSV"
+        return DataError(f"data_dir: {what} in {self.root}; {self.contents(self.root)}; {fix}")
 
     def _holds_images(self, folder: Path) -> bool:
         return any(self.listing.images(folder))
