@@ -17,6 +17,7 @@ from unet_trainer.datasets import converted, layouts, name_matching
 from unet_trainer.datasets.layouts import Group, Layout
 from unet_trainer.datasets.listing import Listing, describe_results, walk
 from unet_trainer.datasets.name_matching import (
+    CHANNEL,
     PARTS,
     File,
     Match,
@@ -185,7 +186,7 @@ class _Search:
         images, _ = self.layout.parts["train"]
         parts: dict[str, Part | None] = {}
         names: dict[str, None] = {}
-        known = {f"{image.folder}{image.stem}" for image in images.files}
+        known: set[str] = set()
         for sequence, folder in images.folders.items():
             place = folder.parent / LISTS
             names_there = self.listing.entries(place).files if place.is_dir() else []
@@ -195,6 +196,7 @@ class _Search:
                 files.setdefault("train", texts["trainval"])
             if "train" not in files:
                 return None, ""
+            known = known or {f"{image.folder}{image.stem}" for image in images.files}
             # A name in two lists belongs to the later part: it must not train.
             for part, text in sorted(files.items(), key=lambda item: get_args(Part).index(item[0])):
                 try:
@@ -226,11 +228,12 @@ class _Search:
 
     def _name_unread_lists(self, pairs: Sequence[Pair]) -> None:
         """Adds a notice of text files that are named after a part, and begin with the name of an image or are empty."""
-        names = {name for pair in pairs for name in (pair.image.name, pair.image.stem)}
+        names: set[str] = set()
         unread: dict[Part, Path] = {}
         for file in walk(self.converter.data_dir, listing=self.listing, endings=(".txt",)):
             part = name_matching.part_in([file.stem])
             if part is not None and part not in unread:
+                names = names or {name for pair in pairs for name in (pair.image.name, pair.image.stem)}
                 with contextlib.suppress(OSError), input_files.open_file(file) as content:
                     words = content.read(2**12).decode("utf-8-sig", "replace").split()[:1]
                     if not words or words[0].replace("\\", "/").rpartition("/")[2] in names:
@@ -357,15 +360,18 @@ class _Search:
     ) -> tuple[list[File], str]:
         """The images, those whose channels are files of their own (nnU-Net: a_0000.png, a_0001.png for the mask a.png)
         joined; and what the rule says of them. Raises DataError where an image lacks channels of others."""
+        stems = (
+            {mask.name for mask in masks} if masks and all(CHANNEL.search(image.stem) for image in images) else set()
+        )
         cases: dict[tuple[str, str], list[File]] = defaultdict(list)
-        for image in images:
-            cases[image.folder, name_matching.CHANNEL.sub("", image.stem)].append(image)
-        most, stems = max(map(len, cases.values()), default=0), {mask.name for mask in masks}
-        is_of_cases = any(case in stems for case in cases) and not any(file.name in stems for file in images)
-        if not is_of_cases or (most == 1 and not all(image.stem.endswith("_0000") for image in images)):
+        for image in images if stems else []:
+            cases[image.folder, CHANNEL.sub("", image.stem)].append(image)
+        most = max(map(len, cases.values()), default=0)
+        if stems.isdisjoint(cases) or not stems.isdisjoint(image.name for image in images):
             return images, ""
         if most == 1:
-            return [file._replace(stem=stem) for (_, stem), (file,) in cases.items()], ""
+            is_first = all(image.stem.endswith("_0000") for image in images)
+            return [file._replace(stem=stem) for (_, stem), (file,) in cases.items()] if is_first else images, ""
         conversions = []
         for (folder, stem), files in sorted(cases.items()):
             files.sort()
@@ -494,8 +500,8 @@ def _split_by_suffix(files: Sequence[File], folder: Path, mask_suffix: str) -> t
 def _refuse_same_names(images: Sequence[File], masks: Sequence[File]) -> None:
     """Raises Question where two images, or two masks, have the same name: a.png and a.bmp."""
     for files in (images, masks):
-        counts = Counter(file.name for file in files)
-        if len(counts) < len(files):
+        if len({file.name for file in files}) < len(files):
+            counts = Counter(file.name for file in files)
             twice = [file for file in files if counts[file.name] > 1]
             text = f"images and masks do not pair up: {first_few(file.path for file in twice)} have the same name"
             extensions = sorted({_extension(file) for file in twice}) if files is masks else []

@@ -154,7 +154,7 @@ def _match_names(images: Sequence[File], masks: Sequence[File], rule: Rule) -> M
     pairs = [(image, mask) for name, image in image_of.items() if image and (mask := mask_of.get(name))]
     if 2 * len(pairs) == len(images) + len(masks):
         return Match(rule, pairs, [], [])
-    paired = {id(file) for pair in pairs for file in pair}
+    paired = {id(file) for pair in pairs for file in pair}  # their hash would take longer
     left = ([file for file in files if id(file) not in paired] for files in (images, masks))
     return Match(rule, pairs, *left)
 
