@@ -14,35 +14,13 @@ from typing import Any, get_args
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import converted, layouts, name_matching
+from unet_trainer.datasets import pairs as pairing
 from unet_trainer.datasets.layouts import Group, Layout
 from unet_trainer.datasets.listing import Listing, describe_results, walk
-from unet_trainer.datasets.name_matching import (
-    CHANNEL,
-    PARTS,
-    File,
-    Match,
-    Rule,
-    best_match,
-    common_endings,
-    masks_by_ending,
-    split_by_endings,
-)
-from unet_trainer.datasets.pairs import (
-    SKIP,
-    UNREADABLE,
-    FoundPairs,
-    Pair,
-    Part,
-    Problem,
-    Question,
-    composed,
-    describe_problems,
-    first_few,
-    path_in,
-    setting_lines,
-)
+from unet_trainer.datasets.name_matching import CHANNEL, PARTS, File, Match, Rule, best_match, split_by_endings
+from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, VOLUME_EXTENSIONS
+from unet_trainer.images.image_decoding import VOLUME_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
 from unet_trainer.system import input_files
 from unet_trainer.system.console import Console, counted
@@ -175,7 +153,7 @@ class _Search:
             return []
         self.is_complete &= part.match.is_complete
         self.notices += [f"{part.unpaired} in {place}/, left out"] if part.unpaired else []
-        self.notices += [describe_problems(part.problems)] if part.problems else []
+        self.notices += [pairing.describe_problems(part.problems)] if part.problems else []
         return part.pairs
 
     # Lists of names that divide the images
@@ -223,7 +201,7 @@ class _Search:
         elif missing:
             fix = "add the images, remove the names from the lists, or set unpaired: skip"
             what = f"in {LISTS} without an image"
-            problems.append(Problem("no_image", "name", what, missing, fix, SKIP.settings))
+            problems.append(Problem("no_image", "name", what, missing, fix, pairing.SKIP.settings))
         return [*listed.values()]
 
     def _name_unread_lists(self, pairs: Sequence[Pair]) -> None:
@@ -268,9 +246,12 @@ class _Search:
             unpaired = [image for image in match.images if self.lists[image.folder + image.stem] != "test"]
             match = match._replace(images=unpaired, masks=[])
         found = _Paired(image_group, mask_group, match, problems=problems)
-        parts: converted.MaskParts | None = None
+        parts: converted.MaskParts | None = None  # the files of the objects or classes of each image
         if not match.is_complete and not mask_suffix:
-            parts = _find_mask_parts(images, masks, image_group, is_one_folder)
+            if not is_one_folder:
+                parts = converted.find_object_files(images, masks, image_group.is_in_sequences)
+                parts = converted.find_class_files(images, masks) if parts is None else parts
+            parts = parts or converted.find_ending_files(images, masks)
             if not parts and not is_one_folder:
                 _refuse_several_masks(mask_group.place, images, masks)
         if not parts or not self._merge_files(found, images, parts, part):
@@ -287,17 +268,15 @@ class _Search:
     def _merge_files(self, found: _Paired, images: Sequence[File], parts: converted.MaskParts, part: Part) -> bool:
         """Merges the files of objects or of classes that each image has. Or each has one file, in a folder of its own
         or of its batch: then only the match is set, and False returned."""
-        place, wanted = found.masks.place, list(self.config.class_names or ())
+        place, wanted = found.masks.place, list(self.config.class_names or ())  # the first may be the background
         names = sorted({name for files in parts.values() for name, _ in files if name})
         found.match = Match(Rule(), [], [image for image in images if image not in parts], [])
         as_classes: dict[str, Any] = {"num_classes": len(names) + 1, "class_names": ["background", *names]}
-        named = next(
-            (order for order in (wanted, wanted[1:]) if names and sorted(order) == names), []
-        )  # [0]: background
-        is_sure = bool(self.classes or named)
+        wanted = next((order for order in (wanted, wanted[1:]) if names and sorted(order) == names), [])
+        is_sure = bool(self.classes or wanted)
         if all(len(files) == 1 for files in parts.values()) and not (names and is_sure):
             if len(names) > 1:
-                lines = "\n".join(f"  {line}" for line in setting_lines(as_classes))
+                lines = "\n".join(f"  {line}" for line in pairing.setting_lines(as_classes))
                 listing = f"{first_few((f'{name}/' for name in names), 10)}; if they are classes, set:\n{lines}"
                 self.notices.append(f"the folders in {place} are taken as parts of one set: {listing}")
             found.match.pairs.extend((image, image._replace(path=files[0][1])) for image, files in parts.items())
@@ -310,7 +289,7 @@ class _Search:
             listing = ", ".join(f"{end} ({name})" for name, end in sorted(ends.items()))
             what = f"masks in {place} are taken as those of classes by the endings of their names: {listing}"
             self.notices.append(f"{what}; to train on one of them alone, set mask_suffix: {ends[min(ends)]}")
-        self.classes = self.classes or named or names
+        self.classes = self.classes or wanted or names
         if unknown := sorted(set(names) - set(self.classes)):
             raise DataError(f"{place} holds classes that the training masks do not have: {first_few(unknown)}")
         merged = converted.merge_masks(self.converter, part, parts, self.classes if names else [], self.notices)
@@ -324,7 +303,7 @@ class _Search:
         pairs = [replace(pair, part=self._part_of(pair.name, part)) for pair in merged.pairs]
         found.pairs = sorted(pairs, key=lambda pair: pair.name)
         if merged.unreadable:
-            found.problems.append(Problem("unreadable", *UNREADABLE, tuple(merged.unreadable), REPAIR))
+            found.problems.append(Problem("unreadable", *pairing.UNREADABLE, tuple(merged.unreadable), REPAIR))
         return True
 
     def _take_plain(self, found: _Paired, part: Part) -> None:
@@ -360,21 +339,19 @@ class _Search:
     ) -> tuple[list[File], str]:
         """The images, those whose channels are files of their own (nnU-Net: a_0000.png, a_0001.png for the mask a.png)
         joined; and what the rule says of them. Raises DataError where an image lacks channels of others."""
-        stems = (
-            {mask.name for mask in masks} if masks and all(CHANNEL.search(image.stem) for image in images) else set()
-        )
-        cases: dict[tuple[str, str], list[File]] = defaultdict(list)
-        for image in images if stems else []:
-            cases[image.folder, CHANNEL.sub("", image.stem)].append(image)
-        most = max(map(len, cases.values()), default=0)
-        if stems.isdisjoint(cases) or not stems.isdisjoint(image.name for image in images):
+        if not all(CHANNEL.search(image.stem) for image in images):
             return images, ""
-        if most == 1:
+        cases: dict[tuple[str, str], list[File]] = defaultdict(list)
+        for image in sorted(images):
+            cases[image.folder, CHANNEL.sub("", image.stem)].append(image)
+        names = {mask.name for mask in masks}
+        if names.isdisjoint(cases) or not names.isdisjoint(image.name for image in images):
+            return images, ""
+        if (most := max(map(len, cases.values()))) == 1:
             is_first = all(image.stem.endswith("_0000") for image in images)
             return [file._replace(stem=stem) for (_, stem), (file,) in cases.items()] if is_first else images, ""
         conversions = []
-        for (folder, stem), files in sorted(cases.items()):
-            files.sort()
+        for (folder, stem), files in cases.items():
             wanted = [f"{stem}_{number:04d}" for number in range(most)]
             if [file.stem for file in files] != wanted:
                 has = f"has {most} channel files for others, and for {folder}{stem}"
@@ -385,24 +362,13 @@ class _Search:
             conversions.append(converted.Conversion(f"{part}/{folder}{stem}", paths, make, ".npy"))
         joined = self.converter.write("channels", None, conversions, "Joining the channels of each image:")
         if unreadable := tuple(one.problem for one in joined if one.problem):
-            problems.append(Problem("unreadable", *UNREADABLE, unreadable, REPAIR))
+            problems.append(Problem("unreadable", *pairing.UNREADABLE, unreadable, REPAIR))
         made = []
-        for (case, files), one in zip(sorted(cases.items()), joined, strict=True):
+        for (case, files), one in zip(cases.items(), joined, strict=True):
             if not one.problem:
                 made.append(File(one.path, *case))
                 self.origins[one.path] = f"{files[0].path} and {len(files) - 1} more"
         return made, f", {most} files as the channels of each image"
-
-
-def _find_mask_parts(
-    images: Sequence[File], masks: Sequence[File], group: Group, is_one_folder: bool
-) -> converted.MaskParts | None:
-    """The files of the objects or classes of each image, if its mask has several; each function may find none."""
-    parts = None
-    if not is_one_folder:
-        parts = converted.find_object_files(images, masks, group.is_in_sequences)
-        parts = converted.find_class_files(images, masks) if parts is None else parts
-    return parts or converted.find_ending_files(images, masks)
 
 
 # What is open: the files without a partner, and the settings that decide
@@ -414,7 +380,7 @@ def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem
     images = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.images))
     masks = tuple(str(file.path) for file in sorted(file for part in parts for file in part.match.masks))
     fix = f"set mask_suffix to what follows the image's name in the mask's name, {TO_OTHERS}"
-    settings = SKIP.settings if num_pairs > 1 and len(images) != len(masks) else {}
+    settings = pairing.SKIP.settings if num_pairs > 1 and len(images) != len(masks) else {}
     if settings:
         fix += f"; or, to train on the {num_pairs} pairs and leave out the others, unpaired: skip"
     elif num_pairs > 1:
@@ -423,10 +389,8 @@ def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem
     if match.pairs:
         (image, mask), total = min(match.pairs), len(match.pairs) + len(match.images)
         how = f"the best rule pairs {len(match.pairs)} of {total}, {image.path.name} with {mask.path.name}"
-    no_mask, no_image = (
-        f"without a mask in {parts[0].masks.place} ({how})",
-        f"without an image in {parts[0].images.place}",
-    )
+    no_mask = f"without a mask in {parts[0].masks.place} ({how})"
+    no_image = f"without an image in {parts[0].images.place}"
     advice = "add their images" if images else f"add the images; or {fix}"
     problems = [
         Problem("no_mask", "image", no_mask, images, f"add the masks; or {fix}", settings),
@@ -437,10 +401,10 @@ def _describe_unpaired(parts: Sequence[_Paired], num_pairs: int) -> list[Problem
 
 def _refuse_several_masks(place: Path, images: Sequence[File], masks: Sequence[File]) -> None:
     """Raises Question where images have several masks, none of which has their name."""
-    by_ending = masks_by_ending(images, masks)
-    endings = common_endings(by_ending)
-    with_mask = {image for its in by_ending.values() for image in its}
-    if "" not in endings and sum(len(by_ending[ending]) for ending in endings) > len(with_mask):
+    by_ending = name_matching.masks_by_ending(images, masks)
+    endings = name_matching.common_endings(by_ending)
+    num_with_mask = len({image for its in by_ending.values() for image in its})
+    if "" not in endings and sum(len(by_ending[ending]) for ending in endings) > num_with_mask:
         listing = ", ".join(f"{ending} ({len(by_ending[ending])})" for ending in endings)
         text = f"mask_suffix: {place} holds {len(endings)} kinds of masks for the same images: {listing}"
         raise Question(text, *({"mask_suffix": ending} for ending in endings))
@@ -454,11 +418,11 @@ def _split_one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[
         return _split_by_suffix(files, group.place, mask_suffix)
     extensions: dict[tuple[str, str], set[str]] = defaultdict(set)
     for file in files:
-        extensions[file.folder, file.stem].add(_extension(file))
+        extensions[file.name].add(_extension(file))
     kinds: dict[str, set[File]] = defaultdict(set)  # by the mark or extension that may make them masks
     for file in files:
-        same, own = extensions[file.folder, file.stem], _extension(file)
-        by_extension = ["beside a JPEG" if same == {".jpg", own} else own] if len(same) > 1 and own != ".jpg" else []
+        same, own = extensions[file.name], _extension(file)
+        by_extension = ["beside a JPEG" if ".jpg" in same else own] if len(same) > 1 and own != ".jpg" else []
         for kind in (*name_matching.mask_marks(file.stem), *by_extension):
             kinds[kind].add(file)
     by_kind = {
@@ -476,21 +440,23 @@ def _split_one_folder(group: Group, mask_suffix: str) -> tuple[list[File], list[
         text = f"{unclear}: no file is named like a mask (X_mask, X_label, gt_X, ...)"
         raise _ask_for_suffix(f"{text}; set mask_suffix, {TO_OTHERS}", files, files)
     listing = ", ".join(f"{kind} ({len(masks)} files)" for kind, (_, masks) in by_kind.items())
-    names = {kind: f"{masks[0].stem}{kind if kind in IMAGE_EXTENSIONS else ''}" for kind, (_, masks) in by_kind.items()}
-    choices = ({"mask_suffix": name[-len(kind) :]} for kind, name in names.items() if name.lower().endswith(kind))
+    choices = [
+        {"mask_suffix": name[-len(kind) :]}
+        for kind, (_, masks) in by_kind.items()
+        for name in (masks[0].stem, masks[0].path.name)
+        if name.lower().endswith(kind)
+    ]
     raise Question(f"{unclear}: several kinds of names could be masks: {listing}", *choices)
 
 
 def _split_by_suffix(files: Sequence[File], folder: Path, mask_suffix: str) -> tuple[list[File], list[File]]:
     masks = name_matching.with_ending(files, mask_suffix)
     chosen, names = {mask.path for mask in masks}, {mask.name for mask in masks}
-
-    def is_another_mask(file: File) -> bool:
-        """Whether it is a second annotator's, of an image that has a mask already."""
-        rests = name_matching.without_marks(file.stem)
-        return file.name not in names and any((file.folder, rest) in names for rest in rests)
-
-    images = [file for file in files if file.path not in chosen and not is_another_mask(file)]
+    images = []
+    for file in files:
+        is_of_another_reader = any((file.folder, rest) in names for rest in name_matching.without_marks(file.stem))
+        if file.path not in chosen and (file.name in names or not is_of_another_reader):
+            images.append(file)
     if not masks or not images:
         wrong = f"mask_suffix: {'every' if masks else 'no'} name in {folder} ends in {mask_suffix!r}"
         raise _ask_for_suffix(wrong, files, files)
@@ -517,6 +483,8 @@ def _extension(file: File) -> str:
 
 def _ask_for_suffix(text: str, images: Sequence[File], masks: Sequence[File]) -> Question:
     """Offers what follows the names of images in the most names of masks."""
-    endings = common_endings(masks_by_ending(*(split_by_endings(masks) if images is masks else (images, masks))))
+    endings = name_matching.common_endings(
+        name_matching.masks_by_ending(*(split_by_endings(masks) if images is masks else (images, masks)))
+    )
     examples = first_few([mask.path.name for mask in masks])
     return Question(f"{text}; there is {examples}", *({"mask_suffix": ending} for ending in endings if ending))
