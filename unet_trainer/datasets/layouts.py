@@ -245,9 +245,9 @@ class _Search:
     def describe_missing(self, groups: Groups, image: Group | None, mask: Group | None) -> DataError:
         """What was not found, with the keys to set; the folders of val or test, if there are such alone."""
         for part in ("val", "test"):
-            places = [[group.place for group in groups[kind] if group.part == part] for kind in KEYS]
-            if all(places):
-                images, masks = (path_in(self.data_dir, folders[0]) for folders in places)
+            found = [[group for group in groups[kind] if group.part == part] for kind in KEYS]
+            if all(found) and not found[0][0].is_in_sequences:
+                images, masks = (path_in(self.data_dir, its[0].place) for its in found)
                 text = f"data_dir: {self.data_dir} holds {images}/ but no train/"
                 return Question(text, {"image_dir": images, "mask_dir": masks})
         missing = {} if image else {"image_dir": "no folder of images (images, imgs, ...)"}

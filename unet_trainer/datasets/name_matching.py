@@ -180,14 +180,13 @@ def _keeps_words_whole(match: Match) -> bool:
 
 
 def _common_rules(images: Sequence[File], masks: Sequence[File]) -> Iterator[Rule]:
-    """Rules that remove what all images and what all masks begin and end with. The masks of some images may share more
-    than all images do: then one of both."""
+    """What all images and what all masks begin and end with is removed; or the ends alone, since a few masks may begin
+    with more than their images do."""
     image, mask = _common_affixes(images, IMAGE_AFFIXES), _common_affixes(masks, MASK_AFFIXES)
-    for prefix, suffix in ((True, True), (False, True), (True, False)):
-        of_mask = mask[0] * prefix, mask[1] * suffix
-        for of_image in (("", ""), (image[0] * prefix, image[1] * suffix)):
-            if not _differ_in_numbers(of_image, of_mask):
-                yield Rule(of_image, of_mask)
+    ends = Rule(("", image[1]), ("", mask[1]))
+    for rule in (Rule(image, mask), ends, Rule(mask=ends.mask)):
+        if not _differ_in_numbers(*rule):
+            yield rule
 
 
 def _common_affixes(files: Sequence[File], affixes_of_one: re.Pattern[str] = IMAGE_AFFIXES) -> Affixes:
