@@ -42,8 +42,7 @@ def find_in_folders(
     Where files do not pair up, results of predict among them are left out: looking for those opens every file.
     """
     listing, converter = listing or Listing(), converted.Converter(data_dir, Path(config.checkpoint_dir), console)
-    find_layout = partial(layouts.find_layout, data_dir, config.image_dir, config.mask_dir, config.mask_suffix)
-    layout = find_layout(listing=listing)
+    layout = layouts.find_layout(data_dir, config, listing)
     search = _Search(config, converter, listing, layout)
     try:
         found = search.find()
@@ -52,8 +51,8 @@ def find_in_folders(
     except DataError:
         if not (results := _find_results(layout, config.mask_suffix)):
             raise
-    without = find_layout(without={*results}, listing=listing)
-    return _Search(config, converter, listing, without, [describe_results(results)]).find()
+    layout = layouts.find_layout(data_dir, config, listing, without={*results})
+    return _Search(config, converter, listing, layout, [describe_results(results)]).find()
 
 
 def _find_results(layout: Layout, mask_suffix: str) -> list[Path]:
@@ -164,7 +163,6 @@ class _Search:
         images, _ = self.layout.parts["train"]
         parts: dict[str, Part | None] = {}
         names: dict[str, None] = {}
-        known: set[str] = set()
         for sequence, folder in images.folders.items():
             place = folder.parent / LISTS
             names_there = self.listing.entries(place).files if place.is_dir() else []
@@ -174,18 +172,14 @@ class _Search:
                 files.setdefault("train", texts["trainval"])
             if "train" not in files:
                 return None, ""
-            known = known or {f"{image.folder}{image.stem}" for image in images.files}
+            known = {f"{image.folder}{image.stem}" for image in images.files}
             # A name in two lists belongs to the later part: it must not train.
-            for part, text in sorted(files.items(), key=lambda item: get_args(Part).index(item[0])):
-                try:
-                    lines = input_files.read_text(place / text, errors="surrogateescape").splitlines()
-                except OSError as error:
-                    raise DataError(f"{place / text} cannot be read ({error.strerror})") from None
+            for part in (part for part in get_args(Part) if part in files):
                 # A line is a name, or its first word is: the rest then says whether a class occurs.
-                for line in filter(None, map(str.strip, lines)):
+                for line in filter(None, map(str.strip, _read_lines(place / files[part]))):
                     name = composed(f"{sequence}{line}")
                     parts[name if name in known else composed(f"{sequence}{line.split()[0]}")] = part
-                names[text] = None
+                names[files[part]] = None
         if "val" not in parts.values():
             parts = {name: None if part == "train" else part for name, part in parts.items()}
         return parts, f"{LISTS}/{' and '.join(names)}"
@@ -369,6 +363,13 @@ class _Search:
                 made.append(File(one.path, *case))
                 self.origins[one.path] = f"{files[0].path} and {len(files) - 1} more"
         return made, f", {most} files as the channels of each image"
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        return input_files.read_text(path, errors="surrogateescape").splitlines()
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror})") from None
 
 
 # What is open: the files without a partner, and the settings that decide

@@ -13,6 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
+from unet_trainer.config.schema import Config
 from unet_trainer.datasets.listing import Listing, resolved
 from unet_trainer.datasets.name_matching import (
     File,
@@ -75,23 +76,16 @@ class Role(NamedTuple):
 Groups = dict[Kind | None, list[Group]]
 
 
-def find_layout(
-    data_dir: Path,
-    image_dir: str | None,
-    mask_dir: str | None,
-    mask_suffix: str = "",
-    without: Set[Path] = frozenset(),
-    listing: Listing | None = None,
-) -> Layout:
+def find_layout(data_dir: Path, config: Config, listing: Listing, without: Set[Path] = frozenset()) -> Layout:
     """The images and masks in data_dir; what image_dir or mask_dir names is not searched for. Raises DataError."""
-    keys = zip(KEYS, (image_dir, mask_dir), strict=True)
+    keys: tuple[tuple[Kind, str | None], ...] = (("image", config.image_dir), ("mask", config.mask_dir))
     explicit: dict[Kind, str] = {kind: value for kind, value in keys if value is not None}
-    search = _Search(data_dir, explicit, listing or Listing())
+    search, mask_suffix = _Search(data_dir, explicit, listing), config.mask_suffix
     groups = _without_stray_sequences(search.group_files(without), search.root)
     for kind in explicit:
         if not groups[kind]:
             raise search.refuse(kind)
-    if image_dir is None:
+    if config.image_dir is None:
         _add_bare_folders(groups, mask_suffix)
     image, mask = (_only(data_dir, kind, groups, (None, "train")) for kind in KEYS)
     if image and not mask and holds_masks_too(image.files, mask_suffix):

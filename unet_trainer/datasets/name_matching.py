@@ -48,7 +48,8 @@ READERS = re.compile(
     r"annotator|annotation|rater|expert|observer|reader|grader|doctor|manual|consensus|(?:^|\D)\d(?:st|nd|rd)(?:\D|$)",
     re.I,
 )
-VIEWS = "instance|color|colour|polygon|overlay|vis|edge|boundary"  # of a mask: these are no classes
+VIEWS = "instance|color|colour|polygon|overlay|vis|edge|boundary"  # of a mask
+NO_CLASS = re.compile(f"{VIEWS}|{READERS.pattern}", re.I)
 CHANNEL = re.compile(r"_\d{4}$")  # of nnU-Net: case_0000.png is the first channel of the case whose label is case.png
 NUMBER, SEPARATOR = re.compile(r"\d+"), re.compile(r"[-_. ]")
 MOST_ENDINGS = 5  # in a question
@@ -255,18 +256,16 @@ def classes_by_ending(images: Sequence[File], masks: Sequence[File]) -> dict[str
     """Class or object → image → mask, where masks have the name of their image and an ending: head and tail of s0_head,
     s0_tail; of objects 1, 2, ... and "" (s0_mask, s0_mask_1). Words for masks do not count. Empty unless the endings
     are clear: several, of classes with several images, and none for readers or for views of one mask."""
-    by_ending = masks_by_ending(images, masks)
-    names = {
-        ending: "_".join(word for word in SEPARATOR.split(ending) if word and not re.fullmatch(MASK_WORDS, word, re.I))
-        for ending in by_ending
-    }
-    found = {names[ending]: its for ending, its in sorted(by_ending.items(), key=lambda item: names[item[0]])}
+    found: dict[str, dict[File, File]] = {}
+    are_objects = are_classes = True
+    for ending, its in masks_by_ending(images, masks).items():
+        words = [word for word in SEPARATOR.split(ending) if word and not re.fullmatch(MASK_WORDS, word, re.I)]
+        name = "_".join(words)
+        are_objects &= "mask" in ending.lower() and (not name or name.isdecimal())
+        are_classes &= len(its) > 1 and bool(re.fullmatch(r"[^\W\d]{2,}", name)) and not NO_CLASS.search(name)
+        found.setdefault(name, {}).update(its)
     with_mask = {image for its in found.values() for image in its}
-    all_belong = sum(map(len, by_ending.values())) == len(masks) and 2 * len(with_mask) > len(images)
+    all_belong = sum(map(len, found.values())) == len(masks) and 2 * len(with_mask) > len(images)
     have_whole_names = all(mask.stem.startswith(image.stem) for its in found.values() for image, mask in its.items())
-    if len(found) < max(2, len(by_ending)) or not all_belong or not have_whole_names:
-        return {}
-    are_objects = all((NUMBER.fullmatch(name) or not name) and "mask" in end.lower() for end, name in names.items())
-    are_classes = all(re.fullmatch(r"[^\W\d]{2,}", name) and len(its) > 1 for name, its in found.items())
-    are_views = any(re.search(f"{VIEWS}|{READERS.pattern}", name, re.I) for name in found)
-    return found if are_objects or (are_classes and not are_views) else {}
+    is_clear = len(found) > 1 and all_belong and have_whole_names and (are_objects or are_classes)
+    return dict(sorted(found.items())) if is_clear else {}
