@@ -75,7 +75,7 @@ def _parser() -> CommandParser:
 
 def refuse_models(words: Sequence[str], model: str, checkpoint_dir: Path) -> None:
     """Raises UserError for a run or a model's file among the images."""
-    from unet_trainer.datasets.layouts import is_run_folder
+    from unet_trainer.datasets.listing import is_run_folder
 
     for path in map(Path, words):
         place = path if path.exists() else checkpoint_dir / path

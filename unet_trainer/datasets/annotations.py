@@ -15,7 +15,7 @@ from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.formats import coco, labelme, rle_table, yolo
 from unet_trainer.datasets.formats.objects import Annotations, File, Place, draw_masks
 from unet_trainer.datasets.formats.values import MAX_FILE_BYTES, NUM_LOOKED_AT, has_keys, inside
-from unet_trainer.datasets.layouts import Listing, describe_results, list_files, walk
+from unet_trainer.datasets.listing import Listing, describe_results, list_files, walk
 from unet_trainer.datasets.pairs import NUM_NAMED, FoundPairs
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file

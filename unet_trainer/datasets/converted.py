@@ -175,7 +175,7 @@ def find_object_files(images: Sequence[File], masks: Sequence[File], is_in_seque
     }
 
 
-def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder: Path) -> MaskParts | None:
+def find_class_files(images: Sequence[File], masks: Sequence[File]) -> MaskParts | None:
     """The mask files of each image where each class has a folder of masks: masks/sea/a.png, masks/whale/a.png. Else
     None. An image may lack the masks of some classes."""
     by_class: dict[str, list[File]] = defaultdict(list)
@@ -186,7 +186,7 @@ def find_class_files(images: Sequence[File], masks: Sequence[File], image_folder
         return None
     by_image: MaskParts = defaultdict(list)
     for name, files in sorted(by_class.items()):
-        match = best_match(images, files, image_folder)
+        match = best_match(images, files)
         if match.masks:
             return None
         for image, mask in match.pairs:

@@ -24,7 +24,7 @@ from unet_trainer.datasets.class_files import find_class_file
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.demo import ensure_demo
 from unet_trainer.datasets.folder_pairs import find_in_folders
-from unet_trainer.datasets.layouts import Listing, refuse_unreadable
+from unet_trainer.datasets.listing import Listing, refuse_unreadable
 from unet_trainer.datasets.mask_evidence import MIN_PICTURE, VOID, MaskEvidence, class_ids
 from unet_trainer.datasets.mask_question import ask_for_classes, describe_misfit
 from unet_trainer.datasets.mask_reading import ChosenClasses, choose_classes

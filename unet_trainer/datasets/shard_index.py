@@ -16,7 +16,7 @@ from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from unet_trainer.datasets.layouts import part_in
+from unet_trainer.datasets.name_matching import part_in
 from unet_trainer.images.file_bytes import ShardError
 from unet_trainer.system.input_files import parse_json
 

@@ -23,7 +23,7 @@ from typing import BinaryIO, NamedTuple
 from unet_trainer.config.load import PROTOCOLS, url_problem
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets import shard_index
-from unet_trainer.datasets.layouts import Listing, list_files, walk
+from unet_trainer.datasets.listing import Listing, list_files, walk
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard

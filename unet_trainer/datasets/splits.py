@@ -24,7 +24,8 @@ import numpy as np
 
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.converted import Converter, cut_blocks
-from unet_trainer.datasets.layouts import PARTS, Listing, resolved, walk
+from unet_trainer.datasets.listing import Listing, resolved, walk
+from unet_trainer.datasets.name_matching import PARTS
 from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, Question, composed, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.images.image_decoding import Pixels

@@ -18,7 +18,7 @@ from unet_trainer.config.schema import Config
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_notices import unknown_value_lines
 from unet_trainer.datasets.dataset_report import DatasetReport, find_dataset, read_every_pair
-from unet_trainer.datasets.layouts import resolved
+from unet_trainer.datasets.listing import resolved
 from unet_trainer.datasets.mask_evidence import class_ids, total_counts
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.annotations import describe_other_files
-from unet_trainer.datasets.layouts import images_of_dataset, list_files, resolved
+from unet_trainer.datasets.layouts import images_of_dataset
+from unet_trainer.datasets.listing import list_files, resolved
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.datasets.shards import open_shards
 from unet_trainer.datasets.splits import read_table

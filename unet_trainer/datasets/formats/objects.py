@@ -14,7 +14,7 @@ import numpy as np
 from unet_trainer.datasets.converted import Conversion, Converter
 from unet_trainer.datasets.formats.shapes import Patch
 from unet_trainer.datasets.formats.values import inside, note, path_pieces, plain
-from unet_trainer.datasets.layouts import part_in
+from unet_trainer.datasets.name_matching import part_in
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, divided, first_few, path_in
 from unet_trainer.images.file_bytes import DataError, ReadError, naming
 from unet_trainer.images.image_decoding import Pixels, read_image
