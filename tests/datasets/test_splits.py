@@ -10,15 +10,8 @@ import pytest
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.pairs import Box, FoundPairs, Pair
-from unet_trainer.datasets.splits import (
-    Split,
-    add_groups,
-    build_split,
-    choose_image_blocks,
-    listed_files,
-    read_split_csv,
-    split_csv_text,
-)
+from unet_trainer.datasets.split_file import listed_files, read_split_csv, split_csv_text
+from unet_trainer.datasets.splits import Split, add_groups, build_split, choose_image_blocks
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import decode_image, write_image
 from unet_trainer.images.mask_decoding import IGNORED
@@ -172,9 +165,9 @@ def test_blocks_of_pairs_with_groups_or_of_too_few_pairs_are_refused():
     assert len(split_of(made_up(5), split="blocks").val) == 1
 
 
-def grouped(pattern, *names, seconds=20.0):
+def grouped(pattern, *names):
     pairs = [Pair(name, Path(f"data/images/{name}.png"), Path(f"data/masks/{name}.png")) for name in names]
-    return [pair.group for pair in add_groups(pairs, pattern, Path("data"), seconds)]
+    return [pair.group for pair in add_groups(pairs, pattern, Path("data"))]
 
 
 def test_a_group_is_the_first_bracket_or_the_whole_match_in_the_path():
@@ -184,7 +177,7 @@ def test_a_group_is_the_first_bracket_or_the_whole_match_in_the_path():
     assert add_groups([page], r"(s\d)/", Path("/data"))[0].group == "s1"
 
 
-def test_a_pattern_that_matches_nothing_or_takes_for_ever_is_refused_with_the_name():
+def test_a_pattern_that_matches_nothing_is_refused_with_the_name():
     with pytest.raises(
         DataError, match=r"^group_pattern: 'q' matches nothing in 2 of 2 paths, such as images/a\.png, images/b\.png$"
     ):
@@ -193,10 +186,6 @@ def test_a_pattern_that_matches_nothing_or_takes_for_ever_is_refused_with_the_na
         DataError, match=r"^group_pattern: the first bracket of '\(x\)\|\(y\)' matches nothing in 1 of 2 paths"
     ):
         grouped("(x)|(y)", "x", "y")  # y.png would be in no group
-    with pytest.raises(
-        DataError, match=r"has not decided after 1 s about images/a1\.png, images/a{60}\.png; a repeat inside"
-    ):
-        grouped(r"^images/((a+)+)+\d$|\d\.", "a1", "a" * 60, seconds=1)
 
 
 def painted(boxes, shape):

@@ -137,11 +137,11 @@ def _advise_groups(
 ) -> Note | None:
     """The note on the pattern with most groups that gives a split with about as many validation images as wanted."""
     wanted = 1 / config.num_folds if config.num_folds else config.val_fraction
-    nothing = [""] * len(pairs)
+    labels, digests = [set[int]()] * len(pairs), [""] * len(pairs)
     for pattern, groups in sorted(groupings.items(), key=lambda item: -len({*item[1]})):
         found = FoundPairs(tuple(replace(pair, group=group) for pair, group in zip(pairs, groups, strict=True)), "")
         try:
-            split = build_split(replace(config, seed=0, fold=0), found, nothing, nothing)
+            split = build_split(replace(config, seed=0, fold=0), found, labels, digests)
         except DataError:
             continue
         if VAL_SHARES[0] * wanted <= len(split.val) / len(pairs) <= VAL_SHARES[1] * wanted:

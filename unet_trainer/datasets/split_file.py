@@ -1,0 +1,206 @@
+"""A split as a CSV file with the columns image, mask, split and group: a user's split_file, or the split.csv of a run.
+
+That of a run has the names of the pairs and digests of their content besides, and the boxes of blocks. Names that are
+not UTF-8 are written there as the bytes that they are, and read back.
+"""
+
+import contextlib
+import csv
+import io
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Mapping
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple
+
+from unet_trainer.datasets.converted import Converter, cut_blocks
+from unet_trainer.datasets.layouts import PARTS, Listing, resolved, walk
+from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, first_few, path_in
+from unet_trainer.datasets.splits import UNUSED, Split
+from unet_trainer.images.file_bytes import DataError, is_file
+from unet_trainer.system import input_files
+from unet_trainer.system.console import UNDECODED, counted, csv_line
+
+COLUMNS = ("image", "mask", "split", "group", "name", "content")
+BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
+MAX_BYTES = 256 * 2**20
+MAX_TABLES, MAX_HEADER = 100, 2**12  # files that are looked at for a table that is not read, and bytes of each
+NOT_UTF8 = "The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
+
+Row = Mapping[str, str]  # column → cell
+
+
+def read_split_csv(
+    path: Path, data_dir: Path, now: FoundPairs | None = None, converter: Converter | None = None
+) -> FoundPairs:
+    """The pairs in the rows of a CSV file, with paths relative to data_dir; raises DataError with every problem.
+
+    `now`: pairs that are there. Rows of the same name stand for those whose files were made from others, wherever they
+    lie now. The `converter` cuts the blocks out of their images.
+    """
+    rows, files = _read_rows(path), _Files(data_dir, now)
+    pairs, test, unused, problems = list[Pair](), list[Pair](), list[Pair](), list[str]()
+    gone: Counter[Path | None] = Counter()  # folders, by the number of rows that have files there
+    lines: dict[tuple[Path, str], int] = {}
+    num_unusable = 0  # rows of test
+    for number, row in rows:
+        pair, problem, missing = files.read(row)
+        if row.get("split", "").strip() == UNUSED:
+            unused.append(pair)
+            continue
+        place = pair.user_files[0], row.get(BOX, "").strip()
+        if not problem and (first := lines.setdefault(place, number)) != number:
+            problem = f"{place[0]} is in line {first} too"
+        if not problem:
+            (test if pair.part == "test" else pairs).append(pair)
+        elif pair.part == "test":
+            num_unusable += 1
+        elif missing and None not in (folders := dict.fromkeys(_missing_folder(file, data_dir) for file in missing)):
+            gone.update([*folders])
+        else:
+            problems.append(f"line {number}: {problem}")
+    if len({pair.part is None for pair in pairs}) > 1:
+        problems.append("some rows have a split and some have none; fill in all or leave the column out")
+    problems = [*(f"no folder {folder} ({counted(count, 'row')})" for folder, count in gone.items()), *problems]
+    if problems:
+        more = [f"… and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else []
+        if not pairs and data_dir.is_dir() and any("no f" in problem for problem in problems):
+            more.append("No row has its files: paths are as seen from data_dir, such as images/a.png")
+        if any(UNDECODED.search(cell) for _, row in rows for cell in row.values()):
+            more.append(NOT_UTF8)
+        raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
+    if not pairs:
+        raise DataError(f"split_file: {path} has no row of train or val")
+    left_out = f"{counted(num_unusable, 'row')} of test in {path.name} that cannot be used left out"
+    if converter is not None and any(pair.box for pair in (*pairs, *test)):
+        pairs, test = cut_blocks(converter, pairs), cut_blocks(converter, test)
+    notices = (left_out,) if num_unusable else ()
+    return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
+
+
+class _Read(NamedTuple):
+    """A row as a pair, or what is wrong with it and the files that are not there."""
+
+    pair: Pair
+    problem: str = ""
+    missing: tuple[Path, ...] = ()
+
+
+class _Files:
+    """The files that the rows of a table can mean: those in data_dir, in shards, and those made from others."""
+
+    def __init__(self, data_dir: Path, now: FoundPairs | None) -> None:
+        there = (*now.pairs, *now.test) if now else ()
+        self.data_dir = data_dir
+        self.made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
+        self.stored = {file: file for pair in there for file in (pair.image, pair.mask)}  # of shards, those to be read
+
+    def read(self, row: Row) -> _Read:
+        cells = {column: row.get(column, "").strip() for column in (*COLUMNS, BOX)}
+        split, place, part = cells["split"], cells[BOX], PARTS.get(cells["split"].lower())
+        image, mask = (_find_file(self.data_dir, row.get(column, "")) for column in ("image", "mask"))
+        image, mask = self.stored.get(image, image), self.stored.get(mask, mask)
+        name = row["name"] if cells["name"] else path_in(self.data_dir, image).removesuffix(image.suffix)
+        group = row.get("group", "") if "name" in row else cells["group"]  # a run's own are not stripped
+        known, origins = self.made.get(name), ("", "")
+        if known is not None:
+            image, mask, origins = known.image, known.mask, (known.image_origin, known.mask_origin)
+        pair = Pair(name, image, mask, part, group, *origins, cells["content"])
+        if part is None and split:
+            return _Read(pair, f"split {split!r}; need train, val or test")
+        if known is None and not (cells["image"] and cells["mask"]):
+            return _Read(pair, "need an image and a mask")
+        if missing := tuple(file for file in (image, mask) if not is_file(file)):
+            return _Read(pair, f"no file {' and no file '.join(map(str, missing))}", missing)
+        if not place:
+            return _Read(pair)
+        is_box = re.fullmatch(r"[0-9]{1,9}( +[0-9]{1,9}){3}", place)
+        box = Box(image, mask, *map(int, place.split())) if is_box else None
+        if box is None or box.top >= box.bottom or box.left >= box.right:
+            need = "need top, left, bottom and right in pixels, such as 0 0 512 512"
+            return _Read(pair, f"{BOX} {place!r}; {need}")
+        return _Read(box.pair(name if cells["name"] else box.name_in(name), part, group, cells["content"]))
+
+
+def _find_file(data_dir: Path, cell: str) -> Path:
+    """The file that a cell names: as it stands there, without spaces around it, in another form of Unicode, or as on
+    Windows."""
+    forms = [unicodedata.normalize(form, cell.strip()) for form in ("NFC", "NFD")]
+    spellings = (cell, cell.strip(), *forms, *(text.replace("\\", "/") for text in forms))
+    return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
+
+
+def _missing_folder(file: Path, data_dir: Path) -> Path | None:
+    """data_dir or the first folder on the way from it to the file that is not there."""
+    folders = [folder for folder in reversed(file.parents) if folder.is_relative_to(data_dir)]
+    return next((folder for folder in folders if not folder.exists()), None)
+
+
+def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
+    """Of the rows of a part, the images as absolute paths, whether they are there or not; and digests of the pairs,
+    where the table has them: the same files in another place have the same. Raises DataError."""
+    rows = [row for _, row in _read_rows(path) if PARTS.get(row.get("split", "").strip().lower()) == part]
+    contents = {content for row in rows if (content := row.get("content", "").strip())}
+    return [resolved(_find_file(data_dir, row["image"])) for row in rows], contents
+
+
+def _read_rows(path: Path) -> list[tuple[int, Row]]:
+    """Line number and cells of each row that is not empty."""
+    header, rows = read_table(path, f"split_file: {path}")
+    if not {"image", "mask"} <= {*header} <= {*COLUMNS, BOX} or len({*header}) < len(header):
+        columns = first_few((f"{cell:.60}" for cell in header), 10) or "none"
+        encoding = f". {NOT_UTF8}" if UNDECODED.search("".join(header)) else ""
+        need = "need image and mask, and optionally split and group"
+        raise DataError(f"split_file: {path} has the columns {columns}; {need}{encoding}")
+    return rows
+
+
+def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, Row]]]:
+    """The header of a CSV file, and line number and cells of each row that is not empty; commas, semicolons or tabs
+    between cells. Raises DataError."""
+    try:
+        text = input_files.read_text(path, MAX_BYTES, "utf-8-sig", "surrogateescape")
+        separator = max(",;\t", key=text.split("\n", 1)[0].count)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
+        header = [cell.strip().lower() for cell in next(reader, [])]
+        while header and not header[-1]:  # as spreadsheets end lines where cells beside the table were once filled
+            header.pop()
+        filled = (cells for cells in reader if any(cell.strip() for cell in cells))
+        return header, [(reader.line_num, dict(zip(header, cells, strict=False))) for cells in filled]
+    except OSError as error:
+        raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
+    except csv.Error as error:
+        raise DataError(f"{name} is not a CSV file ({error})") from None
+
+
+def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
+    """What to set to use the CSV files with columns of images and masks, a line where there are some."""
+    files = walk(data_dir, listing=listing, endings=(".csv", ".tsv"))
+    tables, others = [], set[str]()
+    for file in islice(files, MAX_TABLES):
+        with contextlib.suppress(OSError), input_files.open_file(file) as content:
+            header = content.read(MAX_HEADER).decode("utf-8-sig", "replace").partition("\n")[0]
+            columns = {cell.strip(' "\r').lower() for cell in re.split("[,;\t]", header)} - {""}
+            if {"image", "mask"} <= columns and ("split" in columns or columns <= {*COLUMNS, BOX}):
+                tables.append(file)
+                others |= columns - {*COLUMNS, BOX}
+    if not tables:
+        return []
+    verb, value = ("is", path_in(data_dir, tables[0])) if len(tables) == 1 else ("are", "one of them, with all rows")
+    without = f", without its columns {first_few(sorted(others))}" if others else ""
+    use = f"to use the pairs and the split there, set split_file: {value}{without}"
+    return [f"{first_few(tables)} {verb} not read; {use}"]
+
+
+def split_csv_text(split: Split, data_dir: Path) -> str:
+    """The text of a CSV file that read_split_csv reads back as the same pairs."""
+    has_boxes = any(pair.box for pair in (*split.train, *split.val, *split.test))
+    rows: list[tuple[str, ...]] = [(*COLUMNS, BOX) if has_boxes else COLUMNS]
+    for part, pairs in (("train", split.train), ("val", split.val), ("test", split.test), (UNUSED, split.unused)):
+        for pair in pairs:
+            files = (path_in(data_dir, file) for file in pair.user_files)
+            boxes = [" ".join(map(str, pair.box[2:])) if pair.box else ""] if has_boxes else []
+            rows.append((*files, part, pair.group, pair.name, pair.content, *boxes))
+    return "".join(csv_line(row) for row in rows)
