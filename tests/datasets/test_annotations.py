@@ -120,7 +120,6 @@ BANDS = [[0, 0], [4, 0], [4, 1], [0, 1]], [[0, 1], [4, 1], [4, 2], [0, 2]]
     ("rle.csv", "ImageId;Label;EncodedPixels\na.png;cat, dog;4 2 7 2\n", BOXED, ""),
     ("rle.csv", "ImageId_ClassId\tEncodedPixels\na.png_1\t4 2 7 2\na.png_2\t\n", BOXED, ""),
     ("rle.csv", "ImageId,height,width,EncodedPixels\na.png,3.0,4.0,4 2\na.png,3,4,7 2\n", BOXED, ""),  # as pandas writes
-    ("rle.csv", "id,annotation\na,2 2 6 2\n", BOXED, ""),  # along the rows
     ("coco.json", coco((1, [FLAT]), (1, [[0, 0, 4, 3]])), BOXED, f"1 object {NO_AREA}"),
     ("a.json", labelme(shape("cat", BOX), shape("cat", [[0, 0], [4, 3]]), shape("cat", [[1, 1]], "point")), BOXED, f"2 objects {NO_AREA}"),
     ("coco.json", coco((2, [box(1, 1, 3, 2)]), (1, [box(0, 0, 4, 3)])), ["1111", "1221", "1111"], f"2 {SMALLER}"),
@@ -404,6 +403,7 @@ def test_classes_of_run_lengths_are_in_the_order_of_their_numbers(folder):
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2\nb.png\nc.png,1 2\n", "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", 'EncodedPixels,ImageId\n1 2,a.png\n1 2,"b.png\n1 2,c.png\n', "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2 3\n", "line 2: run lengths '1 2 3'; need pairs of start and length"),
+    ("rle.csv", "id,annotation\na,2 2 6 2\n", "the run lengths of a column 'annotation' may go along the rows; need them down"),
     ("data.yaml", "names: {0: cat, 2: dog}", "names has the keys 0, 2; need the numbers from 0 to 1"),
     ("data.yaml", "names: [[cat]]", "need a text"),
     ("data.yaml", "names: cell", "names is 'cell'; need a list"),

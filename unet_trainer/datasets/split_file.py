@@ -10,7 +10,7 @@ import io
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -25,11 +25,11 @@ from unet_trainer.system.console import UNDECODED, counted, csv_line
 
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
-MAX_BYTES = 256 * 2**20
-MAX_TABLES, MAX_HEADER = 100, 2**12  # files that are looked at for a table that is not read, and bytes of each
+MAX_BYTES = 2**30
+MAX_TABLES, MAX_HEADER = 100, 2**14  # files that are looked at for a table that is not read; bytes of a header
 NOT_UTF8 = "The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
 
-Row = Mapping[str, str]  # column → cell
+Row = dict[str, str]  # column → cell
 
 
 def read_split_csv(
@@ -157,22 +157,44 @@ def _read_rows(path: Path) -> list[tuple[int, Row]]:
     return rows
 
 
-def read_table(path: Path, name: str) -> tuple[list[str], list[tuple[int, Row]]]:
-    """The header of a CSV file, and line number and cells of each row that is not empty; commas, semicolons or tabs
-    between cells. Raises DataError."""
+def read_table(path: Path, name: str, errors: str = "surrogateescape") -> tuple[list[str], list[tuple[int, Row]]]:
+    """The header of a CSV file, in lower case, and line number and cells of each row that is not empty. `errors`: as of
+    str.decode. Raises DataError."""
     try:
-        text = input_files.read_text(path, MAX_BYTES, "utf-8-sig", "surrogateescape")
-        separator = max(",;\t", key=text.split("\n", 1)[0].count)
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)  # a name may hold a \r
-        header = [cell.strip().lower() for cell in next(reader, [])]
-        while header and not header[-1]:  # as spreadsheets end lines where cells beside the table were once filled
-            header.pop()
-        filled = (cells for cells in reader if any(cell.strip() for cell in cells))
-        return header, [(reader.line_num, dict(zip(header, cells, strict=False))) for cells in filled]
+        text = input_files.read_text(path, MAX_BYTES, "utf-8-sig", errors)
+        csv.field_size_limit(MAX_BYTES)
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=_separator(text))  # a name may hold a \r
+        header = _clean_header(next(reader, []))
+        rows, line = [], reader.line_num + 1  # in which a row begins
+        for cells in reader:
+            if any(cell.strip() for cell in cells):
+                rows.append((line, dict(zip(header, cells, strict=False))))
+            line = reader.line_num + 1
+        return header, rows
     except OSError as error:
         raise DataError(f"{name} cannot be read ({error.strerror or error})") from None
     except csv.Error as error:
         raise DataError(f"{name} is not a CSV file ({error})") from None
+
+
+def read_header(path: Path) -> list[str]:
+    """The columns of a CSV file, by its first bytes, in lower case. Raises OSError."""
+    with input_files.open_file(path) as file:
+        text = file.read(MAX_HEADER).decode("utf-8-sig", "replace")
+    return _clean_header(next(csv.reader(text.splitlines()[:1], delimiter=_separator(text)), []))
+
+
+def _clean_header(cells: Sequence[str]) -> list[str]:
+    """Without the empty ones at the end, as spreadsheets write them where cells beside the table were once filled."""
+    header = [cell.strip().lower() for cell in cells]
+    while header and not header[-1]:
+        header.pop()
+    return header
+
+
+def _separator(text: str) -> str:
+    """Of the cells: Excel writes semicolons where numbers have commas."""
+    return max(",;\t", key=text.split("\n", 1)[0].count)
 
 
 def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
@@ -180,9 +202,8 @@ def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
     files = walk(data_dir, listing=listing, endings=(".csv", ".tsv"))
     tables, others = [], set[str]()
     for file in islice(files, MAX_TABLES):
-        with contextlib.suppress(OSError), input_files.open_file(file) as content:
-            header = content.read(MAX_HEADER).decode("utf-8-sig", "replace").partition("\n")[0]
-            columns = {cell.strip(' "\r').lower() for cell in re.split("[,;\t]", header)} - {""}
+        with contextlib.suppress(OSError, csv.Error):
+            columns = {*read_header(file)} - {""}
             if {"image", "mask"} <= columns and ("split" in columns or columns <= {*COLUMNS, BOX}):
                 tables.append(file)
                 others |= columns - {*COLUMNS, BOX}
