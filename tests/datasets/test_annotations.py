@@ -12,7 +12,7 @@ from helpers.image_bytes import cv2_bytes, exif, pil_bytes
 from helpers.no_files import replace_by
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotations import find_annotations
-from unet_trainer.datasets.formats import objects, shapes
+from unet_trainer.datasets.formats import shapes
 from unet_trainer.datasets.formats.shapes import EMPTY, draw_line, fill_polygon
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import read_mask
@@ -136,13 +136,6 @@ def test_a_shape_becomes_its_pixels(folder, name, content, mask, notice):
     assert notice in " ".join(found.notices)
 
 
-def test_endless_drawing_is_refused(folder, monkeypatch):
-    folder.image("a.png")
-    folder.write("coco.json", coco((1, [box(0, 0, 4, 3)]), (1, [box(0, 0, 4, 3)])))
-    monkeypatch.setattr(objects, "MAX_DRAWN", 23)
-    folder.refuses("annotation 2: its shapes cover the image thousands of times; need fewer or smaller ones")
-
-
 # Outlines
 
 
@@ -193,9 +186,14 @@ def test_classes_without_objects_are_left_out_and_background_is_0(folder):
     entries = (90, [box(0, 0, 1, 3)]), (3, [box(2, 0, 4, 3)]), (1, [box(3, 0, 4, 1)])
     folder.write("coco.json", coco(*entries, categories=categories))
     found = folder.find()
-    assert masks_of(found) == {"a": ["2010", "2011", "2011"]}
-    assert (found.num_classes, found.class_names) == (3, ("background", "house", "tree"))
+    assert (found.class_names, masks_of(found)) == (("background", "house", "tree"), {"a": ["2010", "2011", "2011"]})
     assert found.notices[0] == "1 class without any object left out: unused"
+
+
+def test_classes_of_run_lengths_are_in_the_order_of_their_numbers(folder):
+    folder.image("a.png")
+    folder.write("rle.csv", "image,label,height,rle\na,type 10,x,1 1\na,type 2,x,2 1\na,oak,x,3 1\n")
+    assert folder.find().class_names == ("background", "oak", "type 2", "type 10")
 
 
 def test_labels_of_labelme_that_differ_in_case_or_spaces_are_one_class(folder):
@@ -255,14 +253,14 @@ def test_images_of_one_name_are_told_apart_by_their_folders(folder):
 
 
 def test_roboflow_has_a_file_in_each_folder_and_its_group_is_no_class(folder):
-    group, one = (
+    categories = [
         {"id": 0, "name": "cells", "supercategory": "none"},
         {"id": 1, "name": "cell", "supercategory": "cells"},
-    )
+    ]
     for part in ("train", "valid", "test"):
         folder.image(f"{part}/{part}_jpg.rf.0a1b2c.jpg")
         content = coco((1, [FLAT]), names=(f"{part}_jpg.rf.0a1b2c.jpg",))
-        folder.write(f"{part}/_annotations.coco.json", {**content, "categories": [group, one]})
+        folder.write(f"{part}/_annotations.coco.json", {**content, "categories": categories})
     folder.write("README.roboflow.txt", "cells - v1\n")
     found = folder.find()
     assert [pair.part for pair in (*found.pairs, *found.test)] == ["train", "val", "test"]
@@ -360,12 +358,6 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     folder.write("../polygons/coco.json", coco((1, [FLAT]), names=("b.png",)))
     (pair,) = folder.find(mask_dir=str(folder.path.parent / "polygons")).pairs  # the folders above are of no part
     assert pair.name == "val/b"
-
-
-def test_classes_of_run_lengths_are_in_the_order_of_their_numbers(folder):
-    folder.image("a.png")
-    folder.write("rle.csv", "image,label,height,rle\na,type 10,x,1 1\na,type 2,x,2 1\na,oak,x,3 1\n")
-    assert folder.find().class_names == ("background", "oak", "type 2", "type 10")
 
 
 # What is wrong

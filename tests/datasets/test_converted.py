@@ -30,11 +30,10 @@ def test_pages_keep_their_values(tmp_path, dtype, channels):
     images, labels = volume(12, dtype, channels), volume(12, np.int32) * 2
     pages = split(tmp_path, images, labels)
     assert [page.name for page in pages] == [f"s/{index:02d}" for index in range(12)]
-    for index, page in enumerate(pages):
-        read = read_image(page.image)
-        assert read.dtype == dtype
-        np.testing.assert_array_equal(read, images[index] if channels else images[index][:, :, None])
-        np.testing.assert_array_equal(read_mask(page.mask), labels[index])
+    read = np.stack([read_image(page.image) for page in pages])
+    assert read.dtype == dtype
+    np.testing.assert_array_equal(read, images if channels else images[..., None])
+    np.testing.assert_array_equal([read_mask(page.mask) for page in pages], labels)
 
 
 def test_stacks_that_do_not_fit_are_refused_with_their_files(tmp_path):
