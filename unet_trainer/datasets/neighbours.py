@@ -3,14 +3,16 @@ person), so that a random split would put almost the same image into train and v
 
 Names suggest groups and sequences, the images decide: measured is how much likelier than by chance the most similar
 image is of the same group, or next in the numbering. Most similar are tiles that hold the same pixels: the outermost
-row or column of one lies inside of the other. Reads some hundred files.
+row or column of one lies inside of the other. Reads some hundred files; what was measured is cached.
 """
 
+import hashlib
+import json
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +24,10 @@ from unet_trainer.datasets.pairs import FoundPairs, Pair, setting_lines
 from unet_trainer.datasets.scan import read_each
 from unet_trainer.datasets.splits import MIN_RUN, build_split, places_of
 from unet_trainer.images.drawing import to_display
-from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.system.console import Console, counted
+from unet_trainer.system.json_cache import read_known, write_known
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
 STRETCH, NUM_STRETCHES = 20, 12  # images in a row that are read, and how many times, spread over all
@@ -35,6 +38,7 @@ MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photog
 MIN_DEVIATIONS = 5  # standard deviations above chance
 MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike by the place, the camera or the kind of object
 FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
+CACHE_FORMAT = 7
 VAL_SHARES = 0.4, 2.5  # times val_fraction: what a pattern with few groups may make of it
 MIN_SHARE, MAX_GROUP = 0.6, 0.8  # of the images that are with another one; in one group: the others train or validate
 # By what stands before the last underscore, the last number, the first, second and third separator, the second number.
@@ -56,7 +60,8 @@ Note = tuple[str, dict[str, Any]]  # what the user should know, and settings tha
 NOTHING: Note = "", {}
 
 
-class Nearest(NamedTuple):
+@dataclass(frozen=True)
+class Nearest:
     """The place of the image that is most like each one, and the share for which it holds some of the same pixels."""
 
     places: list[int]
@@ -100,7 +105,7 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
         starts = np.linspace(0, len(order) - STRETCH, NUM_STRETCHES).round().astype(int)
         sampled = np.unique(starts[:, None] + np.arange(STRETCH))
     chosen = [order[position] for position in sampled]
-    nearest = _find_nearest([pairs[index] for index in chosen], [], console)
+    nearest = _find_nearest(config, [pairs[index] for index in chosen], [], console)
     if nearest is None:
         return NOTHING
     is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
@@ -180,7 +185,7 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
     chosen = _spread([index for index in order if index in around])
     training = {*_spread([index for index in order if index < len(train)])}.union(*(around[index] for index in chosen))
     others = [index for index in order if index in training]
-    nearest = _find_nearest([pairs[index] for index in chosen], [pairs[index] for index in others], console)
+    nearest = _find_nearest(config, [pairs[index] for index in chosen], [pairs[index] for index in others], console)
     if nearest is None:
         return NOTHING
     if nearest.overlapping >= MIN_SHARE:
@@ -213,9 +218,14 @@ def _measure(is_related: Pixels, most_similar: Sequence[int]) -> Similarity:
     return Similarity(float(share), float(is_related.sum() / (num_images * num_others)), num_images)
 
 
-def _find_nearest(pairs: Sequence[Pair], others: Sequence[Pair], console: Console) -> Nearest | None:
+def _find_nearest(config: Config, pairs: Sequence[Pair], others: Sequence[Pair], console: Console) -> Nearest | None:
     """Of each image the one among the others (without others: among the same) that is most like it. None if one of
-    them cannot be read."""
+    them cannot be read. What was measured is cached."""
+    files = [(str(pair.image.absolute()), file_stamp(pair.image)) for pair in (*pairs, *others)]
+    key = hashlib.sha256(json.dumps([len(pairs), files]).encode()).hexdigest()[:24]
+    cache = Path(config.checkpoint_dir) / f".cache/neighbours-{key}.json"
+    if (known := read_known(Nearest, cache, CACHE_FORMAT)) is not None and len(known.places) == len(pairs):
+        return known
 
     def view(_: int, pair: Pair) -> tuple[Pixels, list[set[int]]]:
         image = read_image(pair.image, min_side=4 * SIDE)
@@ -233,7 +243,9 @@ def _find_nearest(pairs: Sequence[Pair], others: Sequence[Pair], console: Consol
     if not others:
         np.fill_diagonal(distances, np.inf)
     places: list[int] = distances.argmin(1).tolist()
-    return Nearest(places, float(overlaps[range(len(places)), places].mean()))
+    nearest = Nearest(places, float(overlaps[range(len(places)), places].mean()))
+    write_known(nearest, cache, CACHE_FORMAT)
+    return nearest
 
 
 def _unique_lines(image: Pixels) -> list[set[int]]:
