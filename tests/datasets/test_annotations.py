@@ -13,7 +13,7 @@ from helpers.no_files import replace_by
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.annotations import find_annotations
 from unet_trainer.datasets.formats import shapes
-from unet_trainer.datasets.formats.shapes import EMPTY, draw_line, fill_polygon
+from unet_trainer.datasets.formats.shapes import draw_line, fill_polygon
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import read_mask
 
@@ -140,10 +140,9 @@ def test_a_shape_becomes_its_pixels(folder, name, content, mask, notice):
 
 
 def on_image(patch, height, width):
-    """Rows of the whole image as text: # is inside."""
     image = np.zeros((height, width), bool)
     image[patch.area] = patch.pixels
-    return ["".join("#" if pixel else "." for pixel in row) for row in image]
+    return image
 
 
 def inside_by_definition(points, height, width):
@@ -153,13 +152,13 @@ def inside_by_definition(points, height, width):
         x, y = column + 0.5, row + 0.5
         for (x0, y0), (x1, y1) in zip(points, np.roll(points, -1, axis=0), strict=True):
             image[row, column] ^= (y0 < y) != (y1 < y) and x0 + (y - y0) * (x1 - x0) / (y1 - y0) < x
-    return ["".join("#" if pixel else "." for pixel in row) for row in image]
+    return image
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_polygons_are_filled_as_the_definition_says(seed):
     points = np.random.default_rng(seed).uniform(-3, 15, (seed + 3, 2))
-    assert on_image(fill_polygon(points, 11, 13), 11, 13) == inside_by_definition(points, 11, 13)
+    np.testing.assert_array_equal(on_image(fill_polygon(points, 11, 13), 11, 13), inside_by_definition(points, 11, 13))
 
 
 def test_an_endless_outline_is_refused(monkeypatch):
@@ -168,13 +167,17 @@ def test_an_endless_outline_is_refused(monkeypatch):
         fill_polygon(np.random.default_rng(1).uniform(-5, 45, (300, 2)), 40, 40)
 
 
-def test_a_line_has_the_centres_within_half_of_its_width():
-    """The first is 2 wide: the centres within 1 of it, with round ends."""
-    around = on_image(draw_line(np.array([[1.5, 1.5], [3.5, 1.5]]), 2, 4, 6), 4, 6)
-    assert around == [".###..", "#####.", ".###..", "......"]
-    assert on_image(draw_line(np.array([[0.5, 0.5], [0.5, 2.5], [2.5, 2.5]]), 1, 3, 3), 3, 3) == ["#..", "#..", "###"]
-    assert on_image(draw_line(np.array([[1.5, 1.5]] * 2), 1, 3, 3), 3, 3) == ["...", ".#.", "..."]
-    assert draw_line(np.array([[50, 50], [60, 60]]), 4, 9, 9) is EMPTY
+@pytest.mark.parametrize(("points", "width", "rows"), [
+    ([[1.5, 1.5], [3.5, 1.5]], 2, [".###..", "#####.", ".###..", "......"]),  # the centres within 1 of it, round ends
+    ([[0.5, 0.5], [0.5, 2.5], [2.5, 2.5]], 1, ["#..", "#..", "###"]),
+    ([[1.5, 1.5]] * 2, 1, ["...", ".#.", "..."]),
+    ([[50, 50], [60, 60]], 4, ["..."] * 3),
+])  # fmt: skip
+def test_a_line_has_the_centres_within_half_of_its_width(points, width, rows):
+    expected = np.array([[pixel == "#" for pixel in row] for row in rows])
+    np.testing.assert_array_equal(
+        on_image(draw_line(np.array(points), width, *expected.shape), *expected.shape), expected
+    )
 
 
 # Classes
@@ -320,12 +323,11 @@ def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
 
 def test_a_folder_without_annotations_has_none(folder):
     folder.image("a.png")
-    folder.write("a.txt", "A photo of a cat, 2 years old")
-    for name, content in (("x.json", {"name": "x"}), ("y.json", [[]]), ("z.json", 3), ("other.xml", "<project/>")):
+    others = {"a.txt": "A photo of a cat, 2 years old", "x.json": {"name": "x"}, "y.json": [[]], "z.json": 3,
+              "other.xml": "<project/>", "sample_submission.csv": "ImageId,EncodedPixels\na.png,1 1\n"}  # fmt: skip
+    hidden = dict.fromkeys([".cache/a.json", "checkpoints/run/a.json"], labelme(shape("cat", BOX)))
+    for name, content in (others | hidden).items():
         folder.write(name, content)
-    folder.write("sample_submission.csv", "ImageId,EncodedPixels\na.png,1 1\n")
-    for name in (".cache/a.json", "checkpoints/run/a.json"):
-        folder.write(name, labelme(shape("cat", BOX)))
     (folder.path / "checkpoints/.scan").mkdir()
     assert folder.find() is None
 

@@ -38,7 +38,7 @@ def find(place: Place) -> Annotations | None:
     files = [(path, columns) for path, columns in tables if "runs" in columns]
     for path, columns in tables if not files else ():
         column = columns.get("other runs", "")
-        if any(re.fullmatch("[0-9 ]+", row.get(column, "")) for _, row in read_table(path, str(path))[1]):
+        if any(re.fullmatch("[0-9 ]+", row.get(column, "")) for _, row in read_table(path, "it")[1]):
             what = f"{path_in(place.data_dir, path)}: the run lengths of a column {column!r} may go along the rows"
             raise DataError(f"{what}; need them down the columns, in a column EncodedPixels, or PNG masks")
     if not annotations.collect(place, files, _parse):
@@ -59,7 +59,7 @@ def _parse(annotations: Annotations, path: Path, columns: Mapping[str, str]) -> 
     by_image: dict[str, list[Entry]] = defaultdict(list)
     sizes: dict[str, tuple[int, int] | None] = defaultdict(lambda: None)
     labels: set[str] = set()
-    for line, cells in read_table(path, str(path), "strict")[1]:
+    for line, cells in read_table(path, "it", "strict")[1]:
         row = {role: cells.get(column, "").strip() for role, column in columns.items()}
         name, label = row["joined"].rpartition("_")[::2] if "joined" in row else (row["image"], row.get("label", ""))
         if not cells.keys() >= {*columns.values()} or len(name.splitlines()) != 1:
