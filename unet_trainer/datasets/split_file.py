@@ -10,10 +10,9 @@ import io
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from unet_trainer.datasets.converted import Converter, cut_blocks
 from unet_trainer.datasets.layouts import PARTS, Listing, resolved, walk
@@ -40,24 +39,30 @@ def read_split_csv(
     `now`: pairs that are there. Rows of the same name stand for those whose files were made from others, wherever they
     lie now. The `converter` cuts the blocks out of their images.
     """
-    rows, files = _read_rows(path), _Files(data_dir, now)
+    rows, there = _read_rows(path), (*now.pairs, *now.test) if now else ()
+    made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
+    stored = {file: file for pair in there for file in (pair.image, pair.mask)}  # of shards, those that can be read
     pairs, test, unused, problems = list[Pair](), list[Pair](), list[Pair](), list[str]()
     gone: Counter[Path | None] = Counter()  # folders, by the number of rows that have files there
     lines: dict[tuple[Path, str], int] = {}
     num_unusable = 0  # rows of test
     for number, row in rows:
-        pair, problem, missing = files.read(row)
+        pair, problem = _read_pair(row, data_dir, made, stored)
         if row.get("split", "").strip() == UNUSED:
             unused.append(pair)
             continue
+        missing = [] if problem else [file for file in pair.user_files if not is_file(file)]
         place = pair.user_files[0], row.get(BOX, "").strip()
-        if not problem and (first := lines.setdefault(place, number)) != number:
+        if missing:
+            problem = f"no file {' and no file '.join(map(str, missing))}"
+        elif not problem and (first := lines.setdefault(place, number)) != number:
             problem = f"{place[0]} is in line {first} too"
+        folders = dict.fromkeys(_missing_folder(file, data_dir) for file in missing)
         if not problem:
             (test if pair.part == "test" else pairs).append(pair)
         elif pair.part == "test":
             num_unusable += 1
-        elif missing and None not in (folders := dict.fromkeys(_missing_folder(file, data_dir) for file in missing)):
+        elif folders and None not in folders:
             gone.update([*folders])
         else:
             problems.append(f"line {number}: {problem}")
@@ -80,48 +85,29 @@ def read_split_csv(
     return FoundPairs(tuple(pairs), path.name, test=tuple(test), unused=tuple(unused), notices=notices)
 
 
-class _Read(NamedTuple):
-    """A row as a pair, or what is wrong with it and the files that are not there."""
-
-    pair: Pair
-    problem: str = ""
-    missing: tuple[Path, ...] = ()
-
-
-class _Files:
-    """The files that the rows of a table can mean: those in data_dir, in shards, and those made from others."""
-
-    def __init__(self, data_dir: Path, now: FoundPairs | None) -> None:
-        there = (*now.pairs, *now.test) if now else ()
-        self.data_dir = data_dir
-        self.made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
-        self.stored = {file: file for pair in there for file in (pair.image, pair.mask)}  # of shards, those to be read
-
-    def read(self, row: Row) -> _Read:
-        cells = {column: row.get(column, "").strip() for column in (*COLUMNS, BOX)}
-        split, place, part = cells["split"], cells[BOX], PARTS.get(cells["split"].lower())
-        image, mask = (_find_file(self.data_dir, row.get(column, "")) for column in ("image", "mask"))
-        image, mask = self.stored.get(image, image), self.stored.get(mask, mask)
-        name = row["name"] if cells["name"] else path_in(self.data_dir, image).removesuffix(image.suffix)
-        group = row.get("group", "") if "name" in row else cells["group"]  # a run's own are not stripped
-        known, origins = self.made.get(name), ("", "")
-        if known is not None:
-            image, mask, origins = known.image, known.mask, (known.image_origin, known.mask_origin)
-        pair = Pair(name, image, mask, part, group, *origins, cells["content"])
-        if part is None and split:
-            return _Read(pair, f"split {split!r}; need train, val or test")
-        if known is None and not (cells["image"] and cells["mask"]):
-            return _Read(pair, "need an image and a mask")
-        if missing := tuple(file for file in (image, mask) if not is_file(file)):
-            return _Read(pair, f"no file {' and no file '.join(map(str, missing))}", missing)
-        if not place:
-            return _Read(pair)
-        is_box = re.fullmatch(r"[0-9]{1,9}( +[0-9]{1,9}){3}", place)
-        box = Box(image, mask, *map(int, place.split())) if is_box else None
-        if box is None or box.top >= box.bottom or box.left >= box.right:
-            need = "need top, left, bottom and right in pixels, such as 0 0 512 512"
-            return _Read(pair, f"{BOX} {place!r}; {need}")
-        return _Read(box.pair(name if cells["name"] else box.name_in(name), part, group, cells["content"]))
+def _read_pair(row: Row, data_dir: Path, made: Mapping[str, Pair], stored: Mapping[Path, Path]) -> tuple[Pair, str]:
+    """The pair of a row, whether its files are there or not, and what is wrong with the row."""
+    cells = {column: row.get(column, "").strip() for column in (*COLUMNS, BOX)}
+    part, place = PARTS.get(cells["split"].lower()), cells[BOX]
+    image, mask = (_find_file(data_dir, row.get(column, "")) for column in ("image", "mask"))
+    image, mask = stored.get(image, image), stored.get(mask, mask)
+    name = row["name"] if cells["name"] else path_in(data_dir, image).removesuffix(image.suffix)
+    group = row.get("group", "") if "name" in row else cells["group"]  # a run's own are not stripped
+    known, origins = made.get(name), ("", "")
+    if known is not None:
+        image, mask, origins = known.image, known.mask, (known.image_origin, known.mask_origin)
+    pair = Pair(name, image, mask, part, group, *origins, cells["content"])
+    if part is None and cells["split"]:
+        return pair, f"split {cells['split']!r}; need train, val or test"
+    if known is None and not (cells["image"] and cells["mask"]):
+        return pair, "need an image and a mask"
+    if not place:
+        return pair, ""
+    is_box = re.fullmatch(r"[0-9]{1,9}( +[0-9]{1,9}){3}", place)
+    box = Box(image, mask, *map(int, place.split())) if is_box else None
+    if box is None or box.top >= box.bottom or box.left >= box.right:
+        return pair, f"{BOX} {place!r}; need top, left, bottom and right in pixels, such as 0 0 512 512"
+    return box.pair(name if cells["name"] else box.name_in(name), part, group, cells["content"]), ""
 
 
 def _find_file(data_dir: Path, cell: str) -> Path:
