@@ -10,9 +10,10 @@ from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, exif, pil_bytes
 from helpers.no_files import replace_by
+from helpers.project import ROOT
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.annotations import find_annotations
-from unet_trainer.datasets.formats import shapes
+from unet_trainer.datasets.annotations import FORMATS, find_annotations
+from unet_trainer.datasets.formats import objects, shapes, values
 from unet_trainer.datasets.formats.shapes import draw_line, fill_polygon
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import read_mask
@@ -423,6 +424,19 @@ def test_what_is_wrong_or_not_read_is_refused_with_its_place_and_what_to_do(fold
         folder.write("a.txt", LEFT)
     folder.write(name, content)
     folder.refuses(rf"(?s){re.escape(name)}.*{reason}")
+
+
+def test_a_format_is_added_as_the_page_shows(folder, monkeypatch):
+    (example,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), re.DOTALL)
+    names = {**vars(objects), **vars(shapes), **vars(values)}
+    exec(example, names)
+    monkeypatch.setitem(FORMATS, "circles", names["find"])
+    folder.image("a.png")
+    circle = {"image": "a.png", "class": "cat", "x": 1.5, "y": 1.5, "radius": 1}
+    folder.write("circles.json", {"circles": [circle]})
+    assert masks_of(folder.find()) == {"a": ["0100", "1110", "0100"]}
+    folder.write("circles.json", {"circles": [circle, {**circle, "radius": "wide"}]})
+    folder.refuses(r"circles\.json: circle 2: could not convert string to float: 'wide'")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "zeros"])

@@ -351,7 +351,7 @@ def add_groups(pairs: Sequence[Pair], pattern: str, data_dir: Path) -> tuple[Pai
 
 def choose_image_blocks(
     ids: Pixels, val_fraction: float, seed: int
-) -> tuple[dict[Part, list[tuple[int, int, int, int]]], tuple[int, int], int] | None:
+) -> tuple[dict[Part, list[Sides]], tuple[int, int], int] | None:
     """Divides an image by the class ids of its mask; None if it is too small. Top, left, bottom and right of the blocks
     that train and that validate, the height and width of most of them, and the pixels that lie at least between one of
     train and one of val.
@@ -393,7 +393,7 @@ def choose_image_blocks(
         tried.append(((int(((val == 0) | (train == 0)).sum()), round(float(difference), 9)), is_val))
     _, is_val = min(tried, key=lambda one: one[0])
     cut = _cut_sides(is_val)
-    blocks: dict[Part, list[tuple[int, int, int, int]]] = {"train": [], "val": []}
+    blocks: dict[Part, list[Sides]] = {"train": [], "val": []}
     for row, column in zip(*np.unravel_index(usable, is_val.shape), strict=True):
         top, bottom, left, right = (gap * int(its[row, column]) for its in cut)
         box = rows[row] + top, columns[column] + left, rows[row + 1] - bottom, columns[column + 1] - right
