@@ -10,10 +10,11 @@ from PIL import Image
 
 from helpers.image_bytes import cv2_bytes, exif, pil_bytes
 from helpers.no_files import replace_by
+from helpers.project import ROOT
 from unet_trainer.config.schema import Config
-from unet_trainer.datasets.annotations import find_annotations
-from unet_trainer.datasets.formats import objects, shapes
-from unet_trainer.datasets.formats.shapes import EMPTY, draw_line, fill_polygon
+from unet_trainer.datasets.annotations import FORMATS, find_annotations
+from unet_trainer.datasets.formats import objects, shapes, values
+from unet_trainer.datasets.formats.shapes import draw_line, fill_polygon
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.mask_decoding import read_mask
 
@@ -120,7 +121,6 @@ BANDS = [[0, 0], [4, 0], [4, 1], [0, 1]], [[0, 1], [4, 1], [4, 2], [0, 2]]
     ("rle.csv", "ImageId;Label;EncodedPixels\na.png;cat, dog;4 2 7 2\n", BOXED, ""),
     ("rle.csv", "ImageId_ClassId\tEncodedPixels\na.png_1\t4 2 7 2\na.png_2\t\n", BOXED, ""),
     ("rle.csv", "ImageId,height,width,EncodedPixels\na.png,3.0,4.0,4 2\na.png,3,4,7 2\n", BOXED, ""),  # as pandas writes
-    ("rle.csv", "id,annotation\na,2 2 6 2\n", BOXED, ""),  # along the rows
     ("coco.json", coco((1, [FLAT]), (1, [[0, 0, 4, 3]])), BOXED, f"1 object {NO_AREA}"),
     ("a.json", labelme(shape("cat", BOX), shape("cat", [[0, 0], [4, 3]]), shape("cat", [[1, 1]], "point")), BOXED, f"2 objects {NO_AREA}"),
     ("coco.json", coco((2, [box(1, 1, 3, 2)]), (1, [box(0, 0, 4, 3)])), ["1111", "1221", "1111"], f"2 {SMALLER}"),
@@ -137,21 +137,13 @@ def test_a_shape_becomes_its_pixels(folder, name, content, mask, notice):
     assert notice in " ".join(found.notices)
 
 
-def test_endless_drawing_is_refused(folder, monkeypatch):
-    folder.image("a.png")
-    folder.write("coco.json", coco((1, [box(0, 0, 4, 3)]), (1, [box(0, 0, 4, 3)])))
-    monkeypatch.setattr(objects, "MAX_DRAWN", 23)
-    folder.refuses("annotation 2: its shapes cover the image thousands of times; need fewer or smaller ones")
-
-
 # Outlines
 
 
 def on_image(patch, height, width):
-    """Rows of the whole image as text: # is inside."""
     image = np.zeros((height, width), bool)
     image[patch.area] = patch.pixels
-    return ["".join("#" if pixel else "." for pixel in row) for row in image]
+    return image
 
 
 def inside_by_definition(points, height, width):
@@ -161,13 +153,13 @@ def inside_by_definition(points, height, width):
         x, y = column + 0.5, row + 0.5
         for (x0, y0), (x1, y1) in zip(points, np.roll(points, -1, axis=0), strict=True):
             image[row, column] ^= (y0 < y) != (y1 < y) and x0 + (y - y0) * (x1 - x0) / (y1 - y0) < x
-    return ["".join("#" if pixel else "." for pixel in row) for row in image]
+    return image
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_random_polygons_are_filled_as_the_definition_says(seed):
     points = np.random.default_rng(seed).uniform(-3, 15, (seed + 3, 2))
-    assert on_image(fill_polygon(points, 11, 13), 11, 13) == inside_by_definition(points, 11, 13)
+    np.testing.assert_array_equal(on_image(fill_polygon(points, 11, 13), 11, 13), inside_by_definition(points, 11, 13))
 
 
 def test_an_endless_outline_is_refused(monkeypatch):
@@ -176,13 +168,17 @@ def test_an_endless_outline_is_refused(monkeypatch):
         fill_polygon(np.random.default_rng(1).uniform(-5, 45, (300, 2)), 40, 40)
 
 
-def test_a_line_has_the_centres_within_half_of_its_width():
-    """The first is 2 wide: the centres within 1 of it, with round ends."""
-    around = on_image(draw_line(np.array([[1.5, 1.5], [3.5, 1.5]]), 2, 4, 6), 4, 6)
-    assert around == [".###..", "#####.", ".###..", "......"]
-    assert on_image(draw_line(np.array([[0.5, 0.5], [0.5, 2.5], [2.5, 2.5]]), 1, 3, 3), 3, 3) == ["#..", "#..", "###"]
-    assert on_image(draw_line(np.array([[1.5, 1.5]] * 2), 1, 3, 3), 3, 3) == ["...", ".#.", "..."]
-    assert draw_line(np.array([[50, 50], [60, 60]]), 4, 9, 9) is EMPTY
+@pytest.mark.parametrize(("points", "width", "rows"), [
+    ([[1.5, 1.5], [3.5, 1.5]], 2, [".###..", "#####.", ".###..", "......"]),  # the centres within 1 of it, round ends
+    ([[0.5, 0.5], [0.5, 2.5], [2.5, 2.5]], 1, ["#..", "#..", "###"]),
+    ([[1.5, 1.5]] * 2, 1, ["...", ".#.", "..."]),
+    ([[50, 50], [60, 60]], 4, ["..."] * 3),
+])  # fmt: skip
+def test_a_line_has_the_centres_within_half_of_its_width(points, width, rows):
+    expected = np.array([[pixel == "#" for pixel in row] for row in rows])
+    np.testing.assert_array_equal(
+        on_image(draw_line(np.array(points), width, *expected.shape), *expected.shape), expected
+    )
 
 
 # Classes
@@ -194,9 +190,14 @@ def test_classes_without_objects_are_left_out_and_background_is_0(folder):
     entries = (90, [box(0, 0, 1, 3)]), (3, [box(2, 0, 4, 3)]), (1, [box(3, 0, 4, 1)])
     folder.write("coco.json", coco(*entries, categories=categories))
     found = folder.find()
-    assert masks_of(found) == {"a": ["2010", "2011", "2011"]}
-    assert (found.num_classes, found.class_names) == (3, ("background", "house", "tree"))
+    assert (found.class_names, masks_of(found)) == (("background", "house", "tree"), {"a": ["2010", "2011", "2011"]})
     assert found.notices[0] == "1 class without any object left out: unused"
+
+
+def test_classes_of_run_lengths_are_in_the_order_of_their_numbers(folder):
+    folder.image("a.png")
+    folder.write("rle.csv", "image,label,height,rle\na,type 10,x,1 1\na,type 2,x,2 1\na,oak,x,3 1\n")
+    assert folder.find().class_names == ("background", "oak", "type 2", "type 10")
 
 
 def test_labels_of_labelme_that_differ_in_case_or_spaces_are_one_class(folder):
@@ -256,14 +257,14 @@ def test_images_of_one_name_are_told_apart_by_their_folders(folder):
 
 
 def test_roboflow_has_a_file_in_each_folder_and_its_group_is_no_class(folder):
-    group, one = (
+    categories = [
         {"id": 0, "name": "cells", "supercategory": "none"},
         {"id": 1, "name": "cell", "supercategory": "cells"},
-    )
+    ]
     for part in ("train", "valid", "test"):
         folder.image(f"{part}/{part}_jpg.rf.0a1b2c.jpg")
         content = coco((1, [FLAT]), names=(f"{part}_jpg.rf.0a1b2c.jpg",))
-        folder.write(f"{part}/_annotations.coco.json", {**content, "categories": [group, one]})
+        folder.write(f"{part}/_annotations.coco.json", {**content, "categories": categories})
     folder.write("README.roboflow.txt", "cells - v1\n")
     found = folder.find()
     assert [pair.part for pair in (*found.pairs, *found.test)] == ["train", "val", "test"]
@@ -323,12 +324,11 @@ def test_an_image_rotated_by_exif_is_annotated_as_it_is_seen(folder):
 
 def test_a_folder_without_annotations_has_none(folder):
     folder.image("a.png")
-    folder.write("a.txt", "A photo of a cat, 2 years old")
-    for name, content in (("x.json", {"name": "x"}), ("y.json", [[]]), ("z.json", 3), ("other.xml", "<project/>")):
+    others = {"a.txt": "A photo of a cat, 2 years old", "x.json": {"name": "x"}, "y.json": [[]], "z.json": 3,
+              "other.xml": "<project/>", "sample_submission.csv": "ImageId,EncodedPixels\na.png,1 1\n"}  # fmt: skip
+    hidden = dict.fromkeys([".cache/a.json", "checkpoints/run/a.json"], labelme(shape("cat", BOX)))
+    for name, content in (others | hidden).items():
         folder.write(name, content)
-    folder.write("sample_submission.csv", "ImageId,EncodedPixels\na.png,1 1\n")
-    for name in (".cache/a.json", "checkpoints/run/a.json"):
-        folder.write(name, labelme(shape("cat", BOX)))
     (folder.path / "checkpoints/.scan").mkdir()
     assert folder.find() is None
 
@@ -361,12 +361,6 @@ def test_mask_dir_and_image_dir_choose_among_several(folder):
     folder.write("../polygons/coco.json", coco((1, [FLAT]), names=("b.png",)))
     (pair,) = folder.find(mask_dir=str(folder.path.parent / "polygons")).pairs  # the folders above are of no part
     assert pair.name == "val/b"
-
-
-def test_classes_of_run_lengths_are_in_the_order_of_their_numbers(folder):
-    folder.image("a.png")
-    folder.write("rle.csv", "image,label,height,rle\na,type 10,x,1 1\na,type 2,x,2 1\na,oak,x,3 1\n")
-    assert folder.find().class_names == ("background", "oak", "type 2", "type 10")
 
 
 # What is wrong
@@ -404,6 +398,7 @@ def test_classes_of_run_lengths_are_in_the_order_of_their_numbers(folder):
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2\nb.png\nc.png,1 2\n", "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", 'EncodedPixels,ImageId\n1 2,a.png\n1 2,"b.png\n1 2,c.png\n', "line 3 has too few cells, no name of an image, or a quote"),
     ("rle.csv", "ImageId,EncodedPixels\na.png,1 2 3\n", "line 2: run lengths '1 2 3'; need pairs of start and length"),
+    ("rle.csv", "id,annotation\na,2 2 6 2\n", "the run lengths of a column 'annotation' may go along the rows; need them down"),
     ("data.yaml", "names: {0: cat, 2: dog}", "names has the keys 0, 2; need the numbers from 0 to 1"),
     ("data.yaml", "names: [[cat]]", "need a text"),
     ("data.yaml", "names: cell", "names is 'cell'; need a list"),
@@ -429,6 +424,19 @@ def test_what_is_wrong_or_not_read_is_refused_with_its_place_and_what_to_do(fold
         folder.write("a.txt", LEFT)
     folder.write(name, content)
     folder.refuses(rf"(?s){re.escape(name)}.*{reason}")
+
+
+def test_a_format_is_added_as_the_page_shows(folder, monkeypatch):
+    (example,) = re.findall(r"```py\n(.*?)```", (ROOT / "docs/extending.md").read_text(encoding="utf-8"), re.DOTALL)
+    names = {**vars(objects), **vars(shapes), **vars(values)}
+    exec(example, names)
+    monkeypatch.setitem(FORMATS, "circles", names["find"])
+    folder.image("a.png")
+    circle = {"image": "a.png", "class": "cat", "x": 1.5, "y": 1.5, "radius": 1}
+    folder.write("circles.json", {"circles": [circle]})
+    assert masks_of(folder.find()) == {"a": ["0100", "1110", "0100"]}
+    folder.write("circles.json", {"circles": [circle, {**circle, "radius": "wide"}]})
+    folder.refuses(r"circles\.json: circle 2: could not convert string to float: 'wide'")
 
 
 @pytest.mark.parametrize("kind", ["pipe", "zeros"])

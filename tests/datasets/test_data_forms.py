@@ -83,12 +83,6 @@ def rle_with_classes(data):
     write_csv(data / "sample_submission.csv", ("ImageId", "Label", "EncodedPixels"), ("t00", "head", "1 1"))
 
 
-def rle_along_rows(data):
-    photos(data, "train")
-    rows = [(f"s{index:02d}", name, runs(mask(index).T)) for index in range(COUNT) for name, mask in CLASSES]
-    write_csv(data / "train.csv", ("id", "class", "segmentation"), *rows)
-
-
 def rle_with_joined_ids(data):
     photos(data, "train_images", ".jpg")
     masks = (head, tail, None)
@@ -198,7 +192,6 @@ def nifti_of_nnunet(data):
 FORMS = {
     rle_of_one_class: ("object",),
     rle_with_classes: NAMES,
-    rle_along_rows: NAMES,
     rle_with_joined_ids: ("background", "class 1", "class 2"),
     nnunet: NAMES,
     tiff_volumes: (None,) * 3,

@@ -76,27 +76,26 @@ def found_across(train, val, tmp_path):
 
 def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path, monkeypatch):
     pairs = dataset(video("frame", 40, 0))
-    text, settings = first = found(pairs, tmp_path)
+    text, settings = found(pairs, tmp_path)
     assert settings == {"split": "blocks"}
     assert int(re.search(r"\(frame0020, .*\): .* in (\d+)% of cases \(chance: 10%\)", text)[1]) > 90
     assert text.endswith("blocks of the sequence can validate, with a gap:\n  split: blocks")
     monkeypatch.setattr("unet_trainer.datasets.neighbours.read_each", None)  # what was measured is read from the cache
-    assert found(pairs, tmp_path) == first
+    assert found(pairs, tmp_path) == (text, settings)
 
 
 def test_several_videos_are_groups_by_a_pattern_that_splits_the_data_when_it_is_pasted(dataset, tmp_path):
-    frames = [frame for index in range(5) for frame in video(f"v{index}_", 10, index, first=100, step=30)]
-    pairs = dataset(frames)
+    pairs = dataset([frame for index in range(5) for frame in video(f"v{index}_", 10, index, first=100, step=30)])
     note, settings = found(pairs, tmp_path)
-    text = r"images are like their neighbours in the numbering \(v0_0100, v0_0130, v0_0160\): the most similar image is a neighbour in "
-    assert re.match(text, note)
-    assert (
-        "A random split puts them into train and val, and val_iou is too good; 5 groups of 10 images can stay together:"
-        in note
+    why = (
+        r"images are like their neighbours in the numbering \(v0_0100, v0_0130, v0_0160\): the most similar image is a "
     )
-    given = parse_yaml("\n".join(line.strip() for line in note.splitlines()[1:]))
-    assert given == settings
-    grouped = add_groups(pairs, load_config(given).group_pattern, tmp_path)
+    effect = (
+        "A random split puts them into train and val, and val_iou is too good; 5 groups of 10 images can stay together:"
+    )
+    assert re.match(rf"{why}neighbour in .* {effect}\n", note)
+    assert parse_yaml("\n".join(line.strip() for line in note.splitlines()[1:])) == settings
+    grouped = add_groups(pairs, load_config(settings).group_pattern, tmp_path)
     split = build_split(config_of(tmp_path), FoundPairs(grouped, ""), [()] * len(pairs), [""] * len(pairs))
     assert (len(split.val), len({pair.group for pair in split.val})) == (10, 1)
 
@@ -108,12 +107,9 @@ def test_tiles_that_overlap_are_groups_of_one_image_each(stride, is_told, datase
     note, settings = found(pairs, tmp_path)
     assert ("images are tiles that overlap (slide0_0_0, " in note) == is_told
     if is_told:
-        grouped = add_groups(pairs, settings["group_pattern"], tmp_path)
-        assert len({pair.group for pair in grouped}) == 8
-    train, val = pairs[::2], pairs[1::2]
-    assert (
-        "100% of the validation images are tiles that share pixels with" in found_across(train, val, tmp_path)[0]
-    ) == is_told
+        assert len({pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)}) == 8
+    across, _ = found_across(pairs[::2], pairs[1::2], tmp_path)
+    assert ("100% of the validation images are tiles that share pixels with" in across) == is_told
 
 
 @pytest.mark.parametrize("width", [0, 6], ids=["padded above and below", "between bars, with a margin"])
@@ -143,43 +139,35 @@ def test_images_of_one_patient_that_are_alike_are_groups(dataset, tmp_path):
     assert "12 groups of 3 images" in note
 
 
-@pytest.mark.parametrize(
-    "names",
-    [
-        [f"horse{number:03d}" for number in range(60)],
-        [f"{kind}_{number}" for kind in ("cat", "dog") for number in range(20)],
-        [f"{number * 2654435761 % 2**32:08x}" for number in range(40)],
-    ],
-    ids=["horses", "kinds", "hashes"],
-)
+@pytest.mark.parametrize("names", [
+    [f"horse{number:03d}" for number in range(60)],
+    [f"{kind}_{number}" for kind in ("cat", "dog") for number in range(20)],
+    [f"{number * 2654435761 % 2**32:08x}" for number in range(40)],
+], ids=["horses", "kinds", "hashes"])  # fmt: skip
 def test_unrelated_images_are_no_neighbours_whatever_their_names(dataset, tmp_path, names):
     assert found(dataset(unrelated(names)), tmp_path) == ("", {})
 
 
+def nowhere(folder, *stems):
+    """Pairs whose files do not exist: nothing is read of them."""
+    return [Pair(stem, folder / f"{stem}.jpg", folder / "m.png") for stem in stems]
+
+
 def test_both_eyes_of_a_person_are_known_by_name_alone(tmp_path):
-    """No file is read: there is none."""
-    pairs = [
-        Pair(f"{n}_{side}", tmp_path / f"{n}_{side}.png", tmp_path / "m.png") for n in range(21, 31) for side in "LR"
-    ]
-    note, _ = found(pairs, tmp_path)
+    note, _ = found(nowhere(tmp_path, *(f"{number}_{side}" for number in range(21, 31) for side in "LR")), tmp_path)
     assert note.startswith("images of one number are of the same subject by their names (21_L, 21_R)")
     assert "10 groups of 2 images" in note
 
 
-def test_augmented_versions_of_one_image_are_known_by_name_alone(dataset, tmp_path):
-    """However they were turned and coloured: the images here are not alike."""
+def test_augmented_versions_of_one_image_are_known_by_name_alone(tmp_path):
     stems = [f"{name}_jpg.rf.{version:032x}" for name in "abcdef" for version in range(2)]
-    pairs = [Pair(stem, tmp_path / f"{stem}.jpg", tmp_path / f"{stem}.png") for stem in stems]
+    pairs = nowhere(tmp_path, *stems)
     note, settings = found(pairs, tmp_path)
     assert note.startswith(f"images of one original are of the same subject by their names ({stems[0]}, {stems[1]})")
-    assert {pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)} == {
-        f"{name}_jpg" for name in "abcdef"
-    }
-    note, _ = found_across(pairs[:5], pairs[5:], tmp_path)
-    assert (
-        note
-        == f"1 image with versions in train and in val by their names, such as {pairs[5].image} and {pairs[4].image}: val_iou is too good"
-    )
+    groups = {pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)}
+    assert groups == {f"{name}_jpg" for name in "abcdef"}
+    said = f"by their names, such as {pairs[5].image} and {pairs[4].image}: val_iou is too good"
+    assert found_across(pairs[:5], pairs[5:], tmp_path)[0] == f"1 image with versions in train and in val {said}"
     assert found_across(pairs[:6], pairs[6:], tmp_path) == ("", {})
 
 

@@ -17,6 +17,7 @@ from unet_trainer.datasets.formats.objects import Annotations, File, Place, draw
 from unet_trainer.datasets.formats.values import MAX_FILE_BYTES, NUM_LOOKED_AT, has_keys, inside
 from unet_trainer.datasets.listing import Listing, describe_results, list_files, walk
 from unet_trainer.datasets.pairs import NUM_NAMED, FoundPairs
+from unet_trainer.datasets.split_file import read_header
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS, describe_file
 from unet_trainer.images.row_writers import is_result
@@ -117,7 +118,7 @@ def _read(path: Path) -> Any:
     if suffix == ".xml":
         with input_files.open_file(path) as file:
             return file.read(2**12).decode("utf-8", "replace")
-    return rle_table.read_header(path) if suffix == ".csv" else None
+    return read_header(path) if suffix == ".csv" else None
 
 
 def _describe(path: Path, content: Any, place: Place) -> str:

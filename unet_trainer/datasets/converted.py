@@ -13,9 +13,8 @@ import json
 import logging
 import math
 import re
-import zlib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -30,7 +29,7 @@ from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import MAX_BYTES, DataError, ReadError, file_stamp, naming, read_bytes
 from unet_trainer.images.image_decoding import COLOUR_CHANNELS, VOLUME_EXTENSIONS, Pixels
 from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
-from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
+from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages, read_errors
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system import input_files
 from unet_trainer.system.atomic_files import write_atomically
@@ -79,63 +78,49 @@ class Converter:
     num_processes: int | None = None  # None: by the number of files
 
     def write(self, kind: str, settings: Any, conversions: Sequence[Conversion], label: str) -> list[Converted]:
-        """The outcome of each, with what is wrong with its sources; raises DataError for a file that cannot be written.
-        `settings`: what the files depend on besides their sources, e.g. the names of the classes."""
+        """The outcome of each; raises DataError for a source that is missing. `settings`: what the files depend on
+        besides their sources, e.g. the names of the classes."""
         key = json.dumps([FORMAT, str(self.data_dir.resolve()), kind, settings], default=str)
         # split.csv names these files: absolute, because its paths are relative to data_dir.
         name = f"{kind}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
         folder = self.checkpoint_dir.absolute() / ".converted" / name
         files = read_cache(folder / INDEX).get("files")
         known = files if isinstance(files, dict) else {}  # name → stamps of the sources, and facts
-        paths = [folder / f"{conversion.name}{conversion.extension}" for conversion in conversions]
         stamps = [[[str(source), file_stamp(source)] for source in conversion.sources] for conversion in conversions]
         if gone := next((source for sources in stamps for source, stamp in sources if stamp is None), None):
             raise DataError(f"{gone}: No such file or directory")
+        waiting: list[int] = []
+        made: list[Converted] = []
+        for number, conversion in enumerate(conversions):
+            path = folder / f"{conversion.name}{conversion.extension}"
+            match known.get(conversion.name):
+                case [stored, dict(facts)] if stored == stamps[number] and path.is_file():
+                    made.append(Converted(path, facts))
+                case _:
+                    waiting.append(number)
+                    made.append(Converted(path, {}))
 
-        def is_known(number: int) -> bool:
-            match known.get(conversions[number].name):
-                case [stored, dict()]:
-                    return bool(stored == stamps[number]) and paths[number].is_file()
-            return False
-
-        def convert(number: int, _: ReadStderr) -> Mapping[str, int] | str | DataError:
-            """Facts, what is wrong with the sources, or why the file cannot be written."""
-            path = paths[number]
+        def convert(number: int, _: ReadStderr) -> Converted:
             try:
-                pixels, facts = conversions[number].make()
+                return made[number]._replace(facts=_make_file(conversions[number], made[number].path))
             except DataError as error:
-                return str(error)
-            data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, lambda file: file.write(data))
-            except OSError as error:
-                where = "converted masks are kept under checkpoint_dir"
-                return DataError(f"{path} cannot be written ({error.strerror}); {where}")
-            return facts
+                return made[number]._replace(problem=str(error))
 
-        waiting = [number for number in range(len(conversions)) if not is_known(number)]
-        results: dict[int, Converted] = {}
         bar = (self.console or Console(io.StringIO())).bar(label, len(waiting), keep=False)  # silent without one
         outcomes = forked_map(convert, waiting, self.num_processes or min(count_cores(), 1 + len(waiting) // FEW))
         try:
             with bar as shown, contextlib.closing(outcomes):
-                for position, outcome in outcomes:
-                    number = waiting[position]
-                    if isinstance(outcome, DataError):
-                        raise outcome
+                for number, outcome in ((waiting[position], outcome) for position, outcome in outcomes):
                     if isinstance(outcome, Crash):
-                        outcome = f"reading it crashed ({outcome.reason})"
-                    if isinstance(outcome, str):
-                        results[number] = Converted(paths[number], {}, outcome)
-                    else:
-                        known[conversions[number].name] = [stamps[number], outcome]
+                        outcome = made[number]._replace(problem=f"reading it crashed ({outcome.reason})")
+                    if not outcome.problem:
+                        known[conversions[number].name] = [stamps[number], outcome.facts]
+                    made[number] = outcome
                     shown.tick()
         finally:
             if waiting:
                 write_cache(folder / INDEX, {"files": known})
-        numbered = enumerate(zip(paths, conversions, strict=True))
-        return [results.get(number) or Converted(path, known[made.name][1]) for number, (path, made) in numbered]
+        return made
 
     def write_pairs(
         self, kind: str, settings: Any, wanted: list[tuple[Pair, Conversion, Conversion]], label: str
@@ -146,6 +131,19 @@ class Converter:
             raise DataError(problem)
         made = zip(wanted, files[::2], files[1::2], strict=True)
         return [replace(pair, image=image.path, mask=mask.path) for (pair, *_), image, mask in made]
+
+
+def _make_file(conversion: Conversion, path: Path) -> Mapping[str, int]:
+    """Writes it; raises DataError."""
+    pixels, facts = conversion.make()
+    data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, lambda file: file.write(data))
+    except OSError as error:
+        where = "converted masks are kept under checkpoint_dir"
+        raise DataError(f"{path} cannot be written ({error.strerror}); {where}") from None
+    return facts
 
 
 # Files of objects and of classes
@@ -284,7 +282,7 @@ def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
     for path in paths:
         with naming(path):
             is_volume = path.name.lower().endswith(VOLUME_EXTENSIONS)
-            read.append(_open_volume(path)[2]()[..., None] if is_volume else image_decoding.read_image(path))
+            read.append(_open_stack(path).read()[..., None] if is_volume else image_decoding.read_image(path))
         if read[-1].shape[:-1] != read[0].shape[:-1]:
             size, first = ("×".join(map(str, pixels.shape[-2::-1])) for pixels in (read[-1], read[0]))
             raise DataError(f"{path}: {size}, the other channels of this image are {first}")
@@ -294,12 +292,24 @@ def join_channels(paths: Sequence[Path]) -> tuple[Pixels, dict[str, int]]:
 # Pages of stacks
 
 
+class _Stack(NamedTuple):
+    """A volume, or a TIFF of several pages, of which the header was read."""
+
+    dtypes: Sequence[Any]  # of each page
+    read: Callable[[], Any]  # N,H,W or N,H,W,C, or a list of pages; raises DataError
+
+
 def has_pages(path: Path) -> bool:
     """Whether a file is a volume, or a TIFF with several pages. Reads a few bytes of it; False for a broken one."""
     with contextlib.suppress(DataError):
         if path.suffix.lower() in TIFF:
             return len(page_types(path)) > 1
     return path.name.lower().endswith(VOLUME_EXTENSIONS)
+
+
+def page_types(path: Path) -> Sequence[Any]:
+    """The dtype of each page; raises DataError, also for a stack whose pages together are a decompression bomb."""
+    return _open_stack(path).dtypes
 
 
 def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -> list[Pair]:
@@ -323,33 +333,6 @@ def split_into_pages(converter: Converter, part: Part, stacks: Sequence[Pair]) -
     return converter.write_pairs("pages", None, wanted, "Splitting stacks into pages:")
 
 
-def page_types(path: Path) -> list[Any]:
-    """The dtype of each page; raises DataError, also for a stack whose pages together are a decompression bomb."""
-    if _is_volume(path):
-        num_slices, dtype, _ = _open_volume(path)
-        return [dtype] * num_slices
-    with naming(path), open_pages(path) as file:
-        pages = _full_pages(file)
-        num_values, num_bytes = sum(page.size for page in pages), file.filehandle.size
-        if num_values // COLOUR_CHANNELS > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
-            what = f"{num_values / 1e6:.3g} million values on {len(pages)} pages"
-            raise ReadError(f"{num_bytes / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
-        return [page.dtype for page in pages]
-
-
-@lru_cache(maxsize=2)  # an image stack and its mask stack
-def _read_pages(path: Path) -> Sequence[Pixels]:
-    if _is_volume(path):
-        return [*_open_volume(path)[2]()]
-    with naming(path), open_pages(path) as file:
-        return [page.asarray() for page in _full_pages(file)]
-
-
-def _full_pages(file: Any) -> list[Any]:
-    """Those of a TIFF, without the smaller copies."""
-    return [page for page in file.pages if not getattr(page, "is_reduced", False)]
-
-
 def _image_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
     page = _read_pages(path)[index]
     if page.ndim > 3 or (page.ndim == 3 and page.shape[2] not in (1, 3) and not _is_volume(path)):
@@ -366,49 +349,66 @@ def _mask_page(path: Path, index: int) -> tuple[Pixels, dict[str, int]]:
         return whole_numbers(page), {}
 
 
+@lru_cache(maxsize=2)  # an image stack and its mask stack
+def _read_pages(path: Path) -> Any:
+    return _open_stack(path).read()
+
+
 def _is_volume(path: Path) -> bool:
     """Of NIfTI, or an array of the channels that were joined."""
     return path.name.lower().endswith((*VOLUME_EXTENSIONS, ".npy"))
 
 
-def _open_volume(path: Path) -> tuple[int, Any, Callable[[], Pixels]]:
-    """From the header the number of slices and the dtype; and what reads Z,Y,X or Z,Y,X,C. Both raise DataError."""
-    if path.suffix.lower() == ".npy":
-        array = image_decoding.decode_array(read_bytes(path))
-        return len(array), array.dtype, lambda: array
+def _open_stack(path: Path) -> _Stack:
+    with naming(path):
+        if path.suffix.lower() == ".npy":
+            array = image_decoding.decode_array(read_bytes(path))
+            return _Stack([array.dtype] * len(array), lambda: array)
+        return _open_volume(path) if _is_volume(path) else _open_tiff(path)
+
+
+def _open_tiff(path: Path) -> _Stack:
+    def full_pages(file: Any) -> list[Any]:  # without the smaller copies
+        return [page for page in file.pages if not getattr(page, "is_reduced", False)]
+
+    def read() -> list[Pixels]:
+        with naming(path), open_pages(path) as file:
+            return [page.asarray() for page in full_pages(file)]
+
+    with open_pages(path) as file:
+        pages = full_pages(file)
+        num_values = sum(page.size for page in pages)
+        _refuse_bomb(path, num_values, f" on {len(pages)} pages", COLOUR_CHANNELS)
+        return _Stack([page.dtype for page in pages], read)
+
+
+def _open_volume(path: Path) -> _Stack:
     try:
         import nibabel
     except ImportError:
         raise DataError(f"{path} is a NIfTI volume; pip install nibabel reads it") from None
     logging.getLogger("nibabel.global").setLevel(logging.CRITICAL)  # it logs what it raises, and what it repairs
-    errors = nibabel.filebasedimages.ImageFileError, nibabel.spatialimages.HeaderDataError
-    with _reading(path, *errors):
+    with read_errors():
         file: Any = nibabel.load(path)
-        shape, num_bytes = (*file.shape, *[1] * (3 - len(file.shape))), path.stat().st_size
-        if len(shape) > 4 or min(shape) < 1 or file.get_data_dtype().kind not in "uifb":
+        shape, dtype = (*file.shape, *[1] * (3 - len(file.shape))), file.get_data_dtype()
+        if len(shape) > 4 or min(shape) < 1 or dtype.kind not in "uifb":
             need = "need numbers in 3 dimensions, or 4 with channels"
-            raise ValueError(f"{file.get_data_dtype()} of shape {file.shape}; {need}")
-        if math.prod(shape) > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
-            raise ValueError(f"{num_bytes / 1e6:.2g} MB that decompress to {math.prod(shape) / 1e6:.3g} million values")
+            raise ReadError(f"a NIfTI volume of {dtype} of shape {file.shape}; {need}")
+        _refuse_bomb(path, math.prod(shape))
 
     def read() -> Pixels:
-        with _reading(path, *errors):
+        """Z,Y,X or Z,Y,X,C."""
+        with naming(path), read_errors():
             return np.ascontiguousarray(np.moveaxis(np.asanyarray(file.dataobj).reshape(shape).swapaxes(0, 1), 2, 0))
 
-    return shape[2], file.get_data_dtype(), read
+    return _Stack([dtype] * shape[2], read)
 
 
-@contextlib.contextmanager
-def _reading(path: Path, *errors: type[Exception]) -> Iterator[None]:
-    """What nibabel raises, its own `errors` or others, becomes a DataError."""
-    try:
-        yield
-    except DataError:  # which is a ValueError
-        raise
-    except Exception as error:
-        if not isinstance(error, (*errors, OSError, ValueError, EOFError, zlib.error, MemoryError)):
-            raise
-        raise DataError(f"{path} is not a NIfTI volume that can be read ({str(error)[:100]})") from None
+def _refuse_bomb(path: Path, num_values: int, where: str = "", values_per_pixel: int = 1) -> None:
+    num_bytes = path.stat().st_size
+    if num_values // values_per_pixel > max(BOMB_PIXELS, num_bytes * BOMB_RATIO):
+        what = f"{num_bytes / 1e6:.2g} MB that decompress to {num_values / 1e6:.3g} million values{where}"
+        raise ReadError(f"{what}: a decompression bomb")
 
 
 # Blocks of a large image
@@ -500,7 +500,6 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
             raise UserError(f"{part}_data: got {type(pairs).__name__}; need {need}")
         if pairs is not None and len(pairs) == 0:
             raise UserError(f"{part}_data: it is empty; need (image, mask) pairs")
-    digests: dict[str, str] = {}  # by the path in the folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with draft_folder(folder, ".draft-") as drafts:
@@ -512,14 +511,15 @@ def write_given(parts: Mapping[str, Pairs | None], folder: Path) -> Path:
                         path = place / kind / f"{index:06d}.npy"
                         path.parent.mkdir(parents=True, exist_ok=True)
                         np.save(path, array, allow_pickle=False)
-                        digests[path.relative_to(draft).as_posix()] = _file_digest(path)
+            digests = _digests_in(draft)
             made = folder / hashlib.sha256(repr(digests).encode()).hexdigest()[:16]
             try:
-                draft.rename(made)
+                if made.is_dir() and _digests_in(made) != digests:  # damaged since it was written
+                    made.rename(drafts / "damaged")
+                draft.rename(made)  # fails where an earlier call, or another process, wrote the same
             except OSError:
                 if not made.is_dir():
                     raise
-                _replace_damaged(made, draft, digests)
             return made
     except OSError as error:
         raise cannot(f"checkpoint_dir: {folder}", "take the data", error, folder) from None
@@ -534,23 +534,15 @@ def _read_arrays(part: str, pairs: Any, index: int) -> dict[str, Pixels]:
         raise UserError(f"{what}; need (image, mask), see docs/extending.md") from error
 
 
-def _file_digest(path: Path) -> str:
-    return hashlib.sha256(input_files.read_bytes(path, MAX_BYTES, follow=False)).hexdigest()
-
-
-def _replace_damaged(folder: Path, draft: Path, digests: Mapping[str, str]) -> None:
-    """Makes a folder hold the files of the draft and no others. Files are replaced one by one, since other runs may be
-    reading them."""
-    for path in [*folder.rglob("*")]:
-        if not path.is_dir() and path.relative_to(folder).as_posix() not in digests:
-            path.unlink()
-    for name, digest in digests.items():
-        path = folder / name
+def _digests_in(folder: Path) -> dict[str, str]:
+    """By the path in the folder; of links, and of files that cannot be read, there are none."""
+    digests: dict[str, str] = {}
+    for path in sorted(path for path in folder.rglob("*") if not path.is_dir()):
+        name = path.relative_to(folder).as_posix()
+        digests[name] = ""
         with contextlib.suppress(OSError):
-            if _file_digest(path) == digest:
-                continue
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (draft / name).replace(path)
+            digests[name] = hashlib.sha256(input_files.read_bytes(path, MAX_BYTES, follow=False)).hexdigest()
+    return digests
 
 
 def as_pixels(given: Any) -> Pixels:

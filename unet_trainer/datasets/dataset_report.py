@@ -38,15 +38,8 @@ from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_ac
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Problem, Question, describe_problems
 from unet_trainer.datasets.scan import ImageFacts, ImageKind, MaskFacts, ScanCache
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.splits import (
-    OF_ONE_IMAGE,
-    Split,
-    add_groups,
-    build_split,
-    choose_image_blocks,
-    describe_unread_tables,
-    read_split_csv,
-)
+from unet_trainer.datasets.split_file import describe_unread_tables, read_split_csv
+from unet_trainer.datasets.splits import OF_ONE_IMAGE, Split, add_groups, build_split, choose_image_blocks
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, read_mask

@@ -149,14 +149,14 @@ def find_series(names: Sequence[str], views: Sequence[Views]) -> Series | None:
             is_alike |= (vectors[:-1] * vectors[1:]).sum(1) > np.quantile(distant, 1 - CHANCE)
         if (distance := _longest_step(steps, is_alike)) is None:
             continue
-        series = np.append(0, np.cumsum(steps > distance))
+        series = np.append(0, np.cumsum(steps > distance))  # the number of each one's
         counts = np.bincount(series)
-        if len(counts) < MIN_SERIES or counts.mean() > MAX_MEAN_SIZE or counts.max() > MAX_SHARE * len(names):
-            continue
-        first = np.cumsum(counts) - counts
-        group_of = dict(zip(order, (names[order[first[number]]] for number in series), strict=True))
-        near_share, far_share = (float(is_alike[steps <= distance].mean()), float(is_alike[steps > distance].mean()))
-        return Series([group_of[index] for index in range(len(names))], int(distance), near_share, far_share)
+        if len(counts) >= MIN_SERIES and counts.mean() <= MAX_MEAN_SIZE and counts.max() <= MAX_SHARE * len(names):
+            groups = [""] * len(names)
+            for index, first in zip(order, (np.cumsum(counts) - counts)[series], strict=True):
+                groups[index] = names[order[first]]
+            near, far = is_alike[steps <= distance], is_alike[steps > distance]
+            return Series(groups, int(distance), float(near.mean()), float(far.mean()))
     return None
 
 
@@ -164,8 +164,7 @@ def _longest_step(steps: NDArray[np.float64], is_alike: Pixels) -> float | None:
     """The distance that tells images that are alike from others best, if it does."""
     order = np.argsort(steps, kind="stable")
     sizes, alike = steps[order], np.cumsum(is_alike[order])
-    following = np.append(sizes[1:], np.inf)
-    others = np.arange(1, len(steps) + 1) - alike
+    following, others = np.append(sizes[1:], np.inf), np.arange(1, len(steps) + 1) - alike
     agreement = alike / max(1, alike[-1]) - others / max(1, others[-1])
     agreement[(sizes == following) | np.isinf(sizes)] = 0  # a distance counts with all its steps
     good = np.flatnonzero(agreement >= max(MIN_AGREEMENT, NEARLY_BEST * agreement.max()))
@@ -184,9 +183,10 @@ def describe_near_duplicates(
     if across:
         share = f"{len({one for one, _ in across})} of {counted(parts.count('val'), 'validation image')}"
         return f"{share} nearly the same as training images {kinds}: {shown}; val_iou is too good"
-    num_images = 0 if is_divided else len({*chain(*pairs)})
-    what = f"{num_images} images are nearly the same as another one {kinds}; they stay on one side: {shown}"
-    return what if num_images else ""
+    if is_divided or not pairs:
+        return ""
+    num_images = len({*chain(*pairs)})
+    return f"{num_images} images are nearly the same as another one {kinds}; they stay on one side: {shown}"
 
 
 def describe_series(series: Series, names: Sequence[str], parts: Sequence[str], is_divided: bool) -> str:
@@ -194,19 +194,17 @@ def describe_series(series: Series, names: Sequence[str], parts: Sequence[str], 
     members: dict[str, list[int]] = defaultdict(list)
     for index, group in enumerate(series.groups):
         members[group].append(index)
-    across = [its for its in members.values() if {parts[index] for index in its} == {"train", "val"}]
-    by_size = sorted((across if is_divided else members.values()), key=len)
-    if not by_size:
-        return ""
-    shown = ", ".join(names[index] for index in by_size[len(by_size) // 2][:3])
-    near, far = f"{series.near_share:.0%} of those up to {series.distance} apart", f"{series.far_share:.0%} of others"
-    num_val = sum(parts[index] == "val" for index in chain(*across))
-    effect = f"{len(members)} groups stay on one side, unless group_pattern or split_file sets others"
+    shown, effect = [*members.values()], "groups stay on one side, unless group_pattern or split_file sets others"
+    effect = f"{len(members)} {effect}"
     if is_divided:
-        effect = (
-            f"{num_val} of {parts.count('val')} validation images have such a one in train, and val_iou is too good"
-        )
-    return f"images with near numbers are of one object ({shown}): {near} are alike, {far}; {effect}"
+        shown = [its for its in shown if {parts[index] for index in its} == {"train", "val"}]
+        share = f"{sum(parts[index] == 'val' for index in chain(*shown))} of {parts.count('val')} validation images"
+        effect = f"{share} have such a one in train, and val_iou is too good"
+    if not shown:
+        return ""
+    example = ", ".join(names[index] for index in sorted(shown, key=len)[len(shown) // 2][:3])
+    near, far = f"{series.near_share:.0%} of those up to {series.distance} apart", f"{series.far_share:.0%} of others"
+    return f"images with near numbers are of one object ({example}): {near} are alike, {far}; {effect}"
 
 
 def _scale_to_unit(vectors: Floats) -> Floats:

@@ -12,7 +12,7 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,12 +22,12 @@ import numpy as np
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import FoundPairs, Pair, setting_lines
 from unet_trainer.datasets.scan import read_each
-from unet_trainer.datasets.splits import MIN_RUN, add_groups, build_split, places_of
+from unet_trainer.datasets.splits import MIN_RUN, build_split, places_of
 from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.json_cache import read_cache, write_cache
+from unet_trainer.system.json_cache import read_known, write_known
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
 STRETCH, NUM_STRETCHES = 20, 12  # images in a row that are read, and how many times, spread over all
@@ -38,7 +38,7 @@ MIN_AGREEMENT = 0.4  # Cohen's kappa: 0 is chance, 1 is always. Unrelated photog
 MIN_DEVIATIONS = 5  # standard deviations above chance
 MIN_GROUPS, MAX_MEAN_SIZE = 5, 16  # fewer or larger groups may be alike by the place, the camera or the kind of object
 FINE_SHARE = 0.9  # of several patterns, the one with most groups that keeps so many of the similar images together
-CACHE_FORMAT = 6
+CACHE_FORMAT = 7
 VAL_SHARES = 0.4, 2.5  # times val_fraction: what a pattern with few groups may make of it
 MIN_SHARE, MAX_GROUP = 0.6, 0.8  # of the images that are with another one; in one group: the others train or validate
 # By what stands before the last underscore, the last number, the first, second and third separator, the second number.
@@ -55,9 +55,17 @@ NAME_PATTERNS = (
 LEFT_AND_RIGHT = r"(?i)([^/]*\d)[-_. ]?(?:L|R|left|right|OD|OS)\.[^./]+$"
 VERSION = r"([^/]+)\.rf\.[0-9A-Za-z]{16,}\.[^./]+$"  # of one image, as Roboflow names them: a_jpg.rf.0f3c...jpg
 
-Groupings = dict[str, list[str]]  # group_pattern → the group that it gives to each path
+Groupings = dict[str, list[str]]  # group_pattern → the group of each path
 Note = tuple[str, dict[str, Any]]  # what the user should know, and settings that keep neighbours apart
 NOTHING: Note = "", {}
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """The place of the image that is most like each one, and the share for which it holds some of the same pixels."""
+
+    places: list[int]
+    overlapping: float
 
 
 class Similarity(NamedTuple):
@@ -81,13 +89,12 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
     """The note on images that are like their neighbours, if a setting keeps them apart: the pattern with most groups
     that can be split, or split: blocks for a sequence."""
     paths = [pair.path_in(Path(config.data_dir)) for pair in pairs]
-    of_originals = _groups_by(VERSION, paths)
-    versions = {VERSION: of_originals} if 1 < len(set(of_originals)) < len(of_originals) else {}
-    by_name = versions or (find_left_and_right(paths) if len(pairs) >= MIN_PAIRS else {})
-    if by_name:
-        subject = f"images of one {'original' if versions else 'number'} are of the same subject by their names"
-        return _advise_groups(config, pairs, paths, by_name, dict.fromkeys(by_name, (subject, ""))) or NOTHING
-    places, groupings = places_of(paths), find_groupings(paths)
+    for subject, pattern, min_share in (("original", VERSION, 0.0), ("number", LEFT_AND_RIGHT, MIN_SHARE)):
+        groups = _groups_by(pattern, paths)
+        if 1 < len({*groups}) < len(groups) and _share_together(groups) >= min_share:
+            reason = f"images of one {subject} are of the same subject by their names ({{}})"
+            return _advise_groups(config, pairs, paths, {pattern: groups}, {pattern: reason}) or NOTHING
+    places, groupings = places_of(paths), _find_groupings(paths)
     lengths = Counter(place.sequence for place in places)
     num_in_runs = sum(length for length in lengths.values() if length >= MIN_RUN)
     if len(pairs) < MIN_PAIRS or (2 * num_in_runs < len(places) and not groupings):
@@ -98,68 +105,57 @@ def find_neighbours(config: Config, pairs: Sequence[Pair], console: Console) -> 
         starts = np.linspace(0, len(order) - STRETCH, NUM_STRETCHES).round().astype(int)
         sampled = np.unique(starts[:, None] + np.arange(STRETCH))
     chosen = [order[position] for position in sampled]
-    found = _most_similar(config, [pairs[index] for index in chosen], [], console)
-    if found is None:
+    nearest = _find_nearest(config, [pairs[index] for index in chosen], [], console)
+    if nearest is None:
         return NOTHING
-    nearest, overlapping = found
     is_near = (np.abs(sampled[:, None] - sampled) <= NEAR) & _are_same([places[index].sequence for index in chosen])
-    by_number = _similarity(is_near, nearest)
-    similar = {
-        pattern: _similarity(_are_same([groups[index] for index in chosen]), nearest)
-        for pattern, groups in groupings.items()
-    }
-    alike = {pattern: groups for pattern, groups in groupings.items() if similar[pattern].is_high}
-    if not by_number.is_high and overlapping < MIN_SHARE:  # patients or scenes, not kinds: many groups of few images
-        sizes = {pattern: len(groups) / len(set(groups)) for pattern, groups in alike.items()}
-        alike = {key: its for key, its in alike.items() if len(set(its)) >= MIN_GROUPS and sizes[key] <= MAX_MEAN_SIZE}
-    most = max((similar[pattern].share for pattern in alike), default=0.0)
-    alike = {pattern: groups for pattern, groups in alike.items() if similar[pattern].share >= FINE_SHARE * most}
-
-    def reason(similarity: Similarity) -> tuple[str, str]:
-        if overlapping >= MIN_SHARE:
-            return "images are tiles that overlap", f": {overlapping:.0%} share pixels with another one"
-        where = "in the numbering" if by_number.is_high else "by name"
-        return f"images are like their neighbours {where}", f": the most similar image is a neighbour {similarity}"
-
-    reasons = {pattern: reason(by_number if by_number.is_high else similar[pattern]) for pattern in alike}
-    note = _advise_groups(config, pairs, paths, alike, reasons)
-    if note is not None or not by_number.is_high:
+    by_number, is_tiled = _measure(is_near, nearest.places), nearest.overlapping >= MIN_SHARE
+    similar = {key: _measure(_are_same([its[i] for i in chosen]), nearest.places) for key, its in groupings.items()}
+    is_known = by_number.is_high or is_tiled  # else groups have to be patients or scenes, not kinds: many of few images
+    alike = [key for key, its in groupings.items() if similar[key].is_high and (is_known or _are_many(its))]
+    most = max((similar[key].share for key in alike), default=0.0)
+    alike = [key for key in alike if similar[key].share >= FINE_SHARE * most]
+    measured = by_number if by_number.is_high else None
+    where = "by name" if measured is None else "in the numbering"
+    like = f"images are like their neighbours {where} ({{}}): the most similar image is a neighbour"
+    tiled = f"images are tiles that overlap ({{}}): {nearest.overlapping:.0%} share pixels with another one"
+    reasons = {key: tiled if is_tiled else f"{like} {measured or similar[key]}" for key in alike}
+    note = _advise_groups(config, pairs, paths, {key: groupings[key] for key in alike}, reasons)
+    if note is not None or measured is None:
         return note or NOTHING
     middle = [paths[index] for index in order[len(order) // 2 :]]
     fix = "blocks of the sequence can validate, with a gap"
-    return _note(reason(by_number), middle, fix, {"split": "blocks"})
+    return _note(tiled if is_tiled else f"{like} {measured}", middle, fix, {"split": "blocks"})
+
+
+def _are_many(groups: Sequence[str]) -> bool:
+    return len({*groups}) >= MIN_GROUPS and len(groups) / len({*groups}) <= MAX_MEAN_SIZE
 
 
 def _advise_groups(
-    config: Config,
-    pairs: Sequence[Pair],
-    paths: Sequence[str],
-    groupings: Groupings,
-    reasons: dict[str, tuple[str, str]],
+    config: Config, pairs: Sequence[Pair], paths: Sequence[str], groupings: Groupings, reasons: dict[str, str]
 ) -> Note | None:
     """The note on the pattern with most groups that gives a split with about as many validation images as wanted."""
     wanted = 1 / config.num_folds if config.num_folds else config.val_fraction
-    for pattern, groups in sorted(groupings.items(), key=lambda item: -len(set(item[1]))):
-        ungrouped = [replace(pair, group="") for pair in pairs]
+    labels, digests = [set[int]()] * len(pairs), [""] * len(pairs)
+    for pattern, groups in sorted(groupings.items(), key=lambda item: -len({*item[1]})):
+        found = FoundPairs(tuple(replace(pair, group=group) for pair, group in zip(pairs, groups, strict=True)), "")
         try:
-            found = FoundPairs(add_groups(ungrouped, pattern, Path(config.data_dir)), "")
-            split = build_split(replace(config, seed=0, fold=0), found, [()] * len(pairs), [""] * len(pairs))
+            split = build_split(replace(config, seed=0, fold=0), found, labels, digests)
         except DataError:
             continue
         if VAL_SHARES[0] * wanted <= len(split.val) / len(pairs) <= VAL_SHARES[1] * wanted:
             counts = Counter(groups)
-            smallest, largest = min(counts.values()), max(counts.values())
-            sizes = f"{smallest} images" if smallest == largest else f"{smallest} to {largest} images"
-            example = counts.most_common(1)[0][0]
+            sizes = " to ".join(map(str, sorted({min(counts.values()), max(counts.values())})))
+            example, _ = counts.most_common(1)[0]
             alike = [path for path, group in zip(paths, groups, strict=True) if group == example]
-            fix = f"{len(counts)} groups of {sizes} can stay together"
+            fix = f"{len(counts)} groups of {sizes} images can stay together"
             return _note(reasons[pattern], alike, fix, {"group_pattern": pattern})
     return None
 
 
-def _note(reason: tuple[str, str], alike: Sequence[str], fix: str, settings: dict[str, Any]) -> Note:
-    what, measured = reason
-    why = f"{what} ({', '.join(Path(path).stem for path in alike[:3])}){measured}"
+def _note(reason: str, alike: Sequence[str], fix: str, settings: dict[str, Any]) -> Note:
+    why = reason.format(", ".join(Path(path).stem for path in alike[:3]))
     lines = "\n".join(f"  {line}" for line in setting_lines(settings))
     return f"{why}. A random split puts them into train and val, and val_iou is too good; {fix}:\n{lines}", settings
 
@@ -176,29 +172,26 @@ def find_neighbours_across(config: Config, train: Sequence[Pair], val: Sequence[
         return f"{what} {ours[shared[0]].shown_image} and {theirs[shared[0]].shown_image}: val_iou is too good", {}
     places = places_of([pair.image.stem for pair in pairs])  # parts lie in folders of their own
     order = sorted(range(len(places)), key=places.__getitem__)
-    nearest: dict[int, set[int]] = defaultdict(set)  # of validation images: training images before and after
+    around: dict[int, set[int]] = defaultdict(set)  # of validation images: training images before and after
     for indices in (order, order[::-1]):
         last = None  # training image
         for index in indices:
             if index < len(train):
                 last = index
             elif last is not None and places[last].sequence == places[index].sequence:
-                nearest[index].add(last)
-    if len(pairs) < MIN_PAIRS or 2 * len(nearest) < len(val):
+                around[index].add(last)
+    if len(pairs) < MIN_PAIRS or 2 * len(around) < len(val):
         return NOTHING
-    chosen = _spread([index for index in order if index in nearest])
-    training = {*_spread([index for index in order if index < len(train)])}.union(*(nearest[index] for index in chosen))
+    chosen = _spread([index for index in order if index in around])
+    training = {*_spread([index for index in order if index < len(train)])}.union(*(around[index] for index in chosen))
     others = [index for index in order if index in training]
-    found = _most_similar(config, [pairs[index] for index in chosen], [pairs[index] for index in others], console)
-    if found is None:
+    nearest = _find_nearest(config, [pairs[index] for index in chosen], [pairs[index] for index in others], console)
+    if nearest is None:
         return NOTHING
-    similar, overlapping = found
-    if overlapping >= MIN_SHARE:
-        what = f"{overlapping:.0%} of the validation images are tiles that share pixels with training images"
+    if nearest.overlapping >= MIN_SHARE:
+        what = f"{nearest.overlapping:.0%} of the validation images are tiles that share pixels with training images"
         return f"{what}: val_iou is too good", {}
-    share = np.mean([others[place] in nearest[index] for index, place in zip(chosen, similar, strict=True)])
-    chance = np.mean([len(nearest[index]) / len(others) for index in chosen])
-    similarity = Similarity(float(share), float(chance), len(chosen))
+    similarity = _measure(np.array([[other in around[index] for other in others] for index in chosen]), nearest.places)
     what = "validation images are like their neighbours in train: the most similar training image is the one before"
     effect = "val_iou shows how well the model knows these sequences, not new ones"
     return (f"{what} or after in the numbering {similarity}; {effect}", {}) if similarity.is_high else NOTHING
@@ -216,75 +209,62 @@ def _are_same(keys: Sequence[object]) -> Pixels:
     return first[:, None] == first
 
 
-def _similarity(is_related: Pixels, most_similar: Sequence[int]) -> Similarity:
-    count = len(most_similar)
-    others = is_related & ~np.eye(count, dtype=np.bool_)
-    share = others[np.arange(count), most_similar].mean()
-    return Similarity(float(share), float(others.sum() / (count * (count - 1))), count)
+def _measure(is_related: Pixels, most_similar: Sequence[int]) -> Similarity:
+    """`is_related`: of each image to each other one, N,N with itself or N,M."""
+    num_images, num_others = is_related.shape
+    if num_images == num_others and is_related.diagonal().all():  # images among themselves
+        is_related, num_others = is_related & ~np.eye(num_images, dtype=np.bool_), num_others - 1
+    share = is_related[np.arange(num_images), most_similar].mean()
+    return Similarity(float(share), float(is_related.sum() / (num_images * num_others)), num_images)
 
 
-def _most_similar(
-    config: Config, pairs: Sequence[Pair], others: Sequence[Pair], console: Console
-) -> tuple[list[int], float] | None:
-    """Of each image, the place of the one among the others that is most like it (without others: among the same, but
-    for itself), and the share that have pixels of it; from the files or the cache. None if one of them cannot be
-    read."""
-    every = [*pairs, *others]
-    files = [(str(pair.image.absolute()), file_stamp(pair.image)) for pair in every]
-    content = json.dumps([CACHE_FORMAT, len(pairs), files])
-    cache = Path(config.checkpoint_dir) / f".cache/neighbours-{hashlib.sha256(content.encode()).hexdigest()[:24]}.json"
-    match read_cache(cache):
-        case {"places": list(known), "overlapping": float(share)} if len(known) == len(pairs) and all(
-            type(place) is int and 0 <= place < len(others or pairs) for place in known
-        ):
-            return known, share
+def _find_nearest(config: Config, pairs: Sequence[Pair], others: Sequence[Pair], console: Console) -> Nearest | None:
+    """Of each image the one among the others (without others: among the same) that is most like it. None if one of
+    them cannot be read. What was measured is cached."""
+    files = [(str(pair.image.absolute()), file_stamp(pair.image)) for pair in (*pairs, *others)]
+    key = hashlib.sha256(json.dumps([len(pairs), files]).encode()).hexdigest()[:24]
+    cache = Path(config.checkpoint_dir) / f".cache/neighbours-{key}.json"
+    if (known := read_known(Nearest, cache, CACHE_FORMAT)) is not None and len(known.places) == len(pairs):
+        return known
 
-    def view(_: int, pair: Pair) -> tuple[Pixels, list[int]]:
+    def view(_: int, pair: Pair) -> tuple[Pixels, list[set[int]]]:
         image = read_image(pair.image, min_side=4 * SIDE)
         thumbnail = cv2.resize(to_display(image), (SIDE, SIDE), interpolation=cv2.INTER_AREA)
-        return thumbnail.astype(np.float64).ravel(), _lines(image)
+        return thumbnail.astype(np.float64).ravel(), _unique_lines(image)
 
-    views = read_each(view, every, console, "Comparing neighbours by name:")
+    views = read_each(view, [*pairs, *others], console, "Comparing neighbours by name:")
     if any(one is None for one in views):
         return None
-    images, overlaps = np.stack([thumbnail for thumbnail, _ in views]), _overlaps([lines for _, lines in views])
-    mine, yours = slice(len(pairs)), slice(len(pairs) if others else 0, None)
-    ours, theirs = images[mine], images[yours]
+    mine, yours = views[: len(pairs)], views[len(pairs) :] if others else views
+    ours, theirs = (np.stack([thumbnail for thumbnail, _ in side]) for side in (mine, yours))
     distances = (ours**2).sum(1)[:, None] + (theirs**2).sum(1) - 2 * ours @ theirs.T
-    distances[overlaps[mine, yours]] -= distances.max()
+    overlaps = np.array([[_overlap(lines, other_lines) for _, other_lines in yours] for _, lines in mine])
+    distances[overlaps] -= distances.max()
     if not others:
         np.fill_diagonal(distances, np.inf)
-    nearest: list[int] = distances.argmin(1).tolist()
-    share = float(overlaps[mine, yours][range(len(nearest)), nearest].mean())
-    write_cache(cache, {"places": nearest, "overlapping": share})
-    return nearest, share
+    places: list[int] = distances.argmin(1).tolist()
+    nearest = Nearest(places, float(overlaps[range(len(places)), places].mean()))
+    write_known(nearest, cache, CACHE_FORMAT)
+    return nearest
 
 
-def _lines(image: Pixels) -> list[int]:
-    """Hashes of the rows and columns of an image, 0 for those that it has twice, such as padding, bars and gradients,
-    which others may have by chance. The outermost four come first."""
+def _unique_lines(image: Pixels) -> list[set[int]]:
+    """Hashes of the outermost rows and columns of an image, and of those inside, without those that it has twice, such
+    as padding, bars and gradients, which others may have by chance."""
     if max(image.shape[:2]) > MAX_TILE:
-        return []
+        return [set(), set()]
     rows, columns = ([hash(line.tobytes()) for line in side] for side in (image, image.swapaxes(0, 1)))
     counts = Counter(rows + columns)
-    rows, columns = ([line if counts[line] == 1 else 0 for line in side] for side in (rows, columns))
-    return [rows[0], rows[-1], columns[0], columns[-1], *rows[1:-1], *columns[1:-1]]
+    outermost = rows[0], rows[-1], columns[0], columns[-1]
+    return [{line for line in lines if counts[line] == 1} for lines in (outermost, [*rows[1:-1], *columns[1:-1]])]
 
 
-def _overlaps(lines: Sequence[Sequence[int]]) -> Pixels:
-    """N,N: whether an outermost line of one image lies inside of the other."""
-    outermost: dict[int, set[int]] = defaultdict(set)
-    for index, its in enumerate(lines):
-        for line in filter(None, its[:4]):
-            outermost[line].add(index)
-    overlaps = np.zeros((len(lines), len(lines)), np.bool_)
-    for index, its in enumerate(lines):
-        found = list(set().union(*(outermost[line] for line in its[4:] if line in outermost)))
-        overlaps[index, found] = overlaps[found, index] = True
-    return overlaps
+def _overlap(one: Sequence[set[int]], other: Sequence[set[int]]) -> bool:
+    """Whether an outermost line of one image lies inside of the other."""
+    return not (one[0].isdisjoint(other[1]) and other[0].isdisjoint(one[1]))
 
 
-def find_groupings(paths: Sequence[str]) -> Groupings:
+def _find_groupings(paths: Sequence[str]) -> Groupings:
     """The patterns that put most of the paths into groups of several, each way of grouping once; and the groups."""
     depth = min(path.count("/") for path in paths)
     folders = [rf"^(?:[^/]+/){{{level}}}([^/]+)/" if level else r"^([^/]+)/" for level in range(depth)]
@@ -292,21 +272,16 @@ def find_groupings(paths: Sequence[str]) -> Groupings:
     for pattern in (*folders, *NAME_PATTERNS):
         groups = _groups_by(pattern, paths)
         counts = Counter(groups)
-        together = sum(count for count in counts.values() if count > 1)
-        if len(counts) > 1 and together >= MIN_SHARE * len(groups) and max(counts.values()) <= MAX_GROUP * len(groups):
+        is_small = max(counts.values(), default=0) <= MAX_GROUP * len(groups)
+        if len(counts) > 1 and is_small and _share_together(groups) >= MIN_SHARE:
             numbers = {group: number for number, group in enumerate(counts)}
             found.setdefault(tuple(numbers[group] for group in groups), (pattern, groups))
     return dict(found.values())
 
 
-def find_left_and_right(paths: Sequence[str]) -> Groupings:
-    """The left and the right one of each number, such as the eyes of a person, if most have both."""
-    groups = _groups_by(LEFT_AND_RIGHT, paths)
-    sides: dict[str, set[str]] = defaultdict(set)
-    for group, path in zip(groups, paths, strict=False):
-        sides[group].add(re.sub(r"^[-_. ]", "", path.rpartition(group)[2]).rpartition(".")[0].lower())
-    num_paired = sum(len(sides[group]) == 2 for group in groups)
-    return {LEFT_AND_RIGHT: groups} if len(sides) > 1 and num_paired >= MIN_SHARE * len(paths) else {}
+def _share_together(groups: Sequence[str]) -> float:
+    """The share of the images that are in a group with another one."""
+    return sum(count for count in Counter(groups).values() if count > 1) / max(1, len(groups))
 
 
 def _groups_by(pattern: str, paths: Sequence[str]) -> list[str]:

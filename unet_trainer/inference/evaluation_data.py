@@ -23,7 +23,7 @@ from unet_trainer.datasets.mask_evidence import class_ids, total_counts
 from unet_trainer.datasets.pairs import FoundPairs, Pair, Part, Problem, Question, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, depth_of, describe_reading, open_scan_cache
 from unet_trainer.datasets.shards import find_in_shards
-from unet_trainer.datasets.splits import listed_files, read_split_csv
+from unet_trainer.datasets.split_file import listed_files, read_split_csv
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value

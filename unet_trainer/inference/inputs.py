@@ -17,7 +17,7 @@ from unet_trainer.datasets.layouts import images_of_dataset
 from unet_trainer.datasets.listing import list_files, resolved
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.datasets.shards import open_shards
-from unet_trainer.datasets.splits import read_table
+from unet_trainer.datasets.split_file import read_table
 from unet_trainer.images.file_bytes import is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result

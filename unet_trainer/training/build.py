@@ -23,7 +23,7 @@ from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
 from unet_trainer.datasets.pairs import FoundPairs, Pair, first_few
-from unet_trainer.datasets.splits import read_split_csv
+from unet_trainer.datasets.split_file import read_split_csv
 from unet_trainer.images.drawing import error_sheet
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_decoding import Pixels

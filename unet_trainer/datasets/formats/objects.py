@@ -22,7 +22,6 @@ from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.system.console import counted
 
 MAX_CLASSES = 253  # 0 is the background; 254 and 255 are taken
-MAX_DRAWN = 2**35  # pixels visited for one image; a minute of work
 UNCLAIMED, BELOW_ALL = 2**31 - 1, 2**30  # sizes of no object, and added to that of a crowd region
 IGNORE_NAME = "__ignore__"  # LabelMe's name for pixels that are ignored
 # Remarks about an object.
@@ -244,13 +243,10 @@ def _draw_mask(image: AnnotatedImage, classes: Sequence[str], smaller_on_top: bo
         raise ReadError(f"{annotated}, and the file {image.image.name} has {width}×{height} pixels{turned}")
     ids = {name: number for number, name in enumerate(classes, start=1)} | {IGNORE_NAME: IGNORED}
     mask, contested, sizes = np.zeros(size, np.uint8), np.zeros(size, np.bool_), np.full(size, UNCLAIMED, np.int32)
-    remarks, num_drawn = Counter[str](), 0
+    remarks = Counter[str]()
     for entry in image.entries:
         with inside(entry.name):
             patch, remark = entry.draw(height, width)
-            num_drawn += patch.pixels.size
-            if num_drawn > MAX_DRAWN:
-                raise DataError("its shapes cover the image thousands of times; need fewer or smaller ones")
             pixels, num_pixels = patch.pixels, int(np.count_nonzero(patch.pixels))
             remarks[remark if num_pixels else LEFT_OUT] += 1
             class_id, there, size_there = ids.get(entry.label, 0), mask[patch.area], sizes[patch.area]

@@ -97,20 +97,16 @@ def join(patches: Iterable[Patch]) -> Patch:
     return Patch(top, left, joined)
 
 
-def fill_runs(starts: Sequence[int], lengths: Sequence[int], height: int, width: int, down_columns: bool) -> Patch:
-    """Fill runs of pixels that lie inside of the image; the first pixel is 0."""
+def fill_runs(starts: Sequence[int], lengths: Sequence[int], height: int, width: int) -> Patch:
+    """Fill runs of pixels, down the columns, that lie inside of the image; the first pixel is 0."""
     runs = [(start, start + length) for start, length in zip(starts, lengths, strict=True) if length]
     if not runs:
         return EMPTY
-    side = height if down_columns else width
-    first, end = min(runs)[0] // side, (max(stop for _, stop in runs) - 1) // side + 1
-    flat = np.zeros((end - first) * side, np.bool_)
+    left, right = min(runs)[0] // height, (max(stop for _, stop in runs) - 1) // height + 1
+    flat = np.zeros((right - left) * height, np.bool_)
     for start, stop in runs:
-        flat[start - first * side : stop - first * side] = True
-    pixels = flat.reshape(-1, side).T if down_columns else flat.reshape(-1, side)
-    (top, bottom), (left, right) = (np.flatnonzero(pixels.any(axis=axis))[[0, -1]].tolist() for axis in (1, 0))
-    cropped = pixels[top : bottom + 1, left : right + 1]
-    return Patch(top, left + first, cropped) if down_columns else Patch(top + first, left, cropped)
+        flat[start - left * height : stop - left * height] = True
+    return Patch(0, left, flat.reshape(-1, height).T)
 
 
 def fill_counts(counts: Sequence[Any], height: int, width: int) -> Patch:
@@ -118,7 +114,7 @@ def fill_counts(counts: Sequence[Any], height: int, width: int) -> Patch:
     if any(type(count) is not int or count < 0 for count in counts) or sum(counts) != height * width:
         raise DataError(f"run lengths that are not {height * width} pixels together, those of the image")
     starts = np.cumsum(counts)[::2].tolist()
-    return fill_runs(starts[: len(counts) // 2], counts[1::2], height, width, down_columns=True)
+    return fill_runs(starts[: len(counts) // 2], counts[1::2], height, width)
 
 
 def decompress_counts(text: str) -> list[int]:
