@@ -15,7 +15,7 @@ from unet_trainer.datasets import scan
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, ScanCache, scan_pairs
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import write_image
+from unet_trainer.images.image_decoding import EncodedImage, write_image
 from unet_trainer.system.console import Console
 
 QUIET = Console(io.StringIO())
@@ -98,16 +98,16 @@ def test_damage_is_attributed_to_the_image_or_to_the_mask_while_each_file_is_rea
 
 def test_a_file_that_crashes_the_decoder_is_named_and_the_others_are_read(tmp_path, monkeypatch):
     pairs = [make_jpeg(tmp_path, f"{index}", index) for index in range(3)]
-    parent, decode, bad = os.getpid(), scan.decode_image, pairs[1].image.read_bytes()
+    parent, decode, bad = os.getpid(), EncodedImage.decode, pairs[1].image.read_bytes()
 
-    def crash(data, channels=None):
-        if data == bad:
+    def crash(self, min_side=None, channels=None):
+        if self.data == bad:
             assert os.getpid() != parent
             os.write(2, b"double free\n detected")
             os.kill(os.getpid(), signal.SIGKILL)
-        return decode(data, channels=channels)
+        return decode(self, min_side, channels)
 
-    monkeypatch.setattr(scan, "decode_image", crash)
+    monkeypatch.setattr(EncodedImage, "decode", crash)
     found = scan_pairs(pairs, QUIET, ScanCache(tmp_path / "cache.json"))
     assert found[1].image == "decoding it crashed (SIGKILL: double free detected)"
     assert [isinstance(facts.image, ImageFacts) for facts in found] == [True, False, True]

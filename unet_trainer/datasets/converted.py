@@ -433,10 +433,9 @@ def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
 def _read_whole(path: Path) -> tuple[Pixels, bool, float | None]:
     """H,W,C with alpha, whether there is one, and the value of pixels without data."""
     with naming(path):
-        data = read_bytes(path)
-        num_with_alpha = image_decoding.channels_with_alpha(data)
-        image = image_decoding.decode_image(data, channels=num_with_alpha or None)
-        return image, image.shape[2] == num_with_alpha, image_decoding.nodata_of(data)
+        file = image_decoding.EncodedImage(read_bytes(path))
+        image = file.decode(channels=file.channels_with_alpha or None)
+        return image, image.shape[2] == file.channels_with_alpha, file.nodata
 
 
 @lru_cache(maxsize=1)

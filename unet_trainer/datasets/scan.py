@@ -24,7 +24,6 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.near_duplicates import is_thumbnail, thumbnail_of
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import (
     DataError,
     ReadError,
@@ -34,7 +33,7 @@ from unet_trainer.images.file_bytes import (
     file_stamp,
     read_bytes,
 )
-from unet_trainer.images.image_decoding import Pixels, decode_image, read_image, refuse_bomb
+from unet_trainer.images.image_decoding import EncodedImage, Pixels, mask_values_of, read_image
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpec, depth_name, find_missing
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
@@ -300,14 +299,14 @@ def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: 
 
 
 def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
-    data = read_bytes(path)
-    num_with_alpha = headers.channels_with_alpha(data)
-    whole, alpha = decode_image(data, channels=num_with_alpha or None), None
+    file = EncodedImage(read_bytes(path))
+    num_with_alpha = file.channels_with_alpha
+    whole, alpha = file.decode(channels=num_with_alpha or None), None
     image = whole
     if num_with_alpha and whole.shape[2] == num_with_alpha:
         image, alpha = np.ascontiguousarray(whole[:, :, :-1]), _measure_alpha(np.ascontiguousarray(whole[:, :, -1:]))
     is_float = image.dtype.kind == "f"
-    tag = headers.nodata_of(data) if is_float or nodata == "fill" else None
+    tag = file.nodata if is_float or nodata == "fill" else None
     is_missing = find_missing(image, [value for value in (tag, nodata) if isinstance(value, float)])
     mean, std, low, high, missing = _measure(image, is_missing)
     values = [] if is_missing is None else np.unique(image[is_missing])[:3].tolist()
@@ -317,7 +316,7 @@ def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
         seen = seen[:, :, :1]
     height, width, channels = image.shape
     pixels = content_digest(np.ascontiguousarray(seen).ravel().data)
-    source = alpha, headers.is_turned(data), content_digest(data), pixels
+    source = alpha, file.is_turned, content_digest(file.data), pixels
     without_data = missing, marks, tag if marks and not is_float else None, nodata
     thumbnail = "" if any(missing) else thumbnail_of(image)
     return ImageFacts(
@@ -332,22 +331,22 @@ def scan_as_mask(_: int, pair: Pair) -> MaskFacts:
 
 def _scan_mask(pair: Pair, min_values: int = 3) -> MaskFacts:
     """`min_values`: with fewer, the structure is not measured."""
-    data = read_bytes(pair.mask)
+    file = EncodedImage(read_bytes(pair.mask))
     try:
-        refuse_bomb(data)
+        file.refuse_bomb()
     except ReadError:  # a mask may be large and nearly empty if its image is as large
-        refuse_bomb(data, read_image(pair.image).shape[:2])
-    mask, is_alpha = decode_mask_or_alpha(data)
+        file.refuse_bomb(read_image(pair.image).shape[:2])
+    mask, is_alpha = decode_mask_or_alpha(file)
     counts, palette = _count_values(mask), None
     common = max(counts, key=counts.__getitem__)
     structure = measure_structure(mask, common) if len(counts) >= min_values else None
     thumbnail = thumbnail_of((mask != common).astype(np.uint8)[:, :, None] * 255)
-    if colours := headers.palette_colours(data):
-        shown = zip(headers.mask_values_of(colours), colours, strict=True)
+    if file.palette:
+        shown = zip(mask_values_of(file.palette), file.palette, strict=True)
         palette = {value: (red << 16) + (green << 8) + blue for value, (red, green, blue) in shown if value in counts}
     height, width = mask.shape
-    others = headers.is_lossy(data), is_alpha, structure, palette, thumbnail
-    return MaskFacts(height, width, counts, content_digest(data), *others)
+    others = file.is_lossy, is_alpha, structure, palette, thumbnail
+    return MaskFacts(height, width, counts, content_digest(file.data), *others)
 
 
 def _measure_alpha(alpha: Pixels) -> AlphaFacts:
