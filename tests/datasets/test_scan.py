@@ -136,18 +136,21 @@ def test_a_file_that_changed_is_read_again_and_no_other(tmp_path, monkeypatch, w
 def test_a_damaged_entry_of_the_cache_is_read_anew(role, tmp_path):
     """Each field in turn, missing or of another type, and the entry itself: never other facts than those of the file."""
     pair = make_pair(tmp_path, "a", np.array([[0, 1, 2]] * 2, np.uint8))
-    cache_file = tmp_path / "cache.json"
+    cache_file = tmp_path / "cache.jsonl"
     expected = scan_pairs([pair], QUIET, ScanCache(cache_file))
-    content = json.loads(cache_file.read_text())
-    (key,) = (key for key in content["files"] if key.startswith(role))
-    stamp, facts = content["files"][key]
+    head, *lines = cache_file.read_bytes().splitlines()
+    number = ("image", "mask").index(role)
+    stamp, facts = json.loads(lines[number][32:])
     entries = [None, "text", [stamp], [stamp, None], [None, facts], [stamp, {**facts, "height": 0}]]
     entries += [[stamp, {**facts, "thumbnail": text}] for text in ("AAAA", "é")]
     entries += [[stamp, {**facts, field: [{}]}] for field in facts]
     entries += [[stamp, {name: value for name, value in facts.items() if name != field}] for field in facts]
-    for entry in entries:
-        cache_file.write_text(json.dumps({**content, "files": {**content["files"], key: entry}}))
+    damaged = [lines[number][:32] + content for content in (b"", b"{", *(json.dumps(one).encode() for one in entries))]
+    for line in (*damaged, b"", b"short", b"\xff" * 40):
+        cache_file.write_bytes(b"\n".join([head, *lines[:number], line, *lines[number + 1 :]]))
         assert scan_pairs([pair], QUIET, ScanCache(cache_file)) == expected
+    cache_file.write_bytes(b"\n".join([b"of another version", *lines]))
+    assert scan_pairs([pair], QUIET, ScanCache(cache_file)) == expected
 
 
 def test_facts_are_those_of_the_value_that_marks_missing_data_now(tmp_path):

@@ -1,10 +1,12 @@
 """Measures a sample of the training pairs, to decide how to train: structures, symmetry, spread of light, colour."""
 
+import contextlib
 import hashlib
 import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from itertools import chain, combinations, pairwise
 from pathlib import Path
@@ -23,7 +25,7 @@ from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.images.mask_decoding import MaskCoding, read_mask
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system.console import Console
-from unet_trainer.system.json_cache import read_known, write_known
+from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 
 Floats = NDArray[np.floating[Any]]
 
@@ -59,12 +61,12 @@ def measure_dataset(
     content = json.dumps([CACHE_FORMAT, coding.to_dict(), num_ids, common_id, files])
     key = hashlib.sha256(content.encode()).hexdigest()[:24]
     cache = None if cache_folder is None else cache_folder / f"{key}.json"
-    if (known := read_known(Measurements, cache, CACHE_FORMAT)) is not None:
-        return known
+    with contextlib.suppress(ValueError):
+        return from_plain(Measurements, read_cache(cache))
     measure = partial(_measure_pair, coding=coding, num_ids=num_ids, common_id=common_id)
     found = read_each(measure, chosen, console, "Measuring structures and symmetry:")
     measurements = _summarise([one for one in found if one is not None])
-    write_known(measurements, cache, CACHE_FORMAT)
+    write_cache(cache, asdict(measurements))
     return measurements
 
 

@@ -1,12 +1,14 @@
 """Reads every file once before the first step, so that a bad file is reported at the start and not in the middle of a
 run.
 
-Facts about a file are cached by its path, size and times: the next start reads only new and changed files. From the
-facts follows what the images of a dataset share: channels, depth and statistics.
+Facts about a file are cached by its path, size and times: the next start reads only new and changed files. What the
+images of a dataset share (channels, depth and statistics) follows from the facts.
 """
 
 import contextlib
 import hashlib
+import io
+import json
 import os
 import re
 import warnings
@@ -14,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +31,7 @@ from unet_trainer.images.file_bytes import (
     DataError,
     ReadError,
     ShardError,
+    Stamp,
     StoredFile,
     content_digest,
     file_stamp,
@@ -40,10 +44,12 @@ from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
+from unet_trainer.system.input_files import parse_json
+from unet_trainer.system.json_cache import from_plain, read_cache_bytes, write_cache_bytes
 from unet_trainer.system.resources import count_cores
 
-CACHE_FORMAT = 6
+CACHE_HEAD = b"scan 7\n"  # another number whenever facts mean something else
+KEY_BYTES, MAX_CACHE_BYTES = 32, 2**34
 PART_VALUES = 2**22  # that are measured at a time
 # An alpha channel with so many values, none of which but 0 has this share of the pixels, is a band.
 MANY_OPACITIES, MAX_FREQUENT = 16, 0.5
@@ -159,39 +165,45 @@ FACTS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the
 
 
 class ScanCache:
-    """Facts from earlier scans, in one JSON file. Facts of a file whose size or times have changed are not found, nor
-    those of an image that were measured with another `nodata`."""
+    """Facts from earlier scans, in a file with a line for each file that was read: a digest of its path, its stamp and
+    its facts as JSON. Facts of a file whose size or times have changed are not found, nor those of an image that were
+    measured with another `nodata`."""
 
     def __init__(self, path: Path | None, nodata: float | str = "fill") -> None:
         self.path, self.nodata = path, "fill" if nodata == "ignore" else nodata
-        content = read_cache(path)
-        files = content.get("files") if content.get("format") == CACHE_FORMAT else None
-        self.known: dict[str, list[Any]] = files if isinstance(files, dict) else {}
+        lines = io.BytesIO(read_cache_bytes(path, MAX_CACHE_BYTES))
+        is_known = next(lines, b"") == CACHE_HEAD
+        self.known = {line[:KEY_BYTES]: line[KEY_BYTES:] for line in lines} if is_known else {}
 
-    def find(self, kind: str, path: Path, stamp: list[int] | None) -> Any:
+    def find(self, kind: str, path: Path, stamp: Stamp | None) -> Any:
         """A damaged entry is as good as none: the file is read anew. The index of shards may have the facts too."""
         with contextlib.suppress(ValueError, LookupError, TypeError):
             if isinstance(path, StoredFile) and path.facts is not None:
                 known_stamp, known = stamp, {"thumbnail": "", **path.facts}
             else:
-                known_stamp, known = self.known[f"{kind}:{path.absolute()}"]
+                known_stamp, known = parse_json(self.known[_key(kind, path)])
             if stamp is not None and known_stamp == stamp:
                 facts = from_plain(FACTS[kind], {**known, "stamp": stamp})
                 if facts.is_consistent() and getattr(facts, "nodata", self.nodata) == self.nodata:
                     return facts
         return None
 
-    def add(self, kind: str, path: Path, found: Facts | str, stamp: list[int] | None) -> Facts | str:
+    def add(self, kind: str, path: Path, found: Facts | str, stamp: Stamp | None) -> Facts | str:
         """Returns the facts with their stamp."""
+        self.known.pop(_key(kind, path), None)
         if isinstance(found, str) or stamp is None:
-            self.known.pop(f"{kind}:{path.absolute()}", None)
             return found
         if isinstance(found, ImageFacts) or len(found.counts) <= MAX_CACHED_VALUES:
-            self.known[f"{kind}:{path.absolute()}"] = [stamp, plain_facts(found)]
+            self.known[_key(kind, path)] = json.dumps([stamp, plain_facts(found)]).encode() + b"\n"
         return replace(found, stamp=tuple(stamp))
 
     def save(self) -> None:
-        write_cache(self.path, {"format": CACHE_FORMAT, "files": self.known})
+        write_cache_bytes(self.path, chain([CACHE_HEAD], chain.from_iterable(self.known.items())))
+
+
+def _key(kind: str, path: Path) -> bytes:
+    name = os.fsencode(f"{kind}:{path.absolute()}")
+    return hashlib.blake2b(name, digest_size=KEY_BYTES // 2).hexdigest().encode()
 
 
 def plain_facts(facts: Facts) -> dict[str, Any]:
@@ -202,77 +214,65 @@ def plain_facts(facts: Facts) -> dict[str, Any]:
 def open_scan_cache(data_dir: Path, checkpoint_dir: Path, nodata: float | str) -> ScanCache:
     """The cache for the files of data_dir; each data_dir has its own."""
     name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
-    return ScanCache(checkpoint_dir / ".scan" / f"{name}.json", nodata)
+    return ScanCache(checkpoint_dir / ".scan" / f"{name}.jsonl", nodata)
 
 
-Task = tuple[Pair, Sequence[str]]  # a pair, and which of its files are to be read
+Task = tuple[str, Path, Pair]  # an image or a mask, and a pair that it belongs to
 
 
 def scan_pairs(
     pairs: Sequence[Pair], console: Console, cache: ScanCache | None = None, timeout: float | None = None
 ) -> list[PairFacts]:
-    """The facts of all pairs, in their order. Decodes the files that the cache does not know.
+    """The facts of all pairs, in their order. Decodes the files that the cache does not know, each once.
 
-    `timeout`: seconds after which the files of a pair count as never read. Raises DataError then: a disk that does not
-    answer would take as long for every other pair.
+    `timeout`: seconds after which a file counts as never read. Raises DataError then: a disk that does not answer would
+    take as long for every other file.
     """
     cache = cache or ScanCache(None)
-    scan_pair = partial(_scan_pair, nodata=cache.nodata)
-    facts: dict[tuple[str, Path], Any] = {}
-    tasks: list[Task] = []
-    with console.bar("Reading every pair once:", len(pairs), keep=False) as bar, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PIL's about broken headers, which name no file
-        stamps = {path: file_stamp(path) for pair in pairs for path in (pair.image, pair.mask)}
-        for pair in pairs:
-            files = {"image": pair.image, "mask": pair.mask}
-            facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in files.items()}
-            if missing := [kind for kind, path in files.items() if facts[kind, path] is None]:
-                tasks.append((pair, missing))
-            else:
-                bar.tick()
-        with contextlib.closing(forked_map(scan_pair, tasks, count_cores(), timeout=timeout)) as outcomes:
-            for position, outcome in outcomes:
-                pair, kinds = tasks[position]
-                if isinstance(outcome, Crash) and outcome.is_timeout:
-                    reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
-                    raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
-                if isinstance(outcome, DataError):  # the next ones would take as long
-                    raise outcome
-                if isinstance(outcome, Crash):  # a child process for each file finds the one that crashes the decoder
-                    outcome = {}
-                    for kind in kinds:
-                        ((_, alone),) = forked_map(scan_pair, [(pair, [kind])], 1)
-                        if isinstance(alone, DataError):
-                            raise alone
-                        found = alone if isinstance(alone, Crash) else alone[kind]
-                        outcome[kind] = f"decoding it crashed ({found.reason})" if isinstance(found, Crash) else found
-                for kind, found in outcome.items():
-                    path = getattr(pair, kind)
-                    facts[kind, path] = cache.add(kind, path, found, stamps[path])
-                bar.tick()
+    pair_of = {(kind, getattr(pair, kind)): pair for pair in reversed(pairs) for kind in FACTS}
+    stamps = {path: file_stamp(path) for _, path in pair_of}
+    facts = {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in pair_of}
+    tasks = [(kind, path, pair_of[kind, path]) for (kind, path), known in facts.items() if known is None]
+    outcomes = forked_map(partial(_scan_file, nodata=cache.nodata), tasks, count_cores(), timeout=timeout)
+    with (
+        console.bar("Reading every file once:", len(tasks), keep=False) as bar,
+        warnings.catch_warnings(action="ignore"),  # PIL's about broken headers, which name no file
+        contextlib.closing(outcomes),
+    ):
+        for index, outcome in outcomes:
+            kind, path, pair = tasks[index]
+            if isinstance(outcome, DataError):  # the next ones would take as long
+                raise outcome
+            if isinstance(outcome, Crash):
+                if outcome.is_timeout:
+                    why = f"{outcome.reason} (worker_timeout); is the disk there? Else it hangs its decoder"
+                    raise DataError(f"{_shown(kind, pair)}: {why}")
+                outcome = f"decoding it crashed ({outcome.reason})"
+            facts[kind, path] = cache.add(kind, path, outcome, stamps[path])
+            bar.tick()
     if tasks:
         cache.save()
     return [PairFacts(facts["image", pair.image], facts["mask", pair.mask]) for pair in pairs]
 
 
-def _scan_pair(task: Task, read_stderr: ReadStderr, nodata: float | str) -> dict[str, Any] | DataError:
-    """The facts of each file, or why it cannot be used; the error of a remote shard that cannot be read."""
-    pair, kinds = task
-    found: dict[str, Any] = {}
-    for kind in kinds:
-        try:
-            found[kind] = _scan_image(pair.image, nodata) if kind == "image" else _scan_mask(pair)
-        except ReadError as error:
-            source = getattr(pair, kind)
-            if isinstance(error, ShardError) and isinstance(source, StoredFile) and source.store.is_remote:
-                return DataError(f"{pair.shown_image}: {error}")
-            found[kind] = str(error)
-        except MemoryError:
-            found[kind] = NO_MEMORY
-        damage = JPEG_DAMAGE.search(read_stderr())  # OpenCV decodes such a file, and libjpeg prints a message
-        if damage is not None:
-            found[kind] = f"the file is damaged ({damage.group(1) or 'it ends too early'})"
-    return found
+def _shown(kind: str, pair: Pair) -> str:
+    return pair.shown_image if kind == "image" else pair.shown_mask
+
+
+def _scan_file(task: Task, read_stderr: ReadStderr, nodata: float | str) -> Facts | str | DataError:
+    """The facts of a file, or why it cannot be used; the error of a remote shard that cannot be read."""
+    kind, path, pair = task
+    found: Facts | str
+    try:
+        found = _scan_image(path, nodata) if kind == "image" else _scan_mask(pair)
+    except ReadError as error:
+        if isinstance(error, ShardError) and isinstance(path, StoredFile) and path.store.is_remote:
+            return DataError(f"{_shown(kind, pair)}: {error}")
+        found = str(error)
+    except MemoryError:
+        found = NO_MEMORY
+    damage = JPEG_DAMAGE.search(read_stderr())  # OpenCV decodes such a file, and libjpeg prints a message
+    return found if damage is None else f"the file is damaged ({damage.group(1) or 'it ends too early'})"
 
 
 def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: Console, label: str) -> list[Any]:
