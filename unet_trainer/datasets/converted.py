@@ -33,7 +33,7 @@ from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system import input_files
-from unet_trainer.system.atomic_files import write_atomically
+from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
@@ -108,7 +108,7 @@ class Converter:
             data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(path, lambda file: file.write(data))
+                write_bytes_atomically(path, data)
             except OSError as error:
                 where = "converted masks are kept under checkpoint_dir"
                 return DataError(f"{path} cannot be written ({error.strerror}); {where}")
