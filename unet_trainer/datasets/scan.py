@@ -42,7 +42,7 @@ from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpe
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
-from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
+from unet_trainer.system.concurrency import HANG_SECONDS, Crash, Item, ReadStderr, forked_map
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.input_files import parse_json
 from unet_trainer.system.json_cache import from_plain, read_cache_bytes, write_cache_bytes
@@ -158,8 +158,6 @@ class PairFacts(NamedTuple):
     mask: MaskFacts | str
 
 
-# Mean and standard deviation of each channel, lowest and highest value, and number of missing values of each channel.
-Statistics = tuple[tuple[float, ...], tuple[float, ...], float, float, tuple[int, ...]]
 Facts = ImageFacts | MaskFacts
 FACTS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the names of a pair's files
 
@@ -217,7 +215,8 @@ def open_scan_cache(data_dir: Path, checkpoint_dir: Path, nodata: float | str) -
     return ScanCache(checkpoint_dir / ".scan" / f"{name}.jsonl", nodata)
 
 
-Task = tuple[str, Path, Pair]  # an image or a mask, and a pair that it belongs to
+File = tuple[str, Path]  # "image" or "mask", and where it is
+Task = tuple[Pair, list[File]]  # a pair, and those of its files that are to be read
 
 
 def scan_pairs(
@@ -225,54 +224,36 @@ def scan_pairs(
 ) -> list[PairFacts]:
     """The facts of all pairs, in their order. Decodes the files that the cache does not know, each once.
 
-    `timeout`: seconds after which a file counts as never read. Raises DataError then: a disk that does not answer would
-    take as long for every other file.
+    `timeout`: seconds after which the files of a pair count as never read. Raises DataError then: a disk that does not
+    answer would take as long for every other pair.
     """
     cache = cache or ScanCache(None)
-    pair_of = {(kind, getattr(pair, kind)): pair for pair in reversed(pairs) for kind in FACTS}
-    stamps = {path: file_stamp(path) for _, path in pair_of}
-    facts = {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in pair_of}
-    tasks = [(kind, path, pair_of[kind, path]) for (kind, path), known in facts.items() if known is None]
-    outcomes = forked_map(partial(_scan_file, nodata=cache.nodata), tasks, count_cores(), timeout=timeout)
-    with (
-        console.bar("Reading every file once:", len(tasks), keep=False) as bar,
-        warnings.catch_warnings(action="ignore"),  # PIL's about broken headers, which name no file
-        contextlib.closing(outcomes),
-    ):
-        for index, outcome in outcomes:
-            kind, path, pair = tasks[index]
-            if isinstance(outcome, DataError):  # the next ones would take as long
-                raise outcome
+    facts: dict[File, Any] = {}
+    tasks: list[Task] = []
+    stamps = {path: file_stamp(path) for pair in pairs for path in (pair.image, pair.mask)}
+    for pair in pairs:
+        new = [file for file in (("image", pair.image), ("mask", pair.mask)) if file not in facts]
+        facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in new}
+        if unknown := [file for file in new if facts[file] is None]:
+            tasks.append((pair, unknown))
+    has_new_facts, scan = bool(tasks), partial(_scan_files, nodata=cache.nodata)
+    while tasks:
+        alone: list[Task] = []
+        for (pair, files), outcome in _in_children(scan, tasks, console, "Reading every pair once:", timeout):
             if isinstance(outcome, Crash):
                 if outcome.is_timeout:
-                    why = f"{outcome.reason} (worker_timeout); is the disk there? Else it hangs its decoder"
-                    raise DataError(f"{_shown(kind, pair)}: {why}")
-                outcome = f"decoding it crashed ({outcome.reason})"
-            facts[kind, path] = cache.add(kind, path, outcome, stamps[path])
-            bar.tick()
-    if tasks:
+                    reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
+                    raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
+                if len(files) > 1:  # a child process for each tells which of them crashes the decoder
+                    alone += [(pair, [file]) for file in files]
+                    continue
+                outcome = [f"decoding it crashed ({outcome.reason})"]
+            for (kind, path), found in zip(files, outcome, strict=True):
+                facts[kind, path] = cache.add(kind, path, found, stamps[path])
+        tasks = alone
+    if has_new_facts:
         cache.save()
     return [PairFacts(facts["image", pair.image], facts["mask", pair.mask]) for pair in pairs]
-
-
-def _shown(kind: str, pair: Pair) -> str:
-    return pair.shown_image if kind == "image" else pair.shown_mask
-
-
-def _scan_file(task: Task, read_stderr: ReadStderr, nodata: float | str) -> Facts | str | DataError:
-    """The facts of a file, or why it cannot be used; the error of a remote shard that cannot be read."""
-    kind, path, pair = task
-    found: Facts | str
-    try:
-        found = _scan_image(path, nodata) if kind == "image" else _scan_mask(pair)
-    except ReadError as error:
-        if isinstance(error, ShardError) and isinstance(path, StoredFile) and path.store.is_remote:
-            return DataError(f"{_shown(kind, pair)}: {error}")
-        found = str(error)
-    except MemoryError:
-        found = NO_MEMORY
-    damage = JPEG_DAMAGE.search(read_stderr())  # OpenCV decodes such a file, and libjpeg prints a message
-    return found if damage is None else f"the file is damaged ({damage.group(1) or 'it ends too early'})"
 
 
 def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: Console, label: str) -> list[Any]:
@@ -288,13 +269,48 @@ def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: 
             return None
 
     found: list[Any] = [None] * len(pairs)
-    outcomes = forked_map(attempt, list(enumerate(pairs)), count_cores())
-    with console.bar(label, len(pairs), keep=False) as bar, contextlib.closing(outcomes):
+    for (index, _), outcome in _in_children(attempt, list(enumerate(pairs)), console, label):
+        found[index] = None if isinstance(outcome, Crash) else outcome
+    return found
+
+
+def _in_children(
+    work: Callable[[Item, ReadStderr], Any],
+    items: Sequence[Item],
+    console: Console,
+    label: str,
+    timeout: float | None = HANG_SECONDS,
+) -> Iterator[tuple[Item, Any]]:
+    """Each item and its outcome, as forked_map gives it. Raises the first DataError that is an outcome: the next ones
+    would take as long."""
+    with (
+        console.bar(label, len(items), keep=False) as bar,
+        warnings.catch_warnings(action="ignore"),  # PIL's about broken headers, which name no file
+        contextlib.closing(forked_map(work, items, count_cores(), timeout=timeout)) as outcomes,
+    ):
         for index, outcome in outcomes:
             if isinstance(outcome, DataError):
                 raise outcome
-            found[index] = None if isinstance(outcome, Crash) else outcome
+            yield items[index], outcome
             bar.tick()
+
+
+def _scan_files(task: Task, read_stderr: ReadStderr, nodata: float | str) -> list[Facts | str] | DataError:
+    """The facts of each file, or why it cannot be used; the error of a remote shard that cannot be read."""
+    pair, files = task
+    found: list[Facts | str] = []
+    for kind, path in files:
+        facts: Facts | str
+        try:
+            facts = _scan_image(path, nodata) if kind == "image" else _scan_mask(pair)
+        except ReadError as error:
+            if isinstance(error, ShardError) and isinstance(path, StoredFile) and path.store.is_remote:
+                return DataError(f"{pair.shown_image}: {error}")
+            facts = str(error)
+        except MemoryError:
+            facts = NO_MEMORY
+        damage = JPEG_DAMAGE.search(read_stderr())  # OpenCV decodes such a file, and libjpeg prints a message
+        found.append(facts if damage is None else f"the file is damaged ({damage.group(1) or 'it ends too early'})")
     return found
 
 
@@ -314,11 +330,11 @@ def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
     seen = whole if alpha is not None and alpha.is_band else image
     if (seen == seen[:, :, :1]).all():  # grey, in one channel or in three
         seen = seen[:, :, :1]
-    height, width, channels = image.shape
     pixels = content_digest(np.ascontiguousarray(seen).ravel().data)
     source = alpha, file.is_turned, content_digest(file.data), pixels
     without_data = missing, marks, tag if marks and not is_float else None, nodata
     thumbnail = "" if any(missing) else thumbnail_of(image)
+    height, width, channels = image.shape
     return ImageFacts(
         height, width, channels, str(image.dtype), mean, std, low, high, *source, *without_data, thumbnail
     )
@@ -344,8 +360,8 @@ def _scan_mask(pair: Pair, min_values: int = 3) -> MaskFacts:
     if file.palette:
         shown = zip(mask_values_of(file.palette), file.palette, strict=True)
         palette = {value: (red << 16) + (green << 8) + blue for value, (red, green, blue) in shown if value in counts}
-    height, width = mask.shape
     others = file.is_lossy, is_alpha, structure, palette, thumbnail
+    height, width = mask.shape
     return MaskFacts(height, width, counts, content_digest(file.data), *others)
 
 
@@ -357,8 +373,11 @@ def _measure_alpha(alpha: Pixels) -> AlphaFacts:
     return AlphaFacts(mean, std, low, high, bool(is_band))
 
 
-def _measure(image: Pixels, is_missing: Pixels | None) -> Statistics:
-    """Of the values that are not missing."""
+def _measure(
+    image: Pixels, is_missing: Pixels | None
+) -> tuple[tuple[float, ...], tuple[float, ...], float, float, tuple[int, ...]]:
+    """Of the values that are not missing, mean and standard deviation of each channel, and the lowest and highest; and
+    how many are missing in each channel."""
     num_pixels = image.shape[0] * image.shape[1]
     counts = num_pixels - (0 if is_missing is None else np.count_nonzero(is_missing, axis=(0, 1)))
     if image.dtype == np.uint8 and image.shape[2] <= 4 and is_missing is None:

@@ -79,7 +79,7 @@ class EncodedImage:
                 return self.open_tiff().read_all(channels)
             if self.data.startswith(GIF_START):
                 return self.with_pil("RGB")
-            is_grey_alpha = self.png_colour_type == PNG_GREY_ALPHA
+            is_grey_alpha = self.png_kind[1] == PNG_GREY_ALPHA
             keeps_alpha = channels is not None and self.channels_with_alpha == channels
             # which OpenCV does not turn
             if keeps_alpha and (image := self.with_opencv(cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):
@@ -164,7 +164,7 @@ class EncodedImage:
             return self.tiff.num_channels if self.tiff.has_alpha else 0
         if data.startswith(WEBP_START) and len(data) > 24 and data[12:16] in (b"VP8X", b"VP8L"):  # extended or lossless
             return 4 if data[20 if data[12:16] == b"VP8X" else 24] & 16 else 0
-        return {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(self.png_colour_type or 0, 0)
+        return {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(self.png_kind[1], 0)
 
     @property
     def nodata(self) -> float | None:
@@ -182,7 +182,7 @@ class EncodedImage:
                 else [(red, green, blue) for red, green, blue in self.tiff.palette.tolist()]
             )
         is_bmp = self.data.startswith(BMP_START) and len(self.data) > 30 and self.data[28] <= 8
-        if self.png_colour_type != PNG_PALETTE and not is_bmp:
+        if self.png_kind[1] != PNG_PALETTE and not is_bmp:
             return []
         channels = look_with_pil(self.data, lambda picture: picture.getpalette("RGB"), None) or []
         return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
@@ -243,13 +243,10 @@ class EncodedImage:
         return frame, position
 
     @property
-    def png_colour_type(self) -> int | None:
-        return self.data[25] if self.data.startswith(PNG_START) and len(self.data) > 25 else None
-
-    @property
-    def png_bits(self) -> int:
-        """Bits per value; 0 for other files."""
-        return self.data[24] if self.data.startswith(PNG_START) and len(self.data) > 24 else 0
+    def png_kind(self) -> tuple[int, int]:
+        """Bits per value and colour type; zeros for other files."""
+        is_png = self.data.startswith(PNG_START) and len(self.data) > 25
+        return (self.data[24], self.data[25]) if is_png else (0, 0)
 
 
 def look_with_pil(file: bytes | BinaryIO, look: Callable[[Image.Image], Found], default: Found) -> Found:

@@ -64,11 +64,12 @@ def _decode_mask_values(file: EncodedImage) -> Pixels:
     if file.data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
         return np.ascontiguousarray(_join_colours(file.with_pil("RGB")))
     # of a broken PNG, PIL says what is wrong
-    if file.palette or file.png_colour_type == image_decoding.PNG_PALETTE:
+    bits, colour_type = file.png_kind
+    if file.palette or colour_type == image_decoding.PNG_PALETTE:
         return _shown_values(file.with_pil(), file.palette)
     mask = file.with_opencv(AS_STORED)  # applies EXIF rotation, as for images
-    if file.png_bits in (2, 4):  # OpenCV scales values of few bits to 255
-        mask = mask // (255 // (2**file.png_bits - 1))
+    if bits in (2, 4):  # OpenCV scales values of few bits to 255
+        mask = mask // (255 // (2**bits - 1))
     return whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
 
 

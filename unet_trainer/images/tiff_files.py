@@ -63,10 +63,10 @@ class TiffImage:
             self.num_bytes = file.seek(0, io.SEEK_END)
             self.first: Any = self.series.keyframe
             self.pages = list(self.series.pages)
-            self._describe()
+            self._describe(self.first)
 
-    def _describe(self) -> None:
-        first, samples, is_single = self.first, int(self.first.samplesperpixel), len(self.pages) == 1
+    def _describe(self, first: Any) -> None:
+        samples, is_single = int(first.samplesperpixel), len(self.pages) == 1
         is_colour = first.photometric in (RGB, YCBCR) and first.planarconfig == 1
         is_plain = is_single and (samples == 1 or (samples == 3 and is_colour))
         self.stored_size = int(first.imagelength), int(first.imagewidth)
