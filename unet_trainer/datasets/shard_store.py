@@ -70,7 +70,7 @@ class Files:
         self.root = root.rstrip("/") if self.is_remote else root
         self.protocol = root.partition("://")[0].lower() if self.is_remote else ""
         self.waits = () if not self.is_remote else WAITS if waits is None else waits
-        self.workspace, self.connect = workspace, _connect  # which gives fsspec's file system of a protocol
+        self.workspace, self.connect = workspace, cache(_connect)
 
     def place(self, name: str) -> str:
         """As messages name a file."""
@@ -199,9 +199,9 @@ class _LocalSystem:
         Path(path).unlink()
 
 
-@cache
 def _connect(protocol: str, process: int) -> Any:
-    """The file system of a protocol, one for each process: its connections and their thread do not survive a fork."""
+    """fsspec's file system of a protocol, one for each process: its connections and their thread do not survive a
+    fork."""
     if not protocol:
         return _LocalSystem()
     if protocol not in PROTOCOLS:
