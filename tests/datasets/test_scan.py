@@ -57,16 +57,16 @@ def log_reads(monkeypatch, log):
 
 @pytest.mark.parametrize(("light", "normalize"), [(20, "dataset"), (90, "image")])
 def test_images_that_differ_much_from_each_other_are_normalised_one_by_one(tmp_path, light, normalize):
+    def share_of(images):
+        pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(images)]
+        return scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3)
+
     grain = np.random.default_rng(0).normal(60, 30, (3, 20, 30, 3)).clip(0, 120)
     images = (grain + light * np.arange(3)[:, None, None, None]).clip(0, 255).astype(np.uint8)
-    pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(images)]
-    share = scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3)
-    pixels = images.astype(np.float64)
+    pixels, share = images.astype(np.float64), share_of(images)
     assert share == pytest.approx((pixels.mean((1, 2)).var(0) / pixels.var((0, 1, 2))).mean())
     images[..., 1:] = 0  # as fluorescence in an RGB file
-    pairs = [save_array(tmp_path / str(number), image) for number, image in enumerate(images)]
-    of_one_channel = scan.brightness_share([found.image for found in scan_pairs(pairs, QUIET)], 3)
-    assert of_one_channel == pytest.approx(share, rel=0.1)
+    assert share_of(images) == pytest.approx(share, rel=0.1)
     assert choose_normalize(share) == (normalize, f"{share:.0%} of the variance of pixels lies between images")
 
 
@@ -79,8 +79,7 @@ def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, m
     large = make_pair(tmp_path, "large", nothing)
     write_image(large.image, np.random.default_rng(0).integers(0, 256, (150, 200, 3), np.uint8))
     found = scan_pairs([bomb, large], QUIET)
-    assert found[0].image.endswith("MB that decompress to 200×150 pixels: a decompression bomb")
-    assert found[0].mask.endswith("MB that decompress to 200×150 pixels: a decompression bomb")
+    assert {why.partition(" MB ")[2] for why in found[0]} == {"that decompress to 200×150 pixels: a decompression bomb"}
     assert isinstance(found[1].image, ImageFacts)
     assert isinstance(found[1].mask, MaskFacts)
 

@@ -209,7 +209,7 @@ def test_remote_shards_of_other_tools_are_fetched_and_indexed_once(server, folde
 
 def test_a_server_that_gives_whole_files_is_told_and_each_shard_fetched_once(server, folder, index, config, capsys):
     write_index(folder, index)
-    server.every = (1, "whole")
+    server.always = "whole"
     store = open_shards(config(server.url), Console())
     assert "gives whole files only" in "".join(capsys.readouterr())
     store.read_ahead(stored(store))
@@ -313,7 +313,7 @@ def test_what_fails_while_it_is_read_ahead_is_tried_again_and_told_where_it_is_r
     server.faults.extend([503, "cut", "garbage", "hang up", "whole", 500])
     store.read_ahead(stored(store))
     assert contents(store) == EXPECTED
-    server.every = (1, 503)
+    server.always = 503
     store.read_ahead(stored(store)[:2])
     with pytest.raises(ShardError, match=r"x-000.tar cannot be read .*503.*7 tries"):
         read_bytes(stored(store)[0])
