@@ -5,7 +5,6 @@ Facts about a file are cached by its path, size and times: the next start reads 
 images of a dataset share (channels, depth and statistics) follows from the facts.
 """
 
-import contextlib
 import hashlib
 import io
 import json
@@ -13,7 +12,8 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -175,7 +175,7 @@ class ScanCache:
 
     def find(self, kind: str, path: Path, stamp: Stamp | None) -> Any:
         """A damaged entry is as good as none: the file is read anew. The index of shards may have the facts too."""
-        with contextlib.suppress(ValueError, LookupError, TypeError):
+        with suppress(ValueError, LookupError, TypeError):
             if isinstance(path, StoredFile) and path.facts is not None:
                 known_stamp, known = stamp, {"thumbnail": "", **path.facts}
             else:
@@ -239,17 +239,20 @@ def scan_pairs(
     has_new_facts, scan = bool(tasks), partial(_scan_files, nodata=cache.nodata)
     while tasks:
         alone: list[Task] = []
-        for (pair, files), outcome in _in_children(scan, tasks, console, "Reading every pair once:", timeout):
-            if isinstance(outcome, Crash):
-                if outcome.is_timeout:
-                    reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
-                    raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
-                if len(files) > 1:  # a child process for each tells which of them crashes the decoder
-                    alone += [(pair, [file]) for file in files]
-                    continue
-                outcome = [f"decoding it crashed ({outcome.reason})"]
-            for (kind, path), found in zip(files, outcome, strict=True):
-                facts[kind, path] = cache.add(kind, path, found, stamps[path])
+        with closing(_in_children(scan, tasks, console, "Reading every pair once:", timeout)) as outcomes:
+            for (pair, files), outcome in outcomes:
+                if isinstance(outcome, Crash):
+                    if outcome.is_timeout:
+                        why = (
+                            f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
+                        )
+                        raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {why}")
+                    if len(files) > 1:  # a child process for each tells which of them crashes the decoder
+                        alone += [(pair, [file]) for file in files]
+                        continue
+                    outcome = [f"decoding it crashed ({outcome.reason})"]
+                for (kind, path), found in zip(files, outcome, strict=True):
+                    facts[kind, path] = cache.add(kind, path, found, stamps[path])
         tasks = alone
     if has_new_facts:
         cache.save()
@@ -269,8 +272,9 @@ def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: 
             return None
 
     found: list[Any] = [None] * len(pairs)
-    for (index, _), outcome in _in_children(attempt, list(enumerate(pairs)), console, label):
-        found[index] = None if isinstance(outcome, Crash) else outcome
+    with closing(_in_children(attempt, list(enumerate(pairs)), console, label)) as outcomes:
+        for (index, _), outcome in outcomes:
+            found[index] = None if isinstance(outcome, Crash) else outcome
     return found
 
 
@@ -280,13 +284,13 @@ def _in_children(
     console: Console,
     label: str,
     timeout: float | None = HANG_SECONDS,
-) -> Iterator[tuple[Item, Any]]:
-    """Each item and its outcome, as forked_map gives it. Raises the first DataError that is an outcome: the next ones
-    would take as long."""
+) -> Generator[tuple[Item, Any], None, None]:
+    """Each item and its outcome, as forked_map gives it; to be closed. Raises the first DataError that is an outcome:
+    the next ones would take as long."""
     with (
         console.bar(label, len(items), keep=False) as bar,
         warnings.catch_warnings(action="ignore"),  # PIL's about broken headers, which name no file
-        contextlib.closing(forked_map(work, items, count_cores(), timeout=timeout)) as outcomes,
+        closing(forked_map(work, items, count_cores(), timeout=timeout)) as outcomes,
     ):
         for index, outcome in outcomes:
             if isinstance(outcome, DataError):

@@ -20,7 +20,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -30,6 +30,7 @@ from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.datasets.shard_index import BLOCK, Member, Shard, ShardIndex
 from unet_trainer.images.file_bytes import ShardError, StoredFile
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, atomic_open, delete_drafts, make_own_folder
+from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FOLLOW, open_handle
 from unet_trainer.system.os_errors import NO_ROOM, cannot
@@ -242,7 +243,7 @@ class _Fetched(threading.local):
     """What a thread has fetched ahead, and the span that it has read last: a mask follows its image."""
 
     def __init__(self) -> None:
-        self.ahead: dict[Span, Future[bytes]] = {}
+        self.ahead: dict[Span, bytes | ShardError] = {}
         self.last: tuple[Span | None, bytes] = None, b""
 
 
@@ -294,7 +295,9 @@ class ShardStore:
         span, content = self._fetched.last
         if span != file.span:
             ahead = self._fetched.ahead.pop(file.span, None)
-            content = self._fetch(file.span) if ahead is None else ahead.result()
+            if isinstance(ahead, ShardError):
+                raise ahead
+            content = ahead or self._fetch(file.span)
             if self.is_remote:
                 self._fetched.last = file.span, content
         return bytes(file.span.cut(content, file.member))
@@ -305,12 +308,18 @@ class ShardStore:
         self._fetched.ahead = {}
         if not self.is_remote or self.gives_whole_files:
             return
+
+        def fetch(span: Span) -> bytes | ShardError:
+            try:
+                return self._fetch(span)
+            except ShardError as error:
+                return error
+
         spans = list(dict.fromkeys(file.span for file in files if file.span != self._fetched.last[0]))
         ends = accumulate(span.stop - span.start for span in spans)
-        with ThreadPoolExecutor(NUM_CONNECTIONS, "shards") as threads:  # no thread is left: this process may fork
-            for span, end in zip(spans, ends, strict=True):
-                if end <= AHEAD_BYTES:
-                    self._fetched.ahead[span] = threads.submit(self._fetch, span)
+        spans = [span for span, end in zip(spans, ends, strict=True) if end <= AHEAD_BYTES]
+        with contextlib.closing(read_ahead(fetch, spans, NUM_CONNECTIONS, max_items=len(spans))) as fetched:
+            self._fetched.ahead = dict(fetched)
 
     def _fetch(self, span: Span) -> bytes:
         """From the cache, or from where the shards are. Raises ShardError."""
