@@ -20,7 +20,6 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
@@ -96,6 +95,9 @@ class Files:
         version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
         size = info.get("size")
         return size if isinstance(size, int) else None, str(version)
+
+    def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
+        return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
 
     def has_ranges(self, name: str) -> bool:
         """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
@@ -282,8 +284,7 @@ class ShardStore:
 
     def check(self) -> None:
         """Raises ShardError if a shard is missing or has another size than in the index."""
-        with ThreadPoolExecutor(NUM_CONNECTIONS, "shards") as threads:  # no thread is left: this process may fork
-            sizes = list(threads.map(self.files.size_and_version, [shard.name for shard in self.index.shards]))
+        sizes = self.files.sizes_and_versions([shard.name for shard in self.index.shards])
         for shard, (size, _) in zip(self.index.shards, sizes, strict=True):
             if size not in (None, shard.num_bytes):
                 differ = f"{self.files.place(shard.name)} has {size} bytes, and {shard.num_bytes} by the index"

@@ -165,28 +165,27 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
         how = "name the shards: .../a-{000000..000011}.tar"
         raise ShardError(f"{place.root}: no {INDEX_NAME} and no .tar files there, or they cannot be listed; {how}")
     root = place.root if files.is_remote else str(Path(place.root).resolve())
-    versions = [files.size_and_version(name) for name in names]
     indices: list[ShardIndex] = []
-    with console.bar("Indexing the shards once:", sum(size or 0 for size, _ in versions), keep=False) as bar:
-        for name, (size, version) in zip(names, versions, strict=True):
+    with console.bar("Indexing the shards once:", len(names), keep=False) as bar:
+        for name, (size, version) in zip(names, files.sizes_and_versions(names), strict=True):
             cache = folder / f"index-{short_digest(f'{root}/{name}')}.json"
             try:
                 known = read_cache(cache)
                 index = shard_index.index_from_json(str(known.get("index")))
                 if known.get("version") != [size, version]:
                     raise ShardError(CHANGED)
-                bar.tick(size or 0)
             except ShardError:
-                index = _index_one(name, size or 0, files, bar.tick)
+                index = _index_one(name, size or 0, files)
                 write_cache(cache, {"version": [size, version], "index": shard_index.index_to_json(index)})
             indices.append(index)
+            bar.tick()
     shards = tuple(shard for index in indices for shard in index.shards)
     return ShardIndex(shards, unpaired=tuple(key for index in indices for key in index.unpaired))
 
 
-def _index_one(name: str, num_bytes: int, files: Files, tick: Callable[[int], object]) -> ShardIndex:
+def _index_one(name: str, num_bytes: int, files: Files) -> ShardIndex:
     try:
-        shard, unpaired = files.read_through(name, partial(index_shard, name, num_bytes, tick))
+        shard, unpaired = files.read_through(name, partial(index_shard, name, num_bytes))
     except ShardError as error:
         raise _naming(files.place(name), error) from None
     return ShardIndex((shard,), unpaired=tuple(unpaired))
