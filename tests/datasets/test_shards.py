@@ -495,8 +495,9 @@ def test_only_what_an_earlier_start_left_unfinished_is_overwritten(tmp_path, pai
     refuse_other_files(Files(str(out)))
     (out / ".x-000001.tar.8e1ryv1v.tmp").write_bytes(b"left by a kill")
     (out / "mine.txt").write_bytes(b"")
+    write_tar(out / "mine/other.tar", {})  # in a folder below: not in the way
     written(pairs, out)
-    assert names_in(out) == ["mine.txt", INDEX_NAME, "x-000000.tar"]
+    assert names_in(out) == ["mine", "mine.txt", INDEX_NAME, "x-000000.tar"]
     with pytest.raises(DataError, match=r"--out: there are shards in .* \(shards.json\)|x-000000.tar\)"):
         refuse_other_files(Files(str(out)))
 

@@ -21,7 +21,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
@@ -103,10 +103,12 @@ class Files:
         """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
         return len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
 
-    def find(self) -> list[str]:
-        """The names of all files; empty where nothing is there, or where it cannot be listed."""
+    def find(self, is_deep: bool = True) -> list[str]:
+        """The names of all files; of a local folder, also without those in folders below. Empty where nothing is there,
+        or where it cannot be listed."""
         if not self.is_remote:  # folders that may not be read are named when the data is searched
-            found = (Path(folder, name) for folder, _, names in os.walk(self.root) for name in names)
+            folders = islice(os.walk(self.root), None if is_deep else 1)
+            found = (Path(folder, name) for folder, _, names in folders for name in names)
             return sorted(path.relative_to(self.root).as_posix() for path in found)
         try:
             paths = self.retry(lambda system, place: system.find(place), "", "be listed")

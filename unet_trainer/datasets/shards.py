@@ -157,7 +157,7 @@ def _naming(place: str, message: object) -> ShardError:
 def _index_others(place: ShardPlace, files: Files, folder: Path, console: Console) -> ShardIndex:
     """Of shards of other tools. What an earlier start has read of a shard is cached, and read again if it has
     changed."""
-    there = files.find() if place.names is None or not files.is_remote else []
+    there = files.find(is_deep=place.names is None) if place.names is None or not files.is_remote else []
     if UNFINISHED in there:
         raise ShardError(f"{place.root}: the shards there are not finished (no {INDEX_NAME} yet); start shard again")
     names = place.names or tuple(name for name in there if name.endswith(".tar"))
@@ -246,7 +246,7 @@ ScannedPair = tuple[Pair, ImageFacts | None, MaskFacts | None]
 def refuse_other_files(files: Files) -> None:
     """Raises DataError if shards are there: nothing is overwritten but what an earlier start of this command left
     unfinished."""
-    names = files.find()
+    names = files.find(is_deep=False)
     shards = [name for name in names if name.endswith(".tar") or name == INDEX_NAME]
     if INDEX_NAME in names or (shards and UNFINISHED not in names):
         there = f"there are shards in {files.root} ({shards[0]})"
@@ -270,7 +270,7 @@ def write_shards(
     files.write(UNFINISHED, b"These shards are being written; shards.json comes last.\n")
     # What an earlier start left: its shards may be more than those that are written now.
     own = re.compile(rf"({re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar)|{INDEX_NAME}")
-    for other in files.find():
+    for other in files.find(is_deep=False):
         draft = DRAFT.fullmatch(other)
         if own.fullmatch(draft["name"] if draft else other):
             files.delete(other)
