@@ -86,11 +86,12 @@ def test_a_bomb_is_refused_and_an_empty_mask_of_a_large_image_is_not(tmp_path, m
 
 def test_damage_is_attributed_to_the_image_or_to_the_mask_while_each_file_is_read_once(tmp_path, monkeypatch):
     jpegs = [make_jpeg(tmp_path, f"{index}", index).image for index in range(6)]
-    pairs = [Pair(f"{index}", jpegs[index], jpegs[index + 1]) for index in (0, 2, 4)]
+    pairs = [Pair(f"{index}", jpegs[index], jpegs[index + 1]) for index in (0, 2, 4, 0)]  # the first one twice
     pairs[1].mask.write_bytes(damaged_jpeg(pairs[1].mask.read_bytes()))
     log_reads(monkeypatch, tmp_path / "log")
     found = scan_pairs(pairs, QUIET)
-    assert [[isinstance(fact, str) for fact in facts] for facts in found] == [[False] * 2, [False, True], [False] * 2]
+    is_damaged = [[isinstance(fact, str) for fact in facts] for facts in found]
+    assert is_damaged == [[False] * 2, [False, True], [False] * 2, [False] * 2]
     assert found[1].mask.startswith("the file is damaged (")
     assert sorted((tmp_path / "log").read_text().split()) == [str(path) for path in sorted(jpegs)]
 
