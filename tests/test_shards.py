@@ -61,7 +61,7 @@ def test_shards_need_no_scan_since_their_index_has_the_facts(run, shards, monkey
     def refuse(*arguments):
         raise AssertionError("a file was scanned")
 
-    monkeypatch.setattr(scan, "_scan_pair", refuse)
+    monkeypatch.setattr(scan, "_scan_files", refuse)
     run("shards", data_dir=str(shards))
 
 
@@ -76,10 +76,10 @@ def test_a_shard_that_is_gone_or_changed_ends_a_run_with_its_name(run, server, s
     from unet_trainer.config.errors import UserError
 
     monkeypatch.setattr(shard_store, "WAITS", (0.01,))
-    server.every = (1, 404)
+    server.always = 404
     with pytest.raises(UserError, match=r"http://127.0.0.1:\d+/data-00000\d.tar is not there"):
         run("gone", data_dir=server.url)
-    server.every = (1, "garbage")
+    server.always = "garbage"
     with pytest.raises(UserError, match=r"data-00000\d.tar/.*: its content differs from the index"):
         run("changed", data_dir=server.url)
 

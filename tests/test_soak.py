@@ -30,9 +30,8 @@ from unet_trainer.commands import runs
 from unet_trainer.commands.runs import comparison_lines
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.converted import has_pages, page_types
-from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import decode_image, refuse_bomb
+from unet_trainer.images.image_decoding import EncodedImage, decode_image
 from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.tiff_files import read_georeference
@@ -101,6 +100,9 @@ def limit_memory():
     warnings.simplefilter("ignore")
 
 
+HEADERS = ("channels_with_alpha", "palette", "nodata", "is_lossy", "is_turned", "is_cut_off", "stored_size")
+
+
 def try_image(data, path):
     """Every function that opens an image; returns where it raised what it must not."""
     path.write_bytes(data)
@@ -110,18 +112,17 @@ def try_image(data, path):
             height, width = reader.size
             reader.read(slice(0, min(height, 8)), slice(0, min(width, 8)))
 
+    file = EncodedImage(data)
     functions = {
-        "refuse_bomb": lambda: refuse_bomb(data),
+        "refuse_bomb": file.refuse_bomb,
         "decode_image": lambda: decode_image(data),
-        "decode_mask": lambda: decode_mask_or_alpha(data),
+        "decode_mask": lambda: decode_mask_or_alpha(EncodedImage(data)),
         "read_small": lambda: read_small(path, RGB_8BIT),
         "open_reader": read_parts,
         "page_types": lambda: has_pages(path) and page_types(path),
         "georeference": lambda: read_georeference(path),
-        **{name: (lambda name=name: getattr(headers, name)(data)) for name in (
-            "channels_with_alpha", "palette_colours", "is_lossy", "is_turned", "is_cut_off", "stored_size",
-        )},
-    }  # fmt: skip
+        **{name: (lambda name=name: getattr(file, name)) for name in HEADERS},
+    }
     for name, function in functions.items():
         try:
             function()

@@ -10,7 +10,7 @@ import tifffile
 from unet_trainer.datasets.converted import Conversion, Converter, cut_blocks, split_into_pages
 from unet_trainer.datasets.pairs import Box, Pair
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_decoding import channels_with_alpha, nodata_of, read_image
+from unet_trainer.images.image_decoding import EncodedImage, read_image
 from unet_trainer.images.mask_decoding import read_mask
 
 
@@ -72,7 +72,8 @@ def test_blocks_keep_values_channels_alpha_and_the_mark_of_missing_data(tmp_path
     np.testing.assert_array_equal(read, whole[3:30, 10:59])
     np.testing.assert_array_equal(read_mask(block.mask), read_mask(box.mask).repeat(2, 0).repeat(2, 1)[3:30, 10:59])
     before, after = box.image.read_bytes(), block.image.read_bytes()
-    assert (channels_with_alpha(after), nodata_of(after)) == (channels_with_alpha(before), nodata_of(before))
+    written, source = EncodedImage(after), EncodedImage(before)
+    assert (written.channels_with_alpha, written.nodata) == (source.channels_with_alpha, source.nodata)
     assert block.shown_image == f"{box.image}, rows 3 to 29, columns 10 to 58"
 
 

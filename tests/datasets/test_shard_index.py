@@ -103,29 +103,25 @@ def test_members_lie_where_their_offsets_say_and_the_bytes_depend_on_the_content
     assert {member.name: data[member.offset : member.end] for member in members} == FILES
 
 
-def test_folders_and_links_are_no_members():
+def tar_of(**kinds):
+    """A tar file of members of these kinds."""
     file = io.BytesIO()
-    kinds = {"d": tarfile.DIRTYPE, "link.png": tarfile.SYMTYPE, "pipe": tarfile.FIFOTYPE, "a.png": tarfile.REGTYPE}
     with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, kind in kinds.items():
-            info = tarfile.TarInfo(name)
+            info = tarfile.TarInfo(f"{name}.png")
             info.type, info.linkname, info.size = kind, "a.png", 3 if kind == tarfile.REGTYPE else 0
             archive.addfile(info, io.BytesIO(b"abc"))
-    ((name, offset, length),) = list_members(io.BytesIO(file.getvalue()))
-    assert (name, file.getvalue()[offset : offset + length]) == ("a.png", b"abc")
+    return file.getvalue()
 
 
-def test_hard_links_are_refused_with_the_fix():
-    """Their samples would be missing without a word."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        info = tarfile.TarInfo("b.png")
-        info.type, info.linkname = tarfile.LNKTYPE, "a.png"
-        archive.addfile(info)
-    with pytest.raises(
-        ShardError, match=r"b\.png is a hard link or a sparse file: pack the files again, with tar --hard"
-    ):
-        list(list_members(io.BytesIO(file.getvalue())))
+def test_folders_and_links_are_no_members_and_hard_links_are_refused_with_the_fix():
+    """Samples of hard links would be missing without a word."""
+    data = tar_of(d=tarfile.DIRTYPE, link=tarfile.SYMTYPE, pipe=tarfile.FIFOTYPE, a=tarfile.REGTYPE)
+    ((name, offset, length),) = list_members(io.BytesIO(data))
+    assert (name, data[offset : offset + length]) == ("a.png", b"abc")
+    why = r"b\.png is a hard link or a sparse file: pack the files again, with tar --hard"
+    with pytest.raises(ShardError, match=why):
+        list(list_members(io.BytesIO(tar_of(b=tarfile.LNKTYPE))))
 
 
 def header(size, kind=tarfile.REGTYPE):
@@ -173,45 +169,24 @@ def test_what_is_no_whole_tar_file_is_refused_and_never_read_endlessly(data, mes
             pass
 
 
-def indexed(tmp_path, files, name="a.tar"):
-    write_tar(tmp_path / "a.tar", files)
-    size = (tmp_path / "a.tar").stat().st_size
-    ticks = []
-    with (tmp_path / "a.tar").open("rb") as file:
-        shard, unpaired = index_shard(name, size, ticks.append, file)
-    assert sum(ticks) == size
-    return shard, unpaired
-
-
 @pytest.mark.parametrize(
-    ("image", "mask"),
+    ("name", "part", "image", "mask"),
     [
-        ("a.jpg", "a.png"),
-        ("a.png", "a.mask.png"),
-        ("./a.webp", "./a.gt.bmp"),
-        ("train/cells/a.jpg", "train/cells/a.seg.png"),
-        ("a.input.png", "a.target.png"),
+        ("train/a-000.tar", "train", "a.jpg", "a.png"),
+        ("cells_val_000.tar", "val", "a.png", "a.mask.png"),
+        ("Test-1.tar", "test", "./a.webp", "./a.gt.bmp"),
+        ("contest-0.tar", "", "train/cells/a.jpg", "train/cells/a.seg.png"),
+        ("train-val-0.tar", "", "a.input.png", "a.target.png"),
     ],
 )
-def test_pairs_of_other_tools_are_found_by_their_names(tmp_path, image, mask):
-    shard, unpaired = indexed(tmp_path, {mask: b"mask", "a.json": b"{}", "a.txt": b"caption", image: b"image"})
-    (sample,) = shard.samples
+def test_pairs_of_other_tools_are_found_by_their_names_and_the_part_by_that_of_the_shard(
+    tmp_path, name, part, image, mask
+):
+    write_tar(tmp_path / "a.tar", {mask: b"mask", "a.json": b"{}", "a.txt": b"caption", image: b"image"})
     data = (tmp_path / "a.tar").read_bytes()
+    shard, unpaired = index_shard(name, len(data), io.BytesIO(data))
+    (sample,) = shard.samples
+    assert (sample.part, unpaired) == (part, [])
     for member, name, content in ((sample.image, image, b"image"), (sample.mask, mask, b"mask")):
         assert (data[member.offset : member.end], member.checksum) == (content, zlib.crc32(content))
         assert member.name == path_in_shard(name)
-    assert not unpaired
-
-
-@pytest.mark.parametrize(
-    ("name", "part"),
-    [
-        ("train/a-000.tar", "train"),
-        ("cells_val_000.tar", "val"),
-        ("Test-1.tar", "test"),
-        ("contest-0.tar", ""),
-        ("train-val-0.tar", ""),
-    ],
-)
-def test_the_name_of_a_shard_says_its_part(tmp_path, name, part):
-    assert indexed(tmp_path, {"a.jpg": b"", "a.png": b""}, name)[0].samples[0].part == part

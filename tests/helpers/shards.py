@@ -48,7 +48,7 @@ def pairs_on_a_dead_remote(folder, names):
     log = folder / "asked"
     log.touch()
     store = ShardStore(Files("http://dead/x", (0.0,)), index)
-    store.files.connect = lambda protocol: DeadRemote(log)
+    store.files.connect = lambda protocol, process: DeadRemote(log)
     pairs = []
     for sample in index.shards[0].samples:
         image, mask = store.file("dead.tar", sample.image), store.file("dead.tar", sample.mask)

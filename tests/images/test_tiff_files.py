@@ -10,10 +10,9 @@ import tifffile
 
 from helpers.image_bytes import change_tag, cv2_bytes, point_back, shared_strip_tiff, tiff_bytes
 from unet_trainer.datasets.converted import has_pages, page_types
-from unet_trainer.images import image_decoding as headers
 from unet_trainer.images import tiff_files
 from unet_trainer.images.file_bytes import DataError, ReadError
-from unet_trainer.images.image_decoding import decode_image, refuse_bomb
+from unet_trainer.images.image_decoding import EncodedImage, decode_image
 from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small
 from unet_trainer.images.mask_decoding import decode_mask
 from unet_trainer.images.tiff_files import TiffImage, read_georeference
@@ -109,8 +108,9 @@ def test_a_directory_that_points_back_is_damage_wherever_a_tiff_is_opened(option
     with pytest.raises(DataError, match=rf"^{path}: {why}$"):
         page_types(path)
     assert not has_pages(path)
-    assert (headers.channels_with_alpha(data), headers.is_turned(data), headers.is_lossy(data)) == (0, False, False)
-    refuse_bomb(data)  # says nothing: decoding tells what is wrong
+    file = EncodedImage(data)
+    assert (file.channels_with_alpha, file.is_turned, file.is_lossy) == (0, False, False)
+    file.refuse_bomb()  # says nothing: decoding tells what is wrong
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_pages_that_share_one_strip_are_a_bomb_by_their_sum_before_any_is_decode
     path.write_bytes(data)
     tracemalloc.start()
     try:
-        for read in (decode_image, refuse_bomb):
+        for read in (decode_image, lambda data: EncodedImage(data).refuse_bomb()):
             with pytest.raises(ReadError, match=r"decompress to 4000×4000 pixels on 20 pages: a decompression bomb$"):
                 read(data)
         with pytest.raises(DataError, match=rf"^{path}: .* million values on 20 pages: a decompression bomb$"):
@@ -177,7 +177,7 @@ def test_pages_that_share_one_strip_are_a_bomb_by_their_sum_before_any_is_decode
 )
 def test_the_value_without_data_is_read_from_the_tag_of_gdal(text, value):
     data = tiff_bytes(COLOUR, photometric="rgb", extratags=[(42113, "s", 0, text, True)])
-    assert headers.nodata_of(data) == value
+    assert EncodedImage(data).nodata == value
     decode_image(data)
 
 

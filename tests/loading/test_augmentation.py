@@ -35,12 +35,6 @@ def build(spec, size=(64, 64), image_spec=RGB_8BIT):
     return build_augmentation(spec, size, image_spec)
 
 
-def refusal(*spec, **options):
-    with pytest.raises(ConfigError) as raised:
-        build(list(spec), **options)
-    return str(raised.value)
-
-
 def test_flips_are_independent_of_each_other():
     augment = Augmentation([A.HorizontalFlip(p=0.5), A.VerticalFlip(p=0.5)])
     corners = [int(augment(CORNERS, CORNERS[:, :, 0], (42, 3, 0, index))[0][0, 0, 0]) for index in range(400)]
@@ -116,40 +110,29 @@ def test_a_list_sees_the_range_that_occurs_as_0_to_1():
     assert mask.tolist() == [[0, 0], [0, 0]]
 
 
-@pytest.mark.parametrize(
-    "entry", [3, None, {"HorizontalFlip": 0.5}, {"HorizontalFlip": None, "VerticalFlip": None}, ["Transpose"]]
-)
-def test_an_entry_that_is_neither_a_name_nor_a_name_with_parameters_is_refused(entry):
-    assert refusal({"OneOf": {"transforms": [entry]}}) == (
-        f"augmentation: got {entry!r}; need Name or {{Name: {{parameter: value}}}}"
-    )
-
-
-def test_all_problems_are_reported_at_once():
-    inner = {"OneOf": {"transforms": ["Lambda", {"Affine": {"rotat": 1}}]}}
-    unusable = "cannot be used: batches keep the dtype of the files, and the device normalises them"
-    message = refusal("Normalize", "HorizontalFlp", "Transpose", inner)
-    assert [line.strip().split(";")[0] for line in message.splitlines()] == [
-        f"augmentation: Normalize {unusable}",
-        "augmentation: unknown transform 'HorizontalFlp'",
-        f"augmentation: Lambda {unusable}",
-        "augmentation: Affine: Argument(s) 'rotat' are not valid for transform Affine",
-    ]
-
-
-def test_a_crop_larger_than_the_images_is_refused_before_the_first_step_however_rare_it_is():
-    message = refusal({"RandomCrop": {"height": 256, "width": 256, "p": 0.1}}, size=(64, 96))
-    assert message.startswith("augmentation: the pipeline fails on a 96×64 image: Crop size ")
+UNUSABLE = "cannot be used: batches keep the dtype of the files, and the device normalises them"
+NO_ENTRY = "got {!r}; need Name or {{Name: {{parameter: value}}}}"
+INNER = {"OneOf": {"transforms": ["Lambda", {"Affine": {"rotat": 1}}]}}
+LARGE = {"RandomCrop": {"height": 256, "width": 256, "p": 0.1}}  # fails before the first step, however rare it is
+JITTER = {"IntensityJitter": {"brightness": 0.5, "contrast": 0.2, "noise": 0.0, "p": 1.0}}
+NEED_JITTER = "IntensityJitter: need brightness, contrast, noise, p"
+NO_ENTRIES = [3, None, {"HorizontalFlip": 0.5}, {"HorizontalFlip": None, "VerticalFlip": None}, ["Transpose"]]
 
 
 @pytest.mark.parametrize(
-    ("spec", "parameters", "message"),
+    ("image_spec", "spec", "problems"),
     [
-        (RGB_8BIT, {"brightness": 0.5, "contrast": 0.2, "noise": 0.0, "p": 1.0}, "is for images that are not 8-bit"),
-        (DEEP["16 bit"], {"brightness": 0.5}, "need brightness, contrast, noise, p"),
-        (DEEP["16 bit"], None, "need brightness, contrast, noise, p"),
+        *((RGB_8BIT, [{"OneOf": {"transforms": [entry]}}], [NO_ENTRY.format(entry)]) for entry in NO_ENTRIES),
+        (RGB_8BIT, ["Normalize", "HorizontalFlp", "Transpose", INNER],
+         [f"Normalize {UNUSABLE}", "unknown transform 'HorizontalFlp'", f"Lambda {UNUSABLE}", "Affine: Argument(s) 'rotat' are not"]),
+        (RGB_8BIT, [LARGE], ["the pipeline fails on a 96×64 image: Crop size "]),
+        (RGB_8BIT, [JITTER], ["IntensityJitter is for images that are not 8-bit"]),
+        (DEEP["16 bit"], [{"IntensityJitter": {"brightness": 0.5}}], [NEED_JITTER]),
+        (DEEP["16 bit"], [{"IntensityJitter": None}], [NEED_JITTER]),
     ],
-)
-def test_jitter_that_does_not_fit_is_answered(spec, parameters, message):
-    with pytest.raises(ConfigError, match=message):
-        build_augmentation([{"IntensityJitter": parameters}], (32, 32), spec)
+)  # fmt: skip
+def test_a_list_that_cannot_work_is_refused_with_all_its_problems(image_spec, spec, problems):
+    with pytest.raises(ConfigError) as raised:
+        build(spec, (64, 96), image_spec)
+    for line, problem in zip(str(raised.value).splitlines(), problems, strict=True):
+        assert line.strip().startswith(f"augmentation: {problem}")

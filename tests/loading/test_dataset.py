@@ -59,14 +59,11 @@ def test_random_crops_are_cut_and_augmented_by_key(tmp_path):
     assert len({part.tobytes() for part, _ in (*samples.values(), other[0, 0])}) == 19
 
 
-def test_a_crop_in_the_users_list_is_resized_to_the_size_of_the_batch(tmp_path):
+def test_a_crop_in_the_users_list_is_resized_to_the_batch_and_a_smaller_mask_to_its_image_when_asked_for(tmp_path):
     pair = write_pair(tmp_path, np.zeros((64, 64, 3), np.uint8), np.ones((64, 64), np.uint8))
     crop = build_augmentation([{"RandomCrop": {"height": 16, "width": 24}}], (64, 64), RGB_8BIT)
     image, ids = make_dataset([pair], BINARY, WholeImages((64, 64), 1), augmentation=crop)[0, 0]
     assert (image.shape, ids.shape) == ((64, 64, 3), (64, 64))
-
-
-def test_a_smaller_mask_is_resized_to_its_image_when_asked_for(tmp_path):
     mask = np.array([[0, 1], [2, 255]], np.uint8)
     pair = write_pair(tmp_path, np.zeros((8, 8, 3), np.uint8), mask)
     coding = MaskCoding((0, 1, 2), 0, 255)

@@ -6,12 +6,13 @@ import socket
 
 import pytest
 
+from helpers.no_files import needs_pipes
 from unet_trainer.system.input_files import NOT_A_FILE, open_file, open_handle, read_bytes, read_json, read_text
 
 
-def reason(call):
+def reason(call, *arguments):
     with pytest.raises(OSError) as caught:
-        call()
+        call(*arguments)
     return caught.value.strerror
 
 
@@ -27,7 +28,7 @@ def test_a_file_is_read_whole_as_bytes_text_and_json(tmp_path):
     assert read_bytes(tmp_path / "empty", 0) == b""
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@needs_pipes
 def test_pipes_sockets_devices_and_folders_are_refused_and_not_waited_for(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
@@ -35,9 +36,8 @@ def test_pipes_sockets_devices_and_folders_are_refused_and_not_waited_for(tmp_pa
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "socket"))
         for name in ("pipe", "zero", "socket", "terminal"):
-            assert reason(lambda name=name: read_bytes(tmp_path / name)) == NOT_A_FILE
-            assert reason(lambda name=name: open_file(tmp_path / name)) == NOT_A_FILE
-    assert reason(lambda: read_bytes(tmp_path)) == "Is a directory"
+            assert {reason(call, tmp_path / name) for call in (read_bytes, open_file)} == {NOT_A_FILE}
+    assert reason(read_bytes, tmp_path) == "Is a directory"
 
 
 def test_a_link_is_followed_unless_the_reader_says_otherwise(tmp_path):
@@ -53,11 +53,11 @@ def test_a_file_of_more_bytes_than_its_reader_takes_is_refused_with_both_numbers
     path = tmp_path / "large"
     with path.open("wb") as file:
         file.truncate(5 * 2**30 + 2**29)  # a hole: it takes no room
-    assert reason(lambda: read_bytes(path)) == "5.5 GiB; need at most 1 GiB"
-    assert reason(lambda: read_text(path, 3 * 2**20)) == "5.5 GiB; need at most 3 MiB"
+    assert reason(read_bytes, path) == "5.5 GiB; need at most 1 GiB"
+    assert reason(read_text, path, 3 * 2**20) == "5.5 GiB; need at most 3 MiB"
     path.write_bytes(bytes(1500))
-    assert reason(lambda: read_bytes(path, 1400)) == "1.46 KiB; need at most 1.37 KiB"
-    assert reason(lambda: read_bytes(path, 1)) == "1.46 KiB; need at most 1 bytes"
+    assert reason(read_bytes, path, 1400) == "1.46 KiB; need at most 1.37 KiB"
+    assert reason(read_bytes, path, 1) == "1.46 KiB; need at most 1 bytes"
 
 
 @pytest.mark.parametrize("content", [b"{", b"\xff\xfe\x00", b"[" * 200_000, b"1" * 5000, b""])

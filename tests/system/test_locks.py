@@ -1,6 +1,5 @@
 """One run at a time holds the lock of a folder, which is released however its process ends; files in use are known."""
 
-import signal
 import subprocess
 import sys
 
@@ -48,29 +47,27 @@ def acquire(folder):
     return notices
 
 
-def test_a_folder_locked_by_another_process_is_refused_with_its_number(tmp_path, holder, monkeypatch):
+def test_a_folder_locked_by_another_process_is_refused_with_its_number_until_that_is_killed(
+    tmp_path, holder, monkeypatch
+):
     child = holder(60)
     monkeypatch.setattr(locks, "WAIT_SECONDS", 0.3)
-    with pytest.raises(
-        UserError, match=rf"in use: process {child.pid} on .* trains there; end it first, or .* run_name"
-    ):
+    why = rf"in use: process {child.pid} on .* trains there; end it first, or .* run_name"
+    with pytest.raises(UserError, match=why):
         acquire(tmp_path)
     assert (is_locked(tmp_path), is_locked_here(tmp_path)) == (True, False)
+    monkeypatch.undo()
+    child.kill()
+    child.wait()
+    assert (tmp_path / ".lock").exists()
+    acquire(tmp_path)  # perhaps with a notice, until the worker has ended with it
+    assert not is_locked(tmp_path)
 
 
 def test_a_process_that_is_about_to_end_is_waited_for_with_a_notice(tmp_path, holder):
     child = holder(0.5)
     (notice,) = acquire(tmp_path)
     assert f"process {child.pid} on " in notice
-
-
-def test_a_killed_process_releases_the_lock(tmp_path, holder):
-    child = holder(60)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert (tmp_path / ".lock").exists()
-    acquire(tmp_path)  # perhaps with a notice, until the worker has ended with it
-    assert not is_locked(tmp_path)
 
 
 def test_without_locks_a_run_goes_on(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ def made(number, name=None):
     return OSError(number, os.strerror(number), name)
 
 
+NO_TEMPORARY = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
 SENTENCES = [
     (made(errno.EACCES), "Permission denied"),
     (made(errno.ENOSPC), "No space left on device; make room"),
@@ -21,31 +22,18 @@ SENTENCES = [
     (made(errno.EIO), "Input/output error; the disk or its connection fails; look at the system's log"),
     (made(errno.EMFILE, "/nowhere/a"), "/nowhere/a: Too many open files; allow more with ulimit -n 4096"),
     (made(errno.ENOTDIR, b"/nowhere/a"), "/nowhere/a: Not a directory; a part of that path is a file, not a folder"),
-    (
-        FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']"),
-        "there is no folder for temporary files that can be written to; name one: TMPDIR=FOLDER",
-    ),
-    (
-        RuntimeError("can't start new thread"),
-        "no more threads may be started; allow more with ulimit -u, or end other programs",
-    ),
+    (NO_TEMPORARY, "there is no folder for temporary files that can be written to; name one: TMPDIR=FOLDER"),
+    (RuntimeError("can't start new thread"), "no more threads may be started; allow more with ulimit -u, or end other programs"),
     (MemoryError(), "Cannot allocate memory; end other programs"),
     (MemoryError("Unable to allocate 9 GiB"), "Unable to allocate 9 GiB; end other programs"),
-]
-
-
-@pytest.mark.parametrize(("error", "text"), SENTENCES, ids=str)
-def test_an_error_of_the_machine_names_the_file_the_cause_and_what_to_do(error, text):
-    assert is_of_the_machine(error)
-    assert sentence(error) == text
-
-
+]  # fmt: skip
 BUGS = [made(errno.ENOENT), made(errno.EEXIST), made(errno.EINVAL), OSError("odd"), RuntimeError("odd")]
 
 
-@pytest.mark.parametrize("error", BUGS, ids=str)
-def test_a_bug_keeps_its_traceback(error):
-    assert not is_of_the_machine(error)
+@pytest.mark.parametrize(("error", "text"), [*SENTENCES, *((bug, None) for bug in BUGS)], ids=str)
+def test_an_error_of_the_machine_names_file_cause_and_fix_and_a_bug_keeps_its_traceback(error, text):
+    assert is_of_the_machine(error) == (text is not None)
+    assert text is None or sentence(error) == text
 
 
 def test_a_disk_that_takes_no_more_files_is_not_answered_with_the_advice_to_make_room(monkeypatch, tmp_path):
@@ -58,6 +46,5 @@ def test_a_message_for_what_the_user_named_begins_with_the_option():
     found = cannot("--json: a.json", "be written", made(errno.EACCES))
     assert isinstance(found, UserError)
     assert str(found) == "--json: a.json cannot be written (Permission denied)"
-    assert str(cannot("--out: a", "be made", made(errno.EROFS))).endswith(
-        "(Read-only file system); choose a folder on a disk that can be written to"
-    )
+    fix = "(Read-only file system); choose a folder on a disk that can be written to"
+    assert str(cannot("--out: a", "be made", made(errno.EROFS))).endswith(fix)

@@ -32,7 +32,6 @@ from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages, read_errors
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system import input_files
-from unet_trainer.system.atomic_files import write_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
@@ -139,7 +138,7 @@ def _make_file(conversion: Conversion, path: Path) -> Mapping[str, int]:
     data = pixels if isinstance(pixels, bytes) else image_decoding.encode_image(pixels, path.suffix)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, lambda file: file.write(data))
+        write_bytes_atomically(path, data)
     except OSError as error:
         where = "converted masks are kept under checkpoint_dir"
         raise DataError(f"{path} cannot be written ({error.strerror}); {where}") from None
@@ -433,10 +432,9 @@ def cut_blocks(converter: Converter, pairs: Sequence[Pair]) -> list[Pair]:
 def _read_whole(path: Path) -> tuple[Pixels, bool, float | None]:
     """H,W,C with alpha, whether there is one, and the value of pixels without data."""
     with naming(path):
-        data = read_bytes(path)
-        num_with_alpha = image_decoding.channels_with_alpha(data)
-        image = image_decoding.decode_image(data, channels=num_with_alpha or None)
-        return image, image.shape[2] == num_with_alpha, image_decoding.nodata_of(data)
+        file = image_decoding.EncodedImage(read_bytes(path))
+        image = file.decode(channels=file.channels_with_alpha or None)
+        return image, image.shape[2] == file.channels_with_alpha, file.nodata
 
 
 @lru_cache(maxsize=1)

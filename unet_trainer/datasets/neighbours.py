@@ -6,13 +6,14 @@ image is of the same group, or next in the numbering. Most similar are tiles tha
 row or column of one lies inside of the other. Reads some hundred files; what was measured is cached.
 """
 
+import contextlib
 import hashlib
 import json
 import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from unet_trainer.images.drawing import to_display
 from unet_trainer.images.file_bytes import DataError, file_stamp
 from unet_trainer.images.image_decoding import Pixels, read_image
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.json_cache import read_known, write_known
+from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
 
 MIN_PAIRS = 16  # among fewer images a neighbour is often the most similar one by chance
 STRETCH, NUM_STRETCHES = 20, 12  # images in a row that are read, and how many times, spread over all
@@ -222,10 +223,10 @@ def _find_nearest(config: Config, pairs: Sequence[Pair], others: Sequence[Pair],
     """Of each image the one among the others (without others: among the same) that is most like it. None if one of
     them cannot be read. What was measured is cached."""
     files = [(str(pair.image.absolute()), file_stamp(pair.image)) for pair in (*pairs, *others)]
-    key = hashlib.sha256(json.dumps([len(pairs), files]).encode()).hexdigest()[:24]
+    key = hashlib.sha256(json.dumps([CACHE_FORMAT, len(pairs), files]).encode()).hexdigest()[:24]
     cache = Path(config.checkpoint_dir) / f".cache/neighbours-{key}.json"
-    if (known := read_known(Nearest, cache, CACHE_FORMAT)) is not None and len(known.places) == len(pairs):
-        return known
+    with contextlib.suppress(ValueError):
+        return from_plain(Nearest, read_cache(cache))
 
     def view(_: int, pair: Pair) -> tuple[Pixels, list[set[int]]]:
         image = read_image(pair.image, min_side=4 * SIDE)
@@ -244,7 +245,7 @@ def _find_nearest(config: Config, pairs: Sequence[Pair], others: Sequence[Pair],
         np.fill_diagonal(distances, np.inf)
     places: list[int] = distances.argmin(1).tolist()
     nearest = Nearest(places, float(overlaps[range(len(places)), places].mean()))
-    write_known(nearest, cache, CACHE_FORMAT)
+    write_cache(cache, asdict(nearest))
     return nearest
 
 

@@ -1,19 +1,22 @@
 """Reads every file once before the first step, so that a bad file is reported at the start and not in the middle of a
 run.
 
-Facts about a file are cached by its path, size and times: the next start reads only new and changed files. From the
-facts follows what the images of a dataset share: channels, depth and statistics.
+Facts about a file are cached by its path, size and times: the next start reads only new and changed files. What the
+images of a dataset share (channels, depth and statistics) follows from the facts.
 """
 
-import contextlib
 import hashlib
+import io
+import json
 import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,27 +27,29 @@ from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.near_duplicates import is_thumbnail, thumbnail_of
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import (
     DataError,
     ReadError,
     ShardError,
+    Stamp,
     StoredFile,
     content_digest,
     file_stamp,
     read_bytes,
 )
-from unet_trainer.images.image_decoding import Pixels, decode_image, read_image, refuse_bomb
+from unet_trainer.images.image_decoding import EncodedImage, Pixels, mask_values_of, read_image
 from unet_trainer.images.image_spec import IMAGENET_MEAN, IMAGENET_STD, ImageSpec, depth_name, find_missing
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.mask_shapes import MaskStructure, measure_structure
 from unet_trainer.images.tiff_files import NO_MEMORY
-from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
+from unet_trainer.system.concurrency import HANG_SECONDS, Crash, Item, ReadStderr, forked_map
 from unet_trainer.system.console import Console, counted
-from unet_trainer.system.json_cache import from_plain, read_cache, write_cache
+from unet_trainer.system.input_files import parse_json
+from unet_trainer.system.json_cache import from_plain, read_cache_bytes, write_cache_bytes
 from unet_trainer.system.resources import count_cores
 
-CACHE_FORMAT = 7
+CACHE_HEAD = b"scan 8\n"  # another number whenever facts mean something else
+KEY_BYTES, MAX_CACHE_BYTES = 32, 2**34
 PART_VALUES = 2**22  # that are measured at a time
 # An alpha channel with so many values, none of which but 0 has this share of the pixels, is a band.
 MANY_OPACITIES, MAX_FREQUENT = 16, 0.5
@@ -153,46 +158,50 @@ class PairFacts(NamedTuple):
     mask: MaskFacts | str
 
 
-# Mean and standard deviation of each channel, lowest and highest value, and number of missing values of each channel.
-Statistics = tuple[tuple[float, ...], tuple[float, ...], float, float, tuple[int, ...]]
 Facts = ImageFacts | MaskFacts
 FACTS: dict[str, type[Any]] = {"image": ImageFacts, "mask": MaskFacts}  # by the names of a pair's files
 
 
 class ScanCache:
-    """Facts from earlier scans, in one JSON file. Facts of a file whose size or times have changed are not found, nor
-    those of an image that were measured with another `nodata`."""
+    """Facts from earlier scans, in a file with a line for each file that was read: a digest of its path, its stamp and
+    its facts as JSON. Facts of a file whose size or times have changed are not found, nor those of an image that were
+    measured with another `nodata`."""
 
     def __init__(self, path: Path | None, nodata: float | str = "fill") -> None:
         self.path, self.nodata = path, "fill" if nodata == "ignore" else nodata
-        content = read_cache(path)
-        files = content.get("files") if content.get("format") == CACHE_FORMAT else None
-        self.known: dict[str, list[Any]] = files if isinstance(files, dict) else {}
+        lines = io.BytesIO(read_cache_bytes(path, MAX_CACHE_BYTES))
+        is_known = next(lines, b"") == CACHE_HEAD
+        self.known = {line[:KEY_BYTES]: line[KEY_BYTES:] for line in lines} if is_known else {}
 
-    def find(self, kind: str, path: Path, stamp: list[int] | None) -> Any:
+    def find(self, kind: str, path: Path, stamp: Stamp | None) -> Any:
         """A damaged entry is as good as none: the file is read anew. The index of shards may have the facts too."""
-        with contextlib.suppress(ValueError, LookupError, TypeError):
+        with suppress(ValueError, LookupError, TypeError):
             if isinstance(path, StoredFile) and path.facts is not None:
                 known_stamp, known = stamp, {"thumbnail": "", **path.facts}
             else:
-                known_stamp, known = self.known[f"{kind}:{path.absolute()}"]
+                known_stamp, known = parse_json(self.known[_key(kind, path)])
             if stamp is not None and known_stamp == stamp:
                 facts = from_plain(FACTS[kind], {**known, "stamp": stamp})
                 if facts.is_consistent() and getattr(facts, "nodata", self.nodata) == self.nodata:
                     return facts
         return None
 
-    def add(self, kind: str, path: Path, found: Facts | str, stamp: list[int] | None) -> Facts | str:
+    def add(self, kind: str, path: Path, found: Facts | str, stamp: Stamp | None) -> Facts | str:
         """Returns the facts with their stamp."""
+        self.known.pop(_key(kind, path), None)
         if isinstance(found, str) or stamp is None:
-            self.known.pop(f"{kind}:{path.absolute()}", None)
             return found
         if isinstance(found, ImageFacts) or len(found.counts) <= MAX_CACHED_VALUES:
-            self.known[f"{kind}:{path.absolute()}"] = [stamp, plain_facts(found)]
+            self.known[_key(kind, path)] = json.dumps([stamp, plain_facts(found)]).encode() + b"\n"
         return replace(found, stamp=tuple(stamp))
 
     def save(self) -> None:
-        write_cache(self.path, {"format": CACHE_FORMAT, "files": self.known})
+        write_cache_bytes(self.path, chain([CACHE_HEAD], chain.from_iterable(self.known.items())))
+
+
+def _key(kind: str, path: Path) -> bytes:
+    name = os.fsencode(f"{kind}:{path.absolute()}")
+    return hashlib.blake2b(name, digest_size=KEY_BYTES // 2).hexdigest().encode()
 
 
 def plain_facts(facts: Facts) -> dict[str, Any]:
@@ -203,77 +212,51 @@ def plain_facts(facts: Facts) -> dict[str, Any]:
 def open_scan_cache(data_dir: Path, checkpoint_dir: Path, nodata: float | str) -> ScanCache:
     """The cache for the files of data_dir; each data_dir has its own."""
     name = hashlib.sha256(os.fsencode(data_dir.resolve())).hexdigest()[:16]
-    return ScanCache(checkpoint_dir / ".scan" / f"{name}.json", nodata)
+    return ScanCache(checkpoint_dir / ".scan" / f"{name}.jsonl", nodata)
 
 
-Task = tuple[Pair, Sequence[str]]  # a pair, and which of its files are to be read
+File = tuple[str, Path]  # "image" or "mask", and where it is
+Task = tuple[Pair, list[File]]  # a pair, and those of its files that are to be read
 
 
 def scan_pairs(
     pairs: Sequence[Pair], console: Console, cache: ScanCache | None = None, timeout: float | None = None
 ) -> list[PairFacts]:
-    """The facts of all pairs, in their order. Decodes the files that the cache does not know.
+    """The facts of all pairs, in their order. Decodes the files that the cache does not know, each once.
 
     `timeout`: seconds after which the files of a pair count as never read. Raises DataError then: a disk that does not
     answer would take as long for every other pair.
     """
     cache = cache or ScanCache(None)
-    scan_pair = partial(_scan_pair, nodata=cache.nodata)
-    facts: dict[tuple[str, Path], Any] = {}
+    facts: dict[File, Any] = {}
     tasks: list[Task] = []
-    with console.bar("Reading every pair once:", len(pairs), keep=False) as bar, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PIL's about broken headers, which name no file
-        stamps = {path: file_stamp(path) for pair in pairs for path in (pair.image, pair.mask)}
-        for pair in pairs:
-            files = {"image": pair.image, "mask": pair.mask}
-            facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in files.items()}
-            if missing := [kind for kind, path in files.items() if facts[kind, path] is None]:
-                tasks.append((pair, missing))
-            else:
-                bar.tick()
-        with contextlib.closing(forked_map(scan_pair, tasks, count_cores(), timeout=timeout)) as outcomes:
-            for position, outcome in outcomes:
-                pair, kinds = tasks[position]
-                if isinstance(outcome, Crash) and outcome.is_timeout:
-                    reason = f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
-                    raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {reason}")
-                if isinstance(outcome, DataError):  # the next ones would take as long
-                    raise outcome
-                if isinstance(outcome, Crash):  # a child process for each file finds the one that crashes the decoder
-                    outcome = {}
-                    for kind in kinds:
-                        ((_, alone),) = forked_map(scan_pair, [(pair, [kind])], 1)
-                        if isinstance(alone, DataError):
-                            raise alone
-                        found = alone if isinstance(alone, Crash) else alone[kind]
-                        outcome[kind] = f"decoding it crashed ({found.reason})" if isinstance(found, Crash) else found
-                for kind, found in outcome.items():
-                    path = getattr(pair, kind)
+    stamps = {path: file_stamp(path) for pair in pairs for path in (pair.image, pair.mask)}
+    for pair in pairs:
+        new = [file for file in (("image", pair.image), ("mask", pair.mask)) if file not in facts]
+        facts |= {(kind, path): cache.find(kind, path, stamps[path]) for kind, path in new}
+        if unknown := [file for file in new if facts[file] is None]:
+            tasks.append((pair, unknown))
+    has_new_facts, scan = bool(tasks), partial(_scan_files, nodata=cache.nodata)
+    while tasks:
+        alone: list[Task] = []
+        with closing(_in_children(scan, tasks, console, "Reading every pair once:", timeout)) as outcomes:
+            for (pair, files), outcome in outcomes:
+                if isinstance(outcome, Crash):
+                    if outcome.is_timeout:
+                        why = (
+                            f"{outcome.reason} (worker_timeout); is the disk there? Else one of them hangs its decoder"
+                        )
+                        raise DataError(f"{pair.shown_image} and {pair.shown_mask}: {why}")
+                    if len(files) > 1:  # a child process for each tells which of them crashes the decoder
+                        alone += [(pair, [file]) for file in files]
+                        continue
+                    outcome = [f"decoding it crashed ({outcome.reason})"]
+                for (kind, path), found in zip(files, outcome, strict=True):
                     facts[kind, path] = cache.add(kind, path, found, stamps[path])
-                bar.tick()
-    if tasks:
+        tasks = alone
+    if has_new_facts:
         cache.save()
     return [PairFacts(facts["image", pair.image], facts["mask", pair.mask]) for pair in pairs]
-
-
-def _scan_pair(task: Task, read_stderr: ReadStderr, nodata: float | str) -> dict[str, Any] | DataError:
-    """The facts of each file, or why it cannot be used; the error of a remote shard that cannot be read."""
-    pair, kinds = task
-    found: dict[str, Any] = {}
-    for kind in kinds:
-        try:
-            found[kind] = _scan_image(pair.image, nodata) if kind == "image" else _scan_mask(pair)
-        except ReadError as error:
-            source = getattr(pair, kind)
-            if isinstance(error, ShardError) and isinstance(source, StoredFile) and source.store.is_remote:
-                return DataError(f"{pair.shown_image}: {error}")
-            found[kind] = str(error)
-        except MemoryError:
-            found[kind] = NO_MEMORY
-        damage = JPEG_DAMAGE.search(read_stderr())  # OpenCV decodes such a file, and libjpeg prints a message
-        if damage is not None:
-            found[kind] = f"the file is damaged ({damage.group(1) or 'it ends too early'})"
-    return found
 
 
 def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: Console, label: str) -> list[Any]:
@@ -289,25 +272,61 @@ def read_each(read: Callable[[int, Pair], Any], pairs: Sequence[Pair], console: 
             return None
 
     found: list[Any] = [None] * len(pairs)
-    outcomes = forked_map(attempt, list(enumerate(pairs)), count_cores())
-    with console.bar(label, len(pairs), keep=False) as bar, contextlib.closing(outcomes):
+    with closing(_in_children(attempt, list(enumerate(pairs)), console, label)) as outcomes:
+        for (index, _), outcome in outcomes:
+            found[index] = None if isinstance(outcome, Crash) else outcome
+    return found
+
+
+def _in_children(
+    work: Callable[[Item, ReadStderr], Any],
+    items: Sequence[Item],
+    console: Console,
+    label: str,
+    timeout: float | None = HANG_SECONDS,
+) -> Generator[tuple[Item, Any], None, None]:
+    """Each item and its outcome, as forked_map gives it; to be closed. Raises the first DataError that is an outcome:
+    the next ones would take as long."""
+    with (
+        console.bar(label, len(items), keep=False) as bar,
+        warnings.catch_warnings(action="ignore"),  # PIL's about broken headers, which name no file
+        closing(forked_map(work, items, count_cores(), timeout=timeout)) as outcomes,
+    ):
         for index, outcome in outcomes:
             if isinstance(outcome, DataError):
                 raise outcome
-            found[index] = None if isinstance(outcome, Crash) else outcome
+            yield items[index], outcome
             bar.tick()
+
+
+def _scan_files(task: Task, read_stderr: ReadStderr, nodata: float | str) -> list[Facts | str] | DataError:
+    """The facts of each file, or why it cannot be used; the error of a remote shard that cannot be read."""
+    pair, files = task
+    found: list[Facts | str] = []
+    for kind, path in files:
+        facts: Facts | str
+        try:
+            facts = _scan_image(path, nodata) if kind == "image" else _scan_mask(pair)
+        except ReadError as error:
+            if isinstance(error, ShardError) and isinstance(path, StoredFile) and path.store.is_remote:
+                return DataError(f"{pair.shown_image}: {error}")
+            facts = str(error)
+        except MemoryError:
+            facts = NO_MEMORY
+        damage = JPEG_DAMAGE.search(read_stderr())  # OpenCV decodes such a file, and libjpeg prints a message
+        found.append(facts if damage is None else f"the file is damaged ({damage.group(1) or 'it ends too early'})")
     return found
 
 
 def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
-    data = read_bytes(path)
-    num_with_alpha = headers.channels_with_alpha(data)
-    whole, alpha = decode_image(data, channels=num_with_alpha or None), None
+    file = EncodedImage(read_bytes(path))
+    num_with_alpha = file.channels_with_alpha
+    whole, alpha = file.decode(channels=num_with_alpha or None), None
     image = whole
     if num_with_alpha and whole.shape[2] == num_with_alpha:
         image, alpha = np.ascontiguousarray(whole[:, :, :-1]), _measure_alpha(np.ascontiguousarray(whole[:, :, -1:]))
     is_float = image.dtype.kind == "f"
-    tag = headers.nodata_of(data) if is_float or nodata == "fill" else None
+    tag = file.nodata if is_float or nodata == "fill" else None
     is_missing = find_missing(image, [value for value in (tag, nodata) if isinstance(value, float)])
     mean, std, low, high, missing = _measure(image, is_missing)
     values = [] if is_missing is None else np.unique(image[is_missing])[:3].tolist()
@@ -315,11 +334,11 @@ def _scan_image(path: Path, nodata: float | str) -> ImageFacts:
     seen = whole if alpha is not None and alpha.is_band else image
     if (seen == seen[:, :, :1]).all():  # grey, in one channel or in three
         seen = seen[:, :, :1]
-    height, width, channels = image.shape
     pixels = content_digest(np.ascontiguousarray(seen).ravel().data)
-    source = alpha, headers.is_turned(data), content_digest(data), pixels
+    source = alpha, file.is_turned, content_digest(file.data), pixels
     without_data = missing, marks, tag if marks and not is_float else None, nodata
     thumbnail = "" if any(missing) else thumbnail_of(image)
+    height, width, channels = image.shape
     return ImageFacts(
         height, width, channels, str(image.dtype), mean, std, low, high, *source, *without_data, thumbnail
     )
@@ -332,22 +351,22 @@ def scan_as_mask(_: int, pair: Pair) -> MaskFacts:
 
 def _scan_mask(pair: Pair, min_values: int = 3) -> MaskFacts:
     """`min_values`: with fewer, the structure is not measured."""
-    data = read_bytes(pair.mask)
+    file = EncodedImage(read_bytes(pair.mask))
     try:
-        refuse_bomb(data)
+        file.refuse_bomb()
     except ReadError:  # a mask may be large and nearly empty if its image is as large
-        refuse_bomb(data, read_image(pair.image).shape[:2])
-    mask, is_alpha = decode_mask_or_alpha(data)
+        file.refuse_bomb(read_image(pair.image).shape[:2])
+    mask, is_alpha = decode_mask_or_alpha(file)
     counts, palette = _count_values(mask), None
     common = max(counts, key=counts.__getitem__)
     structure = measure_structure(mask) if len(counts) >= min_values else None
     thumbnail = thumbnail_of((mask != common).astype(np.uint8)[:, :, None] * 255)
-    if colours := headers.palette_colours(data):
-        shown = zip(headers.mask_values_of(colours), colours, strict=True)
+    if file.palette:
+        shown = zip(mask_values_of(file.palette), file.palette, strict=True)
         palette = {value: (red << 16) + (green << 8) + blue for value, (red, green, blue) in shown if value in counts}
+    others = file.is_lossy, is_alpha, structure, palette, thumbnail
     height, width = mask.shape
-    others = headers.is_lossy(data), is_alpha, structure, palette, thumbnail
-    return MaskFacts(height, width, counts, content_digest(data), *others)
+    return MaskFacts(height, width, counts, content_digest(file.data), *others)
 
 
 def _measure_alpha(alpha: Pixels) -> AlphaFacts:
@@ -358,8 +377,11 @@ def _measure_alpha(alpha: Pixels) -> AlphaFacts:
     return AlphaFacts(mean, std, low, high, bool(is_band))
 
 
-def _measure(image: Pixels, is_missing: Pixels | None) -> Statistics:
-    """Of the values that are not missing."""
+def _measure(
+    image: Pixels, is_missing: Pixels | None
+) -> tuple[tuple[float, ...], tuple[float, ...], float, float, tuple[int, ...]]:
+    """Of the values that are not missing, mean and standard deviation of each channel, and the lowest and highest; and
+    how many are missing in each channel."""
     num_pixels = image.shape[0] * image.shape[1]
     counts = num_pixels - (0 if is_missing is None else np.count_nonzero(is_missing, axis=(0, 1)))
     if image.dtype == np.uint8 and image.shape[2] <= 4 and is_missing is None:

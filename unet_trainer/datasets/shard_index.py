@@ -9,7 +9,7 @@ import io
 import json
 import tarfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
@@ -181,11 +181,10 @@ def list_members(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
         raise ShardError(f"not a complete tar file ({error or type(error).__name__})") from None
 
 
-def index_shard(name: str, num_bytes: int, tick: Callable[[int], object], file: BinaryIO) -> tuple[Shard, list[str]]:
-    """The samples of a shard of any tool, and those that lack an image or a mask. Reads all of it, once; `tick` is
-    called with the number of bytes that were read. Raises ShardError, without the shard's name."""
+def index_shard(name: str, num_bytes: int, file: BinaryIO) -> tuple[Shard, list[str]]:
+    """The samples of a shard of any tool, and those that lack an image or a mask. Reads all of it, once. Raises
+    ShardError, without the shard's name."""
     by_key: dict[str, list[Member]] = {}  # WebDataset's key is the path up to the first dot of its last part
-    done = 0
     for raw, offset, length in list_members(file):
         path = path_in_shard(raw)
         folder, slash, last = path.rpartition("/")
@@ -196,9 +195,6 @@ def index_shard(name: str, num_bytes: int, tick: Callable[[int], object], file: 
             if len(content) < length:
                 raise ShardError(f"it ends within {raw}")
             by_key.setdefault(f"{folder}{slash}{key}", []).append(Member(path, offset, length, zlib.crc32(content)))
-        tick(offset + length - done)
-        done = offset + length
-    tick(num_bytes - done)
     found = {key: _image_and_mask(members) for key, members in by_key.items()}
     part = part_in([name])  # train/a-000.tar and a-val-000.tar say their part
     samples = tuple(Sample(key, *pair, part or "") for key, pair in found.items() if pair is not None)

@@ -3,8 +3,10 @@
 Files below a folder or a URL (s3://, gs://, http://, ...) are read in parts; remote ones through fsspec, which comes
 with torch; what it needs for a protocol (s3fs, gcsfs, aiohttp) is named where it is missing. Its file system of web
 servers asks once, so that failures are retried here; its caches have no bound and are not shared between processes
-that read at the same time, so that what is fetched is kept by RangeCache.
+that read at the same time, so that RangeCache keeps what is fetched.
 """
+
+from __future__ import annotations
 
 import contextlib
 import hashlib
@@ -17,16 +19,17 @@ import tempfile
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.datasets.shard_index import BLOCK, Member, Shard, ShardIndex
 from unet_trainer.images.file_bytes import ShardError, StoredFile
-from unet_trainer.system.atomic_files import ABANDONED_SECONDS, delete_drafts, make_own_folder, write_atomically
+from unet_trainer.system.atomic_files import ABANDONED_SECONDS, atomic_open, delete_drafts, make_own_folder
+from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FOLLOW, open_handle
 from unet_trainer.system.os_errors import NO_ROOM, cannot
@@ -67,8 +70,7 @@ class Files:
         self.root = root.rstrip("/") if self.is_remote else root
         self.protocol = root.partition("://")[0].lower() if self.is_remote else ""
         self.waits = () if not self.is_remote else WAITS if waits is None else waits
-        self.workspace, self.connect = workspace, _connect  # which gives fsspec's file system of a protocol
-        self._systems: dict[int, Any] = {}  # by process: connections and their thread do not survive a fork
+        self.workspace, self.connect = workspace, cache(_connect)
 
     def place(self, name: str) -> str:
         """As messages name a file."""
@@ -87,16 +89,6 @@ class Files:
 
         return self.retry(read_once, name)
 
-    def read_side_by_side(self, parts: Sequence[tuple[str, int, int]]) -> list[Any]:
-        """Name, start and stop of each part: its bytes, or anything else where the first try failed."""
-        try:
-            system = self._system()
-            names, starts, stops = (list(column) for column in zip(*parts, strict=True))
-            options = {"batch_size": NUM_CONNECTIONS} if getattr(system, "async_impl", False) else {}
-            return system.cat_ranges([self.place(name) for name in names], starts, stops, **options)
-        except Exception:  # each library has its own; `read` retries, and reports them
-            return [None] * len(parts)
-
     def size_and_version(self, name: str) -> tuple[int | None, str]:
         """In bytes, None if unknown; and what changes with the content, if anything does."""
         info = self.retry(lambda system, place: system.info(place), name)
@@ -104,27 +96,25 @@ class Files:
         size = info.get("size")
         return size if isinstance(size, int) else None, str(version)
 
+    def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
+        return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
+
     def has_ranges(self, name: str) -> bool:
         """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
         return len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
 
-    def exists(self, name: str) -> bool:
-        try:
-            self.size_and_version(name)
-        except MissingFile:
-            return False
-        return True
-
-    def find(self) -> list[str]:
-        """The names of all files."""
+    def find(self, is_deep: bool = True) -> list[str]:
+        """The names of all files; of a local folder, also without those in folders below. Empty where nothing is there,
+        or where it cannot be listed."""
         if not self.is_remote:  # folders that may not be read are named when the data is searched
-            return sorted(
-                Path(place, name).relative_to(self.root).as_posix()
-                for place, _, names in os.walk(self.root)
-                for name in names
-            )
-        paths = self.retry(lambda system, place: system.find(place), "", "be listed")
-        urls = (name if is_url(name) else f"{self.protocol}://{name.lstrip('/')}" for name in paths)
+            folders = islice(os.walk(self.root), None if is_deep else 1)
+            found = (Path(folder, name) for folder, _, names in folders for name in names)
+            return sorted(path.relative_to(self.root).as_posix() for path in found)
+        try:
+            paths = self.retry(lambda system, place: system.find(place), "", "be listed")
+        except MissingFile:
+            return []
+        urls = (path if is_url(path) else f"{self.protocol}://{path.lstrip('/')}" for path in paths)
         return sorted(url.removeprefix(f"{self.root}/") for url in urls if url.startswith(f"{self.root}/"))
 
     def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
@@ -140,19 +130,26 @@ class Files:
 
         return self.retry(read_once, name)
 
-    def write(self, name: str, fill: Callable[[BinaryIO], object]) -> None:
-        """Completely or not at all. Raises UserError."""
+    def write(self, name: str, content: bytes) -> None:
+        with self.writing(name) as file:
+            file.write(content)
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[BinaryIO]:
+        """A file to write to: it is there completely at the end of the block, or not at all. Raises UserError."""
         folder = self.workspace if self.is_remote else Path(self.place(name)).parent
         assert folder is not None
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not self.is_remote:
-                return write_atomically(Path(self.place(name)), fill)
+                with atomic_open(Path(self.place(name))) as file:
+                    yield file
+                return
             delete_drafts(folder, ["*"], ABANDONED_SECONDS)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".upload.", suffix=".tmp") as file:
-                fill(cast(BinaryIO, file))
-                file.flush()
-                return self.retry(lambda system, url: system.put_file(file.name, url), name, "be written")
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".upload.", suffix=".tmp") as draft:
+                yield cast(BinaryIO, draft)
+                draft.flush()
+                self.retry(lambda system, url: system.put_file(draft.name, url), name, "be written")
         except OSError as error:
             shown = f"{folder}" if self.is_remote else f"--out: {self.place(name)}"
             raise cannot(shown, "be written", error, folder) from None
@@ -161,17 +158,12 @@ class Files:
         with contextlib.suppress(ShardError):
             self.retry(lambda system, place: system.rm_file(place), name, "be deleted")
 
-    def _system(self) -> Any:
-        if (system := self._systems.get(os.getpid())) is None:
-            system = self._systems[os.getpid()] = self.connect(self.protocol)
-        return system
-
     def retry(self, action: Callable[[Any, str], Result], name: str, what: str = "be read") -> Result:
         """What the action makes of the file system and a file's place there. Raises ShardError."""
         place = self.place(name)
         for wait in (*self.waits, None):
             try:
-                return action(self._system(), place)
+                return action(self.connect(self.protocol, os.getpid()), place)
             except ShardError:
                 raise
             except NotImplementedError:
@@ -212,7 +204,9 @@ class _LocalSystem:
         Path(path).unlink()
 
 
-def _connect(protocol: str) -> Any:
+def _connect(protocol: str, process: int) -> Any:
+    """fsspec's file system of a protocol, one for each process: its connections and their thread do not survive a
+    fork."""
     if not protocol:
         return _LocalSystem()
     if protocol not in PROTOCOLS:
@@ -242,7 +236,8 @@ class Span(NamedTuple):
     members: tuple[Member, ...]
 
     def is_right(self, content: bytes) -> bool:
-        return all(zlib.crc32(self.cut(content, member)) == member.checksum for member in self.members)
+        is_whole = len(content) == self.stop - self.start
+        return is_whole and all(zlib.crc32(self.cut(content, member)) == member.checksum for member in self.members)
 
     def cut(self, content: bytes, member: Member) -> memoryview:
         return memoryview(content)[member.offset - self.start : member.end - self.start]
@@ -252,14 +247,14 @@ class _Fetched(threading.local):
     """What a thread has fetched ahead, and the span that it has read last: a mask follows its image."""
 
     def __init__(self) -> None:
-        self.ahead: dict[Span, bytes] = {}
+        self.ahead: dict[Span, bytes | ShardError] = {}
         self.last: tuple[Span | None, bytes] = None, b""
 
 
 class ShardStore:
     """Reads files from shards; from several threads, and in processes forked from this one."""
 
-    def __init__(self, files: Files, index: ShardIndex, cache: "RangeCache | None" = None) -> None:
+    def __init__(self, files: Files, index: ShardIndex, cache: RangeCache | None = None) -> None:
         self.files, self.index, self.cache = files, index, cache
         self.is_remote = files.is_remote
         self.gives_whole_files = False  # a server that knows no ranges
@@ -291,8 +286,7 @@ class ShardStore:
 
     def check(self) -> None:
         """Raises ShardError if a shard is missing or has another size than in the index."""
-        with ThreadPoolExecutor(NUM_CONNECTIONS, "shards") as threads:  # no thread is left: this process may fork
-            sizes = list(threads.map(self.files.size_and_version, [shard.name for shard in self.index.shards]))
+        sizes = self.files.sizes_and_versions([shard.name for shard in self.index.shards])
         for shard, (size, _) in zip(self.index.shards, sizes, strict=True):
             if size not in (None, shard.num_bytes):
                 differ = f"{self.files.place(shard.name)} has {size} bytes, and {shard.num_bytes} by the index"
@@ -303,53 +297,46 @@ class ShardStore:
         """The content of a file. Raises ShardError."""
         span, content = self._fetched.last
         if span != file.span:
-            content = self._fetched.ahead.pop(file.span, b"") or self._fetch(file.span)
+            ahead = self._fetched.ahead.pop(file.span, None)
+            if isinstance(ahead, ShardError):
+                raise ahead
+            content = ahead or self._fetch(file.span)
             if self.is_remote:
                 self._fetched.last = file.span, content
         return bytes(file.span.cut(content, file.member))
 
     def read_ahead(self, files: Iterable[StoredFile]) -> None:
-        """Fetches what this thread will read next, side by side, as far as memory allows. What failed is fetched again
-        when it is read; what was fetched earlier and not read is dropped."""
-        self._fetched.ahead = ahead = {}
-        spans = list(dict.fromkeys(file.span for file in files if file.span != self._fetched.last[0]))
+        """Fetches what this thread will read next, side by side, as far as memory allows; an error is raised where its
+        file is read. What was fetched earlier and not read is dropped."""
+        self._fetched.ahead = {}
         if not self.is_remote or self.gives_whole_files:
             return
+
+        def fetch(span: Span) -> bytes | ShardError:
+            try:
+                return self._fetch(span)
+            except ShardError as error:
+                return error
+
+        spans = list(dict.fromkeys(file.span for file in files if file.span != self._fetched.last[0]))
         ends = accumulate(span.stop - span.start for span in spans)
-        spans = [span for span, num_bytes in zip(spans, ends, strict=True) if num_bytes <= AHEAD_BYTES]
-        missing = []
-        for span in spans:
-            if (kept := self._kept(span)) is not None:
-                ahead[span] = kept
-            else:
-                missing.append(span)
-        contents = self.files.read_side_by_side([span[:3] for span in missing]) if missing else []
-        for span, content in zip(missing, contents, strict=True):
-            if isinstance(content, bytes) and len(content) == span.stop - span.start and span.is_right(content):
-                ahead[span] = content
-                self._keep(span.shard, span.start, content)
+        spans = [span for span, end in zip(spans, ends, strict=True) if end <= AHEAD_BYTES]
+        with contextlib.closing(read_ahead(fetch, spans, NUM_CONNECTIONS, max_items=len(spans))) as fetched:
+            self._fetched.ahead = dict(fetched)
 
     def _fetch(self, span: Span) -> bytes:
         """From the cache, or from where the shards are. Raises ShardError."""
-        if (kept := self._kept(span)) is not None:
+        if self.cache is not None and span.is_right(kept := self.cache.read(span.shard, span.start, span.stop)):
             return kept
-        is_whole = self.gives_whole_files and self.cache is not None
+        start, stop = (0, None) if self.gives_whole_files and self.cache is not None else (span.start, span.stop)
         for _ in range(MAX_FETCHES if self.is_remote else 1):
-            start = 0 if is_whole else span.start
-            content = self.files.read(span.shard, start, None if is_whole else span.stop)
+            content = self.files.read(span.shard, start, stop)
             part = content[span.start - start : span.stop - start]
-            if len(part) == span.stop - span.start and span.is_right(part):
-                self._keep(span.shard, start, content)
+            if span.is_right(part):
+                if self.cache is not None:
+                    self.cache.write(span.shard, start, content)
                 return part
         raise ShardError(f"its content differs from the index (checksum): {CHANGED}, or the disk has damaged them")
-
-    def _kept(self, span: Span) -> bytes | None:
-        kept = None if self.cache is None else self.cache.read(span.shard, span.start, span.stop)
-        return kept if kept is not None and span.is_right(kept) else None
-
-    def _keep(self, shard: str, start: int, content: bytes) -> None:
-        if self.cache is not None:
-            self.cache.write(shard, start, content)
 
 
 class RangeCache:
@@ -386,14 +373,14 @@ class RangeCache:
         """Whether the part of a shard up to `stop` is kept."""
         return self._starts[shard] + stop <= self.max_bytes
 
-    def read(self, shard: str, start: int, stop: int) -> bytes | None:
-        """What lies at that place, right or not; None if there is nothing."""
+    def read(self, shard: str, start: int, stop: int) -> bytes:
+        """What lies at that place, right or not; empty if there is nothing."""
         with contextlib.suppress(OSError):
             if self.keeps(shard, stop):
                 with os.fdopen(open_handle(self.path(shard), follow=False), "rb") as file:
                     file.seek(start)
                     return file.read(stop - start)
-        return None
+        return b""
 
     def write(self, shard: str, start: int, content: bytes) -> None:
         """Where the disk is full, nothing more is kept. Links are not followed, and pipes not waited for."""

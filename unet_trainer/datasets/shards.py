@@ -14,11 +14,12 @@ import dataclasses
 import io
 import re
 import tarfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from unet_trainer.config.load import PROTOCOLS, url_problem
 from unet_trainer.config.schema import Config
@@ -27,7 +28,16 @@ from unet_trainer.datasets.listing import Listing, list_files, walk
 from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, first_few
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
-from unet_trainer.datasets.shard_store import WAITS, Files, MissingFile, RangeCache, ShardStore, is_url, short_digest
+from unet_trainer.datasets.shard_store import (
+    CHANGED,
+    WAITS,
+    Files,
+    MissingFile,
+    RangeCache,
+    ShardStore,
+    is_url,
+    short_digest,
+)
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, read_bytes
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
@@ -86,10 +96,6 @@ def _expand(name: str) -> tuple[str, ...]:
     return tuple(f"{parts[1]}{number:0{len(parts[2])}d}{parts[4]}" for number in numbers)
 
 
-def _tar_files(files: Files) -> list[str]:
-    return [name for name in files.find() if name.endswith(".tar")]
-
-
 def open_shards(config: Config, console: Console | None = None, listing: Listing | None = None) -> ShardStore | None:
     """The shards that data_dir names, open for reading; None if it names none. Raises DataError."""
     place = find_place(config.data_dir, listing)
@@ -102,28 +108,29 @@ def open_shards(config: Config, console: Console | None = None, listing: Listing
 def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
     files, folder = Files(place.root), Path(config.checkpoint_dir) / FOLDER
     index = _read_index(place, Files(place.root, WAITS[:3]))  # a wrong host name is reported within seconds
-    if index is None:
-        if (place.names is None or not files.is_remote) and files.exists(UNFINISHED):
-            missing = f"there is no {INDEX_NAME} yet"
-            raise ShardError(f"{place.root}: the shards there are not finished ({missing}); start shard again")
-        index = _index_others(place, files, folder, console)
-    store = ShardStore(files, index)
+    store = ShardStore(files, _index_others(place, files, folder, console) if index is None else index)
     store.check()
-    if not files.is_remote:
-        return store
-    url, max_bytes = " ".join((place.root, *(place.names or ()))), int(config.cache_gb * GB)
+    if files.is_remote:
+        _keep_what_is_fetched(store, place, config.cache_gb, folder, console)
+    return store
+
+
+def _keep_what_is_fetched(
+    store: ShardStore, place: ShardPlace, cache_gb: float, folder: Path, console: Console
+) -> None:
+    """Gives the store of a remote place its cache on the disk."""
+    shards, url, max_bytes = store.index.shards, " ".join((place.root, *(place.names or ()))), int(cache_gb * GB)
     try:
-        store.cache = RangeCache(folder, url, index.shards, max_bytes) if max_bytes else None
+        store.cache = RangeCache(folder, url, shards, max_bytes) if max_bytes else None
     except OSError as error:
         console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
     if store.cache is not None and store.cache.is_limited_by_disk:
         kept = f"{store.cache.max_bytes / GB:.3g} GB of the shards are kept"
         console.note(f"cache_gb: {kept}, half of what is free on the disk of {folder}")
-    store.gives_whole_files = bool(index.shards) and not files.has_ranges(index.shards[0].name)
+    store.gives_whole_files = bool(shards) and not store.files.has_ranges(shards[0].name)
     if store.gives_whole_files:
         cost = "each is fetched once and kept (cache_gb)" if store.cache else "each sample takes a whole shard"
         console.note(f"{place.root} gives whole files only, not parts of them (no HTTP ranges): {cost}")
-    return store
 
 
 def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
@@ -137,49 +144,51 @@ def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
             return None
         fix = f"{error}; if it is damaged, write the shards again with shard"
         raise _naming(files.place(INDEX_NAME), fix) from None
-    if place.names is None:
-        return index
     known = {shard.name: shard for shard in index.shards}
-    if not known.keys() >= set(place.names):
-        return None
-    return dataclasses.replace(index, shards=tuple(known[name] for name in place.names))
+    names = known if place.names is None else place.names
+    return dataclasses.replace(index, shards=tuple(known[name] for name in names)) if {*names} <= {*known} else None
 
 
-def _naming(place: str, message: str) -> ShardError:
+def _naming(place: str, message: object) -> ShardError:
     """The error with the name of the file, which some messages have already."""
-    return ShardError(message if message.startswith(place) else f"{place}: {message}")
+    return ShardError(f"{message}" if str(message).startswith(place) else f"{place}: {message}")
 
 
 def _index_others(place: ShardPlace, files: Files, folder: Path, console: Console) -> ShardIndex:
     """Of shards of other tools. What an earlier start has read of a shard is cached, and read again if it has
     changed."""
-    try:
-        names = place.names or tuple(_tar_files(files))
-    except MissingFile:
-        how = "name the shards: .../a-{000000..000011}.tar"
-        raise ShardError(f"{place.root}: nothing is there, or it cannot be listed; {how}") from None
+    there = files.find(is_deep=place.names is None) if place.names is None or not files.is_remote else []
+    if UNFINISHED in there:
+        raise ShardError(f"{place.root}: the shards there are not finished (no {INDEX_NAME} yet); start shard again")
+    names = place.names or tuple(name for name in there if name.endswith(".tar"))
     if not names:
-        raise ShardError(f"{place.root}: no {INDEX_NAME} there, and no .tar files")
+        how = "name the shards: .../a-{000000..000011}.tar"
+        raise ShardError(f"{place.root}: no {INDEX_NAME} and no .tar files there, or they cannot be listed; {how}")
     root = place.root if files.is_remote else str(Path(place.root).resolve())
-    versions = [files.size_and_version(name) for name in names]
     indices: list[ShardIndex] = []
-    with console.bar("Indexing the shards once:", sum(size or 0 for size, _ in versions), keep=False) as bar:
-        for name, version in zip(names, versions, strict=True):
+    with console.bar("Indexing the shards once:", len(names), keep=False) as bar:
+        for name, (size, version) in zip(names, files.sizes_and_versions(names), strict=True):
             cache = folder / f"index-{short_digest(f'{root}/{name}')}.json"
-            with contextlib.suppress(ShardError):
-                known = read_cache(cache)
-                if known.get("version") == list(version):
-                    indices.append(shard_index.index_from_json(str(known.get("index"))))
-                    bar.tick(version[0] or 0)
-                    continue
             try:
-                shard, unpaired = files.read_through(name, partial(index_shard, name, version[0] or 0, bar.tick))
-            except ShardError as error:
-                raise _naming(files.place(name), str(error)) from None
-            indices.append(ShardIndex((shard,), unpaired=tuple(unpaired)))
-            write_cache(cache, {"version": version, "index": shard_index.index_to_json(indices[-1])})
+                known = read_cache(cache)
+                index = shard_index.index_from_json(str(known.get("index")))
+                if known.get("version") != [size, version]:
+                    raise ShardError(CHANGED)
+            except ShardError:
+                index = _index_one(name, size or 0, files)
+                write_cache(cache, {"version": [size, version], "index": shard_index.index_to_json(index)})
+            indices.append(index)
+            bar.tick()
     shards = tuple(shard for index in indices for shard in index.shards)
     return ShardIndex(shards, unpaired=tuple(key for index in indices for key in index.unpaired))
+
+
+def _index_one(name: str, num_bytes: int, files: Files) -> ShardIndex:
+    try:
+        shard, unpaired = files.read_through(name, partial(index_shard, name, num_bytes))
+    except ShardError as error:
+        raise _naming(files.place(name), error) from None
+    return ShardIndex((shard,), unpaired=tuple(unpaired))
 
 
 def find_in_shards(config: Config, console: Console | None = None, listing: Listing | None = None) -> FoundPairs | None:
@@ -237,21 +246,11 @@ ScannedPair = tuple[Pair, ImageFacts | None, MaskFacts | None]
 def refuse_other_files(files: Files) -> None:
     """Raises DataError if shards are there: nothing is overwritten but what an earlier start of this command left
     unfinished."""
-    names = _names(files)
-    shards = sorted(name for name in names if name.endswith(".tar") or name == INDEX_NAME)
+    names = files.find(is_deep=False)
+    shards = [name for name in names if name.endswith(".tar") or name == INDEX_NAME]
     if INDEX_NAME in names or (shards and UNFINISHED not in names):
         there = f"there are shards in {files.root} ({shards[0]})"
         raise DataError(f"--out: {there}; name another place, or delete them first")
-
-
-def _names(files: Files) -> list[str]:
-    """Of the files at the top of the place, hidden ones too."""
-    try:
-        return files.find() if files.is_remote else [path.name for path in Path(files.root).iterdir()]
-    except (FileNotFoundError, MissingFile):
-        return []
-    except OSError as error:
-        raise DataError(f"--out: {files.root} cannot be read ({error.strerror}); need a folder or a URL") from None
 
 
 def write_shards(
@@ -264,76 +263,71 @@ def write_shards(
 ) -> ShardIndex:
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
-    # Of both files with header and padding, about; one that is gone has no bytes, which reading it reports.
-    sizes = [
-        sum((file_stamp(file) or [0])[0] + 2 * shard_index.BLOCK for file in (pair.image, pair.mask))
-        for pair, *_ in pairs
-    ]
-    if not files.is_remote and sum(sizes) > (free := free_disk(Path(files.root))):
-        needed = f"{files.root} needs {sum(sizes) / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there"
+    shards, num_bytes = _divide(pairs, stem, shard_bytes)
+    if not files.is_remote and num_bytes > (free := free_disk(Path(files.root))):
+        needed = f"{files.root} needs {num_bytes / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there"
         raise DataError(f"--out: {needed}")
-    divided: dict[str, list[list[tuple[ScannedPair, str]]]] = {}  # by part, those of each shard
-    left: dict[str, int] = defaultdict(int)  # bytes in the last shard of each part
-    for scanned, size, key in zip(pairs, sizes, _keys([pair for pair, *_ in pairs]), strict=True):
-        part = scanned[0].part or ""
-        if size > left[part] or part not in divided:  # a pair that is larger than a shard has one for itself
-            divided.setdefault(part, []).append([])
-            left[part] = shard_bytes
-        divided[part][-1].append((scanned, key))
-        left[part] -= size
-    files.write(UNFINISHED, lambda file: file.write(b"These shards are being written; shards.json comes last.\n"))
+    files.write(UNFINISHED, b"These shards are being written; shards.json comes last.\n")
     # What an earlier start left: its shards may be more than those that are written now.
-    own = re.compile(rf"({re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar)|{INDEX_NAME}|{UNFINISHED}")
-    for other in _names(files):
+    own = re.compile(rf"({re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar)|{INDEX_NAME}")
+    for other in files.find(is_deep=False):
         draft = DRAFT.fullmatch(other)
-        if other != UNFINISHED and own.fullmatch(draft["name"] if draft else other):
+        if own.fullmatch(draft["name"] if draft else other):
             files.delete(other)
-    shards = tuple(
-        _write_shard(f"{'-'.join(filter(None, (stem, part)))}-{number:06d}.tar", members, files, tick)
-        for part, in_shards in divided.items()
-        for number, members in enumerate(in_shards)
-    )
-    index = ShardIndex(shards, found.class_names, found.num_classes, class_file=found.class_file)
-    text = shard_index.index_to_json(index).encode("utf-8", "surrogateescape")
-    files.write(INDEX_NAME, lambda file: file.write(text))
+    written = tuple(_write_shard(shard, members, files, tick) for shard, members in shards.items())
+    index = ShardIndex(written, found.class_names, found.num_classes, class_file=found.class_file)
+    files.write(INDEX_NAME, shard_index.index_to_json(index).encode("utf-8", "surrogateescape"))
     files.delete(UNFINISHED)
     return index
 
 
-def _keys(pairs: Sequence[Pair]) -> list[str]:
-    """WebDataset's keys: the pairs' names, with no dot, since a key ends at the first; and each once."""
-    keys: dict[str, None] = {}
-    for pair in pairs:
+Members = list[tuple[ScannedPair, str]]  # of a shard: the pairs and their keys
+
+
+def _divide(pairs: Sequence[ScannedPair], stem: str, shard_bytes: int) -> tuple[dict[str, Members], int]:
+    """The pairs of each shard, by its name, a shard of one part of the data; and the bytes of all, about. WebDataset's
+    keys are the pairs' names with no dot, since a key ends at the first, and each once."""
+    by_part: dict[str, list[Members]] = {}
+    room: dict[str, int] = {}  # in the last shard of each part
+    keys, num_bytes = set[str](), 0
+    for scanned in pairs:
+        pair, part = scanned[0], scanned[0].part or ""
+        # Of both files with header and padding; one that is gone has no bytes, which reading it reports.
+        size = sum((file_stamp(file) or [0])[0] + 2 * shard_index.BLOCK for file in (pair.image, pair.mask))
+        if part not in room or size > room[part]:  # a pair that is larger than a shard has one for itself
+            by_part.setdefault(part, []).append([])
+            room[part] = shard_bytes
         plain = re.sub(r"[.\\\0]", "_", pair.name).strip("/") or "image"
-        key, number = plain, 2
-        while key in keys:
-            key, number = f"{plain}-{number}", number + 1
-        keys[key] = None
-    return list(keys)
+        names = chain([plain], (f"{plain}-{number}" for number in count(2)))
+        keys.add(key := next(name for name in names if name not in keys))
+        by_part[part][-1].append((scanned, key))
+        room[part] -= size
+        num_bytes += size
+    shards = {
+        f"{'-'.join(filter(None, (stem, part)))}-{number:06d}.tar": members
+        for part, of_part in by_part.items()
+        for number, members in enumerate(of_part)
+    }
+    return shards, num_bytes
 
 
-def _write_shard(
-    name: str, members: Sequence[tuple[ScannedPair, str]], files: Files, tick: Callable[[], object]
-) -> Shard:
+def _write_shard(name: str, members: Members, files: Files, tick: Callable[[], object]) -> Shard:
     samples: list[Sample] = []
-    num_bytes = 0
-
-    def fill(file: BinaryIO) -> None:
-        nonlocal num_bytes
-        with tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive:
-            for (pair, *facts), key in members:
-                written = []
-                sources = (pair.image, pair.shown_image, key), (pair.mask, pair.shown_mask, f"{key}.mask")
-                for (source, shown, stem), measured in zip(sources, facts, strict=True):
-                    with naming(shown):
-                        content = read_bytes(source)
-                    if measured is not None and content_digest(content) != measured.digest:
-                        raise DataError(f"{shown}: changed while the shards were written; start again")
-                    written.append(shard_index.add_member(archive, f"{stem}{source.suffix.lower()}", content))
-                plain = [None if measured is None else plain_facts(measured) for measured in facts]
-                samples.append(Sample(pair.name, written[0], written[1], pair.part or "", pair.group, *plain))
-                tick()
-        num_bytes = file.tell()
-
-    files.write(name, fill)
-    return Shard(name, num_bytes, tuple(samples))
+    with (
+        files.writing(name) as file,
+        tarfile.TarFile(fileobj=file, mode="w", format=tarfile.PAX_FORMAT, encoding="utf-8") as archive,
+    ):
+        for (pair, *facts), key in members:
+            written = []
+            sources = (pair.image, pair.shown_image, key), (pair.mask, pair.shown_mask, f"{key}.mask")
+            for (source, shown, stem), measured in zip(sources, facts, strict=True):
+                with naming(shown):
+                    content = read_bytes(source)
+                if measured is not None and content_digest(content) != measured.digest:
+                    raise DataError(f"{shown}: changed while the shards were written; start again")
+                written.append(shard_index.add_member(archive, f"{stem}{source.suffix.lower()}", content))
+            plain = [None if measured is None else plain_facts(measured) for measured in facts]
+            samples.append(Sample(pair.name, written[0], written[1], pair.part or "", pair.group, *plain))
+            tick()
+        archive.close()
+        return Shard(name, file.tell(), tuple(samples))

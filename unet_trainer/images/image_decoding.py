@@ -10,6 +10,7 @@ import logging
 import re
 import struct
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
@@ -37,7 +38,7 @@ GIF_START, NPY_START, BMP_START, WEBP_START = b"GIF8", b"\x93NUMPY", b"BM", b"RI
 
 PNG_GREY_ALPHA, PNG_COLOUR_ALPHA, PNG_PALETTE = 4, 6, 3  # colour types
 JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # markers of a frame header, which holds the size
-JPEG_SCANS = frozenset({0xDA})  # the marker before the pixel data
+JPEG_SCAN, JPEG_FILL = 0xDA, 0xFF  # the marker before the pixel data; a byte that may precede a marker
 # So many greys in a palette, not in the order of their brightness, are of a program that reduced colours.
 MANY_GREYS = 8
 
@@ -53,87 +54,228 @@ def read_image(path: Path, min_side: int | None = None) -> Pixels:
 
 
 def decode_image(data: bytes, min_side: int | None = None, channels: int | None = None) -> Pixels:
-    """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is
-    dropped, unless it is one of the `channels` that are wanted. Raises ReadError, of a decompression bomb before it is
-    decoded."""
-    refuse_bomb(data)
-    with tiff_files.read_errors():
-        if data.startswith(NPY_START):
-            return np.ascontiguousarray(tiff_files.with_channels_last(decode_array(data)))
-        if data.startswith(TIFF_STARTS):
-            return TiffImage(io.BytesIO(data), channels).read_all()
-        if data.startswith(GIF_START):
-            return decode_with_pil(data, "RGB")
-        is_grey_alpha = png_colour_type(data) == PNG_GREY_ALPHA
-        keeps_alpha = channels is not None and channels_with_alpha(data) == channels
-        # which OpenCV does not turn
-        if keeps_alpha and (image := decode_with_opencv(data, cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):
-            wanted = [0, 3] if is_grey_alpha else [2, 1, 0, 3]
-            return np.ascontiguousarray(tiff_files.upright(image[:, :, wanted], orientation_of(data)))
-        image = decode_with_opencv(data, reduction(data, min_side)[1])
-        if image.ndim == 2:
-            return image[:, :, None]
-        return image[:, :, :1] if is_grey_alpha else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    """See EncodedImage.decode."""
+    return EncodedImage(data).decode(min_side, channels)
 
 
-def refuse_bomb(data: bytes, expected: tuple[int, int] | None = None) -> None:
-    """Raises ReadError for a small file of a huge image, in all pages and channels, unless its size is expected."""
-    tiff = tiff_header(data)
-    is_plain = not data.startswith((NPY_START, *TIFF_STARTS))
-    size = tiff.stored_size if tiff is not None else stored_size(data) if is_plain else None
-    if size is None:
-        return  # the decoder says what is wrong
-    height, width = size
-    num_pixels, what = height * width, f"{width}×{height} pixels"
-    if tiff is not None:
-        num_pixels = max(num_pixels, tiff.num_values // COLOUR_CHANNELS)
-        what += f" on {len(tiff.pages)} pages" if len(tiff.pages) > 1 else ""
-        expected = expected if num_pixels == height * width else None
-    if num_pixels > max(BOMB_PIXELS, len(data) * BOMB_RATIO) and size != expected:
-        raise ReadError(f"{len(data) / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
+class EncodedImage:
+    """The bytes of an image file: what they say before they are decoded, and their pixels.
+
+    A header is parsed once, when it is first asked for. Of a broken one, the answers are those of a file without the
+    property: decoding tells what is wrong."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def decode(self, min_side: int | None = None, channels: int | None = None) -> Pixels:
+        """H,W,C in the file's own depth: RGB, grey or as many channels as there are. EXIF rotation is applied; alpha is
+        dropped, unless it is one of the `channels` that are wanted; `min_side` as in read_image. Raises ReadError, of a
+        decompression bomb before it is decoded."""
+        self.refuse_bomb()
+        with tiff_files.read_errors():
+            if self.data.startswith(NPY_START):
+                return np.ascontiguousarray(tiff_files.with_channels_last(decode_array(self.data)))
+            if self.is_tiff:
+                return self.open_tiff().read_all(channels)
+            if self.data.startswith(GIF_START):
+                return self.with_pil("RGB")
+            is_grey_alpha = self.png_kind[1] == PNG_GREY_ALPHA
+            keeps_alpha = channels is not None and self.channels_with_alpha == channels
+            # which OpenCV does not turn
+            if keeps_alpha and (image := self.with_opencv(cv2.IMREAD_UNCHANGED)).shape[2:] == (4,):
+                wanted = [0, 3] if is_grey_alpha else [2, 1, 0, 3]
+                return np.ascontiguousarray(tiff_files.upright(image[:, :, wanted], self.orientation))
+            image = self.with_opencv(self.reduction(min_side)[1])
+            if image.ndim == 2:
+                return image[:, :, None]
+            return image[:, :, :1] if is_grey_alpha else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+
+    def with_opencv(self, flags: int) -> Pixels:
+        if self.is_cut_off:
+            raise ReadError("the file is cut off")
+        image = cv2.imdecode(np.frombuffer(self.data, np.uint8), flags)
+        if image is None:
+            raise ReadError(describe_content(self.data) or "not an image that can be decoded")
+        return image
+
+    def with_pil(self, mode: str | None = None) -> Pixels:
+        """The pixels in one of PIL's modes; without a mode, of a palette the indices, which OpenCV does not give."""
+        if self.is_cut_off:
+            raise ReadError("the file is cut off")
+        with Image.open(io.BytesIO(self.data)) as picture:
+            return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
+
+    def open_tiff(self) -> TiffImage:
+        """Raises ReadError."""
+        return self.tiff or TiffImage(io.BytesIO(self.data))
+
+    def reduction(self, min_side: int | None) -> tuple[int, int]:
+        """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's
+        flags. It must divide both sides: rounded up, the image would be stretched against its mask."""
+        if min_side is not None and self._jpeg_frame is not None:
+            height, width, components = self._jpeg_frame
+            colours = "GRAYSCALE" if components == 1 else "COLOR"
+            for factor in (8, 4, 2):
+                if height % factor == width % factor == 0 and min(height, width) // factor >= min_side:
+                    return factor, getattr(cv2, f"IMREAD_REDUCED_{colours}_{factor}")
+        return 1, AS_STORED
+
+    def refuse_bomb(self, expected: tuple[int, int] | None = None) -> None:
+        """Raises ReadError for a small file of a huge image, in all pages and channels, unless its size is expected."""
+        if (size := self.stored_size) is None:
+            return
+        num_pixels, what = size[0] * size[1], f"{size[1]}×{size[0]} pixels"
+        if (tiff := self.tiff) is not None:
+            expected = expected if tiff.num_values // COLOUR_CHANNELS <= num_pixels else None
+            num_pixels = max(num_pixels, tiff.num_values // COLOUR_CHANNELS)
+            what += f" on {len(tiff.pages)} pages" if len(tiff.pages) > 1 else ""
+        if num_pixels > max(BOMB_PIXELS, len(self.data) * BOMB_RATIO) and size != expected:
+            raise ReadError(f"{len(self.data) / 1e6:.2g} MB that decompress to {what}: a decompression bomb")
+
+    @property
+    def is_tiff(self) -> bool:
+        return self.data.startswith(TIFF_STARTS)
+
+    @cached_property
+    def tiff(self) -> TiffImage | None:
+        """None for other files, and for a broken one."""
+        try:
+            return TiffImage(io.BytesIO(self.data)) if self.is_tiff else None
+        except ReadError:
+            return None
+
+    @property
+    def stored_size(self) -> tuple[int, int] | None:
+        """Height and width, before the image is turned. None of an array, and where the header does not say."""
+        if self.is_tiff or self.data.startswith(NPY_START):
+            return None if self.tiff is None else self.tiff.stored_size
+        if self._jpeg_frame is not None:
+            return self._jpeg_frame[:2]
+        if self.data.startswith(PNG_START) and len(self.data) >= 24:  # faster than PIL
+            width, height = struct.unpack_from(">II", self.data, 16)
+            return height, width
+        return picture_size(self.data)
+
+    @property
+    def channels_with_alpha(self) -> int:
+        """The number of channels of a file of which the last one is alpha; 0 for other files."""
+        data = self.data
+        if self.tiff is not None:
+            return self.tiff.num_channels if self.tiff.has_alpha else 0
+        if data.startswith(WEBP_START) and len(data) > 24 and data[12:16] in (b"VP8X", b"VP8L"):  # extended or lossless
+            return 4 if data[20 if data[12:16] == b"VP8X" else 24] & 16 else 0
+        return {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(self.png_kind[1], 0)
+
+    @property
+    def nodata(self) -> float | None:
+        """The value of pixels without data, by the tag that GDAL writes into a TIFF."""
+        return None if self.tiff is None else self.tiff.nodata
+
+    @cached_property
+    def palette(self) -> list[tuple[int, int, int]]:
+        """Red, green and blue of each index where the pixels are indices into a table of colours; empty for other
+        files. Greys in order are no palette: PIL gives a BMP of them mode L, without one."""
+        if self.tiff is not None:
+            return (
+                []
+                if self.tiff.palette is None
+                else [(red, green, blue) for red, green, blue in self.tiff.palette.tolist()]
+            )
+        is_bmp = self.data.startswith(BMP_START) and len(self.data) > 30 and self.data[28] <= 8
+        if self.png_kind[1] != PNG_PALETTE and not is_bmp:
+            return []
+        channels = look_with_pil(self.data, lambda picture: picture.getpalette("RGB"), None) or []
+        return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
+
+    @property
+    def is_lossy(self) -> bool:
+        """Whether compression may have changed the values: JPEG, also inside a TIFF, and lossy WebP."""
+        if self.tiff is not None:
+            return self.tiff.is_lossy
+        if self.data.startswith(WEBP_START):
+            kind = self.data[12:16]
+            return kind == b"VP8 " or (kind == b"VP8X" and b"VP8L" not in self.data[:65536])
+        return self.data.startswith(JPEG_START)
+
+    @property
+    def is_turned(self) -> bool:
+        """Whether `decode` rotates or mirrors the pixels because of the EXIF orientation."""
+        return self.orientation in TURNS
+
+    @cached_property
+    def orientation(self) -> int:
+        """By which `decode` turns the pixels; 1: upright."""
+        data, is_webp = self.data, self.data.startswith(WEBP_START)
+        if self.tiff is not None:
+            return self.tiff.orientation
+        if not is_webp and not data.startswith((JPEG_START, PNG_START)):
+            return 1
+        if b"Exif" not in data[:65536] and b"eXIf" not in data and not (is_webp and b"EXIF" in data):
+            return 1  # saves the time that PIL needs
+        return look_with_pil(data, lambda picture: int(picture.getexif().get(ORIENTATION, 1)), 1)
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey and reports
+        nothing."""
+        if self.data.startswith(PNG_START):
+            return PNG_END not in self.data[-4096:]
+        if not self.data.startswith(JPEG_START):
+            return False
+        # a thumbnail before the pixels has an end marker too, and other data may follow
+        _, pixels = self._jpeg_segments
+        return not self.data.endswith(JPEG_END, pixels) and self.data.find(JPEG_END, pixels) < 0
+
+    @property
+    def _jpeg_frame(self) -> tuple[int, int, int] | None:
+        """Height, width and number of components of a JPEG; None for other files and where there is no frame header."""
+        return self._jpeg_segments[0] if self.data.startswith(JPEG_START) else None
+
+    @cached_property
+    def _jpeg_segments(self) -> tuple[tuple[int, int, int] | None, int]:
+        """The frame header of a JPEG, and where its pixels begin, or the chain of segments breaks off."""
+        data, position, frame = self.data, 2, None
+        while data[position : position + 1] == b"\xff" and len(data) > position + 1 and data[position + 1] != JPEG_SCAN:
+            if frame is None and data[position + 1] in JPEG_FRAMES and len(data) >= position + 10:
+                frame = struct.unpack_from(">HHB", data, position + 5)
+            is_fill = data[position + 1] == JPEG_FILL
+            position += 1 if is_fill else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
+        return frame, position
+
+    @property
+    def png_kind(self) -> tuple[int, int]:
+        """Bits per value and colour type; zeros for other files."""
+        is_png = self.data.startswith(PNG_START) and len(self.data) > 25
+        return (self.data[24], self.data[25]) if is_png else (0, 0)
 
 
-def write_image(path: Path, pixels: Pixels) -> None:
-    """Writes H,W or H,W,3 RGB in the format that the extension names."""
-    path.write_bytes(encode_image(pixels, path.suffix))
+def look_with_pil(file: bytes | BinaryIO, look: Callable[[Image.Image], Found], default: Found) -> Found:
+    """What `look` finds in a picture's header, or the default. Moves the position of a file."""
+    stream = io.BytesIO(file) if isinstance(file, bytes) else file
+    stream.seek(0)
+    try:
+        return look(Image.open(stream))  # closing it would close the file
+    except PIL_ERRORS:
+        return default
 
 
-def encode_image(pixels: Pixels, extension: str) -> bytes:
-    if extension == ".npy":
-        np.save(file := io.BytesIO(), pixels, allow_pickle=False)
-        return file.getvalue()
-    done, buffer = cv2.imencode(extension, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR) if pixels.ndim == 3 else pixels)
-    assert done, extension
-    return buffer.tobytes()
+def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
+    """Height and width as stored, or None where PIL cannot read the header. Moves the position of a file."""
+    return look_with_pil(file, lambda picture: (picture.height, picture.width), None)
 
 
-def reduction(data: bytes, min_side: int | None) -> tuple[int, int]:
-    """The largest factor by which a JPEG can be reduced while both sides stay at least `min_side`, and OpenCV's flags.
-
-    It must divide both sides: rounded up, the image would be stretched against its mask."""
-    if min_side is not None and (frame := jpeg_frame(data)) is not None:
-        height, width, components = frame
-        for factor in (8, 4, 2):
-            if height % factor == width % factor == 0 and min(height, width) // factor >= min_side:
-                return factor, getattr(cv2, f"IMREAD_REDUCED_{'GRAYSCALE' if components == 1 else 'COLOR'}_{factor}")
-    return 1, AS_STORED
-
-
-def decode_with_opencv(data: bytes, flags: int) -> Pixels:
-    if is_cut_off(data):
-        raise ReadError("the file is cut off")
-    image = cv2.imdecode(np.frombuffer(data, np.uint8), flags)
-    if image is None:
-        raise ReadError(describe_content(data) or "not an image that can be decoded")
-    return image
-
-
-def decode_with_pil(data: bytes, mode: str | None = None) -> Pixels:
-    """The pixels in one of PIL's modes; without a mode, of a palette the indices, which OpenCV does not give."""
-    if is_cut_off(data):
-        raise ReadError("the file is cut off")
-    with Image.open(io.BytesIO(data)) as picture:
-        return np.array(picture if mode is None else picture.convert(mode), dtype=np.uint8)
+def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
+    """The value of each index in a mask with this palette: the index, unless its place means nothing. In a palette of
+    black and white, black is 0 and white is 1; many greys that are in no order are their brightness."""
+    greys = [red for red, green, blue in colours if red == green == blue]
+    # TIFF fills its table with black
+    num_used = max((index + 1 for index, grey in enumerate(greys) if grey), default=0)
+    if num_used and len(greys) == len(colours):
+        if {*greys} <= {0, 255}:
+            return [grey // 255 for grey in greys]
+        if greys[:num_used] != sorted(greys[:num_used]) and num_used >= MANY_GREYS:
+            return greys
+    return list(range(len(colours)))
 
 
 def decode_array(data: bytes) -> Pixels:
@@ -158,145 +300,18 @@ def map_npy(path: Path) -> Pixels:
     return tiff_files.with_channels_last(array)
 
 
-# What the bytes of a file say before it is decoded; of a broken header, what a file without the property says.
+def write_image(path: Path, pixels: Pixels) -> None:
+    """Writes H,W or H,W,3 RGB in the format that the extension names."""
+    path.write_bytes(encode_image(pixels, path.suffix))
 
 
-def look_with_pil(file: bytes | BinaryIO, look: Callable[[Image.Image], Found], default: Found) -> Found:
-    """What `look` finds in a picture's header, or the default. Moves the position of a file."""
-    stream = io.BytesIO(file) if isinstance(file, bytes) else file
-    stream.seek(0)
-    try:
-        return look(Image.open(stream))  # closing it would close the file
-    except PIL_ERRORS:
-        return default
-
-
-def tiff_header(data: bytes) -> TiffImage | None:
-    """None for other files, and for a broken one."""
-    try:
-        return TiffImage(io.BytesIO(data)) if data.startswith(TIFF_STARTS) else None
-    except ReadError:
-        return None
-
-
-def channels_with_alpha(data: bytes) -> int:
-    """The number of channels of a file of which the last one is alpha; 0 for other files."""
-    if (tiff := tiff_header(data)) is not None:
-        return tiff.num_channels if tiff.has_alpha else 0
-    if data.startswith(WEBP_START) and len(data) > 24 and data[12:16] in (b"VP8X", b"VP8L"):  # extended or lossless
-        return 4 if data[20 if data[12:16] == b"VP8X" else 24] & 16 else 0
-    return {PNG_GREY_ALPHA: 2, PNG_COLOUR_ALPHA: 4}.get(png_colour_type(data) or 0, 0)
-
-
-def nodata_of(data: bytes) -> float | None:
-    """The value of pixels without data, by the tag that GDAL writes into a TIFF."""
-    tiff = tiff_header(data)
-    return None if tiff is None else tiff.nodata
-
-
-def palette_colours(data: bytes) -> list[tuple[int, int, int]]:
-    """Red, green and blue of each index where the pixels are indices into a table of colours; empty for other files.
-    Greys in order are no palette: PIL gives a BMP of them mode L, without one."""
-    if (tiff := tiff_header(data)) is not None:
-        return [] if tiff.palette is None else [(red, green, blue) for red, green, blue in tiff.palette.tolist()]
-    is_bmp = data.startswith(BMP_START) and len(data) > 30 and data[28] <= 8
-    if png_colour_type(data) != PNG_PALETTE and not is_bmp:
-        return []
-    channels = look_with_pil(data, lambda picture: picture.getpalette("RGB"), None) or []
-    return list(zip(channels[::3], channels[1::3], channels[2::3], strict=True))
-
-
-def mask_values_of(colours: Sequence[Sequence[int]]) -> list[int]:
-    """The value of each index in a mask with this palette: the index, unless its place means nothing. In a palette of
-    black and white, black is 0 and white is 1; many greys that are in no order are their brightness."""
-    greys = [red for red, green, blue in colours if red == green == blue]
-    # TIFF fills its table with black
-    num_used = max((index + 1 for index, grey in enumerate(greys) if grey), default=0)
-    if num_used and len(greys) == len(colours):
-        if {*greys} <= {0, 255}:
-            return [grey // 255 for grey in greys]
-        if greys[:num_used] != sorted(greys[:num_used]) and num_used >= MANY_GREYS:
-            return greys
-    return list(range(len(colours)))
-
-
-def is_lossy(data: bytes) -> bool:
-    """Whether compression may have changed the values: JPEG, also inside a TIFF, and lossy WebP."""
-    if (tiff := tiff_header(data)) is not None:
-        return tiff.is_lossy
-    if data.startswith(WEBP_START):
-        return data[12:16] == b"VP8 " or (data[12:16] == b"VP8X" and b"VP8L" not in data[:65536])
-    return data.startswith(JPEG_START)
-
-
-def is_turned(data: bytes) -> bool:
-    """Whether decode_image rotates or mirrors the pixels because of the EXIF orientation."""
-    return orientation_of(data) in TURNS
-
-
-def orientation_of(data: bytes) -> int:
-    """By which decode_image turns the pixels; 1: upright."""
-    if (tiff := tiff_header(data)) is not None:
-        return tiff.orientation
-    is_webp = data.startswith(WEBP_START)
-    if not is_webp and not data.startswith((JPEG_START, PNG_START)):
-        return 1
-    if b"Exif" not in data[:65536] and b"eXIf" not in data and not (is_webp and b"EXIF" in data):
-        return 1  # saves the time that PIL needs
-    return look_with_pil(data, lambda picture: int(picture.getexif().get(ORIENTATION, 1)), 1)
-
-
-def is_cut_off(data: bytes) -> bool:
-    """Whether the end of a PNG or JPEG is missing: OpenCV fills that part of a JPEG with grey and reports nothing."""
-    if data.startswith(PNG_START):
-        return PNG_END not in data[-4096:]
-    if not data.startswith(JPEG_START):
-        return False
-    # a thumbnail before the pixels has an end marker too, and other data may follow
-    pixels = _find_jpeg_marker(data, JPEG_SCANS)
-    return not data.endswith(JPEG_END, pixels) and data.find(JPEG_END, pixels) < 0
-
-
-def picture_size(file: bytes | BinaryIO) -> tuple[int, int] | None:
-    """Height and width as stored, or None where PIL cannot read the header. Moves the position of a file."""
-    return look_with_pil(file, lambda picture: (picture.height, picture.width), None)
-
-
-def stored_size(data: bytes) -> tuple[int, int] | None:
-    """As picture_size, but faster for JPEG and PNG. Not for TIFF, of which PIL knows few kinds."""
-    if (frame := jpeg_frame(data)) is not None:
-        return frame[:2]
-    if data.startswith(PNG_START) and len(data) >= 24:
-        width, height = struct.unpack_from(">II", data, 16)
-        return height, width
-    return picture_size(data)
-
-
-def jpeg_frame(data: bytes) -> tuple[int, int, int] | None:
-    """Height, width and number of components of a JPEG; None for other files and where there is no frame header."""
-    position = _find_jpeg_marker(data, JPEG_FRAMES) if data.startswith(JPEG_START) else len(data)
-    if len(data) < position + 10 or data[position] != 0xFF or data[position + 1] not in JPEG_FRAMES:
-        return None
-    height, width, components = struct.unpack_from(">HHB", data, position + 5)
-    return height, width, components
-
-
-def _find_jpeg_marker(data: bytes, wanted: frozenset[int]) -> int:
-    """Position of the first marker of these kinds, or where the chain of segments breaks off."""
-    position = 2
-    while data[position : position + 1] == b"\xff" and len(data) > position + 1 and data[position + 1] not in wanted:
-        is_fill = data[position + 1] == 0xFF  # any number of such bytes may precede a marker
-        position += 1 if is_fill else 2 + int.from_bytes(data[position + 2 : position + 4], "big")
-    return position
-
-
-def png_colour_type(data: bytes) -> int | None:
-    return data[25] if data.startswith(PNG_START) and len(data) > 25 else None
-
-
-def png_bits(data: bytes) -> int:
-    """Bits per value; 0 for other files."""
-    return data[24] if data.startswith(PNG_START) and len(data) > 24 else 0
+def encode_image(pixels: Pixels, extension: str) -> bytes:
+    if extension == ".npy":
+        np.save(file := io.BytesIO(), pixels, allow_pickle=False)
+        return file.getvalue()
+    done, buffer = cv2.imencode(extension, cv2.cvtColor(pixels, cv2.COLOR_RGB2BGR) if pixels.ndim == 3 else pixels)
+    assert done, extension
+    return buffer.tobytes()
 
 
 # Files that are no images

@@ -11,9 +11,8 @@ from typing import Any, BinaryIO, NamedTuple
 import cv2
 import numpy as np
 
-from unet_trainer.images import image_decoding as headers
 from unet_trainer.images.file_bytes import ReadError, open_file, read_bytes
-from unet_trainer.images.image_decoding import NPY_START, Pixels, decode_image, map_npy, nodata_of, reduction
+from unet_trainer.images.image_decoding import NPY_START, EncodedImage, Pixels, map_npy, picture_size
 from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage, read_errors
 from unet_trainer.images.tiling import Size, fit_image, resize_image
 
@@ -52,9 +51,10 @@ class ImageSpec:
 
     def decode(self, data: bytes, min_side: int | None = None) -> "Decoded":
         """The image in a file, as a model of this spec takes it. Raises ReadError."""
-        image = decode_image(data, min_side, self.channels)
-        factor, _ = reduction(data, min_side)
-        filled, is_missing = self.fill(image, nodata_of(data) if self.nodata or image.dtype.kind == "f" else None)
+        file = EncodedImage(data)
+        image = file.decode(min_side, self.channels)
+        factor, _ = file.reduction(min_side)
+        filled, is_missing = self.fill(image, file.nodata)
         size = image.shape[0] * factor, image.shape[1] * factor
         return Decoded(filled, size, None if is_missing is None else np.all(is_missing, axis=2))
 
@@ -215,5 +215,5 @@ def _num_pixels(path: Path, file: BinaryIO, start: bytes) -> int:
     if start.startswith(TIFF_STARTS):
         height, width = TiffImage(file).stored_size
     else:
-        height, width = headers.stored_size(start) or headers.picture_size(file) or (0, 0)
+        height, width = EncodedImage(start).stored_size or picture_size(file) or (0, 0)
     return height * width

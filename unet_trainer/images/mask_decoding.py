@@ -4,7 +4,6 @@ A value is a whole number as it is in the file. A colour is one number too: a gr
 COLOUR + 0xRRGGBB. What the values mean is decided by datasets.mask_reading, not here.
 """
 
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,8 +16,8 @@ import numpy as np
 from unet_trainer.config.parsers import MaskClass, MaskValue, MaskValues, join_values, split_values
 from unet_trainer.images import image_decoding
 from unet_trainer.images.file_bytes import ReadError, read_bytes
-from unet_trainer.images.image_decoding import AS_STORED, GIF_START, NPY_START, Pixels
-from unet_trainer.images.tiff_files import TIFF_STARTS, TiffImage, read_errors, upright
+from unet_trainer.images.image_decoding import AS_STORED, GIF_START, NPY_START, EncodedImage, Pixels, look_with_pil
+from unet_trainer.images.tiff_files import read_errors, upright
 
 COLOUR = 1 << 24  # a colour that is not grey is the number COLOUR + 0xRRGGBB
 IGNORED = 255  # id of pixels that count in no loss and no metric: void, padding
@@ -40,20 +39,15 @@ def read_mask(path: Path) -> Pixels:
 
 def decode_mask(data: bytes) -> Pixels:
     """H,W whole numbers: see read_mask."""
-    return decode_mask_or_alpha(data)[0]
+    return decode_mask_or_alpha(EncodedImage(data))[0]
 
 
-def decode_mask_or_alpha(data: bytes) -> tuple[Pixels, bool]:
+def decode_mask_or_alpha(file: EncodedImage) -> tuple[Pixels, bool]:
     """The mask, and whether it is the alpha channel: it is, of a picture in one colour with holes in it."""
     with read_errors():
-        if data.startswith(TIFF_STARTS):
-            tiff = TiffImage(io.BytesIO(data), as_ids=True)
-            mask, has_alpha = tiff.read_all(), tiff.has_alpha
-            mask = whole_numbers(mask) if tiff.palette is None else _shown_values(mask[:, :, 0], tiff.palette.tolist())
-        else:
-            mask, has_alpha = _decode_mask_values(data), image_decoding.channels_with_alpha(data) > 0
-        if has_alpha and (mask == mask.flat[0]).all():
-            alpha = _decode_alpha(data)
+        mask = _decode_mask_values(file)
+        if file.channels_with_alpha and (mask == mask.flat[0]).all():
+            alpha = _decode_alpha(file)
             if alpha is not None and alpha.shape == mask.shape:
                 varies, is_invisible = alpha.min() < alpha.max(), alpha.max() == 0
                 if varies or (is_invisible and mask.flat[0] != 0):  # the mask of an image without objects
@@ -61,18 +55,21 @@ def decode_mask_or_alpha(data: bytes) -> tuple[Pixels, bool]:
         return mask, False
 
 
-def _decode_mask_values(data: bytes) -> Pixels:
-    if data.startswith(NPY_START):
-        return whole_numbers(np.squeeze(image_decoding.decode_array(data)))
-    if data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
-        return np.ascontiguousarray(_join_colours(image_decoding.decode_with_pil(data, "RGB")))
-    colours = image_decoding.palette_colours(data)
+def _decode_mask_values(file: EncodedImage) -> Pixels:
+    if file.is_tiff:
+        mask = file.open_tiff().read_all(as_ids=True)
+        return _shown_values(mask[:, :, 0], file.palette) if file.palette else whole_numbers(mask)
+    if file.data.startswith(NPY_START):
+        return whole_numbers(np.squeeze(image_decoding.decode_array(file.data)))
+    if file.data.startswith(GIF_START):  # each file has a palette of its own: the colour is the value, not the index
+        return np.ascontiguousarray(_join_colours(file.with_pil("RGB")))
     # of a broken PNG, PIL says what is wrong
-    if colours or image_decoding.png_colour_type(data) == image_decoding.PNG_PALETTE:
-        return _shown_values(image_decoding.decode_with_pil(data), colours)
-    mask = image_decoding.decode_with_opencv(data, AS_STORED)  # applies EXIF rotation, as for images
-    if image_decoding.png_bits(data) in (2, 4):  # OpenCV scales values of few bits to 255
-        mask = mask // (255 // (2 ** image_decoding.png_bits(data) - 1))
+    bits, colour_type = file.png_kind
+    if file.palette or colour_type == image_decoding.PNG_PALETTE:
+        return _shown_values(file.with_pil(), file.palette)
+    mask = file.with_opencv(AS_STORED)  # applies EXIF rotation, as for images
+    if bits in (2, 4):  # OpenCV scales values of few bits to 255
+        mask = mask // (255 // (2**bits - 1))
     return whole_numbers(mask[:, :, ::-1] if mask.ndim == 3 else mask)
 
 
@@ -117,10 +114,10 @@ def _join_colours(channels: Pixels) -> Pixels:
     return np.where(is_grey, blue, joined).astype(np.int32)
 
 
-def _decode_alpha(data: bytes) -> Pixels | None:
+def _decode_alpha(file: EncodedImage) -> Pixels | None:
     """H,W uint8, rotated as the picture is; None where PIL cannot read it."""
-    alpha = image_decoding.look_with_pil(data, lambda picture: np.array(picture.convert("RGBA").getchannel("A")), None)
-    return None if alpha is None else np.ascontiguousarray(upright(alpha, image_decoding.orientation_of(data)))
+    alpha = look_with_pil(file.data, lambda picture: np.array(picture.convert("RGBA").getchannel("A")), None)
+    return None if alpha is None else np.ascontiguousarray(upright(alpha, file.orientation))
 
 
 @dataclass(frozen=True)

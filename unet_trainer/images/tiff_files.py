@@ -50,13 +50,11 @@ class TiffImage:
     pages.
 
     `image[rows, columns]` decodes the blocks of that part and no others; several threads may read. To be closed, with
-    its file.
-    `channels` of the model: alpha is dropped unless it is one of them. `as_ids`: the values as stored, instead of the
-    colours of a palette and the brightness where white is 0. Raises ReadError.
+    its file. `channels` of the model: alpha is dropped unless it is one of them. Raises ReadError.
     """
 
-    def __init__(self, file: BinaryIO, channels: int | None = None, as_ids: bool = False) -> None:
-        self.file, self.as_ids = file, as_ids
+    def __init__(self, file: BinaryIO, channels: int | None = None) -> None:
+        self.file, self.channels = file, channels
         self.lock, self.file_lock = threading.Lock(), threading.Lock()
         self.last_blocks: dict[int, Pixels] = {}  # the lowest row of them that was read: the next part may begin there
         self.threads: ThreadPoolExecutor | None = None
@@ -65,10 +63,10 @@ class TiffImage:
             self.num_bytes = file.seek(0, io.SEEK_END)
             self.first: Any = self.series.keyframe
             self.pages = list(self.series.pages)
-            self._describe(channels)
+            self._describe(self.first)
 
-    def _describe(self, channels: int | None) -> None:
-        first, samples, is_single = self.first, int(self.first.samplesperpixel), len(self.pages) == 1
+    def _describe(self, first: Any) -> None:
+        samples, is_single = int(first.samplesperpixel), len(self.pages) == 1
         is_colour = first.photometric in (RGB, YCBCR) and first.planarconfig == 1
         is_plain = is_single and (samples == 1 or (samples == 3 and is_colour))
         self.stored_size = int(first.imagelength), int(first.imagewidth)
@@ -79,7 +77,6 @@ class TiffImage:
         self.is_lossy = is_single and first.compression in JPEGS
         extra: Any = first.extrasamples if is_single and samples > 1 else ()
         self.has_alpha = len(extra) > 0 and int(extra[-1]) in ALPHAS
-        self.drops_alpha = self.has_alpha and channels != samples
         self.is_ycbcr = is_plain and first.photometric == YCBCR and first.compression not in JPEGS
         self.is_white_0 = is_plain and samples == 1 and first.photometric == WHITE_IS_0
         has_palette = is_plain and first.photometric == PALETTE and first.colormap is not None
@@ -100,8 +97,9 @@ class TiffImage:
             self.threads.shutdown(cancel_futures=True)
         self.file.close()
 
-    def read_all(self) -> Pixels:
-        """H,W,C of the whole image."""
+    def read_all(self, channels: int | None = None, as_ids: bool = False) -> Pixels:
+        """H,W,C of the whole image. `as_ids`: the values as stored, instead of the colours of a palette and the
+        brightness where white is 0."""
         with read_errors():
             for page in filter(None, self.pages):
                 for offset, num_bytes in zip(page.dataoffsets, page.databytecounts, strict=True):
@@ -115,7 +113,7 @@ class TiffImage:
                 array = np.moveaxis(array.reshape(planes, height, width, samples), 0, 2).reshape(height, width, -1)
             else:
                 array = with_channels_last(array)
-            return np.ascontiguousarray(upright(self._as_shown(array), self.orientation))
+            return np.ascontiguousarray(upright(self._as_shown(array, channels, as_ids), self.orientation))
 
     def __getitem__(self, part: Part) -> Pixels:
         """H,W,C of a part of the image as displayed."""
@@ -129,16 +127,16 @@ class TiffImage:
         with read_errors():
             self._refuse_other_layouts()
             stored = self._read_run(rows) if self.first.is_final else self._read_blocks(rows)
-            return np.ascontiguousarray(upright(self._as_shown(stored[:, columns]), self.orientation))
+            return np.ascontiguousarray(upright(self._as_shown(stored[:, columns], self.channels), self.orientation))
 
-    def _as_shown(self, stored: Pixels) -> Pixels:
-        if self.drops_alpha:
+    def _as_shown(self, stored: Pixels, channels: int | None, as_ids: bool = False) -> Pixels:
+        if self.has_alpha and channels != self.num_channels:
             stored = stored[:, :, :-1]
         if stored.dtype == np.bool_:
             return np.where(stored ^ self.is_white_0, np.uint8(255), np.uint8(0))
         if self.is_ycbcr:  # JPEG is decoded to RGB
             return cv2.cvtColor(np.ascontiguousarray(stored[:, :, [0, 2, 1]]), cv2.COLOR_YCrCb2RGB)
-        if self.as_ids:
+        if as_ids:
             return stored
         if self.palette is not None:
             return self.palette[stored[:, :, 0]]

@@ -39,7 +39,7 @@ from unet_trainer.inference.engine import (
 )
 from unet_trainer.model.network import SMALL_RESNET_OPTIONS
 from unet_trainer.model.segmenter import FLAT, STRIDE, Segmenter, SegmenterSpec, class_logits
-from unet_trainer.system.atomic_files import write_atomically
+from unet_trainer.system.atomic_files import atomic_open
 from unet_trainer.system.console import counted, first_line
 from unet_trainer.system.input_files import read_bytes, read_json, read_text
 from unet_trainer.training.run_folder import SMP_CARD, SMP_WEIGHTS
@@ -179,7 +179,8 @@ def export_pt2(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
 def _write(path: Path, content: bytes, verify: Callable[[Path], str]) -> str:
     """Give the file its name once it is compared."""
     compared: list[str] = []
-    write_atomically(path, lambda file: file.write(content), lambda draft: compared.append(verify(draft)))
+    with atomic_open(path, lambda draft: compared.append(verify(draft))) as file:
+        file.write(content)
     return compared[0]
 
 

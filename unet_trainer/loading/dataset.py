@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.file_bytes import DataError, StoredFile, content_digest, naming, read_with_stamp, shown_path
-from unet_trainer.images.image_decoding import Pixels, refuse_bomb
+from unet_trainer.images.image_decoding import EncodedImage, Pixels
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, decode_mask
+from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, decode_mask_or_alpha
 from unet_trainer.images.tiling import Size, Tiles, Tiling, WholeImages, fit_image, resize_mask
 from unet_trainer.loading.pixel_cache import PixelCache
 
@@ -156,9 +156,9 @@ class SegmentationDataset:
             data = self._content(index, pair.image, known.image_state, IMAGE_CHANGED)
             image, size, is_missing = self.image_spec.decode(data, min_side)
         with naming(shown_path(pair.mask)):
-            data = self._content(index, pair.mask, known.mask_state, MASK_CHANGED)
-            refuse_bomb(data, known.mask)
-            mask = self.coding.encode(decode_mask(data))
+            file = EncodedImage(self._content(index, pair.mask, known.mask_state, MASK_CHANGED))
+            file.refuse_bomb(known.mask)
+            mask = self.coding.encode(decode_mask_or_alpha(file)[0])
         if mask.shape != known.mask or (mask == UNKNOWN).any():
             raise DataError(f"{shown_path(pair.mask)}: changed since the run began")
         is_8bit = image.dtype == np.uint8

@@ -11,14 +11,14 @@ from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import id_names
 from unet_trainer.images.drawing import BACKGROUND_COLOUR, class_colours
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import MaskCoding, as_lists, as_tuples
-from unet_trainer.system.json_cache import Shape, pick
 
 MAX_SIDE = 8192  # of a training sample or a tile
 FLAT = 0.05  # of the dataset's standard deviation: what has less contrast is not amplified to that of others
@@ -68,7 +68,7 @@ class SegmenterSpec:
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> SegmenterSpec:
         """Raises KeyError, TypeError or ValueError for content that no run can have saved."""
-        found = {name: as_tuples(value) for name, value in pick(SAVED, content).items()}
+        found = {name: as_tuples(value) for name, value in _checked(content).items()}
         image, coding = ImageSpec.from_dict(content["image"]), MaskCoding.from_dict(content["coding"])
         spec = SegmenterSpec(**{"decoder_channels": None, **found, "image": image, "coding": coding})
         sides, num_ids = spec.source_sides or (1.0, 1.0), spec.num_ids
@@ -91,23 +91,66 @@ Number = Annotated[float, Field(gt=-3.4e38, lt=3.4e38)]
 Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
 Size = Annotated[list[Side], Field(min_length=2, max_length=2)]
 Colour = Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=3, max_length=3)]
-SAVED: Shape = {
-    "image": {
-        **{"channels": Channels, "depth": str, "low": Number, "high": Number},
-        **{"mean": list[Number], "std": list[Annotated[float, Field(gt=0, lt=3.4e38)]]},
-        **{"nodata": Annotated[list[Number], Field(max_length=64)], "ignores_nodata": bool, "is_nodata_set": bool},
-    },
-    "coding": {
-        **{"values": list[Value], "ignore_value": Value | list[Value], "merged": list[list[Value]]},
-        **{"threshold": Value, "tolerance": Value, "ignores_unknown": bool},
-    },
-    "num_classes": Annotated[int, Field(ge=1, le=254)],
-    **{"id_names": list[str], "id_colours": list[Colour], "image_size": Size, "tile": Size},
-    "source_sides": Annotated[list[Number], Field(min_length=2, max_length=2)],
-    "class_shares": list[Annotated[float, Field(ge=0, le=1)]],
-    **{"fit": Literal["resize", "crop"], "normalize": Literal["dataset", "image"], "architecture": str, "encoder": str},
-    **{"decoder_channels": list[Channels], "decoder_attention": Literal["none", "scse"]},
-}
+
+
+class SavedImage(TypedDict, total=False):
+    channels: Channels
+    depth: str
+    mean: list[Number]
+    std: list[Annotated[float, Field(gt=0, lt=3.4e38)]]
+    low: Number
+    high: Number
+    nodata: Annotated[list[Number], Field(max_length=64)]
+    ignores_nodata: bool
+    is_nodata_set: bool
+
+
+class SavedCoding(TypedDict, total=False):
+    values: list[Value]
+    threshold: Value
+    ignore_value: Value | list[Value]
+    merged: list[list[Value]]
+    ignores_unknown: bool
+    tolerance: Value
+
+
+class SavedSpec(TypedDict, total=False):
+    image: SavedImage
+    coding: SavedCoding
+    num_classes: Annotated[int, Field(ge=1, le=254)]
+    id_names: list[str]
+    id_colours: list[Colour]
+    image_size: Size
+    tile: Size
+    source_sides: Annotated[list[Number], Field(min_length=2, max_length=2)]
+    class_shares: list[Annotated[float, Field(ge=0, le=1)]]
+    fit: Literal["resize", "crop"]
+    normalize: Literal["dataset", "image"]
+    architecture: str
+    encoder: str
+    decoder_channels: list[Channels]
+    decoder_attention: Literal["none", "scse"]
+
+
+# Of a list of one: inside of a list, these classes take over its configuration.
+SAVED_SPECS = TypeAdapter(list[SavedSpec], config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
+def _checked(content: Any) -> dict[str, Any]:
+    """The fields of a spec that are there, without those that are null. Raises ValueError, which names the first that
+    is wrong."""
+    try:
+        return dict(*SAVED_SPECS.validate_python([_without_nulls(content)]))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        names = [name for name in first["loc"] if isinstance(name, str)]
+        raise ValueError(": ".join([*names, f"{first['input']!r:.40}", first["msg"]])) from None
+
+
+def _without_nulls(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
 
 
 def build_spec(

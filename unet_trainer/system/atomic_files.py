@@ -53,16 +53,6 @@ def atomic_open(
         raise
 
 
-def write_atomically(
-    path: Path,
-    write: Callable[[BinaryIO], object],
-    verify: Callable[[Path], object] | None = None,
-    previous: Path | None = None,
-) -> None:
-    with atomic_open(path, verify, previous) as file:
-        write(file)
-
-
 def write_bytes_atomically(path: Path, content: bytes) -> None:
     with atomic_open(path) as file:
         file.write(content)
