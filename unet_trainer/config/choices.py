@@ -135,10 +135,12 @@ def _rounded(side: float) -> int:
     return max(1, round(side / STRIDE)) * STRIDE
 
 
-def choose_crops_per_image(image_sizes: Sequence[Size], size: Size) -> int:
-    """As many crops as fit side by side into an image of median area, at most MAX_CROPS."""
+def choose_crops_per_image(fit: Fit, image_sizes: Sequence[Size], size: Size) -> tuple[int, str]:
+    if fit == "resize":
+        return 1, "not with fit: resize"
     area = median(height * width for height, width in image_sizes)
-    return int(min(max(1, round(area / (size[0] * size[1]))), MAX_CROPS))
+    crops = int(min(max(1, round(area / (size[0] * size[1]))), MAX_CROPS))
+    return crops, f"as many as fit side by side into an image of median area, at most {MAX_CROPS}"
 
 
 def count_tiles(length: int, tile: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.parsers import seconds_of
-from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig, Setting, Settings
 from unet_trainer.config.schema import FIELDS, Config, parse_value
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_spec import depth_name
@@ -73,8 +73,8 @@ def keep_reasons(settings: Settings, before: Mapping[str, Any], decisions: Mappi
     now = settings.repeatable_dict()
     for name, (source, reason) in decisions.items():
         is_as_before = name in now and name in before and now[name] == before[name]
-        if is_as_before and settings.decisions[name].source != "decided":
-            settings.decisions[name] = Decision(source, reason)
+        if is_as_before and not settings[name].is_decided:
+            settings[name] = Setting(settings[name].value, source, reason)
 
 
 def split_names(split: Split) -> dict[str, list[str]]:

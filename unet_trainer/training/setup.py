@@ -270,7 +270,7 @@ def start_facts(
         "architecture": config.architecture,
         "encoder": config.encoder,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "init_from": settings.decisions["init_from"].reason or None,
+        "init_from": settings["init_from"].reason or None,
         "ids": id_names(config),
         "classes": class_names(config),
     }
