@@ -14,25 +14,15 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
-from unet_trainer.config import choices
+from unet_trainer.config import choices, schema
 from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, StepCost
 from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.safe_yaml import value_text
-from unet_trainer.config.schema import (
-    FIELDS,
-    MIN_ATTENTION_CHANNELS,
-    WITH_DECODER_CHANNELS,
-    Config,
-    as_dict,
-    as_shape,
-    parse_value,
-    to_plain,
-    to_yaml,
-)
+from unet_trainer.config.schema import FIELDS, Config, as_dict, as_shape, parse_value, to_plain, to_yaml
 
-# config.yaml has these as they were requested, so that the run can be repeated or resumed on another machine; but where
-# use_amp and compile_model were auto, as they were decided: they change the numbers, and a resumed run has the same bits.
+# config.yaml has these as they were requested, so that the run can be repeated or resumed on another machine; but an
+# auto of use_amp and compile_model as it was decided: it changes the numbers, and a resumed run has the same bits.
 MACHINE_KEYS = ("device", "num_workers", "use_amp", "amp_dtype", "compile_model", "cache")
 # Decided like the others, and printed in lines of their own.
 PRINTED_ELSEWHERE = {
@@ -399,8 +389,8 @@ class _Resolver:
     ) -> StepCost | None:
         """The largest encoder that sees enough images in the budget; returns its cost. On a CPU the smallest is tried
         first: its steps are short, and where it is too slow already no other is tried."""
-        has_widths = self["decoder_channels"] is None and self["architecture"] in WITH_DECODER_CHANNELS
-        least_width = MIN_ATTENTION_CHANNELS if self["decoder_attention"] == "scse" else 1
+        has_widths = self["decoder_channels"] is None and self["architecture"] in schema.WITH_DECODER_CHANNELS
+        least_width = schema.MIN_ATTENTION_CHANNELS if self["decoder_attention"] == "scse" else 1
         num_processes, on_cpu, budget = self.hardware.num_processes, self.on_cpu, self.budget or choices.CPU_BUDGET
         chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
         for encoder, usual in reversed(encoders) if on_cpu else encoders:

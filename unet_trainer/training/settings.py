@@ -152,7 +152,7 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
     statistics = "normalised with ImageNet's statistics"
     if statistics_reason != IMAGENET_REASON:
         mean, std = (
-            ", ".join([*(f"{value:g}" for value in values[:4]), *(["…"] if len(values) > 4 else [])])
+            ", ".join([f"{value:g}" for value in values[:4]] + ["…"] * (len(values) > 4))
             for values in (config.image_mean, config.image_std)
         )
         statistics = f"normalised with mean {mean}, std {std} ({statistics_reason})"
@@ -164,6 +164,5 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
     unused = [name for name, value in neutral.items() if getattr(config, name) != value]
     if config.fit == "resize" and unused:
         console.note(f"{' and '.join(unused)}: for fit: crop alone; with fit: resize there are no crops")
-    absent = absent_classes(dataset.masks, dataset.coding, id_names(config))
-    if absent:
+    if absent := absent_classes(dataset.masks, dataset.coding, id_names(config)):
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")
