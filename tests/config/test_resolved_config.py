@@ -24,7 +24,7 @@ from unet_trainer.config import choices
 from unet_trainer.config.choices import CPU_ENCODERS, CPU_ENCODERS_FROM_NOTHING, WANTED_VIEWS
 from unet_trainer.config.facts import TOO_LARGE, StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import MACHINE_KEYS, Decision, decoded_bytes, resolve
+from unet_trainer.config.resolved_config import MACHINE_KEYS, decoded_bytes, resolve
 from unet_trainer.config.schema import FIELDS, Config, as_dict
 
 EVERYTHING_SET = {
@@ -57,7 +57,7 @@ def test_what_is_left_open_is_decided_with_a_reason_here_for_a_gpu():
     for hardware in ALL_HARDWARE:
         assert "auto" not in as_dict(open_settings(hardware).taken).values()
     assert all(reason.strip() for reason in decided(settings).values())
-    assert settings.decisions["time_budget"] == Decision("default")
+    assert settings["time_budget"][1:] == ("default", "")
     taken = settings.taken
     assert (taken.device, taken.num_workers, taken.use_amp, taken.compile_model) == ("cuda", 7, True, True)
     assert (taken.in_channels, taken.image_mean, taken.image_std) == (4, DATASET.mean, DATASET.std)
@@ -106,7 +106,7 @@ def test_images_that_come_seldom_are_flipped_and_no_more(num_epochs, has_more):
     names = [next(iter(transform)) for transform in settings.taken.augmentation]
     assert names[0] == "HorizontalFlip"
     assert ("Affine" in names) == has_more
-    assert ("too seldom for more than flips" in settings.decisions["augmentation"].reason) != has_more
+    assert ("too seldom for more than flips" in settings["augmentation"].reason) != has_more
 
 
 def test_the_classes_that_were_found_are_taken_with_their_reasons():
@@ -133,12 +133,12 @@ def test_named_augmentation_is_rewritten_for_images_that_have_an_up_alone(name):
     assert "VerticalFlip" not in transforms
     assert transforms[:2] == ["HorizontalFlip", "Affine"]
     reason = f"{name} without vertical flips and large turns: images have an up"
-    assert upright.decisions["augmentation"].reason.startswith(reason)
+    assert upright["augmentation"].reason.startswith(reason)
     assert load_config(upright.repeatable_dict()).augmentation == upright.taken.augmentation
     crops = settings_of(dataset=seen, augmentation=name, fit="crop")  # of which none is told from its mirror image
-    assert (crops.taken.augmentation, crops.decisions["augmentation"]) == (name, Decision("config"))
+    assert crops["augmentation"] == (name, "config", "")
     unmeasured = settings_of(augmentation=name, fit="resize")
-    assert (unmeasured.taken.augmentation, unmeasured.decisions["augmentation"]) == (name, Decision("config"))
+    assert unmeasured["augmentation"] == (name, "config", "")
 
 
 def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_time():
@@ -151,8 +151,8 @@ def test_on_a_cpu_the_largest_encoder_is_taken_that_sees_enough_images_in_the_ti
         assert (settings.taken.encoder, settings.taken.decoder_channels) == (encoder, widths)
         asked = list(reversed(CPU_ENCODERS[max(0, index - 1) :]))  # the smallest first, up to one that is too slow
         assert [(config.encoder, config.decoder_channels) for config in trials.asked] == asked
-        assert settings.decisions["encoder"].reason == "3.3 images/s on 8 cores: 12,000 images in 60 min"
-        assert settings.decisions["decoder_channels"].source == ("default" if widths is None else "decided")
+        assert settings["encoder"].reason == "3.3 images/s on 8 cores: 12,000 images in 60 min"
+        assert settings["decoder_channels"].source == ("default" if widths is None else "decided")
 
 
 def test_the_encoder_is_the_same_whether_or_not_the_epochs_are_set():
@@ -194,7 +194,7 @@ def test_where_fewer_validations_are_made_than_usual_a_line_says_why(num_val, re
     dataset = dataclasses.replace(DATASET, train_sizes=[(64, 64)] * 96, val_sizes=[(64, 64)] * num_val)
     given = {"fit": "resize", "image_size": 64, "time_budget": "5m", "encoder": "resnet18"}
     given |= {"dataset": dataset, "measure_step": lambda config: StepCost(0.5, 0.1, 0)}
-    assert open_settings(**given).decisions["repeats"].reason == reason
+    assert open_settings(**given)["repeats"].reason == reason
     assert open_settings(**given, repeats=7).taken.repeats == 7
 
 
@@ -202,9 +202,9 @@ def test_what_was_spent_before_training_is_not_planned_for():
     costs = dict.fromkeys([encoder for encoder, _ in CPU_ENCODERS], StepCost(0.5, 0.0, 0))
     whole = open_settings(measure_step=Trials(costs), time_budget="10m")
     rest = open_settings(measure_step=Trials(costs), time_budget="10m", seconds_spent=lambda: 540.0)
-    assert "in 10 min" in whole.decisions["encoder"].reason
-    assert "in 60 s" in rest.decisions["encoder"].reason
-    assert rest.decisions["num_epochs"].reason.startswith("960 augmented images are what 60 s allow")
+    assert "in 10 min" in whole["encoder"].reason
+    assert "in 60 s" in rest["encoder"].reason
+    assert rest["num_epochs"].reason.startswith("960 augmented images are what 60 s allow")
     late = open_settings(measure_step=Trials(costs), time_budget="10m", seconds_spent=lambda: 700.0)
     assert late.taken.num_epochs == 1
 
@@ -219,7 +219,7 @@ def test_what_is_set_and_does_not_go_with_what_is_decided_gives_way_with_a_reaso
     ((name, value),) = taken.items()
     assert settings.taken.num_epochs == 100
     assert getattr(settings.taken, name) == value
-    assert settings.decisions[name].reason
+    assert settings[name].reason
     load_config(settings.repeatable_dict())
 
 
@@ -268,10 +268,10 @@ def test_mixed_precision_takes_what_the_hardware_has_and_says_why(hardware, aske
     assert choices.choose_number_format(asked, hardware) == (chosen, reason)
     settings = settings_of(hardware, use_amp=True, amp_dtype=asked)
     assert settings.taken.number_format == chosen
-    decided = [name for name in ("use_amp", "amp_dtype") if settings.decisions[name].source == "decided"]
+    decided = [name for name in ("use_amp", "amp_dtype") if settings[name].source == "decided"]
     expected = [] if chosen == asked else ["use_amp"] if chosen == "float32" else ["amp_dtype"]
     assert decided == expected
-    assert [settings.decisions[name].reason for name in decided] == [reason] * len(decided)
+    assert [settings[name].reason for name in decided] == [reason] * len(decided)
 
 
 def in_job(hardware, num_processes):

@@ -4,6 +4,7 @@ from helpers.project import FIXED_RECIPE
 from unet_trainer.config.facts import DatasetFacts, HardwareFacts, Measurements, StepCost
 from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import resolve
+from unet_trainer.config.schema import FIELDS
 
 AMPERE = HardwareFacts("cuda", "NVIDIA A100", has_bfloat16=True, has_float16=True, num_cores=8)
 TURING = HardwareFacts("cuda:1", "Tesla T4", has_bfloat16=False, has_float16=True, num_cores=8)
@@ -70,4 +71,4 @@ def open_settings(
 
 
 def decided(settings):
-    return {name: decision.reason for name, decision in settings.decisions.items() if decision.source == "decided"}
+    return {name: settings[name].reason for name in FIELDS if settings[name].is_decided}

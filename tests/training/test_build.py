@@ -83,7 +83,7 @@ def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, 
     settings, components = build("auto")
     assert settings.taken.encoder_weights is None
     assert settings.taken.learning_rate == FIXED_RECIPE["learning_rate"]
-    reason = settings.decisions["encoder_weights"].reason
+    reason = settings["encoder_weights"].reason
     assert reason.startswith("imagenet weights cannot be loaded (encoder_weights: the file of")
     assert console.stream.getvalue().splitlines()[-1].startswith(f"Note: encoder_weights: {reason[:34]}")
     assert same(everything(components), everything(tiny_components()))

@@ -116,4 +116,4 @@ def test_parts_double_until_each_is_one_image(before, after):
     settings, components = make_settings(batch_size=6, on_oom="shrink", batch_parts=before), small_components()
     shrink(settings, components, "why", silent_console(), "nothing was begun", can_shrink(settings.taken))
     assert components.train_step.num_parts == settings.taken.batch_parts == after
-    assert settings.decisions["batch_parts"].reason == "memory ran out (on_oom: shrink)"
+    assert settings["batch_parts"].reason == "memory ran out (on_oom: shrink)"

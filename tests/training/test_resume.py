@@ -8,7 +8,7 @@ from helpers.small_runs import make_run, said
 from helpers.steps import make_settings, small_components
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import Decision
+from unet_trainer.config.resolved_config import Setting
 from unet_trainer.config.schema import as_dict
 from unet_trainer.training.resume import (
     adapt_to_changes,
@@ -70,8 +70,8 @@ def test_harmless_changes_are_told_and_those_that_do_not_affect_the_result_are_n
 
 def test_a_value_that_was_decided_then_and_is_decided_again_has_not_changed():
     before, now = make_settings(), make_settings()
-    assert before.asked.in_channels == "auto"
-    assert compare_configs(before.repeatable_dict(), now.repeatable_dict(), as_dict(now.asked)) == []
+    assert before.requested.in_channels == "auto"
+    assert compare_configs(before.repeatable_dict(), now.repeatable_dict(), as_dict(now.requested)) == []
 
 
 # What is open at the resume as well
@@ -96,11 +96,11 @@ def test_a_setting_that_is_as_the_run_began_keeps_its_source_and_reason():
     began = make_settings(num_epochs=50, seed=7)
     began.change("what memory has room for", batch_size=4)
     resumed = make_settings(batch_size=4, num_epochs=60, seed=7)
-    decisions = began.decisions_dict() | {"of_another_version": ["file", ""]}
+    decisions = began.sources_and_reasons() | {"of_another_version": ["file", ""]}
     keep_reasons(resumed, began.repeatable_dict(), decisions)
-    assert resumed.decisions["batch_size"] == Decision("decided", "what memory has room for")
-    assert resumed.decisions["num_epochs"].source == "config"  # another value: the source of this start
-    assert "of_another_version" not in resumed.decisions
+    assert resumed["batch_size"] == Setting(4, "decided", "what memory has room for")
+    assert resumed["num_epochs"].source == "config"  # another value: the source of this start
+    assert "of_another_version" not in resumed.explained()
     assert "# decided: what memory has room for" in resumed.to_yaml("")
 
 

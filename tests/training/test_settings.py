@@ -37,7 +37,7 @@ def test_decisions_are_told(config, console, monkeypatch):
     lines = said.partition("Decided from the data and this machine")[2].splitlines()[1:]
     decided = [line for line in lines if line.endswith(")") and ": " in line]
     assert decided == ["  repeats: 1  (num_epochs is set)", loader]
-    assert settings.decisions["crops_per_image"].source == "decided"
+    assert settings["crops_per_image"].source == "decided"
 
 
 def test_settings_that_do_nothing_are_told(config, console):

@@ -129,7 +129,7 @@ def test_a_resumed_run_goes_on_with_the_plan_that_it_had(budgeted, folder):
     for config in (budgeted, load_config(folder / "config.yaml")):
         run = start(config, resume="run")
         assert run.config.num_epochs == run.state.learning_rate.num_epochs == 4
-        assert run.settings.decisions["num_epochs"].reason == "as planned before the run was interrupted"
+        assert run.settings["num_epochs"].reason == "as planned before the run was interrupted"
         assert run.settings.repeatable().num_epochs == "auto"
         judge_epochs(run, 5.0)  # 55 s are left
         assert run.config.num_epochs == 13

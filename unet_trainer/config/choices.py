@@ -13,6 +13,7 @@ from unet_trainer.config.facts import TOLD_SHARE, HardwareFacts, Measurements, S
 
 NumberFormat = Literal["float32", "bfloat16", "float16"]
 Fit = Literal["resize", "crop"]
+Cache = Literal["none", "ram", "disk"]
 Size = tuple[int, int]  # height, width
 
 DIFFERENT_IMAGES = 0.33  # share of the pixels' variance between images: light, stain or exposure hides what is in them
@@ -30,6 +31,7 @@ MIN_SIDE, MAX_SIDE, STRIDE = 64, 8192, 32
 MAX_CROPS = 16  # of an image in an epoch
 WIDE_SPREAD = 2.5  # objects whose sizes differ by more than this factor are scaled further
 UPRIGHT_TURN = 5  # degrees
+HORIZONTAL_FLIP, VERTICAL_FLIP = {"HorizontalFlip": {"p": 0.5}}, {"VerticalFlip": {"p": 0.5}}
 REFLECT = {"border_mode": 4}  # OpenCV's BORDER_REFLECT_101
 # Of images that are not 8-bit, in units of the data's standard deviation: albumentations would take them for 0 to 1.
 INTENSITY_JITTER = {
@@ -73,7 +75,6 @@ PILOT_SHARE = 0.15  # of the run's steps, that all of them together may take
 MIN_PILOT_STEPS, MAX_PILOT_STEPS = 100, 300  # of each
 CUTMIX_SHARE, CUTMIX_PASSES = 0.5, 100  # of the images; with fewer passes it changed nothing
 AUGMENTED_PASSES = 20  # after 1 to 4, flips alone were better, after 180 all of it; not measured in between
-FLIPS = ("HorizontalFlip", "VerticalFlip")
 WARMUP_SHARE = 0.03  # of the epochs
 EMA_WINDOWS = 10  # the average spans a tenth of the run
 PATIENCE_SHARE, MIN_PATIENCE = 0.3, 5  # of the epochs, and epochs
@@ -97,9 +98,7 @@ def choose_fit(measured: Measurements | None, sizes: Sequence[Size], are_blocks:
     share = f"structures are {measured.relative_structure:.0%} of the image's side"
     if measured.relative_structure >= WHOLE_IMAGE_STRUCTURE:
         return "resize", f"{share}: the model sees the whole image"
-    side, _ = choose_image_size(
-        "crop", sizes, measured, on_cpu=False
-    )  # what is seen best is a matter of the data alone
+    side, _ = choose_image_size("crop", sizes, measured, on_cpu=False)  # what is seen best follows from the data alone
     is_small = areas[int(SMALL_SHARE * (len(areas) - 1))] <= GPU_AREA
     if is_small and isinstance(side, int) and side**2 >= MOST_OF_IMAGE * median(areas):
         return "resize", f"a crop of {side}×{side} would be most of such small images: the model sees the whole image"
@@ -135,10 +134,12 @@ def _rounded(side: float) -> int:
     return max(1, round(side / STRIDE)) * STRIDE
 
 
-def choose_crops_per_image(image_sizes: Sequence[Size], size: Size) -> int:
-    """As many crops as fit side by side into an image of median area, at most MAX_CROPS."""
+def choose_crops_per_image(fit: Fit, image_sizes: Sequence[Size], size: Size) -> tuple[int, str]:
+    if fit == "resize":
+        return 1, "not with fit: resize"
     area = median(height * width for height, width in image_sizes)
-    return int(min(max(1, round(area / (size[0] * size[1]))), MAX_CROPS))
+    crops = int(min(max(1, round(area / (size[0] * size[1]))), MAX_CROPS))
+    return crops, f"as many as fit side by side into an image of median area, at most {MAX_CROPS}"
 
 
 def count_tiles(length: int, tile: int) -> int:
@@ -154,8 +155,8 @@ def choose_augmentation(
     is_turned = measured.keeps_labels("quarter_turn", fit == "crop")
     degrees = UPRIGHT_TURN if is_upright else 180 if is_turned else 15
     scale = [0.7, 1.6] if measured.size_spread >= WIDE_SPREAD else [0.8, 1.25]
-    transforms = [] if measured.has_sides else [_flip("Horizontal")]
-    transforms += [] if is_upright else [_flip("Vertical")]
+    transforms = [] if measured.has_sides else [HORIZONTAL_FLIP]
+    transforms += [] if is_upright else [VERTICAL_FLIP]
     transforms += [{"RandomRotate90": {"p": 0.5}}] if is_turned and not is_upright else []
     transforms.append(_affine(scale, 0.1, degrees, p=0.9))
     if normalize == "dataset":  # else brightness and contrast are taken away again, and what was clipped stays lost
@@ -166,10 +167,6 @@ def choose_augmentation(
     if channels == 3 and measured.has_colour and is_8bit:
         transforms.append(_change_colour(10, 30, p=0.5))
     return tuple(transforms), describe_symmetry(measured, fit)
-
-
-def _flip(axis: str) -> dict[str, Any]:
-    return {f"{axis}Flip": {"p": 0.5}}
 
 
 def _affine(scale: list[float], shift: float, degrees: float, p: float, **more: Any) -> dict[str, Any]:
@@ -191,7 +188,7 @@ def _change_colour(hue: int, saturation: int, p: float) -> dict[str, Any]:
 
 def flips_of(augmentation: str | Sequence[Any]) -> tuple[Any, ...]:
     """The flips of a list of transforms."""
-    return tuple(one for one in augmentation if isinstance(one, dict) and next(iter(one)) in FLIPS)
+    return tuple(one for one in augmentation if one in (HORIZONTAL_FLIP, VERTICAL_FLIP))
 
 
 def describe_symmetry(measured: Measurements, fit: Fit) -> str:
@@ -204,9 +201,8 @@ def describe_symmetry(measured: Measurements, fit: Fit) -> str:
     elif measured.keeps_labels("vertical_flip", in_views):
         turns = "and rotated" if measured.keeps_labels("quarter_turn", in_views) else "but not rotated"
         up = f"{seen} look much the same upside down ({share:.0%} recognised, 50% is chance) {turns}"
-    flip = (
-        "left and right are different classes: no horizontal flip" if measured.has_sides else "mirrored left to right"
-    )
+    sides = "left and right are different classes: no horizontal flip"
+    flip = sides if measured.has_sides else "mirrored left to right"
     spread = f"object sizes differ by a factor of {measured.size_spread:.1f}, brightness by"
     return f"{up}; {flip}; {spread} {measured.brightness_spread:.0%}"
 
@@ -227,21 +223,18 @@ def named_augmentation(name: str, channels: int, is_8bit: bool, is_upright: bool
             {"GaussNoise": {"std_range": [0.01, 0.06], "p": 0.25}},
             {"GaussianBlur": {"blur_limit": [3, 5], "p": 0.15}},
         ]
-    flips = [_flip("Horizontal"), *([] if is_upright else [_flip("Vertical")])]
+    flips = [HORIZONTAL_FLIP, *([] if is_upright else [VERTICAL_FLIP])]
     return (*flips, *geometry, *(colour if is_8bit else [INTENSITY_JITTER[name]]))
 
 
-def choose_number_format(
-    amp_dtype: Literal["bfloat16", "float16"], hardware: HardwareFacts
-) -> tuple[NumberFormat, str]:
+def choose_number_format(amp_dtype: NumberFormat, hardware: HardwareFacts) -> tuple[NumberFormat, str]:
     """The format of mixed precision: what was asked for if the hardware has it, else the next best; and why."""
     name = hardware.name
     if amp_dtype == "bfloat16" and hardware.has_bfloat16:
         return "bfloat16", f"{name} takes it; no loss scaling needed"
     if amp_dtype == "bfloat16" and hardware.has_float16:
         needs = "compute capability 8.0 (Ampere)" if hardware.kind == "cuda" else "macOS 14"
-        reason = f"{name} has no bfloat16, which needs {needs} or newer; float16 with loss scaling instead"
-        return "float16", reason
+        return "float16", f"{name} has no bfloat16, which needs {needs} or newer; float16 with loss scaling instead"
     if hardware.has_float16:
         return "float16", f"{name} computes in it, with loss scaling against underflow"
     if hardware.kind == "cpu":
@@ -456,16 +449,13 @@ def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: in
     return saved > COMPILE_SECONDS, f"{'saves' if saved > COMPILE_SECONDS else 'would save'} {saves}"
 
 
-def choose_cache(
-    num_bytes: int, hardware: HardwareFacts, num_reads: float, num_crops: int
-) -> tuple[Literal["none", "ram", "disk"], str]:
+def choose_cache(num_bytes: int, hardware: HardwareFacts, num_reads: float, num_crops: int) -> tuple[Cache, str]:
     """`num_reads`: times that an image is read in the run; `num_crops`: of these, in an epoch for its crops."""
-    host_memory = hardware.host_memory
     size = f"{num_bytes / 2**30:.2f} GiB decoded"
     if num_reads < 2:  # of each image, for all crops of all epochs
         return "none", "each image is read once"
-    if host_memory and num_bytes <= CACHE_SHARE * host_memory:
-        return "ram", f"{size}, {host_memory / 2**30:.0f} GiB of memory free"
+    if hardware.host_memory and num_bytes <= CACHE_SHARE * hardware.host_memory:
+        return "ram", f"{size}, {hardware.host_memory / 2**30:.0f} GiB of memory free"
     too_large = f"{size} is more than a quarter of the free memory"
     if num_crops > 1 and num_bytes <= min(MAX_DISK_BYTES, CACHE_SHARE * hardware.disk):
         return "disk", f"{too_large}; on the disk an image is decoded once, not for each of its {num_crops} crops"

@@ -13,24 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from unet_trainer.config import schema
 from unet_trainer.config.errors import ConfigError, UserError
 from unet_trainer.config.parsers import MaskValue, as_grey, near_miss, split_values
 from unet_trainer.config.safe_yaml import MAX_BYTES, NULLS, TOO_LONG, Plain, YamlError, parse_yaml, shorten
-from unet_trainer.config.schema import (
-    DEMO_DIR,
-    FIELDS,
-    MIN_ATTENTION_CHANNELS,
-    WITH_ATTENTION,
-    WITH_DECODER_CHANNELS,
-    Config,
-    Pattern,
-    Text,
-    as_dict,
-    implied_num_classes,
-    is_demo_dir,
-    parse_value,
-    to_plain,
-)
+from unet_trainer.config.schema import FIELDS, Config, as_dict, is_demo_dir, parse_value, to_plain
 from unet_trainer.system.input_files import open_file
 
 # Our key, and what other tools call it.
@@ -59,6 +46,9 @@ WEIGHTS_ELSEWHERE = ("weights", "pretrained", "checkpoint", "ckpt", "load")
 WEIGHTS_HERE = "encoder_weights (the encoder alone), init_from (a whole model) and resume (a run, to go on with it)"
 # Settings of the demo for random weights. A trained model needs a warm-up, and an average that begins with it.
 FROM_NOTHING = ("learning_rate", "warmup_epochs", "ema_decay")
+TEXTS = (schema.Text, schema.Text | None, schema.Pattern | None)
+QUOTES = ('"', "'")  # what begins with them, or with a bracket, is read as YAML on the command line too
+STARTS = (*QUOTES, "[", "{")
 TRACKERS = ("tensorboard", "wandb", "trackio", "mlflow")  # keys of the config; the packages have the same names
 # Protocol → what fsspec needs for it. No others: a name in a config must not choose which code is loaded.
 PROTOCOLS = {"s3": "s3fs", "gs": "gcsfs", "abfs": "adlfs", "http": "aiohttp", "https": "aiohttp", "memory": "fsspec"}
@@ -95,7 +85,7 @@ def load_config(
     config, wrong = _parse_values({**(raw or {}), **over}, problems)
     if (
         "num_epochs" in over and config.num_epochs != "auto"
-    ):  # a preset tried for a few epochs: what is longer gives way
+    ):  # a preset tried for a few epochs: longer settings give way
         shorter: dict[str, Any] = {"early_stopping_patience": None, "warmup_epochs": config.num_epochs / 2}
         shorter = {name: value for name, value in shorter.items() if name not in over and _is_too_long(config, name)}
         config = dataclasses.replace(config, **shorter)
@@ -103,14 +93,11 @@ def load_config(
     if raw is not None:  # overrides of a file that cannot be read: it may change the defaults that they contradict
         contradictions = _contradictions(config)
         problems += [text for text in contradictions if not any(re.search(rf"\b{name}\b", text) for name in wrong)]
-    data_dir = config.data_dir
-    if problem := url_problem(data_dir):
-        problems.append(f"data_dir: {problem}")
-    if problems and (problem := missing_data_dir(data_dir)):
+    if problem := url_problem(config.data_dir) or (problems and missing_data_dir(config.data_dir)):
         problems.append(f"data_dir: {problem}")
     if problems:
         count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise ConfigError(f"{count} in {origin}:\n" + "\n".join(f"  {problem}" for problem in problems))
+        raise ConfigError("\n  ".join([f"{count} in {origin}:", *problems]))
     return dataclasses.replace(config, sources={name: origin for name, origin in sources.items() if name in FIELDS})
 
 
@@ -118,13 +105,13 @@ def load_with_demo(own: Mapping[str, Any], overrides: Sequence[str] | Mapping[st
     """A script's own settings plus overrides; while data_dir is the demo's, the settings of `demo_file` for those that
     are open."""
     pairs = overrides if isinstance(overrides, Mapping) else [override.partition("=")[::2] for override in overrides]
-    asked = {**own, **dict(pairs)}
+    given = {**own, **dict(pairs)}
     demo = {}
-    if is_demo_dir(str(asked.get("data_dir", DEMO_DIR))):
+    if is_demo_dir(str(given.get("data_dir", schema.DEMO_DIR))):
         demo = {name: value for name, value in _read_file(demo_file, []).items() if own.get(name, "auto") == "auto"}
-    if str(asked.get("time_budget") or "null").lower() not in NULLS:
+    if str(given.get("time_budget") or "null").lower() not in NULLS:
         demo.pop("num_epochs", None)  # the time decides it
-    if str(asked.get("init_from") or "null").lower() not in NULLS:
+    if str(given.get("init_from") or "null").lower() not in NULLS:
         demo = {name: value for name, value in demo.items() if name not in FROM_NOTHING}
     config, defaults = load_config({**own, **demo}, overrides), Config()
     sources = {  # a setting of the script's own that equals the default was not set by the user
@@ -170,14 +157,10 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         by_stem = {sibling.stem: str(sibling) for sibling in siblings}
         meant = near_miss(path.stem, by_stem)
         there = f"; there are {', '.join(by_stem.values())}" if siblings else ""
-        raise YamlError(f"no such file{f'; did you mean {by_stem[meant]}?' if meant else there}") from None
+        raise YamlError("no such file" + (f"; did you mean {by_stem[meant]}?" if meant else there)) from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
-    if (kind := _kind_of_dataset(content)) is not None:
-        inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # of Ultralytics, from where the file lies
-        folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
-        use = f"data_dir={shlex.quote(str(folder if folder.is_dir() else path.parent))}"
-        raise YamlError(f"it is {kind}, not a config; to use the data that it describes: {use}")
+    _refuse_dataset_file(path, content)
     if len(content) > MAX_BYTES:
         raise YamlError(TOO_LONG)
     try:
@@ -191,10 +174,15 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     return values
 
 
-def _kind_of_dataset(content: bytes) -> str | None:
-    """What another tool's file about a dataset is, by its keys; None of a config."""
+def _refuse_dataset_file(path: Path, content: bytes) -> None:
+    """Raises YamlError for another tool's file about a dataset, which its keys give away."""
     keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
-    return next((kind for kind, wanted in DATASET_KEYS.items() if keys.issuperset(wanted.encode().split())), None)
+    for kind, wanted in DATASET_KEYS.items():
+        if keys.issuperset(wanted.encode().split()):
+            inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # Ultralytics', relative to the file
+            folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
+            use = f"data_dir={shlex.quote(str(folder if folder.is_dir() else path.parent))}"
+            raise YamlError(f"it is {kind}, not a config; to use the data that it describes: {use}")
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
@@ -205,21 +193,17 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
         name = name.strip()
         if not equals or not name:
             problems.append(f"{shorten(override)}: need key=value, e.g. batch_size=16")
-        elif name in texts:
+            continue
+        if name in texts:
             both = f"{shorten(texts[name])} and {shorten(text)}"
             problems.append(f"{_one_line(name)}: given twice, {both}; leave one of them out")
-        else:
-            texts[name] = text
-            is_text = name in FIELDS and FIELDS[name].type in (
-                Text,
-                Text | None,
-                Pattern | None,
-            )  # [a-z]+ is text there
-            is_yaml = text.lstrip()[:1] in (('"', "'") if is_text else ("[", "{", '"', "'"))
-            try:
-                raw[name] = parse_yaml(text) if is_yaml else Plain(text)
-            except YamlError as error:
-                problems.append(f"{name}: got {shorten(text)}; {error}")
+            continue
+        texts[name] = text
+        is_text = name in FIELDS and FIELDS[name].type in TEXTS  # [a-z]+ is text there
+        try:
+            raw[name] = parse_yaml(text) if text.lstrip().startswith(QUOTES if is_text else STARTS) else Plain(text)
+        except YamlError as error:
+            problems.append(f"{name}: got {shorten(text)}; {error}")
     return raw
 
 
@@ -230,27 +214,25 @@ def _parse_values(raw: Mapping[str, Any], problems: list[str]) -> tuple[Config, 
     for name, value in raw.items():
         if name in REMOVED_KEYS:
             problems.append(f"{name}: no longer a setting; {REMOVED_KEYS[name]}: leave it out")
-            continue
-        if name not in FIELDS:
-            problems.append(f"{_one_line(name)}: unknown key{_suggestion(name)}")
-            continue
-        try:
-            values[name] = parse_value(name, value)
-        except ValueError as error:
-            problems.append(f"{name}: got {'null' if value is None else shorten(value)}; {error}")
-            wrong.add(name)
+        elif name not in FIELDS:
+            problems.append(f"{_one_line(name)}: unknown key; {_suggestion(name)}")
+        else:
+            try:
+                values[name] = parse_value(name, value)
+            except ValueError as error:
+                problems.append(f"{name}: got {'null' if value is None else shorten(value)}; {error}")
+                wrong.add(name)
     return Config(**values), wrong
 
 
 def _suggestion(name: str) -> str:
     lowered = name.lower().replace("-", "_").strip()
     if lowered in WEIGHTS_ELSEWHERE:
-        return f"; there are {WEIGHTS_HERE}"
+        return f"there are {WEIGHTS_HERE}"
     if lowered in OTHER_TOOLS_NAMES:
-        return f"; the name here is {OTHER_TOOLS_NAMES[lowered]}"
+        return f"the name here is {OTHER_TOOLS_NAMES[lowered]}"
     meant = lowered if lowered in FIELDS else near_miss(lowered, [*FIELDS, *OTHER_TOOLS_NAMES])
-    hint = f"did you mean {OTHER_TOOLS_NAMES.get(meant, meant)}?" if meant else "configs/default.yaml lists every key"
-    return f"; {hint}"
+    return f"did you mean {OTHER_TOOLS_NAMES.get(meant, meant)}?" if meant else "configs/default.yaml lists every key"
 
 
 def _one_line(name: str) -> str:
@@ -285,13 +267,16 @@ def _contradictions(c: Config) -> Iterator[str]:
     if c.init_from is not None and c.encoder_weights not in ("auto", None):
         both = f"encoder_weights: {c.encoder_weights} is set, and init_from: {c.init_from} has an encoder"
         yield f"{both}; leave one of them out (encoder_weights: auto or init_from: null)"
-    if c.decoder_channels and c.architecture not in WITH_DECODER_CHANNELS:
-        yield f"decoder_channels: not for architecture: {c.architecture}; only for {', '.join(WITH_DECODER_CHANNELS)}"
-    if c.decoder_attention == "scse" and c.architecture not in WITH_ATTENTION:
-        fits = f"scse is for {' and '.join(WITH_ATTENTION)}, not for architecture: {c.architecture}"
+    if c.decoder_channels and c.architecture not in schema.WITH_DECODER_CHANNELS:
+        have = ", ".join(schema.WITH_DECODER_CHANNELS)
+        yield f"decoder_channels: not for architecture: {c.architecture}; only for {have}"
+    if c.decoder_attention == "scse" and c.architecture not in schema.WITH_ATTENTION:
+        fits = f"scse is for {' and '.join(schema.WITH_ATTENTION)}, not for architecture: {c.architecture}"
         yield f"decoder_attention: {fits}; use none"
-    elif c.decoder_attention == "scse" and c.decoder_channels and min(c.decoder_channels) < MIN_ATTENTION_CHANNELS:
-        least = f"decoder_channels of at least {MIN_ATTENTION_CHANNELS}; got {list(c.decoder_channels)}"
+    elif (
+        c.decoder_attention == "scse" and c.decoder_channels and min(c.decoder_channels) < schema.MIN_ATTENTION_CHANNELS
+    ):
+        least = f"decoder_channels of at least {schema.MIN_ATTENTION_CHANNELS}; got {list(c.decoder_channels)}"
         yield f"decoder_attention: scse needs {least}"
 
 
@@ -299,7 +284,7 @@ def class_contradictions(c: Config) -> Iterator[str]:
     """Contradictions about the classes; also of a config whose number of classes the masks have decided."""
     num_classes, source = None if c.num_classes == "auto" else c.num_classes, "num_classes"
     if num_classes is None:
-        num_classes, weighted = implied_num_classes(c), isinstance(c.class_weights, tuple)
+        num_classes, weighted = schema.implied_num_classes(c), isinstance(c.class_weights, tuple)
         source = "class_names" if c.class_names else "class_weights" if weighted else "mask_values"
     if num_classes is not None and num_classes > 1 and "bce" in c.loss:
         yield f"loss: bce is for num_classes: 1; with {num_classes} classes use cross_entropy"

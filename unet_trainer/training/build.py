@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.schema import OWN, Config
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
@@ -335,11 +335,10 @@ def build_components_with_weights(
             settings.taken, spec, device, num_batches, console, resumes, processes, custom, initial
         )
         if components.initial_weights:
-            source = settings.decisions["init_from"].source
-            settings.decisions["init_from"] = Decision(source, components.initial_weights)
+            settings["init_from"] = settings["init_from"]._replace(reason=components.initial_weights)
         return components
     except Exception as error:  # what is not the fault of the weights is raised again below
-        if settings.asked.encoder_weights != "auto" or settings.taken.encoder_weights is None or resumes:
+        if settings.requested.encoder_weights != "auto" or settings.taken.encoder_weights is None or resumes:
             raise
         reason = f"imagenet weights cannot be loaded ({first_line(error)}): random weights"
     settings.change(reason, encoder_weights=None)

@@ -280,7 +280,7 @@ class Checkpointer:
             "version": __version__,
             "spec": self.state.segmenter.spec.to_dict(),
             "config": self.settings.repeatable_dict(),
-            "decisions": self.settings.decisions_dict(),
+            "decisions": self.settings.sources_and_reasons(),
         }
 
     def describe_saved(self) -> str:

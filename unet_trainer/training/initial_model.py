@@ -62,41 +62,34 @@ class InitialModel:
         if config.architecture == OWN:
             return decided
         if self.network.get("architecture") == OWN:
-            raise UserError(
-                f"init_from: {self.title} has a network of its own, which no file holds; "
-                "give it from Python, train(model=..., init_from=...)"
-            )
-        wrong = [
-            name
-            for name, value in self.network.items()
-            if _is_set(config, name) and (value or DEFAULT_DECODER) != getattr(config, name)
-        ]
+            fix = "give it from Python, train(model=..., init_from=...)"
+            raise UserError(f"init_from: {self.title} has a network of its own, which no file holds; {fix}")
+        free = {name: value for name, value in self.network.items() if not _is_set(config, name)}
+        given = {name: value for name, value in self.network.items() if name not in free}
+        wrong = [name for name, value in given.items() if (value or DEFAULT_DECODER) != getattr(config, name)]
         if wrong:
             has, wants = (
                 ", ".join(f"{name}: {value_text(to_plain(values[name]))}" for name in wrong)
                 for values in (self.network, vars(config))
             )
-            raise UserError(
-                f"init_from: {self.title} has {has}; the config has {wants}; leave {' and '.join(wrong)} out to take "
-                "the model's, or name another model"
-            )
-        reason = f"as {shown_model(self.path)} has it"
-        changed = {name: value for name, value in self.network.items() if value != getattr(config, name)}
-        return decided | {name: (value, reason) for name, value in changed.items() if not _is_set(config, name)}
+            fix = f"leave {' and '.join(wrong)} out to take the model's, or name another model"
+            raise UserError(f"init_from: {self.title} has {has}; the config has {wants}; {fix}")
+        changed = {name: value for name, value in free.items() if value != getattr(config, name)}
+        return decided | {name: (value, self.reason) for name, value in changed.items()}
+
+    @property
+    def reason(self) -> str:
+        return f"as {shown_model(self.path)} has it"
 
     def normalisation(self, config: Config, image: ImageSpec) -> dict[str, tuple[Any, str]]:
         """Likewise of the settings that say how images of this kind are normalised, where the model had such images."""
         if self.spec is None or (self.spec.image.channels, self.spec.image.depth) != (image.channels, image.depth):
             return {}
         own = self.spec.image
-        values = {"image_mean": (own.mean, image.mean), "image_std": (own.std, image.std)}
-        changed = {name: before for name, (before, now) in values.items() if before != now}
-        reason = f"as {shown_model(self.path)} has it"
-        return {
-            name: (value, reason)
-            for name, value in {**changed, "normalize": self.spec.normalize}.items()
-            if getattr(config, name) == "auto"
-        }
+        values: dict[str, Any] = {"normalize": self.spec.normalize}
+        values |= {"image_mean": own.mean} if own.mean != image.mean else {}
+        values |= {"image_std": own.std} if own.std != image.std else {}
+        return {name: (value, self.reason) for name, value in values.items() if getattr(config, name) == "auto"}
 
     @torch.no_grad()
     def load_into(self, network: torch.nn.Module, spec: SegmenterSpec) -> LoadedWeights:
@@ -104,8 +97,7 @@ class InitialModel:
         wanted = network.state_dict()
         in_file = _without_wrappers(self.weights, wanted)
         first = next((name for name, tensor in wanted.items() if tensor.ndim == 4), "")
-        head = _last_layer(network)
-        old_ids = match_classes(self.spec, spec)
+        head, old_ids = _last_layer(network), match_classes(self.spec, spec)
         fitting: dict[str, torch.Tensor] = {}
         new_layers: dict[str, str] = {}
         remarks = []
@@ -123,7 +115,15 @@ class InitialModel:
                 remarks.append(f"{name} is adapted from {source.shape[1]} to {target.shape[1]} channels")
             else:
                 new_layers[name] = f"{name} {tuple(target.shape)}, {tuple(source.shape)} in the file"
-        self._check(fitting, in_file, wanted)
+        if all(name.endswith(COUNTER) for name in fitting):
+            there = next(iter(in_file))
+            fix = "is it another network's? architecture, encoder and decoder_channels must be those of the model"
+            fix = f"an encoder alone is encoder_weights={self.path}" if f"encoder.{there}" in wanted else fix
+            what = f"none of the {counted(len(in_file), 'tensor')} of {self.path} fits the network"
+            raise UserError(f"init_from: {what} (e.g. {there:.100}, here {next(iter(wanted))}); {fix}")
+        for name, source in fitting.items():
+            if source.is_floating_point() and not source.isfinite().all():
+                raise UserError(f"init_from: {self.path} holds NaN or infinite values, e.g. in {name}")
         network.load_state_dict({**wanted, **fitting})
         new_layers = {name: text for name, text in new_layers.items() if not name.endswith(COUNTER)}
         misses_inner_layers = not new_layers.keys() <= {first, *head}
@@ -138,20 +138,6 @@ class InitialModel:
             digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # it has readinto
         summary = f"{len(fitting)} of {len(wanted)} tensors of {self.title}, sha256 {digest[:16]}"
         return LoadedWeights(summary, "; ".join(remarks), not new_layers, misses_inner_layers)
-
-    def _check(
-        self, fitting: Mapping[str, torch.Tensor], in_file: Mapping[str, Any], wanted: Mapping[str, Any]
-    ) -> None:
-        if all(name.endswith(COUNTER) for name in fitting):
-            there = next(iter(in_file))
-            fix = "is it another network's? architecture, encoder and decoder_channels must be those of the model"
-            if f"encoder.{there}" in wanted:
-                fix = f"an encoder alone is encoder_weights={self.path}"
-            what = f"none of the {counted(len(in_file), 'tensor')} of {self.path} fits the network"
-            raise UserError(f"init_from: {what} (e.g. {there:.100}, here {next(iter(wanted))}); {fix}")
-        for name, source in fitting.items():
-            if source.is_floating_point() and not source.isfinite().all():
-                raise UserError(f"init_from: {self.path} holds NaN or infinite values, e.g. in {name}")
 
 
 def read_initial_model(init_from: str, checkpoint_dir: Path) -> InitialModel:
@@ -232,22 +218,18 @@ def _differs_in_channels(tensor: torch.Tensor, own: torch.Tensor) -> bool:
 
 def _last_layer(network: torch.nn.Module) -> tuple[str, ...]:
     """The names of the tensors that have a row for each class; none for a network without a segmentation_head."""
-    layers = [
-        name
-        for name, layer in network.named_modules()
-        if name.split(".")[0] == "segmentation_head" and isinstance(layer, torch.nn.Conv2d)
-    ]
+    convolutions = [name for name, layer in network.named_modules() if isinstance(layer, torch.nn.Conv2d)]
+    layers = [name for name in convolutions if name.split(".")[0] == "segmentation_head"]
     return (f"{layers[-1]}.weight", f"{layers[-1]}.bias") if layers else ()
 
 
 def match_classes(old: SegmenterSpec | None, new: SegmenterSpec) -> list[int | None]:
     """For each class id of the new model the id that its name has in the old one. Two models of one foreground are
     alike whatever its name, and as many ids of which one model has no names are the same."""
-    are_alike = old is None or (
-        old.num_ids == new.num_ids
-        and (old.num_classes == new.num_classes == 1 or not (_has_names(old) and _has_names(new)))
-    )
-    if old is None or are_alike:
+    if old is None:
+        return [*range(new.num_ids)]
+    have_same_names = old.num_classes == new.num_classes == 1 or not (_has_names(old) and _has_names(new))
+    if old.num_ids == new.num_ids and have_same_names:
         return [*range(new.num_ids)]
     ids = {name: index for index, name in enumerate(_plain_names(old))}
     matched = [ids.get(name) for name in _plain_names(new)]

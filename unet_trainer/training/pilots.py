@@ -49,8 +49,7 @@ class Pilot:
 def is_open(settings: Settings) -> bool:
     """Whether the rate is one that was decided, and not by pilots: a value that is set is never tried against
     others."""
-    decision = settings.decisions["learning_rate"]
-    return decision.source == "decided" and not decision.reason.startswith("pilots")
+    return settings["learning_rate"].source == "decided"
 
 
 def try_learning_rates(run: Run) -> None:
@@ -75,7 +74,7 @@ def try_learning_rates(run: Run) -> None:
             except TooSlow as slow:
                 (batch_seconds,) = slow.args
                 took = describe_seconds(batch_seconds * MAX_PILOTS * num_steps * config.accumulation_steps)
-                budget = f"time_budget: {run.settings.asked.time_budget}"
+                budget = f"time_budget: {run.settings.requested.time_budget}"
                 run.console.note(f"learning rates are not tried on: they would take up to {took} of {budget}")
                 if run.settings.replans():
                     fit_into_budget(run, run.processes.broadcast(batch_seconds))
@@ -90,7 +89,8 @@ def try_learning_rates(run: Run) -> None:
     for one in pilots:
         run.console.say(f"  {one.learning_rate:<8g} train IoU {one.iou:.4f}{'  ← taken' if one is chosen else ''}")
     ious = ", ".join(f"{one.iou:.2f} at {one.learning_rate:g}" for one in pilots)
-    run.settings.change(f"pilots of {num_steps} steps: train IoU {ious}", learning_rate=chosen.learning_rate)
+    reason = f"pilots of {num_steps} steps: train IoU {ious}"
+    run.settings.change(reason, "trials", learning_rate=chosen.learning_rate)
     state.learning_rate.peak = _peak(run, chosen.learning_rate)
     if chosen is not pilots[0] and has_time(run.settings):
         reason = f"{LONGER} times {config.num_epochs}: the lower learning rate needs more steps"

@@ -65,7 +65,7 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Setting:
-    """`source`: default, demo, file, config, command line, argument, decided; empty: not known."""
+    """`source`: default, demo, file, config, command line, argument, decided, trials; empty: not known."""
 
     value: Plain = None
     source: str = ""

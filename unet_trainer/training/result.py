@@ -92,7 +92,7 @@ def build_result(run: Run) -> TrainResult:
         baseline_iou=None if baseline is None else baseline.iou,
         missing=[BEST] if not has_best and run.lost_best is not None else [],
         warnings=warnings,
-        init_from=run.settings.decisions["init_from"].reason or None,
+        init_from=run.settings["init_from"].reason or None,
     )
 
 

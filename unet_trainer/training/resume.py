@@ -9,7 +9,7 @@ from typing import Any
 
 from unet_trainer.config.errors import CheckpointError
 from unet_trainer.config.parsers import seconds_of
-from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig, Setting, Settings
 from unet_trainer.config.schema import FIELDS, Config, parse_value
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_spec import depth_name
@@ -39,8 +39,7 @@ MAY_CHANGE_SILENTLY = {
     "worker_timeout", "tensorboard", "wandb", "trackio", "mlflow",
 }  # fmt: skip
 # What is open at the resume as well keeps the value of the checkpoint, but for these: they change no bits.
-MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume", "num_epochs")
-EARLIER = {"normalize": "dataset", "init_from": None}  # what versions did that had no such setting
+MAY_BE_CHOSEN_AGAIN = ("device", "num_workers", "cache", "resume")
 # They decide which batches and steps an epoch has.
 BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image", "repeats")
 
@@ -48,20 +47,16 @@ BATCHING_KEYS = ("batch_size", "accumulation_steps", "crops_per_image", "repeats
 def keep_decided(config: Config, before: Mapping[str, Any]) -> Config:
     """The config of a resumed run: what it leaves open is as the run began. Raises CheckpointError for another number
     of classes, which no mask value would fit."""
-    before = {**EARLIER, **before}
     number = before.get("num_classes", config.num_classes)
     if config.num_classes not in ("auto", number):
         raise _refusal([f"num_classes: {number} in the checkpoint, {config.num_classes} now; it decides the classes"])
-    kept = {} if config.init_from is not None else {"init_from": before["init_from"]}
-    for name in FIELDS:
-        if name in MAY_BE_CHOSEN_AGAIN and not (name == "num_epochs" and config.time_budget is None):
-            continue
-        if getattr(config, name) == "auto" and (value := before.get(name, "auto")) != "auto":
-            kept[name] = parse_value(name, value)
+    chosen_again = MAY_BE_CHOSEN_AGAIN if config.time_budget is None else (*MAY_BE_CHOSEN_AGAIN, "num_epochs")
+    names = [name for name in FIELDS if getattr(config, name) == "auto" and name not in chosen_again]
+    # null stands for what was chosen along with another setting
     together = [("encoder", "decoder_channels"), ("mask_values", "ignore_value"), ("mask_values", "class_names")]
-    for name, other in together:  # null stands for what was chosen along with it
-        if getattr(config, name) == "auto" and getattr(config, other) is None:
-            kept[other] = parse_value(other, before.get(other))
+    names += [other for name, other in together if name in names and getattr(config, other) is None]
+    names += ["init_from"] if config.init_from is None else []
+    kept = {name: parse_value(name, before[name]) for name in names if before.get(name, "auto") != "auto"}
     return replace(config, **kept)
 
 
@@ -73,34 +68,26 @@ def keep_reasons(settings: Settings, before: Mapping[str, Any], decisions: Mappi
     now = settings.repeatable_dict()
     for name, (source, reason) in decisions.items():
         is_as_before = name in now and name in before and now[name] == before[name]
-        if is_as_before and settings.decisions[name].source != "decided":
-            settings.decisions[name] = Decision(source, reason)
+        if is_as_before and not settings[name].is_decided:
+            settings[name] = Setting(settings[name].value, source, reason)
 
 
 def split_names(split: Split) -> dict[str, list[str]]:
     return {"train": [pair.name for pair in split.train], "val": [pair.name for pair in split.val]}
 
 
-def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], asked: Mapping[str, Any]) -> list[str]:
+def compare_configs(before: Mapping[str, Any], now: Mapping[str, Any], requested: Mapping[str, Any]) -> list[str]:
     """What changed from the checkpoint's config to that of this start, a line for each key; raises for what must not
     change.
 
-    `asked` is the config of this start before anything was decided: what is `auto` in both has not changed.
+    `requested` is the config of this start before anything was decided: what is `auto` in both has not changed.
     """
-    before = {**EARLIER, **before}
-    changed = [
-        name
-        for name in FIELDS
-        if name in before and name not in MAY_CHANGE_SILENTLY and before[name] not in (now[name], asked[name])
-    ]
+    names = [name for name in FIELDS if name in before and name not in MAY_CHANGE_SILENTLY]
+    changed = [name for name in names if before[name] not in (now[name], requested[name])]
     fixed = MUST_STAY | (MUST_STAY_FOR_VAL_LOSS if now["monitor"] == "val_loss" else {})
-    refused = [
-        f"{name}: {before[name]} in the checkpoint, {now[name]} now; it decides {fixed[name]}"
-        for name in changed
-        if name in fixed
-    ]
-    if refused:
-        raise _refusal(refused)
+    if refused := [name for name in changed if name in fixed]:
+        values = {name: f"{name}: {before[name]} in the checkpoint, {now[name]} now" for name in refused}
+        raise _refusal([f"{text}; it decides {fixed[name]}" for name, text in values.items()])
     return [f"{name}: {before[name]} → {now[name]}" for name in changed]
 
 
@@ -117,11 +104,9 @@ def compare_splits(
     `table` is the file that decides the split of this start, if it is not decided anew.
     """
     then, today = ({part: set(names[part]) for part in ("train", "val")} for names in (before, now))
-    decides = (
-        "data_dir, val_fraction and seed decide it"
-        if table is None
-        else f"{table} decides it, and is not the run's own"
-    )
+    decides = "data_dir, val_fraction and seed decide it"
+    if table is not None:
+        decides = f"{table} decides it, and is not the run's own"
     for names, problem in (
         (then["train"] & today["val"], "images trained on would now validate"),
         (then["val"] ^ today["val"], "validation images differ"),
@@ -158,21 +143,17 @@ def say_resumed(
     config: ResolvedConfig, before: Mapping[str, Any], state: TrainState, changes: Sequence[str], console: Console
 ) -> None:
     """`before` is the config of the checkpoint."""
-    best = (
-        f"; best {config.monitor} so far {state.early_stopping.best_value:.4f} (epoch "
-        f"{state.early_stopping.best_epoch})"
-    )
-    console.say(f"Resuming after {describe_position(state)}{best if state.early_stopping.best_epoch else ''}")
+    early, best = state.early_stopping, ""
+    if early.best_epoch:
+        best = f"; best {config.monitor} so far {early.best_value:.4f} (epoch {early.best_epoch})"
+    console.say(f"Resuming after {describe_position(state)}{best}")
     for change in changes:
         console.note(f"changed since then: {change}")
     horizon = before["num_epochs"]
     if horizon not in ("auto", config.num_epochs) and state.epoch < config.num_epochs:
         rate = state.next_learning_rate(config.accumulation_steps)
-        how = (
-            "stays"
-            if config.scheduler in ("constant", "plateau")
-            else f"now spans {config.num_epochs} epochs instead of {horizon}"
-        )
+        how = f"now spans {config.num_epochs} epochs instead of {horizon}"
+        how = "stays" if config.scheduler in ("constant", "plateau") else how
         console.note(f"the {config.scheduler} schedule {how}; the learning rate continues at {rate:.2e}")
 
 
@@ -200,11 +181,11 @@ def adapt_to_world_size(
         return
     size = config.batch_size * config.accumulation_steps
     rate = ", and so is the learning rate (scale_lr)" if config.scale_lr else "; learning_rate stays"
+    batches = f"The effective batch is {size * launch.world_size} instead of {size * before}{rate}"
     console.note(
-        f"changed since then: {counted(before, 'process', 'processes')} → {launch.world_size}. The effective batch is "
-        f"{size * launch.world_size} instead of {size * before}{rate}. The order of the samples stays that of the "
-        "seed; sums "
-        "are taken in another order, so the bits are not those of a run that kept its processes"
+        f"changed since then: {counted(before, 'process', 'processes')} → {launch.world_size}. {batches}. The order of "
+        "the samples stays that of the seed; sums are taken in another order, so the bits are not those of a run that "
+        "kept its processes"
     )
     if not state.batch:
         return
@@ -212,8 +193,7 @@ def adapt_to_world_size(
     batch, left = divmod(num_samples, per_batch)
     if left or batch % config.accumulation_steps:
         state.restart_epoch()
-        console.note(
-            f"epoch {state.epoch + 1} begins anew: its {num_samples} samples so far end within a step of today's size"
-        )
+        within = f"its {num_samples} samples so far end within a step of today's size"
+        console.note(f"epoch {state.epoch + 1} begins anew: {within}")
     else:
         state.batch = batch

@@ -53,8 +53,8 @@ def build_hardware(config: Config, console: Console, launch: Launch = ALONE) -> 
 
 
 def say_precision(settings: Settings, hardware: HardwareFacts, console: Console) -> None:
-    config, number_format, asked = settings.taken, settings.taken.number_format, settings.asked
-    reason = settings.decisions["amp_dtype" if config.use_amp else "use_amp"].reason
+    config, number_format, asked = settings.taken, settings.taken.number_format, settings.requested
+    reason = settings["amp_dtype" if config.use_amp else "use_amp"].reason
     if not reason:
         reason = choose_number_format(config.amp_dtype, hardware)[1] if config.use_amp else "use_amp is false"
     is_float32_by_choice = number_format == "float32" and asked.use_amp == "auto"
@@ -106,14 +106,14 @@ def build_settings(
     say_precision(settings, hardware, console)
     statistics_reason = from_model["image_mean"][1] if "image_mean" in from_model else dataset.statistics_reason
     _say_dataset(settings.taken, dataset, "as the run began" if resumes else statistics_reason, console)
-    if facts.measurements is not None and settings.decisions["augmentation"].source != "decided":
+    if facts.measurements is not None and not settings["augmentation"].is_decided:
         console.fact("Found", describe_symmetry(facts.measurements, settings.taken.fit))
     later = FOLLOW_THE_TIME if settings.replans() and not is_preview else ()
     if lines := [line for line in settings.describe() if line[0] not in later]:
         console.say("Decided from the data and this machine (a value in the config is always kept):")
     say_decided(lines, console)
     if settings.taken.monitor != config.monitor:
-        console.note(f"monitor: {settings.taken.monitor}: {settings.decisions['monitor'].reason}")
+        console.note(f"monitor: {settings.taken.monitor}: {settings['monitor'].reason}")
     if config.num_workers == "auto":
         workers = counted(settings.taken.num_workers, "worker") if settings.taken.num_workers else ""
         who = f"{workers} beside the training process" if workers else "the training process alone"
@@ -151,7 +151,7 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
     statistics = "normalised with ImageNet's statistics"
     if statistics_reason != IMAGENET_REASON:
         mean, std = (
-            ", ".join([*(f"{value:g}" for value in values[:4]), *(["…"] if len(values) > 4 else [])])
+            ", ".join([f"{value:g}" for value in values[:4]] + ["…"] * (len(values) > 4))
             for values in (config.image_mean, config.image_std)
         )
         statistics = f"normalised with mean {mean}, std {std} ({statistics_reason})"
@@ -163,6 +163,5 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
     unused = [name for name, value in neutral.items() if getattr(config, name) != value]
     if config.fit == "resize" and unused:
         console.note(f"{' and '.join(unused)}: for fit: crop alone; with fit: resize there are no crops")
-    absent = absent_classes(dataset.masks, dataset.coding, id_names(config))
-    if absent:
+    if absent := absent_classes(dataset.masks, dataset.coding, id_names(config)):
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")

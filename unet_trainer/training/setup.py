@@ -23,7 +23,7 @@ import torch
 from unet_trainer import __version__
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.facts import HardwareFacts, StepCost
-from unet_trainer.config.resolved_config import Settings
+from unet_trainer.config.resolved_config import ResolvedConfig, Settings
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.config.schema import Config, as_dict, class_names, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
@@ -36,35 +36,10 @@ from unet_trainer.model.segmenter import SegmenterSpec, build_spec
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
-from unet_trainer.training import pilots, resume, run_folder
-from unet_trainer.training.build import (
-    build_components,
-    build_components_with_weights,
-    build_dataset,
-    build_loaders,
-    choose_tile,
-)
-from unet_trainer.training.checkpoint import (
-    ILL_FORMED,
-    AnyCheckpointer,
-    Checkpointer,
-    FollowingCheckpointer,
-    read_run,
-)
-from unet_trainer.training.compilation import (
-    compile_components,
-    fit_into_memory,
-    random_batches,
-    restoring,
-    try_components,
-)
-from unet_trainer.training.curves import (
-    MAX_CURVES_SHARE,
-    MAX_REPORT_SHARE,
-    REPORT_SECONDS,
-    PacedWriter,
-    write_curves,
-)
+from unet_trainer.training import build, compilation, pilots, resume, run_folder
+from unet_trainer.training.checkpoint import ILL_FORMED, AnyCheckpointer, Checkpointer, FollowingCheckpointer, read_run
+from unet_trainer.training.compilation import try_components
+from unet_trainer.training.curves import MAX_CURVES_SHARE, MAX_REPORT_SHARE, REPORT_SECONDS, PacedWriter, write_curves
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.parallel import Job, choose_backend, device_id
@@ -80,19 +55,9 @@ from unet_trainer.training.trackers import build_trackers
 # What the other ranks need of a checkpoint before the state itself is sent.
 FACTS_OF_CHECKPOINT = ("config", "decisions", "split", "learning_rate")
 # Settings that may differ between machines: where things lie there, and what rank 0 alone reads.
-OF_A_MACHINE = frozenset(
-    [
-        "data_dir",
-        "image_dir",
-        "mask_dir",
-        "split_file",
-        "checkpoint_dir",
-        "device",
-        "num_workers",
-        "resume",
-        "init_from",
-    ]
-)
+OF_A_MACHINE = {
+    "data_dir", "image_dir", "mask_dir", "split_file", "checkpoint_dir", "device", "num_workers", "resume", "init_from",
+}  # fmt: skip
 # Of what decides the numbers of a run.
 PACKAGES = ("segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
 
@@ -124,49 +89,29 @@ def set_up(
     probe = build_probe(config, hardware, budget)
     probe.custom = custom
     with processes.main_process_first():  # the others find what the first one has read
-        dataset = build_dataset(config, console, folder)
+        dataset = build.build_dataset(config, console, folder)
     check_same(processes, dataset_facts(dataset), f"data_dir: {config.data_dir}: ", "the same files")
-    made = (
-        build_settings(config, hardware, dataset, console, earlier is not None, budget, False, probe, initial)
-        if processes.is_main
-        else None
-    )
+    resumes, made = earlier is not None, None
+    if processes.is_main:
+        made = build_settings(config, hardware, dataset, console, resumes, budget, False, probe, initial)
     settings = share_settings(processes, made, device, config.checkpoint_dir)
     set_backends(config.allow_tf32, config.deterministic)
-    taken = settings.taken
-    dataset.image_spec = replace(dataset.image_spec, mean=taken.image_mean, std=taken.image_std)
-    has_background = dataset.has_background(settings.taken)
-    train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
-    spec = build_spec(
-        settings.taken, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares
-    )
-    if earlier is None:
-        tile = processes.broadcast(
-            choose_tile(spec, val_sizes, settings.taken.batch_size) if processes.is_main else None
-        )
-    else:  # that the best epoch was found with
-        tile = earlier["tile"]
-        resume.compare_depths(earlier["depth"], spec.image.depth)
-    spec = replace(spec, tile=tile)
-    loaders = build_loaders(settings.taken, dataset, device, console, processes, spec.tile)
+    spec = _build_spec(settings.taken, dataset, processes, earlier)
+    loaders = build.build_loaders(settings.taken, dataset, device, console, processes, spec.tile)
     session.on_exit(loaders.close)
     if not processes.is_alone and loaders.pool is not None:
         loaders.pool.start()  # before the process groups are made: NCCL is not fork-safe
     processes.connect(device)
     # Rank 0 loads pretrained weights, or does without; the others build the same model and get its state.
-    parts, components = (spec, device, len(loaders.train), console), None
+    parts = (spec, device, len(loaders.train), console)
     if processes.is_main:
-        components = build_components_with_weights(
-            settings, *parts, resumes=earlier is not None, processes=processes, custom=custom, initial=initial
-        )
+        components = build.build_components_with_weights(settings, *parts, resumes, processes, custom, initial)
+        share_settings(processes, settings, device, config.checkpoint_dir)
+    else:
+        settings = share_settings(processes, None, device, config.checkpoint_dir)
+        components = build.build_components(settings.taken, *parts, True, processes, custom)
     initial = None  # its weights take memory
-    settings = share_settings(processes, settings if processes.is_main else None, device, config.checkpoint_dir)
-    components = components or build_components(
-        settings.taken, *parts, resumes=True, processes=processes, custom=custom
-    )
-    state = components.state
-
-    changes: list[str] = []
+    state, changes = components.state, list[str]()
     if earlier is not None:
         changes = resume.compare_configs(earlier["config"], settings.repeatable_dict(), as_dict(config))
         table = folder / SPLIT_CSV if folder is not None and (folder / SPLIT_CSV).is_file() else None
@@ -181,24 +126,24 @@ def set_up(
         if source is not None:
             console.note(f"{source} is not in a run folder: a new run continues from it")
         folder = Path(processes.broadcast(str(_begin_folder(config, session)) if processes.is_main else ""))
-    if processes.is_main:
-        resumed_after = None if earlier is None else {"epoch": state.epoch, "batch": state.batch}
-        about = start_facts(hardware, settings, dataset, state.segmenter.network)
-        _open_folder(folder, session, {"resumed_after": resumed_after, **about})
+    record = session.record
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
-    curves, live_report = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE), None
+    curves = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE)
     drawings: dict[str, Callable[[], object]] = {CURVES: curves.write}
+    live_report = None
     if make_report is not None:
         draw = partial(make_report, folder, with_pictures=False, is_running=True)
         live_report = PacedWriter(draw, MAX_REPORT_SHARE, REPORT_SECONDS)
         drawings[REPORT] = live_report.write
-    is_ours, record = session.lock.is_ours, session.record
     if processes.is_main:
+        resumed_after = {"epoch": state.epoch, "batch": state.batch} if resumes else None
+        about = start_facts(hardware, settings, dataset, state.segmenter.network)
+        _open_folder(folder, session, {"resumed_after": resumed_after, **about})
+        is_ours = session.lock.is_ours
         checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, record, drawings)
     budget.seconds_before = state.seconds + state.train_seconds
-    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes)
-    run.custom, run.callers_random_state = custom, callers_random_state
-    run.untaught_ids = dataset.untaught_ids
+    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes, custom)
+    run.callers_random_state, run.untaught_ids = callers_random_state, dataset.untaught_ids
     if processes.is_main:
         run.make_report, run.live_report = make_report and partial(make_report, model=custom.model), live_report
         run.trackers = build_trackers(settings.taken, folder, state.epoch, record)
@@ -223,16 +168,27 @@ def set_up(
     return run
 
 
+def _build_spec(
+    config: ResolvedConfig, dataset: CheckedDataset, processes: Job, earlier: Mapping[str, Any] | None
+) -> SegmenterSpec:
+    """Of the model; a resumed run keeps the tile that its best epoch was found with."""
+    dataset.image_spec = replace(dataset.image_spec, mean=config.image_mean, std=config.image_std)
+    has_background = dataset.has_background(config)
+    train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
+    spec = build_spec(config, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares)
+    if earlier is not None:
+        resume.compare_depths(earlier["depth"], spec.image.depth)
+        return replace(spec, tile=earlier["tile"])
+    tile = build.choose_tile(spec, val_sizes, config.batch_size) if processes.is_main else None
+    return replace(spec, tile=processes.broadcast(tile))
+
+
 def package_versions() -> dict[str, str]:
-    # with its build; a plain text, that can be sent
-    found = {
-        "unet_trainer": __version__,
-        "torch": str(torch.__version__),
-    }
+    versions = {"unet_trainer": __version__, "torch": str(torch.__version__)}  # torch's with its build
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def start_facts(
@@ -270,7 +226,7 @@ def start_facts(
         "architecture": config.architecture,
         "encoder": config.encoder,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
-        "init_from": settings.decisions["init_from"].reason or None,
+        "init_from": settings["init_from"].reason or None,
         "ids": id_names(config),
         "classes": class_names(config),
     }
@@ -292,9 +248,8 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
         try:
             spec = SegmenterSpec.from_dict(content["spec"])
         except ILL_FORMED as error:
-            raise CheckpointError(
-                f"{source} cannot be resumed: what it says of its model cannot be right ({error})"
-            ) from None
+            problem = f"what it says of its model cannot be right ({error})"
+            raise CheckpointError(f"{source} cannot be resumed: {problem}") from None
         facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT}
         facts |= {"world_size": content["num_processes"], "tile": spec.tile, "depth": spec.image.depth}
         return str(source), None if folder is None else str(folder), facts
@@ -308,11 +263,8 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
 def check_same(processes: Job, own: Mapping[str, str], place: str, need: str) -> None:
     """Raises UserError if a fact of this process is another than rank 0's, which all would take in silence."""
     first, here = processes.broadcast(own), socket.gethostname()
-    others = [
-        f"{place}{name}: {own[name]} on {here}, {first.get(name)} for rank 0"
-        for name in own
-        if own[name] != first.get(name)
-    ]
+    different = [name for name in own if own[name] != first.get(name)]
+    others = [f"{place}{name}: {own[name]} on {here}, {first.get(name)} for rank 0" for name in different]
     if others:
         raise UserError(f"{'; '.join(others)}; all machines need {need}")
 
@@ -320,9 +272,8 @@ def check_same(processes: Job, own: Mapping[str, str], place: str, need: str) ->
 def config_facts(config: Config) -> dict[str, str]:
     """What all processes must have in common. Other packages have other kernels and other bits: the weights would drift
     apart."""
-    return {
-        name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE
-    } | package_versions()
+    shared = {name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE}
+    return shared | package_versions()
 
 
 def dataset_facts(dataset: CheckedDataset) -> dict[str, str]:
@@ -341,9 +292,8 @@ def _say_job(processes: Job, device: torch.device, resume: str | None, console: 
     device_ids = processes.all_gather(device_id(device))
     backend = choose_backend(device_ids)
     on = counted(-(-world_size // local_world_size), "machine")
-    console.fact(
-        "Processes", f"{world_size} on {on}, gradients averaged by {backend}; this is rank {processes.launch.rank}"
-    )
+    how = f"gradients averaged by {backend}; this is rank {processes.launch.rank}"
+    console.fact("Processes", f"{world_size} on {on}, {how}")
     if device.type == "cuda" and backend == "gloo":
         gpus = counted(len(set(device_ids)), "GPU")
         console.warn(f"{world_size} processes share {gpus}: gradients go through the host (gloo)")
@@ -378,11 +328,9 @@ def _load_state(
         planned = max(state.epoch, earlier["learning_rate"]["num_epochs"])
         settings.change("as planned before the run was interrupted", num_epochs=planned)
         state.learning_rate.num_epochs = planned
-    num_epochs = settings.taken.num_epochs
-    if num_epochs < state.epoch:
-        raise UserError(
-            f"num_epochs: {num_epochs} is less than the {counted(state.epoch, 'epoch')} that {source} has; need more"
-        )
+    if (num_epochs := settings.taken.num_epochs) < state.epoch:
+        done = f"the {counted(state.epoch, 'epoch')} that {source} has"
+        raise UserError(f"num_epochs: {num_epochs} is less than {done}; need more")
 
 
 def _begin_folder(config: Config, session: Session) -> Path:
@@ -436,7 +384,7 @@ def _get_ready(run: Run) -> StepCost:
         started = time.perf_counter()
         run.console.say("Compiling the step (once; a minute or two) ...")
         saved = run.checkpointer.describe_saved()
-        compile_components(run.settings, run.components, run.loaders, run.console, saved, run.processes)
+        compilation.compile_components(run.settings, run.components, run.loaders, run.console, saved, run.processes)
         if run.config.compile_model:  # it may have failed
             run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")
     return cost or _time_step(run)
@@ -446,11 +394,13 @@ def _time_step(run: Run) -> StepCost:
     components, saved = run.components, run.checkpointer.describe_saved()
 
     def time_once() -> StepCost:
-        with restoring(components), warnings.catch_warnings():
+        with compilation.restoring(components), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a compiler's advice, where parts of a batch are compiled anew
-            return time_steps(components, *random_batches(run.config, components, run.loaders), QUICK_SECONDS)
+            return time_steps(
+                components, *compilation.random_batches(run.config, components, run.loaders), QUICK_SECONDS
+            )
 
-    cost = fit_into_memory(time_once, run.settings, components, run.console, saved, run.processes)
+    cost = compilation.fit_into_memory(time_once, run.settings, components, run.console, saved, run.processes)
     components.set_training_mode(run.state.epoch)
     return cost
 

@@ -104,7 +104,7 @@ def fit_into_budget(run: Run, batch_seconds: float | None = None, other_seconds:
     if epochs > int(epochs) and possible < most:
         budget.planned_end = rate.end = int((state.epoch + epochs) * rate.steps_per_epoch)
     if possible != planned or not budget.planned_steps:
-        change_epochs(run, possible, f"as many as {run.settings.asked.time_budget} have time for")
+        change_epochs(run, possible, f"as many as {run.settings.requested.time_budget} have time for")
         run.checkpointer.attempt(run.checkpointer.write_config)
     num_steps = rate.num_steps - budget.num_cut // run.config.accumulation_steps
     if budget.is_other_plan(num_steps):
