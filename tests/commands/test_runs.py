@@ -11,8 +11,8 @@ from helpers.report_runs import FOUR_IMAGES, write_run
 from train_unet import main
 from unet_trainer.commands.runs import find_named_run
 from unet_trainer.inference.engine import find_model
+from unet_trainer.runs.folder import newest_run
 from unet_trainer.system.locks import FolderLock
-from unet_trainer.training.run_folder import newest_run
 
 PERFECT = [[row[0], [row[1][1]] * 3] for row in FOUR_IMAGES]
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
+from unet_trainer.runs.folder import REPORT, begun_later, has_checkpoint, newest_run
+from unet_trainer.runs.record import RunSummary, State, find_runs, is_run, read_run_summary
 from unet_trainer.system.atomic_files import HTML_PAGE, check_output, check_replaceable, write_output
 from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted, score_text
-from unet_trainer.training.record import RunSummary, State, find_runs, is_run, read_run_summary
-from unet_trainer.training.run_folder import REPORT, begun_later, has_checkpoint, newest_run
 
 if TYPE_CHECKING:  # a typo is answered before OpenCV and torch are loaded
     from unet_trainer.reports.comparison import Comparison

@@ -26,10 +26,10 @@ from markupsafe import Markup
 
 from unet_trainer import __version__
 from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.runs.record import EpochRecord, RunSummary
+from unet_trainer.runs.val_scores import ImageScore
 from unet_trainer.system.console import readable
 from unet_trainer.system.input_files import read_text
-from unet_trainer.training.record import EpochRecord, RunSummary
-from unet_trainer.training.val_scores import ImageScore
 
 TEMPLATES = Path(__file__).parent / "templates"
 # not allowed in HTML, or not in UTF-8

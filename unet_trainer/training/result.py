@@ -15,12 +15,12 @@ from unet_trainer.config.schema import OWN, class_names, id_names
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
+from unet_trainer.runs.folder import BEST, CURVES, LAST, REPORT, SAMPLES, resume_command
+from unet_trainer.runs.history import Row, column
+from unet_trainer.runs.record import NO_USE
 from unet_trainer.system.console import counted
-from unet_trainer.training.history import Row, column
-from unet_trainer.training.record import NO_USE
 from unet_trainer.training.resume import longer
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import BEST, CURVES, LAST, REPORT, SAMPLES, resume_command
 
 # Gains are shares of what lies between the baseline and an IoU of 1.
 MIN_GAIN = 0.01  # a model below it is no better than the baseline

@@ -13,9 +13,9 @@ from unet_trainer.config.resolved_config import Decision, ResolvedConfig, Settin
 from unet_trainer.config.schema import FIELDS, Config, parse_value
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_spec import depth_name
+from unet_trainer.runs.folder import resume_command
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.launch import Launch
-from unet_trainer.training.run_folder import resume_command
 from unet_trainer.training.state import TrainState
 
 # Changing these between two starts would make the result meaningless: what they decide, and their names.

@@ -17,6 +17,11 @@ from unet_trainer.loading.loader import EpochTimes, advise
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import Scores
 from unet_trainer.model.random_state import CallersRandomState, seed_generators
+from unet_trainer.runs.curves import PacedWriter
+from unet_trainer.runs.folder import REPORT
+from unet_trainer.runs.history import Row, column
+from unet_trainer.runs.record import RunRecord
+from unet_trainer.runs.trackers import RunTracker
 from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Interrupted, Signals
@@ -24,16 +29,11 @@ from unet_trainer.training.async_device import WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpoint import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
-from unet_trainer.training.curves import PacedWriter
 from unet_trainer.training.evaluation import Evaluation, val_scores_csv
 from unet_trainer.training.extension import NO_PARTS, CustomParts
-from unet_trainer.training.history import Row, column
 from unet_trainer.training.parallel import ALONE, Job
-from unet_trainer.training.record import RunRecord
-from unet_trainer.training.run_folder import REPORT
 from unet_trainer.training.state import TrainState, counts_against_patience
 from unet_trainer.training.time_budget import MAX_REPORT_SECONDS, TimeBudget, fit_into_budget, is_out_of_time
-from unet_trainer.training.trackers import RunTracker
 
 NUM_WARM_UP = 1  # epochs that start the workers: their times give no advice
 

@@ -33,10 +33,20 @@ from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.random_state import CallersRandomState
 from unet_trainer.model.segmenter import SegmenterSpec, build_spec
+from unet_trainer.runs import folder as run_folder
+from unet_trainer.runs.curves import (
+    MAX_CURVES_SHARE,
+    MAX_REPORT_SHARE,
+    REPORT_SECONDS,
+    PacedWriter,
+    write_curves,
+)
+from unet_trainer.runs.folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
+from unet_trainer.runs.trackers import build_trackers
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
-from unet_trainer.training import pilots, resume, run_folder
+from unet_trainer.training import pilots, resume
 from unet_trainer.training.build import (
     build_components,
     build_components_with_weights,
@@ -58,24 +68,15 @@ from unet_trainer.training.compilation import (
     restoring,
     try_components,
 )
-from unet_trainer.training.curves import (
-    MAX_CURVES_SHARE,
-    MAX_REPORT_SHARE,
-    REPORT_SECONDS,
-    PacedWriter,
-    write_curves,
-)
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.parallel import Job, choose_backend, device_id
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import FOLLOW_THE_TIME, build_hardware, build_probe, build_settings, say_decided
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.step_probe import QUICK_SECONDS, time_steps
 from unet_trainer.training.time_budget import TimeBudget, fit_into_budget, plan_run
-from unet_trainer.training.trackers import build_trackers
 
 # What the other ranks need of a checkpoint before the state itself is sent.
 FACTS_OF_CHECKPOINT = ("config", "decisions", "split", "learning_rate")

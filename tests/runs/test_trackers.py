@@ -12,8 +12,8 @@ import pytest
 from train_unet import train
 from unet_trainer.config.schema import Config
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.training.record import RunRecord, read_run_summary
-from unet_trainer.training.trackers import TRACKERS, RunTracker, TrackedRun, build_trackers
+from unet_trainer.runs.record import RunRecord, read_run_summary
+from unet_trainer.runs.trackers import TRACKERS, RunTracker, TrackedRun, build_trackers
 
 SETTINGS = {"batch_size": 8, "grad_clip": None, "loss": {"dice": 1.0}, "encoder": "resnet18", "use_amp": False}
 

@@ -13,10 +13,10 @@ from helpers.steps import make_settings
 from train_unet import train
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.tiling import WholeImages, tile_images
+from unet_trainer.runs.history import COLUMNS, read_metrics, write_metrics
+from unet_trainer.runs.record import read_run_summary
+from unet_trainer.runs.val_scores import ClassCounts, image_score, read_val_scores, val_scores_text, worst_first
 from unet_trainer.training.evaluation import val_scores_csv
-from unet_trainer.training.history import COLUMNS, read_metrics, write_metrics
-from unet_trainer.training.record import read_run_summary
-from unet_trainer.training.val_scores import ClassCounts, image_score, read_val_scores, val_scores_text, worst_first
 
 
 def metrics_row(epoch, **changes):

@@ -21,14 +21,14 @@ from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict  # pydantic refuses that of Python 3.11
 
 from unet_trainer.config.safe_yaml import map_leaves
+from unet_trainer.runs.folder import BEST, LAST, METRICS_CSV, PREVIOUS, RUN_JSON, VAL_SCORES
+from unet_trainer.runs.history import Row
+from unet_trainer.runs.val_scores import MAX_PIXELS, ImageScore, read_val_scores
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.json_cache import check_plain
 from unet_trainer.system.locks import FolderId, id_of, is_locked, is_locked_here
-from unet_trainer.training.history import Row
-from unet_trainer.training.run_folder import BEST, LAST, METRICS_CSV, PREVIOUS, RUN_JSON, VAL_SCORES
-from unet_trainer.training.val_scores import MAX_PIXELS, ImageScore, read_val_scores
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed", "damaged"]
 ENDS: tuple[State, ...] = ("finished", "stopped early", "interrupted", "failed")

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from unet_trainer.runs.folder import CURVES
+from unet_trainer.runs.record import RunSummary, read_run_summary
 from unet_trainer.system.atomic_files import write_bytes_atomically
-from unet_trainer.training.record import RunSummary, read_run_summary
-from unet_trainer.training.run_folder import CURVES
 
 # Okabe and Ito's, distinct with common colour blindness, without their yellow, which is too light on white.
 VAL, TRAIN, RATE, SPEED = "#0072b2", "#d55e00", "#009e73", "#6e6e6e"

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.schema import Config, as_dict
+from unet_trainer.runs.folder import SAMPLE_NAMES, SAMPLES
+from unet_trainer.runs.record import EpochRecord, RunFile, RunRecord
 from unet_trainer.system.console import first_line
-from unet_trainer.training.record import EpochRecord, RunFile, RunRecord
-from unet_trainer.training.run_folder import SAMPLE_NAMES, SAMPLES
 
 PROJECT = "unet-trainer"
 # column of metrics.csv → name in a tracker: what stands before the slash makes a group

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.config.errors import CheckpointError, UserError
-from unet_trainer.training.run_folder import (
+from unet_trainer.runs.folder import (
     find_resume_source,
     find_run,
     folder_of,

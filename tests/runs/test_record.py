@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from helpers.no_files import needs_pipes, replace_by
+from unet_trainer.runs import record as module
+from unet_trainer.runs.record import MAX_SAVES, RunRecord, find_runs, is_run, read_run_summary
 from unet_trainer.system.locks import FolderLock
-from unet_trainer.training import record as module
-from unet_trainer.training.record import MAX_SAVES, RunRecord, find_runs, is_run, read_run_summary
 
 MATRIX = [[3, 1], [0, 0]]
 
