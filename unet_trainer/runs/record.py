@@ -32,6 +32,7 @@ from unet_trainer.system.locks import FolderId, id_of, is_locked, is_locked_here
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed", "damaged"]
 ENDS: tuple[State, ...] = ("finished", "stopped early", "interrupted", "failed")
+COMPLETE: tuple[State, ...] = ENDS[:2]  # the run ended by itself
 STARTS = ("start", "resumed")
 RUN_FILES = (RUN_JSON, LAST, PREVIOUS, BEST, METRICS_CSV)  # a folder with one of them is a run's
 NO_USE = "this model is of no use"  # what the warning of such a result starts with

@@ -42,7 +42,7 @@ from unet_trainer.runs.curves import (
     write_curves,
 )
 from unet_trainer.runs.folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
-from unet_trainer.runs.trackers import build_trackers
+from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
@@ -202,7 +202,7 @@ def set_up(
     run.untaught_ids = dataset.untaught_ids
     if processes.is_main:
         run.make_report, run.live_report = make_report and partial(make_report, model=custom.model), live_report
-        run.trackers = build_trackers(settings.taken, folder, state.epoch, record)
+        run.trackers = Trackers(settings.taken, folder, state.epoch, record, console.warn)
         session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
         _resume(run, earlier, source, changes)
@@ -218,8 +218,8 @@ def set_up(
         checkpointer.attempt(checkpointer.write_split)
     startup_seconds = processes.broadcast(time.perf_counter() - session.started)
     console.fact("Start-up", f"{startup_seconds:.1f} s")
-    for tracker in run.trackers:
-        tracker.start(console.warn)
+    if run.trackers is not None:
+        run.trackers.start()
     record.update(startup_seconds=startup_seconds)
     return run
 
@@ -460,8 +460,8 @@ def _finish(run: Run, curves: PacedWriter) -> None:
     """What is sent, written and drawn at the end, however the run ended; the report unless the end has written the
     whole of it."""
     try:
-        for tracker in run.trackers:
-            tracker.finish()
+        if run.trackers is not None:
+            run.trackers.finish()
         run.write_report(with_pictures=False)
     finally:
         curves.write(is_last=True)
