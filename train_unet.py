@@ -54,7 +54,7 @@ if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answ
     from unet_trainer.config.overrides import Overrides
     from unet_trainer.datasets.converted import Pairs
     from unet_trainer.model.custom import CustomLoss, CustomModel
-    from unet_trainer.runs.history import Row
+    from unet_trainer.runs.tables import Row
     from unet_trainer.training.evaluation import EvalMetrics, Evaluation
     from unet_trainer.training.result import TrainResult
     from unet_trainer.training.run import Run

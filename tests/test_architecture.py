@@ -114,7 +114,7 @@ def test_what_must_answer_at_once_loads_nothing_slow():
         "system.console",
         "system.atomic_files",
         "runs.folder",
-        "runs.history",
+        "runs.tables",
         "commands.command_line",
     )
     assert loaded_by(["train_unet", *config, *(f"unet_trainer.{name}" for name in others)]) == []

@@ -24,7 +24,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import PLAIN, SAID_ELSEWHERE
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.inference.evaluation_data import find_source, find_split
-from unet_trainer.runs.history import COLUMNS
+from unet_trainer.runs.tables import COLUMNS
 from unet_trainer.training import build
 
 pytestmark = pytest.mark.usefixtures("small_network")

@@ -16,7 +16,7 @@ from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports import gallery
 from unet_trainer.reports.gallery import choose_images, draw_gallery, draw_picture, make_gallery
 from unet_trainer.runs.record import read_run_summary
-from unet_trainer.runs.val_scores import image_score, worst_first
+from unet_trainer.runs.tables import image_score, worst_first
 
 pytestmark = pytest.mark.real_pictures
 

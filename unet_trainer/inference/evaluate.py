@@ -30,7 +30,7 @@ from unet_trainer.inference.evaluation_data import EvaluationData
 from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels, predicted_ids
 from unet_trainer.inference.scores import Count, EvaluatedSet, count_image, image_scores, number, scores_from_counts
 from unet_trainer.model.segmenter import SegmenterSpec
-from unet_trainer.runs.val_scores import badness
+from unet_trainer.runs.tables import badness
 from unet_trainer.system.atomic_files import (
     Kind,
     check_replaceable,

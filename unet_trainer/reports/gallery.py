@@ -28,7 +28,7 @@ from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
 from unet_trainer.images.tiling import fit_image, resize_mask
 from unet_trainer.runs.folder import BEST
 from unet_trainer.runs.record import RunSummary
-from unet_trainer.runs.val_scores import ImageScore
+from unet_trainer.runs.tables import ImageScore
 from unet_trainer.system.console import Console, counted, first_line, silent_console
 
 if TYPE_CHECKING:

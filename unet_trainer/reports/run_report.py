@@ -51,7 +51,7 @@ ERROR_WORDS = {
 }
 EVENT_WORDS = {
     **{"start": "Started", "resumed": "Resumed", "killed": "Killed", "interrupted": "Interrupted", "failed": "Failed"},
-    **{"finished": "Finished", "stopped early": "Stopped early", "rollback": "Went back to a saved state"},
+    **{"finished": "Finished", "stopped early": "Stopped early"},
     **{"shrink": "Memory ran out", "warning": "Warning", "note": "Note"},
 }
 

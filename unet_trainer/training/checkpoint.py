@@ -51,8 +51,8 @@ from unet_trainer.runs.folder import (
     has_checkpoint,
     resume_command,
 )
-from unet_trainer.runs.history import Row, write_metrics
 from unet_trainer.runs.record import RunRecord
+from unet_trainer.runs.tables import Row, write_metrics
 from unet_trainer.system.atomic_files import (
     atomic_open,
     make_own_folder,

@@ -34,7 +34,7 @@ from unet_trainer.model.metrics import (
 )
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
-from unet_trainer.runs.val_scores import image_score, val_scores_text
+from unet_trainer.runs.tables import image_score, val_scores_text
 from unet_trainer.training.async_device import AsyncReader
 from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import wide_float

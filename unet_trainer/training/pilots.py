@@ -19,8 +19,8 @@ from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import id_names
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
 from unet_trainer.model.baselines import Baseline, best_baseline
-from unet_trainer.runs.history import Row, column
 from unet_trainer.runs.record import Trial
+from unet_trainer.runs.tables import Row, column
 from unet_trainer.system.console import Bar, counted
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.run import Run

@@ -16,8 +16,8 @@ from unet_trainer.datasets.pairs import first_few
 from unet_trainer.model.baselines import Baseline, Confusion, best_baseline
 from unet_trainer.model.metrics import compute_scores
 from unet_trainer.runs.folder import BEST, CURVES, LAST, REPORT, SAMPLES, resume_command
-from unet_trainer.runs.history import Row, column
 from unet_trainer.runs.record import NO_USE
+from unet_trainer.runs.tables import Row, column
 from unet_trainer.system.console import counted
 from unet_trainer.training.resume import longer
 from unet_trainer.training.run import Run

@@ -19,8 +19,8 @@ from unet_trainer.model.metrics import Scores
 from unet_trainer.model.random_state import CallersRandomState, seed_generators
 from unet_trainer.runs.curves import PacedWriter
 from unet_trainer.runs.folder import REPORT
-from unet_trainer.runs.history import Row, column
 from unet_trainer.runs.record import RunRecord
+from unet_trainer.runs.tables import Row, column
 from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.resources import count_cores

@@ -27,7 +27,7 @@ from unet_trainer.config.facts import StepCost
 from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.loading.dataset import SegmentationDataset
-from unet_trainer.runs.history import Row, column
+from unet_trainer.runs.tables import Row, column
 from unet_trainer.system.concurrency import call_with_timeout
 from unet_trainer.system.console import counted
 from unet_trainer.system.resources import count_cores
