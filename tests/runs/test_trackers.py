@@ -121,7 +121,6 @@ def test_epochs_are_logged_in_order_and_a_service_that_fails_is_left_out_and_nam
     record.open(tmp_path)
     monkeypatch.setitem(TRACKERS, "wandb", lambda: tracker)
     tracked = Trackers(Config(wandb=True), tmp_path, 0, record, warnings.append)
-    tracked.start()
     for number in (1, 2, 3):
         tracked.log(record.add_epoch({"epoch": number, "val_iou": 0.5}, {}, None, {}))
     record.end("finished")
@@ -136,13 +135,13 @@ def test_epochs_are_logged_in_order_and_a_service_that_fails_is_left_out_and_nam
         tracker.finish.assert_called_once_with({"best_epoch": 1.0, "epochs": 3.0, "best_val_iou": 0.5}, True)
 
 
-def test_the_id_of_a_run_is_kept_until_it_begins_anew(tmp_path):
-    for resumed_after, known in ((None, None), ({"epoch": 1, "batch": 0}, "one"), (None, None)):
+def test_the_id_of_a_run_is_kept_until_it_begins_anew(tmp_path, fake):
+    wandb = fake("wandb")
+    for resumed_after, known in ((None, None), ({"epoch": 1, "batch": 0}, "run-1"), (None, None)):
         record = RunRecord()
         record.open(tmp_path, resumed_after)
-        tracked = Trackers(Config(wandb=True), tmp_path, 1, record, pytest.fail)
-        assert (list(tracked.running), tracked.ids.get("wandb")) == (["wandb"], known)
-        record.update(trackers={"wandb": "one", "mlflow": "two"})
+        Trackers(Config(wandb=True), tmp_path, 1, record, pytest.fail)
+        assert wandb.init.call_args.kwargs["id"] == known
 
 
 @pytest.mark.usefixtures("small_network")

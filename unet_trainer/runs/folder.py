@@ -1,6 +1,4 @@
-"""Folders of runs under checkpoint_dir: what lies in one, which one a word means, one for a new run. Imports no torch.
-"""
-
+"""Run folders: what lies in one, which one a word means, and one for a new run. Imports no torch."""
 import contextlib
 import itertools
 import os

@@ -136,16 +136,13 @@ class Trackers:
     def __init__(
         self, config: Config, folder: Path, first_epoch: int, record: RunRecord, warn: Callable[[str], object]
     ) -> None:
-        self.folder, self.settings, self.first_epoch = folder, as_dict(config), first_epoch
-        self.record, self.warn, self.ids = record, warn, dict(record.content.trackers)
-        self.running = {name: make() for name, make in TRACKERS.items() if self.settings[name]}
+        self.folder, self.record, self.warn = folder, record, warn
+        settings, earlier = as_dict(config), record.content.trackers
+        self.running = {name: make() for name, make in TRACKERS.items() if settings[name]}
         self.last_picture = ""
-
-    def start(self) -> None:
-        about = self.folder, self.settings, self.first_epoch
-        ids = self._call(lambda name, tracker: tracker.init(*about, self.ids.get(name)))
-        self.ids |= {name: str(run_id) for name, run_id in ids.items() if run_id is not None}
-        self.record.update(trackers=self.ids)
+        ids = self._call(lambda name, tracker: tracker.init(folder, settings, first_epoch, earlier.get(name)))
+        known = {name: str(run_id) for name, run_id in ids.items() if run_id is not None}
+        record.update(trackers={**earlier, **known})
 
     def log(self, epoch: EpochRecord) -> None:
         """With the newest of the samples, if there is one since the last call: they are written a little later than

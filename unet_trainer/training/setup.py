@@ -202,7 +202,6 @@ def set_up(
     run.untaught_ids = dataset.untaught_ids
     if processes.is_main:
         run.make_report, run.live_report = make_report and partial(make_report, model=custom.model), live_report
-        run.trackers = Trackers(settings.taken, folder, state.epoch, record, console.warn)
         session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
         _resume(run, earlier, source, changes)
@@ -218,8 +217,8 @@ def set_up(
         checkpointer.attempt(checkpointer.write_split)
     startup_seconds = processes.broadcast(time.perf_counter() - session.started)
     console.fact("Start-up", f"{startup_seconds:.1f} s")
-    if run.trackers is not None:
-        run.trackers.start()
+    if processes.is_main:
+        run.trackers = Trackers(settings.taken, folder, state.epoch, record, console.warn)
     record.update(startup_seconds=startup_seconds)
     return run
 
