@@ -44,18 +44,18 @@ from unet_trainer.commands.command_line import exit_codes, find_command, read_tr
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.load import check_url, load_config, load_with_demo
 from unet_trainer.config.schema import Config
+from unet_trainer.runs.folder import check_init_from
 from unet_trainer.system.console import EXIT_DONE, EXIT_TRAINING_FAILED
 from unet_trainer.system.signals import Interrupted, Signals, exit_process
 from unet_trainer.training.early_checks import check_before_imports
 from unet_trainer.training.extension import Callback, CustomParts, collect_callbacks
-from unet_trainer.training.run_folder import check_init_from
 
 if TYPE_CHECKING:  # torch takes seconds to import; a typo in the config is answered before that
     from unet_trainer.config.overrides import Overrides
     from unet_trainer.datasets.converted import Pairs
     from unet_trainer.model.custom import CustomLoss, CustomModel
+    from unet_trainer.runs.tables import Row
     from unet_trainer.training.evaluation import EvalMetrics, Evaluation
-    from unet_trainer.training.history import Row
     from unet_trainer.training.result import TrainResult
     from unet_trainer.training.run import Run
 
@@ -160,10 +160,10 @@ def train_epochs(
 
         with session.importing():
             from unet_trainer.reports.run_report import write_report
+            from unet_trainer.runs.folder import BEST
             from unet_trainer.training.pilots import try_learning_rates, warn_if_not_learning
             from unet_trainer.training.recovery import recovering
             from unet_trainer.training.result import report
-            from unet_trainer.training.run_folder import BEST
             from unet_trainer.training.setup import set_up
 
         run = set_up(config, session, write_report, custom)

@@ -59,7 +59,7 @@ def trained_run(tiny_data: Path, shared_folder: Path) -> Path:
     from filelock import FileLock
 
     from train_unet import train
-    from unet_trainer.training.record import read_run_summary
+    from unet_trainer.runs.record import read_run_summary
 
     folder = shared_folder / "trained/demo"
     settings = {**TINY_MODEL, "image_size": 64, "batch_size": 4, "num_epochs": 1, "num_workers": 0}

@@ -17,6 +17,7 @@ PACKAGES = (
     "datasets",
     "loading",
     "model",
+    "runs",
     "training",
     "inference",
     "reports",
@@ -112,8 +113,8 @@ def test_what_must_answer_at_once_loads_nothing_slow():
     others = (
         "system.console",
         "system.atomic_files",
-        "training.run_folder",
-        "training.history",
+        "runs.folder",
+        "runs.tables",
         "commands.command_line",
     )
     assert loaded_by(["train_unet", *config, *(f"unet_trainer.{name}" for name in others)]) == []

@@ -16,8 +16,8 @@ from unet_trainer import Callback, load
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
 from unet_trainer.datasets.converted import write_given
+from unet_trainer.runs.folder import resume_command
 from unet_trainer.training.extension import is_true
-from unet_trainer.training.run_folder import resume_command
 
 
 @pytest.fixture

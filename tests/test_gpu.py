@@ -30,6 +30,7 @@ from unet_trainer.loading.loader import cut_boxes, paste_pieces
 from unet_trainer.model.fast_layers import MaxPool
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.segmenter import network_weights
+from unet_trainer.runs.record import read_run_summary
 from unet_trainer.system.launch import Launch
 from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import pilots
@@ -37,7 +38,6 @@ from unet_trainer.training.async_device import DirectLauncher, HostCopy, WaitMet
 from unet_trainer.training.checkpoint import read_run
 from unet_trainer.training.compilation import compile_steps, connect_gradients, release_device_memory
 from unet_trainer.training.parallel import Job
-from unet_trainer.training.record import read_run_summary
 from unet_trainer.training.state import EpochMetrics
 from unet_trainer.training.step import TrainStep
 

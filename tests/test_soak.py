@@ -38,11 +38,11 @@ from unet_trainer.images.tiff_files import read_georeference
 from unet_trainer.inference.engine import read_model
 from unet_trainer.reports.comparison import compare_runs, render_comparison
 from unet_trainer.reports.run_report import render_report
+from unet_trainer.runs.curves import draw_curves
+from unet_trainer.runs.record import read_run_summary
+from unet_trainer.runs.tables import write_metrics
 from unet_trainer.system.concurrency import forked_map
 from unet_trainer.training.checkpoint import read_checkpoint, write_checkpoint
-from unet_trainer.training.curves import draw_curves
-from unet_trainer.training.history import write_metrics
-from unet_trainer.training.record import read_run_summary
 
 pytestmark = pytest.mark.soak
 

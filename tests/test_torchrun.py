@@ -16,8 +16,8 @@ from helpers.killed_runs import is_running, wait_until
 from helpers.ports import free_port
 from helpers.runs import timeless_rows, weights_digest
 from unet_trainer.datasets.demo import write_demo
+from unet_trainer.runs.record import read_run_summary
 from unet_trainer.training.checkpoint import read_checkpoint, read_run
-from unet_trainer.training.record import read_run_summary
 
 
 @pytest.fixture(scope="module")

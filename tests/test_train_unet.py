@@ -24,8 +24,8 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.resolved_config import PLAIN, SAID_ELSEWHERE
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.inference.evaluation_data import find_source, find_split
+from unet_trainer.runs.tables import COLUMNS
 from unet_trainer.training import build
-from unet_trainer.training.history import COLUMNS
 
 pytestmark = pytest.mark.usefixtures("small_network")
 

@@ -10,9 +10,9 @@ from unet_trainer.config.overrides import Overrides
 from unet_trainer.config.schema import Config
 from unet_trainer.datasets.converted import Pairs
 from unet_trainer.model.custom import CustomLoss, CustomModel
+from unet_trainer.runs.tables import Row
 from unet_trainer.system.signals import Interrupted as Interrupted
 from unet_trainer.training.extension import Callback
-from unet_trainer.training.history import Row
 from unet_trainer.training.result import TrainResult
 
 CONFIG: dict[str, Any]

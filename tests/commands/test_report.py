@@ -12,8 +12,8 @@ import pytest
 from helpers.runs import stop_after
 from train_unet import main, train
 from unet_trainer.reports import run_report
+from unet_trainer.runs.record import ENDS, read_run_summary
 from unet_trainer.training import setup
-from unet_trainer.training.record import ENDS, read_run_summary
 
 
 @pytest.fixture

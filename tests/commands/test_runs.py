@@ -9,10 +9,9 @@ import pytest
 
 from helpers.report_runs import FOUR_IMAGES, write_run
 from train_unet import main
-from unet_trainer.commands.runs import find_named_run
 from unet_trainer.inference.engine import find_model
+from unet_trainer.runs.folder import find_shown_run, newest_run
 from unet_trainer.system.locks import FolderLock
-from unet_trainer.training.run_folder import newest_run
 
 PERFECT = [[row[0], [row[1][1]] * 3] for row in FOUR_IMAGES]
 
@@ -121,9 +120,9 @@ def test_the_newest_run_is_the_one_that_was_saved_last_whatever_asks(folder, cap
             os.utime(folder / name / file, (time, time))
     os.utime(folder / "cells/run.json", (2**32, 2**32))
     (folder / "broken/config.yaml").write_text("")
-    assert find_named_run(None, folder) == newest_run(folder) == find_model(None, folder).parent == folder / "killed"
+    assert find_shown_run(None, folder) == newest_run(folder) == find_model(None, folder).parent == folder / "killed"
     for name in ("cells", str(folder / "cells"), str(folder / "cells/run.json")):
-        assert find_named_run(name, folder) == folder / "cells"
+        assert find_shown_run(name, folder) == folder / "cells"
     assert main(["report", "--no-pictures"]) == 0
     said = capsys.readouterr().out
     assert f"Report: {folder / 'killed/report.html'} " in said

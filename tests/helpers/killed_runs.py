@@ -59,7 +59,7 @@ def leave_out_pictures(patch):
     """Runs draw no curves, and write their report without loading best.pt and predicting: two seconds for each."""
     from unet_trainer.reports import run_report
     from unet_trainer.reports.gallery import Gallery
-    from unet_trainer.training import curves
+    from unet_trainer.runs import curves
 
     patch(run_report, "make_gallery", lambda *_: Gallery())
     patch(curves, "draw_curves", lambda summary: b"")

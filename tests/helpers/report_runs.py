@@ -6,8 +6,8 @@ from helpers.brightness_engine import bright_predictor
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports.gallery import draw_gallery
-from unet_trainer.training.record import RunRecord
-from unet_trainer.training.val_scores import image_score, val_scores_text
+from unet_trainer.runs.record import RunRecord
+from unet_trainer.runs.tables import image_score, val_scores_text
 
 ATTACK = """<img src=x onerror="window.hit=1"><script>window.hit=1</script>'"&"""
 SCORES = ("iou", "dice", "precision", "recall")

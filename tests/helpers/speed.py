@@ -40,7 +40,7 @@ from unet_trainer.images.tiling import WholeImages  # noqa: E402
 from unet_trainer.loading.dataset import PairSize, SegmentationDataset  # noqa: E402
 from unet_trainer.loading.loader import Loader  # noqa: E402
 from unet_trainer.loading.worker_pool import WorkerPool  # noqa: E402
-from unet_trainer.training.history import column, read_metrics  # noqa: E402
+from unet_trainer.runs.tables import column, read_metrics  # noqa: E402
 
 SIDE = 512
 PREDICT_BATCH, PLAIN_IMAGES = 32, 100

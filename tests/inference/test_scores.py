@@ -25,7 +25,7 @@ from unet_trainer.inference.scores import (
 )
 from unet_trainer.model import metrics
 from unet_trainer.reports.comparison import iou_intervals, paired_difference
-from unet_trainer.training.val_scores import image_score
+from unet_trainer.runs.tables import image_score
 
 
 def ids(*rows):

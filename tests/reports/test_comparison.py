@@ -10,8 +10,8 @@ from helpers.report_runs import ATTACK, FOUR_IMAGES, scores_of, write_run
 from unet_trainer.inference.evaluate import EvaluatedSet
 from unet_trainer.inference.scores import summarise
 from unet_trainer.reports.comparison import compare_runs, iou_intervals, render_comparison, same_images
-from unet_trainer.training.record import read_run_summary
-from unet_trainer.training.val_scores import worst_first
+from unet_trainer.runs.record import read_run_summary
+from unet_trainer.runs.tables import worst_first
 
 SCORES = scores_of(FOUR_IMAGES)
 WHOLE = 46 / (60 + 52 - 46)  # hits 2 + 8 + 16 + 20 = 46, truth 60, prediction 52

@@ -15,8 +15,8 @@ from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.image_decoding import write_image
 from unet_trainer.reports import gallery
 from unet_trainer.reports.gallery import choose_images, draw_gallery, draw_picture, make_gallery
-from unet_trainer.training.record import read_run_summary
-from unet_trainer.training.val_scores import image_score, worst_first
+from unet_trainer.runs.record import read_run_summary
+from unet_trainer.runs.tables import image_score, worst_first
 
 pytestmark = pytest.mark.real_pictures
 

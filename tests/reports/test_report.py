@@ -13,8 +13,8 @@ from unet_trainer.reports import gallery, page
 from unet_trainer.reports.gallery import Gallery
 from unet_trainer.reports.page import TEMPLATES, digest, page_policy
 from unet_trainer.reports.run_report import MAX_EVENTS, MAX_MATRIX, render_report, write_report
-from unet_trainer.training.record import read_run_summary
-from unet_trainer.training.val_scores import worst_first
+from unet_trainer.runs.record import read_run_summary
+from unet_trainer.runs.tables import worst_first
 
 IDS = ("sky", "road", "cow")
 TWO_IDS = ["background", "foreground"]

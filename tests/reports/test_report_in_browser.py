@@ -8,8 +8,8 @@ from helpers.browser import Page, browsing, console_errors, requested_hosts
 from helpers.report_runs import ATTACK, FOUR_IMAGES, epoch_of, go_on, scores_of, small_gallery, write_run
 from unet_trainer.reports.comparison import render_comparison
 from unet_trainer.reports.run_report import render_report, write_report
-from unet_trainer.training.record import read_run_summary
-from unet_trainer.training.val_scores import worst_first
+from unet_trainer.runs.record import read_run_summary
+from unet_trainer.runs.tables import worst_first
 
 pytestmark = pytest.mark.browser
 

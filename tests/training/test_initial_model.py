@@ -26,9 +26,9 @@ from unet_trainer.inference.export import export_smp
 from unet_trainer.model.network import build_network
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.reports.run_report import render_report
+from unet_trainer.runs.record import read_run_summary
 from unet_trainer.training.checkpoint import read_run, write_checkpoint
 from unet_trainer.training.initial_model import InitialModel, match_classes, read_initial_model
-from unet_trainer.training.record import read_run_summary
 
 SPEC = make_spec()
 HEAD = "segmentation_head.0"

@@ -20,12 +20,12 @@ from helpers.steps import (
     take_step,
 )
 from unet_trainer.config.errors import PeerLost
+from unet_trainer.runs.folder import resume_command
 from unet_trainer.system.launch import Launch, read_launch
 from unet_trainer.system.signals import Signals
 from unet_trainer.training import parallel
 from unet_trainer.training.compilation import connect_gradients, unsynchronized
 from unet_trainer.training.parallel import GradientSync, Job, choose_backend, decode, device_id, encode, find_attempt
-from unet_trainer.training.run_folder import resume_command
 
 TORCHRUN = {
     "RANK": "5",

@@ -16,9 +16,9 @@ from unet_trainer.config.choices import StepPlan, num_pilot_steps
 from unet_trainer.config.facts import StepCost
 from unet_trainer.model.baselines import Baseline
 from unet_trainer.reports.run_report import render_report
+from unet_trainer.runs.record import read_run_summary
 from unet_trainer.training import pilots
 from unet_trainer.training.pilots import Pilot
-from unet_trainer.training.record import read_run_summary
 
 pytestmark = pytest.mark.usefixtures("small_network")
 

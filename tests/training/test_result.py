@@ -12,8 +12,9 @@ from helpers.steps import make_settings
 from unet_trainer.config.load import load_config
 from unet_trainer.model.baselines import Baseline, best_baseline
 from unet_trainer.model.metrics import compute_scores
+from unet_trainer.runs.findings import find_problems
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.result import build_result, judge_model, report
+from unet_trainer.training.result import build_result, report
 
 
 @pytest.fixture
@@ -104,9 +105,13 @@ def rows(train_iou):
     return [{**ROW, "epoch": index + 1, "train_iou": value} for index, value in enumerate(train_iou)]
 
 
+def problems_of(settings, *given, **named):
+    return find_problems(settings.taken, settings.was_open, *given, **named)
+
+
 def judge(confusion, history, steps_per_epoch=ENOUGH, **settings):
     resolved = make_settings(**{"image_size": 512, "augmentation": "default", **settings})
-    return judge_model(resolved, confusion, history, len(history) * steps_per_epoch)
+    return problems_of(resolved, confusion, history, len(history) * steps_per_epoch)
 
 
 def test_a_good_run_is_not_warned_about():
@@ -157,7 +162,7 @@ def test_a_foreground_that_is_rare_and_never_predicted_is_told_with_how_to_find_
 def test_advice_fits_images_that_were_not_made_smaller_and_classes_that_nothing_teaches():
     settings = make_settings(image_size=512, num_classes=3, class_names=["sky", "road", "cow"])
     confusion, history = [[600, 380, 0], [10, 0, 0], [10, 0, 0]], rows([0.9])
-    found = dict(judge_model(settings, confusion, history, ENOUGH, untaught_ids={2}, largest_side=512.0))
+    found = dict(problems_of(settings, confusion, history, ENOUGH, untaught_ids={2}, largest_side=512.0))
     assert not any("made smaller" in line for advice in found.values() for line in advice)
     (about_road,) = (problem for problem in found if "hardly finds" in problem)
     assert "cow" not in about_road

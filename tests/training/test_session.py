@@ -6,9 +6,9 @@ import signal
 import pytest
 
 from unet_trainer.config.errors import TrainingFailed, UserError
+from unet_trainer.runs.record import read_run_summary
 from unet_trainer.system.launch import Launch
 from unet_trainer.system.signals import Interrupted
-from unet_trainer.training.record import read_run_summary
 from unet_trainer.training.session import Session
 
 

@@ -20,13 +20,13 @@ from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.config.facts import DatasetFacts
 from unet_trainer.config.load import load_config
 from unet_trainer.config.schema import Config, as_dict, as_shape, implied_num_classes, to_yaml
+from unet_trainer.runs.folder import RUN_JSON, new_run_folder
+from unet_trainer.runs.record import read_run_file
+from unet_trainer.runs.tables import read_metrics
 from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
 from unet_trainer.system.console import Console, aligned, cause_line
 from unet_trainer.system.signals import ending_with_this_process
 from unet_trainer.training.early_checks import check_before_imports
-from unet_trainer.training.history import read_metrics
-from unet_trainer.training.record import read_run_file
-from unet_trainer.training.run_folder import RUN_JSON, new_run_folder
 
 SCRIPT = Path(__file__).parents[2] / "train_unet.py"  # pip installs it next to the package too
 NUM_EPOCHS = 5  # the first one, which starts workers and kernels, does not count

@@ -19,11 +19,11 @@ from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserErro
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import check_transforms, near_miss
 from unet_trainer.config.schema import FIELDS, Config
+from unet_trainer.runs.folder import CONFIG_YAML, begun_later, check_init_from, find_run, folder_of, newest_run
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, end_with_parent, open_closed_streams
-from unet_trainer.training.run_folder import CONFIG_YAML, begun_later, check_init_from, find_run, folder_of, newest_run
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides

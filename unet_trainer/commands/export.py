@@ -82,7 +82,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
 def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
     """Where the export goes. Raises UserError where something else would be lost."""
     from unet_trainer.inference.export import SMP_FILES
-    from unet_trainer.training.run_folder import SMP_CARD
+    from unet_trainer.runs.folder import SMP_CARD
 
     # that of smp is a folder
     suffix, default_name = ("", "model_smp") if name == "smp" else (f".{name}", f"model.{name}")

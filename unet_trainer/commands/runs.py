@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, split_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import load_config
+from unet_trainer.runs.folder import REPORT, begun_later, find_runs, find_shown_run, has_checkpoint
+from unet_trainer.runs.record import RunSummary, State, read_run_summary
 from unet_trainer.system.atomic_files import HTML_PAGE, check_output, check_replaceable, write_output
 from unet_trainer.system.console import Colour, Console, aligned, counted, cut, painted, score_text
-from unet_trainer.training.record import RunSummary, State, find_runs, is_run, read_run_summary
-from unet_trainer.training.run_folder import REPORT, begun_later, has_checkpoint, newest_run
 
 if TYPE_CHECKING:  # a typo is answered before OpenCV and torch are loaded
     from unet_trainer.reports.comparison import Comparison
@@ -27,7 +27,6 @@ STATE_COLOURS: dict[State, Colour] = {
     "failed": "red",
     "damaged": "red",
 }
-NUM_NAMED = 5  # runs that an error names
 MAX_VALUE = 40  # characters of a setting
 
 
@@ -114,31 +113,10 @@ def read_run_words(
     names, settings = split_words(words, command, ("checkpoint_dir", "data_dir") if takes_data else ("checkpoint_dir",))
     checkpoint_dir = Path(settings.get("checkpoint_dir") or script_config(()).checkpoint_dir)
     wanted: list[str | None] = [*names] or [None]
-    folders = [find_named_run(name, checkpoint_dir) for name in wanted]
+    folders = [find_shown_run(name, checkpoint_dir) for name in wanted]
     if not names and has_checkpoint(folders[0]) and (later := begun_later(folders[0], checkpoint_dir)) is not None:
         Console().note(f"{later} was begun later, but has saved nothing yet; name it to see it")
     return names, list(dict.fromkeys(folders)), Path(settings["data_dir"]) if "data_dir" in settings else None
-
-
-def find_named_run(name: str | None, checkpoint_dir: Path) -> Path:
-    """The folder of a run: by its path, its name under checkpoint_dir or a file in it. Without a name the run that was
-    saved last, as predict and --resume take it, or where none has saved anything the one that was written to last.
-
-    Raises UserError.
-    """
-    if name is None:
-        found = find_runs(checkpoint_dir)
-        if not found:
-            raise UserError(f"checkpoint_dir: {checkpoint_dir} holds no runs; python train_unet.py starts one")
-        return newest_run(checkpoint_dir) if any(map(has_checkpoint, found)) else found[0]
-    candidates = [Path(name), checkpoint_dir / name]
-    candidates += [candidate.parent for candidate in candidates if candidate.is_file()]
-    for candidate in candidates:
-        if is_run(candidate):
-            return candidate
-    runs = [folder.name for folder in find_runs(checkpoint_dir)]
-    there = f"holds {', '.join(runs[:NUM_NAMED])}" if runs else "holds no runs"
-    raise UserError(f"no run {name}; {checkpoint_dir} {there}")
 
 
 def report(arguments: Sequence[str], script_config: ScriptConfig) -> None:

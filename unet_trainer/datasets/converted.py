@@ -32,6 +32,7 @@ from unet_trainer.images.mask_decoding import COLOUR, read_mask, whole_numbers
 from unet_trainer.images.tiff_files import BOMB_PIXELS, BOMB_RATIO, NODATA, open_pages, read_errors
 from unet_trainer.images.tiling import resize_mask
 from unet_trainer.system import input_files
+from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.concurrency import Crash, ReadStderr, forked_map
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache

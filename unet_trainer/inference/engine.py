@@ -38,10 +38,10 @@ from unet_trainer.model.network import build_network
 from unet_trainer.model.precision import DTYPES, Numerics, choose_device, inspect_hardware
 from unet_trainer.model.random_state import unchanged
 from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
+from unet_trainer.runs.folder import BEST, LAST, SMP_CARD, find_run, has_checkpoint, newest_run
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_bytes
 from unet_trainer.training.checkpoint import model_weights, read_checkpoint
-from unet_trainer.training.run_folder import BEST, LAST, SMP_CARD, find_run, has_checkpoint, newest_run
 
 Symmetry = Literal["horizontal_flip", "vertical_flip", "quarter_turn"]
 SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)

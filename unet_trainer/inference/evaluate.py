@@ -30,6 +30,7 @@ from unet_trainer.inference.evaluation_data import EvaluationData
 from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels, predicted_ids
 from unet_trainer.inference.scores import Count, EvaluatedSet, count_image, image_scores, number, scores_from_counts
 from unet_trainer.model.segmenter import SegmenterSpec
+from unet_trainer.runs.tables import badness
 from unet_trainer.system.atomic_files import (
     Kind,
     check_replaceable,
@@ -42,7 +43,6 @@ from unet_trainer.system.console import csv_line, json_text
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.resources import count_cores
-from unet_trainer.training.val_scores import badness
 
 NUM_WORST = 10
 MAX_THREADS = 4  # that read, and as many that score

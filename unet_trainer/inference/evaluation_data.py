@@ -27,8 +27,8 @@ from unet_trainer.datasets.split_file import listed_files, read_split_csv
 from unet_trainer.images.file_bytes import DataError
 from unet_trainer.images.image_spec import ImageSpec, depth_name
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, given_coding, show_value
+from unet_trainer.runs.folder import CONFIG_YAML, SPLIT_CSV
 from unet_trainer.system.console import Console, counted
-from unet_trainer.training.run_folder import CONFIG_YAML, SPLIT_CSV
 
 if TYPE_CHECKING:  # it needs torch
     from unet_trainer.model.segmenter import SegmenterSpec

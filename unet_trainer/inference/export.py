@@ -39,10 +39,10 @@ from unet_trainer.inference.engine import (
 )
 from unet_trainer.model.network import SMALL_RESNET_OPTIONS
 from unet_trainer.model.segmenter import FLAT, STRIDE, Segmenter, SegmenterSpec, class_logits
+from unet_trainer.runs.folder import SMP_CARD, SMP_WEIGHTS
 from unet_trainer.system.atomic_files import atomic_open
 from unet_trainer.system.console import counted, first_line
 from unet_trainer.system.input_files import read_bytes, read_json, read_text
-from unet_trainer.training.run_folder import SMP_CARD, SMP_WEIGHTS
 
 TOLERANCE = 1e-3  # largest difference of two logits, where the largest logit is 1 or less; in proportion above
 MAX_SIDE = 256  # of the images that are compared, so that comparing takes seconds

@@ -21,8 +21,8 @@ from unet_trainer.datasets.split_file import read_table
 from unet_trainer.images.file_bytes import is_file
 from unet_trainer.images.image_decoding import IMAGE_EXTENSIONS
 from unet_trainer.images.row_writers import is_result
+from unet_trainer.runs.folder import CONFIG_YAML, SPLIT_CSV
 from unet_trainer.system.console import counted
-from unet_trainer.training.run_folder import CONFIG_YAML, SPLIT_CSV
 
 CSV_SUFFIX = ".csv"
 Note = Callable[[str], object]

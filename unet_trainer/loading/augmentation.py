@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import cv2
 import numpy as np
 
-from unet_trainer.config.choices import FLIPS, named_augmentation
+from unet_trainer.config.choices import named_augmentation
 from unet_trainer.config.errors import ConfigError
 from unet_trainer.config.parsers import JITTER_NAME, refuse_transforms, unknown_transform
 from unet_trainer.images.image_decoding import Pixels
@@ -24,6 +24,7 @@ from albumentations.augmentations.crops.transforms import CropSizeError
 from albumentations.core.composition import BaseCompose
 
 GROUPS = ("OneOf", "SomeOf", "Sequential", "RandomOrder")
+FLIPS = ("HorizontalFlip", "VerticalFlip")
 # They change the dtype or the layout of images: batches keep those of the files, and the device normalises them.
 REFUSED = ("Normalize", "ToFloat", "FromFloat", "ToTensorV2", "ToTensor3D", "Lambda", "Compose")
 ABSTRACT = ("BasicTransform", "DualTransform", "ImageOnlyTransform", "Transform3D")

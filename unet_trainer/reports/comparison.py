@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from unet_trainer.config.safe_yaml import value_text
 from unet_trainer.inference.scores import Interval, drawn_scores, intervals, resampled_sums, set_scores
 from unet_trainer.reports.page import NONE, overlay_charts, render_page, score
-from unet_trainer.training.record import RunSummary
-from unet_trainer.training.val_scores import ImageScore
+from unet_trainer.runs.record import RunSummary
+from unet_trainer.runs.tables import ImageScore
 
 # Where a run lies and how it was started does not explain its score.
 NOT_COMPARED = frozenset({"run_name", "checkpoint_dir", "resume"})

@@ -26,10 +26,10 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import LARGE_PIXELS, read_small
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
 from unet_trainer.images.tiling import fit_image, resize_mask
+from unet_trainer.runs.folder import BEST
+from unet_trainer.runs.record import RunSummary
+from unet_trainer.runs.tables import ImageScore
 from unet_trainer.system.console import Console, counted, first_line, silent_console
-from unet_trainer.training.record import RunSummary
-from unet_trainer.training.run_folder import BEST
-from unet_trainer.training.val_scores import ImageScore
 
 if TYPE_CHECKING:
     from unet_trainer.inference.predictor import Predictor

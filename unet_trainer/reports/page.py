@@ -26,10 +26,10 @@ from markupsafe import Markup
 
 from unet_trainer import __version__
 from unet_trainer.config.safe_yaml import value_text
+from unet_trainer.runs.record import EpochRecord, RunSummary
+from unet_trainer.runs.tables import ImageScore
 from unet_trainer.system.console import readable
 from unet_trainer.system.input_files import read_text
-from unet_trainer.training.record import EpochRecord, RunSummary
-from unet_trainer.training.val_scores import ImageScore
 
 TEMPLATES = Path(__file__).parent / "templates"
 # not allowed in HTML, or not in UTF-8
@@ -156,11 +156,9 @@ SCORES = {"IoU": "iou", "Dice": "dice", "Precision": "precision", "Recall": "rec
 MAX_POINTS = 400  # of a curve
 MAX_CLASSES = 24  # with a curve each
 OTHER = 2  # colour of lines that are neither val, 0, nor train, 1
-MARK_WORDS = {
-    **{kind: kind for kind in ("interrupted", "killed", "failed")},
-    "rollback": "went back to a saved state",
-    "shrink": "went on with smaller parts of a batch",
-}
+MARK_WORDS = {"best": "best epoch: {}", "stopped": "stopped early after epoch {}"}
+MARK_WORDS |= {kind: f"{kind} after epoch {{}}" for kind in ("interrupted", "killed", "failed")}
+MARK_WORDS["shrink"] = "went on with smaller parts of a batch after epoch {}"
 Values = Mapping[str, Sequence[float | None]]  # of each line, by its name
 Show = Callable[[float | None], str]
 
@@ -212,21 +210,6 @@ def drawn_epochs(summary: RunSummary) -> list[EpochRecord]:
     step = -(-len(epochs) // MAX_POINTS)
     kept = {epoch.number for epoch in (*epochs[:1], *epochs[-1:], best) if epoch is not None}
     return [epoch for index, epoch in enumerate(epochs) if index % step == 0 or epoch.number in kept]
-
-
-def marks(summary: RunSummary) -> list[dict[str, Any]]:
-    """What happened at which epoch: the best one, the early stop, interruptions and rollbacks."""
-    last = summary.epochs[-1].number
-    found: list[dict[str, Any]] = []
-    if summary.best is not None:
-        found.append({"x": summary.best.number, "kind": "best", "text": f"best epoch: {summary.best.number}"})
-    for event in summary.events:
-        if event.kind in MARK_WORDS and event.epoch is not None:
-            x = min(max(event.epoch + 0.5, 1), max(1, last))  # between two epochs, within the chart
-            found.append({"x": x, "kind": event.kind, "text": f"{MARK_WORDS[event.kind]} after epoch {event.epoch}"})
-    if summary.state == "stopped early":
-        found.append({"x": last, "kind": "stopped", "text": f"stopped early after epoch {last}"})
-    return found
 
 
 def distribution_chart(scores: Sequence[ImageScore]) -> PageChart | None:
@@ -299,7 +282,8 @@ def _chart(
         }
         for name, values in views.items()
     ]
-    data = {"xs": numbers, "x": "epoch", "views": drawn, "marks": marks(summary), **more}
+    marks = [{"x": m.place, "kind": m.kind, "text": MARK_WORDS[m.kind].format(m.epoch)} for m in summary.marks]
+    data = {"xs": numbers, "x": "epoch", "views": drawn, "marks": marks, **more}
     rows = [[number, *map(show, row)] for number, *row in zip(numbers, *shown.values(), strict=True)]
     return PageChart(key, title, words, data, ["epoch", *shown], rows)
 

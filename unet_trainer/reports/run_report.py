@@ -28,11 +28,11 @@ from unet_trainer.reports.page import (
     run_charts,
     score,
 )
+from unet_trainer.runs.folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, has_checkpoint
+from unet_trainer.runs.record import RunSummary, read_run_summary
 from unet_trainer.system.atomic_files import write_output, write_text_atomically
 from unet_trainer.system.console import Console
 from unet_trainer.system.input_files import read_bytes
-from unet_trainer.training.record import RunSummary, read_run_summary
-from unet_trainer.training.run_folder import BEST, REPORT, SAMPLE_NAMES, SAMPLES, has_checkpoint
 
 if TYPE_CHECKING:
     from unet_trainer.model.custom import CustomModel
@@ -51,7 +51,7 @@ ERROR_WORDS = {
 }
 EVENT_WORDS = {
     **{"start": "Started", "resumed": "Resumed", "killed": "Killed", "interrupted": "Interrupted", "failed": "Failed"},
-    **{"finished": "Finished", "stopped early": "Stopped early", "rollback": "Went back to a saved state"},
+    **{"finished": "Finished", "stopped early": "Stopped early"},
     **{"shrink": "Memory ran out", "warning": "Warning", "note": "Note"},
 }
 

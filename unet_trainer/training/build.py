@@ -43,6 +43,7 @@ from unet_trainer.model.precision import Numerics, build_scaler
 from unet_trainer.model.pretrained import is_here
 from unet_trainer.model.random_state import seeded
 from unet_trainer.model.segmenter import MAX_SIDE, STRIDE, Segmenter, SegmenterSpec
+from unet_trainer.runs.folder import SPLIT_CSV, shown_model
 from unet_trainer.system.concurrency import ReadTimeout
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.resources import count_cores
@@ -51,7 +52,6 @@ from unet_trainer.training.evaluation import EvalStep, Sample, build_eval_forwar
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import InitialModel
 from unet_trainer.training.parallel import ALONE, Job
-from unet_trainer.training.run_folder import SPLIT_CSV, shown_model
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, TrainState
 from unet_trainer.training.step import TrainStep, build_train_forward
 

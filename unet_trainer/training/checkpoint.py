@@ -37,22 +37,7 @@ from unet_trainer.datasets.split_file import split_csv_text
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_decoding import Pixels, encode_image
 from unet_trainer.model.segmenter import Segmenter, network_weights
-from unet_trainer.system.atomic_files import (
-    atomic_open,
-    make_own_folder,
-    write_bytes_atomically,
-    write_text_atomically,
-)
-from unet_trainer.system.concurrency import start_thread
-from unet_trainer.system.console import Console, first_line
-from unet_trainer.system.input_files import NO_FILE, check_zip, open_file
-from unet_trainer.system.os_errors import NO_ROOM, explain, named_file, with_advice
-from unet_trainer.system.resources import free_disk
-from unet_trainer.training.async_device import HostCopy
-from unet_trainer.training.history import Row, write_metrics
-from unet_trainer.training.record import RunRecord
-from unet_trainer.training.resume import split_names
-from unet_trainer.training.run_folder import (
+from unet_trainer.runs.folder import (
     BEST,
     CONFIG_TITLE,
     CONFIG_YAML,
@@ -67,6 +52,21 @@ from unet_trainer.training.run_folder import (
     has_checkpoint,
     resume_command,
 )
+from unet_trainer.runs.record import RunRecord
+from unet_trainer.runs.tables import Row, write_metrics
+from unet_trainer.system.atomic_files import (
+    atomic_open,
+    make_own_folder,
+    write_bytes_atomically,
+    write_text_atomically,
+)
+from unet_trainer.system.concurrency import start_thread
+from unet_trainer.system.console import Console, first_line
+from unet_trainer.system.input_files import NO_FILE, check_zip, open_file
+from unet_trainer.system.os_errors import NO_ROOM, explain, named_file, with_advice
+from unet_trainer.system.resources import free_disk
+from unet_trainer.training.async_device import HostCopy
+from unet_trainer.training.resume import split_names
 from unet_trainer.training.state import TrainState
 
 FORMAT = 4

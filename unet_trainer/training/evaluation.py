@@ -34,11 +34,11 @@ from unet_trainer.model.metrics import (
 )
 from unet_trainer.model.precision import Numerics
 from unet_trainer.model.segmenter import Segmenter
+from unet_trainer.runs.tables import image_score, val_scores_text
 from unet_trainer.training.async_device import AsyncReader
 from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import wide_float
 from unet_trainer.training.step import micro_batches
-from unet_trainer.training.val_scores import image_score, val_scores_text
 
 # N,H,W,C images, N,H,W masks, with_logits → sums for the loss, and N,K,K confusion matrices or N,K,H,W logits
 EvalForward = Callable[[torch.Tensor, torch.Tensor, bool], tuple[torch.Tensor, torch.Tensor]]

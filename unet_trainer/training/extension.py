@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from unet_trainer.config.resolved_config import ResolvedConfig
     from unet_trainer.datasets.converted import Pairs
     from unet_trainer.model.custom import CustomLoss, CustomModel
-    from unet_trainer.training.history import Row
+    from unet_trainer.runs.tables import Row
     from unet_trainer.training.result import TrainResult
     from unet_trainer.training.run import Run
 

@@ -21,10 +21,10 @@ from unet_trainer.datasets.pairs import first_few
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.model.network import adapt_channels, read_tensors
 from unet_trainer.model.segmenter import SegmenterSpec
+from unet_trainer.runs.folder import SMP_CARD, find_initial_model, shown_model
 from unet_trainer.system.console import counted
 from unet_trainer.system.input_files import open_file, read_json
 from unet_trainer.training.checkpoint import ILL_FORMED, ForeignCheckpoint, model_weights, read_checkpoint
-from unet_trainer.training.run_folder import SMP_CARD, find_initial_model, shown_model
 
 NETWORK_KEYS = ("architecture", "encoder", "decoder_channels", "decoder_attention")
 DEFAULT_DECODER = (256, 128, 64, 32, 16)  # what decoder_channels: null stands for

@@ -19,10 +19,10 @@ from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import id_names
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
 from unet_trainer.model.baselines import Baseline, best_baseline
+from unet_trainer.runs.record import Trial
+from unet_trainer.runs.tables import Row, column
 from unet_trainer.system.console import Bar, counted
 from unet_trainer.training.compilation import restoring
-from unet_trainer.training.history import Row, column
-from unet_trainer.training.record import Trial
 from unet_trainer.training.run import Run
 from unet_trainer.training.time_budget import change_epochs, fit_into_budget
 

@@ -1,21 +1,20 @@
 """What may change between two starts of a run, what must not, and how the loaded state is adapted to what has
 changed."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.errors import CheckpointError
-from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import ResolvedConfig, Setting, Settings
 from unet_trainer.config.schema import FIELDS, Config, parse_value
 from unet_trainer.datasets.splits import Split
 from unet_trainer.images.image_spec import depth_name
+from unet_trainer.runs.findings import longer
+from unet_trainer.runs.folder import resume_command
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.launch import Launch
-from unet_trainer.training.run_folder import resume_command
 from unet_trainer.training.state import TrainState
 
 # Changing these between two starts would make the result meaningless: what they decide, and their names.
@@ -155,13 +154,6 @@ def say_resumed(
         how = f"now spans {config.num_epochs} epochs instead of {horizon}"
         how = "stays" if config.scheduler in ("constant", "plateau") else how
         console.note(f"the {config.scheduler} schedule {how}; the learning rate continues at {rate:.2e}")
-
-
-def longer(config: ResolvedConfig) -> str:
-    """The setting with which a run trains for twice as long."""
-    if config.time_budget is not None:
-        return f"time_budget={math.ceil(2 * seconds_of(config.time_budget) / 60)}m"
-    return f"num_epochs={2 * config.num_epochs}"
 
 
 def say_already_finished(config: ResolvedConfig, state: TrainState, folder: Path, console: Console) -> None:

@@ -17,6 +17,11 @@ from unet_trainer.loading.loader import EpochTimes, advise
 from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.metrics import Scores
 from unet_trainer.model.random_state import CallersRandomState, seed_generators
+from unet_trainer.runs.curves import PacedWriter
+from unet_trainer.runs.folder import REPORT
+from unet_trainer.runs.record import RunRecord
+from unet_trainer.runs.tables import Row, column
+from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.resources import count_cores
 from unet_trainer.system.signals import Interrupted, Signals
@@ -24,16 +29,11 @@ from unet_trainer.training.async_device import WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpoint import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
-from unet_trainer.training.curves import PacedWriter
 from unet_trainer.training.evaluation import Evaluation, val_scores_csv
 from unet_trainer.training.extension import NO_PARTS, CustomParts
-from unet_trainer.training.history import Row, column
 from unet_trainer.training.parallel import ALONE, Job
-from unet_trainer.training.record import RunRecord
-from unet_trainer.training.run_folder import REPORT
 from unet_trainer.training.state import TrainState, counts_against_patience
 from unet_trainer.training.time_budget import MAX_REPORT_SECONDS, TimeBudget, fit_into_budget, is_out_of_time
-from unet_trainer.training.trackers import RunTracker
 
 NUM_WARM_UP = 1  # epochs that start the workers: their times give no advice
 
@@ -60,7 +60,7 @@ class Run:
     is_stopped: bool = False  # by a callback
     untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
-    trackers: list[RunTracker] = field(default_factory=list)
+    trackers: Trackers | None = None  # of rank 0
     make_report: Callable[..., object] | None = (
         None  # writes the page of the run; None: it has one, or this is not rank 0
     )
@@ -142,8 +142,8 @@ class Run:
                 }
             classes = dict(zip(class_names(self.config), found.scores.classes, strict=True))
             epoch = self.record.add_epoch(row, classes, found.scores.confusion, stages)
-            for tracker in self.trackers:
-                tracker.log(epoch)
+            if self.trackers is not None:
+                self.trackers.log(epoch)
         best = self.state.eval_segmenter if improved else None
         counts, data_dir = found.sample_counts.numpy(), Path(self.config.data_dir)
         make_scores = partial(val_scores_csv, self.loaders.val.dataset, counts, data_dir, self.config)

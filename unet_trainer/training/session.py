@@ -12,13 +12,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from unet_trainer.config.errors import TrainingFailed, UserError
+from unet_trainer.runs.folder import has_checkpoint, resume_command
+from unet_trainer.runs.record import RunRecord
 from unet_trainer.system.console import Console, first_line, silent_console
 from unet_trainer.system.launch import read_launch
 from unet_trainer.system.locks import FolderLock
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, Signals
-from unet_trainer.training.record import RunRecord
-from unet_trainer.training.run_folder import has_checkpoint, resume_command
 
 if TYPE_CHECKING:  # it imports torch
     from unet_trainer.training.parallel import Job

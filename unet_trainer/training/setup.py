@@ -33,24 +33,31 @@ from unet_trainer.loading.worker_pool import WorkerError
 from unet_trainer.model.precision import set_backends
 from unet_trainer.model.random_state import CallersRandomState
 from unet_trainer.model.segmenter import SegmenterSpec, build_spec
+from unet_trainer.runs import folder as run_folder
+from unet_trainer.runs.curves import (
+    MAX_CURVES_SHARE,
+    MAX_REPORT_SHARE,
+    REPORT_SECONDS,
+    PacedWriter,
+    write_curves,
+)
+from unet_trainer.runs.folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
+from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.os_errors import explain, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
-from unet_trainer.training import build, compilation, pilots, resume, run_folder
+from unet_trainer.training import build, compilation, pilots, resume
 from unet_trainer.training.checkpoint import ILL_FORMED, AnyCheckpointer, Checkpointer, FollowingCheckpointer, read_run
 from unet_trainer.training.compilation import try_components
-from unet_trainer.training.curves import MAX_CURVES_SHARE, MAX_REPORT_SHARE, REPORT_SECONDS, PacedWriter, write_curves
 from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.parallel import Job, choose_backend, device_id
 from unet_trainer.training.run import Run
-from unet_trainer.training.run_folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
 from unet_trainer.training.session import Session
 from unet_trainer.training.settings import FOLLOW_THE_TIME, build_hardware, build_probe, build_settings, say_decided
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.step_probe import QUICK_SECONDS, time_steps
 from unet_trainer.training.time_budget import TimeBudget, fit_into_budget, plan_run
-from unet_trainer.training.trackers import build_trackers
 
 # What the other ranks need of a checkpoint before the state itself is sent.
 FACTS_OF_CHECKPOINT = ("config", "decisions", "split", "learning_rate")
@@ -146,7 +153,6 @@ def set_up(
     run.callers_random_state, run.untaught_ids = callers_random_state, dataset.untaught_ids
     if processes.is_main:
         run.make_report, run.live_report = make_report and partial(make_report, model=custom.model), live_report
-        run.trackers = build_trackers(settings.taken, folder, state.epoch, record)
         session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
         _resume(run, earlier, source, changes)
@@ -162,8 +168,8 @@ def set_up(
         checkpointer.attempt(checkpointer.write_split)
     startup_seconds = processes.broadcast(time.perf_counter() - session.started)
     console.fact("Start-up", f"{startup_seconds:.1f} s")
-    for tracker in run.trackers:
-        tracker.start(console.warn)
+    if processes.is_main:
+        run.trackers = Trackers(settings.taken, folder, state.epoch, record, console.warn)
     record.update(startup_seconds=startup_seconds)
     return run
 
@@ -409,8 +415,8 @@ def _finish(run: Run, curves: PacedWriter) -> None:
     """What is sent, written and drawn at the end, however the run ended; the report unless the end has written the
     whole of it."""
     try:
-        for tracker in run.trackers:
-            tracker.finish()
+        if run.trackers is not None:
+            run.trackers.finish()
         run.write_report(with_pictures=False)
     finally:
         curves.write(is_last=True)

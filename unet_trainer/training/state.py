@@ -20,9 +20,9 @@ from unet_trainer.model.metrics import Scores, compute_scores
 from unet_trainer.model.optimizer_and_schedule import Ema, LearningRate, fill_momentum
 from unet_trainer.model.random_state import LOCK, generators
 from unet_trainer.model.segmenter import Segmenter, network_weights
+from unet_trainer.runs.tables import Row
 from unet_trainer.system.launch import ALONE, Launch
 from unet_trainer.training.async_device import AsyncReader, HostCopy
-from unet_trainer.training.history import Row
 from unet_trainer.training.parallel import Job
 
 RECENT_EPOCHS = 5  # a noisy epoch or two do not mean that training has stopped improving

@@ -27,10 +27,10 @@ from unet_trainer.config.facts import StepCost
 from unet_trainer.config.parsers import seconds_of
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.loading.dataset import SegmentationDataset
+from unet_trainer.runs.tables import Row, column
 from unet_trainer.system.concurrency import call_with_timeout
 from unet_trainer.system.console import counted
 from unet_trainer.system.resources import count_cores
-from unet_trainer.training.history import Row, column
 
 if TYPE_CHECKING:
     from unet_trainer.training.run import Run

@@ -13,10 +13,18 @@ from helpers.steps import make_settings
 from train_unet import train
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.tiling import WholeImages, tile_images
+from unet_trainer.runs.record import read_run_summary
+from unet_trainer.runs.tables import (
+    COLUMNS,
+    ClassCounts,
+    image_score,
+    read_metrics,
+    read_val_scores,
+    val_scores_text,
+    worst_first,
+    write_metrics,
+)
 from unet_trainer.training.evaluation import val_scores_csv
-from unet_trainer.training.history import COLUMNS, read_metrics, write_metrics
-from unet_trainer.training.record import read_run_summary
-from unet_trainer.training.val_scores import ClassCounts, image_score, read_val_scores, val_scores_text, worst_first
 
 
 def metrics_row(epoch, **changes):
@@ -54,13 +62,13 @@ def score_of(name, counts, classes=("cell",)):
 
 def test_scores_are_those_computed_by_hand():
     counts, nothing = ClassCounts(hits=10, truth=15, predicted=20), ClassCounts(0, 0, 0)
-    assert (counts.iou, counts.dice) == (10 / 25, 20 / 35)
-    assert (nothing.iou, nothing.dice) == (None, None)
+    assert (counts.iou, counts.score("dice")) == (10 / 25, 20 / 35)
+    assert (nothing.iou, nothing.score("dice")) == (None, None)
     score = score_of("a", GOOD)  # the background counts among right pixels, but is not reported
     assert (list(score.classes), score.iou, score.wrong_pixels, score.counted_pixels) == (["cell"], 0.5, 10, 100)
     several = score_of("a", [[5, 10, 5], [0, 0, 5], [0, 0, 0]], ("sky", "road", "car"))
     assert (several.classes["road"].iou, several.classes["car"].iou) == (0.0, None)
-    assert (several.iou, several.dice) == (0.5, 10 / 15)  # of the sky: the truth has no road
+    assert (several.iou, several.score("dice")) == (0.5, 10 / 15)  # of the sky: the truth has no road
     assert score_of("a", [[95, 100, 95], [0, 0, 5]]).iou == 0.0  # one class alone: its own score
 
 

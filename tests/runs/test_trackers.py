@@ -2,7 +2,6 @@
 fails does not end a run."""
 
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
 
@@ -12,17 +11,17 @@ import pytest
 from train_unet import train
 from unet_trainer.config.schema import Config
 from unet_trainer.images.image_decoding import write_image
-from unet_trainer.training.record import RunRecord, read_run_summary
-from unet_trainer.training.trackers import TRACKERS, RunTracker, TrackedRun, build_trackers
+from unet_trainer.runs.record import RunRecord, read_run_summary
+from unet_trainer.runs.trackers import TRACKERS, Trackers
 
 SETTINGS = {"batch_size": 8, "grad_clip": None, "loss": {"dice": 1.0}, "encoder": "resnet18", "use_amp": False}
 
 
 @pytest.fixture
-def run(tmp_path):
+def folder(tmp_path):
     folder = tmp_path / "checkpoints" / "cells"
     folder.mkdir(parents=True)
-    return TrackedRun(folder, SETTINGS)
+    return folder
 
 
 @pytest.fixture
@@ -50,11 +49,11 @@ def fake(monkeypatch):
 
 
 @pytest.mark.parametrize("earlier_id", [None, "before"])
-def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(earlier_id, fake, run, picture):
+def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(earlier_id, fake, folder, picture):
     wandb, tracker = fake("wandb"), TRACKERS["wandb"]()
     wandb.login.return_value = False
-    assert tracker.init(replace(run, earlier_id=earlier_id)) == "run-1"
-    about = {"project": "unet-trainer", "name": "cells", "config": SETTINGS, "dir": str(run.folder)}
+    assert tracker.init(folder, SETTINGS, 0, earlier_id) == "run-1"
+    about = {"project": "unet-trainer", "name": "cells", "config": SETTINGS, "dir": str(folder)}
     wandb.init.assert_called_once_with(**about, resume="allow", id=earlier_id, mode="offline")
     tracker.log(3, {"iou/val": 0.5}, picture)
     wandb.Image.assert_called_once_with(str(picture))
@@ -65,12 +64,14 @@ def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(earlier_id, 
 
 
 @pytest.mark.parametrize(("uri", "earlier_id"), [(None, None), ("http://tracking:5000", "before")])
-def test_mlflow_writes_beside_the_runs_unless_the_user_names_a_server(uri, earlier_id, fake, run, picture, monkeypatch):
+def test_mlflow_writes_beside_the_runs_unless_the_user_names_a_server(
+    uri, earlier_id, fake, folder, picture, monkeypatch
+):
     mlflow, tracker = fake("mlflow"), TRACKERS["mlflow"]()
     if uri is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    assert tracker.init(replace(run, earlier_id=earlier_id)) == "run-1"
-    beside = mock.call((run.folder.parent / "mlruns").as_uri())
+    assert tracker.init(folder, SETTINGS, 0, earlier_id) == "run-1"
+    beside = mock.call((folder.parent / "mlruns").as_uri())
     assert mlflow.set_tracking_uri.mock_calls == ([beside] if uri is None else [])
     mlflow.start_run.assert_called_once_with(run_id=earlier_id, run_name="cells")
     settings = [call.args[0]["loss"] for call in mlflow.log_params.mock_calls]
@@ -82,20 +83,20 @@ def test_mlflow_writes_beside_the_runs_unless_the_user_names_a_server(uri, earli
     mlflow.end_run.assert_called_once_with("FINISHED")
 
 
-def test_real_tensorboard_gets_scalars_pictures_and_settings(run, picture):
+def test_real_tensorboard_gets_scalars_pictures_and_settings(folder, picture):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     tracker = TRACKERS["tensorboard"]()
-    tracker.init(run)
+    tracker.init(folder, SETTINGS, 0, None)
     tracker.log(1, {"iou/val": 0.25, "iou of classes/car": 0.5}, picture)
     tracker.log(2, {"iou/val": 0.75}, None)
     tracker.finish({"best_val_iou": 0.75}, is_complete=True)
     again = TRACKERS["tensorboard"]()
-    again.init(TrackedRun(run.folder, SETTINGS, first_epoch=1))
+    again.init(folder, SETTINGS, 1, None)
     again.log(2, {"iou/val": 0.875}, None)
     again.finish({}, is_complete=True)
-    found = EventAccumulator(str(run.folder / "tensorboard")).Reload()
+    found = EventAccumulator(str(folder / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in found.Scalars("iou/val")] == [(1, 0.25), (2, 0.875)]
     assert found.Images("samples")[0].width == 6
     assert "_hparams_/experiment" in found.PluginTagToContent("hparams")
@@ -111,15 +112,15 @@ def test_real_tensorboard_gets_scalars_pictures_and_settings(run, picture):
     ],
 )
 def test_epochs_are_logged_in_order_and_a_service_that_fails_is_left_out_and_named_once(
-    failing, error, num_logged, tmp_path
+    failing, error, num_logged, tmp_path, monkeypatch
 ):
     record, tracker, warnings = RunRecord(), mock.Mock(), []
     tracker.init.return_value = "run-1"
     if failing:
         getattr(tracker, failing).side_effect = error
     record.open(tmp_path)
-    tracked = RunTracker("wandb", tracker, TrackedRun(tmp_path, {}), record)
-    tracked.start(warnings.append)
+    monkeypatch.setitem(TRACKERS, "wandb", lambda: tracker)
+    tracked = Trackers(Config(wandb=True), tmp_path, 0, record, warnings.append)
     for number in (1, 2, 3):
         tracked.log(record.add_epoch({"epoch": number, "val_iou": 0.5}, {}, None, {}))
     record.end("finished")
@@ -134,13 +135,13 @@ def test_epochs_are_logged_in_order_and_a_service_that_fails_is_left_out_and_nam
         tracker.finish.assert_called_once_with({"best_epoch": 1.0, "epochs": 3.0, "best_val_iou": 0.5}, True)
 
 
-def test_the_id_of_a_run_is_kept_until_it_begins_anew(tmp_path):
-    for resumed_after, known in ((None, None), ({"epoch": 1, "batch": 0}, "one"), (None, None)):
+def test_the_id_of_a_run_is_kept_until_it_begins_anew(tmp_path, fake):
+    wandb = fake("wandb")
+    for resumed_after, known in ((None, None), ({"epoch": 1, "batch": 0}, "run-1"), (None, None)):
         record = RunRecord()
         record.open(tmp_path, resumed_after)
-        (tracked,) = build_trackers(Config(wandb=True), tmp_path, 1, record)
-        assert (tracked.run.earlier_id, tracked.run.first_epoch) == (known, 1)
-        record.update(trackers={"wandb": "one", "mlflow": "two"})
+        Trackers(Config(wandb=True), tmp_path, 1, record, pytest.fail)
+        assert wandb.init.call_args.kwargs["id"] == known
 
 
 @pytest.mark.usefixtures("small_network")

@@ -1,7 +1,9 @@
-"""val_scores.csv: what the model of the best epoch makes of each validation image, the worst first. Imports no torch.
+"""The tables of a run: metrics.csv, a row for each epoch, and val_scores.csv, what the model of the best epoch makes of
+each validation image, the worst first. Imports no torch.
 
-Counts are kept beside the scores: they add up, so that scores of the set, and intervals by drawing images, follow from
-them."""
+Counts are kept beside the scores of an image: they add up, so that scores of the set, and intervals by drawing images,
+follow from them.
+"""
 
 import csv
 import io
@@ -10,12 +12,41 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unet_trainer.model.baselines import overlap_ratios, ratio
+from unet_trainer.system.atomic_files import write_text_atomically
 from unet_trainer.system.console import csv_line
 from unet_trainer.system.input_files import read_text
 
+Row = dict[str, float | int]
+
+COLUMNS = (
+    "epoch", "train_loss", "val_loss", "train_iou", "val_iou", "val_dice", "learning_rate", "seconds",
+    "images_per_second",
+    "data_wait", "skipped_steps", "nan_steps", "peak_memory_gib", "peak_reserved_gib",
+)  # fmt: skip
 MAX_PIXELS = 2**48  # of an image; the sum over all of them is an int64
 NO_IOU = 2.0  # sorts images in which no class occurs behind all others
 COUNTS = ("hit_pixels", "truth_pixels", "predicted_pixels")
+
+
+def column(rows: Sequence[Row], name: str) -> list[float]:
+    """The values of a column, without the rows that do not have it."""
+    return [float(row[name]) for row in rows if name in row]
+
+
+def write_metrics(path: Path, rows: Sequence[Row]) -> None:
+    """Write the whole table, so that a resumed run leaves no epoch in it twice. Cells that a row lacks are empty."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, extrasaction="ignore", lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: f"{value:.6g}" if isinstance(value, float) else value for name, value in row.items()})
+    write_text_atomically(path, text.getvalue())
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """The rows of a table that write_metrics wrote; empty cells are left out."""
+    table = csv.DictReader(io.StringIO(read_text(path), newline=""))
+    return [{name: float(value) for name, value in row.items() if value} for row in table]
 
 
 @dataclass(frozen=True)
@@ -26,13 +57,12 @@ class ClassCounts:
     truth: int
     predicted: int
 
-    @property
-    def iou(self) -> float | None:
-        return ratio(*overlap_ratios(self.hits, self.truth, self.predicted)["iou"])
+    def score(self, kind: str) -> float | None:
+        return ratio(*overlap_ratios(self.hits, self.truth, self.predicted)[kind])
 
     @property
-    def dice(self) -> float | None:
-        return ratio(*overlap_ratios(self.hits, self.truth, self.predicted)["dice"])
+    def iou(self) -> float | None:
+        return self.score("iou")
 
 
 @dataclass(frozen=True)
@@ -47,16 +77,14 @@ class ImageScore:
 
     @property
     def iou(self) -> float | None:
+        return self.score("iou")
+
+    def score(self, kind: str) -> float | None:
         """The mean over the classes in the image's truth, or of one class its own; None: undefined."""
-        return _mean([counts.iou for counts in self._scored()])
-
-    @property
-    def dice(self) -> float | None:
-        return _mean([counts.dice for counts in self._scored()])
-
-    def _scored(self) -> list[ClassCounts]:
-        counts = list(self.classes.values())
-        return counts if len(counts) == 1 else [one for one in counts if one.truth]
+        several = len(self.classes) > 1
+        scores = [counts.score(kind) for counts in self.classes.values() if counts.truth or not several]
+        known = [score for score in scores if score is not None]
+        return sum(known) / len(known) if known else None
 
 
 def image_score(image: str, mask: str, counts: Sequence[Sequence[int]], class_names: Sequence[str]) -> ImageScore:
@@ -86,12 +114,16 @@ def val_scores_text(scores: Sequence[ImageScore]) -> str:
         header += [f"iou {name}", *(f"{count} {name}" for count in COUNTS)] if several else COUNTS
     lines = [csv_line([*header, "wrong_pixels", "counted_pixels"])]
     for score in worst_first(scores):
-        row = [score.image, score.mask, _cell(score.iou), _cell(score.dice)]
+        row = [score.image, score.mask, _cell(score.iou), _cell(score.score("dice"))]
         for counts in score.classes.values():
             row += [_cell(counts.iou)] if several else []
             row += map(str, (counts.hits, counts.truth, counts.predicted))
         lines.append(csv_line([*row, score.wrong_pixels, score.counted_pixels]))
     return "".join(lines)
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else f"{value:.6f}"
 
 
 def read_val_scores(path: Path, class_names: Sequence[str] = ()) -> list[ImageScore]:
@@ -124,12 +156,3 @@ def _count(cell: str) -> int:
     if not 0 <= int(cell) <= MAX_PIXELS:
         raise ValueError(f"{cell:.20} is no number of pixels")
     return int(cell)
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else f"{value:.6f}"
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return sum(present) / len(present) if present else None

@@ -1,22 +1,21 @@
 """Experiment trackers that a user may switch on: TensorBoard, Weights & Biases, Trackio, MLflow. Never on by default.
 
-Their packages are optional and imported when a run begins. They are called once an epoch; one that fails is left out
-from then on. Each has `init(run)`, which begins the run or goes on with it and returns the id by which the service
-knows it, `log(epoch, scalars, picture)` and `finish(outcome, is_complete)`.
+Their packages are optional and imported when a run begins. Each adapter has `init`, which begins the run or goes on
+with it and returns the id by which the service knows it, `log` and `finish`. `first_epoch`: epochs that are done, later
+ones are logged again; `earlier_id`: of a run that is resumed.
 """
 
 import importlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.schema import Config, as_dict
+from unet_trainer.runs.folder import SAMPLE_NAMES, SAMPLES
+from unet_trainer.runs.record import COMPLETE, EpochRecord, RunFile, RunRecord
 from unet_trainer.system.console import first_line
-from unet_trainer.training.record import EpochRecord, RunFile, RunRecord
-from unet_trainer.training.run_folder import SAMPLE_NAMES, SAMPLES
 
 PROJECT = "unet-trainer"
 # column of metrics.csv → name in a tracker: what stands before the slash makes a group
@@ -25,39 +24,28 @@ for _name in ("learning_rate", "images_per_second", "data_wait", "seconds", "pea
     SCALARS[_name] = f"training/{_name}"
 
 
-@dataclass(frozen=True)
-class TrackedRun:
-    """What a tracker is told when a run begins."""
-
-    folder: Path
-    settings: Mapping[str, Any]  # plain values
-    first_epoch: int = 0  # epochs that are done: later ones are logged again
-    earlier_id: str | None = None  # by which the tracker knows the run, if it was resumed
-
-
 class TensorBoardTracker:
     """Writes into RUN/tensorboard: scalars, pictures, and settings with their outcome as hparams."""
 
-    def init(self, run: TrackedRun) -> str | None:
+    def init(self, folder: Path, settings: Mapping[str, Any], first_epoch: int, earlier_id: str | None) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # hides what was logged of epochs that are trained again
-        purge = run.first_epoch + 1 if run.first_epoch else None
-        self.run, self.writer = run, SummaryWriter(str(run.folder / "tensorboard"), purge_step=purge)
-        return None
+        purge = first_epoch + 1 if first_epoch else None
+        self.settings, self.writer = settings, SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
 
     def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
+        from unet_trainer.images.image_decoding import read_image
+
         for name, value in scalars.items():
             self.writer.add_scalar(name, value, epoch)
         if picture is not None:
-            from unet_trainer.images.image_decoding import read_image
-
             self.writer.add_image(SAMPLES, read_image(picture), epoch, dataformats="HWC")
         self.writer.flush()
 
     def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
-        settings, takes = self.run.settings, (str, int, float)
-        plain = {name: value if isinstance(value, takes) else str(value) for name, value in settings.items()}
+        types = (str, int, float)  # that hparams take
+        plain = {name: value if isinstance(value, types) else str(value) for name, value in self.settings.items()}
         named = {f"hparam/{name}": value for name, value in outcome.items()}
         self.writer.add_hparams(plain, named, run_name=".")  # in the same folder, not in one of its own
         self.writer.close()
@@ -70,17 +58,15 @@ class WandbTracker:
     def __init__(self, package: str) -> None:
         self.package = package
 
-    def init(self, run: TrackedRun) -> str | None:
+    def init(self, folder: Path, settings: Mapping[str, Any], first_epoch: int, earlier_id: str | None) -> str | None:
         self.module = importlib.import_module(self.package)
-        options: dict[str, Any] = {"project": PROJECT, "name": run.folder.name, "resume": "allow"}
-        options["config"] = dict(run.settings)
+        options: dict[str, Any] = {"project": PROJECT, "name": folder.name, "resume": "allow", "config": dict(settings)}
         if self.package == "wandb":
             os.environ.setdefault("WANDB_SILENT", "true")
-            options |= {"dir": str(run.folder), "id": run.earlier_id}
-            options["mode"] = os.environ.get("WANDB_MODE")
-            if not options["mode"]:  # else it asks for a key
-                has_key = os.environ.get("WANDB_API_KEY") or self.module.login(prompt=False)
-                options["mode"] = "online" if has_key else "offline"
+            mode = os.environ.get("WANDB_MODE")
+            if not mode:  # else it asks for a key
+                mode = "online" if os.environ.get("WANDB_API_KEY") or self.module.login(prompt=False) else "offline"
+            options |= {"dir": str(folder), "id": earlier_id, "mode": mode}
         return getattr(self.module.init(**options), "id", None)
 
     def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
@@ -96,15 +82,15 @@ class WandbTracker:
 class MlflowTracker:
     """MLflow, in checkpoint_dir/mlruns unless MLFLOW_TRACKING_URI says where."""
 
-    def init(self, run: TrackedRun) -> str | None:
+    def init(self, folder: Path, settings: Mapping[str, Any], first_epoch: int, earlier_id: str | None) -> str | None:
         self.module = importlib.import_module("mlflow")
         if not os.environ.get("MLFLOW_TRACKING_URI"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
-            self.module.set_tracking_uri((run.folder.absolute().parent / "mlruns").as_uri())
+            self.module.set_tracking_uri((folder.absolute().parent / "mlruns").as_uri())
         self.module.set_experiment(PROJECT)
-        begun = self.module.start_run(run_id=run.earlier_id, run_name=run.folder.name)
-        if run.earlier_id is None:
-            self.module.log_params({name: str(value)[:500] for name, value in run.settings.items()})
+        begun = self.module.start_run(run_id=earlier_id, run_name=folder.name)
+        if earlier_id is None:
+            self.module.log_params({name: str(value)[:500] for name, value in settings.items()})
         return str(begun.info.run_id)
 
     def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
@@ -143,48 +129,41 @@ def outcome_of(content: RunFile) -> dict[str, float]:
     return {"best_epoch": float(best.number), "epochs": float(len(content.epochs)), **scores}
 
 
-class RunTracker:
-    """A tracker of a run, which the first error of its service switches off."""
+class Trackers:
+    """Those of a run that are switched on, with the ids by which they know a run that is resumed. The first error of a
+    service switches it off."""
 
-    def __init__(self, name: str, tracker: Tracker, run: TrackedRun, record: RunRecord) -> None:
-        self.name, self.tracker, self.run, self.record = name, tracker, run, record
-        self.warn: Callable[[str], object] = print
-        self.is_on = True
-        self._last_picture = ""
-
-    def start(self, warn: Callable[[str], object]) -> None:
-        self.warn = warn
-        self._try(self._init)
-
-    def _init(self) -> None:
-        if (run_id := self.tracker.init(self.run)) is not None:
-            self.record.update(trackers={**self.record.content.trackers, self.name: str(run_id)})
+    def __init__(
+        self, config: Config, folder: Path, first_epoch: int, record: RunRecord, warn: Callable[[str], object]
+    ) -> None:
+        self.folder, self.record, self.warn = folder, record, warn
+        settings, earlier = as_dict(config), record.content.trackers
+        self.running = {name: make() for name, make in TRACKERS.items() if settings[name]}
+        self.last_picture = ""
+        ids = self._call(lambda name, tracker: tracker.init(folder, settings, first_epoch, earlier.get(name)))
+        known = {name: str(run_id) for name, run_id in ids.items() if run_id is not None}
+        record.update(trackers={**earlier, **known})
 
     def log(self, epoch: EpochRecord) -> None:
         """With the newest of the samples, if there is one since the last call: they are written a little later than
         their epoch ends."""
-        newest = max((self.run.folder / SAMPLES).glob(SAMPLE_NAMES), default=None)
-        is_new = newest is not None and newest.name > self._last_picture
-        self._last_picture = newest.name if newest is not None else ""
-        self._try(lambda: self.tracker.log(epoch.number, scalars_of(epoch), newest if is_new else None))
+        newest = max((self.folder / SAMPLES).glob(SAMPLE_NAMES), default=None)
+        picture = newest if newest is not None and newest.name > self.last_picture else None
+        self.last_picture = newest.name if newest is not None else ""
+        scalars = scalars_of(epoch)
+        self._call(lambda name, tracker: tracker.log(epoch.number, scalars, picture))
 
     def finish(self) -> None:
-        content = self.record.content
-        is_complete = content.last_end in ("finished", "stopped early")
-        self._try(lambda: self.tracker.finish(outcome_of(content), is_complete))
+        outcome, is_complete = outcome_of(self.record.content), self.record.content.last_end in COMPLETE
+        self._call(lambda name, tracker: tracker.finish(outcome, is_complete))
 
-    def _try(self, call: Callable[[], object]) -> None:
-        if not self.is_on:
-            return
-        try:
-            call()
-        except (Exception, SystemExit) as error:  # anything that a service may raise
-            self.is_on = False
-            self.warn(f"{self.name}: {type(error).__name__}: {first_line(error)}; training continues without it")
-
-
-def build_trackers(config: Config, folder: Path, first_epoch: int, record: RunRecord) -> list[RunTracker]:
-    """Those that are switched on, with the id by which they know a run that is resumed."""
-    ids, settings = record.content.trackers, as_dict(config)
-    runs = {name: TrackedRun(folder, settings, first_epoch, ids.get(name)) for name in TRACKERS if settings[name]}
-    return [RunTracker(name, TRACKERS[name](), run, record) for name, run in runs.items()]
+    def _call(self, call: Callable[[str, Tracker], Any]) -> dict[str, Any]:
+        """What the call returns for each tracker."""
+        returned = {}
+        for name, tracker in list(self.running.items()):
+            try:
+                returned[name] = call(name, tracker)
+            except (Exception, SystemExit) as error:  # anything that a service may raise
+                del self.running[name]
+                self.warn(f"{name}: {type(error).__name__}: {first_line(error)}; training continues without it")
+        return returned

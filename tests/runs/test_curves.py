@@ -5,9 +5,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from unet_trainer.images.image_decoding import read_image
-from unet_trainer.training import curves
-from unet_trainer.training.curves import INK, INTERRUPTED, ROLLBACK, STOPPED, PacedWriter, write_curves
-from unet_trainer.training.record import RunRecord
+from unet_trainer.runs import curves
+from unet_trainer.runs.curves import INK, INTERRUPTED, ROLLBACK, STOPPED, PacedWriter, write_curves
+from unet_trainer.runs.record import RunRecord
 
 pytestmark = pytest.mark.real_pictures
 

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from unet_trainer.config.errors import CheckpointError, UserError
-from unet_trainer.training.run_folder import (
+from unet_trainer.runs.folder import (
     find_resume_source,
     find_run,
+    find_runs,
     folder_of,
     new_run_folder,
     newest_run,
@@ -43,6 +44,16 @@ def test_a_run_resumes_only_if_asked_to(checkpoint_dir):
     assert find_resume_source("auto", "new", checkpoint_dir) is None
     assert find_resume_source("auto", "c", checkpoint_dir) is None
     assert find_resume_source("b", "a", checkpoint_dir) == checkpoint_dir / "b"
+
+
+def test_runs_are_the_folders_that_hold_something_of_one_newest_first(checkpoint_dir):
+    (checkpoint_dir / ".cache").mkdir()
+    (checkpoint_dir / ".cache/last.pt").touch()
+    assert [folder.name for folder in find_runs(checkpoint_dir)] == ["b", "a"]
+    (checkpoint_dir / "a/run.json").touch()
+    assert [folder.name for folder in find_runs(checkpoint_dir)] == ["a", "b"]
+    assert newest_run(checkpoint_dir).name == "b"  # a report written later is no save
+    assert find_runs(checkpoint_dir / "missing") == []
 
 
 def test_an_unknown_run_is_answered_with_the_names_of_runs_newest_first(checkpoint_dir):

@@ -12,31 +12,31 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from statistics import harmonic_mean
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from typing_extensions import TypedDict  # pydantic refuses that of Python 3.11
 
 from unet_trainer.config.safe_yaml import map_leaves
+from unet_trainer.runs.folder import RUN_JSON, VAL_SCORES, written_at
+from unet_trainer.runs.tables import MAX_PIXELS, ImageScore, Row, read_val_scores
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_json
 from unet_trainer.system.json_cache import check_plain
 from unet_trainer.system.locks import FolderId, id_of, is_locked, is_locked_here
-from unet_trainer.training.history import Row
-from unet_trainer.training.run_folder import BEST, LAST, METRICS_CSV, PREVIOUS, RUN_JSON, VAL_SCORES
-from unet_trainer.training.val_scores import MAX_PIXELS, ImageScore, read_val_scores
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed", "damaged"]
 ENDS: tuple[State, ...] = ("finished", "stopped early", "interrupted", "failed")
+COMPLETE: tuple[State, ...] = ENDS[:2]  # the run ended by itself
 STARTS = ("start", "resumed")
-RUN_FILES = (RUN_JSON, LAST, PREVIOUS, BEST, METRICS_CSV)  # a folder with one of them is a run's
+MARKED = ("interrupted", "killed", "failed", "shrink")  # events that charts show
 NO_USE = "this model is of no use"  # what the warning of such a result starts with
 MAX_NUMBER = 1e100  # beyond which a sum over epochs may not be finite
-MAX_SAVES = 3  # in an epoch, for what is added: a disk may be slow
 Number = Annotated[float, Field(strict=True, gt=-MAX_NUMBER, lt=MAX_NUMBER, allow_inf_nan=False)]
 Count = Annotated[int, Field(strict=True, ge=0, le=MAX_PIXELS)]
 Plain = Annotated[Any, AfterValidator(check_plain)]
@@ -163,13 +163,14 @@ class RunFile(BaseModel):
         names = next((list(epoch.classes) for epoch in reversed(self.epochs) if epoch.classes), [])
         ids = self.model.get("ids") or []
         num_ids = len(ids) or max(2, len(names))
-        is_known = names == [name for name in ids or names if name in names]
-        for number, epoch in zip([0, *(epoch.number for epoch in self.epochs)], self.epochs, strict=False):
+        for epoch in self.epochs:
             is_square = epoch.confusion is None or [len(row) for row in epoch.confusion] == [num_ids] * num_ids
-            if not (is_known and is_square and list(epoch.classes) in ([], names)):
+            is_known = names == [name for name in ids or names if name in names] and list(epoch.classes) in ([], names)
+            if not (is_known and is_square):
                 raise ValueError(f"epoch {epoch.number} has other classes than the run, or no counts of their pixels")
-            if epoch.number <= number:
-                raise ValueError(f"epoch {epoch.number} comes after epoch {number}")
+        for before, epoch in pairwise(self.epochs):
+            if epoch.number <= before.number:
+                raise ValueError(f"epoch {epoch.number} comes after epoch {before.number}")
         return self
 
     def value(self, setting: str, otherwise: Any = None) -> Any:
@@ -183,13 +184,14 @@ class RunFile(BaseModel):
     def best(self) -> EpochRecord | None:
         """The epoch with the best value of the monitored metric, the first of equals; None before there is one."""
         sign = -1 if self.monitor == "val_loss" else 1
-        scored = [(epoch, value) for epoch in self.epochs if (value := epoch.get(self.monitor)) is not None]
-        return max(scored, key=lambda pair: (sign * pair[1], -pair[0].number))[0] if scored else None
+        scored = [epoch for epoch in self.epochs if self.monitor in epoch.row]
+        return max(scored, key=lambda epoch: sign * epoch.row[self.monitor], default=None)
 
     @property
     def last_end(self) -> State | None:
         """None while the run goes on, or where it was killed."""
-        last = next((event.kind for event in reversed(self.events) if event.kind in (*STARTS, *ENDS)), None)
+        kinds = (event.kind for event in reversed(self.events))
+        last = next((kind for kind in kinds if kind in (*STARTS, *ENDS)), None)
         return next((state for state in ENDS if state == last), None)
 
     @property
@@ -216,8 +218,7 @@ class RunRecord:
         self.path: Path | None = None
         self.content = RunFile()
         self._folder_id: FolderId | None = None  # of this folder, not of another one that has its name later
-        self._saves_left = MAX_SAVES
-        self._lock, self._writing = threading.Lock(), threading.Lock()  # of the content, of the file
+        self._lock = threading.RLock()
 
     def open(self, folder: Path, resumed_after: Mapping[str, int] | None = None, **about: Mapping[str, Any]) -> None:
         """Begin the record in the run's folder or, of a run that is resumed after this epoch and batch, go on with the
@@ -235,24 +236,20 @@ class RunRecord:
         with self._lock:
             content.events += [*(replace(event, epoch=start.epoch) for event in self.content.events), start]
             self.content, self.path, self._folder_id = content, path, id_of(folder)
-            self._saves_left = MAX_SAVES
-        self._write()
+            self._write()
 
     def add(self, kind: str, text: str = "", epoch: int | None = None, batch: int = 0) -> None:
-        """Add an event. `epoch`, `batch`: of a state that was restored; later epochs are trained again."""
+        """Add an event, which is written with the next save. `epoch`, `batch`: of a state that was restored; later
+        epochs are trained again."""
         with self._lock:
             if epoch is not None:
                 self.content.epochs[:] = [record for record in self.content.epochs if record.number <= epoch]
             number = self.content.num_finished if epoch is None else epoch
             self.content.events.append(Event(kind, _now(), number, text, batch))
-            self._saves_left -= 1
-        if self._saves_left >= 0:
-            self.save()
 
     def end(self, how: str, text: str = "") -> None:
         """Add the end of the run, once: what happens while a report is written is no other one."""
         if self.content.last_end is None:
-            self._saves_left = 0  # it is saved once
             self.add(how, text)
         self.save()
 
@@ -263,25 +260,22 @@ class RunRecord:
         confusion: list[list[int]] | None,
         stages: Mapping[str, float],
     ) -> EpochRecord:
-        """It is written with the next save."""
-        values = {name: value for name, value in row.items() if name != "epoch"}
-        epoch = EpochRecord(int(row["epoch"]), _bounded(values), finite(classes), confusion, _bounded(stages), _now())
+        """Add an epoch, which is written with the next save."""
+        numbers = {name: value for name, value in row.items() if name != "epoch"}
+        epoch = EpochRecord(int(row["epoch"]), _bounded(numbers), finite(classes), confusion, _bounded(stages), _now())
         with self._lock:
             epochs = self.content.epochs
             epochs.append(epoch)
             best = self.content.best
-            epochs[:] = [
-                one if one is best or one.confusion is None else replace(one, confusion=None) for one in epochs
-            ]
-            self._saves_left = MAX_SAVES
+            epochs[:] = [one if one is best or not one.confusion else replace(one, confusion=None) for one in epochs]
         return epoch
 
     def update(self, **values: Any) -> None:
         """Replace fields of the content, and save it if they change."""
         with self._lock:
             before, self.content = self.content, RunFile(**{**vars(self.content), **finite(values)})
-        if any(getattr(before, name) != getattr(self.content, name) for name in values):
-            self.save()
+            if any(getattr(before, name) != getattr(self.content, name) for name in values):
+                self.save()
 
     def save(self) -> None:
         """Write the file. A disk that refuses it is reported by the save of the state."""
@@ -289,10 +283,9 @@ class RunRecord:
             self._write()
 
     def _write(self) -> None:
-        with self._writing:
-            with self._lock:
-                text = json.dumps(self.content, default=_plain, ensure_ascii=False, allow_nan=False)
+        with self._lock:
             if self.path is not None and id_of(self.path.parent) == self._folder_id:
+                text = json.dumps(self.content, default=_plain, ensure_ascii=False, allow_nan=False)
                 # names that are not UTF-8 become escapes of JSON
                 write_bytes_atomically(self.path, text.encode("utf-8", "backslashreplace"))
 
@@ -322,6 +315,14 @@ def _bounded(values: Mapping[str, float]) -> dict[str, float]:
 def finite(value: Any) -> Any:
     """JSON has no NaN: it becomes null."""
     return map_leaves(lambda leaf: None if isinstance(leaf, float) and not math.isfinite(leaf) else leaf, value)
+
+
+class Mark(NamedTuple):
+    """What happened, its place on an axis of epochs, and the epochs that were finished then."""
+
+    kind: str
+    place: float
+    epoch: int
 
 
 class RunSummary(RunFile):
@@ -366,8 +367,8 @@ class RunSummary(RunFile):
     @property
     def id_names(self) -> list[str]:
         """Of all class ids, in the order of a confusion matrix."""
-        ids = self.model.get("ids")
-        return list(ids) if ids else [*(["background"] if len(self.class_names) == 1 else []), *self.class_names]
+        background = ["background"] if len(self.class_names) == 1 else []
+        return list(self.model.get("ids") or [*background, *self.class_names])
 
     @property
     def has_background(self) -> bool:
@@ -375,14 +376,14 @@ class RunSummary(RunFile):
         return len(self.class_names) < len(self.id_names)
 
     @property
-    def per_class_iou(self) -> dict[str, float | None]:
-        """Of the best epoch."""
-        return {} if self.best is None else {name: scores.get("iou") for name, scores in self.best.classes.items()}
-
-    @property
     def best_iou(self) -> float | None:
         """Of the best epoch."""
         return None if self.best is None else self.best.get("val_iou")
+
+    @property
+    def per_class_iou(self) -> dict[str, float | None]:
+        """Of the best epoch."""
+        return {} if self.best is None else {name: scores.get("iou") for name, scores in self.best.classes.items()}
 
     def worst_classes(self, most: int) -> list[str]:
         """All class names in their order; of more than `most` those that the best epoch scores worst."""
@@ -398,13 +399,20 @@ class RunSummary(RunFile):
             return read_val_scores(self.folder / VAL_SCORES, self.class_names)
         return []
 
-    def column(self, name: str) -> dict[int, float]:
-        """Of metrics.csv: epoch and value, where there is one."""
-        return {epoch.number: value for epoch in self.epochs if (value := epoch.get(name)) is not None}
+    def column(self, name: str, kind: str = "") -> dict[int, float]:
+        """Epoch and value, where there is one: of a column of metrics.csv, or this kind of score of a class."""
+        values = ((one.number, one.score(name, kind) if kind else one.get(name)) for one in self.epochs)
+        return {number: value for number, value in values if value is not None}
 
-    def class_column(self, name: str) -> dict[int, float]:
-        """IoU of a class by epoch, where there is one."""
-        return {epoch.number: value for epoch in self.epochs if (value := epoch.score(name, "iou")) is not None}
+    @property
+    def marks(self) -> list[Mark]:
+        """What charts show of a run with epochs: the best one, interruptions, the early stop."""
+        last, best = self.epochs[-1].number, self.best
+        found = [] if best is None else [Mark("best", best.number, best.number)]
+        for event in self.events:
+            if event.kind in MARKED:  # between two epochs, within the chart
+                found.append(Mark(event.kind, min(max(event.epoch + 0.5, 1), max(1, last)), event.epoch))
+        return found + ([Mark("stopped", last, last)] if self.state == "stopped early" else [])
 
     def peak(self, name: str) -> float:
         return max(self.column(name).values(), default=0.0)
@@ -423,13 +431,15 @@ class RunSummary(RunFile):
 def read_run_summary(folder: Path) -> RunSummary:
     """All that the folder tells, whether the run goes on, was killed or lost files. Never raises: what is damaged is in
     `problems`."""
-    content, problems = RunFile(), list[str]()
+    content, problems, updated = RunFile(), list[str](), None
     with noting(RUN_JSON, problems):
         content = read_run_file(folder / RUN_JSON)
     state: State = "damaged" if problems else content.last_end or "interrupted"  # without an end it was killed
     if is_locked(folder) and not (content.last_end and is_locked_here(folder)):  # the lock is released last
         state = "running"
-    return RunSummary(**vars(content), folder=folder, state=state, updated=_touched(folder), problems=problems)
+    with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no calendar has
+        updated = None if (time := written_at(folder)) is None else datetime.fromtimestamp(time, UTC)
+    return RunSummary(**vars(content), folder=folder, state=state, updated=updated, problems=problems)
 
 
 @contextlib.contextmanager
@@ -442,30 +452,3 @@ def noting(name: str, problems: list[str]) -> Iterator[None]:
         pass
     except (OSError, ValueError) as error:
         problems.append(f"{name}: {getattr(error, 'strerror', None) or first_line(error)}")
-
-
-def is_run(folder: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return folder.is_dir() and any((folder / name).is_file() for name in RUN_FILES)
-    return False
-
-
-def find_runs(checkpoint_dir: Path) -> list[Path]:
-    """The folders of all runs, the one that was touched last first."""
-    try:
-        folders = [path for path in checkpoint_dir.iterdir() if not path.name.startswith(".") and is_run(path)]
-    except OSError:
-        return []
-    never = datetime.min.replace(tzinfo=UTC)
-    return sorted(folders, key=lambda folder: (_touched(folder) or never, folder.name), reverse=True)
-
-
-def _touched(folder: Path) -> datetime | None:
-    """When the run last wrote one of its files."""
-    times = []
-    for name in RUN_FILES:
-        with contextlib.suppress(OSError):
-            times.append((folder / name).stat().st_mtime)
-    with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no calendar has
-        return datetime.fromtimestamp(max(times), UTC) if times else None
-    return None

@@ -2,15 +2,14 @@
 
 import errno
 import json
-import os
 import threading
 
 import pytest
 
 from helpers.no_files import needs_pipes, replace_by
+from unet_trainer.runs import record as module
+from unet_trainer.runs.record import RunRecord, read_run_summary
 from unet_trainer.system.locks import FolderLock
-from unet_trainer.training import record as module
-from unet_trainer.training.record import MAX_SAVES, RunRecord, find_runs, is_run, read_run_summary
 
 MATRIX = [[3, 1], [0, 0]]
 
@@ -79,16 +78,13 @@ def test_values_that_no_reader_takes_are_left_out_and_names_that_are_not_utf_8_c
     assert (summary.value("data_dir"), summary.value("seed", 1), summary.problems) == ("a\udce4", None, [])
 
 
-def test_the_file_is_written_a_few_times_an_epoch_and_at_the_end_by_any_thread(record, folder, monkeypatch):
-    saves, write = [], module.write_bytes_atomically
-    monkeypatch.setattr(module, "write_bytes_atomically", lambda *given: saves.append(write(*given)))
-    add_epochs(record, 0.5)
+def test_events_of_any_thread_are_written_with_the_next_save_and_nothing_else_is_left(record, folder):
     threads = [threading.Thread(target=record.add, args=("note",)) for _ in range(9)]
     for step in (threading.Thread.start, threading.Thread.join):
         list(map(step, threads))
-    assert len(saves) <= 1 + MAX_SAVES
+    assert len(happened(folder)) == 2
     record.end("finished")
-    assert len(read_run_summary(folder).events) == 12
+    assert len(happened(folder)) == 12
     assert [path.name for path in folder.iterdir()] == ["run.json"]
 
 
@@ -102,6 +98,7 @@ def test_a_full_disk_ends_nothing_and_neither_a_link_nor_another_folder_of_the_n
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_bytes_atomically", refuse)
         record.add("note", "kept")
+        record.save()
     assert len(happened(folder)) == 2
     record.save()
     assert len(happened(folder)) == 3
@@ -125,20 +122,6 @@ def test_a_run_that_holds_its_folder_is_running(record, folder):
         assert read_run_summary(folder).state == "running"
         record.end("failed")  # the lock is released after it
         assert read_run_summary(folder).state == "failed"
-
-
-def test_runs_are_the_folders_that_hold_something_of_one_newest_first(tmp_path, record, folder):
-    old = folder.parent / "old"
-    for name in ("old", "empty", ".cache"):
-        (folder.parent / name).mkdir()
-    (old / "last.pt").touch()
-    (folder.parent / ".cache/last.pt").touch()
-    for seconds, order in ((2**32, [old, folder]), (0, [folder, old])):
-        os.utime(old / "last.pt", (seconds, seconds))
-        assert find_runs(folder.parent) == order
-    assert read_run_summary(old).state == "interrupted"
-    assert find_runs(tmp_path / "missing") == []
-    assert (is_run(folder), is_run(folder.parent / "empty"), is_run(tmp_path / "missing")) == (True, False, False)
 
 
 NO_NUMBER = "epochs.1.row.val_iou: Input should be a valid number"

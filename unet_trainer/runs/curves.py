@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from unet_trainer.runs.folder import CURVES
+from unet_trainer.runs.record import RunSummary, read_run_summary
 from unet_trainer.system.atomic_files import write_bytes_atomically
-from unet_trainer.training.record import RunSummary, read_run_summary
-from unet_trainer.training.run_folder import CURVES
 
 # Okabe and Ito's, distinct with common colour blindness, without their yellow, which is too light on white.
 VAL, TRAIN, RATE, SPEED = "#0072b2", "#d55e00", "#009e73", "#6e6e6e"
@@ -70,7 +70,7 @@ def draw_curves(summary: RunSummary) -> bytes:
     num_classes = len(summary.class_names)
     names = summary.worst_classes(MAX_CLASSES) if num_classes > 1 else []
     note = f" (val IoU of the {len(names)} worst of {num_classes} classes)" if 0 < len(names) < num_classes else ""
-    classes = {name: (summary.class_column(name), colour) for name, colour in zip(names, CLASS_COLOURS, strict=False)}
+    classes = {name: (summary.column(name, "iou"), colour) for name, colour in zip(names, CLASS_COLOURS, strict=False)}
     overall = {"val": (summary.column("val_iou"), VAL), "train": (summary.column("train_iou"), TRAIN)}
     _draw(iou, f"IoU{note}", {**overall, **classes}, thin=frozenset(classes))
     _draw(rate, "Learning rate", {"": (summary.column("learning_rate"), RATE)})
@@ -109,12 +109,8 @@ def _draw(
     axes.set_xlabel("epoch", color=SPEED)
     axes.locator_params(axis="x", integer=True, min_n_ticks=1)
     for name, (points, colour) in lines.items():
-        style = {
-            "linewidth": 1.0 if name in thin else 2.0,
-            "marker": "o" if len(points) < MAX_DOTS else None,
-            "markersize": 3,
-        }
-        axes.plot(list(points), list(points.values()), color=colour, label=_plain(name) or "_", **style)
+        style = {"linewidth": 1.0 if name in thin else 2.0, "marker": "o" if len(points) < MAX_DOTS else None}
+        axes.plot([*points], [*points.values()], color=colour, label=_plain(name) or "_", markersize=3, **style)
     values = [value for points, _ in lines.values() for value in points.values()]
     if values and min(values) >= 0 and max(values) > 0:  # some losses are negative
         axes.set_ylim(0.0, 1.08 * max(values))
@@ -123,27 +119,22 @@ def _draw(
 
 
 def _mark(summary: RunSummary, axes: list[Any], circled: dict[str, Any]) -> list[str]:
-    """Draws the best epoch, interruptions, rollbacks and the early stop; returns what the marks mean."""
-    last = summary.epochs[-1].number
-    marks: list[tuple[list[float], str, str, str]] = []  # places, colour, style, meaning
+    """Draws what happened and a circle around the best epoch; returns what the marks mean."""
     best = summary.best
-    if best is not None:
-        meaning = f"dotted: best epoch {best.number} ({summary.monitor} {best.get(summary.monitor):.4f})"
-        marks.append(([best.number], INK, ":", meaning))
-        for column, ax in circled.items():
-            if (value := best.get(column)) is not None:
-                ax.plot([best.number], [value], "o", markersize=9, fillstyle="none", color=INK)
-    for kinds, colour, name in (
-        (("interrupted", "killed", "failed"), INTERRUPTED, "grey: interrupted"),
-        (("rollback", "shrink"), ROLLBACK, "red: went back to a saved state"),
+    best_is = f"dotted: best epoch {best.number} ({summary.monitor} {best.row[summary.monitor]:.4f})" if best else ""
+    for column, ax in circled.items():
+        if best is not None and column in best.row:
+            ax.plot([best.number], [best.row[column]], "o", markersize=9, fillstyle="none", color=INK)
+    meanings = []
+    for kinds, colour, style, meaning in (
+        (("best",), INK, ":", best_is),
+        (("interrupted", "killed", "failed"), INTERRUPTED, "--", "grey: interrupted"),
+        (("shrink",), ROLLBACK, "--", "red: went back to a saved state"),
+        (("stopped",), STOPPED, "-", f"purple: stopped early after epoch {summary.epochs[-1].number}"),
     ):
-        # Between the last epoch that was finished and the next one, within the chart.
-        epochs = [event.epoch for event in summary.events if event.kind in kinds and event.epoch is not None]
-        places = [min(max(epoch + 0.5, 1), max(1, last)) for epoch in epochs]
-        marks.append((places, colour, "--", name if len(places) == 1 else f"{name} ({len(places)} times)"))
-    if summary.state == "stopped early":
-        marks.append(([last], STOPPED, "-", f"purple: stopped early after epoch {last}"))
-    for places, colour, style, _ in marks:
+        places = [mark.place for mark in summary.marks if mark.kind in kinds]
         for place, ax in itertools.product(places, axes):
             ax.axvline(place, color=colour, linestyle=style, linewidth=1)
-    return [meaning for places, *_, meaning in marks if places]
+        if places:
+            meanings.append(meaning if len(places) == 1 else f"{meaning} ({len(places)} times)")
+    return meanings
