@@ -42,6 +42,13 @@ def stop_after(epoch):
     return stop
 
 
+def flip_a_bit(path):
+    """In the middle of the file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
 def train_until(epoch, config, **settings):
     """Trains until Ctrl-C comes after this epoch."""
     with pytest.raises(KeyboardInterrupt):
