@@ -86,9 +86,8 @@ def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
 def test_a_resume_with_a_damaged_file_says_that_removing_it_does_not_help(config, data):
     run = train(config, num_epochs=1)
     (data / files_of(run.run_dir, "train")[0][0]).write_bytes(b"")
-    with pytest.raises(
-        UserError, match=r"the file is empty\n(.*\n)?A resumed run needs every file and every class that it began with"
-    ):
+    message = r"the file is empty\n(.*\n)?A resumed run needs every file and every class that it began with"
+    with pytest.raises(UserError, match=message):
         train(config, num_epochs=2, resume="auto")
 
 
@@ -96,9 +95,8 @@ def test_images_of_another_depth_at_a_resume_are_refused(config, data):
     train(config, num_epochs=1)
     for path in (data / "images").iterdir():
         path.write_bytes(cv2.imencode(".png", cv2.imread(str(path)).astype(np.uint16) * 257)[1].tobytes())
-    with pytest.raises(
-        CheckpointError, match="they hold 16-bit values, those that the run began with 8-bit ones; put them back"
-    ):
+    message = "they hold 16-bit values, those that the run began with 8-bit ones; put them back"
+    with pytest.raises(CheckpointError, match=message):
         train(config, num_epochs=2, resume="auto")
 
 
@@ -125,9 +123,8 @@ def test_what_is_swapped_in_for_an_image_is_named_and_neither_decoded_nor_waited
     def spoil(row):
         swap(data / files_of(Path(config["checkpoint_dir"]) / "run", "train")[0][0])
 
-    with pytest.raises(
-        UserError, match=rf"\.jpg: {reason}.*the last save is .*last\.pt; to go on: python train_unet\.py --resume"
-    ):
+    message = rf"\.jpg: {reason}.*the last save is .*last\.pt; to go on: python train_unet\.py --resume"
+    with pytest.raises(UserError, match=message):
         train(config, on_epoch=spoil, num_epochs=3, num_workers=num_workers)
 
 
@@ -160,10 +157,10 @@ def dead_disk(monkeypatch):
 
 
 def test_a_disk_that_dies_ends_a_run_without_workers_by_the_timeout_too(config, dead_disk):
-    with pytest.raises(
-        TrainingFailed,
-        match=r"no batch in 1 s \(worker_timeout\): reading .*\.jpg hangs\. See whether the disk is there; the last save is ",
-    ):
+    message = (
+        r"no batch in 1 s \(worker_timeout\): reading .*\.jpg hangs\. See whether the disk is there; the last save is "
+    )
+    with pytest.raises(TrainingFailed, match=message):
         train(config, on_epoch=dead_disk, num_epochs=3, accumulation_steps=2)
 
 
@@ -184,30 +181,17 @@ def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(config, dead_dis
 
 
 def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dead_disk, monkeypatch):
-    monkeypatch.setattr(
-        build, "fill_cache", lambda *arguments, **options: fill_cache(*arguments, **{**options, "timeout": 0.2})
-    )
+    monkeypatch.setattr(build, "fill_cache", lambda *parts, **more: fill_cache(*parts, **{**more, "timeout": 0.2}))
     dead_disk()
+    message = r"^cache: no pair of .* was read in 600 s \(worker_timeout\); is the disk there\?$"
     for place in ("ram", "disk"):
-        with pytest.raises(
-            UserError, match=r"^cache: no pair of .* was read in 600 s \(worker_timeout\); is the disk there\?$"
-        ):
+        with pytest.raises(UserError, match=message):
             train(config, cache=place)
     assert not list(Path(config["checkpoint_dir"]).glob(".cache/*"))
 
 
-NASTY = [
-    b" lead",
-    b"trail ",
-    b"cr\rname",
-    b"nl\nname",
-    b'qu"ote',
-    b"com,ma",
-    b"esc\x1b[31mred",
-    b"bad\xe4name",
-    b"'semi;colon",
-    b"tab\t",
-]
+NASTY = [b" lead", b"trail ", b"cr\rname", b"nl\nname", b'qu"ote', b"com,ma", b"'semi;colon", b"tab\t"]
+NASTY += [b"esc\x1b[31mred", b"bad\xe4name"]
 
 
 @pytest.fixture
@@ -226,12 +210,8 @@ def test_names_with_anything_in_them_train_resume_and_predict_as_others_do(nasty
     train(config, num_epochs=2, resume="auto", **stop)
     assert main(["check", *words(config), "--json", str(tmp_path / "report.json")]) == 0
     assert main(["evaluate", str(run.run_dir)]) == 0
-    assert (
-        main(
-            ["predict", str(run.run_dir), str(run.run_dir / "split.csv"), "--out", str(tmp_path / "out"), "--polygons"]
-        )
-        == 0
-    )
+    out = str(tmp_path / "out")
+    assert main(["predict", str(run.run_dir), str(run.run_dir / "split.csv"), "--out", out, "--polygons"]) == 0
     written = {os.fsencode(path.stem) for path in (tmp_path / "out").rglob("*.png")}
     assert set(NASTY) <= written
     assert len(written) == 12

@@ -3,7 +3,7 @@ and then, after kills, and with a run that moves from one to the other."""
 
 import pytest
 
-from helpers.runs import stop_after, timeless_rows, weights_digest
+from helpers.runs import assert_same_run, train_until
 from helpers.shard_server import serving
 from train_unet import main, train
 from unet_trainer.datasets import shard_store
@@ -14,15 +14,8 @@ from unet_trainer.inference.evaluation_data import find_validation_pairs
 def shards(tiny_data, tmp_path_factory):
     """In four shards or so."""
     folder = tmp_path_factory.mktemp("sharded")
-    words = [
-        f"data_dir={tiny_data}",
-        f"checkpoint_dir={folder / 'runs'}",
-        "--shard-mb",
-        "0.025",
-        "--out",
-        str(folder / "shards"),
-    ]
-    assert main(["shard", *words]) == 0
+    places = [f"data_dir={tiny_data}", f"checkpoint_dir={folder / 'runs'}", "--out", str(folder / "shards")]
+    assert main(["shard", *places, "--shard-mb", "0.025"]) == 0
     assert len(list((folder / "shards").glob("*.tar"))) >= 3
     return folder / "shards"
 
@@ -44,15 +37,9 @@ def run(tiny_config, small_network, tmp_path):
     return run_named
 
 
-def assert_same(one, other):
-    for name in ("last.pt", "best.pt"):
-        assert weights_digest(one, name) == weights_digest(other, name)
-    assert timeless_rows(one) == timeless_rows(other)
-
-
 def test_shards_train_to_the_same_bits_as_files(run, shards):
     settings = {"fit": "crop", "num_workers": 2}
-    assert_same(run("files", **settings), run("shards", data_dir=str(shards), **settings))
+    assert_same_run(run("files", **settings), run("shards", data_dir=str(shards), **settings))
 
 
 def test_shards_need_no_scan_since_their_index_has_the_facts(run, shards, monkeypatch):
@@ -68,7 +55,7 @@ def test_shards_need_no_scan_since_their_index_has_the_facts(run, shards, monkey
 def test_a_web_server_that_fails_now_and_then_gives_the_same_bits(run, server, monkeypatch):
     monkeypatch.setattr(shard_store, "WAITS", (0.01,) * 6)
     server.faults.extend([503, "cut", "garbage", 0.3, "hang up", "whole", 500])
-    assert_same(run("files", num_workers=2), run("remote", data_dir=server.url, num_workers=2))
+    assert_same_run(run("files", num_workers=2), run("remote", data_dir=server.url, num_workers=2))
     assert not server.faults
 
 
@@ -87,13 +74,11 @@ def test_a_shard_that_is_gone_or_changed_ends_a_run_with_its_name(run, server, s
 def test_a_run_that_moves_from_files_to_shards_and_back_keeps_its_bits(run, shards, tiny_config):
     settings = {**tiny_config, "num_epochs": 4}
     straight = run("straight", num_epochs=4)
-    with pytest.raises(KeyboardInterrupt):
-        train({**settings, "run_name": "moved"}, on_epoch=stop_after(1))
     moved = straight.parent / "moved"
-    with pytest.raises(KeyboardInterrupt):
-        train({**settings, "resume": str(moved), "data_dir": str(shards)}, on_epoch=stop_after(3))
-    train({**settings, "resume": str(moved)})
-    assert_same(straight, moved)
+    train_until(1, settings, run_name="moved")
+    train_until(3, settings, resume=str(moved), data_dir=str(shards))
+    train(settings, resume=str(moved))
+    assert_same_run(straight, moved)
 
 
 @pytest.mark.real_network
@@ -101,11 +86,9 @@ def test_runs_on_files_and_on_shards_of_them_are_compared_shown_and_their_tables
     run, shards, tmp_path, capsys, monkeypatch
 ):
     files, stored = run("files", num_epochs=1), run("stored", data_dir=str(shards), num_epochs=1)
-    assert main(["evaluate", str(files), "--compare", str(stored)]) == 0, capsys.readouterr()
-    assert main(["report", str(stored)]) == 0, capsys.readouterr()
-    assert main(["predict", str(stored), str(stored / "split.csv"), "--out", str(tmp_path / "out")]) == 0, (
-        capsys.readouterr()
-    )
+    predict = ["predict", str(stored), str(stored / "split.csv"), "--out", str(tmp_path / "out")]
+    for words in (["evaluate", str(files), "--compare", str(stored)], ["report", str(stored)], predict):
+        assert main(words) == 0, capsys.readouterr()
     assert len(list((tmp_path / "out").rglob("*.png"))) == 12
 
 

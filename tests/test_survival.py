@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.killed_runs import HANG_SECONDS, NUM_MOMENTS, start, train_once
-from helpers.runs import timeless_rows, weights_digest
+from helpers.runs import assert_same_run
 from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.training.checkpoint import read_run
 
@@ -45,9 +45,7 @@ def position(folder):
 
 
 def assert_same(folder, straight):
-    assert weights_digest(folder) == weights_digest(straight)
-    assert weights_digest(folder, "best.pt") == weights_digest(straight, "best.pt")
-    assert timeless_rows(folder) == timeless_rows(straight)
+    assert_same_run(folder, straight)
     assert not [path for path in folder.rglob(".*") if DRAFT.fullmatch(path.name)], "a draft was left behind"
 
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from helpers.killed_runs import be_quiet, start, train_once, use_small_network, wait_until
-from helpers.runs import weights_digest, words
+from helpers.runs import assert_same_run, flip_a_bit, weights_digest, words
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
@@ -28,6 +28,12 @@ from unet_trainer.training.step import FiniteGuard, TrainStep
 pytestmark = pytest.mark.usefixtures("small_network")
 
 LONG = {"num_epochs": 2, "batch_size": 2}  # 5 steps an epoch
+
+
+@pytest.fixture
+def run_dir(tiny_config):
+    """Of the run that a test calls `run`."""
+    return Path(tiny_config["checkpoint_dir"]) / "run"
 
 
 @pytest.fixture(autouse=True)
@@ -62,14 +68,14 @@ def test_a_step_that_is_not_finite_is_skipped_counted_and_shown(tiny_config, mon
     assert (result.run_dir / "metrics.csv").read_text().splitlines()[1].split(",")[10:12] == ["1", "1"]
 
 
-def test_numbers_that_stay_bad_end_the_run_which_goes_on_when_they_are_good_again(tiny_config, monkeypatch, capsys):
+def test_numbers_that_stay_bad_end_the_run_which_goes_on_when_they_are_good_again(
+    tiny_config, run_dir, monkeypatch, capsys
+):
     """From batch 7, in the second epoch, on."""
     bad_dice(monkeypatch, lambda number: number >= 7 and not is_cured)
     is_cured = []
     assert main(words({**tiny_config, **LONG, "num_epochs": 5, "run_name": "run"})) == 3
-    said = capsys.readouterr()
-    run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
-    error = said.err
+    error = capsys.readouterr().err
     where = "8 steps in a row were not finite from step 8 on (epoch 2, batch 3 of 5): the loss term dice is not finite"
     assert f"{where} (images of the batch: " in error
     assert error.count(".jpg") == 2
@@ -83,13 +89,15 @@ def test_numbers_that_stay_bad_end_the_run_which_goes_on_when_they_are_good_agai
     assert train(tiny_config, **LONG | {"num_epochs": 3}, resume=str(run_dir)).epochs == 3
 
 
-def test_a_short_run_whose_steps_were_all_skipped_fails_though_its_losses_are_finite(tiny_config, monkeypatch, capsys):
+def test_a_short_run_whose_steps_were_all_skipped_fails_though_its_losses_are_finite(
+    tiny_config, run_dir, monkeypatch, capsys
+):
     """Gradients that are not finite; or, in a torchrun job, losses of another process. It has fewer steps than what rolls back."""
     judge = FiniteGuard.judge
     monkeypatch.setattr(FiniteGuard, "judge", lambda self, norm, scale: judge(self, norm * math.nan, scale))
     assert main(words({**tiny_config, "run_name": "run"})) == 3
     assert "no step of the epoch was finite from step 1 on" in capsys.readouterr().err
-    assert json.loads((Path(tiny_config["checkpoint_dir"]) / "run" / "run.json").read_text())["result"] == {}
+    assert json.loads((run_dir / "run.json").read_text())["result"] == {}
 
 
 def short_of_memory(monkeypatch, limit, first_call):
@@ -109,18 +117,18 @@ def short_of_memory(monkeypatch, limit, first_call):
     monkeypatch.setattr(build, "build_network", build_network)
 
 
-def test_memory_that_runs_out_in_the_first_step_leaves_the_start_to_go_on_from(tiny_config, monkeypatch, capsys):
+def test_memory_that_runs_out_in_the_first_step_leaves_the_start_to_go_on_from(
+    tiny_config, run_dir, monkeypatch, capsys
+):
     short_of_memory(monkeypatch, limit=2, first_call=3)
     assert main(words({**tiny_config, "run_name": "run"})) == 3
     error = capsys.readouterr().err
-    run_dir = Path(tiny_config["checkpoint_dir"]) / "run"
     assert error.startswith("Error: out of memory (CUDA out of memory. Tried to allocate 2.00 GiB). ")
     assert "Try batch_size=2 accumulation_steps=2, or on_oom=shrink, or use_amp=true; " in error
     assert f"; the last save is {run_dir / 'last.pt'}; to go on: python train_unet.py --resume {run_dir}" in error
     monkeypatch.undo()
     assert main(["--resume", str(run_dir)]) == 0
-    straight = train(tiny_config, run_name="straight")
-    assert weights_digest(run_dir) == weights_digest(straight.run_dir)
+    assert_same_run(run_dir, train(tiny_config, run_name="straight").run_dir)
 
 
 def test_shrink_goes_on_in_smaller_parts_says_so_and_records_it(tiny_config, monkeypatch, capsys):
@@ -129,15 +137,13 @@ def test_shrink_goes_on_in_smaller_parts_says_so_and_records_it(tiny_config, mon
     short_of_memory(monkeypatch, limit=2, first_call=4)  # in the second step
     result = train(tiny_config, on_oom="shrink", run_name="short")
     said = capsys.readouterr().out
-    assert (
-        "From here on a batch of 4 goes through the model in 2 parts (batch_parts): batch norm statistics and " in said
-    )
+    assert "From here on a batch of 4 goes through the model in 2 parts (batch_parts): batch norm statis" in said
     assert load_config(result.run_dir / "config.yaml").batch_parts == 2
     assert read_last(result.run_dir / "last.pt")["config"]["batch_parts"] == 2
     assert weights_digest(result.run_dir) == weights_digest(parts.run_dir)
 
 
-def test_a_dead_worker_is_named_and_no_step_is_lost(tiny_config, capsys):
+def test_a_dead_worker_is_named_and_no_step_is_lost(tiny_config, run_dir):
     """Killed after the first epoch, as the kernel does when memory is short."""
     config = {**tiny_config, **LONG, "num_workers": 1, "accumulation_steps": 2}
     straight = train(config, run_name="straight")
@@ -148,13 +154,12 @@ def test_a_dead_worker_is_named_and_no_step_is_lost(tiny_config, capsys):
 
     with pytest.raises(TrainingFailed, match=r"worker process \d+ died \(SIGKILL\); .*num_workers=0") as caught:
         train(config, run_name="run", on_epoch=kill_workers)
-    run_dir = straight.run_dir.parent / "run"
     assert f"to go on: python train_unet.py --resume {run_dir}" in str(caught.value)
     train(config, run_name="run", resume="auto")
-    assert weights_digest(run_dir) == weights_digest(straight.run_dir)
+    assert_same_run(run_dir, straight.run_dir)
 
 
-def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, monkeypatch, capsys):
+def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, run_dir, monkeypatch, capsys):
     optimizer_step = TrainStep.optimizer_step
 
     def slow(self, metrics, learning_rate):
@@ -167,11 +172,11 @@ def test_sigint_finishes_the_step_and_a_second_one_leaves_at_once(tiny_config, m
     monkeypatch.setattr(TrainStep, "optimizer_step", slow)
     monkeypatch.setattr(setup, "try_components", lambda *arguments: None)
     assert main(words({**tiny_config, "run_name": "run"})) == 130
-    assert not (Path(tiny_config["checkpoint_dir"]) / "run" / "last.pt").exists()
+    assert not (run_dir / "last.pt").exists()
     assert "Interrupted before" in capsys.readouterr().out
 
 
-def test_a_signal_in_validation_costs_no_step(tiny_config, monkeypatch):
+def test_a_signal_in_validation_costs_no_step(tiny_config, run_dir, monkeypatch):
     straight = train(tiny_config, run_name="straight")
     real = EvalStep.__call__
 
@@ -183,12 +188,11 @@ def test_a_signal_in_validation_costs_no_step(tiny_config, monkeypatch):
     monkeypatch.setattr(EvalStep, "__call__", interrupted)
     with pytest.raises(Interrupted, match="SIGTERM"):
         train(tiny_config, run_name="run")
-    run_dir = straight.run_dir.parent / "run"
     content = read_last(run_dir / "last.pt")
     assert (content["epoch"], content["batch"]) == (0, 2)
     monkeypatch.undo()
     train(tiny_config, run_name="run", resume="auto")
-    assert weights_digest(run_dir) == weights_digest(straight.run_dir)
+    assert_same_run(run_dir, straight.run_dir)
 
 
 def note_what_is_held(settings, log, notes):
@@ -225,23 +229,22 @@ def test_nothing_leaks_over_fifty_epochs(tiny_config, tmp_path):
     assert late[3] - early[3] < 20e6  # the allocator's own pools
 
 
-def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_file_was_named(tiny_config, capsys):
-    run = train(tiny_config, run_name="run")
-    before = weights_digest(run.run_dir)
-    last = run.run_dir / "last.pt"
-    content = bytearray(last.read_bytes())
-    content[len(content) // 2] ^= 1
-    last.write_bytes(content)
-    (run.run_dir / ".last.pt.x2345678.tmp").touch()
+def test_a_damaged_last_state_is_named_and_the_one_before_it_used_unless_the_file_was_named(
+    tiny_config, run_dir, capsys
+):
+    train(tiny_config, run_name="run")
+    before, last = weights_digest(run_dir), run_dir / "last.pt"
+    flip_a_bit(last)
+    (run_dir / ".last.pt.x2345678.tmp").touch()
     assert main(["--resume", str(last)]) == 2
     assert capsys.readouterr().err.startswith(f"Error: {last} is damaged: the checksum of ")
-    assert main(["--resume", str(run.run_dir)]) == 0
+    assert main(["--resume", str(run_dir)]) == 0
     said = capsys.readouterr().out
     assert f"Warning: {last} is damaged: the checksum of " in said
-    assert f"(kept as damaged.pt); going on from {run.run_dir / 'previous.pt'}, which was saved before it" in said
+    assert f"(kept as damaged.pt); going on from {run_dir / 'previous.pt'}, which was saved before it" in said
     assert "Resuming after epoch 1; " in said
-    assert weights_digest(run.run_dir) == before
-    assert not (run.run_dir / ".last.pt.x2345678.tmp").exists()
+    assert weights_digest(run_dir) == before
+    assert not (run_dir / ".last.pt.x2345678.tmp").exists()
 
 
 @pytest.mark.parametrize(("line", "number", "code"), [("Data:", signal.SIGTERM, 143), ("Run:", signal.SIGINT, 130)])

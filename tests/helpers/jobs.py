@@ -67,6 +67,10 @@ class ForkedJob:
         """Of each epoch: a digest of the parameters and statistics, and confusion matrices."""
         return [json.loads(line) for line in (self.folder / f"rank{rank}.json").read_text().splitlines()]
 
+    def have_same_bits(self):
+        digests = [[one["digest"] for one in self.records(rank)] for rank in range(len(self.processes))]
+        return all(one == digests[0] != [] for one in digests)
+
 
 def train_rank(settings, folder, environment, fault, network):
     os.environ.update(environment)
@@ -108,10 +112,7 @@ def install(fault, records, network):
 
     Run.judge = noted
     _use_small_buckets()
-    others = {
-        "memory while connecting": _fail_while_connecting,
-        "pilots": _shorten_pilots,
-    }
+    others = {"memory while connecting": _fail_while_connecting, "pilots": _shorten_pilots}
     for kind, _, at in [one.partition("@") for one in (fault or "").split(", ") if one]:
         if kind in others:
             others[kind](float(at))

@@ -3,7 +3,10 @@
 import hashlib
 import json
 
+import pytest
 import torch
+
+from train_unet import train
 
 
 def words(settings):
@@ -37,3 +40,23 @@ def stop_after(epoch):
             raise KeyboardInterrupt
 
     return stop
+
+
+def flip_a_bit(path):
+    """In the middle of the file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def train_until(epoch, config, **settings):
+    """Trains until Ctrl-C comes after this epoch."""
+    with pytest.raises(KeyboardInterrupt):
+        train(config, stop_after(epoch), **settings)
+
+
+def assert_same_run(one, other):
+    """The folders hold the same last and best weights, bit for bit, and the same rows but for times."""
+    for name in ("last.pt", "best.pt"):
+        assert weights_digest(one, name) == weights_digest(other, name), name
+    assert timeless_rows(one) == timeless_rows(other)

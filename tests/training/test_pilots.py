@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers.runs import stop_after, timeless_rows, weights_digest
+from helpers.runs import assert_same_run, train_until
 from helpers.steps import KnownCosts
 from train_unet import train
 from unet_trainer.config.choices import StepPlan, num_pilot_steps
@@ -37,8 +37,7 @@ def test_the_run_is_one_that_began_with_the_rate_that_was_taken(recipe, capsys):
     tried = train(recipe, run_name="tried")
     said = capsys.readouterr().out
     fresh = train(recipe, run_name="fresh", learning_rate=0.01)
-    assert weights_digest(tried.run_dir) == weights_digest(fresh.run_dir)
-    assert timeless_rows(tried.run_dir) == timeless_rows(fresh.run_dir)
+    assert_same_run(tried.run_dir, fresh.run_dir)
     assert said.count("train IoU 0.") >= 3
     assert said.count("← taken") == 1
     written = (tried.run_dir / "config.yaml").read_text()
@@ -52,19 +51,17 @@ def test_a_lower_rate_gets_more_epochs_where_there_is_time(recipe, monkeypatch, 
     monkeypatch.undo()
     assert "  num_epochs 4: 2 times 2: the lower learning rate needs more steps" in capsys.readouterr().out
     fresh = train(recipe, run_name="fresh", learning_rate=0.01, num_epochs=4)
-    assert weights_digest(longer.run_dir) == weights_digest(fresh.run_dir)
-    assert timeless_rows(longer.run_dir) == timeless_rows(fresh.run_dir)
+    assert_same_run(longer.run_dir, fresh.run_dir)
     config = (longer.run_dir / "config.yaml").read_text()
     assert "num_epochs: 4  # decided: 2 times 2: the lower learning rate needs more steps" in config
 
 
 def test_what_was_tried_is_in_the_report_and_is_not_tried_again_by_a_resumed_run(recipe, monkeypatch):
     run_dir = train(recipe, run_name="whole").run_dir
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, on_epoch=stop_after(1), run_name="cut")
+    train_until(1, recipe, run_name="cut")
     monkeypatch.setattr(pilots, "_train", None)
     cut = train(recipe, run_name="cut", resume="auto").run_dir
-    assert weights_digest(cut) == weights_digest(run_dir)
+    assert_same_run(cut, run_dir)
     summary = read_run_summary(run_dir)
     tried = [(one.learning_rate, one.steps, one.is_chosen) for one in summary.trials]
     assert tried == [(0.03, 3, False), (0.01, 3, True), (0.0033, 3, False)]
@@ -77,8 +74,7 @@ def test_slow_steps_of_pilots_take_no_more_than_their_share_of_the_time_budget(r
     monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 400)
     clock = itertools.count(step=20.0)  # a step takes 20 s, as on a machine that others use
     monkeypatch.setattr(pilots, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    with pytest.raises(KeyboardInterrupt):  # the rest of the minute tells nothing more
-        train(recipe, time_budget="1m", num_epochs="auto", on_epoch=stop_after(1))
+    train_until(1, recipe, time_budget="1m", num_epochs="auto")  # the rest of the minute tells nothing more
     assert "Note: learning rates are not tried on: they would take up to" in capsys.readouterr().out
     assert next(clock) == 60  # after the first step
 
@@ -102,7 +98,7 @@ def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes
     monkeypatch.setattr(pilots, "_train", original)
     cut = whole.run_dir.with_name("cut")
     resumed = train(recipe, run_name="cut", resume=str(cut))
-    assert weights_digest(resumed.run_dir) == weights_digest(whole.run_dir)
+    assert_same_run(resumed.run_dir, whole.run_dir)
     assert read_run_summary(cut).trials == read_run_summary(whole.run_dir).trials != []
     for name in ("early_stopping_patience", "warmup_epochs", "ema_decay"):
         assert read_run_summary(cut).value(name) == read_run_summary(whole.run_dir).value(name)

@@ -13,36 +13,15 @@ from unet_trainer.training.checkpoint import ILL_FORMED, read_last, write_checkp
 from unet_trainer.training.state import EarlyStopping, EpochMetrics, counts_against_patience
 
 
-def step(components, seed):
-    take_step(components.train_step, make_batch(2, seed, side=32), metrics=components.state.metrics)
-
-
-@pytest.fixture
-def components():
-    """After two steps and an epoch."""
-    made = small_components(ema_decay=0.9)
-    for seed in range(2):
-        step(made, seed)
-    state = made.state
-    state.epoch, state.batch, state.history = 1, 2, [dict(ROW)]
-    state.seconds, state.train_seconds, state.wait_seconds = 10.0, 5.0, 1.0
-    state.learning_rate.num_drops, state.per_class_iou = 1, [0.25]
-    state.confusion = [[5, 2**40], [1, 2]]  # more pixels than 32 bits count
-    state.early_stopping.update(0.5, 1)
-    return made
-
-
-def through_a_file(state, folder, **more):
-    write_checkpoint(
-        folder / "last.pt",
-        {"config": {}, "decisions": {}, "split": {"train": [], "val": []}, **state.state_dict(), **more},
-    )
+def through_a_file(state, folder):
+    about = {"config": {}, "decisions": {}, "split": {"train": [], "val": []}}
+    write_checkpoint(folder / "last.pt", {**about, **state.state_dict()})
     return read_last(folder / "last.pt")
 
 
 def test_ema_switched_on_at_resume_begins_with_the_weights(tmp_path):
     components, other = small_components(), small_components(ema_decay=0.9)
-    step(components, seed=0)
+    take_step(components.train_step, make_batch(2, side=32))
     other.state.load_state_dict(through_a_file(components.state, tmp_path))
     assert same(other.state.ema.segmenter.state_dict().values(), components.state.segmenter.state_dict().values())
     assert other.state.ema.num_updates == 0
@@ -55,11 +34,8 @@ def test_the_scale_of_the_scaler_is_restored_and_its_settings_are_those_of_this_
     content = through_a_file(state, tmp_path)
     state.scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=100, backoff_factor=0.25)
     state.load_state_dict(content)
-    assert (state.scaler.get_scale(), state.scaler.get_growth_interval(), state.scaler.get_backoff_factor()) == (
-        128.0,
-        100,
-        0.25,
-    )
+    scaler = state.scaler
+    assert (scaler.get_scale(), scaler.get_growth_interval(), scaler.get_backoff_factor()) == (128.0, 100, 0.25)
 
 
 def test_one_bad_loss_does_not_spoil_the_mean_of_the_epoch():
@@ -72,19 +48,7 @@ def test_one_bad_loss_does_not_spoil_the_mean_of_the_epoch():
     assert metrics.loss() == pytest.approx((2.0 * 4 + 5.0 * 2) / 6)
 
 
-# A file whose digest is right may still hold something else.
-
-
 MISSING = object()
-
-
-@pytest.fixture(scope="module")
-def content():
-    """A state as a run saves it, after an epoch."""
-    state = small_components(ema_decay=0.9).state
-    state.epoch, state.history, state.per_class_iou, state.confusion = 1, [dict(ROW)], [0.5], [[1, 2], [3, 4]]
-    state.early_stopping.update(0.5, 1)
-    return copy.deepcopy(state.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -108,8 +72,12 @@ def content():
         (("confusion",), [[1]], "^confusion is not what"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_named(path, value, message, content):
-    changed = place = copy.deepcopy(content)
+def test_what_does_not_fit_is_refused_and_named(path, value, message):
+    """In a state as a run saves it after an epoch: a file that is whole may still hold something else."""
+    state = small_components(ema_decay=0.9).state
+    state.epoch, state.history, state.per_class_iou, state.confusion = 1, [dict(ROW)], [0.5], [[1, 2], [3, 4]]
+    state.early_stopping.update(0.5, 1)
+    changed = place = copy.deepcopy(state.state_dict())
     for key in path[:-1]:
         place = place[key]
     if value is MISSING:
@@ -118,12 +86,6 @@ def test_what_does_not_fit_is_refused_and_named(path, value, message, content):
         place[path[-1]] = value
     with pytest.raises(ILL_FORMED, match=message):
         small_components(ema_decay=0.9).state.load_state_dict(changed)
-
-
-# Several ranks
-
-
-# Early stopping
 
 
 @pytest.mark.parametrize(
@@ -142,36 +104,34 @@ def test_patience_is_used_by_epochs_without_an_improvement_of_min_delta(values, 
         assert stopping.epochs_since_best == stopping.patience_used == epochs_since_best
 
 
-# Which epochs count
-
-FALLING = [1 / (1 + index) for index in range(50)]
-FLAT = [1.0] * 50
-
-
-def counting_epochs(train_losses, scheduler, num_epochs=10, warmup_epochs=0.0, freeze_encoder_epochs=0):
-    """From epoch 2 on: the first is an improvement."""
-    rate = LearningRate(0.1, scheduler, num_epochs, steps_per_epoch=10, num_warmup_steps=round(10 * warmup_epochs))
-    return [
-        epoch
-        for epoch in range(2, num_epochs + 1)
-        if counts_against_patience(epoch, rate, freeze_encoder_epochs, train_losses[:epoch])
-    ]
-
-
-@pytest.mark.parametrize(("warmup", "frozen", "first"), [(0, 0, 2), (1.5, 0, 3), (0, 4, 5), (1, 3, 4), (3, 1, 4)])
-def test_epochs_count_once_the_warm_up_is_over_and_the_encoder_trains(warmup, frozen, first):
-    found = counting_epochs(FLAT, "cosine", warmup_epochs=warmup, freeze_encoder_epochs=frozen)
-    assert found == list(range(first, 11))
+FALLING, FLAT = [1 / (1 + index) for index in range(50)], [1.0] * 50
 
 
 @pytest.mark.parametrize(
-    ("scheduler", "first"),
+    ("losses", "scheduler", "warmup_epochs", "frozen_epochs", "first"),
     [
-        ("constant", 2),
-        ("plateau", 2),
-        ("cosine", 6),  # half of the peak after 50 of 100 steps; the last step of epoch 5 is step 49, counted from 0
-        ("poly", 6),  # (1 - 0.49) ** 0.9 = 0.546 and (1 - 0.59) ** 0.9 = 0.448
+        (FLAT, "cosine", 0, 0, 2),
+        (FLAT, "cosine", 1.5, 0, 3),
+        (FLAT, "cosine", 0, 4, 5),
+        (FLAT, "cosine", 1, 3, 4),
+        (FLAT, "cosine", 3, 1, 4),
+        (FALLING, "constant", 0, 0, 2),
+        (FALLING, "plateau", 0, 0, 2),
+        (
+            FALLING,
+            "cosine",
+            0,
+            0,
+            6,
+        ),  # half of the peak after 50 of 100 steps; epoch 5 ends with step 49, counted from 0
+        (FALLING, "poly", 0, 0, 6),  # (1 - 0.49) ** 0.9 = 0.546 and (1 - 0.59) ** 0.9 = 0.448
     ],
 )
-def test_while_training_improves_epochs_count_once_the_planned_rate_is_below_half_of_its_peak(scheduler, first):
-    assert counting_epochs(FALLING, scheduler) == list(range(first, 11))
+def test_epochs_count_against_the_patience_once_nothing_is_to_come_that_improves_them(
+    losses, scheduler, warmup_epochs, frozen_epochs, first
+):
+    """The end of the warm-up, the training of the encoder; while training improves, a rate below half of its peak. From
+    epoch 2 on: the first is an improvement."""
+    rate = LearningRate(0.1, scheduler, num_epochs=10, steps_per_epoch=10, num_warmup_steps=round(10 * warmup_epochs))
+    counts = [epoch for epoch in range(2, 11) if counts_against_patience(epoch, rate, frozen_epochs, losses[:epoch])]
+    assert counts == list(range(first, 11))
