@@ -158,20 +158,19 @@ def train_epochs(
         check_url("data_dir", config.data_dir)
         session.console.say("U-Net trainer")  # torch takes seconds to import
 
-        with session.importing():
-            from unet_trainer.reports.run_report import write_report
-            from unet_trainer.runs.folder import BEST
-            from unet_trainer.training.pilots import try_learning_rates, warn_if_not_learning
-            from unet_trainer.training.recovery import recovering
-            from unet_trainer.training.result import report
-            from unet_trainer.training.setup import set_up
+        from unet_trainer.reports.run_report import write_report
+        from unet_trainer.runs.folder import BEST
+        from unet_trainer.training.pilots import try_learning_rates, warn_if_not_learning
+        from unet_trainer.training.recovery import recover
+        from unet_trainer.training.result import report
+        from unet_trainer.training.setup import set_up
 
+        session.connect()
         run = set_up(config, session, write_report, custom)
         custom.call(run, "on_start", run.checkpointer.folder, run.config)
         with run.signals.deferred():  # a step is finished and its state saved before a signal ends the run
             while not run.is_finished():
-                is_trained = False
-                with recovering(run):  # non-finite numbers, out of memory, dead workers, signals: see there
+                try:
                     try_learning_rates(run)
                     row = train_one_epoch(run)
                     found = validate(run, row)
@@ -181,9 +180,9 @@ def train_epochs(
                     warn_if_not_learning(run)
                     if is_followed or custom.callbacks or run.is_finished():
                         run.checkpointer.finish()
-                    is_trained = True
-                if not is_trained:  # the epoch begins again
-                    continue
+                except (Exception, Interrupted) as error:  # not a second Ctrl-C, which waits for nothing
+                    recover(run, error)
+                    continue  # with smaller parts of a batch
                 if improved:
                     custom.call(run, "on_checkpoint", run.checkpointer.folder / BEST)
                 run.is_stopped = custom.call(run, "on_epoch", dict(row))

@@ -360,7 +360,7 @@ def test_images_are_normalised_as_the_model_knows_them_where_they_are_of_its_kin
 def test_a_model_that_is_not_there_is_told_before_anything_else(name, problem, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "images").mkdir()
-    monkeypatch.setattr("unet_trainer.training.session.Session.importing", lambda self: pytest.fail("imports torch"))
+    monkeypatch.setattr("unet_trainer.training.session.Session.connect", lambda self: pytest.fail("imports torch"))
     for command in ((), ("check",), ("doctor",), ("bench",)):
         config = str(ROOT / "configs/demo.yaml")
         assert main([*command, config, f"init_from={name}", f"checkpoint_dir={tmp_path}"]) == 2

@@ -1,11 +1,9 @@
 """Learning rates are tried before the first epoch, and the run is then one that began with the rate that was taken. A run that does
 not learn says so."""
 
-import itertools
 import math
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 
@@ -68,15 +66,6 @@ def test_what_was_tried_is_in_the_report_and_is_not_tried_again_by_a_resumed_run
     page = render_report(summary)
     assert "Learning rates that were tried" in page
     assert page.count(">taken<") == 1
-
-
-def test_slow_steps_of_pilots_take_no_more_than_their_share_of_the_time_budget(recipe, monkeypatch, capsys):
-    monkeypatch.setattr(pilots, "num_pilot_steps", lambda num_steps: 400)
-    clock = itertools.count(step=20.0)  # a step takes 20 s, as on a machine that others use
-    monkeypatch.setattr(pilots, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
-    train_until(1, recipe, time_budget="1m", num_epochs="auto")  # the rest of the minute tells nothing more
-    assert "Note: learning rates are not tried on: they would take up to" in capsys.readouterr().out
-    assert next(clock) == 60  # after the first step
 
 
 def test_a_run_that_is_interrupted_while_rates_are_tried_tries_them_when_it_goes_on(recipe, monkeypatch):

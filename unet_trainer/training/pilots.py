@@ -10,11 +10,10 @@ that rate had been set."""
 import contextlib
 import itertools
 import math
-import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from unet_trainer.config.choices import MAX_PILOTS, PILOT_SHARE, describe_seconds, num_pilot_steps
+from unet_trainer.config.choices import MAX_PILOTS, num_pilot_steps
 from unet_trainer.config.resolved_config import Settings
 from unet_trainer.config.schema import id_names
 from unet_trainer.loading.dataset import PILOT_EPOCH, Batch
@@ -24,20 +23,14 @@ from unet_trainer.runs.tables import Row, column
 from unet_trainer.system.console import Bar, counted
 from unet_trainer.training.compilation import restoring
 from unet_trainer.training.run import Run
-from unet_trainer.training.time_budget import change_epochs, fit_into_budget
+from unet_trainer.training.time_budget import change_epochs
 
 FACTOR = 1 / 3
 WARMUP_SHARE = 0.2  # of a pilot
 JUDGED_SHARE = 1 / 3  # of a pilot, its last part
 CLEARLY_MORE = 1.25  # times the IoU of the higher rate
-NUM_WARM_UP, NUM_TIMED = 1, 4  # steps: the first ones wait for the workers, the others tell the time of the next ones
-MOST_SHARE = 1.3 * PILOT_SHARE  # of a time budget: the plan may be a guess, and the machine busy
 LEAST_IOU = 0.05  # more: below, neither has learned anything yet
 LONGER = 2  # times the epochs, at a lower rate
-
-
-class TooSlow(Exception):
-    """The time budget is too short for pilots; with the seconds that a batch takes."""
 
 
 @dataclass(frozen=True)
@@ -62,29 +55,18 @@ def try_learning_rates(run: Run) -> None:
     chosen, one_has_learned = None, False
     run.components.set_training_mode(0)
     run.connect()  # memory may have run out since the start
-    with run.console.bar(
-        "Trying learning rates:", MAX_PILOTS * num_steps * config.accumulation_steps, keep=False
-    ) as bar:
+    num_batches = MAX_PILOTS * num_steps * config.accumulation_steps
+    with run.console.bar("Trying learning rates:", num_batches, keep=False) as bar:
         for number in range(MAX_PILOTS):
             rate = float(f"{config.learning_rate * FACTOR**number:.2g}")
-            try:
-                iou, has_learned = _train(run, rate, num_steps, bar)
-                pilots.append(Pilot(rate, iou))
-                one_has_learned |= has_learned
-            except TooSlow as slow:
-                (batch_seconds,) = slow.args
-                took = describe_seconds(batch_seconds * MAX_PILOTS * num_steps * config.accumulation_steps)
-                budget = f"time_budget: {run.settings.requested.time_budget}"
-                run.console.note(f"learning rates are not tried on: they would take up to {took} of {budget}")
-                if run.settings.replans():
-                    fit_into_budget(run, run.processes.broadcast(batch_seconds))
-                break
+            iou, has_learned = _train(run, rate, num_steps, bar)
+            pilots.append(Pilot(rate, iou))
+            one_has_learned |= has_learned
             if chosen is None or is_better(pilots[-1], chosen):
                 chosen = pilots[-1]
             elif one_has_learned:
                 break
-    if len(pilots) < 2 or chosen is None:
-        return
+    assert chosen is not None
     run.console.say(f"Learning rates, tried for {num_steps} steps each from the same weights:")
     for one in pilots:
         run.console.say(f"  {one.learning_rate:<8g} train IoU {one.iou:.4f}{'  ← taken' if one is chosen else ''}")
@@ -116,29 +98,14 @@ def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool
     nothing."""
     step, metrics, size = run.components.train_step, run.state.metrics, run.config.accumulation_steps
     num_warmup, first_judged = max(1, int(WARMUP_SHARE * num_steps)), int((1 - JUDGED_SHARE) * num_steps)
-    most_seconds = MOST_SHARE * run.budget.seconds
     with restoring(run.components), contextlib.closing(_batches(run)) as batches:
         run.components.set_training_mode(0)
-        began = time.perf_counter()
         for number in range(num_steps):
             if number == first_judged:
                 metrics.reset()
-            for index, batch in enumerate(itertools.islice(batches, size)):
-                if index == 0:
-                    if run.processes.is_alone:
-                        run.raise_if_ending()
-                    now = time.perf_counter()
-                    if number <= NUM_WARM_UP:
-                        started = now
-                    num_timed = number - NUM_WARM_UP
-                    batch_seconds = (
-                        (now - started) / (num_timed * size) if num_timed > 0 else (now - began) / max(1, number * size)
-                    )
-                    is_slow = MAX_PILOTS * num_steps * size * batch_seconds > most_seconds
-                    is_told = num_timed >= NUM_TIMED or (number > 0 and now - began > most_seconds)
-                    if run.processes.any_rank(is_slow and is_told):
-                        raise TooSlow(batch_seconds)
-                    step.begin_group(size, 0)
+            run.check_signals()
+            step.begin_group(size, 0)
+            for batch in itertools.islice(batches, size):
                 step(batch, metrics)
                 bar.tick()
             step.optimizer_step(metrics, _peak(run, rate) * min(1.0, (number + 1) / num_warmup))
@@ -157,22 +124,17 @@ def _peak(run: Run, rate: float) -> float:
 def _batches(run: Run) -> Generator[Batch, None, None]:
     """The same for each rate."""
     for epoch in itertools.count(PILOT_EPOCH):
-        yield from run.loaders.train.epoch(epoch, 0, run.signals.is_stopping)
-        run.raise_if_ending()
+        yield from run.loaders.train.epoch(epoch)
 
 
 # Training does not learn if its IoU stays below that of a constant prediction (all foreground, or the most frequent
 # class) and its loss hardly falls: where most pixels are foreground, a model that does learn is below the constant one
 # for a while. A learning rate that is too high for the data and augmentation that is too strong both look like this.
-
 TRIED_SHARE = 0.1  # of the epochs, after which a run should have begun to learn
 STUCK_EPOCHS = 3  # in a row: a single one may be an accident
 STUCK_STEPS = 300  # a good run of tiles with defects had passed the baseline by then
-# of the first epoch's loss, below which training learns: 0.85 to 0.89 on those tiles, 0.71 at a rate that learns
-LOSS_SHARE = 0.8
-NOTHING_SHARE = (
-    0.25  # of the baseline's IoU: background everywhere has a lower loss than random weights, and is not learning
-)
+LOSS_SHARE = 0.8  # of the first epoch's loss: 0.85 to 0.89 on those tiles, 0.71 at a rate that learns
+NOTHING_SHARE = 0.25  # of the baseline's IoU: background everywhere has a lower loss than random weights
 
 
 def warn_if_not_learning(run: Run) -> None:

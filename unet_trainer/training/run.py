@@ -102,9 +102,7 @@ class Run:
         """Raise Interrupted if a signal was received, by any process of a job: all call this at the same point."""
         (signal_number,) = self.processes.largest(self.signals.received or 0)
         if signal_number:
-            interruption = Interrupted(signal_number)
-            interruption.is_of_job = not self.processes.is_alone
-            raise interruption
+            raise Interrupted(signal_number)
 
     def raise_if_ending(self) -> None:
         self.signals.check()

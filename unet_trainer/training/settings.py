@@ -1,7 +1,6 @@
 """Config → settings: inspects the device, measures the data, tries the step, and says what was taken and why."""
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,11 +21,12 @@ from unet_trainer.model.pretrained import TIME_LIMIT, choose_encoder_weights, is
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.launch import ALONE, Launch
 from unet_trainer.system.resources import free_disk, free_host_memory
+from unet_trainer.training.extension import NO_PARTS, CustomParts
 from unet_trainer.training.initial_model import InitialModel
 from unet_trainer.training.step_probe import StepProbe
 from unet_trainer.training.time_budget import TimeBudget
 
-FETCH_SHARE = 0.1  # of a time budget, that encoder weights may take to arrive
+FETCH_SHARE, TRIAL_SHARE = 0.1, 0.15  # of a time budget, that encoder weights, and trials of the step, may take
 MAX_SHOWN = 60  # characters of a value in the list of decisions; config.yaml has all of it
 # With a time budget they are printed once, when the epochs are planned from the time of the step as it is trained.
 FOLLOW_THE_TIME = ("num_epochs", "warmup_epochs", "ema_decay", "early_stopping_patience")
@@ -78,7 +78,7 @@ def build_settings(
     resumes: bool = False,
     budget: TimeBudget | None = None,
     is_preview: bool = False,
-    probe: StepProbe | None = None,
+    custom: CustomParts = NO_PARTS,
     initial: InitialModel | None = None,
 ) -> Settings:
     """Decides what the config leaves open, and says it. A resumed run has its settings: nothing is measured for them.
@@ -87,8 +87,7 @@ def build_settings(
     """
     from_model = {} if initial is None else initial.settings(config) | initial.normalisation(config, dataset.image_spec)
     budget = budget or TimeBudget(config.time_budget)
-    probe = probe or build_probe(config, hardware, budget)
-    probe.image_spec, probe.console = dataset.image_spec, console
+    probe = StepProbe(dataset.image_spec, console, TRIAL_SHARE * budget.seconds, custom)
     is_measured = "auto" in (config.fit, config.image_size) or config.augmentation in ("auto", "default", "strong")
     facts = dataset.facts(measure(dataset, console) if is_measured and not resumes else None)
 
@@ -128,11 +127,6 @@ def say_decided(lines: Sequence[tuple[str, str, str]], console: Console) -> None
     """Key, value and reason of each."""
     for name, value, reason in lines:
         console.say(f"  {name}: {value if len(value) <= MAX_SHOWN else f'{value[:MAX_SHOWN]}…'}  ({reason})")
-
-
-def build_probe(config: Config, hardware: HardwareFacts, budget: TimeBudget | None = None) -> StepProbe:
-    seconds = math.inf if budget is None else budget.trial_seconds()
-    return StepProbe(hardware, Path(config.checkpoint_dir) / ".cache/step_costs.json", seconds)
 
 
 def measure(dataset: CheckedDataset, console: Console) -> Measurements:

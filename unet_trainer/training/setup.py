@@ -34,13 +34,7 @@ from unet_trainer.model.precision import set_backends
 from unet_trainer.model.random_state import CallersRandomState
 from unet_trainer.model.segmenter import SegmenterSpec, build_spec
 from unet_trainer.runs import folder as run_folder
-from unet_trainer.runs.curves import (
-    MAX_CURVES_SHARE,
-    MAX_REPORT_SHARE,
-    REPORT_SECONDS,
-    PacedWriter,
-    write_curves,
-)
+from unet_trainer.runs.curves import MAX_CURVES_SHARE, MAX_REPORT_SHARE, REPORT_SECONDS, PacedWriter, write_curves
 from unet_trainer.runs.folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
 from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, counted, first_line
@@ -54,7 +48,7 @@ from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.parallel import Job, choose_backend, device_id
 from unet_trainer.training.run import Run
 from unet_trainer.training.session import Session
-from unet_trainer.training.settings import FOLLOW_THE_TIME, build_hardware, build_probe, build_settings, say_decided
+from unet_trainer.training.settings import FOLLOW_THE_TIME, build_hardware, build_settings, say_decided
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.step_probe import QUICK_SECONDS, time_steps
 from unet_trainer.training.time_budget import TimeBudget, fit_into_budget, plan_run
@@ -69,13 +63,9 @@ OF_A_MACHINE = {
 PACKAGES = ("segmentation-models-pytorch", "timm", "albumentations", "numpy", "opencv-python-headless")
 
 
-def set_up(
-    config: Config,
-    session: Session,
-    make_report: Callable[..., object] | None = None,
-    custom: CustomParts = NO_PARTS,
-) -> Run:
-    """Checkpoint → device → data → settings → loaders → model → folder → compiled steps."""
+def set_up(config: Config, session: Session, make_report: Callable[..., object], custom: CustomParts = NO_PARTS) -> Run:
+    """Checkpoint → device → data → settings → loaders → model → folder → compiled steps. `make_report`: writes the
+    page of the run."""
     budget = TimeBudget(config.time_budget, session.started)
     console, processes = session.console, session.processes
     check_same(processes, config_facts(config), "", "the same config, the same command and the same packages")
@@ -93,14 +83,12 @@ def set_up(
     callers_random_state = CallersRandomState(device)
     session.on_end(callers_random_state.restore)
     _say_job(processes, device, config.resume, console)
-    probe = build_probe(config, hardware, budget)
-    probe.custom = custom
     with processes.main_process_first():  # the others find what the first one has read
         dataset = build.build_dataset(config, console, folder)
     check_same(processes, dataset_facts(dataset), f"data_dir: {config.data_dir}: ", "the same files")
     resumes, made = earlier is not None, None
     if processes.is_main:
-        made = build_settings(config, hardware, dataset, console, resumes, budget, False, probe, initial)
+        made = build_settings(config, hardware, dataset, console, resumes, budget, False, custom, initial)
     settings = share_settings(processes, made, device, config.checkpoint_dir)
     set_backends(config.allow_tf32, config.deterministic)
     spec = _build_spec(settings.taken, dataset, processes, earlier)
@@ -136,23 +124,19 @@ def set_up(
     record = session.record
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     curves = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE)
-    drawings: dict[str, Callable[[], object]] = {CURVES: curves.write}
-    live_report = None
-    if make_report is not None:
-        draw = partial(make_report, folder, with_pictures=False, is_running=True)
-        live_report = PacedWriter(draw, MAX_REPORT_SHARE, REPORT_SECONDS)
-        drawings[REPORT] = live_report.write
+    draw = partial(make_report, folder, with_pictures=False, is_running=True)
+    live_report = PacedWriter(draw, MAX_REPORT_SHARE, REPORT_SECONDS)
     if processes.is_main:
         resumed_after = {"epoch": state.epoch, "batch": state.batch} if resumes else None
         about = start_facts(hardware, settings, dataset, state.segmenter.network)
         _open_folder(folder, session, {"resumed_after": resumed_after, **about})
-        is_ours = session.lock.is_ours
+        is_ours, drawings = session.lock.is_ours, {CURVES: curves.write, REPORT: live_report.write}
         checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, record, drawings)
     budget.seconds_before = state.seconds + state.train_seconds
     run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes, custom)
     run.callers_random_state, run.untaught_ids = callers_random_state, dataset.untaught_ids
     if processes.is_main:
-        run.make_report, run.live_report = make_report and partial(make_report, model=custom.model), live_report
+        run.make_report, run.live_report = partial(make_report, model=custom.model), live_report
         session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
         _resume(run, earlier, source, changes)
@@ -213,7 +197,7 @@ def start_facts(
         "python": platform.python_version(),
         "versions": package_versions(),
     }
-    split, table = dataset.split, class_table(dataset.masks, dataset.coding, id_names(config))
+    split, names = dataset.split, id_names(config)
     data = {
         "data_dir": config.data_dir,
         "num_train": len(split.train),
@@ -224,7 +208,10 @@ def start_facts(
         "sizes": describe_sizes(dataset.images),
         "model_size": list(config.shape),
         "fit": config.fit,
-        "classes": [{"name": row.name, "values": row.values, "share": row.share} for row in table],
+        "classes": [
+            {"name": row.name, "values": row.values, "share": row.share}
+            for row in class_table(dataset.masks, dataset.coding, names)
+        ],
         "ignored_share": ignored_share(dataset.masks, dataset.coding),
         "notices": list(dataset.notices),
     }
@@ -233,7 +220,7 @@ def start_facts(
         "encoder": config.encoder,
         "parameters": sum(parameter.numel() for parameter in network.parameters()),
         "init_from": settings["init_from"].reason or None,
-        "ids": id_names(config),
+        "ids": names,
         "classes": class_names(config),
     }
     return {"machine": machine, "model": model, "data": data}
@@ -285,21 +272,22 @@ def config_facts(config: Config) -> dict[str, str]:
 def dataset_facts(dataset: CheckedDataset) -> dict[str, str]:
     """Of the files, which samples are numbered by."""
     names = resume.split_names(dataset.split)
-    facts = {"files": names, "values of masks": dataset.coding.to_dict(), "pixels of images": dataset.image_spec}
-    digests = {what: hashlib.sha256(repr(fact).encode()).hexdigest()[:8] for what, fact in facts.items()}
-    return digests | {"files": f"{len(names['train'])} train, {len(names['val'])} validate (digest {digests['files']})"}
+    digest = hashlib.sha256(repr(names).encode()).hexdigest()[:8]
+    files = f"{len(names['train'])} train, {len(names['val'])} validate (digest {digest})"
+    return {
+        "files": files,
+        "values of masks": str(dataset.coding.to_dict()),
+        "pixels of images": str(dataset.image_spec),
+    }
 
 
 def _say_job(processes: Job, device: torch.device, resume: str | None, console: Console) -> None:
     """Who takes part; and what is likely a mistake."""
     if processes.is_alone:
         return
-    world_size, local_world_size = processes.launch.world_size, processes.launch.local_world_size
-    device_ids = processes.all_gather(device_id(device))
-    backend = choose_backend(device_ids)
-    on = counted(-(-world_size // local_world_size), "machine")
-    how = f"gradients averaged by {backend}; this is rank {processes.launch.rank}"
-    console.fact("Processes", f"{world_size} on {on}, {how}")
+    world_size, device_ids = processes.launch.world_size, processes.all_gather(device_id(device))
+    backend, num_machines = choose_backend(device_ids), -(-world_size // processes.launch.local_world_size)
+    console.fact("Processes", f"{world_size} on {counted(num_machines, 'machine')}, gradients averaged by {backend}")
     if device.type == "cuda" and backend == "gloo":
         gpus = counted(len(set(device_ids)), "GPU")
         console.warn(f"{world_size} processes share {gpus}: gradients go through the host (gloo)")
@@ -378,36 +366,32 @@ def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: 
 
 def _get_ready(run: Run) -> StepCost:
     """The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is
-    lost. An error of the workers is raised again when the epoch begins, where `recovering` handles it. Returns what the
+    lost. An error of the workers is raised again when the epoch begins, where `recover` handles it. Returns what the
     step takes."""
-    run.components.set_training_mode(run.state.epoch)
-    cost = None if run.config.compile_model else _time_step(run)
-    with run.signals.deferred(), contextlib.suppress(WorkerError):
-        run.loaders.train.prepare(run.state.epoch, run.state.batch)
-    run.signals.check()
-    run.connect()
-    if run.config.compile_model:
-        started = time.perf_counter()
-        run.console.say("Compiling the step (once; a minute or two) ...")
-        saved = run.checkpointer.describe_saved()
-        compilation.compile_components(run.settings, run.components, run.loaders, run.console, saved, run.processes)
-        if run.config.compile_model:  # it may have failed
-            run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")
-    return cost or _time_step(run)
-
-
-def _time_step(run: Run) -> StepCost:
-    components, saved = run.components, run.checkpointer.describe_saved()
+    components = run.components
+    shared = (run.settings, components, run.console, run.checkpointer.describe_saved(), run.processes)
 
     def time_once() -> StepCost:
         with compilation.restoring(components), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # a compiler's advice, where parts of a batch are compiled anew
-            return time_steps(
-                components, *compilation.random_batches(run.config, components, run.loaders), QUICK_SECONDS
-            )
+            batches = compilation.random_batches(run.config, components, run.loaders)
+            return time_steps(components, *batches, QUICK_SECONDS)
 
-    cost = compilation.fit_into_memory(time_once, run.settings, components, run.console, saved, run.processes)
     components.set_training_mode(run.state.epoch)
+    cost = None if run.config.compile_model else compilation.fit_into_memory(time_once, *shared)
+    with run.signals.deferred(), contextlib.suppress(WorkerError):
+        run.loaders.train.prepare(run.state.epoch, run.state.batch)
+    run.signals.check()
+    components.set_training_mode(run.state.epoch)
+    run.connect()
+    if cost is None:
+        started = time.perf_counter()
+        run.console.say("Compiling the step (once; a minute or two) ...")
+        compilation.compile_components(run.settings, components, run.loaders, *shared[2:])
+        if run.config.compile_model:  # it may have failed
+            run.console.say(f"✓ Compiled in {time.perf_counter() - started:.0f} s")
+        cost = compilation.fit_into_memory(time_once, *shared)
+        components.set_training_mode(run.state.epoch)
     return cost
 
 
