@@ -99,9 +99,7 @@ def compare_splits(
     before: Mapping[str, Sequence[str]], now: Mapping[str, Sequence[str]], table: Path | None = None
 ) -> None:
     """Raises if the split differs, by names: training images must not validate, and scores must stay comparable.
-
-    `table` is the file that decides the split of this start, if it is not decided anew.
-    """
+    `table`: the file that decides the split of this start, if it is not decided anew."""
     then, today = ({part: set(names[part]) for part in ("train", "val")} for names in (before, now))
     decides = "data_dir, val_fraction and seed decide it"
     if table is not None:
