@@ -187,7 +187,7 @@ def train_epochs(
                     custom.call(run, "on_checkpoint", run.checkpointer.folder / BEST)
                 run.is_stopped = custom.call(run, "on_epoch", dict(row))
                 if is_followed:
-                    with run.lent_to_caller():
+                    with run.signals.released(), run.callers_random_state.restored():
                         yield dict(row)
         result = report(run, session.close_parts)
         custom.call(run, "on_end", result)

@@ -151,12 +151,6 @@ def test_a_run_that_used_its_time_has_finished_and_goes_on_with_more(budgeted, c
     assert "  Time:       about 3 min: 4 epochs of 30 s to go, " in said
 
 
-def test_fewer_epochs_than_are_done_are_refused(config):
-    train_and_save(config, epochs=2)
-    with pytest.raises(UserError, match=r"num_epochs: 1 is less than the 2 epochs that .*run has; need more"):
-        start(config, resume="run", num_epochs=1)
-
-
 def test_a_run_that_another_process_began_in_the_meantime_is_left_alone(config, folder, monkeypatch):
     def begin_elsewhere(*arguments):
         folder.mkdir(parents=True)

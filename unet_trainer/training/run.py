@@ -61,9 +61,7 @@ class Run:
     untaught_ids: Collection[int] = ()  # class ids in validation masks and in no training mask
     lost_best: str | None = None  # why the weights of an earlier best epoch are lost
     trackers: Trackers | None = None  # of rank 0
-    make_report: Callable[..., object] | None = (
-        None  # writes the page of the run; None: it has one, or this is not rank 0
-    )
+    make_report: Callable[..., object] | None = None  # writes the page of the run; None: it is written, or not rank 0
     live_report: PacedWriter | None = None  # writes it while the run goes on
 
     @property
@@ -80,23 +78,11 @@ class Run:
         is_out_of_patience = patience is not None and self.state.early_stopping.patience_used >= patience
         return self.is_stopped or is_out_of_patience or self.state.epoch >= self.config.num_epochs
 
-    @contextlib.contextmanager
-    def lent_to_caller(self) -> Iterator[None]:
-        """Around the caller's code between two epochs, with its own random numbers and signal handlers."""
-        with self.signals.released(), self.callers_random_state.restored():
-            yield
-
     def connect(self) -> None:
         """Before steps that are trained: in a job, all processes average their gradients from here on."""
         if not self.processes.is_alone and not self.components.train_step.is_connected():
             saved = self.checkpointer.describe_saved()
             connect_gradients(self.settings, self.components, self.loaders, self.console, saved, self.processes)
-
-    def begin_step(self) -> None:
-        """Before an accumulation group, when its first batch is there: all processes of a job stop at the same step."""
-        if not self.processes.is_alone:
-            self.check_signals()
-            self.checkpointer.save_if_due()
 
     def check_signals(self) -> None:
         """Raise Interrupted if a signal was received, by any process of a job: all call this at the same point."""
@@ -110,20 +96,17 @@ class Run:
             raise self.worker_error
 
     def judge(self, row: Row, scores: Scores) -> bool:
-        """Completes the state after an epoch; returns whether it is the best so far. The state is final from here
-        on."""
-        state = self.state
+        """Completes the state after an epoch, final from here on; returns whether it is the best so far."""
+        state, rate = self.state, self.state.learning_rate
         state.epoch += 1
         state.restart_epoch()
         state.seconds += row["seconds"]
         state.history.append(row)
         train_losses = column(state.history, "train_loss")
-        counts = counts_against_patience(
-            state.epoch, state.learning_rate, self.config.freeze_encoder_epochs, train_losses
-        )
+        counts = counts_against_patience(state.epoch, rate, self.config.freeze_encoder_epochs, train_losses)
         improved = state.early_stopping.update(float(row[self.config.monitor]), state.epoch, counts)
-        state.learning_rate.end = self.budget.planned_end = None
-        state.learning_rate.end_epoch(state.early_stopping.epochs_since_best)
+        rate.end = self.budget.planned_end = None
+        rate.end_epoch(state.early_stopping.epochs_since_best)
         if improved:
             state.per_class_iou, state.confusion = scores.per_class_iou, scores.confusion
         if self.settings.replans():
@@ -134,10 +117,8 @@ class Run:
         if self.processes.is_main:
             stages = {"train_seconds": row["seconds"] - found.seconds, "val_seconds": found.seconds}
             if (times := self.times) is not None:
-                stages |= {
-                    "read_seconds_per_image": times.read_seconds,
-                    "augment_seconds_per_image": times.augment_seconds,
-                }
+                stages["read_seconds_per_image"] = times.read_seconds
+                stages["augment_seconds_per_image"] = times.augment_seconds
             classes = dict(zip(class_names(self.config), found.scores.classes, strict=True))
             epoch = self.record.add_epoch(row, classes, found.scores.confusion, stages)
             if self.trackers is not None:
@@ -148,13 +129,9 @@ class Run:
         self.checkpointer.save_epoch(row, best, lambda: self.components.draw_samples(self.loaders), make_scores)
 
     def write_report(self, with_pictures: bool) -> None:
-        """Write report.html as it stays, once. Without pictures it takes a moment: after a signal there is no time to
-        predict. No error of it, of whatever kind, ends or fails a run; a signal does."""
-        # one that was interrupted by a signal is not begun again
-        make_report, self.make_report = (
-            self.make_report,
-            None,
-        )
+        """Write report.html as it stays, once: a report that a signal interrupted is not begun again. Without pictures
+        it takes a moment. No error of it, of whatever kind, ends or fails a run; a signal does."""
+        make_report, self.make_report = self.make_report, None
         if make_report is None:
             return
         if self.live_report is not None:
@@ -166,9 +143,8 @@ class Run:
                 self.console.say("Making the report ...")
             make_report(folder, with_pictures and seconds > 0, device, max_seconds=seconds, console=self.console)
         except KeyboardInterrupt as interruption:
-            interruption.add_note(
-                f"its report is missing: python train_unet.py report {shlex.quote(str(folder))} makes it"
-            )
+            command = f"python train_unet.py report {shlex.quote(str(folder))}"
+            interruption.add_note(f"its report is missing: {command} makes it")
             raise
         except Exception as error:
             self.console.warn(f"{REPORT} could not be written: {type(error).__name__}: {first_line(error)}")
@@ -196,7 +172,6 @@ class TrainingEpoch(contextlib.ExitStack):
         state = run.state
         self.run, self.state, self.loader = run, state, run.loaders.train
         self.first_batch = state.epoch * len(self.loader)  # counted over the whole run
-        self.first_step = state.epoch * state.learning_rate.steps_per_epoch
         self.meter = WaitMeter(run.components.numerics.device, state.wait_seconds)
         self.read_seconds = self.augment_seconds = 0.0
         self.num_read = 0
@@ -223,18 +198,18 @@ class TrainingEpoch(contextlib.ExitStack):
 
     def batches(self) -> Iterator[Batch]:
         """The batches from where the state stands. The gradients of a group are added up; after its last batch
-        (`ends_group`) comes the optimizer step, with `learning_rate`. Then the state is consistent: it may be saved,
-        and a signal may end
-        the run."""
+        (`ends_group`) comes the optimizer step, with `learning_rate`: then the state may be saved, and the run end."""
         run, state, step = self.run, self.state, self.run.components.train_step
-        size, num_batches = run.config.accumulation_steps, len(self.loader)
+        size, num_batches, is_alone = run.config.accumulation_steps, len(self.loader), run.processes.is_alone
         for start in range(state.batch, num_batches, size):
             stop = min(start + size, num_batches)
             self.learning_rate = state.next_learning_rate(size)
             for index in range(start, stop):
                 batch = self.meter.wait_for(partial(next_batch, run, self.read, index))
                 if index == start:
-                    run.begin_step()
+                    if not is_alone:  # all stop at the same step
+                        run.check_signals()
+                        run.checkpointer.save_if_due()
                     step.begin_group(stop - start, self.first_batch + start)
                 self.ends_group = index + 1 == stop
                 yield batch  # its step is launched now
@@ -247,9 +222,9 @@ class TrainingEpoch(contextlib.ExitStack):
                     self.bar.show(*seen)
             state.batch = stop
             state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.seconds
-            # Bad steps, signals, dead workers, a save that is due: none waits for the device. In a job, see begin_step.
+            # Bad steps, signals, dead workers, a save that is due: none waits for the device.
             step.guard.poll()
-            if run.processes.is_alone:
+            if is_alone:
                 run.raise_if_ending()
                 run.checkpointer.save_if_due()
             if is_out_of_time(run):
@@ -257,8 +232,7 @@ class TrainingEpoch(contextlib.ExitStack):
 
     def finish(self) -> Row:
         """What training fills in of the epoch's row. Waits for the device. Raises NonFinite if no step was finite."""
-        run, state = self.run, self.state
-        guard = run.components.train_step.guard
+        run, state, guard = self.run, self.state, self.run.components.train_step.guard
         guard.check()
         metrics = state.metrics.summed(run.processes)
         state.average_statistics(run.processes)  # all processes of a job have the same from here on
@@ -278,11 +252,12 @@ class TrainingEpoch(contextlib.ExitStack):
             num_workers=0 if self.loader.pool is None else self.loader.pool.num_workers,
         )
         peaks = run.processes.all_gather(peak_memory_gib(run.components.numerics.device))
+        rate = state.learning_rate
         return {
             "epoch": state.epoch + 1,
             "train_loss": loss,
             "train_iou": iou,
-            "learning_rate": state.learning_rate.at(self.first_step + num_steps - 1),
+            "learning_rate": rate.at(state.epoch * rate.steps_per_epoch + num_steps - 1),
             "images_per_second": run.times.images_per_second,
             "data_wait": run.times.data_wait,
             "skipped_steps": int(state.metrics.num_skipped),
@@ -294,15 +269,13 @@ class TrainingEpoch(contextlib.ExitStack):
 
 def next_batch(run: Run, batches: Iterator[Batch], index: int) -> Batch:
     """The next training batch. A run that is asked to end finishes its accumulation group without the workers."""
-    batch = None
     if run.worker_error is None and not run.signals.is_stopping():
         try:
-            batch = next(batches, None)
+            if (batch := next(batches, None)) is not None:
+                return batch
         except WorkerError as error:
             run.worker_error = error
-    if batch is not None:
-        return batch
-    is_shared = not run.processes.is_alone and run.worker_error is None  # a signal, on which all agree in begin_step
+    is_shared = not run.processes.is_alone and run.worker_error is None  # a signal, see check_signals
     if not run.components.train_step.mid_accumulation and not is_shared:
         run.raise_if_ending()
     return run.loaders.train.read(run.state.epoch, index, run.signals.is_stopping)

@@ -48,7 +48,7 @@ from unet_trainer.training.initial_model import read_initial_model
 from unet_trainer.training.parallel import Job, choose_backend, device_id
 from unet_trainer.training.run import Run
 from unet_trainer.training.session import Session
-from unet_trainer.training.settings import FOLLOW_THE_TIME, build_hardware, build_settings, say_decided
+from unet_trainer.training.settings import build_hardware, build_settings
 from unet_trainer.training.state import TrainState
 from unet_trainer.training.step_probe import QUICK_SECONDS, time_steps
 from unet_trainer.training.time_budget import TimeBudget, fit_into_budget, plan_run
@@ -145,8 +145,6 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
         resume.say_already_finished(settings.taken, state, folder, console)
         return run
     plan_run(run, _get_ready(run), may_have_pilots=pilots.is_open(run.settings))
-    if settings.replans():
-        say_decided([line for line in settings.describe() if line[0] in FOLLOW_THE_TIME], console)
     if is_new:
         checkpointer.attempt(checkpointer.write_config)
         checkpointer.attempt(checkpointer.write_split)
@@ -322,9 +320,6 @@ def _load_state(
         planned = max(state.epoch, earlier["learning_rate"]["num_epochs"])
         settings.change("as planned before the run was interrupted", num_epochs=planned)
         state.learning_rate.num_epochs = planned
-    if (num_epochs := settings.taken.num_epochs) < state.epoch:
-        done = f"the {counted(state.epoch, 'epoch')} that {source} has"
-        raise UserError(f"num_epochs: {num_epochs} is less than {done}; need more")
 
 
 def _begin_folder(config: Config, session: Session) -> Path:
