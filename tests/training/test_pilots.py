@@ -14,9 +14,8 @@ from unet_trainer.config.choices import StepPlan, num_pilot_steps
 from unet_trainer.config.facts import StepCost
 from unet_trainer.model.baselines import Baseline
 from unet_trainer.reports.run_report import render_report
-from unet_trainer.runs.record import read_run_summary
+from unet_trainer.runs.record import Trial, read_run_summary
 from unet_trainer.training import pilots
-from unet_trainer.training.pilots import Pilot
 
 pytestmark = pytest.mark.usefixtures("small_network")
 
@@ -108,7 +107,7 @@ def test_pilots_take_a_share_of_the_run_or_there_are_none(num_steps, expected):
     ],
 )
 def test_a_lower_rate_is_taken_if_it_learns_clearly_more(higher, lower, expected):
-    assert pilots.is_better(Pilot(0.0007, lower), Pilot(0.002, higher)) is expected
+    assert pilots.is_better(Trial(0.0007, lower, 3, False), Trial(0.002, higher, 3, False)) is expected
 
 
 # A run that does not learn

@@ -41,7 +41,6 @@ class LoadedWeights:
     summary: str  # "258 of 258 tensors of checkpoints/demo (epoch 7, val IoU 0.9432), sha256 0123456789abcdef"
     remarks: str  # what was adapted, is initialised or is not used; empty: nothing
     is_complete: bool  # nothing is initialised
-    misses_inner_layers: bool  # more than the first and the last layer is initialised
 
 
 @dataclass(frozen=True)
@@ -128,7 +127,6 @@ class InitialModel:
             raise UserError(f"init_from: {self.path} holds NaN or infinite values, e.g. in {bad[0]}")
         network.load_state_dict({**wanted, **fitting})
         new_layers = {name: text for name, text in new_layers.items() if not name.endswith(COUNTER)}
-        misses_inner_layers = not new_layers.keys() <= {first, *head}
         new_names = [name for name, old in zip(spec.id_names, old_ids, strict=True) if old is None]
         if head and new_names:
             new_layers["classes"] = f"the classes {first_few(new_names)} in the last layer"
@@ -139,7 +137,7 @@ class InitialModel:
         with open_file(self.path) as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type] # it has readinto
         summary = f"{len(fitting)} of {len(wanted)} tensors of {self.title}, sha256 {digest[:16]}"
-        return LoadedWeights(summary, "; ".join(remarks), not new_layers, misses_inner_layers)
+        return LoadedWeights(summary, "; ".join(remarks), not new_layers)
 
 
 def read_initial_model(init_from: str, checkpoint_dir: Path) -> InitialModel:

@@ -1,17 +1,14 @@
 """Tries the learning rate before the first epoch, and warns where a run does not learn.
 
-One that is too high for the data shows within a few hundred steps.
-
 The rate that was decided and a third of it train from the same weights on the same batches, flipped and no more. The
 lower one is taken if it has learned clearly more, and is then tried against a third of itself, as it is where neither
-has learned anything; at such a rate a run needs more steps. It begins with the weights that it would have begun with if
-that rate had been set."""
+has learned anything. The run begins with the weights that it would have begun with if that rate had been set."""
 
 import contextlib
+import dataclasses
 import itertools
 import math
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 
 from unet_trainer.config.choices import MAX_PILOTS, num_pilot_steps
 from unet_trainer.config.resolved_config import Settings
@@ -26,22 +23,15 @@ from unet_trainer.training.run import Run
 from unet_trainer.training.time_budget import change_epochs
 
 FACTOR = 1 / 3
-WARMUP_SHARE = 0.2  # of a pilot
-JUDGED_SHARE = 1 / 3  # of a pilot, its last part
+WARMUP_SHARE = 0.2  # of a trial
+JUDGED_SHARE = 1 / 3  # of a trial, its last part
 CLEARLY_MORE = 1.25  # times the IoU of the higher rate
 LEAST_IOU = 0.05  # more: below, neither has learned anything yet
 LONGER = 2  # times the epochs, at a lower rate
 
 
-@dataclass(frozen=True)
-class Pilot:
-    learning_rate: float
-    iou: float  # of training, in its last part
-
-
 def is_open(settings: Settings) -> bool:
-    """Whether the rate is one that was decided, and not by pilots: a value that is set is never tried against
-    others."""
+    """Whether the rate is one that was decided, and not by trials; one that is set is never tried against others."""
     return settings["learning_rate"].source == "decided"
 
 
@@ -51,8 +41,7 @@ def try_learning_rates(run: Run) -> None:
     num_steps = num_pilot_steps(state.learning_rate.num_steps)
     if state.epoch or state.batch or not is_open(run.settings) or not num_steps:
         return
-    pilots: list[Pilot] = []
-    chosen, one_has_learned = None, False
+    trials, chosen, one_has_learned = list[Trial](), 0, False
     run.components.set_training_mode(0)
     run.connect()  # memory may have run out since the start
     num_batches = MAX_PILOTS * num_steps * config.accumulation_steps
@@ -60,25 +49,25 @@ def try_learning_rates(run: Run) -> None:
         for number in range(MAX_PILOTS):
             rate = float(f"{config.learning_rate * FACTOR**number:.2g}")
             iou, has_learned = _train(run, rate, num_steps, bar)
-            pilots.append(Pilot(rate, iou))
+            trials.append(Trial(rate, iou, num_steps, is_chosen=False))
             one_has_learned |= has_learned
-            if chosen is None or is_better(pilots[-1], chosen):
-                chosen = pilots[-1]
-            elif one_has_learned:
+            if number and is_better(trials[-1], trials[chosen]):
+                chosen = number
+            elif number and one_has_learned:
                 break
-    assert chosen is not None
+    trials[chosen] = dataclasses.replace(trials[chosen], is_chosen=True)
     run.console.say(f"Learning rates, tried for {num_steps} steps each from the same weights:")
-    for one in pilots:
-        run.console.say(f"  {one.learning_rate:<8g} train IoU {one.iou:.4f}{'  ← taken' if one is chosen else ''}")
-    ious = ", ".join(f"{one.iou:.2f} at {one.learning_rate:g}" for one in pilots)
-    reason = f"pilots of {num_steps} steps: train IoU {ious}"
-    run.settings.change(reason, "trials", learning_rate=chosen.learning_rate)
-    state.learning_rate.peak = _peak(run, chosen.learning_rate)
-    if chosen is not pilots[0] and has_time(run.settings):
+    for one in trials:
+        run.console.say(f"  {one.learning_rate:<8g} train IoU {one.iou:.4f}{'  ← taken' if one.is_chosen else ''}")
+    ious = ", ".join(f"{one.iou:.2f} at {one.learning_rate:g}" for one in trials)
+    rate = trials[chosen].learning_rate
+    run.settings.change(f"pilots of {num_steps} steps: train IoU {ious}", "trials", learning_rate=rate)
+    state.learning_rate.peak = _peak(run, rate)
+    if chosen and has_time(run.settings):
         reason = f"{LONGER} times {config.num_epochs}: the lower learning rate needs more steps"
         change_epochs(run, LONGER * config.num_epochs, reason)
         run.console.say(f"  num_epochs {run.config.num_epochs}: {reason}")
-    run.record.update(trials=[Trial(one.learning_rate, one.iou, num_steps, one is chosen) for one in pilots])
+    run.record.update(trials=trials)
     run.checkpointer.attempt(run.checkpointer.write_config)
 
 
@@ -88,14 +77,13 @@ def has_time(settings: Settings) -> bool:
     return settings.was_open("num_epochs") and taken.time_budget is None and not taken.device.startswith("cpu")
 
 
-def is_better(lower: Pilot, higher: Pilot) -> bool:
+def is_better(lower: Trial, higher: Trial) -> bool:
     """Else the higher rate learns nearly as fast, and is taken."""
     return lower.iou > CLEARLY_MORE * higher.iou and lower.iou > higher.iou + LEAST_IOU
 
 
 def _train(run: Run, rate: float, num_steps: int, bar: Bar) -> tuple[float, bool]:
-    """The training IoU that the rate comes to, and whether that is more than one class everywhere gives. Changes
-    nothing."""
+    """The training IoU that the rate comes to, and whether one class everywhere gives less. Changes nothing."""
     step, metrics, size = run.components.train_step, run.state.metrics, run.config.accumulation_steps
     num_warmup, first_judged = max(1, int(WARMUP_SHARE * num_steps)), int((1 - JUDGED_SHARE) * num_steps)
     with restoring(run.components), contextlib.closing(_batches(run)) as batches:
@@ -147,21 +135,15 @@ def warn_if_not_learning(run: Run) -> None:
     run.was_warned = is_stuck(state.history, baseline)
     if run.was_warned:
         best = max(column(state.history, "train_iou")[-STUCK_EPOCHS:])
-        run.console.warn(
-            f"training does not learn: train IoU {best:.4f} after {counted(state.epoch, 'epoch')}, "
-            f"{baseline.prediction} everywhere gives {baseline.iou:.4f}. "
-            f"Try learning_rate={config.learning_rate / 4:.2g}; see in the samples whether the masks fit the images; "
-            "try augmentation=none"
-        )
+        constant = f"{baseline.prediction} everywhere gives {baseline.iou:.4f}"
+        fixes = f"Try learning_rate={config.learning_rate / 4:.2g}; see in the samples whether the masks fit the images"
+        after = f"train IoU {best:.4f} after {counted(state.epoch, 'epoch')}"
+        run.console.warn(f"training does not learn: {after}, {constant}. {fixes}; try augmentation=none")
 
 
 def is_stuck(history: Sequence[Row], baseline: Baseline) -> bool:
     ious, losses = column(history, "train_iou"), column(history, "train_loss")
-    return (
-        len(history) >= STUCK_EPOCHS
-        and max(ious[-STUCK_EPOCHS:]) < baseline.iou
-        and (
-            min(losses[-STUCK_EPOCHS:]) >= LOSS_SHARE * losses[0]
-            or max(ious[-STUCK_EPOCHS:]) < NOTHING_SHARE * baseline.iou
-        )
-    )
+    if len(history) < STUCK_EPOCHS:
+        return False
+    best, has_fallen = max(ious[-STUCK_EPOCHS:]), min(losses[-STUCK_EPOCHS:]) < LOSS_SHARE * losses[0]
+    return best < baseline.iou * (NOTHING_SHARE if has_fallen else 1)

@@ -105,8 +105,6 @@ def say_result(run: Run, result: TrainResult) -> None:
     console.say()
     if result.stopped_early:
         why = f"no better {run.config.monitor} in {counted(stopping.epochs_since_best, 'epoch')}"
-        if stopping.patience_used < stopping.epochs_since_best:
-            why += f", {stopping.patience_used} of which counted against early_stopping_patience"
         console.say(f"Stopped early: {'by a callback' if run.is_stopped else why}")
     if has_best:
         score = f"val loss {result.history[result.best_epoch - 1]['val_loss']:.4f}"

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import shlex
 import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -142,10 +141,6 @@ class Run:
             if with_pictures:
                 self.console.say("Making the report ...")
             make_report(folder, with_pictures and seconds > 0, device, max_seconds=seconds, console=self.console)
-        except KeyboardInterrupt as interruption:
-            command = f"python train_unet.py report {shlex.quote(str(folder))}"
-            interruption.add_note(f"its report is missing: {command} makes it")
-            raise
         except Exception as error:
             self.console.warn(f"{REPORT} could not be written: {type(error).__name__}: {first_line(error)}")
 

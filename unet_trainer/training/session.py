@@ -105,7 +105,7 @@ class Session:
         if isinstance(error, Interrupted):
             start, error.is_told = f"Interrupted by {error}", True
         if was_finished:
-            self.console.say("; ".join([f"{start}. The run is finished", *getattr(error, "__notes__", ())]))
+            self.console.say(f"{start}. The run is finished; python train_unet.py report {folder} makes its report")
         elif folder is not None and has_checkpoint(folder):
             self.console.say(f"{start}. To go on where the state was saved: {resume_command(folder)}")
         else:

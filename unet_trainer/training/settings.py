@@ -9,7 +9,7 @@ import torch
 from unet_trainer.config.choices import choose_number_format
 from unet_trainer.config.facts import HardwareFacts
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings, resolve
-from unet_trainer.config.schema import FIELDS, Config, class_names, id_names
+from unet_trainer.config.schema import Config, id_names
 from unet_trainer.datasets.dataset_report import CheckedDataset, describe_sizes
 from unet_trainer.datasets.mask_evidence import absent_classes, class_shares, describe_classes
 from unet_trainer.datasets.measurements import measure_dataset
@@ -108,16 +108,6 @@ def build_settings(
         console.say("Decided from the data and this machine (a value in the config is always kept):")
     for name, value, reason in lines:
         console.say(f"  {name}: {value if len(value) <= MAX_SHOWN else f'{value[:MAX_SHOWN]}…'}  ({reason})")
-    if taken.monitor != config.monitor:
-        console.note(f"monitor: {taken.monitor}: {settings['monitor'].reason}")
-    if config.num_workers == "auto":
-        who = "the training process alone"
-        if taken.num_workers:
-            who = f"{counted(taken.num_workers, 'worker')} beside the training process"
-        console.fact("Loader", f"{who} (num_workers: auto, {counted(hardware.num_cores, 'core')})")
-    if config.class_weights == "auto" and taken.class_weights is not None:
-        weights = zip(class_names(taken), taken.class_weights, strict=True)
-        console.fact("Weights", ", ".join(f"{name} {weight:g}" for name, weight in weights))
     return settings
 
 
@@ -136,9 +126,5 @@ def _say_dataset(config: ResolvedConfig, dataset: CheckedDataset, statistics_rea
     console.fact("Masks", describe_classes(dataset.masks, dataset.coding, id_names(config)))
     for notice in dataset.notices:
         console.note(notice)
-    neutral = {"crops_per_image": 1, "rare_class_crops": FIELDS["rare_class_crops"].default}
-    unused = [name for name, value in neutral.items() if getattr(config, name) != value]
-    if config.fit == "resize" and unused:
-        console.note(f"{' and '.join(unused)}: for fit: crop alone; with fit: resize there are no crops")
     if absent := absent_classes(dataset.masks, dataset.coding, id_names(config)):
         console.warn(f"no pixel of {', '.join(absent)} in any mask; is num_classes or mask_values right?")

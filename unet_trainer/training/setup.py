@@ -38,7 +38,7 @@ from unet_trainer.runs.curves import MAX_CURVES_SHARE, MAX_REPORT_SHARE, REPORT_
 from unet_trainer.runs.folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
 from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, counted, first_line
-from unet_trainer.system.os_errors import explain, named_file, with_advice
+from unet_trainer.system.os_errors import cannot, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
 from unet_trainer.training import build, compilation, pilots, resume
 from unet_trainer.training.checkpoint import ILL_FORMED, AnyCheckpointer, Checkpointer, FollowingCheckpointer, read_run
@@ -160,10 +160,10 @@ def _build_spec(
     config: ResolvedConfig, dataset: CheckedDataset, processes: Job, earlier: Mapping[str, Any] | None
 ) -> SegmenterSpec:
     """Of the model; a resumed run keeps the tile that its best epoch was found with."""
-    dataset.image_spec = replace(dataset.image_spec, mean=config.image_mean, std=config.image_std)
-    has_background = dataset.has_background(config)
+    image_spec = dataset.image_spec = replace(dataset.image_spec, mean=config.image_mean, std=config.image_std)
     train_sizes, val_sizes = dataset.sizes_of(dataset.split.train), dataset.sizes_of(dataset.split.val)
-    spec = build_spec(config, dataset.image_spec, dataset.coding, has_background, train_sizes, dataset.class_shares)
+    has_background, shares = dataset.has_background(config), dataset.class_shares
+    spec = build_spec(config, image_spec, dataset.coding, has_background, train_sizes, shares)
     if earlier is not None:
         resume.compare_depths(earlier["depth"], spec.image.depth)
         return replace(spec, tile=earlier["tile"])
@@ -254,15 +254,16 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
 def check_same(processes: Job, own: Mapping[str, str], place: str, need: str) -> None:
     """Raises UserError if a fact of this process is another than rank 0's, which all would take in silence."""
     first, here = processes.broadcast(own), socket.gethostname()
-    different = [name for name in own if own[name] != first.get(name)]
-    others = [f"{place}{name}: {own[name]} on {here}, {first.get(name)} for rank 0" for name in different]
-    if others:
+    if others := [
+        f"{place}{name}: {own[name]} on {here}, {first.get(name)} for rank 0"
+        for name in own
+        if own[name] != first.get(name)
+    ]:
         raise UserError(f"{'; '.join(others)}; all machines need {need}")
 
 
 def config_facts(config: Config) -> dict[str, str]:
-    """What all processes must have in common. Other packages have other kernels and other bits: the weights would drift
-    apart."""
+    """What all processes must have in common. With other packages, which have other bits, weights would drift apart."""
     shared = {name: value_text(value) for name, value in as_dict(config).items() if name not in OF_A_MACHINE}
     return shared | package_versions()
 
@@ -272,11 +273,8 @@ def dataset_facts(dataset: CheckedDataset) -> dict[str, str]:
     names = resume.split_names(dataset.split)
     digest = hashlib.sha256(repr(names).encode()).hexdigest()[:8]
     files = f"{len(names['train'])} train, {len(names['val'])} validate (digest {digest})"
-    return {
-        "files": files,
-        "values of masks": str(dataset.coding.to_dict()),
-        "pixels of images": str(dataset.image_spec),
-    }
+    coding = str(dataset.coding.to_dict())
+    return {"files": files, "values of masks": coding, "pixels of images": str(dataset.image_spec)}
 
 
 def _say_job(processes: Job, device: torch.device, resume: str | None, console: Console) -> None:
@@ -338,8 +336,7 @@ def _open_folder(folder: Path, session: Session, start: Mapping[str, Any]) -> No
         session.console.log_to(folder / LOG)
         session.record.open(folder, **start)
     except OSError as error:
-        where = named_file(error) or folder
-        raise UserError(f"{where} cannot be written to ({explain(error, folder)[0]}); a run needs its folder") from None
+        raise cannot(str(named_file(error) or folder), "be written to", error, folder) from None
 
 
 def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: Sequence[str]) -> None:
@@ -391,12 +388,11 @@ def _get_ready(run: Run) -> StepCost:
 
 
 def _finish(run: Run, curves: PacedWriter) -> None:
-    """What is sent, written and drawn at the end, however the run ended; the report unless the end has written the
-    whole of it."""
+    """What is sent, written and drawn at the end, however the run ended."""
     try:
         if run.trackers is not None:
             run.trackers.finish()
-        run.write_report(with_pictures=False)
+        run.write_report(with_pictures=False)  # unless the end has written the whole of it
     finally:
         curves.write(is_last=True)
         if (error := curves.error) is not None:

@@ -117,16 +117,16 @@ def time_steps(components: Components, batch: Batch, eval_batch: Batch, seconds:
 
 
 def _time(call: Callable[[], object], device: torch.device, seconds: float, warm_up: int) -> float:
-    """Seconds of a call, from calls that take so many in all."""
-
-    def time_calls(least: int, most: int, seconds: float) -> float:
+    """Seconds of a call, from calls that take so many in all; from the first ones where these take long."""
+    mean = 0.0
+    for least, most, limit in ((warm_up, warm_up, 0.0), (MIN_STEPS, MAX_STEPS, seconds)):
+        if mean > SLOW_SECONDS:
+            break
         started, num_calls = time.perf_counter(), 0
-        while num_calls < most and (num_calls < least or time.perf_counter() - started < seconds):
+        while num_calls < most and (num_calls < least or time.perf_counter() - started < limit):
             call()
             num_calls += 1
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        return (time.perf_counter() - started) / num_calls
-
-    first = time_calls(warm_up, warm_up, 0.0)
-    return first if first > SLOW_SECONDS else time_calls(MIN_STEPS, MAX_STEPS, seconds)
+        mean = (time.perf_counter() - started) / num_calls
+    return mean
