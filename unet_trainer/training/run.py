@@ -3,10 +3,12 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+
+import numpy as np
 
 from unet_trainer.config.errors import NonFinite
 from unet_trainer.config.resolved_config import ResolvedConfig, Settings
@@ -28,11 +30,10 @@ from unet_trainer.training.async_device import WaitMeter
 from unet_trainer.training.build import Components, Loaders
 from unet_trainer.training.checkpoint import AnyCheckpointer
 from unet_trainer.training.compilation import connect_gradients, peak_memory_gib
-from unet_trainer.training.evaluation import Evaluation, val_scores_csv
-from unet_trainer.training.extension import NO_PARTS, CustomParts
+from unet_trainer.training.evaluation import EvalMetrics, Evaluation, evaluate, val_scores_csv
 from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import TrainState, counts_against_patience
-from unet_trainer.training.time_budget import MAX_REPORT_SECONDS, TimeBudget, fit_into_budget, is_out_of_time
+from unet_trainer.training.time_budget import MAX_REPORT_SECONDS, TimeBudget, fit_into_budget
 
 NUM_WARM_UP = 1  # epochs that start the workers: their times give no advice
 
@@ -50,7 +51,6 @@ class Run:
     budget: TimeBudget = field(default_factory=TimeBudget)
     record: RunRecord = field(default_factory=RunRecord)
     processes: Job = ALONE  # that share the work
-    custom: CustomParts = NO_PARTS
     callers_random_state: CallersRandomState = field(default_factory=CallersRandomState)
     worker_error: WorkerError | None = None  # ends the run once the accumulation group is finished
     times: EpochTimes | None = None  # of the last epoch's training
@@ -160,24 +160,20 @@ class Run:
 
 
 class TrainingEpoch(contextlib.ExitStack):
-    """One epoch of training, from where the state stands: hands out the batches, measures the time, shows the bar."""
+    """Of one epoch of training, from where the state stands: the batches, the time, the bar."""
 
     def __init__(self, run: Run) -> None:
         super().__init__()
-        state = run.state
+        state, device = run.state, run.components.numerics.device
         self.run, self.state, self.loader = run, state, run.loaders.train
-        self.first_batch = state.epoch * len(self.loader)  # counted over the whole run
-        self.meter = WaitMeter(run.components.numerics.device, state.wait_seconds)
-        self.read_seconds = self.augment_seconds = 0.0
-        self.num_read = 0
-        self.ends_group = False
-        self.learning_rate = 0.0  # of the group
+        self.meter = WaitMeter(device, state.wait_seconds)
+        self.totals = np.zeros(3)  # of the batches: seconds of reading and of augmenting, images
         if state.batch == 0:
             run.console.epoch_begins(state.epoch + 1, run.config.num_epochs)
         run.components.set_training_mode(state.epoch)
         if not run.processes.is_alone:  # which no checkpoint holds: else all would drop the same activations
             seed = (run.config.seed * 10**6 + state.epoch) * 10**4 + run.processes.launch.rank
-            seed_generators(seed % 2**63, run.components.numerics.device)
+            seed_generators(seed % 2**63, device)
         run.connect()
         self.loader.prepare(state.epoch, state.batch)
         run.loaders.val.prepare(0)
@@ -189,41 +185,37 @@ class TrainingEpoch(contextlib.ExitStack):
         bar = run.console.bar(label, len(self.loader), num_done=state.batch, images_per_tick=num_images)
         self.bar = self.enter_context(bar)
         batches = self.loader.epoch(state.epoch, state.batch, run.signals.is_stopping)
-        self.read = self.enter_context(contextlib.closing(batches))
+        self.batches = self.enter_context(contextlib.closing(batches))
 
-    def batches(self) -> Iterator[Batch]:
-        """The batches from where the state stands. The gradients of a group are added up; after its last batch
-        (`ends_group`) comes the optimizer step, with `learning_rate`: then the state may be saved, and the run end."""
-        run, state, step = self.run, self.state, self.run.components.train_step
-        size, num_batches, is_alone = run.config.accumulation_steps, len(self.loader), run.processes.is_alone
-        for start in range(state.batch, num_batches, size):
-            stop = min(start + size, num_batches)
-            self.learning_rate = state.next_learning_rate(size)
-            for index in range(start, stop):
-                batch = self.meter.wait_for(partial(next_batch, run, self.read, index))
-                if index == start:
-                    if not is_alone:  # all stop at the same step
-                        run.check_signals()
-                        run.checkpointer.save_if_due()
-                    step.begin_group(stop - start, self.first_batch + start)
-                self.ends_group = index + 1 == stop
-                yield batch  # its step is launched now
-                self.meter.step_ends()
-                self.read_seconds += batch.read_seconds
-                self.augment_seconds += batch.augment_seconds
-                self.num_read += batch.num_images
-                self.bar.tick()
-                if (seen := state.metrics.peek()) is not None:
-                    self.bar.show(*seen)
-            state.batch = stop
-            state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.seconds
-            # Bad steps, signals, dead workers, a save that is due: none waits for the device.
-            step.guard.poll()
-            if is_alone:
-                run.raise_if_ending()
-                run.checkpointer.save_if_due()
-            if is_out_of_time(run):
-                return
+    def next_batch(self, index: int) -> Batch:
+        return self.meter.wait_for(partial(self._read, index))
+
+    def _read(self, index: int) -> Batch:
+        """A run that is asked to end finishes its accumulation group without the workers."""
+        run = self.run
+        if run.worker_error is None and not run.signals.is_stopping():
+            try:
+                if (batch := next(self.batches, None)) is not None:
+                    return batch
+            except WorkerError as error:
+                run.worker_error = error
+        is_shared = not run.processes.is_alone and run.worker_error is None  # a signal, see check_signals
+        if not run.components.train_step.mid_accumulation and not is_shared:
+            run.raise_if_ending()
+        return self.loader.read(self.state.epoch, index, run.signals.is_stopping)
+
+    def step_ends(self, batch: Batch) -> None:
+        """The step of the batch is launched."""
+        self.meter.step_ends()
+        self.totals += batch.read_seconds, batch.augment_seconds, batch.num_images
+        self.bar.tick()
+        if (seen := self.state.metrics.peek()) is not None:
+            self.bar.show(*seen)
+
+    def group_ends(self, num_batches: int) -> None:
+        """The weights have seen so many batches of the epoch."""
+        self.state.batch, self.state.wait_seconds = num_batches, self.meter.seconds
+        self.state.train_seconds = time.perf_counter() - self.started
 
     def finish(self) -> Row:
         """What training fills in of the epoch's row. Waits for the device. Raises NonFinite if no step was finite."""
@@ -238,12 +230,13 @@ class TrainingEpoch(contextlib.ExitStack):
         state.train_seconds, state.wait_seconds = time.perf_counter() - self.started, self.meter.finish()
         num_steps = -(-state.batch // run.config.accumulation_steps)
         if not math.isfinite(loss) or int(metrics.num_nan) == num_steps:
-            raise NonFinite("no step of the epoch was finite", batch_number=self.first_batch)
+            raise NonFinite("no step of the epoch was finite", batch_number=state.epoch * len(self.loader))
+        read_seconds, augment_seconds, _ = (self.totals / max(1, self.totals[2])).tolist()
         run.times = EpochTimes(
             images_per_second=metrics.num_images / state.train_seconds,
             data_wait=state.wait_seconds / state.train_seconds,
-            read_seconds=self.read_seconds / max(1, self.num_read),
-            augment_seconds=self.augment_seconds / max(1, self.num_read),
+            read_seconds=read_seconds,
+            augment_seconds=augment_seconds,
             num_workers=0 if self.loader.pool is None else self.loader.pool.num_workers,
         )
         peaks = run.processes.all_gather(peak_memory_gib(run.components.numerics.device))
@@ -262,15 +255,26 @@ class TrainingEpoch(contextlib.ExitStack):
         }
 
 
-def next_batch(run: Run, batches: Iterator[Batch], index: int) -> Batch:
-    """The next training batch. A run that is asked to end finishes its accumulation group without the workers."""
-    if run.worker_error is None and not run.signals.is_stopping():
-        try:
-            if (batch := next(batches, None)) is not None:
-                return batch
-        except WorkerError as error:
-            run.worker_error = error
-    is_shared = not run.processes.is_alone and run.worker_error is None  # a signal, see check_signals
-    if not run.components.train_step.mid_accumulation and not is_shared:
-        run.raise_if_ending()
-    return run.loaders.train.read(run.state.epoch, index, run.signals.is_stopping)
+def validate(run: Run, row: Row) -> Evaluation:
+    """One pass over the validation images; fills in the rest of the epoch's row."""
+    started, loader = time.perf_counter(), run.loaders.val
+    num_images = loader.batches.batch_size * run.processes.launch.world_size
+    with run.console.bar(f"Epoch {run.state.epoch + 1} [Val]:  ", len(loader), images_per_tick=num_images) as bar:
+
+        def on_batch(metrics: EvalMetrics) -> None:
+            bar.tick()
+            if (seen := metrics.peek()) is not None:
+                bar.show(*seen)
+            if run.processes.is_alone:  # the processes of a job wait for each other at the end
+                run.signals.check()
+
+        found = evaluate(run.components.eval_step, loader, on_batch, run.signals.is_stopping, run.processes)
+        run.check_signals()  # it may have ended early
+        bar.show(found.loss, found.scores.iou)
+    if found.first_bad_batch is not None:
+        raise NonFinite("the validation loss is not finite", val_batch=found.first_bad_batch)
+    row |= {"val_loss": found.loss, "val_iou": found.scores.iou, "val_dice": found.scores.dice}
+    run.budget.val_seconds = time.perf_counter() - started
+    row["seconds"] = run.state.train_seconds + run.budget.val_seconds
+    row |= run.processes.broadcast(row)  # times differ; all judge by the same row
+    return found

@@ -40,7 +40,7 @@ from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.os_errors import cannot, named_file, with_advice
 from unet_trainer.system.resources import total_host_memory
-from unet_trainer.training import build, compilation, pilots, resume
+from unet_trainer.training import build, compilation, resume
 from unet_trainer.training.checkpoint import ILL_FORMED, AnyCheckpointer, Checkpointer, FollowingCheckpointer, read_run
 from unet_trainer.training.compilation import try_components
 from unet_trainer.training.extension import NO_PARTS, CustomParts
@@ -133,7 +133,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
         is_ours, drawings = session.lock.is_ours, {CURVES: curves.write, REPORT: live_report.write}
         checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, record, drawings)
     budget.seconds_before = state.seconds + state.train_seconds
-    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes, custom)
+    run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes)
     run.callers_random_state, run.untaught_ids = callers_random_state, dataset.untaught_ids
     if processes.is_main:
         run.make_report, run.live_report = partial(make_report, model=custom.model), live_report
@@ -144,7 +144,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
     if run.is_finished():
         resume.say_already_finished(settings.taken, state, folder, console)
         return run
-    plan_run(run, _get_ready(run), may_have_pilots=pilots.is_open(run.settings))
+    plan_run(run, _get_ready(run))
     if is_new:
         checkpointer.attempt(checkpointer.write_config)
         checkpointer.attempt(checkpointer.write_split)

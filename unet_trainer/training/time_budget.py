@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 END_SHARE = 0.1  # of the budget, that the end of a run may take: the last files and the report
 END_SECONDS = 3.0  # that it takes at least, without the pictures of the report
 NUM_RECENT = 5  # epochs whose time tells that of the next ones
-REPLAN_SHARE = 0.03  # a plan that is off by less stays as it is, until its last epochs
-NOTED_SHARE = 0.2  # steps of the plan: another number is printed where it is off by more
+OTHER_SHARE = 0.2  # of the epochs: where the plan is off by more, what depends on their number is decided anew
 MIN_BATCHES = 5  # that tell the time of the next ones: the first ones wait for the workers
 NUM_PICTURES, MAX_REPORT_SECONDS = 21, 60.0  # of the report, at most
 NUM_SAMPLES, SAMPLE_SECONDS = 8, 0.5  # of training and of validation, that are prepared to time the loader
@@ -55,7 +54,6 @@ class TimeBudget:
         self.last_seconds = max(END_SECONDS, clock() - self.started)  # where importing took long, ending does
         self.seconds_before = 0.0  # of training in earlier starts of the run
         self.val_seconds = 0.0  # that the last validation took, or that one will take
-        self.planned_steps = 0  # of the run, as they were printed last; 0: not yet
         self.planned_end: int | None = None  # step at which the time ends the last epoch, as planned between epochs
         self.num_cut = 0  # batches of epochs that the time has ended
 
@@ -74,10 +72,9 @@ class TimeBudget:
         return self.spent() + END_SHARE * self.seconds
 
 
-def plan_run(run: Run, cost: StepCost, may_have_pilots: bool) -> None:
+def plan_run(run: Run, cost: StepCost) -> None:
     """Before the first epoch of a start: says how long an epoch and the run will take. With a time budget the epochs
-    of a new run are planned from that first. `may_have_pilots`: learning rates will be tried if there are steps
-    enough."""
+    of a new run are planned from that first."""
     config, state, budget, loaders, launch = run.config, run.state, run.budget, run.loaders, run.processes.launch
     rate, is_new, loading = state.learning_rate, state.epoch == state.batch == 0, (0.0, 0.0)
     with contextlib.suppress(Exception):  # whatever reading raises: training reads the files too, and says so
@@ -89,18 +86,18 @@ def plan_run(run: Run, cost: StepCost, may_have_pilots: bool) -> None:
     epoch_seconds = len(loaders.train) * batch_seconds + budget.val_seconds
 
     def trial_seconds() -> float:
-        may_try = may_have_pilots and is_new
+        may_try = is_new and run.settings["learning_rate"].source == "decided"
         return pilot_seconds(rate.num_steps, config.accumulation_steps * batch_seconds) if may_try else 0.0
 
     if run.settings.replans() and is_new:
         fit_into_budget(run, epoch_seconds, trial_seconds())
-    budget.planned_steps, num_epochs = rate.num_steps, run.config.num_epochs - state.epoch
+    num_epochs = run.config.num_epochs - state.epoch
     if state.history:
         epoch_seconds = recent_epoch_seconds(state.history)
     if rate.end is not None and num_epochs == 1:
-        epoch_seconds = budget.planned_steps * config.accumulation_steps * batch_seconds + budget.val_seconds
+        epoch_seconds = rate.num_steps * config.accumulation_steps * batch_seconds + budget.val_seconds
     text = f"{counted(num_epochs, 'epoch')} of {describe_seconds(epoch_seconds)}{'' if is_new else ' to go'}"
-    text += "" if rate.end is None else f", {budget.planned_steps:,} steps in all"
+    text += "" if rate.end is None else f", {rate.num_steps:,} steps in all"
     total = max(0.0, num_epochs * epoch_seconds - state.train_seconds) + trial_seconds()
     if run.settings.replans():
         total = min(budget.spent() + total + _end_seconds(run), budget.seconds)
@@ -163,25 +160,15 @@ def fit_into_budget(run: Run, epoch_seconds: float | None = None, other_seconds:
     """Plans the number of epochs again from the time that epochs take, so that the schedule ends with the time budget;
     the last one may be a part of an epoch. `epoch_seconds`: before the first epoch; `other_seconds`: what else comes
     first."""
-    state, planned, budget, rate = run.state, run.config.num_epochs, run.budget, run.state.learning_rate
+    state, budget, rate = run.state, run.budget, run.state.learning_rate
     seconds = epoch_seconds or recent_epoch_seconds(state.history)
     left = run.processes.broadcast(budget.left() - _end_seconds(run) - other_seconds)
     epochs = _epochs_in(left, seconds, budget.val_seconds, may_be_cut=run.processes.is_alone)
     most = most_epochs(run.config, len(run.loaders.train.dataset))
     possible = max(state.epoch, 1, min(most, state.epoch + math.ceil(epochs)))
-    is_near = abs(possible - planned) <= REPLAN_SHARE * planned and planned - state.epoch > 2
-    if is_near and state.epoch > 1 and possible != planned:
-        return
     if epochs > int(epochs) and possible < most:
         budget.planned_end = rate.end = int((state.epoch + epochs) * rate.steps_per_epoch)
-    if possible != planned or not budget.planned_steps:
-        change_epochs(run, possible, f"as many as {run.settings.requested.time_budget} have time for")
-        run.checkpointer.attempt(run.checkpointer.write_config)
-    num_steps = rate.num_steps - budget.num_cut // run.config.accumulation_steps
-    if budget.planned_steps and abs(num_steps - budget.planned_steps) > NOTED_SHARE * budget.planned_steps:
-        steps = f"{num_steps:,} steps in all ({budget.planned_steps:,} were planned)"
-        run.console.note(f"time_budget: there is time for {counted(possible, 'epoch')}, {steps}")
-        budget.planned_steps = num_steps
+    change_epochs(run, possible, f"as many as {run.settings.requested.time_budget} have time for")
 
 
 def recent_epoch_seconds(history: Sequence[Row]) -> float:
@@ -238,7 +225,7 @@ def change_epochs(run: Run, num_epochs: int, reason: str) -> None:
     state, settings, planned = run.state, run.settings, run.config.num_epochs
     settings.change(reason, num_epochs=num_epochs)
     state.learning_rate.num_epochs = num_epochs
-    if abs(num_epochs - planned) <= NOTED_SHARE * planned:
+    if abs(num_epochs - planned) <= OTHER_SHARE * planned:
         return
     if settings.was_open("early_stopping_patience"):
         patience, reason = choose_patience(num_epochs)
