@@ -140,8 +140,7 @@ def train_epochs(
     is_followed: bool = False,
     started: float | None = None,
 ) -> Generator[Row, None, TrainResult]:
-    """The result; the rows of the epochs if it `is_followed`. `started`: when the command was given, if that was before
-    now."""
+    """The result; the rows of the epochs if it `is_followed`. `started`: when the command was given, if before now."""
     started = time.perf_counter() if started is None else started
     overrides = {**overrides, **custom.loss_setting}
     if config is None and custom.model is None and custom.train_data is None:  # the demo's settings do not fit these

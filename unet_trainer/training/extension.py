@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 
 
 class Callback:
-    """Override what you need. In a job of several processes rank 0 calls them. What they raise ends the run; its state
-    is saved."""
+    """Override what you need. In a job rank 0 calls them. What they raise ends the run; its state is saved."""
 
     def on_start(self, run_dir: Path, config: ResolvedConfig) -> None:
         """Before the first epoch, or the first after a resume. `config` has every setting as it was decided."""

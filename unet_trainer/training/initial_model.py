@@ -1,8 +1,5 @@
-"""The model that a new run begins from (init_from): reads its file, and loads what fits into the run's network.
-
-Reads checkpoints of this trainer, exports for segmentation-models-pytorch and plain state dicts. Nothing in a file is
-run, and what it says of itself is checked. Resuming a run is not done here.
-"""
+"""The model that a new run begins from (init_from): reads its file, and loads what fits into the run's network. Nothing
+in a file is run, and what it says of itself is checked. Resuming a run is not done here."""
 
 import contextlib
 import hashlib
@@ -107,7 +104,7 @@ class InitialModel:
             source = in_file.get(name)
             if source is None or source.is_floating_point() != target.is_floating_point():
                 new_layers[name] = f"{name} {tuple(target.shape)}"
-            elif name in head and self.spec is not None and _has_row_of_each_class(source, self.spec, target, spec):
+            elif name in head and self.spec is not None and _have_rows(source, self.spec, target, spec):
                 if any(old is not None for old in old_ids):
                     fitting[name] = _class_rows(source, target, old_ids)
             elif source.shape == target.shape:
@@ -246,7 +243,8 @@ def _plain_names(spec: SegmenterSpec) -> list[str]:
     return ["background", *names[1:]] if spec.has_background else names
 
 
-def _has_row_of_each_class(tensor: torch.Tensor, old: SegmenterSpec, own: torch.Tensor, new: SegmenterSpec) -> bool:
+def _have_rows(tensor: torch.Tensor, old: SegmenterSpec, own: torch.Tensor, new: SegmenterSpec) -> bool:
+    """Whether both have one for each class."""
     return own.shape[0] == new.num_classes and tensor.shape == (old.num_classes, *own.shape[1:])
 
 

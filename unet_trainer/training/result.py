@@ -82,8 +82,7 @@ def _baseline(run: Run) -> Baseline | None:
 
 
 def report(run: Run, close: Callable[[], object] = lambda: None) -> TrainResult:
-    """Check that the weights are there, record the result, write report.html, close what the run had open, and print
-    the result. After a signal too, which leaves a finished run without its report."""
+    """Record the result, write the report, close what the run had open, and print the result: after a signal too."""
     run.lost_best = run.checkpointer.check_best() or run.lost_best
     run.record.end("stopped early" if run.state.epoch < run.config.num_epochs else "finished")
     result = build_result(run)

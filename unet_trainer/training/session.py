@@ -1,5 +1,4 @@
-"""What one call of `train` holds: console, record, signal handlers, the lock of the run's folder. Closes them in
-order."""
+"""What one call of `train` holds and closes in order: console, record, signal handlers, the lock of the folder."""
 
 from __future__ import annotations
 
@@ -24,8 +23,7 @@ if TYPE_CHECKING:  # it imports torch
 
 
 class Session:
-    """Entered around a run. The error that ends the run goes into its log; after an interruption it says how to
-    resume."""
+    """Entered around a run. The error that ends it goes into its log; after an interruption it says how to resume."""
 
     def __init__(self, started: float | None = None) -> None:
         """`started`: when the command was given, if that was before now."""

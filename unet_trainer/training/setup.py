@@ -1,8 +1,5 @@
-"""Config → a run that is ready for its first epoch, new or resumed.
-
-Under torchrun rank 0 decides, and the others take what it has decided and loaded: `broadcast` returns rank 0's value,
-in a plain process the value itself.
-"""
+"""Config → a run that is ready for its first epoch, new or resumed. Under torchrun rank 0 decides, and the others take
+what it has decided and loaded: `broadcast` returns rank 0's value, in a plain process the value itself."""
 
 import contextlib
 import hashlib
@@ -225,8 +222,7 @@ def start_facts(
 
 
 def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path | None, dict[str, Any] | None]:
-    """What to resume from, the run folder that it lies in, and its content: on other ranks than 0 some facts of it
-    alone, since checkpoint_dir need not be on their machine."""
+    """What to resume from, the run folder that it lies in, and its content; some facts of it on other ranks than 0."""
     content: dict[str, Any] = {}
 
     def find() -> tuple[str, str | None, dict[str, Any]] | None:
@@ -357,9 +353,7 @@ def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: 
 
 
 def _get_ready(run: Run) -> StepCost:
-    """The workers read while the step is compiled. Signals are deferred, because an exception raised during a fork is
-    lost. An error of the workers is raised again when the epoch begins, where `recover` handles it. Returns what the
-    step takes."""
+    """Starts the workers, which read while the step is compiled; returns what the step takes."""
     components = run.components
     shared = (run.settings, components, run.console, run.checkpointer.describe_saved(), run.processes)
 
@@ -371,6 +365,7 @@ def _get_ready(run: Run) -> StepCost:
 
     components.set_training_mode(run.state.epoch)
     cost = None if run.config.compile_model else compilation.fit_into_memory(time_once, *shared)
+    # An exception that is raised during a fork is lost; an error of the workers is raised again when the epoch begins.
     with run.signals.deferred(), contextlib.suppress(WorkerError):
         run.loaders.train.prepare(run.state.epoch, run.state.batch)
     run.signals.check()

@@ -29,8 +29,8 @@ SLOW_SECONDS = 2.0  # the first step counts where it takes so long: what it does
 
 
 class StepProbe:
-    """Calls with a config return the cost of its step: TOO_LARGE where memory does not hold it, None where the trial
-    fails. The configs differ in model and batch alone. `seconds`: that all trials may take."""
+    """Config → cost of its step: TOO_LARGE where memory does not hold it, None where the trial fails. Configs differ
+    in model and batch alone. `seconds`: that all trials may take."""
 
     def __init__(
         self, image_spec: ImageSpec, console: Console, seconds: float = math.inf, custom: CustomParts = NO_PARTS

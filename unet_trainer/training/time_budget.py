@@ -1,5 +1,4 @@
-"""The time that a run may take, counted from its command on, and the plan that fits into it; and what a run will
-take."""
+"""The time that a run may take, counted from its command on; the plan that fits into it; and what a run will take."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from statistics import mean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unet_trainer.config.choices import (
     MAX_PILOTS,
@@ -127,12 +126,8 @@ def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int]) -> tuple
 def step_seconds(
     config: ResolvedConfig, cost: StepCost, loading: tuple[float, float], num_processes: int = 1
 ) -> tuple[float, float]:
-    """Of a training batch and of a validation image: on the device, together with those of `loading`, which one core
-    needs to prepare a sample. `num_processes` share the cores.
-
-    Workers prepare samples beside a GPU, which waits where they are slower. On a CPU the model computes on the same
-    cores, and the two add up.
-    """
+    """Of a training batch and of a validation image, with `loading`: the seconds that one core needs to prepare a
+    sample. Workers do so beside a GPU; on a CPU the model computes on the same cores. `num_processes` share these."""
     num_cores, on_cpu = max(1, count_cores() // num_processes), config.device.startswith("cpu")
     num_workers = max(1, config.num_workers // num_processes)
 
@@ -220,22 +215,21 @@ def _end_seconds(run: Run) -> float:
 
 
 def change_epochs(run: Run, num_epochs: int, reason: str) -> None:
-    """Another number than was planned; if it is quite another, warm-up, patience and average follow where they were
-    left open."""
-    state, settings, planned = run.state, run.settings, run.config.num_epochs
+    """If the number is quite another, warm-up, patience and average follow where they were left open."""
+    state, settings, rate, planned = run.state, run.settings, run.state.learning_rate, run.config.num_epochs
     settings.change(reason, num_epochs=num_epochs)
-    state.learning_rate.num_epochs = num_epochs
+    rate.num_epochs = num_epochs
     if abs(num_epochs - planned) <= OTHER_SHARE * planned:
         return
-    if settings.was_open("early_stopping_patience"):
-        patience, reason = choose_patience(num_epochs)
-        settings.change(reason, early_stopping_patience=patience)
-    if settings.was_open("warmup_epochs"):
-        warmup, reason = choose_warmup(num_epochs)
-        settings.change(reason, warmup_epochs=warmup)
-        state.learning_rate.num_warmup_steps = round(warmup * state.learning_rate.steps_per_epoch)
-    if settings.was_open("ema_decay") and state.ema is not None:
-        decay, reason = choose_ema_decay(state.learning_rate.num_steps)
-        settings.change(reason, ema_decay=decay)
-        state.ema.decay = decay
+    follow: dict[str, tuple[Any, str]] = {
+        "early_stopping_patience": choose_patience(num_epochs),
+        "warmup_epochs": choose_warmup(num_epochs),
+        "ema_decay": choose_ema_decay(rate.num_steps),
+    }
+    for name in filter(settings.was_open, follow):
+        value, reason = follow[name]
+        settings.change(reason, **{name: value})
+    rate.num_warmup_steps = round(run.config.warmup_epochs * rate.steps_per_epoch)
+    if state.ema is not None and run.config.ema_decay is not None and run.config.ema_decay != state.ema.decay:
+        state.ema.decay = run.config.ema_decay
         run.components.train_step.launcher.clear()  # a recorded graph holds the old one
