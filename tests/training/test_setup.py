@@ -251,7 +251,7 @@ def test_a_best_epoch_whose_weights_are_lost_is_forgotten_by_all(is_lost, config
     """Or they would disagree on which epoch is the best, and when patience runs out."""
     run = train_and_save(config, epochs=1)
     run.processes, run.checkpointer = rank_1(is_lost), FollowingCheckpointer(folder)
-    setup._resume(run, {"world_size": 2, "config": run.settings.repeatable_dict()}, folder, [])
+    setup._resume(run, {"world_size": 2, "config": run.settings.repeatable_dict()}, [])
     found = run.state.early_stopping.best_epoch, run.state.per_class_iou, run.state.confusion
     assert found == ((0, [], []) if is_lost else (1, [0.5], [[5, 1], [1, 2]]))
 

@@ -1,14 +1,13 @@
 """What a step takes together with its samples. How runs keep to a time budget is in test_run.py and test_setup.py."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 
 from helpers.steps import make_settings
 from unet_trainer.config.facts import StepCost
 from unet_trainer.training import time_budget
-from unet_trainer.training.time_budget import step_seconds, time_samples
+from unet_trainer.training.time_budget import step_seconds
 
 
 def make_config(device, **settings):
@@ -33,10 +32,3 @@ def test_loading_is_hidden_by_workers_beside_a_gpu_and_shares_the_cores_of_a_cpu
     cost, loading = StepCost(seconds=0.5, eval_seconds=0.1, memory=7), (0.4, 0.0)
     found = step_seconds(make_config(device, num_workers=num_workers), cost, loading)
     assert found == pytest.approx((seconds, 0.1))
-
-
-@pytest.mark.parametrize(("cache", "expected"), [("none", (0.4, 0.3)), ("ram", (0.1, 0.0))])
-def test_a_cache_spares_reading_but_not_augmenting(cache, expected):
-    dataset = SimpleNamespace(clone_for_worker=lambda: dataset, timed_sample=lambda key: (None, None, 0.3, 0.1))
-    sized = type("Dataset", (SimpleNamespace,), {"__len__": lambda self: 20})(**vars(dataset))
-    assert time_samples(sized, sized, make_config("cpu", cache=cache)) == pytest.approx(expected)

@@ -75,7 +75,7 @@ def examine(config: Config, console: Console) -> Settings:
     probe = StepProbe(dataset.image_spec, console)
     # A trial has no time budget, which goes with num_epochs: auto only.
     cost = try_step(probe, dataclasses.replace(taken, time_budget=None), console)
-    loading = time_budget.time_samples(train, val, taken)
+    loading = time_budget.time_samples(train, val)
     batch_seconds, val_seconds = time_budget.step_seconds(taken, cost, loading)
     num_batches = len(train) // taken.epoch_parts // taken.batch_size
     epoch_seconds, number = num_batches * batch_seconds + len(val) * val_seconds, counted(taken.num_epochs, "epoch")

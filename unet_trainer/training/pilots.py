@@ -135,11 +135,10 @@ def warn_if_not_learning(run: Run) -> None:
     run.was_warned = is_stuck(state.history, baseline)
     if run.was_warned:
         best = max(column(state.history, "train_iou")[-STUCK_EPOCHS:])
-        run.console.warn(
-            f"training does not learn: train IoU {best:.4f} after {counted(state.epoch, 'epoch')}, "
-            f"{baseline.prediction} everywhere gives {baseline.iou:.4f}. Try learning_rate="
-            f"{config.learning_rate / 4:.2g}; see in the samples whether the masks fit the images; try augmentation=none"
-        )
+        constant = f"{baseline.prediction} everywhere gives {baseline.iou:.4f}"
+        fixes = f"Try learning_rate={config.learning_rate / 4:.2g}; see in the samples whether the masks fit the images"
+        after = f"train IoU {best:.4f} after {counted(state.epoch, 'epoch')}"
+        run.console.warn(f"training does not learn: {after}, {constant}. {fixes}; try augmentation=none")
 
 
 def is_stuck(history: Sequence[Row], baseline: Baseline) -> bool:

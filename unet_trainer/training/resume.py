@@ -156,8 +156,7 @@ def say_already_finished(config: ResolvedConfig, state: TrainState, folder: Path
 def adapt_to_world_size(
     config: ResolvedConfig, before: int, launch: Launch, state: TrainState, console: Console
 ) -> None:
-    """Goes on with another number of processes than the checkpoint's: finds the place in the epoch, and says what
-    changes."""
+    """Finds the place in the epoch with another number of processes than the checkpoint's, and says what changes."""
     now, size = launch.world_size, config.batch_size * config.accumulation_steps
     if before == now:
         return

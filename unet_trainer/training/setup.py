@@ -67,8 +67,9 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
     console, processes = session.console, session.processes
     check_same(processes, config_facts(config), "", "the same config, the same command and the same packages")
     check_parameters(config.augmentation)
-    source, folder, earlier = _find_earlier(config, session)
+    earlier, source, folder = _find_earlier(config, session), None, None
     if earlier is not None:
+        source, folder = earlier["source"], earlier["folder"] and Path(earlier["folder"])
         config = resume.keep_decided(config, earlier["config"])
     initial = None
     if processes.is_main and earlier is None and config.init_from is not None:
@@ -109,7 +110,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
         table = folder / SPLIT_CSV if folder is not None and (folder / SPLIT_CSV).is_file() else None
         resume.compare_splits(earlier["split"], resume.split_names(dataset.split), table)
         resume.keep_reasons(settings, earlier["config"], earlier["decisions"])
-        _load_state(state, earlier, settings, source, processes)
+        _load_state(state, earlier, settings, processes)
     else:
         state.broadcast(processes)
         try_components(settings, components, loaders, console, processes)
@@ -136,7 +137,7 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
         run.make_report, run.live_report = partial(make_report, model=custom.model), live_report
         session.on_exit(partial(_finish, run, curves))
     if earlier is not None:
-        _resume(run, earlier, source, changes)
+        _resume(run, earlier, changes)
     console.fact("Run", str(folder))
     if run.is_finished():
         resume.say_already_finished(settings.taken, state, folder, console)
@@ -221,17 +222,17 @@ def start_facts(
     return {"machine": machine, "model": model, "data": data}
 
 
-def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path | None, dict[str, Any] | None]:
-    """What to resume from, the run folder that it lies in, and its content; some facts of it on other ranks than 0."""
-    content: dict[str, Any] = {}
-
-    def find() -> tuple[str, str | None, dict[str, Any]] | None:
-        source = run_folder.find_resume_source(config.resume, config.run_name, Path(config.checkpoint_dir))
-        if source is None:
-            return None
+def _find_earlier(config: Config, session: Session) -> dict[str, Any] | None:
+    """What to resume from (`source`), the run folder that it lies in, and its content: some facts of it on other ranks
+    than 0, since checkpoint_dir need not be on their machine."""
+    content, facts = dict[str, Any](), None
+    checkpoint_dir = Path(config.checkpoint_dir)
+    if session.processes.is_main and (
+        source := run_folder.find_resume_source(config.resume, config.run_name, checkpoint_dir)
+    ):
         if (folder := run_folder.folder_of(source)) is not None:
             session.lock.acquire(folder, session.console.note)
-        content.update(read_run(source, session.console.warn))
+        content = read_run(source, session.console.warn)
         try:
             spec = SegmenterSpec.from_dict(content["spec"])
         except ILL_FORMED as error:
@@ -239,12 +240,9 @@ def _find_earlier(config: Config, session: Session) -> tuple[Path | None, Path |
             raise CheckpointError(f"{source} cannot be resumed: {problem}") from None
         facts = {name: content.get(name) for name in FACTS_OF_CHECKPOINT}
         facts |= {"world_size": content["num_processes"], "tile": spec.tile, "depth": spec.image.depth}
-        return str(source), None if folder is None else str(folder), facts
-
-    if (found := session.processes.broadcast(find() if session.processes.is_main else None)) is None:
-        return None, None, None
-    source, folder, facts = found
-    return Path(source), None if folder is None else Path(folder), {**facts, **content}
+        facts |= {"source": str(source), "folder": folder and str(folder)}
+    facts = session.processes.broadcast(facts)
+    return None if facts is None else {**content, **facts}
 
 
 def check_same(processes: Job, own: Mapping[str, str], place: str, need: str) -> None:
@@ -298,15 +296,13 @@ def share_settings(processes: Job, made: Settings | None, device: torch.device, 
     return settings
 
 
-def _load_state(
-    state: TrainState, earlier: Mapping[str, Any], settings: Settings, source: Path | None, processes: Job
-) -> None:
+def _load_state(state: TrainState, earlier: Mapping[str, Any], settings: Settings, processes: Job) -> None:
     try:
         if processes.is_main:
             state.load_state_dict(earlier)
     except ILL_FORMED as error:
         text = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {first_line(error)}"
-        raise CheckpointError(f"{source} cannot be resumed: {text}") from None
+        raise CheckpointError(f"{earlier['source']} cannot be resumed: {text}") from None
     state.broadcast(processes)
     if not processes.is_main and earlier["world_size"] != processes.launch.world_size:
         state.metrics.reset()  # rank 0 has the counts; of as many processes, its counts stand for those of each
@@ -335,13 +331,14 @@ def _open_folder(folder: Path, session: Session, start: Mapping[str, Any]) -> No
         raise cannot(str(named_file(error) or folder), "be written to", error, folder) from None
 
 
-def _resume(run: Run, earlier: Mapping[str, Any], source: Path | None, changes: Sequence[str]) -> None:
+def _resume(run: Run, earlier: Mapping[str, Any], changes: Sequence[str]) -> None:
     """Adapts the loaded state to what has changed since, and says where the run goes on."""
     config, state, console = run.config, run.state, run.console
     resume.adapt_to_world_size(config, earlier["world_size"], run.processes.launch, state, console)
     resume.adapt_to_changes(config, earlier["config"], state, console)
     if state.batch > len(run.loaders.train):
-        raise CheckpointError(f"{source} cannot be resumed: batch is {state.batch} of {len(run.loaders.train)}")
+        problem = f"batch is {state.batch} of {len(run.loaders.train)}"
+        raise CheckpointError(f"{earlier['source']} cannot be resumed: {problem}")
     resume.say_resumed(config, earlier["config"], state, changes, console)
     run.lost_best = run.checkpointer.check_best()
     if run.processes.broadcast(run.lost_best is not None):  # rank 0 alone checks whether the weights are still there

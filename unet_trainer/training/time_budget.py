@@ -77,7 +77,7 @@ def plan_run(run: Run, cost: StepCost) -> None:
     config, state, budget, loaders, launch = run.config, run.state, run.budget, run.loaders, run.processes.launch
     rate, is_new, loading = state.learning_rate, state.epoch == state.batch == 0, (0.0, 0.0)
     with contextlib.suppress(Exception):  # whatever reading raises: training reads the files too, and says so
-        read = partial(time_samples, loaders.train.dataset, loaders.val.dataset, config)
+        read = partial(time_samples, loaders.train.dataset, loaders.val.dataset)
         loading = call_with_timeout(read, NUM_SAMPLES * SAMPLE_SECONDS)
     seconds = step_seconds(config, cost, loading, launch.local_world_size)
     batch_seconds, val_image_seconds = run.processes.broadcast(seconds)
@@ -103,24 +103,19 @@ def plan_run(run: Run, cost: StepCost) -> None:
     run.console.fact("Time", describe_run(total, text, trial_seconds(), config))
 
 
-def time_samples(train: SegmentationDataset, val: SegmentationDataset, config: ResolvedConfig) -> tuple[float, float]:
-    """Seconds that one core takes to prepare a sample of training, and one of validation; a cache spares reading.
-    Raises what reading raises."""
-    indices = range(0, len(train), max(1, len(train) // NUM_SAMPLES))
-    read, augment = _mean_seconds(train.clone_for_worker(), indices[:NUM_SAMPLES])
-    val_read, _ = _mean_seconds(val.clone_for_worker(), range(min(NUM_SAMPLES, len(val))))  # an image's tiles in turn
-    return (read + augment, val_read) if config.cache == "none" else (augment, 0.0)
+def time_samples(train: SegmentationDataset, val: SegmentationDataset) -> tuple[float, float]:
+    """Seconds that one core takes to prepare a sample of training, and one of validation. Raises what reading does."""
 
+    def mean_seconds(dataset: SegmentationDataset, indices: range) -> float:
+        dataset, times, started = dataset.clone_for_worker(), [], time.perf_counter()
+        for index in indices[:NUM_SAMPLES]:
+            times.append(sum(dataset.timed_sample((0, index))[2:]))
+            if time.perf_counter() - started > SAMPLE_SECONDS:
+                break
+        return mean(times[1:] or times)  # the first one loads code
 
-def _mean_seconds(dataset: SegmentationDataset, indices: Sequence[int]) -> tuple[float, float]:
-    """Of reading and of augmenting a sample, in this process."""
-    started, times = time.perf_counter(), []
-    for index in indices:
-        times.append(dataset.timed_sample((0, index))[2:])
-        if time.perf_counter() - started > SAMPLE_SECONDS:
-            break
-    settled = times[1:] or times  # the first one loads code
-    return mean(read for read, _ in settled), mean(augment for _, augment in settled)
+    spread = range(0, len(train), max(1, len(train) // NUM_SAMPLES))
+    return mean_seconds(train, spread), mean_seconds(val, range(len(val)))  # an image's tiles in turn
 
 
 def step_seconds(
