@@ -7,7 +7,6 @@ torch, so that a typo is answered at once.
 import dataclasses
 import os
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -61,9 +60,6 @@ DATASET_KEYS = {
 # Settings of earlier versions, and what a user has now.
 REMOVED_KEYS = {
     "process_timeout": "a process that hangs ends the job after 15 minutes",
-    "scaler_growth_factor": "torch's own factor is used",
-    "scaler_backoff_factor": "torch's own factor is used",
-    "scaler_growth_interval": "torch's own interval is used",
     "deep_supervision": "the loss of the output alone is trained",
     "on_nan": "steps that are not finite are skipped, and eight in a row end the run with its state saved",
     "on_save_error": "a save that fails ends the run with exit code 3",
@@ -77,15 +73,11 @@ def load_config(
     problem."""
     problems: list[str] = []
     origin, raw, sources = _read_source(source, problems)
-    if isinstance(overrides, Mapping):
-        over = {str(name): value for name, value in overrides.items()}
-    else:
-        over = _read_overrides(overrides, problems)
-    sources |= dict.fromkeys(over, "argument" if isinstance(overrides, Mapping) else "command line")
+    is_dict = isinstance(overrides, Mapping)
+    over = dict(overrides) if isinstance(overrides, Mapping) else _read_overrides(overrides, problems)
+    sources |= dict.fromkeys(over, "argument" if is_dict else "command line")
     config, wrong = _parse_values({**(raw or {}), **over}, problems)
-    if (
-        "num_epochs" in over and config.num_epochs != "auto"
-    ):  # a preset tried for a few epochs: longer settings give way
+    if "num_epochs" in over and config.num_epochs != "auto":  # a preset tried for a few: longer settings give way
         shorter: dict[str, Any] = {"early_stopping_patience": None, "warmup_epochs": config.num_epochs / 2}
         shorter = {name: value for name, value in shorter.items() if name not in over and _is_too_long(config, name)}
         config = dataclasses.replace(config, **shorter)
@@ -160,29 +152,19 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         raise YamlError("no such file" + (f"; did you mean {by_stem[meant]}?" if meant else there)) from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
-    _refuse_dataset_file(path, content)
-    if len(content) > MAX_BYTES:
-        raise YamlError(TOO_LONG)
-    try:
-        values = parse_yaml(content.decode("utf-8-sig"), problems)
-    except UnicodeDecodeError:
-        raise YamlError("not UTF-8 text; need a YAML file, saved as UTF-8") from None
-    if values is None or (isinstance(values, Plain) and not values):
-        return {}
-    if not isinstance(values, dict):
-        raise YamlError(f"got {shorten(values)}; need lines of the form key: value")
-    return values
-
-
-def _refuse_dataset_file(path: Path, content: bytes) -> None:
-    """Raises YamlError for another tool's file about a dataset, which its keys give away."""
     keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
     for kind, wanted in DATASET_KEYS.items():
         if keys.issuperset(wanted.encode().split()):
-            inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # Ultralytics', relative to the file
-            folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
-            use = f"data_dir={shlex.quote(str(folder if folder.is_dir() else path.parent))}"
-            raise YamlError(f"it is {kind}, not a config; to use the data that it describes: {use}")
+            raise YamlError(f"it is {kind}, not a config; set data_dir to the folder of the data that it describes")
+    if len(content) > MAX_BYTES:
+        raise YamlError(TOO_LONG)
+    try:
+        values = parse_yaml(content.decode("utf-8-sig"), problems) or {}
+    except UnicodeDecodeError:
+        raise YamlError("not UTF-8 text; need a YAML file, saved as UTF-8") from None
+    if not isinstance(values, dict):
+        raise YamlError(f"got {shorten(values)}; need lines of the form key: value")
+    return values
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:

@@ -11,12 +11,11 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.safe_yaml import BOOLEANS, interpret, map_leaves, parse_number
+from unet_trainer.config.safe_yaml import interpret, map_leaves, parse_number
 from unet_trainer.system.input_files import read_text
 
 MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, blue
@@ -95,17 +94,6 @@ def _described(schema: Mapping[str, Any]) -> str:
 def python_value(raw: Any) -> Any:
     """Numbers and arrays of numpy, also in lists, as those of Python."""
     return map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, raw)
-
-
-def is_list(raw: Any) -> bool:
-    return isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping)
-
-
-def flag(raw: Any) -> bool:
-    text = str(raw).strip().lower() if isinstance(raw, str | bool) else ""
-    if text not in BOOLEANS:
-        raise ValueError
-    return BOOLEANS[text]
 
 
 def number(raw: Any) -> float:
@@ -236,15 +224,15 @@ def _parameter(value: Any) -> Any:
 
 def check_transforms(augmentation: str | Sequence[Any]) -> None:
     """Raises ConfigError for names that are not in the text of albumentations: importing it would import torch."""
-    library = None if isinstance(augmentation, str) else find_spec("albumentations")
+    names = list(_transform_names(augmentation))
+    library = find_spec("albumentations") if names else None
     if library is None or library.origin is None:
         return
     texts = map(read_text, Path(library.origin).parent.glob("**/*.py"))
-    known = set(chain.from_iterable(re.findall(r"^class (\w+)\(", text, re.MULTILINE) for text in texts))
+    known = {name for text in texts for name in re.findall(r"^class (\w+)\(", text, re.MULTILINE)}
     if known:  # else it is installed without its text
         known.add(JITTER_NAME)
-        unknown = [name for name in _transform_names(augmentation) if name not in known]
-        refuse_transforms([unknown_transform(name, known) for name in unknown])
+        refuse_transforms([unknown_transform(name, known) for name in names if name not in known])
 
 
 def refuse_transforms(problems: Sequence[str]) -> None:
@@ -287,26 +275,25 @@ def mask_values(raw: Any) -> MaskValues:
         if name == "above" and value is not None and value in range(MAX_MASK_VALUE):
             return f"above {int(value)}"
         raise ValueError
-    classes = list(raw) if is_list(raw) else []
-    if not 2 <= len(classes) <= MAX_ITEMS:
+    if not isinstance(raw, list) or not 2 <= len(raw) <= MAX_ITEMS:
         raise ValueError
-    return tuple(map(mask_class, classes))
+    return tuple(map(mask_class, raw))
 
 
 def mask_class(raw: Any) -> MaskClass:
     """A value, a colour, or a list of several."""
-    items = list(raw) if is_list(raw) else [raw]
+    items = raw if isinstance(raw, list) else [raw]
     if not items:
         raise ValueError
-    if len(items) == COLOUR_LENGTH and not any(map(is_list, items)):
+    if len(items) == COLOUR_LENGTH and not any(isinstance(item, list) for item in items):
         return _mask_value(items)
     return join_values([_mask_value(item) for item in items])
 
 
 def _mask_value(raw: Any) -> MaskValue:
     """A value, a value in brackets, or a colour."""
-    items = list(raw) if is_list(raw) else [raw]
-    if len(items) not in (1, COLOUR_LENGTH) or any(map(is_list, items)):
+    items = raw if isinstance(raw, list) else [raw]
+    if len(items) not in (1, COLOUR_LENGTH):
         raise ValueError
     is_colour = len(items) == COLOUR_LENGTH
     try:

@@ -19,7 +19,6 @@ MAX_DIGITS = 300  # Python itself refuses to convert integers of several thousan
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
 SPECIAL_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
 NULLS = frozenset(["", "~", "null"])
-BOOLEANS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
 TOO_LONG = f"more than {MAX_BYTES // 1024} KiB; a config is far smaller"
 
 
@@ -113,7 +112,7 @@ def interpret(value: Any) -> Any:
     if value.lower() in NULLS:
         return None
     if value.lower() in ("true", "false"):
-        return BOOLEANS[value.lower()]
+        return value.lower() == "true"
     number = parse_number(value)
     return str(value) if number is None else number
 
