@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 from torch.nn.functional import dropout
 
-import train_unet
 from helpers.layouts import write
 from helpers.project import ROOT
 from helpers.runs import assert_same_run, train_until, weights_digest
@@ -22,7 +21,7 @@ from train_unet import main, train
 from unet_trainer.config import choices
 from unet_trainer.config.facts import StepCost
 from unet_trainer.config.load import load_config
-from unet_trainer.config.resolved_config import PLAIN, SAID_ELSEWHERE
+from unet_trainer.config.resolved_config import PRINTED_ELSEWHERE, WITHOUT_EFFECT
 from unet_trainer.config.schema import FIELDS, Config
 from unet_trainer.inference.evaluation_data import find_source, find_split
 from unet_trainer.runs.tables import COLUMNS
@@ -84,8 +83,8 @@ def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(
     assert (taken.encoder, taken.decoder_channels) == choices.CPU_ENCODERS_FROM_NOTHING[-1]
     assert (taken.batch_size, taken.repeats, taken.num_epochs, taken.image_size) == (8, 1, 4, (64, 64))
     for name in FIELDS:
-        if getattr(Config(), name) == "auto" and name not in SAID_ELSEWHERE:
-            does_something = name not in PLAIN or getattr(taken, name) != PLAIN[name]
+        if getattr(Config(), name) == "auto" and name not in PRINTED_ELSEWHERE:
+            does_something = name not in WITHOUT_EFFECT or getattr(taken, name) != WITHOUT_EFFECT[name]
             assert (f"\n  {name}: " in said) == does_something, name
 
     train_until(1, config, run_name="broken")
@@ -99,13 +98,8 @@ def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(
 
 
 EVERYTHING = {"ema_decay": 0.9, "accumulation_steps": 2, "grad_clip": 1.0, "warmup_epochs": 1, "optimizer": "sgd"}
-EVERYTHING |= {
-    "loss": {"dice": 1, "focal": 1},
-    "batch_size": 2,
-    "freeze_encoder_epochs": 1,
-    "cutmix": 0.5,
-    "num_workers": 1,
-}
+EVERYTHING |= {"loss": {"dice": 1, "focal": 1}, "batch_size": 2, "freeze_encoder_epochs": 1, "cutmix": 0.5}
+EVERYTHING |= {"num_workers": 1}
 PLATEAU = {"scheduler": "plateau", "plateau_patience": 1, "learning_rate": 1e-9}
 
 
@@ -300,9 +294,3 @@ def test_iou_is_that_of_the_native_pixels_from_the_tile_they_lie_most_central_in
         either += ((predicted | (truth == 1)) & counts).sum()
     assert run.best_val_iou == pytest.approx(hits / either, abs=2e-3)
     assert 0 < hits < either
-
-
-def test_config_is_the_default_argument(monkeypatch, tiny_config):
-    monkeypatch.setattr(train_unet, "CONFIG", {**tiny_config, "run_name": "mine", "num_epochs": 1})
-    assert train().run_dir.name == "mine"
-    assert isinstance(load_config(train_unet.CONFIG), Config)

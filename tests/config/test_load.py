@@ -383,6 +383,3 @@ def test_settings_of_earlier_versions_are_answered_with_what_there_is_now():
         assert problems({name: "auto"}) == [f"{name}: no longer a setting; {instead}: leave it out"]
     (problem,) = problems({"unpaired": "offset"})
     assert "need one of error, skip (offset is no longer read; rename the masks, or set split_file" in problem
-    assert problems({}, ["decoder_attention=auto"])[0].endswith(
-        "need one of none, scse (auto always was none: leave it out)"
-    )

@@ -176,13 +176,8 @@ def test_without_pretrained_weights_a_small_encoder_is_one_that_learns_from_noth
     assert (pretrained.encoder, pretrained.encoder_weights) == (CPU_ENCODERS[-1][0], "imagenet")
     asked = open_settings(**given, encoder="tu-mobilenetv3_small_050", encoder_weights=None).taken
     assert asked.encoder == "tu-mobilenetv3_small_050"
-    assert open_settings(**given, decoder_attention="scse").taken.decoder_channels == (
-        64,
-        32,
-        16,
-        16,
-        16,
-    )  # wide enough
+    wide_enough = (64, 32, 16, 16, 16)
+    assert open_settings(**given, decoder_attention="scse").taken.decoder_channels == wide_enough
 
 
 def test_what_was_spent_before_training_is_not_planned_for():

@@ -290,8 +290,7 @@ class _Resolver:
     def decide_data(self) -> None:
         dataset = self.dataset
         self.decide_auto("num_classes", dataset.num_classes, dataset.num_classes_reason)
-        tolerance_reason = dataset.mask_reason if dataset.mask_tolerance else "the values are exact"
-        self.decide_auto("mask_tolerance", dataset.mask_tolerance, tolerance_reason)
+        self.decide_auto("mask_tolerance", dataset.mask_tolerance, dataset.mask_reason)
         if self["class_names"] is None and dataset.class_names is not None:
             self.decide("class_names", dataset.class_names, dataset.class_names_reason)
         if self["mask_values"] == "auto":
@@ -311,8 +310,7 @@ class _Resolver:
         shape = as_shape(self["image_size"])
         self.decide_auto("crops_per_image", *choices.choose_crops_per_image(self["fit"], dataset.train_sizes, shape))
         self.decide_auto("class_weights", *choices.choose_class_weights(dataset.class_shares, self["num_classes"]))
-        loss_reason = "overlap, so that rare classes count, and every pixel"
-        self.decide_auto("loss", {"dice": 1.0, "cross_entropy": 1.0}, loss_reason)
+        self.decide_auto("loss", {"dice": 1.0, "cross_entropy": 1.0}, "overlap for rare classes, and every pixel")
 
     def decide_augmentation(self) -> None:
         dataset, measured, fit = self.dataset, self.dataset.measurements, self["fit"]
@@ -388,7 +386,7 @@ class _Resolver:
         has_widths = self["decoder_channels"] is None and self["architecture"] in schema.WITH_DECODER_CHANNELS
         least_width = schema.MIN_ATTENTION_CHANNELS if self["decoder_attention"] == "scse" else 1
         num_processes, on_cpu, budget = self.hardware.num_processes, self.on_cpu, self.budget or choices.CPU_BUDGET
-        chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
+        tried = []
         for encoder, usual in reversed(encoders) if on_cpu else encoders:
             widths = tuple(max(least_width, width) for width in usual) if usual and has_widths else None
             cost = measure(batch_size, encoder=encoder, **({"decoder_channels": widths} if has_widths else {}))
@@ -398,13 +396,11 @@ class _Resolver:
                 views = choices.affordable_views(batch, cost, num_val, budget)
                 speed = f"{batch_size / cost.seconds:.1f} images/s"
                 reason = f"{speed}: {views:,} images in {choices.describe_seconds(budget)}"
+            tried.append((encoder, widths, cost, reason))
             is_enough = views >= choices.WANTED_VIEWS
-            if chosen is None or is_enough or not on_cpu:
-                chosen = encoder, widths, cost, reason
             if is_enough != on_cpu or not views:
                 break
-        assert chosen is not None
-        encoder, widths, cost, reason = chosen
+        encoder, widths, cost, reason = tried[-2] if on_cpu and not is_enough and len(tried) > 1 else tried[-1]
         self.decide("encoder", encoder, reason)
         if widths is not None:
             self.decide("decoder_channels", widths, f"goes with {encoder}")
