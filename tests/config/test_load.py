@@ -82,7 +82,7 @@ def test_a_dict_with_numpy_scalars_and_paths_becomes_plain_python(load_text):
     ("val_fraction", 1, "need a number above 0 and below 1, e.g. 0.2"),
     ("rare_class_crops", 1.1, "need a number at least 0 and at most 1, e.g. 0.33"),
     ("ema_decay", 1.0, "need a number above 0 and below 1, e.g. 0.999, or auto, or null"),
-    ("use_amp", 2, "need true or false, or auto"),
+    ("use_amp", 1, "need true or false, or auto"),
     ("amp_dtype", "fp16", "need one of bfloat16, float16; did you mean float16?"),
     ("optimizer", "adamW", "need one of adamw, adam, sgd; did you mean adamw?"),
     ("image_size", [64, 64, 64], "or a list of 2, each a whole number from 32 to 8192, e.g. 512 or [512, 768], or auto"),
@@ -131,8 +131,6 @@ def test_an_unknown_encoder_and_a_missing_data_dir_are_told_with_the_other_mista
 def test_a_long_value_is_cut_in_the_message():
     (line,) = problems({"learning_rate": "x" * 100_000})
     assert line == f"learning_rate: got '{'x' * 58}…; need a positive number, e.g. 1e-3, or auto"
-    (line,) = problems({"learning_rate": 10**5000})  # more digits than Python prints
-    assert line.startswith("learning_rate: got a number of thousands of digits; ")
 
 
 def test_every_key_can_be_wrong_at_once():

@@ -5,17 +5,16 @@ form. Each function raises ValueError, with a text where the words of its type d
 """
 
 import difflib
-import math
-import numbers
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from unet_trainer.config.errors import ConfigError, UserError
-from unet_trainer.config.safe_yaml import interpret, map_leaves, parse_number
+from unet_trainer.config.safe_yaml import BOOLEANS, interpret, map_leaves, parse_number
 from unet_trainer.system.input_files import read_text
 
 MaskValue = int | tuple[int, int, int]  # a value in the file, or red, green, blue
@@ -96,17 +95,18 @@ def python_value(raw: Any) -> Any:
     return map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, raw)
 
 
+def flag(raw: Any) -> bool:
+    text = str(raw).strip().lower() if isinstance(raw, str | bool) else ""
+    if text not in BOOLEANS:
+        raise ValueError
+    return BOOLEANS[text]
+
+
 def number(raw: Any) -> float:
-    value = parse_number(raw) if isinstance(raw, str) else raw
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    value: Any = parse_number(raw) if isinstance(raw, str) else raw
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise ValueError
-    try:
-        value = float(value)
-    except OverflowError:
-        raise ValueError from None
-    if not math.isfinite(value):
-        raise ValueError
-    return value
+    return float(value)
 
 
 def whole_number(raw: Any) -> int:
@@ -134,13 +134,9 @@ def word_or_empty(raw: Any) -> str:
 def tile_side(raw: Any, key: str) -> int:
     """Of an option of a command, named by its key; raises UserError. The deepest stage of a network has a 32nd of the
     pixels."""
-    try:
-        side = whole_number(raw)
-    except ValueError:
-        side = 1
-    if side % 32 or not 32 <= side <= 8192:
+    if not str(raw).isdecimal() or int(raw) % 32 or not 32 <= int(raw) <= 8192:
         raise UserError(f"{key}: got {raw}; need a multiple of 32 from 32 to 8192, e.g. 256")
-    return side
+    return int(raw)
 
 
 def pattern(text: str) -> str:

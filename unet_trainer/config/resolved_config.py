@@ -154,10 +154,9 @@ class Settings:
         to one start only."""
         reasons, machine_keys = {}, self.machine_keys()
         for name, (value, _, reason) in self._settings.items():
-            if self[name].is_decided and name != "init_from":  # whose reason is what was loaded
-                here = f"here {value_text(to_plain(value))}" if name in machine_keys else "decided"
-                reason = f"{here}: {reason}"
-            reasons[name] = reason
+            here = f"here {value_text(to_plain(value))}" if name in machine_keys else "decided"
+            is_decided = self[name].is_decided and name != "init_from"  # whose reason is what was loaded
+            reasons[name] = f"{here}: {reason}" if is_decided else reason
         return to_yaml(dataclasses.replace(self.repeatable(), **values), header, reasons)
 
     def sources_and_reasons(self) -> dict[str, list[str]]:

@@ -4,7 +4,6 @@ Scalars keep the text the user typed (`Plain`), because only the key decides whe
 `1e-3` is a number. Tags, anchors, several documents, duplicate keys, deep nesting and long texts are refused.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ MAX_DIGITS = 300  # Python itself refuses to convert integers of several thousan
 NUMBER = re.compile(r"[-+]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][-+]?[0-9]+)?", re.ASCII)
 SPECIAL_FLOATS = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf, ".nan": math.nan}
 NULLS = frozenset(["", "~", "null"])
+BOOLEANS = {"true": True, "false": False, "yes": True, "no": False, "on": True, "off": False}
 TOO_LONG = f"more than {MAX_BYTES // 1024} KiB; a config is far smaller"
 
 
@@ -127,10 +127,7 @@ def parse_number(text: str) -> int | float | None:
 
 def shorten(value: object) -> str:
     """The repr of a value for a message, cut to 60 characters, on one line."""
-    try:
-        text = repr(str(value) if isinstance(value, Plain) else value)
-    except ValueError:  # Python does not print integers of several thousand digits
-        text = "a number of thousands of digits"
+    text = repr(str(value) if isinstance(value, Plain) else value)
     return _cut(text.replace("\n", " "), 60)
 
 
@@ -160,7 +157,5 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 def value_text(value: Any) -> str:
     """A plain value in YAML, on one line."""
-    if value is None or isinstance(value, bool | int):  # half of the settings of a run, each written several times
-        return json.dumps(value)
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return text.removesuffix("...\n").strip()

@@ -31,6 +31,7 @@ DEMO_DIR = "data/demo"
 # How text becomes a number or a boolean; and types of values, of which a description is what messages say.
 WHOLE, NUMBER, TEXT = BeforeValidator(p.whole_number), BeforeValidator(p.number), BeforeValidator(p.text)
 LENGTH = Field(min_length=1, max_length=MAX_ITEMS)
+Flag = Annotated[bool, BeforeValidator(p.flag)]
 Number = Annotated[float, NUMBER]
 AtLeastOne = Annotated[int, Field(ge=1), WHOLE]
 UpTo65536 = Annotated[int, Field(ge=1, le=65536), WHOLE]
@@ -125,7 +126,7 @@ class Config:
     repeats: Repeats | Auto = key("auto", "times that each image (or crop) comes in an epoch, or the share of them "
         "that does: 0.25; auto: 1, or with num_epochs: auto what gives epochs of a good length", "4 or 0.25")
     rare_class_crops: Share = key(0.33, "fit: crop centres this share of the crops on a pixel of a rare class")
-    resize_masks: bool = key(False, "bring a mask of another size, but the same shape, to the size of its image")
+    resize_masks: Flag = key(False, "bring a mask of another size, but the same shape, to the size of its image")
     in_channels: Annotated[int, Field(ge=1, le=64), WHOLE] | Auto = key("auto", "channels of the images; auto: as many "
         "as they have", "3")
     image_mean: Numbers | Auto = key("auto", "subtracted from each channel, in the files' own units; auto: "
@@ -178,7 +179,7 @@ class Config:
     optimizer: Literal["adamw", "adam", "sgd"] = key("adamw", "adamw, adam or sgd (Nesterov momentum 0.9)")
     learning_rate: Positive | Auto = key("auto", "peak learning rate; auto: by optimizer and effective batch; runs of "
         "2,000 steps or more try lower ones before the first epoch", "1e-3")
-    scale_lr: bool = key(False, "under torchrun: learning_rate times the number of processes (the linear rule)")
+    scale_lr: Flag = key(False, "under torchrun: learning_rate times the number of processes (the linear rule)")
     encoder_lr_factor: Positive = key(1.0, "of the encoder, times learning_rate, e.g. 0.2 if pretrained", "0.2")
     weight_decay: NotNegative | Auto = key("auto", "not on biases and norms; auto: 0.05 with adamw, else 1e-4", "1e-4")
     scheduler: Literal["cosine", "poly", "plateau", "constant"] = key("cosine", "how the learning rate falls: cosine "
@@ -197,17 +198,17 @@ class Config:
     early_stopping_min_delta: NotNegative = key(0.0, "an improvement smaller than this does not count as one", "0.001")
 
     device: Device = key("auto", "auto, cpu, cuda, cuda:1 or mps")
-    use_amp: bool | Auto = key("auto", "mixed precision: faster, half the memory on a GPU, same IoU; auto: on a GPU")
+    use_amp: Flag | Auto = key("auto", "mixed precision: faster, half the memory on a GPU, same IoU; auto: on a GPU")
     amp_dtype: Literal["bfloat16", "float16"] = key("bfloat16", "bfloat16 (from Ampere on); float16: older GPUs")
     scaler_init_scale: Positive = key(65536.0, "float16: first loss scale")
-    allow_tf32: bool = key(True, "let float32 matrix products use TF32 on NVIDIA GPUs from Ampere on")
-    compile_model: bool | Auto = key("auto", "compile the step: a minute, then faster; auto: where that saves time")
-    channels_last: bool = key(True, "NHWC in memory, which suits tensor cores")
+    allow_tf32: Flag = key(True, "let float32 matrix products use TF32 on NVIDIA GPUs from Ampere on")
+    compile_model: Flag | Auto = key("auto", "compile the step: a minute, then faster; auto: where that saves time")
+    channels_last: Flag = key(True, "NHWC in memory, which suits tensor cores")
     gradient_compression: Literal["none", "bf16"] = key("none", "under torchrun: bf16 sends gradients in bfloat16, "
         "half the bytes for slow links between GPUs, and rounds them")
-    sync_batchnorm: bool = key(False, "under torchrun on GPUs: batch norm statistics over the batches of all "
+    sync_batchnorm: Flag = key(False, "under torchrun on GPUs: batch norm statistics over the batches of all "
         "processes; for very small batches; slower, and not compiled")
-    deterministic: bool = key(False, "the same bits on every run of one machine, at some cost in speed")
+    deterministic: Flag = key(False, "the same bits on every run of one machine, at some cost in speed")
 
     seed: Annotated[int, Field(ge=0, le=2**31), WHOLE] = key(42, "split, weights, order, augmentation follow from it")
     checkpoint_dir: Text = key("checkpoints", "where runs are written")
@@ -219,10 +220,10 @@ class Config:
     worker_timeout: Positive | None = key(600.0, "seconds without a batch after which the worker processes count as "
         "hanging; null: wait for ever")
 
-    tensorboard: bool = key(False, "log scalars, pictures, settings to the run's folder (pip install tensorboard)")
-    wandb: bool = key(False, "log to Weights & Biases (pip install wandb); without a key into the run's folder")
-    trackio: bool = key(False, "log to Trackio (pip install trackio)")
-    mlflow: bool = key(False, "log to MLflow (pip install mlflow): MLFLOW_TRACKING_URI, or checkpoint_dir/mlruns")
+    tensorboard: Flag = key(False, "log scalars, pictures, settings to the run's folder (pip install tensorboard)")
+    wandb: Flag = key(False, "log to Weights & Biases (pip install wandb); without a key into the run's folder")
+    trackio: Flag = key(False, "log to Trackio (pip install trackio)")
+    mlflow: Flag = key(False, "log to MLflow (pip install mlflow): MLFLOW_TRACKING_URI, or checkpoint_dir/mlruns")
 
     # fmt: on
     # Where each value came from ("file", "command line", ...); a key that is missing here has its default. Not a setting.
@@ -236,13 +237,10 @@ def explanations() -> dict[str, str]:
     return {name: field.metadata["sentence"] for name, field in FIELDS.items()}
 
 
-def _hint(name: str) -> Any:
-    return FIELDS[name].type
-
-
 @cache
 def _adapter(name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(_hint(name))
+    hint: Any = FIELDS[name].type
+    return TypeAdapter(hint)
 
 
 @cache
@@ -254,7 +252,7 @@ def parse_value(name: str, raw: Any) -> Any:
     """The value of a key. Raises ValueError with what is needed."""
     value = p.python_value(raw)
     if isinstance(raw, str):
-        hint = _hint(name)
+        hint: Any = FIELDS[name].type
         is_null = isinstance(raw, Plain) and raw.lower() in NULLS and hint == hint | None
         is_auto = raw.strip().lower() == "auto" and hint == hint | Auto
         value = None if is_null else "auto" if is_auto else str(raw)
