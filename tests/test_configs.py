@@ -1,4 +1,4 @@
-"""The files in configs/: each loads and begins with the command that runs it."""
+"""The files in configs/: each loads, begins with the command that runs it, and has the settings that its name promises."""
 
 import re
 import shlex
@@ -10,6 +10,20 @@ from helpers.project import ROOT
 from unet_trainer.config.load import load_config
 
 FILES = sorted((ROOT / "configs").iterdir())
+BFLOAT16 = {"use_amp": True, "amp_dtype": "bfloat16"}
+FLOAT32 = {"use_amp": False}
+PROMISES = {
+    "fast": {"batch_size": 16, **BFLOAT16, "compile_model": True},
+    "production": {**BFLOAT16, "grad_clip": 1.0, "on_oom": "shrink"},
+    "max_batch": {"batch_size": 32, **BFLOAT16, "compile_model": True},
+    "low_memory": {"batch_size": 4, **BFLOAT16, "accumulation_steps": 4},
+    "older_gpu": {"use_amp": True, "amp_dtype": "float16", "grad_clip": 1.0},
+    "stable": {**FLOAT32, "allow_tf32": False, "compile_model": False, "deterministic": True, "accumulation_steps": 1},
+    "debug": {"batch_size": 2, "num_epochs": 5, **FLOAT32, "compile_model": False, "num_workers": 0},
+}
+DECIDED_FROM_THE_DATA = (
+    "fit", "image_size", "augmentation", "num_epochs", "repeats", "learning_rate", "ema_decay", "loss",
+)  # fmt: skip
 
 
 def read(name):
@@ -18,6 +32,16 @@ def read(name):
 
 def test_demo_yaml_is_what_the_script_trains():
     assert load_config(ROOT / "configs" / "demo.yaml") == train_unet.script_config()
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_preset_has_the_settings_that_it_promises(name):
+    config = load_config(ROOT / "configs" / f"{name}.yaml")
+    assert {key: getattr(config, key) for key in PROMISES[name]} == PROMISES[name]
+    usual = (config.run_name, config.data_dir, config.device, config.resume, config.seed)
+    assert usual == (name, "data/demo", "auto", None, 42)
+    if name != "debug":
+        assert {getattr(config, key) for key in DECIDED_FROM_THE_DATA} == {"auto"}
 
 
 def test_no_preset_needs_the_internet():

@@ -5,7 +5,9 @@ import io
 import json
 import os
 import shutil
+import signal
 import threading
+import time
 from pathlib import Path
 
 import cv2
@@ -20,6 +22,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import fill_cache
+from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build
 from unet_trainer.training.checkpoint import read_checkpoint
 
@@ -145,6 +148,7 @@ def dead_disk(monkeypatch):
 
     monkeypatch.setattr(SegmentationDataset, "_read", read)
     monkeypatch.setattr(build, "Loader", make_loader)
+    die.loaders = loaders
     yield die
     is_over.set()
 
@@ -155,6 +159,22 @@ def test_a_disk_that_dies_ends_a_run_without_workers_by_the_timeout_too(config, 
     )
     with pytest.raises(TrainingFailed, match=message):
         train(config, on_epoch=dead_disk, num_epochs=3, accumulation_steps=2)
+
+
+def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(config, dead_disk):
+    def terminate():
+        time.sleep(0.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def die(row):
+        dead_disk()
+        for loader in dead_disk.loaders:
+            loader.timeout = None
+        threading.Thread(target=terminate).start()
+
+    with pytest.raises(Interrupted):
+        train(config, on_epoch=die, num_epochs=3)
+    assert (Path(config["checkpoint_dir"]) / "run/last.pt").is_file()
 
 
 def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dead_disk, monkeypatch):
@@ -201,6 +221,28 @@ def test_names_with_anything_in_them_train_resume_and_predict_as_others_do(nasty
         rows = list(csv.DictReader(io.StringIO(table.read_bytes().decode("utf-8", "surrogateescape"), newline="")))
         assert {os.fsencode(Path(row["image"]).stem) for row in rows} <= written
         assert len(rows) == (12 if table.name == "split.csv" else 6)
+
+
+def test_a_name_that_attacks_the_terminal_is_shown_escaped(nasty, config, capsys):
+    (nasty / os.fsdecode(b"images/esc\x1b[31mred.jpg")).write_bytes(b"no image")
+    (nasty / "images/nl\nname.jpg").write_bytes(b"no image")
+    assert main(["check", *words(config)]) == 2
+    said = capsys.readouterr().out
+    assert "not an image that can be decoded (2 files):" in said
+    assert "esc\\x1b[31mred.jpg" in said
+    assert "nl\\nname.jpg" in said
+    assert main(words(config)) == 2
+    out, err = capsys.readouterr()
+    assert "\x1b" not in out + err
+    assert "esc\\x1b[31mred.jpg" in err
+
+
+def test_a_disk_cache_changes_no_bit_and_ends_with_its_run(config):
+    config = {**config, "num_workers": 1}
+    straight = train(config, cache="none", run_name="straight")
+    cached = train(config, cache="disk", run_name="cached")
+    assert weights_digest(cached.run_dir) == weights_digest(straight.run_dir)
+    assert list(Path(config["checkpoint_dir"]).glob(".cache/*.pixels")) == []
 
 
 @pytest.fixture

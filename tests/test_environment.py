@@ -116,16 +116,21 @@ result.nothing
 """
 
 
-def test_a_type_checker_knows_the_keywords_of_train_and_follow(installed, tmp_path):
-    """Where pip has installed it."""
+@pytest.mark.parametrize("from_a_clone", [False, True])
+def test_a_type_checker_knows_the_keywords_of_train_and_follow(from_a_clone, installed, tmp_path):
+    """Installed by pip, and where the folder of a clone is on the path."""
     pytest.importorskip("mypy", reason="checks types")
-    venv.create(tmp_path / "venv", symlinks=True)
-    (site_packages,) = (tmp_path / "venv").rglob("site-packages")
-    shutil.copytree(installed, site_packages, dirs_exist_ok=True)
+    if not from_a_clone:
+        venv.create(tmp_path / "venv", symlinks=os.name != "nt")
+        (site_packages,) = (tmp_path / "venv").rglob("site-packages")
+        shutil.copytree(installed, site_packages, dirs_exist_ok=True)
+    python = tmp_path / ("venv/Scripts/python.exe" if os.name == "nt" else "venv/bin/python")
     (tmp_path / "program.py").write_text(TYPED + WRONG)
-    options = ["--python-executable", "venv/bin/python", "--follow-imports=silent", "--ignore-missing-imports"]
-    command = [sys.executable, "-m", "mypy", *options, "--cache-dir", "cache", "program.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"MYPYPATH": ""}, capture_output=True, text=True)
+    options = ["--no-site-packages"] if from_a_clone else ["--python-executable", str(python)]
+    options += ["--follow-imports=silent", "--ignore-missing-imports", "--cache-dir", str(tmp_path / "cache")]
+    command = [sys.executable, "-m", "mypy", *options, "program.py"]
+    environment = os.environ | {"MYPYPATH": str(ROOT) if from_a_clone else ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     found = re.findall(r"^program\.py:(\d+): error: (.*)", done.stdout, re.MULTILINE)
     first = TYPED.count("\n") + 2
     assert [int(line) - first for line, _ in found] == [0, 1, 2, 3, 4, 4, 5], done.stdout

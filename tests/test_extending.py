@@ -233,10 +233,12 @@ def replace_by_link(folder):
 
 
 @pytest.mark.parametrize("damage", [
+    lambda folder: (folder / "images/000002.npy").write_bytes(b"\x93NUMPY"),
     invert,
+    lambda folder: shutil.rmtree(folder / "masks"),
     lambda folder: shutil.copy(folder / "images/000000.npy", folder / "images/000003.npy"),
     replace_by_link,
-], ids=["inverted", "one more", "a link"])  # fmt: skip
+], ids=["truncated", "inverted", "no masks", "one more", "a link"])  # fmt: skip
 def test_data_that_were_damaged_since_they_were_written_are_written_anew(tmp_path, damage):
     (tmp_path / "mine.npy").write_bytes(b"mine")
     folder = write_given({"train": given_pairs(), "val": given_pairs()[:1]}, tmp_path) / "train"

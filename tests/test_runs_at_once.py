@@ -28,6 +28,13 @@ def config(tiny_data, tmp_path):
     return {**SETTINGS, "data_dir": str(tiny_data), "checkpoint_dir": str(tmp_path / "runs"), "num_epochs": 2}
 
 
+def constant_network(logit):
+    """Its logits are all this, which no checkpoint holds."""
+    network = torch.nn.Conv2d(3, 1, 1)
+    network.register_forward_hook(lambda module, inputs, logits: torch.full_like(logits, logit))
+    return network
+
+
 class CountingLoss:
     """Cross entropy times `factor`, which a run ends with other weights for."""
 
@@ -64,6 +71,18 @@ def test_trainings_in_threads_have_their_own_losses_networks_and_weights(config)
     assert all(loss.num_calls > number for loss, number in zip(losses, num_calls, strict=True))  # timed steps vary
     for one, other in zip(alone, together, strict=True):
         assert torch.equal(saved_weights(one), saved_weights(other.run_dir))
+
+
+def test_eight_threads_load_each_the_network_that_it_passes(tmp_path):
+    spec = make_spec(architecture="own")
+    path = save_model(tmp_path / "best.pt", Segmenter(spec, constant_network(0.0), channels_last=True))
+
+    def load_often(logit):
+        models = [load(path, device="cpu", model=constant_network(logit)) for _ in range(20)]
+        return [float(model.probabilities(IMAGE)[0, 0, 1]) for model in models]
+
+    found = in_threads(*(partial(load_often, logit) for logit in range(-4, 4)))
+    assert np.allclose(found, torch.arange(-4.0, 4.0).sigmoid()[:, None])
 
 
 def test_what_a_run_that_is_followed_trains_is_not_there_for_others(config, tmp_path):

@@ -5,9 +5,12 @@ What is found here gets a fast test of its own, where the code is that was wrong
 
 import contextlib
 import copy
+import json
 import os
 import random
+import re
 import resource
+import shutil
 import signal
 import time
 import traceback
@@ -21,7 +24,10 @@ from helpers.checkpoints import save_model, small_segmenter, small_spec
 from helpers.killed_runs import HANG_SECONDS, start, train_once
 from helpers.mutations import image_files, mutated, mutated_json
 from helpers.project import TINY_MODEL
+from helpers.report_runs import write_run
 from helpers.runs import assert_same_run
+from unet_trainer.commands import runs
+from unet_trainer.commands.runs import comparison_lines
 from unet_trainer.config.errors import UserError
 from unet_trainer.datasets.converted import has_pages, page_types
 from unet_trainer.images.file_bytes import DataError
@@ -30,6 +36,11 @@ from unet_trainer.images.image_spec import RGB_8BIT, open_reader, read_small
 from unet_trainer.images.mask_decoding import decode_mask_or_alpha
 from unet_trainer.images.tiff_files import read_georeference
 from unet_trainer.inference.engine import read_model
+from unet_trainer.reports.comparison import compare_runs, render_comparison
+from unet_trainer.reports.run_report import render_report
+from unet_trainer.runs.curves import draw_curves
+from unet_trainer.runs.record import read_run_summary
+from unet_trainer.runs.tables import write_metrics
 from unet_trainer.system.concurrency import forked_map
 from unet_trainer.training.checkpoint import read_checkpoint, write_checkpoint
 
@@ -56,6 +67,13 @@ def report(what, outcomes, wrong):
 
 CHUNK = 100  # mutations that one child tries
 MEMORY = 6 * 2**30  # bytes that it may map
+
+
+def limit_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    warnings.simplefilter("ignore")
+
+
 HEADERS = ("channels_with_alpha", "palette", "nodata", "is_lossy", "is_turned", "is_cut_off", "stored_size")
 
 
@@ -99,8 +117,7 @@ def test_mutated_images_of_every_format_are_read_or_refused(tmp_path):
     outcomes, wrong = Counter(), []
 
     def try_chunk(chunk, read_stderr):
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-        warnings.simplefilter("ignore")
+        limit_memory()
         found = []
         for number in range(CHUNK):
             chosen = (chunk * CHUNK + number) % len(names)
@@ -164,3 +181,61 @@ def test_random_signals_at_random_moments_change_no_bit(tiny_data, tmp_path):
         last.join(HANG_SECONDS)
         assert last.exitcode == 0, log.read_text()[-500:]
         assert_same_run(*(tmp_path / "checkpoints" / f"{name}{turn}" for name in ("run", "straight")))
+
+
+def mutate_run_file(path, chooser, rng):
+    if path.suffix == ".json":
+        path.write_text(json.dumps(mutated_json(json.loads(path.read_text()), chooser)))
+    elif path.suffix == ".csv" and chooser.random() < 0.5:
+        cells = re.split("([,\n])", path.read_text())
+        cells[2 * chooser.randrange(len(cells) // 2)] = chooser.choice(
+            ["", "nan", "-1", "1e400", "x", "\0", '"', "a,b"]
+        )
+        path.write_text("".join(cells))
+    else:
+        path.write_bytes(mutated(path.read_bytes(), rng))
+
+
+def show_run(folder, good):
+    """All that shows a run."""
+    summaries = [read_run_summary(folder), read_run_summary(good)]
+    json.dumps([runs.as_json(summary) for summary in summaries], allow_nan=False)
+    runs.table(summaries)
+    render_report(summaries[0]).encode()
+    comparison_lines(compare_runs(summaries))
+    render_comparison(summaries[::-1]).encode()
+    if summaries[0].epochs:
+        draw_curves(summaries[0])
+    return "told as damaged" if summaries[0].problems else "shown"
+
+
+def test_mutated_files_of_runs_are_shown_or_told(tmp_path):
+    """In processes of their own, with a limit of time and memory."""
+    scores = {"per_class_iou": {"foreground": 0.5}, "baseline_iou": 0.2}
+    good = write_run(tmp_path / "good", result={"epochs": 3, "stopped_early": True, "warnings": ["x"], **scores})
+    write_metrics(good / "metrics.csv", [{"epoch": number, "val_iou": 0.5, "seconds": 2.0} for number in (1, 2, 3)])
+    outcomes, wrong = Counter(), []
+
+    def try_run(number, read_stderr):
+        limit_memory()
+        chooser, rng = random.Random(f"{SEED} {number}"), np.random.default_rng([SEED, number])
+        folder = tmp_path / str(number)
+        shutil.copytree(good, folder)
+        files = sorted(folder.iterdir())
+        for path in chooser.sample(files, chooser.choice((1, 1, 2))):
+            mutate_run_file(path, chooser, rng)
+        try:
+            return show_run(folder, good)
+        except BaseException:
+            return traceback.format_exc(limit=-1, chain=False)
+        finally:
+            shutil.rmtree(folder)
+
+    for turn in rounds(least=4):
+        numbers = range(turn * 50, turn * 50 + 50)
+        for index, found in forked_map(try_run, numbers, os.cpu_count() or 1, timeout=HANG_SECONDS):
+            if found in ("shown", "told as damaged"):
+                outcomes[found] += 1
+            else:
+                wrong.append(f"number {numbers[index]}: {getattr(found, 'reason', found)}")
+    report("mutated files of runs", outcomes, wrong)

@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch.nn.functional import dropout
 
+import train_unet
 from helpers.layouts import write
 from helpers.project import ROOT
 from helpers.runs import assert_same_run, train_until, weights_digest
@@ -294,3 +295,9 @@ def test_iou_is_that_of_the_native_pixels_from_the_tile_they_lie_most_central_in
         either += ((predicted | (truth == 1)) & counts).sum()
     assert run.best_val_iou == pytest.approx(hits / either, abs=2e-3)
     assert 0 < hits < either
+
+
+def test_config_is_the_default_argument(monkeypatch, tiny_config):
+    monkeypatch.setattr(train_unet, "CONFIG", {**tiny_config, "run_name": "mine", "num_epochs": 1})
+    assert train().run_dir.name == "mine"
+    assert isinstance(load_config(train_unet.CONFIG), Config)

@@ -131,6 +131,8 @@ def test_an_unknown_encoder_and_a_missing_data_dir_are_told_with_the_other_mista
 def test_a_long_value_is_cut_in_the_message():
     (line,) = problems({"learning_rate": "x" * 100_000})
     assert line == f"learning_rate: got '{'x' * 58}…; need a positive number, e.g. 1e-3, or auto"
+    (line,) = problems({"learning_rate": 10**5000})  # more digits than Python prints
+    assert line.startswith("learning_rate: got a number of thousands of digits; ")
 
 
 def test_every_key_can_be_wrong_at_once():
@@ -332,14 +334,21 @@ def test_a_missing_package_is_one_message_with_what_to_install(monkeypatch):
         check_url("data_dir", "s3://bucket/mine")
 
 
-@pytest.mark.parametrize(("text", "kind"), [
-    ("path: ../sets/mine\ntrain: images/train\nval: images/val\n\nnames:\n  0: a\n", "Ultralytics' file about a dataset"),
-    ('{"channel_names": {"0": "CT"}, "labels": {"background": 0}, "numTraining": 4}', "nnU-Net's dataset.json"),
-    ('{"images": [], "annotations": [], "categories": [{"id": 1}]}' + " " * 300_000, "a file of COCO annotations"),
+@pytest.mark.parametrize(("name", "text", "kind", "inner"), [
+    ("data.yaml", "path: ../sets/mine # root\ntrain: images/train\nval: images/val\n\nnames:\n  0: a\n", "Ultralytics' file", "../sets/mine"),
+    ("data.yaml", "train: ../train/images\nval: ../valid/images\nnc: 1\nnames: ['a']\n", "Ultralytics' file", ""),
+    ("data.yaml", "path: none\ntrain: a\nval: b\nnames: [a]\n", "Ultralytics' file", ""),
+    ("dataset.json", '{"channel_names": {"0": "CT"}, "labels": {"background": 0}, "numTraining": 4}', "nnU-Net's dataset.json", ""),
+    ("a.json", '{"images": [], "annotations": [], "categories": [{"id": 1}]}' + " " * 300_000, "a file of COCO annotations", ""),
 ])  # fmt: skip
-def test_another_tools_file_about_a_dataset_is_named(text, kind, load_text):
-    with pytest.raises(ConfigError, match=f"  it is {kind}, not a config; set data_dir to the folder of the data"):
-        load_text(text)
+def test_another_tools_file_about_a_dataset_is_named_with_the_data_dir(tmp_path, name, text, kind, inner):
+    (tmp_path / "sets/mine").mkdir(parents=True)
+    (tmp_path / "here").mkdir()
+    path = tmp_path / "here" / name
+    path.write_text(text)
+    (line,) = problems(path)
+    assert line.startswith(f"it is {kind}")
+    assert line.endswith(f", not a config; to use the data that it describes: data_dir={tmp_path / 'here' / inner}")
 
 
 @pytest.mark.parametrize(("place", "fix"), [
@@ -381,3 +390,6 @@ def test_settings_of_earlier_versions_are_answered_with_what_there_is_now():
         assert problems({name: "auto"}) == [f"{name}: no longer a setting; {instead}: leave it out"]
     (problem,) = problems({"unpaired": "offset"})
     assert "need one of error, skip (offset is no longer read; rename the masks, or set split_file" in problem
+    assert problems({}, ["decoder_attention=auto"])[0].endswith(
+        "need one of none, scse (auto always was none: leave it out)"
+    )

@@ -1,6 +1,10 @@
 """Config: frozen, complete, explained; written as YAML it reads back as the same config; what follows from its values."""
 
+import compileall
 import random
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +44,24 @@ def test_what_follows_from_the_keys_is_up_to_date(path):
     written = (ROOT / path).read_text(encoding="utf-8")
     assert written == GENERATED[path](), f"{path}: {generated_files.__doc__}"
     assert [name for name in FIELDS if name not in written and name != "loss"] == []
+
+
+def test_keys_are_explained_where_there_is_no_source(tmp_path):
+    """As in a program that is packed into one file: of the package there are compiled files alone."""
+    shutil.copytree(ROOT / "unet_trainer/config", tmp_path / "unet_trainer/config")
+    shutil.copytree(ROOT / "unet_trainer/system", tmp_path / "unet_trainer/system")
+    (tmp_path / "unet_trainer/__init__.py").touch()
+    compileall.compile_dir(tmp_path, legacy=True, quiet=1)
+    for path in tmp_path.rglob("*.py"):
+        path.unlink()
+    program = (
+        "from unet_trainer.config import schema; print(schema.__file__); "
+        "print(schema.to_yaml(schema.Config(), ''), end='')"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    file, _, text = printed.stdout.partition("\n")
+    assert file.endswith(".pyc")
+    assert text == to_yaml(Config(), "")
 
 
 def test_the_demo_is_recognised_however_its_path_is_spelled(tmp_path, monkeypatch):

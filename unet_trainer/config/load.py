@@ -7,6 +7,7 @@ torch, so that a typo is answered at once.
 import dataclasses
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,6 +61,9 @@ DATASET_KEYS = {
 # Settings of earlier versions, and what a user has now.
 REMOVED_KEYS = {
     "process_timeout": "a process that hangs ends the job after 15 minutes",
+    "scaler_growth_factor": "torch's own factor is used",
+    "scaler_backoff_factor": "torch's own factor is used",
+    "scaler_growth_interval": "torch's own interval is used",
     "deep_supervision": "the loss of the output alone is trained",
     "on_nan": "steps that are not finite are skipped, and eight in a row end the run with its state saved",
     "on_save_error": "a save that fails ends the run with exit code 3",
@@ -152,10 +156,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         raise YamlError("no such file" + (f"; did you mean {by_stem[meant]}?" if meant else there)) from None
     except OSError as error:
         raise YamlError(f"cannot be read: {error.strerror}") from None
-    keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
-    for kind, wanted in DATASET_KEYS.items():
-        if keys.issuperset(wanted.encode().split()):
-            raise YamlError(f"it is {kind}, not a config; set data_dir to the folder of the data that it describes")
+    _refuse_dataset_file(path, content)
     if len(content) > MAX_BYTES:
         raise YamlError(TOO_LONG)
     try:
@@ -165,6 +166,17 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise YamlError(f"got {shorten(values)}; need lines of the form key: value")
     return values
+
+
+def _refuse_dataset_file(path: Path, content: bytes) -> None:
+    """Raises YamlError for another tool's file about a dataset, which its keys give away."""
+    keys = set(re.findall(rb"(?:^|[{,])\s*[\"']?(\w+)[\"']?\s*:", content, re.MULTILINE))
+    for kind, wanted in DATASET_KEYS.items():
+        if keys.issuperset(wanted.encode().split()):
+            inner = re.search(rb"^path: *([^#\r\n]+)", content, re.MULTILINE)  # Ultralytics', relative to the file
+            folder = path.parent / (inner[1].decode(errors="replace").strip(" '\"") if inner else "")
+            use = f"data_dir={shlex.quote(str(folder if folder.is_dir() else path.parent))}"
+            raise YamlError(f"it is {kind}, not a config; to use the data that it describes: {use}")
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:

@@ -127,7 +127,10 @@ def parse_number(text: str) -> int | float | None:
 
 def shorten(value: object) -> str:
     """The repr of a value for a message, cut to 60 characters, on one line."""
-    text = repr(str(value) if isinstance(value, Plain) else value)
+    try:
+        text = repr(str(value) if isinstance(value, Plain) else value)
+    except ValueError:  # Python does not print integers of several thousand digits
+        text = "a number of thousands of digits"
     return _cut(text.replace("\n", " "), 60)
 
 

@@ -71,7 +71,9 @@ THEMES = {
     "seed": "Run", "tensorboard": "Trackers",
 }  # fmt: skip
 REMOVED_VALUES = {
-    "unpaired: offset": "offset is no longer read; rename the masks, or set split_file to a CSV of the pairs"
+    "unpaired: offset": "offset is no longer read; rename the masks, or set split_file to a CSV of the pairs",
+    "decoder_attention: auto": "auto always was none: leave it out",
+    "encoder_lr_factor: auto": "auto always was 1: leave it out",
 }
 
 
