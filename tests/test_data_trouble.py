@@ -237,14 +237,6 @@ def test_a_name_that_attacks_the_terminal_is_shown_escaped(nasty, config, capsys
     assert "esc\\x1b[31mred.jpg" in err
 
 
-def test_a_disk_cache_changes_no_bit_and_ends_with_its_run(config):
-    config = {**config, "num_workers": 1}
-    straight = train(config, cache="none", run_name="straight")
-    cached = train(config, cache="disk", run_name="cached")
-    assert weights_digest(cached.run_dir) == weights_digest(straight.run_dir)
-    assert list(Path(config["checkpoint_dir"]).glob(".cache/*.pixels")) == []
-
-
 @pytest.fixture
 def no_foreground(config, data):
     """Settings of a run whose validation masks are empty."""
