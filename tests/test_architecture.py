@@ -11,18 +11,8 @@ from helpers.project import ROOT
 
 # Each package may import those before it in this list, and itself.
 PACKAGES = (
-    "config",
-    "system",
-    "images",
-    "datasets",
-    "loading",
-    "model",
-    "runs",
-    "training",
-    "inference",
-    "reports",
-    "commands",
-)
+    "config", "system", "images", "datasets", "loading", "model", "runs", "training", "inference", "reports", "commands",
+)  # fmt: skip
 LOWEST = "unet_trainer.system.input_files"  # imports nothing of ours, so that config may use it too
 MODULES = {
     ".".join(path.relative_to(ROOT).with_suffix("").parts): path
@@ -30,16 +20,8 @@ MODULES = {
     if path.stem != "__init__"
 }
 SLOW = (
-    "torch",
-    "torchvision",
-    "numpy",
-    "cv2",
-    "albumentations",
-    "segmentation_models_pytorch",
-    "timm",
-    "PIL",
-    "matplotlib",
-)
+    "torch", "torchvision", "numpy", "cv2", "albumentations", "segmentation_models_pytorch", "timm", "PIL", "matplotlib",
+)  # fmt: skip
 
 
 @functools.cache
@@ -102,21 +84,12 @@ def test_no_modules_import_each_other_in_a_circle_at_module_level():
 def loaded_by(modules):
     script = f"import sys, {', '.join(modules)}; print(*sorted(set({SLOW!r}) & set(sys.modules)))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True, timeout=60
-    )
-    return done.stdout.split()
+    return subprocess.check_output([sys.executable, "-c", script], env=environment, text=True, timeout=60).split()
 
 
 def test_what_must_answer_at_once_loads_nothing_slow():
     config = [module for module in MODULES if package_of(module) == "config"]
-    others = (
-        "system.console",
-        "system.atomic_files",
-        "runs.folder",
-        "runs.tables",
-        "commands.command_line",
-    )
+    others = "system.console", "system.atomic_files", "runs.folder", "runs.tables", "commands.command_line"
     assert loaded_by(["train_unet", *config, *(f"unet_trainer.{name}" for name in others)]) == []
 
 
@@ -132,9 +105,8 @@ def test_a_module_says_what_it_is_for():
 
 def test_no_test_file_imports_another():
     for path in (ROOT / "tests").rglob("*.py"):
-        assert not re.search(r"^\s*(from|import) (test_|conftest)", path.read_text(encoding="utf-8"), re.MULTILINE), (
-            path
-        )
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"^\s*(from|import) (test_|conftest)", text, re.MULTILINE), path
 
 
 def test_the_script_is_short_enough_to_be_read_in_one_sitting():

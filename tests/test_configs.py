@@ -22,15 +22,8 @@ PROMISES = {
     "debug": {"batch_size": 2, "num_epochs": 5, **FLOAT32, "compile_model": False, "num_workers": 0},
 }
 DECIDED_FROM_THE_DATA = (
-    "fit",
-    "image_size",
-    "augmentation",
-    "num_epochs",
-    "repeats",
-    "learning_rate",
-    "ema_decay",
-    "loss",
-)
+    "fit", "image_size", "augmentation", "num_epochs", "repeats", "learning_rate", "ema_decay", "loss",
+)  # fmt: skip
 
 
 def read(name):
@@ -45,13 +38,8 @@ def test_demo_yaml_is_what_the_script_trains():
 def test_preset_has_the_settings_that_it_promises(name):
     config = load_config(ROOT / "configs" / f"{name}.yaml")
     assert {key: getattr(config, key) for key in PROMISES[name]} == PROMISES[name]
-    assert (config.run_name, config.data_dir, config.device, config.resume, config.seed) == (
-        name,
-        "data/demo",
-        "auto",
-        None,
-        42,
-    )
+    usual = (config.run_name, config.data_dir, config.device, config.resume, config.seed)
+    assert usual == (name, "data/demo", "auto", None, 42)
     if name != "debug":
         assert {getattr(config, key) for key in DECIDED_FROM_THE_DATA} == {"auto"}
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from helpers.image_bytes import empty_png
-from helpers.runs import weights_digest, words
+from helpers.runs import words
 from train_unet import TrainingFailed, main, train
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.config.load import load_config
@@ -110,13 +110,10 @@ def to_pipe(path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-@pytest.mark.parametrize(
-    ("swap", "num_workers", "reason"),
-    [
-        (to_bomb, 0, ".*20000×20000 pixels: a decompression bomb"),
-        (to_pipe, 1, "a pipe, a socket or a device; need a file"),
-    ],
-)
+@pytest.mark.parametrize(("swap", "num_workers", "reason"), [
+    (to_bomb, 0, ".*20000×20000 pixels: a decompression bomb"),
+    (to_pipe, 1, "a pipe, a socket or a device; need a file"),
+])  # fmt: skip
 def test_what_is_swapped_in_for_an_image_is_named_and_neither_decoded_nor_waited_for(
     config, data, swap, num_workers, reason
 ):
@@ -238,14 +235,6 @@ def test_a_name_that_attacks_the_terminal_is_shown_escaped(nasty, config, capsys
     out, err = capsys.readouterr()
     assert "\x1b" not in out + err
     assert "esc\\x1b[31mred.jpg" in err
-
-
-def test_a_disk_cache_changes_no_bit_and_ends_with_its_run(config):
-    config = {**config, "num_workers": 1}
-    straight = train(config, cache="none", run_name="straight")
-    cached = train(config, cache="disk", run_name="cached")
-    assert weights_digest(cached.run_dir) == weights_digest(straight.run_dir)
-    assert list(Path(config["checkpoint_dir"]).glob(".cache/*.pixels")) == []
 
 
 @pytest.fixture

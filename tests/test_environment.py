@@ -16,18 +16,14 @@ import train_unet
 from helpers.project import ROOT
 
 
-@pytest.mark.parametrize(
-    ("given", "found"),
-    [
-        ({}, "10000 None"),
-        ({"GOMP_SPINCOUNT": "7"}, "7 None"),
-        ({"OMP_WAIT_POLICY": "ACTIVE"}, "None ACTIVE"),
-    ],
-)
+@pytest.mark.parametrize(("given", "found"), [
+    ({}, "10000 None"),
+    ({"GOMP_SPINCOUNT": "7"}, "7 None"),
+    ({"OMP_WAIT_POLICY": "ACTIVE"}, "None ACTIVE"),
+])  # fmt: skip
 def test_waiting_openmp_threads_give_up_their_core_soon_unless_the_user_says_otherwise(given, found):
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-    }
+    kept = os.environ.keys() - {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+    environment = {name: os.environ[name] for name in kept}
     script = "import train_unet, os, sys; print(os.environ.get('GOMP_SPINCOUNT'), os.environ.get('OMP_WAIT_POLICY'), 'torch' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, env=environment | given, capture_output=True, text=True, check=True
@@ -132,13 +128,9 @@ def test_a_type_checker_knows_the_keywords_of_train_and_follow(from_a_clone, ins
     (tmp_path / "program.py").write_text(TYPED + WRONG)
     options = ["--no-site-packages"] if from_a_clone else ["--python-executable", str(python)]
     options += ["--follow-imports=silent", "--ignore-missing-imports", "--cache-dir", str(tmp_path / "cache")]
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", *options, "program.py"],
-        cwd=tmp_path,
-        env=os.environ | {"MYPYPATH": str(ROOT) if from_a_clone else ""},
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "mypy", *options, "program.py"]
+    environment = os.environ | {"MYPYPATH": str(ROOT) if from_a_clone else ""}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     found = re.findall(r"^program\.py:(\d+): error: (.*)", done.stdout, re.MULTILINE)
     first = TYPED.count("\n") + 2
     assert [int(line) - first for line, _ in found] == [0, 1, 2, 3, 4, 4, 5], done.stdout

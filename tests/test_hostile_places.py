@@ -42,9 +42,8 @@ def open_again(tmp_path):
 
 def training(data, tmp_path, **settings):
     config = {"data_dir": str(data), "checkpoint_dir": str(tmp_path / "runs"), "run_name": "run", "image_size": 32}
-    return words(
-        {**TINY_MODEL, **config, "batch_size": 2, "num_epochs": 1, "num_workers": 0, "device": "cpu", **settings}
-    )
+    config |= {"batch_size": 2, "num_epochs": 1, "num_workers": 0, "device": "cpu"}
+    return words({**TINY_MODEL, **config, **settings})
 
 
 def assert_one_sentence(answer, code, *parts):
@@ -65,12 +64,8 @@ def test_closed_streams_change_neither_the_exit_code_nor_a_file(data, tmp_path):
     good = f"{script} check data_dir={data} checkpoint_dir={tmp_path / 'runs'} --json {report} {closed}"
     assert subprocess.run(["/bin/sh", "-c", good], timeout=300, check=False).returncode == 0
     assert report.read_text().startswith('{\n  "ok": true')
-    assert (
-        subprocess.run(
-            ["/bin/sh", "-c", f"{script} check data_dir=/none {closed}"], timeout=300, check=False
-        ).returncode
-        == 2
-    )
+    bad = f"{script} check data_dir=/none {closed}"
+    assert subprocess.run(["/bin/sh", "-c", bad], timeout=300, check=False).returncode == 2
 
 
 def test_python_without_docstrings_is_refused_in_a_sentence(data, tmp_path):
@@ -78,14 +73,11 @@ def test_python_without_docstrings_is_refused_in_a_sentence(data, tmp_path):
     assert_one_sentence(answer, 2, "python -OO", "-O")
 
 
-@pytest.mark.parametrize(
-    ("closed", "mode"),
-    [("images", 0o444), ("..", 0o444)],  # above it: no r is needed
-)
-def test_a_folder_that_may_not_be_read_is_named_with_the_permission(closed, mode, tmp_path, open_again):
+@pytest.mark.parametrize("closed", ["images", ".."])  # above it: no r is needed
+def test_a_folder_that_may_not_be_read_is_named_with_the_permission(closed, tmp_path, open_again):
     data = tmp_path / "above" / "data"
     write_demo(data, 2, side=32)
-    folder = open_again((data / closed).resolve(), mode)
+    folder = open_again((data / closed).resolve(), 0o444)
     answer = run_in_child("check", f"data_dir={data}", f"checkpoint_dir={tmp_path / 'runs'}", as_user=True)
     assert_one_sentence(answer, 2, "data_dir: ", "Permission denied", str(folder))
 
@@ -94,9 +86,8 @@ def test_an_image_that_may_not_be_read_is_named_with_the_permission(tmp_path):
     write_demo(tmp_path / "data", 3, side=32)
     closed = tmp_path / "data" / "images" / "cells_001.jpg"
     closed.chmod(0)
-    code, said = run_in_child(
-        "check", f"data_dir={tmp_path / 'data'}", f"checkpoint_dir={tmp_path / 'runs'}", as_user=True
-    )
+    places = f"data_dir={tmp_path / 'data'}", f"checkpoint_dir={tmp_path / 'runs'}"
+    code, said = run_in_child("check", *places, as_user=True)
     assert code == 2
     assert "Traceback" not in said
     assert f"images/{closed.name}: " in said

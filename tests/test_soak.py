@@ -25,7 +25,7 @@ from helpers.killed_runs import HANG_SECONDS, start, train_once
 from helpers.mutations import image_files, mutated, mutated_json
 from helpers.project import TINY_MODEL
 from helpers.report_runs import write_run
-from helpers.runs import timeless_rows, weights_digest
+from helpers.runs import assert_same_run
 from unet_trainer.commands import runs
 from unet_trainer.commands.runs import comparison_lines
 from unet_trainer.config.errors import UserError
@@ -59,36 +59,10 @@ def rounds(least=1):
         number += 1
 
 
-class Findings:
-    """Counts what was tried; `check` fails with every finding and how to make it again."""
-
-    def __init__(self, what):
-        self.what, self.outcomes, self.bad = what, Counter(), []
-
-    def tried(self, outcome):
-        self.outcomes[outcome] += 1
-
-    def found(self, how, what):
-        self.bad.append(f"{how}: {what}")
-
-    def attack(self, function, numbers, good_outcomes):
-        """Calls the function on numbers, in processes of their own; a crash, a hang or too much memory is a finding too."""
-
-        def limited(number, read_stderr):
-            limit_memory()
-            return function(number, read_stderr)
-
-        for index, outcome in forked_map(limited, numbers, os.cpu_count() or 1, timeout=HANG_SECONDS):
-            is_good = outcome in good_outcomes
-            self.tried(outcome if is_good else "wrong")
-            if not is_good:
-                self.found(f"number {numbers[index]}", getattr(outcome, "reason", outcome))
-
-    def check(self):
-        total = sum(self.outcomes.values())
-        outcomes = ", ".join(f"{count} {name}" for name, count in self.outcomes.most_common())
-        print(f"\n{self.what}, seed {SEED}: {total} tried, {outcomes}")
-        assert not self.bad, f"{len(self.bad)} findings:\n" + "\n".join(self.bad[:20])
+def report(what, outcomes, wrong):
+    """Fails with what was wrong and how to make it again."""
+    print(f"\n{what}, seed {SEED}: {', '.join(f'{count} {name}' for name, count in outcomes.most_common())}")
+    assert not wrong, f"{len(wrong)} findings:\n" + "\n".join(wrong[:20])
 
 
 CHUNK = 100  # mutations that one child tries
@@ -140,47 +114,47 @@ def test_mutated_images_of_every_format_are_read_or_refused(tmp_path):
     """At least 20,000."""
     files = image_files()
     names, whole = list(files), list(files.values())
-    findings = Findings("chunks of mutated images")
+    outcomes, wrong = Counter(), []
 
     def try_chunk(chunk, read_stderr):
-        wrong = []
+        limit_memory()
+        found = []
         for number in range(CHUNK):
             chosen = (chunk * CHUNK + number) % len(names)
             data = mutated(whole[chosen], np.random.default_rng([SEED, chunk, number]), whole)
             if why := try_image(data, tmp_path / f"{os.getpid()}.{names[chosen].rpartition('.')[2]}"):
-                wrong.append(f"{names[chosen]}, mutation {number}: {why}")
+                found.append(f"{names[chosen]}, mutation {number}: {why}")
         read_stderr()
-        return "\n".join(wrong) or "read or refused"
+        return found
 
     for turn in rounds(least=10):
-        findings.attack(try_chunk, range(turn * 20, turn * 20 + 20), ("read or refused",))
-    findings.check()
+        chunks = range(turn * 20, turn * 20 + 20)
+        for index, found in forked_map(try_chunk, chunks, os.cpu_count() or 1, timeout=HANG_SECONDS):
+            outcomes["chunks"] += 1
+            wrong += [f"chunk {chunks[index]}: {getattr(found, 'reason', found)}"] if found != [] else []
+    report("mutated images", outcomes, wrong)
 
 
 def test_mutated_checkpoints_are_read_or_refused(tmp_path):
     """Their bytes, which are verified; and fields of files that verify."""
     path = save_model(tmp_path / "best.pt", small_segmenter(small_spec()))
     whole, content = path.read_bytes(), read_checkpoint(path)
-    findings = Findings("mutated checkpoints")
+    outcomes, wrong = Counter(), []
     for number in rounds(least=300):
-        rng = np.random.default_rng([SEED, number])
-        is_whole, data = number % 2 == 1, mutated(whole, rng)
-        if is_whole:
+        if number % 2 == 1:
             with contextlib.suppress(Exception):  # what cannot be written is no checkpoint
                 write_checkpoint(path, mutated_json(copy.deepcopy(content), random.Random(f"{SEED} {number}")))
         else:
-            path.write_bytes(data)
+            path.write_bytes(mutated(whole, np.random.default_rng([SEED, number])))
         try:
             read_checkpoint(path)
             read_model(path)
-            findings.tried("read")
-            if not is_whole and data != whole:
-                findings.found(f"mutation {number}", "the change was not noticed")
+            outcomes["read"] += 1
         except UserError:
-            findings.tried("refused")
+            outcomes["refused"] += 1
         except BaseException:
-            findings.found(f"mutation {number}", traceback.format_exc(limit=-2, chain=False))
-    findings.check()
+            wrong.append(f"mutation {number}: {traceback.format_exc(limit=-2, chain=False)}")
+    report("mutated checkpoints", outcomes, wrong)
 
 
 def test_random_signals_at_random_moments_change_no_bit(tiny_data, tmp_path):
@@ -188,38 +162,25 @@ def test_random_signals_at_random_moments_change_no_bit(tiny_data, tmp_path):
         **TINY_MODEL, "data_dir": str(tiny_data), "checkpoint_dir": str(tmp_path / "checkpoints"), "image_size": 32, "batch_size": 2,
         "num_epochs": 8, "device": "cpu", "checkpoint_minutes": 1e-6, "accumulation_steps": 2, "ema_decay": 0.9, "resume": "auto",
     }  # fmt: skip
-    findings = Findings("signals")
-    names = ("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP")
     for turn in rounds():
         chooser = random.Random(f"{SEED} {turn}")
         config = {**settings, "num_workers": chooser.choice((0, 1)), "cache": chooser.choice(("none", "ram", "disk"))}
         log = tmp_path / f"{turn}.log"
-        straight = start(train_once, {**config, "run_name": f"straight{turn}"}, log)
-        straight.join(HANG_SECONDS)
-        code = None
+        start(train_once, {**config, "run_name": f"straight{turn}"}, log).join(HANG_SECONDS)
         for _ in range(20):
             process = start(train_once, {**config, "run_name": f"run{turn}"}, log)
             for _ in range(chooser.choice((1, 1, 2))):
                 time.sleep(chooser.uniform(0.05, 1.5))
-                name = chooser.choice(names)
+                name = chooser.choice(("SIGKILL", "SIGTERM", "SIGINT", "SIGHUP"))
                 if process.is_alive():
                     os.kill(process.pid, getattr(signal, name))
-                    findings.tried(name)
             process.join(HANG_SECONDS)
-            if process.exitcode is None:
-                process.kill()
-                findings.found(f"turn {turn}", f"hangs after {name}: {log.read_text()[-500:]}")
-            code = process.exitcode
-            if code not in (0, -9, -1, -2, -15, 129, 130, 143):
-                findings.found(f"turn {turn}", f"exit code {code} after {name}: {log.read_text()[-500:]}")
+            what = f"seed {SEED}, turn {turn}: {process.exitcode} after {name}: {log.read_text()[-500:]}"
+            assert process.exitcode in (0, -9, -1, -2, -15, 129, 130, 143), what  # None: it hangs
         last = start(train_once, {**config, "run_name": f"run{turn}"}, log)
         last.join(HANG_SECONDS)
-        folders = [tmp_path / "checkpoints" / f"{name}{turn}" for name in ("run", "straight")]
-        if last.exitcode != 0 or len({weights_digest(folder) for folder in folders}) > 1:
-            findings.found(f"turn {turn}", f"other weights, or exit code {last.exitcode}: {log.read_text()[-500:]}")
-        elif timeless_rows(folders[0]) != timeless_rows(folders[1]):
-            findings.found(f"turn {turn}", "other rows of metrics.csv")
-    findings.check()
+        assert last.exitcode == 0, log.read_text()[-500:]
+        assert_same_run(*(tmp_path / "checkpoints" / f"{name}{turn}" for name in ("run", "straight")))
 
 
 def mutate_run_file(path, chooser, rng):
@@ -253,9 +214,10 @@ def test_mutated_files_of_runs_are_shown_or_told(tmp_path):
     scores = {"per_class_iou": {"foreground": 0.5}, "baseline_iou": 0.2}
     good = write_run(tmp_path / "good", result={"epochs": 3, "stopped_early": True, "warnings": ["x"], **scores})
     write_metrics(good / "metrics.csv", [{"epoch": number, "val_iou": 0.5, "seconds": 2.0} for number in (1, 2, 3)])
-    findings = Findings("mutated files of runs")
+    outcomes, wrong = Counter(), []
 
     def try_run(number, read_stderr):
+        limit_memory()
         chooser, rng = random.Random(f"{SEED} {number}"), np.random.default_rng([SEED, number])
         folder = tmp_path / str(number)
         shutil.copytree(good, folder)
@@ -270,5 +232,10 @@ def test_mutated_files_of_runs_are_shown_or_told(tmp_path):
             shutil.rmtree(folder)
 
     for turn in rounds(least=4):
-        findings.attack(try_run, range(turn * 50, turn * 50 + 50), ("shown", "told as damaged"))
-    findings.check()
+        numbers = range(turn * 50, turn * 50 + 50)
+        for index, found in forked_map(try_run, numbers, os.cpu_count() or 1, timeout=HANG_SECONDS):
+            if found in ("shown", "told as damaged"):
+                outcomes[found] += 1
+            else:
+                wrong.append(f"number {numbers[index]}: {getattr(found, 'reason', found)}")
+    report("mutated files of runs", outcomes, wrong)

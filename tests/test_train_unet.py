@@ -99,13 +99,8 @@ def test_a_run_in_which_everything_is_open_is_repeated_and_resumed_bit_for_bit(
 
 
 EVERYTHING = {"ema_decay": 0.9, "accumulation_steps": 2, "grad_clip": 1.0, "warmup_epochs": 1, "optimizer": "sgd"}
-EVERYTHING |= {
-    "loss": {"dice": 1, "focal": 1},
-    "batch_size": 2,
-    "freeze_encoder_epochs": 1,
-    "cutmix": 0.5,
-    "num_workers": 1,
-}
+EVERYTHING |= {"loss": {"dice": 1, "focal": 1}, "batch_size": 2, "freeze_encoder_epochs": 1, "cutmix": 0.5}
+EVERYTHING |= {"num_workers": 1}
 PLATEAU = {"scheduler": "plateau", "plateau_patience": 1, "learning_rate": 1e-9}
 
 

@@ -59,7 +59,7 @@ def test_a_crop_shows_several_structures(structure, side):
 
 @pytest.mark.parametrize(("fit", "first", "degrees", "words"), [
     ("resize", ["HorizontalFlip", "Affine", "RandomBrightnessContrast"], 5, "have an up (98% are recognised"),
-    ("crop", ["HorizontalFlip", "VerticalFlip", "RandomRotate90"], 180, "look much the same upside down"),
+    ("crop", ["HorizontalFlip", "VerticalFlip", "RandomRotate90"], 180, "are flipped upside down too (50% are"),
 ])  # fmt: skip
 def test_images_with_an_up_are_neither_turned_upside_down_nor_far_and_others_are(fit, first, degrees, words):
     transforms, reason = choices.choose_augmentation(measured(), fit, 3)
@@ -119,7 +119,6 @@ def test_where_one_epoch_is_all_that_there_is_time_for_it_is_as_long_as_that(num
     found = plan(num_samples, cost=cost, num_val=200, budget=78.0)
     assert (found.num_epochs, found.repeats) == (1, repeats)
     assert found.reason.endswith(" augmented images are what 78 s allow: one epoch, as long as there is time")
-    assert found.few == "8 of 20 s would take more than a tenth of the time"
     assert plan(num_samples, cost=cost, num_val=200, budget=78.0, repeats=0.5).repeats == 0.5
     assert plan(num_samples, cost=cost, num_val=200, budget=500.0).num_epochs == 2  # a tenth of the time
     longer = plan(num_samples, cost=cost, num_val=200, budget=78.0, may_end_early=True)
@@ -137,17 +136,15 @@ def test_a_run_has_eight_validations_at_least_where_they_take_a_tenth_of_the_tim
     steps_per_epoch = num_samples // max(1, round(1 / found.repeats)) * max(1, round(found.repeats)) // 16
     num_steps = found.share * found.num_epochs * steps_per_epoch
     assert found.num_epochs >= 8
-    assert found.few == ""
     assert found.num_epochs * val_seconds <= (0.2 if val_seconds == 0.01 else 0.15)
     assert num_steps * 0.5 == pytest.approx(budget - min(100 * val_seconds, 0.1) * budget, rel=0.03)
 
 
-def test_where_eight_validations_would_take_more_there_are_fewer_and_it_says_so():
+def test_where_eight_validations_would_take_more_there_are_fewer():
     """A validation takes 10 s: 36 s, of 360, allow four. Repeats that are set stay as they are."""
     cost = StepCost(seconds=0.5, eval_seconds=0.1, memory=0)
     found = plan(1600, cost=cost, num_val=100, budget=360.0, may_end_early=True)
     assert (found.num_epochs, found.repeats) == (4, 2)  # 162 steps of 648 would be a tenth, 200 are two passes
-    assert found.few == "8 of 10 s would take more than a tenth of the time"
     assert plan(1600, cost=cost, num_val=100, budget=360.0, repeats=0.25).repeats == 0.25
 
 

@@ -37,7 +37,7 @@ def give_up_powers():
         raise OSError(ctypes.get_errno(), "capset")
 
 
-def _run(words, log, folder, as_user, closes_streams):
+def _run(words, log, folder, as_user):
     from train_unet import main
 
     os.chdir(folder)
@@ -46,12 +46,7 @@ def _run(words, log, folder, as_user, closes_streams):
             give_up_powers()
         except (OSError, AttributeError):
             os._exit(99)
-    if closes_streams:
-        for number in range(3):
-            os.close(number)
-        sys.stdin = sys.stdout = sys.stderr = None
-    else:
-        sys.stdout = sys.stderr = open(log, "a", buffering=1, errors="replace")  # noqa: SIM115, PTH123 (for the life of the process)
+    sys.stdout = sys.stderr = open(log, "a", buffering=1, errors="replace")  # noqa: SIM115, PTH123 (for the life of the process)
     leave_out_pictures(setattr)
     code = 1
     try:
@@ -61,12 +56,12 @@ def _run(words, log, folder, as_user, closes_streams):
     os._exit(code)
 
 
-def run_in_child(*words, as_user=False, cwd=None, closes_streams=False):
+def run_in_child(*words, as_user=False):
     """Exit code and all that was printed. Skips where root cannot give its powers away."""
     with tempfile.TemporaryDirectory() as place:
         log = Path(place) / "log"
         log.touch()
-        process = start(_run, words, log, cwd or place, as_user, closes_streams)
+        process = start(_run, words, log, place, as_user)
         process.join(HANG_SECONDS)
         if process.exitcode is None:
             process.kill()
@@ -76,10 +71,8 @@ def run_in_child(*words, as_user=False, cwd=None, closes_streams=False):
         return process.exitcode, log.read_text()
 
 
-def run_script(*words, cwd=None, interpreter=()):
-    """By a Python interpreter of its own; its exit code and what it printed on the two streams, one after the other."""
+def run_script(*words, interpreter=()):
+    """By a Python interpreter of its own; its exit code and what it printed."""
     command = [sys.executable, *interpreter, str(ROOT / "train_unet.py"), *map(str, words)]
-    done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, errors="replace", timeout=HANG_SECONDS, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
     return done.returncode, done.stdout + done.stderr

@@ -15,7 +15,7 @@ def test_a_precision_that_was_not_asked_for_is_told_with_its_reason(config, cons
     dataset = build_dataset(config, silent_console(), None)
     build_settings(dataclasses.replace(config, use_amp=True), TURING, dataset, console)
     first, *others = console.stream.getvalue().partition("  Data:")[0].splitlines()
-    assert first.startswith("Warning: Tesla T4 has no bfloat16, which needs compute capability 8.0 (Ampere) or newer; ")
+    assert first.startswith("Warning: Tesla T4 has no fast bfloat16, which needs Ampere or newer; ")
     reason = first.removeprefix("Warning: ")
     assert others == ["Mixed Precision Training: float16", f"✓ AMP enabled with float16: {reason}"]
 

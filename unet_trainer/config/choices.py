@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any, Literal, NamedTuple
 
-from unet_trainer.config.facts import TOLD_SHARE, HardwareFacts, Measurements, StepCost
+from unet_trainer.config.facts import HardwareFacts, Measurements, StepCost
 
 NumberFormat = Literal["float32", "bfloat16", "float16"]
 Fit = Literal["resize", "crop"]
@@ -82,26 +82,23 @@ PATIENCE_SHARE, MIN_PATIENCE = 0.3, 5  # of the epochs, and epochs
 
 def choose_normalize(brightness_share: float) -> tuple[Literal["dataset", "image"], str]:
     where = f"{brightness_share:.0%} of the variance of pixels lies between images"
-    return ("image", where) if brightness_share > DIFFERENT_IMAGES else ("dataset", where)
+    return "image" if brightness_share > DIFFERENT_IMAGES else "dataset", where
 
 
 def choose_fit(measured: Measurements | None, sizes: Sequence[Size], are_blocks: bool = False) -> tuple[Fit, str]:
     if are_blocks:
         return "crop", "blocks of a larger image, which predict takes in tiles at native resolution"
-    if measured is None:
-        return "resize", "nothing was measured"
-    if measured.relative_structure == 0:
-        return "resize", "the masks that were measured hold one class only"
+    if measured is None or measured.relative_structure == 0:
+        return "resize", "no structure was measured"
     areas = sorted(height * width for height, width in sizes)
     if 0 < measured.thickness * min(1.0, math.sqrt(MAX_AREA / median(areas))) < VANISHING:
         return "crop", f"structures {measured.thickness:.0f} pixels thin would vanish in a smaller image"
     share = f"structures are {measured.relative_structure:.0%} of the image's side"
-    if measured.relative_structure >= WHOLE_IMAGE_STRUCTURE:
-        return "resize", f"{share}: the model sees the whole image"
     side, _ = choose_image_size("crop", sizes, measured, on_cpu=False)  # what is seen best follows from the data alone
     is_small = areas[int(SMALL_SHARE * (len(areas) - 1))] <= GPU_AREA
-    if is_small and isinstance(side, int) and side**2 >= MOST_OF_IMAGE * median(areas):
-        return "resize", f"a crop of {side}×{side} would be most of such small images: the model sees the whole image"
+    crop_is_most = is_small and isinstance(side, int) and side**2 >= MOST_OF_IMAGE * median(areas)
+    if measured.relative_structure >= WHOLE_IMAGE_STRUCTURE or crop_is_most:
+        return "resize", f"{share}{', and a crop would be most of it' * crop_is_most}: the model sees the whole image"
     return "crop", f"{share}: crops at native resolution keep them"
 
 
@@ -138,7 +135,7 @@ def choose_crops_per_image(fit: Fit, image_sizes: Sequence[Size], size: Size) ->
     if fit == "resize":
         return 1, "not with fit: resize"
     area = median(height * width for height, width in image_sizes)
-    crops = int(min(max(1, round(area / (size[0] * size[1]))), MAX_CROPS))
+    crops = min(max(1, round(area / (size[0] * size[1]))), MAX_CROPS)
     return crops, f"as many as fit side by side into an image of median area, at most {MAX_CROPS}"
 
 
@@ -186,25 +183,13 @@ def _change_colour(hue: int, saturation: int, p: float) -> dict[str, Any]:
     return {"HueSaturationValue": {**limits, "p": p}}
 
 
-def flips_of(augmentation: str | Sequence[Any]) -> tuple[Any, ...]:
-    """The flips of a list of transforms."""
-    return tuple(one for one in augmentation if one in (HORIZONTAL_FLIP, VERTICAL_FLIP))
-
-
 def describe_symmetry(measured: Measurements, fit: Fit) -> str:
     in_views = fit == "crop"
-    seen = "crops" if in_views else "images"
-    share = measured.share_told("vertical_flip", in_views)
-    up = f"{seen} have an up ({share:.0%} are recognised against their vertical mirror image)"
-    if not measured.is_significant("vertical_flip", in_views) and share >= TOLD_SHARE:
-        up = f"too few {seen} to tell whether they have an up"
-    elif measured.keeps_labels("vertical_flip", in_views):
-        turns = "and rotated" if measured.keeps_labels("quarter_turn", in_views) else "but not rotated"
-        up = f"{seen} look much the same upside down ({share:.0%} recognised, 50% is chance) {turns}"
-    sides = "left and right are different classes: no horizontal flip"
-    flip = sides if measured.has_sides else "mirrored left to right"
+    up = "are flipped upside down too" if measured.keeps_labels("vertical_flip", in_views) else "have an up"
+    up += f" ({measured.share_told('vertical_flip', in_views):.0%} are recognised against their mirror image)"
+    flip = "left and right are different classes" if measured.has_sides else "mirrored left to right"
     spread = f"object sizes differ by a factor of {measured.size_spread:.1f}, brightness by"
-    return f"{up}; {flip}; {spread} {measured.brightness_spread:.0%}"
+    return f"{'crops' if in_views else 'images'} {up}; {flip}; {spread} {measured.brightness_spread:.0%}"
 
 
 def named_augmentation(name: str, channels: int, is_8bit: bool, is_upright: bool) -> tuple[Any, ...]:
@@ -229,26 +214,17 @@ def named_augmentation(name: str, channels: int, is_8bit: bool, is_upright: bool
 
 def choose_number_format(amp_dtype: NumberFormat, hardware: HardwareFacts) -> tuple[NumberFormat, str]:
     """The format of mixed precision: what was asked for if the hardware has it, else the next best; and why."""
-    name = hardware.name
-    if amp_dtype == "bfloat16" and hardware.has_bfloat16:
-        return "bfloat16", f"{name} takes it; no loss scaling needed"
-    if amp_dtype == "bfloat16" and hardware.has_float16:
-        needs = "compute capability 8.0 (Ampere)" if hardware.kind == "cuda" else "macOS 14"
-        return "float16", f"{name} has no bfloat16, which needs {needs} or newer; float16 with loss scaling instead"
-    if hardware.has_float16:
-        return "float16", f"{name} computes in it, with loss scaling against underflow"
-    if hardware.kind == "cpu":
-        return "float32", "float16 is far slower than float32 on a CPU; float32 instead"
-    return "float32", f"{name} has no {amp_dtype} arithmetic; float32 instead"
+    if hardware.has_bfloat16 if amp_dtype == "bfloat16" else hardware.has_float16:
+        return amp_dtype, f"{hardware.name} computes in it"
+    found: NumberFormat = "float16" if hardware.has_float16 else "float32"
+    needs = ", which needs Ampere or newer" if amp_dtype == "bfloat16" and hardware.kind == "cuda" else ""
+    return found, f"{hardware.name} has no fast {amp_dtype}{needs}; {found} instead"
 
 
 def choose_use_amp(hardware: HardwareFacts) -> tuple[bool, str]:
-    if hardware.kind != "cuda":
-        is_cpu = hardware.kind == "cpu"
-        return False, "float32 is the fastest on most CPUs" if is_cpu else f"not measured on {hardware.name}"
-    if hardware.has_bfloat16 or hardware.has_float16:
+    if hardware.kind == "cuda" and (hardware.has_bfloat16 or hardware.has_float16):
         return True, f"{hardware.name} computes 16-bit numbers faster, in half the memory"
-    return False, f"{hardware.name} has no 16-bit arithmetic"
+    return False, "float32 is the fastest on most CPUs" if hardware.kind == "cpu" else f"no gain on {hardware.name}"
 
 
 def choose_num_workers(num_cores: int, on_cpu: bool, num_processes: int = 1) -> int:
@@ -280,10 +256,7 @@ def choose_cutmix(num_passes: float, is_augmented: bool, normalize: str) -> tupl
         return 0.0, "augmentation is set"
     if normalize == "image":
         return 0.0, "a piece of a brighter image would change how the whole is normalised"
-    often = f"images come {num_passes:,.0f} times"
-    if num_passes < CUTMIX_PASSES:
-        return 0.0, f"{often}: too seldom to be learned by heart"
-    return CUTMIX_SHARE, f"{often}: pieces of other images keep them from being learned by heart"
+    return CUTMIX_SHARE if num_passes >= CUTMIX_PASSES else 0.0, f"images come {num_passes:,.0f} times"
 
 
 class StepPlan(NamedTuple):
@@ -293,7 +266,6 @@ class StepPlan(NamedTuple):
     repeats: float
     reason: str
     share: float = 1.0  # of the epochs' steps, that there is time for: the last epoch may end early
-    few: str = ""  # why there are fewer validations than usual
 
 
 def plan_steps(
@@ -310,26 +282,20 @@ def plan_steps(
     validation its share of the time, about NUM_EPOCHS at most: their number, and how often each has each image (below
     1: the share of the images that it has). `cost`: of a step that memory holds. `may_end_early`: an epoch that there
     is no time for ends before its last batch."""
-    views = wanted_views(num_samples)
+    views, is_limited, most = wanted_views(num_samples), False, NUM_EPOCHS
     reason = f"{views:,} augmented images, {views / num_samples:,.0f} passes"
     if cost is not None and budget is not None:
         affordable = affordable_views(batch_size, cost, num_val, budget)
-        if affordable < views:
-            views = affordable
-            reason = f"{views:,} augmented images are what {describe_seconds(budget)} allow"
-    is_limited = views < wanted_views(num_samples)
+        if is_limited := affordable < views:
+            views, reason = affordable, f"{affordable:,} augmented images are what {describe_seconds(budget)} allow"
     steps = max(1, views // batch_size)
-    most, few = NUM_EPOCHS, ""
     if cost is not None and (val_seconds := num_val * cost.eval_seconds):
         share = steps * cost.seconds * VALIDATION_SHARE / (1 - VALIDATION_SHARE)
         most = min(max(1, round(share / val_seconds)), NUM_EPOCHS)
-        if most < MIN_VALIDATIONS:
-            few = f"{MIN_VALIDATIONS} of {describe_seconds(val_seconds)} would take more than a tenth of the time"
     is_short = budget is not None and budget < SHORT_SECONDS
-    least = min(MIN_STEPS_PER_EPOCH, steps // (1 if is_short else MIN_VALIDATIONS))
-    per_epoch = max(math.ceil(steps / most), least, accumulation_steps)
-    if cost is None and budget is not None:  # the first epochs tell how many there can be
-        per_epoch = max(least, accumulation_steps)
+    least = max(min(MIN_STEPS_PER_EPOCH, steps // (1 if is_short else MIN_VALIDATIONS)), accumulation_steps)
+    # Where no step was timed, the first epochs tell how many there can be.
+    per_epoch = least if cost is None and budget is not None else max(math.ceil(steps / most), least)
 
     def steps_of(repeats: float) -> int:
         return max(1, int(num_samples * repeats) // batch_size)
@@ -348,21 +314,21 @@ def plan_steps(
         if cost is not None and budget is not None and passes < 2 / 3:
             # A pass is longer than a good epoch; each of its parts has a batch at least.
             repeats = 1 / max(1, min(math.ceil(1 / passes), num_samples // batch_size))
-        while epochs_of(repeats) < min(MIN_VALIDATIONS, most) and steps_of(repeats) > max(least, accumulation_steps):
+        while epochs_of(repeats) < min(MIN_VALIDATIONS, most) and steps_of(repeats) > least:
             less = repeats - 1 if repeats > 1 else 1 / (round(1 / repeats) + 1)
             if num_samples * less < batch_size:
                 break
             repeats = less
         if is_limited and 1 in (most, epochs_of(repeats)) and cost is not None and budget is not None:
-            in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
             spare = SPARE_STEPS if may_end_early else 1
+            in_time = max(accumulation_steps, (budget - num_val * cost.eval_seconds) / cost.seconds) * batch_size
             in_time *= spare
             repeats = math.ceil(in_time / num_samples) if in_time > num_samples else 1 / (num_samples // in_time)
-            return StepPlan(1, repeats, f"{reason}: one epoch, as long as there is time", 1 / spare, few)
+            return StepPlan(1, repeats, f"{reason}: one epoch, as long as there is time", 1 / spare)
     num_epochs, steps_per_epoch = epochs_of(repeats), steps_of(repeats)
     share = min(1.0, steps / (num_epochs * steps_per_epoch)) if is_limited and may_end_early else 1.0
     reason += f"; {math.ceil(share * num_epochs * steps_per_epoch):,} steps of {batch_size}"
-    return StepPlan(num_epochs, repeats, reason, share, few if num_epochs < MIN_VALIDATIONS else "")
+    return StepPlan(num_epochs, repeats, reason, share)
 
 
 def wanted_views(num_samples: int) -> int:
@@ -387,13 +353,11 @@ def choose_batch_size(costs: Mapping[int, StepCost], free_memory: int, wanted: i
     """The wanted batch, or the largest smaller one that fits."""
     limit = MEMORY_SHARE * free_memory or math.inf
     fitting = [size for size, cost in costs.items() if cost.is_possible and cost.memory <= limit]
-    if not costs:
-        return wanted, "the usual batch; no step was tried" if wanted > 1 else "one image"
     if not fitting:
-        return min(costs), "the smallest that was tried; memory is short"
+        return (min(costs), "the smallest that was tried; memory is short") if costs else (wanted, "no step was tried")
     size = max(fitting)
     gib = f", {costs[size].memory / 2**30:.1f} GiB" if costs[size].memory else ""
-    larger = "" if size == wanted else f"; {min(other for other in costs if other > size)} do not fit into memory"
+    larger = "" if size == wanted else "; larger ones do not fit into memory"
     return size, f"measured: {size / costs[size].seconds:.0f} images/s{gib}{larger}"
 
 
@@ -424,39 +388,34 @@ def choose_ema_decay(num_steps: int) -> tuple[float, str]:
 
 def choose_warmup(num_epochs: int, is_trained: bool = False) -> tuple[float, str]:
     """`is_trained`: the run begins with a trained model, which large first steps would spoil."""
-    least = min(1.0, num_epochs / 4)
-    if is_trained and WARMUP_SHARE * num_epochs < least:
+    usual, least = WARMUP_SHARE * num_epochs, min(1.0, num_epochs / 4)
+    if is_trained and usual < least:
         return least, "large first steps would spoil a trained model"
-    return float(f"{WARMUP_SHARE * num_epochs:.2g}"), f"{WARMUP_SHARE:.0%} of the epochs"
+    return float(f"{usual:.2g}"), f"{WARMUP_SHARE:.0%} of the epochs"
 
 
 def choose_patience(num_epochs: int) -> tuple[int | None, str]:
     patience = max(MIN_PATIENCE, round(PATIENCE_SHARE * num_epochs))
     if patience >= num_epochs:
         return None, "too few epochs to stop early"
-    share = f"{PATIENCE_SHARE:.0%} of the run" if patience > MIN_PATIENCE else "the least"
-    return patience, f"{share}, counted once the learning rate is low"
+    return patience, f"{PATIENCE_SHARE:.0%} of the run, {MIN_PATIENCE} at least, once the learning rate is low"
 
 
 def choose_compile(hardware: HardwareFacts, cost: StepCost | None, num_steps: int) -> tuple[bool, str]:
     """Compiles when that saves more time than it takes."""
-    if hardware.kind != "cuda":
-        return False, "pays on NVIDIA and AMD GPUs"
-    if cost is None:
-        return False, "the time of a step is not known"
+    if hardware.kind != "cuda" or cost is None:
+        return False, "pays on NVIDIA and AMD GPUs, where the time of a step is known"
     saved = COMPILE_GAIN * cost.seconds * num_steps
-    saves = f"about {saved:.0f} s of {num_steps:,} steps, for {COMPILE_SECONDS:.0f} s of compiling"
-    return saved > COMPILE_SECONDS, f"{'saves' if saved > COMPILE_SECONDS else 'would save'} {saves}"
+    return saved > COMPILE_SECONDS, f"saves {saved:.0f} s of {num_steps:,} steps, takes {COMPILE_SECONDS:.0f} s"
 
 
 def choose_cache(num_bytes: int, hardware: HardwareFacts, num_reads: float, num_crops: int) -> tuple[Cache, str]:
     """`num_reads`: times that an image is read in the run; `num_crops`: of these, in an epoch for its crops."""
-    size = f"{num_bytes / 2**30:.2f} GiB decoded"
     if num_reads < 2:  # of each image, for all crops of all epochs
         return "none", "each image is read once"
+    size = f"{num_bytes / 2**30:.2f} GiB decoded, {hardware.host_memory / 2**30:.0f} GiB of memory free"
     if hardware.host_memory and num_bytes <= CACHE_SHARE * hardware.host_memory:
-        return "ram", f"{size}, {hardware.host_memory / 2**30:.0f} GiB of memory free"
-    too_large = f"{size} is more than a quarter of the free memory"
+        return "ram", size
     if num_crops > 1 and num_bytes <= min(MAX_DISK_BYTES, CACHE_SHARE * hardware.disk):
-        return "disk", f"{too_large}; on the disk an image is decoded once, not for each of its {num_crops} crops"
-    return "none", too_large
+        return "disk", f"{size}: on the disk an image is decoded once, not for each of its {num_crops} crops"
+    return "none", size

@@ -77,15 +77,11 @@ def load_config(
     problem."""
     problems: list[str] = []
     origin, raw, sources = _read_source(source, problems)
-    if isinstance(overrides, Mapping):
-        over = {str(name): value for name, value in overrides.items()}
-    else:
-        over = _read_overrides(overrides, problems)
-    sources |= dict.fromkeys(over, "argument" if isinstance(overrides, Mapping) else "command line")
+    is_dict = isinstance(overrides, Mapping)
+    over = dict(overrides) if isinstance(overrides, Mapping) else _read_overrides(overrides, problems)
+    sources |= dict.fromkeys(over, "argument" if is_dict else "command line")
     config, wrong = _parse_values({**(raw or {}), **over}, problems)
-    if (
-        "num_epochs" in over and config.num_epochs != "auto"
-    ):  # a preset tried for a few epochs: longer settings give way
+    if "num_epochs" in over and config.num_epochs != "auto":  # a preset tried for a few: longer settings give way
         shorter: dict[str, Any] = {"early_stopping_patience": None, "warmup_epochs": config.num_epochs / 2}
         shorter = {name: value for name, value in shorter.items() if name not in over and _is_too_long(config, name)}
         config = dataclasses.replace(config, **shorter)
@@ -164,11 +160,9 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     if len(content) > MAX_BYTES:
         raise YamlError(TOO_LONG)
     try:
-        values = parse_yaml(content.decode("utf-8-sig"), problems)
+        values = parse_yaml(content.decode("utf-8-sig"), problems) or {}
     except UnicodeDecodeError:
         raise YamlError("not UTF-8 text; need a YAML file, saved as UTF-8") from None
-    if values is None or (isinstance(values, Plain) and not values):
-        return {}
     if not isinstance(values, dict):
         raise YamlError(f"got {shorten(values)}; need lines of the form key: value")
     return values

@@ -5,13 +5,11 @@ form. Each function raises ValueError, with a text where the words of its type d
 """
 
 import difflib
-import math
-import numbers
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +95,6 @@ def python_value(raw: Any) -> Any:
     return map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, raw)
 
 
-def is_list(raw: Any) -> bool:
-    return isinstance(raw, Iterable) and not isinstance(raw, str | bytes | Mapping)
-
-
 def flag(raw: Any) -> bool:
     text = str(raw).strip().lower() if isinstance(raw, str | bool) else ""
     if text not in BOOLEANS:
@@ -109,16 +103,10 @@ def flag(raw: Any) -> bool:
 
 
 def number(raw: Any) -> float:
-    value = parse_number(raw) if isinstance(raw, str) else raw
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    value: Any = parse_number(raw) if isinstance(raw, str) else raw
+    if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
         raise ValueError
-    try:
-        value = float(value)
-    except OverflowError:
-        raise ValueError from None
-    if not math.isfinite(value):
-        raise ValueError
-    return value
+    return float(value)
 
 
 def whole_number(raw: Any) -> int:
@@ -146,13 +134,9 @@ def word_or_empty(raw: Any) -> str:
 def tile_side(raw: Any, key: str) -> int:
     """Of an option of a command, named by its key; raises UserError. The deepest stage of a network has a 32nd of the
     pixels."""
-    try:
-        side = whole_number(raw)
-    except ValueError:
-        side = 1
-    if side % 32 or not 32 <= side <= 8192:
+    if not str(raw).isdecimal() or int(raw) % 32 or not 32 <= int(raw) <= 8192:
         raise UserError(f"{key}: got {raw}; need a multiple of 32 from 32 to 8192, e.g. 256")
-    return side
+    return int(raw)
 
 
 def pattern(text: str) -> str:
@@ -236,15 +220,15 @@ def _parameter(value: Any) -> Any:
 
 def check_transforms(augmentation: str | Sequence[Any]) -> None:
     """Raises ConfigError for names that are not in the text of albumentations: importing it would import torch."""
-    library = None if isinstance(augmentation, str) else find_spec("albumentations")
+    names = list(_transform_names(augmentation))
+    library = find_spec("albumentations") if names else None
     if library is None or library.origin is None:
         return
     texts = map(read_text, Path(library.origin).parent.glob("**/*.py"))
-    known = set(chain.from_iterable(re.findall(r"^class (\w+)\(", text, re.MULTILINE) for text in texts))
+    known = {name for text in texts for name in re.findall(r"^class (\w+)\(", text, re.MULTILINE)}
     if known:  # else it is installed without its text
         known.add(JITTER_NAME)
-        unknown = [name for name in _transform_names(augmentation) if name not in known]
-        refuse_transforms([unknown_transform(name, known) for name in unknown])
+        refuse_transforms([unknown_transform(name, known) for name in names if name not in known])
 
 
 def refuse_transforms(problems: Sequence[str]) -> None:
@@ -287,26 +271,25 @@ def mask_values(raw: Any) -> MaskValues:
         if name == "above" and value is not None and value in range(MAX_MASK_VALUE):
             return f"above {int(value)}"
         raise ValueError
-    classes = list(raw) if is_list(raw) else []
-    if not 2 <= len(classes) <= MAX_ITEMS:
+    if not isinstance(raw, list) or not 2 <= len(raw) <= MAX_ITEMS:
         raise ValueError
-    return tuple(map(mask_class, classes))
+    return tuple(map(mask_class, raw))
 
 
 def mask_class(raw: Any) -> MaskClass:
     """A value, a colour, or a list of several."""
-    items = list(raw) if is_list(raw) else [raw]
+    items = raw if isinstance(raw, list) else [raw]
     if not items:
         raise ValueError
-    if len(items) == COLOUR_LENGTH and not any(map(is_list, items)):
+    if len(items) == COLOUR_LENGTH and not any(isinstance(item, list) for item in items):
         return _mask_value(items)
     return join_values([_mask_value(item) for item in items])
 
 
 def _mask_value(raw: Any) -> MaskValue:
     """A value, a value in brackets, or a colour."""
-    items = list(raw) if is_list(raw) else [raw]
-    if len(items) not in (1, COLOUR_LENGTH) or any(map(is_list, items)):
+    items = raw if isinstance(raw, list) else [raw]
+    if len(items) not in (1, COLOUR_LENGTH):
         raise ValueError
     is_colour = len(items) == COLOUR_LENGTH
     try:

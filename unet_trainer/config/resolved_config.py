@@ -99,11 +99,11 @@ class Settings:
     """Every setting of a run by its key. What is printed, written to config.yaml and run.json, and resumed comes from
     here; so does `taken`, the values alone. `requested`: the config that they were decided for."""
 
-    def __init__(self, requested: Config, known: Mapping[str, Setting] = MappingProxyType({})) -> None:
-        own = {name: Setting(getattr(requested, name), requested.sources.get(name, "default")) for name in FIELDS}
+    def __init__(self, requested: Config) -> None:
         self.requested = requested
-        self._settings: dict[str, Setting] = own | dict(known)
         self._taken: ResolvedConfig | None = None
+        sources = requested.sources
+        self._settings = {name: Setting(getattr(requested, name), sources.get(name, "default")) for name in FIELDS}
 
     def __getitem__(self, name: str) -> Setting:
         return self._settings[name]
@@ -112,16 +112,14 @@ class Settings:
         self._settings[name] = setting
         self._taken = None
 
+    def values(self) -> dict[str, Any]:
+        return {name: setting.value for name, setting in self._settings.items()}
+
     @property
     def taken(self) -> ResolvedConfig:
         if self._taken is None:
-            self._taken = self.with_values()
+            self._taken = ResolvedConfig(**self.values(), sources=self.requested.sources)
         return self._taken
-
-    def with_values(self, **values: Any) -> ResolvedConfig:
-        """The values, of which some are replaced."""
-        own = {name: setting.value for name, setting in self._settings.items()}
-        return ResolvedConfig(**own | values, sources=self.requested.sources)
 
     def change(self, reason: str, source: str = "decided", **values: Any) -> None:
         """Replaces values, of a run that goes on as well."""
@@ -143,12 +141,9 @@ class Settings:
 
     def repeatable(self) -> Config:
         """The config that repeats the run, also on another machine."""
-        values = {name: setting.value for name, setting in self._settings.items()}
-        for name in self.machine_keys():
-            requested = getattr(self.requested, name)
-            if name not in ("use_amp", "compile_model") or requested != "auto":
-                values[name] = requested
-        return Config(**values)
+        requested = {name: getattr(self.requested, name) for name in self.machine_keys()}
+        numeric = {name for name in ("use_amp", "compile_model") if requested[name] == "auto"}
+        return Config(**self.values() | {name: value for name, value in requested.items() if name not in numeric})
 
     def repeatable_dict(self) -> dict[str, Any]:
         return as_dict(self.repeatable())
@@ -158,10 +153,9 @@ class Settings:
         to one start only."""
         reasons, machine_keys = {}, self.machine_keys()
         for name, (value, _, reason) in self._settings.items():
-            if self[name].is_decided and name != "init_from":  # whose reason is what was loaded
-                here = f"here {value_text(to_plain(value))}" if name in machine_keys else "decided"
-                reason = f"{here}: {reason}"
-            reasons[name] = reason
+            here = f"here {value_text(to_plain(value))}" if name in machine_keys else "decided"
+            is_decided = self[name].is_decided and name != "init_from"  # whose reason is what was loaded
+            reasons[name] = f"{here}: {reason}" if is_decided else reason
         return to_yaml(dataclasses.replace(self.repeatable(), **values), header, reasons)
 
     def sources_and_reasons(self) -> dict[str, list[str]]:
@@ -185,9 +179,10 @@ class Settings:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Settings:
-        requested = Config(**{name: parse_value(name, value) for name, value in content["requested"].items()})
-        known = {name: Setting(**one) for name, one in content["settings"].items()}
-        return cls(requested, {name: one._replace(value=parse_value(name, one.value)) for name, one in known.items()})
+        settings = cls(Config(**{name: parse_value(name, value) for name, value in content["requested"].items()}))
+        for name, one in content["settings"].items():
+            settings[name] = Setting(parse_value(name, one["value"]), one["source"], one["reason"])
+        return settings
 
 
 MeasureStep = Callable[[ResolvedConfig], StepCost | None]  # None: it cannot be measured
@@ -205,8 +200,9 @@ def resolve(
 ) -> Settings:
     """Decides all that `config` leaves open; values that it sets are kept. `seconds_spent`: what training does not have
     of time_budget, asked when the time is planned. `from_model`: values and reasons that follow from init_from."""
-    known = {name: Setting(value, "decided", reason) for name, (value, reason) in from_model.items()}
-    resolver = _Resolver(Settings(config, known), hardware, dataset, measure_step, seconds_spent)
+    resolver = _Resolver(Settings(config), hardware, dataset, measure_step, seconds_spent)
+    for name, (value, reason) in from_model.items():
+        resolver.decide(name, value, reason)
     resolver.decide_machine()
     resolver.decide_data()
     resolver.decide_augmentation()
@@ -292,8 +288,7 @@ class _Resolver:
     def decide_data(self) -> None:
         dataset = self.dataset
         self.decide_auto("num_classes", dataset.num_classes, dataset.num_classes_reason)
-        tolerance_reason = dataset.mask_reason if dataset.mask_tolerance else "the values are exact"
-        self.decide_auto("mask_tolerance", dataset.mask_tolerance, tolerance_reason)
+        self.decide_auto("mask_tolerance", dataset.mask_tolerance, dataset.mask_reason)
         if self["class_names"] is None and dataset.class_names is not None:
             self.decide("class_names", dataset.class_names, dataset.class_names_reason)
         if self["mask_values"] == "auto":
@@ -313,8 +308,7 @@ class _Resolver:
         shape = as_shape(self["image_size"])
         self.decide_auto("crops_per_image", *choices.choose_crops_per_image(self["fit"], dataset.train_sizes, shape))
         self.decide_auto("class_weights", *choices.choose_class_weights(dataset.class_shares, self["num_classes"]))
-        loss_reason = "overlap, so that rare classes count, and every pixel"
-        self.decide_auto("loss", {"dice": 1.0, "cross_entropy": 1.0}, loss_reason)
+        self.decide_auto("loss", {"dice": 1.0, "cross_entropy": 1.0}, "overlap for rare classes, and every pixel")
 
     def decide_augmentation(self) -> None:
         dataset, measured, fit = self.dataset, self.dataset.measurements, self["fit"]
@@ -325,8 +319,7 @@ class _Resolver:
         chosen = choices.choose_augmentation(measured, fit, dataset.channels, is_8bit, self["normalize"])
         self.decide_auto("augmentation", *chosen)
         name = self["augmentation"]
-        is_upright = not measured.keeps_labels("vertical_flip", in_views=fit == "crop")
-        if name in ("default", "strong") and is_upright:
+        if name in ("default", "strong") and not measured.keeps_labels("vertical_flip", in_views=fit == "crop"):
             transforms = choices.named_augmentation(name, dataset.channels, is_8bit, is_upright=True)
             symmetry = choices.describe_symmetry(measured, fit)
             self.decide("augmentation", transforms, f"{name} without vertical flips and large turns: {symmetry}")
@@ -338,9 +331,8 @@ class _Resolver:
         if self["encoder_weights"] != "auto":
             return cost
         self.decide("encoder_weights", *find_weights(self["encoder"]))
-        is_suited = not self.settings["encoder"].is_decided or self["encoder"] in dict(
-            choices.CPU_ENCODERS_FROM_NOTHING
-        )
+        from_nothing = dict(choices.CPU_ENCODERS_FROM_NOTHING)
+        is_suited = not self.settings["encoder"].is_decided or self["encoder"] in from_nothing
         if self["encoder_weights"] is not None or is_suited:
             return cost
         for name, setting in before.items():
@@ -352,7 +344,8 @@ class _Resolver:
 
         def measure(batch_size: int, **model: Any) -> StepCost | None:
             values = {**self.neutral_values(), **model, "batch_size": batch_size}
-            return self.measure_step(self.settings.with_values(**values)) if must_measure else None
+            config = ResolvedConfig(**self.settings.values() | values, sources=self.settings.requested.sources)
+            return self.measure_step(config) if must_measure else None
 
         costs: dict[int, StepCost | None] = {}
         sizes = self.batch_sizes_to_try()
@@ -391,28 +384,21 @@ class _Resolver:
         has_widths = self["decoder_channels"] is None and self["architecture"] in schema.WITH_DECODER_CHANNELS
         least_width = schema.MIN_ATTENTION_CHANNELS if self["decoder_attention"] == "scse" else 1
         num_processes, on_cpu, budget = self.hardware.num_processes, self.on_cpu, self.budget or choices.CPU_BUDGET
-        chosen: tuple[str, tuple[int, ...] | None, StepCost | None, str] | None = None
+        tried = []
         for encoder, usual in reversed(encoders) if on_cpu else encoders:
             widths = tuple(max(least_width, width) for width in usual) if usual and has_widths else None
             cost = measure(batch_size, encoder=encoder, **({"decoder_channels": widths} if has_widths else {}))
-            views = 0
+            views, reason = 0, "no step could be tried"  # of a GPU, a smaller batch may fit
             if cost is not None and cost.is_possible:
-                num_val = self.num_val // num_processes
-                views = choices.affordable_views(batch_size * num_processes, cost, num_val, budget)
-                cores = f" on {self.hardware.num_cores} cores" if on_cpu else ""
-                speed = f"{batch_size / cost.seconds:.1f} images/s{cores}"
+                batch, num_val = batch_size * num_processes, self.num_val // num_processes
+                views = choices.affordable_views(batch, cost, num_val, budget)
+                speed = f"{batch_size / cost.seconds:.1f} images/s"
                 reason = f"{speed}: {views:,} images in {choices.describe_seconds(budget)}"
-            elif on_cpu:
-                reason = "the smallest; no step could be tried" if cost is None else "the smallest; memory is short"
-            else:
-                reason = "the usual one"  # a smaller batch may fit
+            tried.append((encoder, widths, cost, reason))
             is_enough = views >= choices.WANTED_VIEWS
-            if chosen is None or is_enough or not on_cpu:
-                chosen = encoder, widths, cost, reason
             if is_enough != on_cpu or not views:
                 break
-        assert chosen is not None
-        encoder, widths, cost, reason = chosen
+        encoder, widths, cost, reason = tried[-2] if on_cpu and not is_enough and len(tried) > 1 else tried[-1]
         self.decide("encoder", encoder, reason)
         if widths is not None:
             self.decide("decoder_channels", widths, f"goes with {encoder}")
@@ -445,9 +431,7 @@ class _Resolver:
             share = plan.share
             self.decide("num_epochs", plan.num_epochs, plan.reason)
             batches = max(1, int(num_samples * plan.repeats) // batch_size)
-            between = f"{batches:,} batches between two validations"
-            how_often = between if plan.num_epochs > 1 else "one validation, at the end"
-            self.decide_auto("repeats", plan.repeats, f"{how_often}{plan.few and f': {plan.few}'}")
+            self.decide_auto("repeats", plan.repeats, f"{batches:,} batches between two validations")
         self.decide_auto("repeats", 1, "num_epochs is set")
         num_epochs = self["num_epochs"]
         self.decide_mixing(share * num_epochs * self["repeats"])
@@ -456,9 +440,7 @@ class _Resolver:
         effective = batch_size * accumulation // (hardware.num_processes if self["scale_lr"] else 1)
         num_bytes = decoded_bytes(self["fit"], self["image_size"], self.dataset)
         num_reads = num_epochs * self["repeats"] * self.num_crops
-        rate, reason = choices.choose_learning_rate(self["optimizer"], effective)
-        reason += "" if choices.num_pilot_steps(num_steps) else "; too few steps to try others"
-        self.decide_auto("learning_rate", rate, reason)
+        self.decide_auto("learning_rate", *choices.choose_learning_rate(self["optimizer"], effective))
         self.decide_auto("weight_decay", 0.05 if self["optimizer"] == "adamw" else 1e-4, self["optimizer"])
         self.decide_auto("ema_decay", *choices.choose_ema_decay(num_steps))
         self.decide_auto("warmup_epochs", *choices.choose_warmup(num_epochs, self["init_from"] is not None))
@@ -475,7 +457,8 @@ class _Resolver:
         augmentation, _, reason = self.settings["augmentation"]
         if is_augmented and augmentation != "default" and passes < choices.AUGMENTED_PASSES:
             seldom = f"images come {passes:.1f} times, too seldom for more than flips"
-            self.decide("augmentation", choices.flips_of(augmentation) or "none", f"{seldom}; {reason}")
+            flips = tuple(one for one in augmentation if one in (choices.HORIZONTAL_FLIP, choices.VERTICAL_FLIP))
+            self.decide("augmentation", flips or "none", f"{seldom}; {reason}")
         self.decide_auto("cutmix", *choices.choose_cutmix(passes, is_augmented, self["normalize"]))
 
     def settle_contradictions(self) -> None:

@@ -4,7 +4,6 @@ Scalars keep the text the user typed (`Plain`), because only the key decides whe
 `1e-3` is a number. Tags, anchors, several documents, duplicate keys, deep nesting and long texts are refused.
 """
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -113,7 +112,7 @@ def interpret(value: Any) -> Any:
     if value.lower() in NULLS:
         return None
     if value.lower() in ("true", "false"):
-        return BOOLEANS[value.lower()]
+        return value.lower() == "true"
     number = parse_number(value)
     return str(value) if number is None else number
 
@@ -161,7 +160,5 @@ _Dumper.add_representer(str, _Dumper.represent_text)
 
 def value_text(value: Any) -> str:
     """A plain value in YAML, on one line."""
-    if value is None or isinstance(value, bool | int):  # half of the settings of a run, each written several times
-        return json.dumps(value)
     text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, width=10**9, allow_unicode=True, sort_keys=False)
     return text.removesuffix("...\n").strip()

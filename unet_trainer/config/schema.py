@@ -89,8 +89,7 @@ class Config:
     # fmt: off
     data_dir: Text = key(DEMO_DIR, "folder with images/ and masks/, or train/ and val/ that hold them; or folder or "
         "URL (s3://, gs://, https://) of shards; data/demo is made when missing", "data/mine")
-    image_dir: Text | None = key(None, "folder of the images, inside data_dir or an absolute path; null: found by its "
-        "name (images, imgs, train, ...)", "images")
+    image_dir: Text | None = key(None, "folder of the images, in data_dir or absolute; null: by its name", "images")
     mask_dir: Text | None = key(None, "folder of the masks, or folder or file of annotations, inside data_dir or an "
         "absolute path; null: found by its name (masks, labels, gt, trainannot, ...)", "masks")
     mask_suffix: Suffix = key("", "what a mask's name has after the image's name, if it is not found by itself: _mask "
@@ -109,12 +108,10 @@ class Config:
     unknown_values: Literal["error", "ignore"] = key("error", "mask values that belong to no class: error stops, "
         "ignore leaves such pixels out of loss and scores")
     mask_tolerance: Annotated[int, Field(ge=0, le=127), WHOLE] | Auto = key("auto", "a pixel this close to a value or "
-        "colour of mask_values (in each channel) is of its class, others are ignored; auto: 0, more for masks saved "
-        "as JPEG", "0")
+        "colour of mask_values (in each channel) is of its class, others are ignored; auto: 0, or for JPEG more", "0")
     val_fraction: InsideShare = key(0.2, "share of the pairs held out for validation when there is no val/ folder")
     split: Literal["random", "blocks"] = key("random", "random: by seed, with the classes in proportion; blocks: for "
-        "videos and slices, runs of neighbours in the order of their names, with a gap; one image alone is always "
-        "split into blocks of pixels")
+        "videos and slices, runs of neighbours in the order of names; one image alone is always split into blocks")
     split_file: Text | None = key(None, "CSV with the columns image, mask and, optionally, split (train, val, test), "
         "group and box; paths as seen from data_dir", "split.csv")
     group_pattern: Pattern | None = key(None, "regular expression on an image's path: what its first bracket matches "
@@ -122,31 +119,27 @@ class Config:
     num_folds: Annotated[int, Field(ge=2, le=1000), WHOLE] | None = key(None, "split into this many folds in place of "
         "val_fraction", "5")
     fold: Annotated[int, Field(ge=0), WHOLE] = key(0, "the fold that validates, counted from 0")
-    image_size: Side | tuple[Side, Side] | Auto = key("auto", "size of what the model sees: one side, or [height, "
-        "width]; auto: from the sizes of images and structures; val_iou is at the images' own size in any case",
-        "512 or [512, 768]")
+    image_size: Side | tuple[Side, Side] | Auto = key("auto", "what the model sees: one side, or [height, width]; "
+        "auto: from the sizes of images and structures; scores are at the images' own size", "512 or [512, 768]")
     fit: Literal["resize", "crop"] | Auto = key("auto", "auto: by the size of structures; resize: each image to "
         "image_size; crop: random crops of it in training, tiles in validation")
     crops_per_image: Annotated[int, Field(ge=1, le=10_000), WHOLE] | Auto = key("auto", "fit: crop takes this many "
         "crops of an image in an epoch; auto: as many as fit into an image of median size, at most 16", "4")
-    repeats: Repeats | Auto = key("auto", "times that each image (or each of its crops) comes in an epoch, or the "
-        "share of them that does: 0.25; auto: 1, or with num_epochs: auto what gives epochs of a good length",
-        "4 or 0.25")
+    repeats: Repeats | Auto = key("auto", "times that each image (or crop) comes in an epoch, or the share of them "
+        "that does: 0.25; auto: 1, or with num_epochs: auto what gives epochs of a good length", "4 or 0.25")
     rare_class_crops: Share = key(0.33, "fit: crop centres this share of the crops on a pixel of a rare class")
     resize_masks: Flag = key(False, "bring a mask of another size, but the same shape, to the size of its image")
     in_channels: Annotated[int, Field(ge=1, le=64), WHOLE] | Auto = key("auto", "channels of the images; auto: as many "
         "as they have", "3")
     image_mean: Numbers | Auto = key("auto", "subtracted from each channel, in the files' own units; auto: "
         "ImageNet's for 8-bit RGB, else that of the training images", "[123.7, 116.3, 103.5]")
-    image_std: Positives | Auto = key("auto", "each channel is divided by this; auto: likewise",
-        "[58.4, 57.1, 57.4]")
+    image_std: Positives | Auto = key("auto", "each channel is divided by this; auto: likewise", "[58.4, 57.1, 57.4]")
     normalize: Literal["dataset", "image"] | Auto = key("auto", "image: each image or crop that the model sees is then "
         "brought to mean 0 and standard deviation 1, all channels as one; dataset: it is not; auto: image, where a "
         "third of the variance of pixels lies between images")
     nodata: Literal["fill", "ignore", "keep"] | Number = key("fill", "values without data (NaN, GDAL's tag) are left "
-        "out of the statistics and get the mean: fill; ignore: such pixels are left out of loss and scores; keep: "
-        "only NaN and the tags of float images; a number, such as -9999: fill, and this value has no data either",
-        "-9999")
+        "out of the statistics and get the mean: fill; ignore: such pixels are left out of loss and scores; keep: only "
+        "NaN and the tags of float images; a number, such as -9999: fill, and this value has no data either", "-9999")
     augmentation: Literal["none", "default", "strong"] | Transforms | Auto = key("auto", "auto: by the symmetry of the "
         "data; none, default, strong, or a list of albumentations transforms")
     cutmix: Share | Auto = key("auto", "share of the training images that get a rectangle of another image of the "
@@ -164,47 +157,36 @@ class Config:
     encoder: Encoder = key("auto", "any encoder of segmentation-models-pytorch; tu-NAME takes one from timm; auto: "
         "resnet34, or on a CPU the largest of four that sees 12,000 images in an hour, or in time_budget", "resnet34")
     encoder_weights: Text | None = key("auto", "auto: imagenet if they are on this machine or can be fetched within a "
-        "minute, else random; null: random; imagenet; or a local .pt, .pth or .safetensors file, of which the "
-        "encoder alone is taken", "imagenet")
+        "minute, else random; null: random; imagenet; or the encoder of a .pt, .pth or .safetensors file", "imagenet")
     init_from: Text | None = key(None, "a model that a new run begins with: a run, a .pt, .pth or .safetensors file, "
-        "or an export for segmentation-models-pytorch; what does not fit, such as other classes, is initialised",
-        "checkpoints/demo")
+        "or an export for segmentation-models-pytorch; what does not fit is initialised", "checkpoints/demo")
     decoder_channels: tuple[Channels, Channels, Channels, Channels, Channels] | None = key(None,
         "width of the five decoder stages of unet, unetplusplus and manet; null: [256, 128, 64, 32, 16], less with a "
         "small encoder: auto", "[256, 128, 64, 32, 16]")
-    decoder_attention: Literal["none", "scse"] = key("none", "scse: squeeze and excitation of channels and places in "
-        "the decoder of unet and unetplusplus")
-    freeze_encoder_epochs: Annotated[int, Field(ge=0), WHOLE] = key(0, "epochs at the start in which the encoder is "
-        "not trained", "5")
+    decoder_attention: Literal["none", "scse"] = key("none", "scse: squeeze and excitation; of unet and unetplusplus")
+    freeze_encoder_epochs: Annotated[int, Field(ge=0), WHOLE] = key(0, "epochs before the encoder is trained", "5")
 
     loss: Losses | Auto = key("auto", "a weighted sum of dice, iou, cross_entropy, bce, focal, tversky, lovasz; "
         "cross_entropy with one class is bce; auto: dice + cross_entropy", "{dice: 1, bce: 1}")
-    class_weights: Positives | Auto | None = key("auto", "weight of each class in the loss (with one class, "
-        "of foreground pixels); auto: null, or where a class is very rare, rare ones weigh somewhat more; null: all "
-        "alike", "[0.5, 2.0]")
+    class_weights: Positives | Auto | None = key("auto", "weight of each class in the loss (with one class, of "
+        "foreground); auto: null, or where a class is very rare, more for rare ones; null: all alike", "[0.5, 2.0]")
 
     batch_size: UpTo65536 | Auto = key("auto", "images in one forward pass, of each process under torchrun; auto: 16 "
         "on a GPU, 8 on a CPU, fewer where a trial of the step shows that memory is short", "8")
     num_epochs: Annotated[int, Field(ge=1, le=1_000_000), WHOLE] | Auto = key("auto", "passes over the training images "
         "(times repeats); auto: enough steps for the data, within time_budget", "50")
-    time_budget: Duration | None = key(None, "time that the run may take, from the command to the report, e.g. 10m or "
-        "2h, when num_epochs is auto: steps and encoder are chosen to fit, the schedule ends on time",
-        "10m, 2h or 1h30m")
-    accumulation_steps: UpTo65536 = key(1, "batches in one optimizer step: effective batch = batch_size × this × "
-        "number of processes", "4")
+    time_budget: Duration | None = key(None, "time that the run may take, from the command to the report, e.g. 10m, "
+        "when num_epochs is auto: steps and encoder are chosen to fit, the schedule ends on time", "10m, 2h or 1h30m")
+    accumulation_steps: UpTo65536 = key(1, "batches a step: effective batch = batch_size × this × processes", "4")
     optimizer: Literal["adamw", "adam", "sgd"] = key("adamw", "adamw, adam or sgd (Nesterov momentum 0.9)")
     learning_rate: Positive | Auto = key("auto", "peak learning rate; auto: by optimizer and effective batch; runs of "
         "2,000 steps or more try lower ones before the first epoch", "1e-3")
-    scale_lr: Flag = key(False, "under torchrun: multiply learning_rate by the number of processes (the linear rule); "
-        "else it is taken as it is")
-    encoder_lr_factor: Positive = key(1.0, "the encoder's learning rate relative to learning_rate, e.g. 0.2 for "
-        "pretrained weights that shall change little", "0.2")
-    weight_decay: NotNegative | Auto = key("auto", "on weights; biases and normalisation layers have none; auto: 0.05 "
-        "with adamw, else 1e-4", "1e-4")
+    scale_lr: Flag = key(False, "under torchrun: learning_rate times the number of processes (the linear rule)")
+    encoder_lr_factor: Positive = key(1.0, "of the encoder, times learning_rate, e.g. 0.2 if pretrained", "0.2")
+    weight_decay: NotNegative | Auto = key("auto", "not on biases and norms; auto: 0.05 with adamw, else 1e-4", "1e-4")
     scheduler: Literal["cosine", "poly", "plateau", "constant"] = key("cosine", "how the learning rate falls: cosine "
         "or poly to 0 at the end, plateau when monitor stalls, constant never")
-    warmup_epochs: NotNegative | Auto = key("auto", "epochs over which the learning rate rises from 0; auto: 3 % of "
-        "them", "2")
+    warmup_epochs: NotNegative | Auto = key("auto", "epochs over which the learning rate rises from 0; auto: 3 %", "2")
     plateau_patience: AtLeastOne = key(5, "scheduler: plateau waits this many epochs without improvement")
     plateau_factor: InsideShare = key(0.3, "and then multiplies the learning rate by this")
     grad_clip: Positive | None = key(None, "largest norm of the gradients; null: no limit", "1.0")
@@ -218,14 +200,11 @@ class Config:
     early_stopping_min_delta: NotNegative = key(0.0, "an improvement smaller than this does not count as one", "0.001")
 
     device: Device = key("auto", "auto, cpu, cuda, cuda:1 or mps")
-    use_amp: Flag | Auto = key("auto", "mixed precision: faster and about half the memory on a GPU, at the same IoU; "
-        "auto: on a GPU")
-    amp_dtype: Literal["bfloat16", "float16"] = key("bfloat16", "bfloat16 (Ampere or newer), or float16 with loss "
-        "scaling (older GPUs)")
+    use_amp: Flag | Auto = key("auto", "mixed precision: faster, half the memory on a GPU, same IoU; auto: on a GPU")
+    amp_dtype: Literal["bfloat16", "float16"] = key("bfloat16", "bfloat16 (from Ampere on); float16: older GPUs")
     scaler_init_scale: Positive = key(65536.0, "float16: first loss scale")
     allow_tf32: Flag = key(True, "let float32 matrix products use TF32 on NVIDIA GPUs from Ampere on")
-    compile_model: Flag | Auto = key("auto", "compile the step: faster, after a minute or so of compiling; auto: on a "
-        "GPU, when that saves time within the run")
+    compile_model: Flag | Auto = key("auto", "compile the step: a minute, then faster; auto: where that saves time")
     channels_last: Flag = key(True, "NHWC in memory, which suits tensor cores")
     gradient_compression: Literal["none", "bf16"] = key("none", "under torchrun: bf16 sends gradients in bfloat16, "
         "half the bytes for slow links between GPUs, and rounds them")
@@ -233,25 +212,18 @@ class Config:
         "processes; for very small batches; slower, and not compiled")
     deterministic: Flag = key(False, "the same bits on every run of one machine, at some cost in speed")
 
-    seed: Annotated[int, Field(ge=0, le=2**31), WHOLE] = key(42,
-        "split, weights, order and augmentation follow from it")
+    seed: Annotated[int, Field(ge=0, le=2**31), WHOLE] = key(42, "split, weights, order, augmentation follow from it")
     checkpoint_dir: Text = key("checkpoints", "where runs are written")
     run_name: FolderName = key("run", "name of the run's folder; a number is added when it exists")
-    resume: Text | None = key(None, "auto: go on with run_name if it exists; or a run folder or a .pt file to go on "
-        "from", "auto")
-    checkpoint_minutes: Positive | None = key(10.0, "the state is saved this often within an epoch too; null: at the "
-        "end of each epoch only")
-    on_oom: Literal["stop", "shrink"] = key("stop", "when memory runs out: stop, or shrink: double batch_parts and go "
-        "on")
-    batch_parts: UpTo65536 = key(1, "parts in which a batch goes through the model: less memory, more time; batch norm "
-        "and overlap losses see a part at a time", "2")
+    resume: Text | None = key(None, "auto: go on with run_name if it exists; or a run folder or .pt file", "auto")
+    checkpoint_minutes: Positive | None = key(10.0, "the state is saved this often in an epoch; null: at its end")
+    on_oom: Literal["stop", "shrink"] = key("stop", "when memory runs out: stop, or shrink: double batch_parts")
+    batch_parts: UpTo65536 = key(1, "parts of a batch in turn: less memory, more time; norms see a part", "2")
     worker_timeout: Positive | None = key(600.0, "seconds without a batch after which the worker processes count as "
         "hanging; null: wait for ever")
 
-    tensorboard: Flag = key(False, "log to TensorBoard, in the run's folder: scalars, pictures, settings (pip install "
-        "tensorboard)")
-    wandb: Flag = key(False, "log to Weights & Biases (pip install wandb); without an API key into the run's folder "
-        "only")
+    tensorboard: Flag = key(False, "log scalars, pictures, settings to the run's folder (pip install tensorboard)")
+    wandb: Flag = key(False, "log to Weights & Biases (pip install wandb); without a key into the run's folder")
     trackio: Flag = key(False, "log to Trackio (pip install trackio)")
     mlflow: Flag = key(False, "log to MLflow (pip install mlflow): MLFLOW_TRACKING_URI, or checkpoint_dir/mlruns")
 
@@ -267,13 +239,10 @@ def explanations() -> dict[str, str]:
     return {name: field.metadata["sentence"] for name, field in FIELDS.items()}
 
 
-def _hint(name: str) -> Any:
-    return FIELDS[name].type
-
-
 @cache
 def _adapter(name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(_hint(name))
+    hint: Any = FIELDS[name].type
+    return TypeAdapter(hint)
 
 
 @cache
@@ -285,7 +254,7 @@ def parse_value(name: str, raw: Any) -> Any:
     """The value of a key. Raises ValueError with what is needed."""
     value = p.python_value(raw)
     if isinstance(raw, str):
-        hint = _hint(name)
+        hint: Any = FIELDS[name].type
         is_null = isinstance(raw, Plain) and raw.lower() in NULLS and hint == hint | None
         is_auto = raw.strip().lower() == "auto" and hint == hint | Auto
         value = None if is_null else "auto" if is_auto else str(raw)

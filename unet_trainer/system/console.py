@@ -70,7 +70,7 @@ def csv_line(cells: Iterable[object]) -> str:
 
 def painted(text: str, colour: Colour, stream: Any) -> str:
     """In a colour, where the stream is a terminal that has them and NO_COLOR (no-color.org) is not set."""
-    kind = os.environ.get("TERM") or ("windows" if "WT_SESSION" in os.environ else "dumb")
+    kind = os.environ.get("TERM") or os.environ.get("WT_SESSION") or "dumb"
     has_colours = stream.isatty() and kind != "dumb" and not os.environ.get("NO_COLOR")
     return f"\033[{CODES[colour]}m{text}\033[0m" if has_colours else text
 
@@ -151,12 +151,9 @@ class FaultTolerantStream:
         self.stream, self.report, self.has_failed = stream, report, False
 
     def write(self, text: str) -> int:
-        text = UNDECODED.sub(_escaped, text)  # no more than that: progress bars move the cursor on purpose
+        encoding = getattr(self.stream, "encoding", None) or "utf-8"
         with self._reporting():
-            try:
-                self.stream.write(text)
-            except UnicodeEncodeError:
-                self.stream.write(text.encode("ascii", "replace").decode())
+            self.stream.write(text.encode(encoding, "replace").decode(encoding))
         return len(text)
 
     def flush(self) -> None:
@@ -168,12 +165,9 @@ class FaultTolerantStream:
         try:
             yield
         except (OSError, ValueError) as error:
-            if isinstance(error, BrokenPipeError):
-                # Text that stays in the stream would fail whenever others flush it, as multiprocessing does.
-                with contextlib.suppress(OSError, ValueError):
-                    nowhere = open_to_append(Path(os.devnull))
-                    os.dup2(nowhere, self.stream.fileno())
-                    os.close(nowhere)
+            # Text that stays in the stream would fail whenever others flush it, as multiprocessing does.
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
             if not self.has_failed:
                 self.has_failed = True
                 reason = getattr(error, "strerror", None) or str(error)
@@ -200,7 +194,8 @@ class Console:
         """Raises OSError if the file cannot be written to."""
         os.close(open_to_append(path))
         self.log = path
-        self._append(self.unlogged)
+        if self.unlogged:
+            self._record("\n".join(self.unlogged))
         self.unlogged = []
 
     def close_log(self) -> None:
@@ -217,23 +212,23 @@ class Console:
 
     def log_only(self, text: str) -> None:
         """For messages that the caller prints itself."""
-        self._append([text])
+        if self.log is not None:
+            self._record(text)
 
     def fact(self, label: str, text: str) -> None:
         """`label`: "" for a line that goes on."""
         self.say(f"  {label and f'{label}:':<11} {text}")
 
     def warn(self, text: str) -> None:
-        self._report("warning", "yellow", text)
+        self._report("Warning", "yellow", text)
 
     def note(self, text: str) -> None:
-        self._report("note", "blue", text)
+        self._report("Note", "blue", text)
 
-    def _report(self, kind: str, colour: Colour, text: str) -> None:
-        self.on_message(kind, text)
-        lead = f"{kind.capitalize()}:"
-        self._print(f"{painted(lead, colour, self.stream)} {readable(text)}")
-        self._record(f"{lead} {text}")
+    def _report(self, lead: str, colour: Colour, text: str) -> None:
+        self.on_message(lead.lower(), text)
+        self._print(f"{painted(f'{lead}:', colour, self.stream)} {readable(text)}")
+        self._record(f"{lead}: {text}")
 
     def bar(self, label: str, total: int, keep: bool = True, num_done: int = 0, images_per_tick: int = 0) -> Bar:
         return Bar(self, label, total, keep, num_done, images_per_tick)
@@ -244,34 +239,26 @@ class Console:
 
     def epoch_ends(self, row: Mapping[str, float | int], num_epochs: int, improved: bool, on_gpu: bool) -> None:
         best = " (best)" if improved else ""
+        train_loss, val_loss = f"{row['train_loss']:.4f}", f"{row['val_loss']:.4f}"
         train_iou, val_iou = score_text(row["train_iou"]), score_text(row["val_iou"])
         learning_rate, rate = f"{row['learning_rate']:.2e}", f"{row['images_per_second']:.0f} images/s"
+        wait = f"{row['data_wait']:.0%}"
         memory = [f"GPU memory: {row['peak_memory_gib']:.1f} GiB"] if on_gpu else []
         not_finite = f" ({row['nan_steps']} not finite)" if row["nan_steps"] else ""
         skipped = [f"skipped steps: {row['skipped_steps']}{not_finite}"] if row["skipped_steps"] else []
-        parts = [
-            f"Epoch {row['epoch']}/{num_epochs}",
-            f"train loss {row['train_loss']:.4f}",
-            f"val loss {row['val_loss']:.4f}",
-            f"train IoU {train_iou}",
-            f"val IoU {val_iou}{best}",
-            f"lr {learning_rate}",
-            f"{row['seconds']:.1f} s",
-            rate,
-            f"data wait {row['data_wait']:.0%}",
-        ]
-        line = "  ".join([*parts, *memory, *skipped])
+        scores = f"train loss {train_loss}  val loss {val_loss}  train IoU {train_iou}  val IoU {val_iou}{best}"
+        speed = f"lr {learning_rate}  {row['seconds']:.1f} s  {rate}  data wait {wait}"
+        line = "  ".join([f"Epoch {row['epoch']}/{num_epochs}", scores, speed, *memory, *skipped])
         self._record(line)
         if not self.interactive:
             self._print(line)
             return
-        details = [f"LR: {learning_rate}", f"Time: {row['seconds']:.1f}s", rate, *memory]
-        details += [f"data wait: {row['data_wait']:.0%}", *skipped]
+        details = [f"LR: {learning_rate}", f"Time: {row['seconds']:.1f}s", rate, *memory, f"data wait: {wait}"]
         self._print(
             f"\nEpoch {row['epoch']} Summary:\n"
-            f"  Train Loss: {row['train_loss']:.4f} | Val Loss: {row['val_loss']:.4f}\n"
+            f"  Train Loss: {train_loss} | Val Loss: {val_loss}\n"
             f"  Train IoU:  {train_iou} | Val IoU:  {val_iou}{best and painted(best, 'green', self.stream)}\n"
-            f"  {' | '.join(details)}"
+            f"  {' | '.join([*details, *skipped])}"
         )
 
     def class_table(self, scores: Mapping[str, float | None]) -> None:
@@ -287,22 +274,17 @@ class Console:
             self.say(f"  and {others}: per_class_iou in run.json")
 
     def _record(self, text: str) -> None:
+        """Opens the log anew each time: one that was deleted or rotated begins again."""
         if self.log is None:
             self.unlogged.append(text)
-        else:
-            self._append([text])
-
-    def _append(self, lines: list[str]) -> None:
-        """Opens the file anew each time: a log that was deleted or rotated begins again."""
-        if self.log is None or self.is_log_closed or not lines:
-            return
-        try:
-            with contextlib.suppress(FileNotFoundError), os.fdopen(open_to_append(self.log), "ab", buffering=0) as file:
-                file.write((readable("\n".join(lines)) + "\n").encode("utf-8", "replace"))
-        except OSError as error:  # a full disk: failed saves are reported elsewhere
-            if not self.log_has_failed:
-                self._print(f"Warning: {readable(str(self.log))} cannot be written to ({error.strerror})")
-            self.log_has_failed = True
+        elif not self.is_log_closed:
+            try:
+                with contextlib.suppress(FileNotFoundError), os.fdopen(open_to_append(self.log), "ab") as file:
+                    file.write((readable(text) + "\n").encode("utf-8", "replace"))
+            except OSError as error:  # a full disk: failed saves are reported elsewhere
+                if not self.log_has_failed:
+                    self._print(f"Warning: {readable(str(self.log))} cannot be written to ({error.strerror})")
+                self.log_has_failed = True
 
 
 def silent_console() -> Console:
