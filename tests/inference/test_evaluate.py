@@ -26,7 +26,7 @@ from unet_trainer.inference.scores import summarise
 def data_of(folder, pairs):
     sizes = [SimpleNamespace(size=read_image(pair.image).shape[:2]) for pair in pairs]
     source = DataSource(load_config({"data_dir": str(folder)}), None, is_own=False)
-    return EvaluationData(source, "all", "by hand", pairs, sizes, [], MaskCoding((0, 255)))
+    return EvaluationData(source, "all", "by hand", pairs, sizes, sizes, MaskCoding((0, 255)))
 
 
 def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
@@ -34,13 +34,14 @@ def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
     pairs = write_pairs(tmp_path, [(bright(empty), empty)] * 2)
     given = Predictor(BrightnessEngine()), data_of(tmp_path, pairs)
     write_image(pairs[1].mask, np.full((16, 16), 7, np.uint8))
-    with pytest.raises(DataError, match=r"1\.png or its mask .*1\.png has changed"):
+    with pytest.raises(DataError, match=r"masks/1\.png: changed since the run began"):
         evaluate(*given)
     pairs[1].image.write_bytes(b"no image")
     with pytest.raises(DataError, match=r"images/1\.png: "):
         evaluate(*given)
     write_image(pairs[1].image, np.zeros((16, 16, 3), np.uint16))
-    with pytest.raises(DataError, match=r"images/1\.png: 16-bit values; .* has changed"):
+    write_image(pairs[1].mask, empty)
+    with pytest.raises(DataError, match=r"images/1\.png: 16-bit values; the model was trained on 8-bit images"):
         evaluate(*given)
 
 

@@ -9,7 +9,7 @@ from helpers.brightness_engine import BrightnessEngine
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_spec import ImageReader
-from unet_trainer.inference.predictor import Predictor, TiledLogits, all_ids, blended_logits, chosen_tile, predicted_ids
+from unet_trainer.inference.predictor import Predictor, TiledLogits, TileGrid, all_ids, chosen_tile, predicted_ids
 
 RANDOM = np.random.default_rng(0)
 
@@ -90,7 +90,7 @@ def joined(logits):
 
 
 def tile(engine, pixels, side):
-    return TiledLogits(engine, ImageReader(pixels), (side, side), lambda part: part)
+    return TiledLogits(TileGrid(engine, pixels.shape[:2], (side, side)), ImageReader(pixels))
 
 
 def test_no_seam_is_at_the_borders_of_tiles():
@@ -104,7 +104,7 @@ def test_no_seam_is_at_the_borders_of_tiles():
 def test_a_batch_of_images_gives_what_each_gives_in_bands():
     pixels = RANDOM.integers(0, 256, (3, 100, 150, 3), np.uint8)
     engine = BlurEngine(make_spec(fit="crop"))
-    found = blended_logits(engine, torch.from_numpy(pixels), (64, 64))
+    found = TileGrid(engine, (100, 150), (64, 64)).logits(torch.from_numpy(pixels))
     for one, image in zip(found, pixels, strict=True):
         torch.testing.assert_close(one, joined(tile(engine, image, 64)))
 

@@ -160,7 +160,7 @@ def load(
     elif given.tta:
         console.note(f"--tta: mean over the images that {', '.join(symmetries)} of training make")
         engine = SymmetricEngine(engine, symmetries)
-    return Predictor(engine, tile)
+    return Predictor(engine, tile, blends=given.tile != AS_TRAINED)
 
 
 def evaluate_model(
@@ -172,7 +172,7 @@ def evaluate_model(
 
     try:
         with console.bar("Evaluating:", len(data.pairs), keep=False) as bar:
-            found = evaluate(predictor, data, given.threshold, given.cldice, given.tile == AS_TRAINED, bar.tick)
+            found = evaluate(predictor, data, given.threshold, given.cldice, bar.tick)
     except torch.OutOfMemoryError:
         device = predictor.engine.device
         raise UserError(f"--device: {device} has no memory for the largest image; --device cpu takes longer") from None
