@@ -117,7 +117,7 @@ def test_polygons_of_masks_that_another_model_made_are_refused_by_name(here, cap
         writer.write(np.full((40, 60), 2, np.uint8))
         writer.finish()
     assert main(["predict", "binary", "images/map.tif", "--out", "out", "--skip-existing", "--polygons"]) == 2
-    assert "out/map.png: class 2 is none of this model's; leave out --skip-existing" in capsys.readouterr().out
+    assert "out/map.png: class 2 is none of this model's; leave out --skip-existing" in capsys.readouterr().err
 
 
 def test_a_second_start_skips_what_is_done(here, capsys):

@@ -9,10 +9,8 @@ OUT/polygons.json             COCO, of all images                OUT/a/b.geojson
 """
 
 import contextlib
-import json
+import itertools
 import re
-import tempfile
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -21,6 +19,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import DTypeLike
+from PIL import Image
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.drawing import display_range, overlay_rows, to_display
@@ -119,7 +118,8 @@ class PredictionFolder:
         for index, class_id in enumerate(self.probable_ids if kinds.probabilities == "png" else ()):
             inner = "" if len(self.probable_ids) == 1 else class_folder(class_id, self.spec.id_names[class_id])
             path = self.out / PROBABILITIES / inner / f"{name}.png"
-            outputs.append(Output(path, partial(_plane, index), np.uint16, content="picture"))
+            take = partial(lambda index, rows: rows.probabilities[index], index)
+            outputs.append(Output(path, take, np.uint16, content="picture"))
         return [*outputs, Output(self.mask(name), palette=self.spec.id_colours)]
 
     def files(self, name: str) -> list[Path]:
@@ -141,8 +141,7 @@ class PredictionFolder:
             for path in files:
                 other = owners.setdefault(str(path).casefold(), image)  # some file systems ignore case
                 if other != image:
-                    fix = "predict them in two commands with different --out"
-                    fix = fix if other.parent == image.parent else f"name the folder above them, or {fix}"
+                    fix = "name the folder above them, or predict them in two commands with different --out"
                     raise UserError(f"{other} and {image}: both would write {path}; {fix}")
             if image.suffix.lower() in TIFF_SUFFIXES:  # it may be a GeoTIFF
                 files += [path.with_suffix(".tif") for path in files if path.suffix == ".png"]
@@ -154,10 +153,6 @@ class PredictionFolder:
                 check_replaceable("--out", path, ARRAY if path.suffix == ".npy" else RESULT)
 
 
-def _plane(index: int, rows: Rows) -> Pixels:
-    return rows.probabilities[index]
-
-
 def class_folder(class_id: int, name: str) -> str:
     """A name that every file system takes."""
     plain = re.sub(r"[^\w-]+", "_", name).strip("_")[:80]
@@ -166,7 +161,7 @@ def class_folder(class_id: int, name: str) -> str:
 
 def value_table(coding: MaskCoding, num_ids: int) -> Pixels:
     """By class id: the value that masks of the dataset have, K uint8 or uint16, or K,3 uint8 for colours. Of a
-    threshold, the highest value that is not ignored stands for the foreground. Raises UserError."""
+    threshold, the highest value that is not ignored stands for the foreground."""
     values = list(coding.values or ())
     if coding.values is None:
         most = 255 if coding.threshold < 255 else 65535
@@ -175,71 +170,56 @@ def value_table(coding: MaskCoding, num_ids: int) -> Pixels:
     values = values[:num_ids]
     if max(values) < COLOUR:
         return np.array(values, np.uint8 if max(values) <= 255 else np.uint16)
-    if any(255 < value < COLOUR for value in values):
-        what = "the dataset's masks have both colours and 16-bit values, which no single file can hold"
-        raise UserError(f"--values: {what}")
     rgb = [(value >> 16, value >> 8, value) if value >= COLOUR else (value,) * 3 for value in values]
     return (np.array(rgb) & 255).astype(np.uint8)
 
 
-class ImageFiles(contextlib.ExitStack):
-    """The files of one image; use it in `with`. Its rows come from top to bottom, then `finish` gives the files their
-    names. What has none at the end is deleted.
+@contextlib.contextmanager
+def image_files(
+    folder: PredictionFolder, image: Input, size: Size, picture: ImageReader | None = None
+) -> Iterator[Callable[[Rows], None]]:
+    """Yield what takes the rows of one image from top to bottom; then its files get their names. After an exception
+    there are none.
 
     `picture`: the image where it is in memory, for the overlay; else it is read again. Raises OSError, and ReadError
     where the image can no longer be read."""
+    georeference, spec = georeference_of(image.path), folder.spec.image
+    drafts: list[Draft] = []
+    writers: list[tuple[RowWriter, Callable[[Rows], Pixels]]] = []  # the mask's PNG is last
+    with contextlib.ExitStack() as stack:
 
-    def __init__(self, folder: PredictionFolder, image: Input, size: Size, picture: ImageReader | None = None) -> None:
-        super().__init__()
-        self.folder, self.image, self.size, self.picture = folder, image, size, picture
-        self.drafts: list[Draft] = []
-        self.writers: list[tuple[RowWriter, Callable[[Rows], Pixels]]] = []
-        self.ids: list[Pixels] = []  # kept for the polygons
-        georeference = georeference_of(image.path)
-        with contextlib.ExitStack() as unless_opened:
-            unless_opened.push(self)
-            for output in folder.outputs(image.name):
-                self.writers += [(writer, output.take) for writer in self._open(output, georeference)]
-            unless_opened.pop_all()
+        def draft(path: Path) -> BinaryIO:
+            folder.make_folder(path.parent)
+            drafts.append(Draft(path))
+            stack.callback(drafts[-1].discard)
+            return drafts[-1].file
 
-    def _open(self, output: Output, georeference: Georeference | None) -> Iterator[RowWriter]:
-        """In the order in which they are given their names: the mask's PNG is the last file of all."""
-        path, _, dtype, channels, palette, content, is_overlay = output
-        if path.suffix == ".npy":
-            shape = (*self.size, channels) if channels > 1 else self.size
-            yield NpyWriter(self._draft(path), shape, dtype)
-            return
-        if georeference is not None and not is_overlay:
-            file = self._draft(path.with_suffix(".tif"))
-            yield TiffWriter(file, self.size, dtype, channels, palette, georeference.tags)
-        png = PngWriter(self._draft(path), self.size, dtype, channels, palette, content)
-        if not is_overlay:
-            yield png
-            return
-        picture, spec = self.picture, self.folder.spec.image
-        if picture is None:
-            path, small = self.image.path, read_small(self.image.path, spec)
-            picture = self.enter_context(open_reader(path, spec)) if small is None else ImageReader(small.pixels)
-        yield OverlayWriter(png, picture, self.folder.colours, self.size)
+        for path, take, dtype, channels, palette, content, is_overlay in folder.outputs(image.name):
+            if path.suffix == ".npy":
+                writers.append((NpyWriter(draft(path), (*size, channels) if channels > 1 else size, dtype), take))
+                continue
+            if georeference is not None and not is_overlay:
+                file = draft(path.with_suffix(".tif"))
+                writers.append((TiffWriter(file, size, dtype, channels, palette, georeference.tags), take))
+            png: RowWriter = PngWriter(draft(path), size, dtype, channels, palette, content)
+            if is_overlay and picture is None:
+                small = read_small(image.path, spec)
+                reader = open_reader(image.path, spec)
+                picture = stack.enter_context(reader) if small is None else ImageReader(small.pixels)
+            if is_overlay:
+                assert picture is not None
+                png = OverlayWriter(png, picture, folder.colours, size[1])
+            writers.append((png, take))
 
-    def _draft(self, path: Path) -> BinaryIO:
-        self.folder.make_folder(path.parent)
-        self.drafts.append(Draft(path))
-        self.callback(self.drafts[-1].discard)
-        return self.drafts[-1].file
+        def write(rows: Rows) -> None:
+            for writer, take in writers:
+                writer.write(take(rows))
 
-    def write(self, rows: Rows) -> None:
-        for writer, take in self.writers:
-            writer.write(take(rows))
-        if self.folder.kinds.polygons:
-            self.ids.append(rows.ids)
-
-    def finish(self) -> None:
-        """Give the files their names."""
-        for writer, _ in self.writers:
+        yield write
+        for writer, _ in writers:
             writer.finish()
-        for draft in self.drafts:
-            draft.keep()
+        for each in drafts:
+            each.keep()
 
 
 def georeference_of(path: Path) -> Georeference | None:
@@ -250,81 +230,75 @@ class OverlayWriter:
     """Reads the rows of the image as the ids of those rows come, and draws. One row behind: outlines depend on the row
     below."""
 
-    def __init__(self, writer: PngWriter, picture: ImageReader, colours: Pixels, size: Size) -> None:
-        self.writer, self.picture, self.colours, self.size = writer, picture, colours, size
-        self.above: Pixels | None = None
-        self.waiting = np.empty((0, size[1]), np.uint8)
-        self.num_written, self.shown = 0, None
+    def __init__(self, writer: RowWriter, picture: ImageReader, colours: Pixels, width: int) -> None:
+        self.writer, self.picture, self.colours, self.columns = writer, picture, colours, slice(0, width)
+        self.ids = np.empty((0, width), np.uint8)  # the last row that was drawn, and the one that waits
+        self.num_drawn, self.shown = 0, None
         if picture.read(slice(0, 1), slice(0, 1)).dtype != np.uint8:
             self.shown = display_range(picture.read_resized((SAMPLE_SIDE, SAMPLE_SIDE)))
 
-    def write(self, rows: Pixels) -> None:
-        ids = np.concatenate([self.waiting, rows])
-        if len(ids) > 1:
-            self._draw(ids[:-1], ids[-1:])
-            self.above = ids[-2:-1]
-        self.waiting = ids[-1:]
+    def write(self, rows: Pixels, is_last: bool = False) -> None:
+        ids = np.concatenate([self.ids, rows])
+        first, stop = min(self.num_drawn, 1), len(ids) if is_last else len(ids) - 1
+        if stop > first:
+            place = slice(self.num_drawn, self.num_drawn + stop - first)
+            image = to_display(self.picture.read(place, self.columns), self.shown)
+            above, below = ids[:1] if first else None, None if is_last else ids[-1:]
+            self.writer.write(overlay_rows(image, ids[first:stop], above, below, self.colours))
+            self.num_drawn = place.stop
+        self.ids = ids[-2:] if self.num_drawn else ids
 
     def finish(self) -> None:
-        self._draw(self.waiting, None)
+        self.write(self.ids[:0], is_last=True)
         self.writer.finish()
 
-    def _draw(self, ids: Pixels, below: Pixels | None) -> None:
-        rows = slice(self.num_written, self.num_written + len(ids))
-        image = to_display(self.picture.read(rows, slice(0, self.size[1])), self.shown)
-        self.writer.write(overlay_rows(image, ids, self.above, below, self.colours))
-        self.num_written = rows.stop
+
+# Polygons are made from the masks at the end, of an earlier run too, in the order of the images.
 
 
-class CocoFile:
-    """Polygons of all images. They are added in any order and from any thread, and wait in a temporary file; `finish`
-    writes them in the order of the images. To be closed."""
-
-    def __init__(self, path: Path, spec: SegmenterSpec) -> None:
-        self.path, self.spec, self.lock = path, spec, threading.Lock()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.waiting: BinaryIO = tempfile.TemporaryFile(dir=path.parent)  # noqa: SIM115
-        # by number: about the image, and where its annotations wait: start, lines
-        self.images: dict[int, tuple[dict[str, Any], int, int]] = {}
-        self.close = self.waiting.close
-
-    def add(self, index: int, file_name: str, ids: Pixels) -> None:
-        """Add the image with this number among all inputs."""
-        lines = [f"{json.dumps(_annotation(class_id, polygon))}\n".encode() for class_id, polygon in find_polygons(ids)]
-        about = {"id": index + 1, "file_name": file_name, "width": ids.shape[1], "height": ids.shape[0]}
-        with self.lock:
-            self.images[index] = about, self.waiting.tell(), len(lines)
-            self.waiting.writelines(lines)
-
-    def finish(self) -> None:
-        """Write the file, unless there is no image."""
-        if not self.images:
-            return
-        in_order = [self.images[index] for index in sorted(self.images)]
-        ids = range(1, self.spec.num_ids)
-        categories = json_text([{"id": class_id, "name": self.spec.id_names[class_id]} for class_id in ids])
-        images = ",".join(f"\n{json_text(about)}" for about, _, _ in in_order)
-        head = f'{{"info": {{"description": "{MARK}"}},\n"categories": {categories},\n"images": [{images}],\n'
-
-        def annotations() -> Iterator[bytes]:
-            number = 0
-            for about, start, num_lines in in_order:
-                self.waiting.seek(start)
-                for _ in range(num_lines):
-                    number += 1
-                    yield f'{{"id": {number}, "image_id": {about["id"]}, '.encode() + self.waiting.readline()[1:-1]
-
-        _write_list(self.path, f'{head}"annotations": ', annotations())
+def image_polygons(folder: PredictionFolder, number: int, image: Input) -> tuple[dict[str, Any], list[Any]] | None:
+    """Entry and annotations of an image in the COCO file; None of a GeoTIFF, which gets a file of its own. Raises
+    UserError."""
+    path, georeference = folder.mask(image.name), georeference_of(image.path)
+    with Image.open(path) as mask:
+        ids = np.array(mask)
+    if ids.max() >= folder.spec.num_ids:
+        raise UserError(f"{path}: class {ids.max()} is none of this model's; leave out --skip-existing")
+    if georeference is not None and georeference.transform is not None:
+        write_geojson(path.with_suffix(".geojson"), ids, folder.spec, georeference)
+        return None
+    entry = {"id": number, "file_name": f"{image.name}{image.path.suffix}"}
+    entry |= {"width": ids.shape[1], "height": ids.shape[0]}
+    return entry, [_annotation(class_id, polygon) for class_id, polygon in find_polygons(ids)]
 
 
-def _write_list(path: Path, head: str, entries: Iterable[bytes]) -> None:
-    """Write a JSON file that ends in a list, entry by entry."""
+def write_coco(path: Path, spec: SegmenterSpec, found: Iterator[tuple[dict[str, Any], list[Any]]]) -> None:
+    """Write what `image_polygons` found in each image, unless there is none."""
+    if (first := next(found, None)) is None:
+        return
+    in_order, images, ids = itertools.chain([first], found), list[dict[str, Any]](), itertools.count(1)
+
+    def annotations() -> Iterator[dict[str, Any]]:
+        for entry, polygons in in_order:
+            images.append(entry)
+            for polygon in polygons:
+                yield {"id": next(ids), "image_id": entry["id"], **polygon}
+
+    categories = [{"id": class_id, "name": spec.id_names[class_id]} for class_id in range(1, spec.num_ids)]
+    head = {"info": {"description": MARK}, "categories": categories}
+    _write_list(path, head, "annotations", annotations(), {"images": images})
+
+
+def _write_list(
+    path: Path, head: dict[str, Any], name: str, entries: Iterable[dict[str, Any]], tail: dict[str, Any] | None = None
+) -> None:
+    """Write a JSON object with a list, entry by entry. `tail`: what follows the list, when that is done."""
     draft = Draft(path)
     try:
-        draft.file.write(f"{head}[".encode())
+        draft.file.write(f'{json_text(head)[:-1]}, "{name}": ['.encode())
         for number, entry in enumerate(entries):
-            draft.file.write((b",\n" if number else b"\n") + entry)
-        draft.file.write(b"]}\n")
+            draft.file.write(f"{',' if number else ''}\n{json_text(entry)}".encode())
+        draft.file.write(f"\n]{', ' if tail else ''}{json_text(tail or {})[1:]}\n".encode())
         draft.keep()
     finally:
         draft.discard()
@@ -345,13 +319,13 @@ def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Ge
     if georeference.epsg is not None:
         head["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:EPSG::{georeference.epsg}"}}
 
-    def features() -> Iterator[bytes]:
+    def features() -> Iterator[dict[str, Any]]:
         for class_id, polygon in find_polygons(ids):
             about = {"class_id": class_id, "class": spec.id_names[class_id], "pixels": polygon.num_pixels}
             geometry = {"type": "Polygon", "coordinates": _coordinates(polygon, georeference)}
-            yield json_text({"type": "Feature", "properties": about, "geometry": geometry}).encode()
+            yield {"type": "Feature", "properties": about, "geometry": geometry}
 
-    _write_list(path, f'{json.dumps(head)[:-1]}, "features": ', features())
+    _write_list(path, head, "features", features())
 
 
 def _coordinates(polygon: Polygon, georeference: Georeference) -> list[list[list[float]]]:
