@@ -121,8 +121,12 @@ def test_threads_give_what_one_thread_gives(make_model):
     [
         ("best.pt", {"device": "gpu"}, "device: got 'gpu'; need auto, cpu, cuda, cuda:N or mps"),
         ("best.pt", {"precision": "bf16"}, "precision: got 'bf16'; need auto, float32, bfloat16, float16"),
-        ("model.onnx", {"raw": True}, "raw: .*model.onnx holds the weights that it was exported with"),
-        ("model.onnx", {"precision": "bfloat16"}, "precision: got 'bfloat16'; .*model.onnx computes in float32"),
+        ("model.onnx", {"raw": True}, "raw: got True; .*model.onnx holds the weights of its export, in float32"),
+        (
+            "model.onnx",
+            {"precision": "bfloat16"},
+            "precision: got bfloat16; .*model.onnx holds the weights of its export, in float32",
+        ),
     ],
 )
 def test_what_a_file_cannot_be_is_refused(name, options, message, tmp_path):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 
 import numpy as np
 import pytest
@@ -79,7 +78,7 @@ def test_a_device_that_is_asked_for_and_missing_is_an_error(path, monkeypatch):
         OnnxEngine(path, "mps")
     # What onnxruntime falls back to.
     monkeypatch.setattr(engine_module, "_choose_providers", lambda device, available: [CPU])
-    with pytest.raises(UserError, match=r"cuda cannot be used by onnxruntime \(its CUDA libraries do not load\)"):
+    with pytest.raises(UserError, match=r"onnxruntime cannot use cuda \(its CUDA libraries do not load\)"):
         OnnxEngine(path, device="cuda")
 
 
@@ -107,10 +106,7 @@ def card_json(**changes):
             ("hello", "unet_trainer in its metadata is no card of a model"),
             ("[" * 100_000, "is no card of a model (RecursionError"),
             (card_json(spec={}), "is no card of a model (KeyError: 'image')"),
-            (
-                card_json(symmetries=["mirror"], epoch=1.5, val_iou=math.nan),
-                "(symmetries, epoch, val_iou cannot be right)",
-            ),
+            (card_json(symmetries=["mirror"]), "(its symmetries, epoch or val_iou cannot be right)"),
             (card_json(format=99), "written by another version (format 99)"),
             (make_card(dataclasses.replace(SPEC, image=FOUR_FLOATS)).to_json(), "its graph does not take N,4,H,W"),
             (make_card(small_spec(num_classes=3)).to_json(), "its graph does not take N,"),
@@ -156,7 +152,7 @@ def test_every_flipped_bit_is_found(tmp_path):
 def test_what_is_no_model_is_refused(content, tmp_path):
     (tmp_path / "model.onnx").write_bytes(content)
     assert refusal(tmp_path / "model.onnx", read_onnx).endswith("is no ONNX file, or a damaged one")
-    assert refusal(tmp_path / "none.onnx", read_onnx).startswith("no model")
+    assert refusal(tmp_path / "none.onnx", read_onnx).endswith("cannot be read (No such file or directory)")
 
 
 def test_a_file_that_was_changed_says_how_to_use_it_all_the_same(tmp_path):

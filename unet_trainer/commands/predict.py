@@ -105,8 +105,7 @@ def predict(given: argparse.Namespace, path: Path, inputs: Sequence[Input], cons
     about = f"{path}: {spec.architecture} with {spec.encoder}{predictor.engine.card.describe()}"
     console.fact("Model", f"{about}; on {predictor.engine.description}")
     skipped = f", {num_done} of them done before" if num_done else ""
-    tiles = f", in blended tiles of {predictor.describe_tile()}" if spec.fit == "crop" else ""
-    console.fact("Images", f"{len(inputs)}{skipped}{tiles}")
+    console.fact("Images", f"{len(inputs)}{skipped}{predictor.describe_input()}")
     stream = PredictionStream(predictor, folder, console, given.threshold, given.batch_size)
     stream.num_images = num_todo
     stream.warm_up()

@@ -211,11 +211,15 @@ class Predictor:
         self.min_side = 2 * max(self.spec.image_size) if self.spec.fit == "resize" else None
         self.far_sizes: list[Size] = []  # of images whose scale is far from training's
 
-    def describe_tile(self) -> str:
-        """With the reason, for the user."""
+    def describe_input(self) -> str:
+        """What the network sees of an image, for the user."""
+        if self.spec.fit == "resize":
+            return f"; the model sees them at {self.spec.image_size[1]}×{self.spec.image_size[0]}"
+        if not self.blends:
+            return f", in tiles of {self.tile[1]}×{self.tile[0]} as training's validation has them"
         reason = " (as in validation)" if self.tile == self.spec.tile else " (--tile)"
         reason = ", as trained" if self.tile == self.spec.image_size else reason
-        return f"{self.tile[1]}×{self.tile[0]}{reason}"
+        return f", in blended tiles of {self.tile[1]}×{self.tile[0]}{reason}"
 
     def is_large(self, size: Size) -> bool:
         """Whether the logits of an image of this size are computed in bands of rows."""
