@@ -77,19 +77,6 @@ def test_a_folder_is_predicted_with_its_structure_and_it_says_what_was_written(h
     assert set(np.unique(read)) <= {0, 1}
 
 
-@pytest.mark.parametrize("word", ["link", "checkpoints/three/best.pt"])
-def test_a_second_model_among_the_images_is_refused_by_name(here, capsys, word):
-    for name in ("config.yaml", "split.csv", "samples/epoch_0001.png"):  # a picture, but no image
-        path = here / "runs/other" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes((here / "images/a.png").read_bytes() if path.suffix == ".png" else b"")
-    Path("link").symlink_to("runs/other")
-    assert main(["predict", "binary", "images", word, "--out", "out"]) == 2
-    complaint = capsys.readouterr().err
-    assert complaint.startswith(f"Error: {word} is a model, not images; predict takes one model, its first word")
-    assert not (here / "out").exists()
-
-
 def test_every_kind_of_file_is_announced_and_a_geotiff_has_its_mask_and_polygons_in_its_coordinates(here, capsys):
     pixels = RANDOM.integers(0, 256, (40, 60, 3), np.uint8)
     (here / "images/field.tif").write_bytes(tiff_bytes(pixels, extratags=GEO_TAGS))
@@ -99,7 +86,7 @@ def test_every_kind_of_file_is_announced_and_a_geotiff_has_its_mask_and_polygons
     for line in (
         "out/values: the values of the dataset's masks: class 0 0, class 1 1, class 2 2",
         "out/overlays",
-        "out/probabilities: 16-bit PNGs, 65535 is 1; a folder for each class, such as 0-class_0",
+        "out/probabilities: 16-bit PNGs, 65535 is 1",
         "out/polygons.json: COCO",
         "masks of GeoTIFFs also as .tif and polygons as .geojson, with their coordinates",
     ):

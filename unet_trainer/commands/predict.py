@@ -13,7 +13,7 @@ from unet_trainer.commands.evaluate import check_options, load
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_onnx
 from unet_trainer.system.atomic_files import delete_drafts
-from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted
+from unet_trainer.system.console import EXIT_DONE, EXIT_USER_ERROR, Console, counted, cut
 from unet_trainer.system.os_errors import cannot, sentence
 
 if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
@@ -22,8 +22,7 @@ if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.prediction_stream import PredictionStream
 
 NUM_NAMED = 100  # files that could not be read
-MAX_CLASSES = 12  # that are listed
-MODEL_SUFFIXES = (".pt", ".pt2", ".onnx")
+MAX_WIDTH = 200  # of a list of classes
 GO_ON = "--skip-existing continues from there"
 MIN_AGE = 300.0  # seconds since a draft was written to, after which the prediction that wrote it was killed
 
@@ -38,7 +37,6 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     from unet_trainer.inference.inputs import find_inputs, refuse_among_images
 
     checkpoint_dir = Path(script_config(()).checkpoint_dir)
-    refuse_models(given.inputs, given.model, checkpoint_dir)
     inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path fails early
     if not given.among_images:
         refuse_among_images(inputs, given.out)
@@ -71,17 +69,6 @@ def _parser() -> CommandParser:
     }.items():
         parser.add_argument(option, action="store_true", help=what)
     return parser
-
-
-def refuse_models(words: Sequence[str], model: str, checkpoint_dir: Path) -> None:
-    """Raises UserError for a run or a model's file among the images."""
-    from unet_trainer.datasets.listing import is_run_folder
-
-    for path in map(Path, words):
-        place = path if path.exists() else checkpoint_dir / path
-        if is_run_folder(place) or (place.is_file() and place.suffix in MODEL_SUFFIXES):
-            what = f"{path} is a model, not images; predict takes one model, its first word (here {model})"
-            raise UserError(f"{what}: give each model a command of its own")
 
 
 def predict(given: argparse.Namespace, path: Path, inputs: Sequence[Input], console: Console) -> int:
@@ -145,34 +132,25 @@ def _say_result(stream: PredictionStream, inputs: Sequence[Input], seconds: floa
 def result_lines(folder: PredictionFolder, inputs: Sequence[Input]) -> dict[str, str]:
     """What was written where, and how to read it."""
     from unet_trainer.images.row_writers import PROBABILITIES
-    from unet_trainer.inference.prediction_files import COCO_NAME, OVERLAYS, TIFF_SUFFIXES, VALUES, class_folder
+    from unet_trainer.inference.prediction_files import COCO_NAME, OVERLAYS, TIFF_SUFFIXES, VALUES
 
     out, spec, kinds = folder.out, folder.spec, folder.kinds
-    is_binary = len(folder.probable_ids) == 1
     example = f"numpy.array(PIL.Image.open({str(folder.mask(inputs[0].name))!r}))"
-    ids = _classes([f"{class_id} {name}" for class_id, name in enumerate(spec.id_names)])
+    ids = cut(", ".join(f"{class_id} {name}" for class_id, name in enumerate(spec.id_names)), MAX_WIDTH)
     lines = {"masks": f"{out}: class ids in PNGs with a palette ({ids}); in Python {example}"}
     if kinds.values:
         values = zip(spec.id_names, folder.values.tolist(), strict=True)
-        named = _classes([f"{name} {value}" for name, value in values])
+        named = cut(", ".join(f"{name} {value}" for name, value in values), MAX_WIDTH)
         lines["values"] = f"{out / VALUES}: the values of the dataset's masks: {named}"
     if kinds.overlay:
         lines["overlays"] = f"{out / OVERLAYS}"
-    if kinds.probabilities == "npy":
-        what = "of the foreground, height × width" if is_binary else "height × width × classes"
-        lines["probabilities"] = f"{out / PROBABILITIES}: float32 arrays, {what}"
-    elif kinds.probabilities == "png":
-        what = f"a folder for each class, such as {class_folder(0, spec.id_names[0])}"
-        what = "of the foreground" if is_binary else what
-        lines["probabilities"] = f"{out / PROBABILITIES}: 16-bit PNGs, 65535 is 1; {what}"
+    if kinds.probabilities is not None:
+        what = "float32 arrays, of several classes height × width × classes"
+        what = "16-bit PNGs, 65535 is 1; of several classes in a folder each" if kinds.probabilities == "png" else what
+        lines["probabilities"] = f"{out / PROBABILITIES}: {what}"
     if kinds.polygons and (out / COCO_NAME).is_file():
         lines["polygons"] = f"{out / COCO_NAME}: COCO, one annotation for each connected object"
     if any(path.suffix.lower() in TIFF_SUFFIXES and (out / f"{name}.tif").is_file() for path, name in inputs):
         geojson = " and polygons as .geojson" if kinds.polygons else ""
         lines["GeoTIFF"] = f"masks of GeoTIFFs also as .tif{geojson}, with their coordinates"
     return lines
-
-
-def _classes(named: Sequence[str]) -> str:
-    """Of many classes, the first."""
-    return ", ".join([*named[:MAX_CLASSES], *(["…"] if len(named) > MAX_CLASSES else [])])
