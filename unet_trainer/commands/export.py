@@ -91,24 +91,20 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
         target = checkpoint.parent / default_name if out is None else final_path(out) if out.is_symlink() else out
     except OSError as error:
         raise cannot(f"--out: {out}", "be written", error) from None
-    if suffix and target.is_dir():
-        target = target / default_name
+    target = target / default_name if suffix and target.is_dir() else target
     if suffix and target.suffix != suffix:
         raise UserError(f"--out: {out} does not end in {suffix}; need the name of a {suffix} file, or a folder for it")
     if not target.parent.is_dir():
         raise UserError(f"--out: there is no folder {target.parent}")
-    if target.exists() and suffix and not target.is_file():
-        raise UserError(f"--out: {target} is no file that can be replaced")
     if suffix or target.is_symlink():
         check_replaceable("--out", target, KINDS.get(name))
-    if not suffix and target.exists():
+    elif target.exists():
         if not (target / SMP_CARD).is_file():
             raise UserError(f"--out: {target} exists and is no earlier export; name a folder that does not exist")
         # A folder is replaced as a whole, and what somebody put into it would be lost.
         if others := sorted(file.name for file in target.iterdir() if file.name not in SMP_FILES):
-            what = "beside an earlier export, which would be deleted with it"
-            fix = "move it away, or name a folder that does not exist"
-            raise UserError(f"--out: {target} holds {first_few(others, 3)} {what}; {fix}")
+            what = f"holds {first_few(others, 3)} beside an earlier export, which would be deleted with it"
+            raise UserError(f"--out: {target} {what}; move it away, or name a folder that does not exist")
     return target
 
 

@@ -113,7 +113,9 @@ class PredictionStream:
             with contextlib.ExitStack() as stack:
                 self.bar: Bar = stack.enter_context(self.console.bar("Predicting:", len(todo)))
                 stack.enter_context(one_thread_each(self.device))
-                self.batches = stack.enter_context(ThreadPoolExecutor(1, "batches", partial(_use_device, self.device)))
+                # It allocates page-locked memory, which would start up the first GPU, whichever is used.
+                use = partial(torch.cuda.set_device, self.device) if str(self.device).startswith("cuda:") else None
+                self.batches = stack.enter_context(ThreadPoolExecutor(1, initializer=use))
                 self.writers = stack.enter_context(WriteBehind(self.num_writers, MAX_BYTES))
                 ahead = read_ahead(self._read, todo, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
                 stack.enter_context(contextlib.closing(ahead))
@@ -133,7 +135,8 @@ class PredictionStream:
                 return None
             is_large = self.predictor.is_large(small.size)
             content = ImageReader(small.pixels) if is_large else self.predictor.prepare(small.pixels, small.size)
-            self._count_missing(small.is_missing is not None)
+            with self.lock:
+                self.num_with_missing += small.is_missing is not None
             return content
         except DataError as error:
             return error
@@ -166,7 +169,7 @@ class PredictionStream:
             else:
                 self.num_to_come -= 1
                 if isinstance(content, DataError):
-                    self._failed(image, content)
+                    self._finish(image, content)
                 else:
                     self._run_large(image, content)
             yield full
@@ -241,10 +244,9 @@ class PredictionStream:
             try:
                 with image_files(self.folder, image, rows[0].shape) as write:
                     write(Rows(*rows))
+                self._finish(image)
             except ReadError as error:
-                self._failed(image, error)
-            else:
-                self._written()
+                self._finish(image, error)
 
     def _run_large(self, image: Input, reader: ImageReader | None) -> None:
         """Predict an image in bands of rows, or one that is read block by block."""
@@ -253,13 +255,13 @@ class PredictionStream:
                 opened: ImageReader = reader or stack.enter_context(open_reader(image.path, self.predictor.spec.image))
                 logits = self.predictor.predict_large(opened)
             except DataError as error:
-                self._failed(image, error)
+                self._finish(image, error)
                 return
             if isinstance(logits, TiledLogits):
                 title = f"  {image.path.name}, tiles:"
                 logits.on_tiles = stack.enter_context(self.console.bar(title, logits.num_tiles, keep=False)).tick
             self._write_bands(image, logits, opened if opened.in_memory is not None else None)
-            self._count_missing(opened.has_missing)
+            self.num_with_missing += opened.has_missing
 
     def _write_bands(self, image: Input, logits: Logits, picture: ImageReader | None = None) -> None:
         """Write the rows of one image as they come."""
@@ -272,10 +274,9 @@ class PredictionStream:
                 for band in logits.bands():
                     copy = self._copy_to_host(self._results(band))
                     writer.submit(partial(write_band, copy), sum(tensor.nbytes for tensor in copy.content_now))
+            self._finish(image)
         except DataError as error:
-            self._failed(image, error)
-        else:
-            self._written()
+            self._finish(image, error)
 
     def _write_polygons(self, inputs: Sequence[Input]) -> None:
         """Of all images that did not fail, of an earlier run too."""
@@ -286,19 +287,12 @@ class PredictionStream:
             found = (polygons for _, polygons in ahead if polygons is not None)
             write_coco(self.folder.out / COCO_NAME, self.folder.spec, found)
 
-    def _count_missing(self, has_missing: bool) -> None:
-        if has_missing:
-            with self.lock:
-                self.num_with_missing += 1
-
-    def _written(self) -> None:
+    def _finish(self, image: Input, error: Exception | None = None) -> None:
         with self.lock:
-            self.num_written += 1
-            self.bar.tick()
-
-    def _failed(self, image: Input, reason: object) -> None:
-        with self.lock:
-            self.failed.append((image.path, str(reason)))
+            if error is None:
+                self.num_written += 1
+            else:
+                self.failed.append((image.path, str(error)))
             self.bar.tick()
 
 
@@ -320,12 +314,6 @@ def one_thread_each(device: torch.device) -> Iterator[None]:
     finally:
         cv2.setNumThreads(before)
         torch.set_num_threads(torch_before)
-
-
-def _use_device(device: torch.device) -> None:
-    """In a thread that allocates page-locked memory: else that would start up the first GPU, whichever is used."""
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
 
 
 def _num_bytes(content: Content) -> int:
