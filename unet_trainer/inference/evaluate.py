@@ -30,14 +30,7 @@ from unet_trainer.images.mask_shapes import thin
 from unet_trainer.images.tiling import fit_image, resize_mask
 from unet_trainer.inference.evaluation_data import EvaluationData
 from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels
-from unet_trainer.inference.scores import (
-    BOUNDARY_RATIO,
-    Count,
-    EvaluatedSet,
-    image_scores,
-    number,
-    scores_from_counts,
-)
+from unet_trainer.inference.scores import BOUNDARY_RATIO, Count, EvaluatedSet, image_scores, number, scores_from_counts
 from unet_trainer.loading.dataset import PairSize, read_pair
 from unet_trainer.model.metrics import confusion_matrix
 from unet_trainer.model.segmenter import SegmenterSpec
