@@ -60,7 +60,9 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
     foreground = model.probabilities(image)[..., 1]
     middle = float(np.median(foreground))
     assert np.array_equal(model(image, threshold=middle), foreground > middle)
-    with pytest.raises(ValueError, match="threshold: for a model of two class ids; this one has 3"):
+    with pytest.raises(
+        ValueError, match=r"threshold: got 0\.5; need a number between 0 and 1, and a model of two class"
+    ):
         make_model("RGB")(random_image(SPECS["RGB"], 32, 32), threshold=0.5)
     for wrong in (0, 1, 2, float("nan")):
         with pytest.raises(ValueError, match=f"threshold: got {wrong}; need a number between 0 and 1"):

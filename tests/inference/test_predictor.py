@@ -63,9 +63,8 @@ def test_images_at_a_scale_far_from_trainings_are_counted_and_told():
     found.predict_large(ImageReader(np.zeros((1600, 800, 3), np.uint8)))
     found.predict_image(np.zeros((12, 12, 3), np.uint8))
     assert found.take_scale_warning() == (
-        "2 images are seen at a scale far from training's: 800×1600 pixels become 32×32, scaled by 0.028; in training by 0.32 to "
-        "0.64. Unless their objects fill as much of the image as in training, results are poor: give parts of them of about "
-        "100×100 pixels, or train with fit=crop"
+        "2 images are seen at a scale far from training's: 800×1600 pixels become 32×32, scaled by 0.028 (training's by 0.32 to "
+        "0.64); results are likely poor: give parts of them of about 100×100 pixels, or train with fit=crop"
     )
     assert found.take_scale_warning() is None
 

@@ -126,8 +126,9 @@ def run(
         return
     settings = {name: getattr(given, name) for name in ("threshold", "tta", "raw")}
     tile = None if spec.fit == "resize" else list(predictor.tile) if predictor.blends else AS_TRAINED
+    about = {"run": card.run_name, "epoch": card.epoch, "val_iou": card.val_iou, "version": card.version}
     content = {
-        "model": {"file": str(file), **card.facts()},
+        "model": {"file": str(file), **about, "architecture": spec.architecture, "encoder": spec.encoder},
         "data": where,
         "settings": {"engine": predictor.engine.description, **settings, "fit": spec.fit, "tile": tile},
         "compared_with": None if other_file is None else str(other_file),

@@ -46,6 +46,8 @@ from unet_trainer.training.checkpoint import ILL_FORMED, model_weights, read_che
 
 Symmetry = Literal["horizontal_flip", "vertical_flip", "quarter_turn"]
 SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
+Precision = Literal["auto"] | NumberFormat
+Custom = CustomModel | None  # the network of a run that has its own
 
 ONNX_SUFFIX, PT2_SUFFIX = ".onnx", ".pt2"
 FOR_OTHERS = f"is an export for other programs; name its run, or export that as {ONNX_SUFFIX}"
@@ -96,11 +98,6 @@ class ModelCard:
         """ ", epoch 3, val IoU 0.5000", as far as it is known."""
         epoch = "" if self.epoch is None else f", epoch {self.epoch}"
         return epoch + ("" if self.val_iou is None else f", val IoU {self.val_iou:.4f}")
-
-    def facts(self) -> dict[str, Any]:
-        """For files and pages that name the model."""
-        about = {"run": self.run_name, "epoch": self.epoch, "val_iou": self.val_iou, "version": self.version}
-        return {**about, "architecture": self.spec.architecture, "encoder": self.spec.encoder}
 
     def to_json(self) -> str:
         content = {"format": CARD_FORMAT, **vars(self), "spec": self.spec.to_dict()}
@@ -176,7 +173,7 @@ def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     return torch.stack([torch.from_numpy(image) for image in suited], out=batch)
 
 
-def build_segmenter(path: Path, raw: bool = False, model: CustomModel | None = None) -> tuple[ModelCard, Segmenter]:
+def build_segmenter(path: Path, raw: bool = False, model: Custom = None) -> tuple[ModelCard, Segmenter]:
     """The model of a checkpoint on the CPU: a plain network, without what serves training or speed alone. `model`: the
     network of a run that has a custom one."""
     card, weights = read_model(path, raw)
@@ -201,12 +198,7 @@ class TorchEngine:
     """A checkpoint on a device of torch. May be called from several threads. Logits are on `device`."""
 
     def __init__(
-        self,
-        path: Path,
-        device: str = "auto",
-        precision: Literal["auto"] | NumberFormat = "auto",
-        raw: bool = False,
-        model: CustomModel | None = None,
+        self, path: Path, device: str = "auto", precision: Precision = "auto", raw: bool = False, model: Custom = None
     ) -> None:
         self.card, segmenter = build_segmenter(path, raw, model)
         self.device = choose_device(device)
@@ -356,7 +348,12 @@ class SymmetricEngine:
         self.engine = engine
         self.card: ModelCard = engine.card
         self.device: torch.device = engine.device
-        self.views = all_views(symmetries)
+        # (mirrored left to right, quarter turns) of every image that the symmetries generate, the original first. A
+        # vertical flip is a horizontal flip and half a turn.
+        flips = [first for name, first in (("horizontal_flip", 0), ("vertical_flip", 2)) if name in symmetries]
+        turns = range(4) if "quarter_turn" in symmetries else (0, 2) if len(flips) == 2 else (0,)
+        self.views = [(False, turn) for turn in turns]
+        self.views += [(True, (first + turn) % 4) for first in flips[:1] for turn in turns]
         self.description: str = f"{engine.description}, mean of {len(self.views)} views"
 
     @torch.inference_mode()
@@ -374,20 +371,8 @@ class SymmetricEngine:
 Engine = TorchEngine | OnnxEngine | SymmetricEngine
 
 
-def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:
-    """(mirrored left to right, quarter turns) of every image that the symmetries generate; the original first. A
-    vertical flip is a horizontal flip and half a turn."""
-    flips = [first for name, first in (("horizontal_flip", 0), ("vertical_flip", 2)) if name in symmetries]
-    turns = range(4) if "quarter_turn" in symmetries else (0, 2) if len(flips) == 2 else (0,)
-    return [(False, turn) for turn in turns] + [(True, (first + turn) % 4) for first in flips[:1] for turn in turns]
-
-
 def load_engine(
-    path: Path,
-    device: str = "auto",
-    precision: Literal["auto"] | NumberFormat = "auto",
-    raw: bool = False,
-    model: CustomModel | None = None,
+    path: Path, device: str = "auto", precision: Precision = "auto", raw: bool = False, model: Custom = None
 ) -> Engine:
     """The engine of a file that find_model found. `model`: as in build_segmenter."""
     if path.suffix == ONNX_SUFFIX:

@@ -88,17 +88,13 @@ class PredictionFolder:
 
     def __init__(self, out: Path, spec: SegmenterSpec, kinds: Kinds) -> None:
         self.out, self.spec, self.kinds = out, spec, kinds
-        self.made: set[Path] = set()
+        # once: asking the system for each image would cost as much as drawing its mask
+        self.make_folder = cache(lambda folder: folder.mkdir(parents=True, exist_ok=True))
         self.values = value_table(spec.coding, spec.num_ids) if kinds.values else np.zeros(0)
         self.colours = np.zeros((256, 3), np.uint8)
         self.colours[: spec.num_ids] = spec.id_colours
         # Two ids: the foreground's probability says all.
         self.probable_ids = [1] if spec.num_ids == 2 else list(range(spec.num_ids))
-
-    def make_folder(self, folder: Path) -> None:
-        if folder not in self.made:  # asking the system for each image would cost as much as drawing its mask
-            folder.mkdir(parents=True, exist_ok=True)
-            self.made.add(folder)
 
     def mask(self, name: str) -> Path:
         return self.out / f"{name}.png"
@@ -116,7 +112,8 @@ class PredictionFolder:
             path, channels = self.out / PROBABILITIES / f"{name}.npy", len(self.probable_ids)
             outputs.append(Output(path, lambda rows: np.moveaxis(rows.probabilities, 0, 2), np.float32, channels))
         for index, class_id in enumerate(self.probable_ids if kinds.probabilities == "png" else ()):
-            inner = "" if len(self.probable_ids) == 1 else class_folder(class_id, self.spec.id_names[class_id])
+            plain = re.sub(r"[^\w-]+", "_", self.spec.id_names[class_id]).strip("_")[:80]  # for any file system
+            inner = "" if len(self.probable_ids) == 1 else f"{class_id}-{plain}".removesuffix("-")
             path = self.out / PROBABILITIES / inner / f"{name}.png"
             take = partial(lambda index, rows: rows.probabilities[index], index)
             outputs.append(Output(path, take, np.uint16, content="picture"))
@@ -151,12 +148,6 @@ class PredictionFolder:
                     what = f"{path} is one of the images, and would be overwritten"
                     raise UserError(f"--out: {what}; choose another folder")
                 check_replaceable("--out", path, ARRAY if path.suffix == ".npy" else RESULT)
-
-
-def class_folder(class_id: int, name: str) -> str:
-    """A name that every file system takes."""
-    plain = re.sub(r"[^\w-]+", "_", name).strip("_")[:80]
-    return f"{class_id}-{plain}" if plain else str(class_id)
 
 
 def value_table(coding: MaskCoding, num_ids: int) -> Pixels:

@@ -259,7 +259,7 @@ class PredictionStream:
                 return
             if isinstance(logits, TiledLogits):
                 title = f"  {image.path.name}, tiles:"
-                logits.on_tiles = stack.enter_context(self.console.bar(title, logits.num_tiles, keep=False)).tick
+                logits.grid.on_tiles = stack.enter_context(self.console.bar(title, logits.num_tiles, keep=False)).tick
             self._write_bands(image, logits, opened if opened.in_memory is not None else None)
             self.num_with_missing += opened.has_missing
 

@@ -15,24 +15,29 @@ from functools import partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.parsers import tile_side
-from unet_trainer.config.schema import OWN
 from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, ImageSpec
 from unet_trainer.images.tiling import OVERLAP, Size, fit_image, mirrored_to, spread_tiles
-from unet_trainer.inference.engine import Engine, SymmetricEngine, find_model, host_batch, load_engine
+from unet_trainer.inference.engine import (
+    Custom,
+    Engine,
+    Precision,
+    SymmetricEngine,
+    find_model,
+    host_batch,
+    load_engine,
+)
 from unet_trainer.inference.evaluation_data import kind_difference
 from unet_trainer.loading.worker_pool import to_device
-from unet_trainer.model.custom import CustomModel
 from unet_trainer.model.metrics import upsampled_rows
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.concurrency import read_ahead
@@ -41,7 +46,6 @@ from unet_trainer.system.console import counted
 SIGMA = 1 / 8  # of the Gaussian, in tiles
 GPU_BATCH_PIXELS, CPU_BATCH_PIXELS = 16 * 512**2, 4 * 512**2  # that go through the network at once
 GPU_WHOLE, CPU_WHOLE = 2048**2, 1024**2  # pixels of the largest image whose logits are computed all at once
-OnTiles = Callable[[int], object]  # receives a number of tiles
 FAR = 4  # fit: resize: times larger or smaller than every training image, and objects look like none of them
 
 
@@ -78,6 +82,7 @@ class TileGrid:
 
     def __init__(self, engine: Engine, size: Size, tile: Size, blends: bool = True) -> None:
         self.engine, self.tile = engine, tile
+        self.on_tiles: Callable[[int], object] = lambda num_tiles: None  # called as tiles are done
         weights = [tile_weights(side) if blends else torch.ones(side, dtype=torch.float64) for side in tile]
         self.weights = (weights[0][:, None] * weights[1]).float().to(engine.device)
         axes, sums = [], []
@@ -92,13 +97,7 @@ class TileGrid:
         self.tops, self.lefts = axes  # along each side: where a tile starts, and which of its pixels count
         self.rows, self.columns = sums  # along each side of the image: the sum of the weights of all tiles
 
-    def add(
-        self,
-        total: torch.Tensor,
-        images: torch.Tensor,
-        tops: Sequence[tuple[int, slice]],
-        on_tiles: OnTiles = lambda num_tiles: None,
-    ) -> None:
+    def add(self, total: torch.Tensor, images: torch.Tensor, tops: Sequence[tuple[int, slice]]) -> None:
         """Add the weighted logits of the tiles at these rows of N,H,W,C images to N,K,H,W, all images together."""
         height, width = self.tile
         places = [(top, left, rows, columns) for top, rows in tops for left, columns in self.lefts]
@@ -111,7 +110,7 @@ class TileGrid:
             for (top, left, rows, columns), its_logits in zip(some, logits.split(len(images)), strict=True):
                 area = total[:, :, top : top + height, left : left + width]
                 area[:, :, rows, columns] += (its_logits * self.weights)[:, :, rows, columns]
-            on_tiles(len(some))
+            self.on_tiles(len(some))
 
     @torch.inference_mode()
     def logits(self, images: torch.Tensor) -> torch.Tensor:
@@ -130,7 +129,6 @@ class TiledLogits:
     def __init__(self, grid: TileGrid, reader: ImageReader, prepare: Callable[[Pixels], Pixels] | None = None) -> None:
         self.grid, self.reader, self.prepare, self.size = grid, reader, prepare, reader.size
         self.num_tiles = len(grid.tops) * len(grid.lefts)
-        self.on_tiles: OnTiles = lambda num_tiles: None  # called as tiles are done, for a progress bar
 
     def bands(self) -> Iterator[torch.Tensor]:
         (height, width), grid, device = self.size, self.grid, self.grid.engine.device
@@ -140,7 +138,7 @@ class TiledLogits:
         with contextlib.closing(self._strips()) as strips:
             for (top, counted), following, strip in zip(grid.tops, ends, strips, strict=True):
                 (images,) = to_device((host_batch([strip], device),), device)
-                grid.add(total, images, [(0, counted)], self.on_tiles)
+                grid.add(total, images, [(0, counted)])
                 num_done = following - top
                 yield total[0, :, :num_done, :width] / (grid.rows[top:following, None] * grid.columns)
                 total[:, :, : rows - num_done] = total[:, :, num_done:].clone()
@@ -245,11 +243,9 @@ class Predictor:
         (height, width), (rows, columns), (least, most) = far_sizes[0], self.spec.image_size, self.spec.source_sides
         images, side = counted(len(far_sizes), "image is", "images are"), math.sqrt(rows * columns)
         scale = f"{width}×{height} pixels become {columns}×{rows}, scaled by {side / math.sqrt(height * width):.2g}"
-        return (
-            f"{images} seen at a scale far from training's: {scale}; in training by {side / most:.2g} to "
-            f"{side / least:.2g}. Unless their objects fill as much of the image as in training, results are poor: "
-            f"give parts of them of about {most:.0f}×{most:.0f} pixels, or train with fit=crop"
-        )
+        scale += f" (training's by {side / most:.2g} to {side / least:.2g})"
+        fix = f"give parts of them of about {most:.0f}×{most:.0f} pixels, or train with fit=crop"
+        return f"{images} seen at a scale far from training's: {scale}; results are likely poor: {fix}"
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """N,H,W,C inputs of one shape on the host → N,K,H,W."""
@@ -308,9 +304,6 @@ def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
 
 # A trained model for Python: `from unet_trainer import load; model = load("checkpoints/demo"); mask = model(image)`.
 
-# not indices, CMYK, YCbCr, HSV, LAB
-PIL_MODES = ["1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"]
-
 
 class LoadedModel:
     """Called with an image (numpy, height × width × channels or height × width, in the files' own units, any size) it
@@ -324,10 +317,8 @@ class LoadedModel:
 
     def __call__(self, image: ArrayLike, threshold: float | None = None) -> Pixels:
         """H,W,C image → H,W uint8 class ids. `threshold`: least probability of the foreground, with one class."""
-        if threshold is not None and self.card.spec.num_ids != 2:
-            raise ValueError(f"threshold: for a model of two class ids; this one has {self.card.spec.num_ids}")
-        if threshold is not None and not 0 < threshold < 1:
-            raise ValueError(f"threshold: got {threshold}; need a number between 0 and 1")
+        if threshold is not None and not (0 < threshold < 1 and self.card.spec.num_ids == 2):
+            raise ValueError(f"threshold: got {threshold}; need a number between 0 and 1, and a model of two class ids")
         return all_ids(self._logits(image), threshold)
 
     def probabilities(self, image: ArrayLike) -> Pixels:
@@ -341,11 +332,6 @@ class LoadedModel:
             warnings.warn(warning, stacklevel=3)
         return logits
 
-    def __repr__(self) -> str:
-        spec = self.card.spec
-        name = "custom model" if spec.architecture == OWN else f"{spec.architecture} {spec.encoder}"
-        return f"LoadedModel({name}, classes {', '.join(self.classes)}, {self.engine.description})"
-
 
 def _pixels(image: ArrayLike, channels: int) -> Pixels:
     """Without the alpha channel of RGBA or grey, unless the model has so many `channels`: as files are read. Raises
@@ -353,7 +339,7 @@ def _pixels(image: ArrayLike, channels: int) -> Pixels:
     if isinstance(image, str | PathLike):
         raise DataError(f"got the path {image}; need its pixels: model(PIL.Image.open({str(image)!r}))")
     mode = getattr(image, "mode", None)
-    if mode is not None and mode not in PIL_MODES:
+    if mode in ("P", "PA", "CMYK", "YCbCr", "HSV", "LAB"):
         raise DataError(f"an image of PIL with mode {mode}, whose numbers are no brightness; give image.convert('RGB')")
     pixels = np.asarray(image)
     if mode == "1":  # bool in numpy; in files black and white are 0 and 255
@@ -366,12 +352,12 @@ def _pixels(image: ArrayLike, channels: int) -> Pixels:
 def load(
     run: str | Path,
     device: str = "auto",
-    precision: Literal["auto"] | NumberFormat = "auto",
+    precision: Precision = "auto",
     raw: bool = False,
     tta: bool = False,
     tile: int | None = None,
     *,
-    model: CustomModel | None = None,
+    model: Custom = None,
 ) -> LoadedModel:
     """A run (its folder or name: best.pt is taken), a .pt file or an exported .onnx file. `raw`: the weights as
     trained, not their average. `tta`: means over the mirrored and turned images that training had. `tile`: of
