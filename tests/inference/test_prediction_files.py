@@ -20,7 +20,6 @@ from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import (
     Kinds,
     PredictionFolder,
-    Rows,
     image_files,
     image_polygons,
     value_table,
@@ -47,7 +46,7 @@ def image(tmp_path):
 def write(folder, given, stops=(1, 19, 40)):
     with image_files(folder, given, IDS.shape) as write_rows:
         for rows in np.split(IDS, stops[:-1]):
-            write_rows(Rows(rows, None))
+            write_rows([rows])
 
 
 def test_a_mask_holds_ids_and_shows_the_colours_of_the_classes(tmp_path, image):
@@ -163,7 +162,7 @@ def test_a_coco_file_has_images_categories_and_an_annotation_for_each_object(tmp
     images = [Input(Path("sub/a.jpg"), "sub/a"), Input(Path("b.jpg"), "b")]
     for image, ids in zip(images, (RINGS, np.zeros((3, 4), np.uint8)), strict=True):
         with image_files(folder, image, ids.shape) as write_rows:
-            write_rows(Rows(ids))
+            write_rows([ids])
     found = (image_polygons(folder, number, image) for number, image in enumerate(images, 1))
     write_coco(tmp_path / "polygons.json", SPEC, found)
     content = json.loads((tmp_path / "polygons.json").read_text())

@@ -23,10 +23,6 @@ FORMATS = {
     "pt2": "a program of torch.export; runs with torch alone",
     "smp": "a folder for smp.from_pretrained",
 }
-ADVICE = {  # where a format fails
-    "onnx": "; try --format pt2, or smp, which keeps the network as it is",
-    "pt2": "; --format smp keeps the network as it is",
-}
 KINDS = {  # smp is a folder, and known by its files
     "onnx": Kind(".onnx model", rb"\x08"),  # its first field is the version of the format
     "pt2": Kind(".pt2 program", rb"PK\x03\x04"),
@@ -68,8 +64,8 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
         delete_drafts(target.parent, [target.name], ABANDONED_SECONDS)
         compared = exporter(segmenter, card, target)
     except ExportError as error:
-        what = f"{spec.architecture} with {spec.encoder} cannot be exported as {name}"
-        raise ExportError(f"{what}: {error}; nothing was written{ADVICE.get(name, '')}") from None
+        what = f"{spec.architecture} with {spec.encoder} cannot be exported as {name}: {error}; nothing was written"
+        raise ExportError(what if name == "smp" else f"{what}; --format smp keeps the network as it is") from None
     except OSError as error:
         raise cannot(f"--out: {target}", "be written", error, target) from None
     console.fact("Compared", compared)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import cv2
 import numpy as np
@@ -56,24 +56,16 @@ MAX_NAME = 80  # characters of an image's name in that of its picture
 MAX_BYTES_AHEAD = 2**29  # of images and masks that are read and not yet predicted, about
 
 
-class Sample(NamedTuple):
-    number: int  # among the pairs
-    image: ModelInput
-    truth: Pixels  # H,W ids
-
-    def num_bytes(self) -> int:
-        return self.image.pixels.nbytes + self.truth.nbytes
-
-
-def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> Sample:
-    """Read a pair as training's validation does, so that the network sees the same pixels. Raises DataError."""
+def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> tuple[ModelInput, Pixels]:
+    """Read the image and H,W ids of a pair as training's validation does, so that the network sees the same pixels.
+    Raises DataError."""
     pair, resize_masks = data.pairs[index], data.source.config.resize_masks
     known = PairSize(data.images[index].size, data.masks[index].size)
     # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
     min_side = None if resize_masks else predictor.min_side
     pixels, truth = read_pair(pair, known, predictor.spec.image, data.coding, resize_masks, min_side)
     with naming(shown_path(pair.image)):
-        return Sample(index, predictor.prepare(pixels, known.image), truth)
+        return predictor.prepare(pixels, known.image), truth
 
 
 def evaluate(
@@ -106,19 +98,23 @@ def evaluate(
             worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
             tick()
 
-    def kind(sample: Sample) -> tuple[tuple[int, ...], bool]:  # neighbours of one go through the network together
-        return sample.image.pixels.shape, predictor.is_large(sample.image.size)
+    def kind(entry: tuple[int, tuple[ModelInput, Pixels]]) -> tuple[tuple[int, ...], bool]:
+        image = entry[1][0]
+        return image.pixels.shape, predictor.is_large(image.size)  # neighbours of one go through the network together
+
+    def num_bytes(sample: tuple[ModelInput, Pixels]) -> int:
+        return sample[0].pixels.nbytes + sample[1].nbytes
 
     read = partial(read_sample, predictor, data)
-    samples = read_ahead(read, order, num_threads, Sample.num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
+    samples = read_ahead(read, order, num_threads, num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
     with contextlib.closing(samples), WriteBehind(num_threads, MAX_BYTES_AHEAD) as counting:
-        for ((height, width, *_), _), alike in groupby((sample for _, sample in samples), kind):
+        for ((height, width, *_), _), alike in groupby(samples, kind):
             num_at_once = max(1, batch_pixels(predictor.engine.device) // (height * width))
             while batch := list(islice(alike, num_at_once)):
-                all_logits = predictor.predict([sample.image for sample in batch])
-                for sample, logits in zip(batch, all_logits, strict=True):
+                all_logits = predictor.predict([image for _, (image, _) in batch])
+                for (index, (_, truth)), logits in zip(batch, all_logits, strict=True):
                     ids = all_ids(logits, threshold)
-                    counting.submit(partial(count, sample.number, sample.truth, ids), 2 * ids.nbytes)
+                    counting.submit(partial(count, index, truth, ids), 2 * ids.nbytes)
     return EvaluatedSet(np.stack(counts), confusion, num_wrong, num_counted, [(index, ids) for _, index, ids in worst])
 
 

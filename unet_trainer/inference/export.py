@@ -40,9 +40,9 @@ from unet_trainer.inference.engine import (
 from unet_trainer.model.network import SMALL_RESNET_OPTIONS
 from unet_trainer.model.segmenter import FLAT, STRIDE, Segmenter, SegmenterSpec, class_logits
 from unet_trainer.runs.folder import SMP_CARD, SMP_WEIGHTS
-from unet_trainer.system.atomic_files import atomic_open
+from unet_trainer.system.atomic_files import atomic_open, write_bytes_atomically
 from unet_trainer.system.console import counted, first_line
-from unet_trainer.system.input_files import read_bytes, read_json
+from unet_trainer.system.input_files import read_json
 
 TOLERANCE = 1e-3  # largest difference of two logits, where the largest logit is 1 or less; in proportion above
 MAX_SIDE = 256  # of the images that are compared, so that comparing takes seconds
@@ -99,7 +99,14 @@ def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     if model.ByteSize() > MAX_FILE_BYTES - 1024:
         raise ExportError(f"the model has {model.ByteSize() / 1e9:.1f} GB; an ONNX file in one piece holds 2 at most")
     content = add_digest(model.SerializeToString())
-    return _write(path, content, lambda draft: compare(segmenter, OnnxEngine(draft, device="cpu").logits, pads=True))
+    compared: list[str] = []
+
+    def verify(draft: Path) -> None:
+        compared.append(compare(segmenter, OnnxEngine(draft, device="cpu").logits, pads=True))
+
+    with atomic_open(path, verify) as file:
+        file.write(content)
+    return compared[0]
 
 
 def _add_padding(graph: Any) -> None:
@@ -167,22 +174,11 @@ def export_pt2(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
     with _quiet(is_exporting=True):
         program = torch.export.export(network, (example_batch(card.spec),), dynamic_shapes=DYNAMIC_SHAPES)
         torch.export.save(program, content, extra_files={CARD_FILE: card.to_json()})
-
-    @torch.inference_mode()
-    def verify(draft: Path) -> str:
-        with _quiet():
-            loaded = torch.export.load(io.BytesIO(read_bytes(draft, content.getbuffer().nbytes))).module()
-            return compare(segmenter, lambda images: loaded(_to_nchw(images)), LEAST_PT2_SIDE)
-
-    return _write(path, content.getvalue(), verify)
-
-
-def _write(path: Path, content: bytes, verify: Callable[[Path], str]) -> str:
-    """Give the file its name once it is compared."""
-    compared: list[str] = []
-    with atomic_open(path, lambda draft: compared.append(verify(draft))) as file:
-        file.write(content)
-    return compared[0]
+    with _quiet(), torch.inference_mode():
+        loaded = torch.export.load(io.BytesIO(content.getvalue())).module()
+        compared = compare(segmenter, lambda images: loaded(_to_nchw(images)), LEAST_PT2_SIDE)
+    write_bytes_atomically(path, content.getvalue())
+    return compared
 
 
 def export_smp(segmenter: Segmenter, card: ModelCard, folder: Path) -> str:

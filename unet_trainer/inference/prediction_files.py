@@ -51,6 +51,9 @@ COCO_NAME = "polygons.json"
 TIFF_SUFFIXES = (".tif", ".tiff")
 SAMPLE_SIDE = 512  # of the reduced image that tells how a large one is to be displayed
 FULL = 65535  # a probability of 1 in a PNG
+# Results of some rows of an image: rows,W uint8 ids; if they are wanted, M,rows,W probabilities of the stored ids,
+# uint16 for PNG, float32 for .npy.
+Rows = Sequence[Pixels]
 
 
 @dataclass(frozen=True)
@@ -63,24 +66,15 @@ class Kinds:
     polygons: bool = False
 
 
-class Rows(NamedTuple):
-    """Results of some rows of an image."""
-
-    ids: Pixels  # rows,W uint8
-    # M,rows,W of the stored ids, if they are wanted: uint16 for PNG, float32 for .npy
-    probabilities: Pixels = np.zeros(0)
-
-
 class Output(NamedTuple):
-    """One file of an image."""
+    """One file of an image: what it holds of the results, and its form."""
 
     path: Path
-    take: Callable[[Rows], Pixels] = lambda rows: rows.ids  # what it holds of the results
+    take: Callable[[Rows], Pixels]
     dtype: DTypeLike = np.uint8
     channels: int = 1
     palette: Palette = None
     content: Content = "mask"
-    is_overlay: bool = False
 
 
 class PredictionFolder:
@@ -100,27 +94,27 @@ class PredictionFolder:
         return self.out / f"{name}.png"
 
     def outputs(self, name: str) -> list[Output]:
-        """Of one image, besides GeoTIFFs and polygons; its mask is written last."""
+        """Of one image, besides its overlay, GeoTIFFs and polygons; its mask is written last."""
         kinds, outputs = self.kinds, list[Output]()
         if kinds.values:
             path, channels = self.out / VALUES / f"{name}.png", 3 if self.values.ndim == 2 else 1
-            outputs.append(Output(path, lambda rows: self.values[rows.ids], self.values.dtype, channels))
-        if kinds.overlay:
-            path = self.out / OVERLAYS / f"{name}.png"
-            outputs.append(Output(path, channels=3, content="picture", is_overlay=True))
+            outputs.append(Output(path, lambda rows: self.values[rows[0]], self.values.dtype, channels))
         if kinds.probabilities == "npy":
             path, channels = self.out / PROBABILITIES / f"{name}.npy", len(self.probable_ids)
-            outputs.append(Output(path, lambda rows: np.moveaxis(rows.probabilities, 0, 2), np.float32, channels))
+            outputs.append(Output(path, lambda rows: np.moveaxis(rows[1], 0, 2), np.float32, channels))
         for index, class_id in enumerate(self.probable_ids if kinds.probabilities == "png" else ()):
             plain = re.sub(r"[^\w-]+", "_", self.spec.id_names[class_id]).strip("_")[:80]  # for any file system
             inner = "" if len(self.probable_ids) == 1 else f"{class_id}-{plain}".removesuffix("-")
+            take = partial(lambda index, rows: rows[1][index], index)
             path = self.out / PROBABILITIES / inner / f"{name}.png"
-            take = partial(lambda index, rows: rows.probabilities[index], index)
             outputs.append(Output(path, take, np.uint16, content="picture"))
-        return [*outputs, Output(self.mask(name), palette=self.spec.id_colours)]
+        return [*outputs, Output(self.mask(name), lambda rows: rows[0], palette=self.spec.id_colours)]
+
+    def overlay(self, name: str) -> Path:
+        return self.out / OVERLAYS / f"{name}.png"
 
     def files(self, name: str) -> list[Path]:
-        return [output.path for output in self.outputs(name)]
+        return [output.path for output in self.outputs(name)] + [self.overlay(name)] * self.kinds.overlay
 
     def is_done(self, name: str) -> bool:
         return all(path.is_file() for path in self.files(name))
@@ -185,22 +179,21 @@ def image_files(
             stack.callback(drafts[-1].discard)
             return drafts[-1].file
 
-        for path, take, dtype, channels, palette, content, is_overlay in folder.outputs(image.name):
-            if path.suffix == ".npy":
-                writers.append((NpyWriter(draft(path), (*size, channels) if channels > 1 else size, dtype), take))
-                continue
-            if georeference is not None and not is_overlay:
-                file = draft(path.with_suffix(".tif"))
-                writers.append((TiffWriter(file, size, dtype, channels, palette, georeference.tags), take))
-            png: RowWriter = PngWriter(draft(path), size, dtype, channels, palette, content)
-            if is_overlay and picture is None:
+        if folder.kinds.overlay:
+            if picture is None:
                 small = read_small(image.path, spec)
                 reader = open_reader(image.path, spec)
                 picture = stack.enter_context(reader) if small is None else ImageReader(small.pixels)
-            if is_overlay:
-                assert picture is not None
-                png = OverlayWriter(png, picture, folder.colours, size[1])
-            writers.append((png, take))
+            png = PngWriter(draft(folder.overlay(image.name)), size, np.uint8, 3, content="picture")
+            writers.append((OverlayWriter(png, picture, folder.colours, size[1]), lambda rows: rows[0]))
+        for path, take, dtype, channels, palette, content in folder.outputs(image.name):
+            if path.suffix == ".npy":
+                writers.append((NpyWriter(draft(path), (*size, channels) if channels > 1 else size, dtype), take))
+                continue
+            if georeference is not None:
+                file = draft(path.with_suffix(".tif"))
+                writers.append((TiffWriter(file, size, dtype, channels, palette, georeference.tags), take))
+            writers.append((PngWriter(draft(path), size, dtype, channels, palette, content), take))
 
         def write(rows: Rows) -> None:
             for writer, take in writers:

@@ -34,7 +34,6 @@ from unet_trainer.inference.prediction_files import (
     COCO_NAME,
     FULL,
     PredictionFolder,
-    Rows,
     image_files,
     image_polygons,
     write_coco,
@@ -243,7 +242,7 @@ class PredictionStream:
         for image, *rows in zip(images, *results, strict=True):
             try:
                 with image_files(self.folder, image, rows[0].shape) as write:
-                    write(Rows(*rows))
+                    write(rows)
                 self._finish(image)
             except ReadError as error:
                 self._finish(image, error)
@@ -267,13 +266,10 @@ class PredictionStream:
         """Write the rows of one image as they come."""
         try:
             with image_files(self.folder, image, logits.size, picture) as write, WriteBehind(1, MAX_BYTES) as writer:
-
-                def write_band(copy: HostCopy) -> None:
-                    write(Rows(*_arrays(copy)))
-
                 for band in logits.bands():
                     copy = self._copy_to_host(self._results(band))
-                    writer.submit(partial(write_band, copy), sum(tensor.nbytes for tensor in copy.content_now))
+                    task = partial(lambda copy: write(_arrays(copy)), copy)
+                    writer.submit(task, sum(tensor.nbytes for tensor in copy.content_now))
             self._finish(image)
         except DataError as error:
             self._finish(image, error)
