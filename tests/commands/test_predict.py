@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import time
-from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -15,7 +14,6 @@ from helpers.image_bytes import cv2_bytes, exif, pil_bytes, tiff_bytes
 from helpers.killed_runs import start, wait_until
 from helpers.predicting import GEO_TAGS, files_in, predict_slowly, write_model
 from train_unet import main
-from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.inference import engine as engines
 from unet_trainer.inference.engine import load_engine
 from unet_trainer.inference.predictor import load
@@ -94,17 +92,6 @@ def test_every_kind_of_file_is_announced_and_a_geotiff_has_its_mask_and_polygons
     files = files_in(here / "out")
     assert {"a.png", "overlays/a.png", "polygons.json", "probabilities/2-class_2/a.png", "values/a.png"} <= set(files)
     assert {"field.geojson", "field.png", "field.tif"} <= set(files)
-
-
-def test_polygons_of_masks_that_another_model_made_are_refused_by_name(here, capsys):
-    Path("images/map.tif").write_bytes(tiff_bytes(np.zeros((40, 60, 3), np.uint8), extratags=GEO_TAGS))
-    Path("out").mkdir()
-    with Path("out/map.png").open("wb") as file:
-        writer = PngWriter(file, (40, 60), np.uint8)
-        writer.write(np.full((40, 60), 2, np.uint8))
-        writer.finish()
-    assert main(["predict", "binary", "images/map.tif", "--out", "out", "--skip-existing", "--polygons"]) == 2
-    assert "out/map.png: class 2 is none of this model's; leave out --skip-existing" in capsys.readouterr().err
 
 
 def test_a_second_start_skips_what_is_done(here, capsys):

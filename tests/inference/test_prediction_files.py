@@ -164,7 +164,7 @@ def test_a_coco_file_has_images_categories_and_an_annotation_for_each_object(tmp
         with image_files(folder, image, ids.shape) as write_rows:
             write_rows([ids])
     found = (image_polygons(folder, number, image) for number, image in enumerate(images, 1))
-    write_coco(tmp_path / "polygons.json", SPEC, found)
+    write_coco(folder, found)
     content = json.loads((tmp_path / "polygons.json").read_text())
     assert content["categories"] == [{"id": 1, "name": "class 1"}, {"id": 2, "name": "class 2"}]
     assert content["images"] == [

@@ -33,10 +33,7 @@ WIDTH = 100
 MAX_NAME, MAX_LONG_NAME = 22, 36
 MAX_CONFUSION = 7  # class ids in a confusion matrix that is printed
 NUM_CONFUSED = 5
-TITLES = {
-    "iou": "IoU", "dice": "Dice", "precision": "precision", "recall": "recall", "boundary_iou": "boundary IoU",
-    "cldice": "clDice",
-}  # fmt: skip
+TITLES = {"iou": "IoU", "dice": "Dice", "boundary_iou": "boundary IoU", "cldice": "clDice"}  # other names are titles
 COUNTS = {"images_with_a_score": "images", "empty_truths": "no truth", "empty_predictions": "no pred."}
 
 
@@ -52,40 +49,14 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     for model in (names[0], given.compare):
         check_onnx(model)
 
-    from unet_trainer.inference.engine import find_model
-
-    runs = Path(overrides.get("checkpoint_dir") or script_config(()).checkpoint_dir)
-    file = find_model(names[0], runs, given.raw)
-    other = None if given.compare is None else find_model(given.compare, runs, given.raw)
-    run(given, overrides, file, other, Console())
-
-
-def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    what = "Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them)."
-    words = f"a run's folder or name, a .pt or .onnx file; and the images, if not its own: {', '.join(DATA_KEYS)}"
-    parser = CommandParser("evaluate", what, ("RUN|FILE | key=value", words), "tta threshold raw device")
-    what = "which images; without it val, or all of a data_dir that is not divided into train and val"
-    parser.add_argument("--split", choices=SPLITS, help=what)
-    what = "another model, on the same images: differences with paired intervals"
-    parser.add_argument("--compare", metavar="RUN|FILE", help=what)
-    parser.add_argument("--cldice", action="store_true", help="clDice as well, for thin structures (takes longer)")
-    what = "fit: crop: side of the tiles, a multiple of 32; without it as predict, the one that training chose; "
-    what += f"{AS_TRAINED}: those of training's validation, not blended"
-    parser.add_argument("--tile", metavar=f"N|{AS_TRAINED}", help=what)
-    formats = ("auto", "float32", "bfloat16", "float16")
-    parser.add_argument("--precision", choices=formats, default="auto", help="auto: bfloat16 on a GPU that has it")
-    parser.add_argument("--out", metavar="DIR", type=Path, help=f"where to write; without it RUN/{FOLDER}")
-    return parser.parse_intermixed_args(arguments)
-
-
-def run(
-    given: argparse.Namespace, overrides: dict[str, str], file: Path, other_file: Path | None, console: Console
-) -> None:
-    """Evaluate, print and write. Raises UserError."""
     from unet_trainer.inference import evaluation_data as inputs
+    from unet_trainer.inference.engine import find_model
     from unet_trainer.inference.evaluate import make_folder, write_evaluation
     from unet_trainer.inference.scores import compare, summarise
 
+    console, runs = Console(), Path(overrides.get("checkpoint_dir") or script_config(()).checkpoint_dir)
+    file = find_model(names[0], runs, given.raw)
+    other_file = None if given.compare is None else find_model(given.compare, runs, given.raw)
     predictor = load(given, file, console, given.precision)
     spec, card = predictor.spec, predictor.engine.card
     source = inputs.find_source(file, overrides, spec.num_classes)
@@ -138,6 +109,24 @@ def run(
     write_evaluation(folder, content, evaluated, data, spec)
     console.say(f"Scores: {folder / 'evaluation.json'} | images, worst first: {folder / 'evaluation.csv'}")
     console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
+
+
+def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    what = "Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them)."
+    words = f"a run's folder or name, a .pt or .onnx file; and the images, if not its own: {', '.join(DATA_KEYS)}"
+    parser = CommandParser("evaluate", what, ("RUN|FILE | key=value", words), "tta threshold raw device")
+    what = "which images; without it val, or all of a data_dir that is not divided into train and val"
+    parser.add_argument("--split", choices=SPLITS, help=what)
+    what = "another model, on the same images: differences with paired intervals"
+    parser.add_argument("--compare", metavar="RUN|FILE", help=what)
+    parser.add_argument("--cldice", action="store_true", help="clDice as well, for thin structures (takes longer)")
+    what = "fit: crop: side of the tiles, a multiple of 32; without it as predict, the one that training chose; "
+    what += f"{AS_TRAINED}: those of training's validation, not blended"
+    parser.add_argument("--tile", metavar=f"N|{AS_TRAINED}", help=what)
+    formats = ("auto", "float32", "bfloat16", "float16")
+    parser.add_argument("--precision", choices=formats, default="auto", help="auto: bfloat16 on a GPU that has it")
+    parser.add_argument("--out", metavar="DIR", type=Path, help=f"where to write; without it RUN/{FOLDER}")
+    return parser.parse_intermixed_args(arguments)
 
 
 def check_options(given: argparse.Namespace) -> None:
@@ -220,7 +209,7 @@ def _rows(content: dict[str, Any]) -> list[dict[str, Any]]:
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """All tables of an evaluation, as `summarise` gives it."""
     names = list(summary["mean"]["dataset"])
-    titles = [TITLES[name] for name in names]
+    titles = [TITLES.get(name, name) for name in names]
     dataset, means = [["", titles[0], "95 % interval", *titles[1:]]], [["", *titles, *COUNTS.values()]]
     for row in _rows(summary):
         iou, *others = (score_text(row["dataset"][name]["value"]) for name in names)
@@ -231,13 +220,9 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
         dataset.append([row["name"], iou, interval, *others])
         scores, counts = map(score_text, row["mean_over_images"].values()), (str(row.get(name, "")) for name in COUNTS)
         means.append([row["name"], *scores, *counts])
-    notes = []
-    if len(summary["classes"]) > 1 and any(row["truth_pixels"] == 0 for row in summary["classes"]):
-        notes = ["  A class of which these masks have no pixel has no score, and no part in any mean."]
     return [
         f"Whole set ({counted(summary['num_images'], 'image')} as one, from one confusion matrix):",
         *_table(dataset),
-        *notes,
         "",
         "Mean over images (each scored by itself; images: those with the class in truth or prediction):",
         *_table(means),
@@ -272,7 +257,7 @@ def comparison_lines(comparison: dict[str, Any], num_images: int, other: str) ->
             cells = [score_text(found["this"]), score_text(found["other"])]
             cells += ["–" if difference is None else f"{difference:+.4f}"]
             cells += ["–", "–"] if ends is None else [f"{ends[0]:+.4f} to {ends[1]:+.4f}", f"{share:.1%}"]
-            table.append([f"{row['name']}: {TITLES[score]}", *cells])
+            table.append([f"{row['name']}: {TITLES.get(score, score)}", *cells])
     return [
         f"Whole set against {other}, on the same {counted(num_images, 'image')} (paired bootstrap):",
         *_table(table, MAX_LONG_NAME),

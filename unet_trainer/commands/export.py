@@ -11,7 +11,6 @@ from pathlib import Path
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, read_config_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_onnx, check_url
-from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, Kind, check_replaceable, delete_drafts, final_path
 from unet_trainer.system.console import Console, counted
@@ -119,11 +118,6 @@ def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
         need = "need a number of megabytes from 0.01 to 1000000, e.g. 256"
         raise UserError(f"--shard-mb: got {given.shard_mb:g}; {need}")
     check_url("--out", given.out)
-    shard_data(config, given.out, int(given.shard_mb * 10**6), Console())
-
-
-def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> None:
-    """Read and check every pair, write the shards and say how to train from them. Raises UserError."""
     # numpy and OpenCV: a typo is answered before they are loaded
     from unet_trainer.datasets.class_files import find_class_file
     from unet_trainer.datasets.dataset_report import find_dataset, read_every_pair
@@ -131,6 +125,7 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     from unet_trainer.datasets.shard_store import Files, is_url
     from unet_trainer.datasets.shards import FOLDER, describe_size, refuse_other_files, write_shards
 
+    out, shard_bytes, console = given.out, int(given.shard_mb * 10**6), Console()
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)
     if not is_url(out) and Path(out).resolve() == data_dir.resolve():
         raise UserError(f"--out: {out} is data_dir; need another folder")

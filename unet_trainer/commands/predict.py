@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,8 +41,44 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
         refuse_among_images(inputs, given.out)
 
     from unet_trainer.inference.engine import find_model
+    from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
+    from unet_trainer.inference.prediction_stream import PredictionStream
 
-    return predict(given, find_model(given.model, checkpoint_dir, given.raw), inputs, console)
+    file = find_model(given.model, checkpoint_dir, given.raw)
+    predictor = load(given, file, console)
+    kinds = Kinds(given.values, given.overlay, given.probabilities, given.polygons)
+    folder = PredictionFolder(given.out, predictor.spec, kinds)
+    folder.refuse_overwriting(inputs)
+    is_done = [given.skip_existing and folder.is_done(name) for _, name in inputs]
+    num_done, num_todo = sum(is_done), len(inputs) - sum(is_done)
+    try:
+        given.out.mkdir(parents=True, exist_ok=True)
+        for place in {path.parent for _, name in inputs for path in folder.files(name)}:
+            if place.is_dir():
+                delete_drafts(place, ["*.png", "*.tif", "*.npy"], MIN_AGE)
+    except OSError as error:
+        raise cannot(f"--out: {given.out}", "be made", error, given.out) from None
+    spec, card = predictor.spec, predictor.engine.card
+    about = f"{file}: {spec.architecture} with {spec.encoder}{card.describe()}"
+    console.fact("Model", f"{about}; on {predictor.engine.description}")
+    skipped = f", {num_done} of them done before" if num_done else ""
+    console.fact("Images", f"{len(inputs)}{skipped}{predictor.describe_input()}")
+    stream = PredictionStream(predictor, folder, console, given.threshold, given.batch_size)
+    stream.num_images = num_todo
+    stream.warm_up()
+    started = time.perf_counter()
+    try:
+        stream.run(inputs, is_done)
+    except OSError as error:
+        so_far = f"{counted(stream.num_written, 'image')} done, {GO_ON}"
+        raise UserError(f"--out: {given.out} cannot be written to ({sentence(error, given.out)}); {so_far}") from None
+    except KeyboardInterrupt:
+        console.say(f"{stream.num_written} of {counted(num_todo, 'image')} done; {GO_ON}")
+        raise
+    _say_result(stream, inputs, time.perf_counter() - started, console)
+    if (warning := predictor.take_scale_warning()) is not None:
+        console.warn(warning)
+    return EXIT_USER_ERROR if stream.failed else EXIT_DONE
 
 
 def _parser() -> CommandParser:
@@ -69,46 +104,6 @@ def _parser() -> CommandParser:
     }.items():
         parser.add_argument(option, action="store_true", help=what)
     return parser
-
-
-def predict(given: argparse.Namespace, path: Path, inputs: Sequence[Input], console: Console) -> int:
-    from unet_trainer.inference.prediction_files import Kinds, PredictionFolder
-    from unet_trainer.inference.prediction_stream import PredictionStream
-
-    predictor = load(given, path, console)
-    kinds = Kinds(given.values, given.overlay, given.probabilities, given.polygons)
-    folder = PredictionFolder(given.out, predictor.spec, kinds)
-    folder.refuse_overwriting(inputs)
-    is_done = [given.skip_existing and folder.is_done(name) for _, name in inputs]
-    num_done, num_todo = sum(is_done), len(inputs) - sum(is_done)
-    try:
-        given.out.mkdir(parents=True, exist_ok=True)
-        for place in {path.parent for _, name in inputs for path in folder.files(name)}:
-            if place.is_dir():
-                delete_drafts(place, ["*.png", "*.tif", "*.npy"], MIN_AGE)
-    except OSError as error:
-        raise cannot(f"--out: {given.out}", "be made", error, given.out) from None
-    spec = predictor.spec
-    about = f"{path}: {spec.architecture} with {spec.encoder}{predictor.engine.card.describe()}"
-    console.fact("Model", f"{about}; on {predictor.engine.description}")
-    skipped = f", {num_done} of them done before" if num_done else ""
-    console.fact("Images", f"{len(inputs)}{skipped}{predictor.describe_input()}")
-    stream = PredictionStream(predictor, folder, console, given.threshold, given.batch_size)
-    stream.num_images = num_todo
-    stream.warm_up()
-    started = time.perf_counter()
-    try:
-        stream.run(inputs, is_done)
-    except OSError as error:
-        so_far = f"{counted(stream.num_written, 'image')} done, {GO_ON}"
-        raise UserError(f"--out: {given.out} cannot be written to ({sentence(error, given.out)}); {so_far}") from None
-    except KeyboardInterrupt:
-        console.say(f"{stream.num_written} of {counted(num_todo, 'image')} done; {GO_ON}")
-        raise
-    _say_result(stream, inputs, time.perf_counter() - started, console)
-    if (warning := predictor.take_scale_warning()) is not None:
-        console.warn(warning)
-    return EXIT_USER_ERROR if stream.failed else EXIT_DONE
 
 
 def _say_result(stream: PredictionStream, inputs: Sequence[Input], seconds: float, console: Console) -> None:

@@ -105,7 +105,7 @@ class ModelCard:
 
     @staticmethod
     def from_json(text: str) -> ModelCard:
-        """Raises ValueError, KeyError, TypeError or RecursionError for text that is no card."""
+        """Raises one of ILL_FORMED for text that is no card."""
         content = json.loads(text)
         if content["format"] != CARD_FORMAT:
             raise ValueError(f"written by another version (format {content['format']})")

@@ -49,6 +49,7 @@ from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.resources import count_cores
 
 NUM_WORST = 10
+SQUARE = np.ones((3, 3), np.uint8)
 MAX_THREADS = 4  # that read, and as many that score
 JSON_FILE, CSV_FILE, PICTURES = "evaluation.json", "evaluation.csv", "worst"
 FORMAT = 1
@@ -137,7 +138,11 @@ def count_image(
         left, top, columns, rows = cv2.boundingRect(cv2.bitwise_or(*masks))  # outside of it both are empty
         box = slice(top, top + rows), slice(left, left + columns)
         in_truth, in_prediction = (np.ascontiguousarray(mask[box]) for mask in masks)
-        boundaries = boundary_region(in_truth, width), boundary_region(in_prediction, width)
+        # The pixels within `width` steps, also diagonal ones, of a pixel outside; what lies beyond the box is outside.
+        boundaries = [
+            mask - cv2.erode(mask, SQUARE, iterations=width, borderType=cv2.BORDER_CONSTANT, borderValue=0)
+            for mask in (in_truth, in_prediction)
+        ]
         row[Count.BOUNDARY_HITS] = cv2.countNonZero(cv2.bitwise_and(*boundaries))
         row[Count.BOUNDARY_UNION] = cv2.countNonZero(cv2.bitwise_or(*boundaries))
         if with_lines:
@@ -146,13 +151,6 @@ def count_image(
                 line = thin(mask)
                 row[column : column + 2] = cv2.countNonZero(line), cv2.countNonZero(cv2.bitwise_and(line, other))
     return confusion, counts
-
-
-def boundary_region(mask: Pixels, width: int) -> Pixels:
-    """The pixels of a mask (uint8, 0 and 1) within `width` steps, also diagonal ones, of a pixel outside of it. What
-    lies beyond the array is outside."""
-    box = np.ones((3, 3), np.uint8)
-    return mask - cv2.erode(mask, box, iterations=width, borderType=cv2.BORDER_CONSTANT, borderValue=0)
 
 
 # What it leaves in a folder. Each file is written whole or not at all, evaluation.json last, and the same evaluation
@@ -196,7 +194,10 @@ def write_evaluation(
 ) -> None:
     """Write all files. `content`: of evaluation.json, besides the worst images. Raises UserError."""
     try:
-        earlier = _listed_pictures(folder)
+        earlier: set[str] = set()  # pictures that another evaluation wrote into this folder
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            names = {str(entry["picture"]) for entry in read_json(folder / JSON_FILE)["worst"]}
+            earlier = {name for name in names if re.fullmatch(rf"{PICTURES}/\d\d_[^/\\]+\.png", name)}
         pictures = _write_pictures(folder, evaluated, data, spec)
         table = csv_text(evaluated, data.pairs, data.source.data_dir, spec.class_names)
         write_text_atomically(folder / CSV_FILE, table)
@@ -225,18 +226,9 @@ def _write_pictures(
         ending = re.sub(r"[^\w.-]+", "_", pair.name)[-MAX_NAME:]  # without what file systems treat specially
         name = f"{PICTURES}/{place:02d}_{ending}.png"
         picture = error_sheet([(image, truth, ids)], spec.id_names, spec.has_background, title)
-        check_replaceable("--out", folder / name, Kind("PNG", b"\x89PNG"))
         write_bytes_atomically(folder / name, encode_image(picture, ".png"))
         listed.append({"image": where, "iou": number(iou), "picture": name})
     return listed
-
-
-def _listed_pictures(folder: Path) -> set[str]:
-    """Pictures that an earlier evaluation wrote into this folder."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        names = {str(entry["picture"]) for entry in read_json(folder / JSON_FILE)["worst"]}
-        return {name for name in names if re.fullmatch(rf"{PICTURES}/\d\d_[^/\\]+\.png", name)}
-    return set()
 
 
 def _cell(value: float) -> str:

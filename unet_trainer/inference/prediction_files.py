@@ -9,7 +9,6 @@ OUT/polygons.json             COCO, of all images                OUT/a/b.geojson
 """
 
 import contextlib
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -26,22 +25,13 @@ from unet_trainer.images.drawing import display_range, overlay_rows, to_display
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
 from unet_trainer.images.mask_decoding import COLOUR, MaskCoding
-from unet_trainer.images.mask_shapes import Polygon, find_polygons, joined_rings, signed_area
-from unet_trainer.images.row_writers import (
-    MARK,
-    PROBABILITIES,
-    Content,
-    NpyWriter,
-    Palette,
-    PngWriter,
-    RowWriter,
-    TiffWriter,
-)
+from unet_trainer.images.mask_shapes import Polygon, find_polygons, joined_rings
+from unet_trainer.images.row_writers import MARK, PROBABILITIES, Content, NpyWriter, PngWriter, RowWriter, TiffWriter
 from unet_trainer.images.tiff_files import Georeference, read_georeference
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.inputs import Input
 from unet_trainer.model.segmenter import SegmenterSpec
-from unet_trainer.system.atomic_files import Draft, Kind, check_replaceable
+from unet_trainer.system.atomic_files import Draft, Kind, check_replaceable, write_text_atomically
 from unet_trainer.system.console import json_text
 
 RESULT = Kind("result of predict", b".*" + MARK.encode())
@@ -73,7 +63,7 @@ class Output(NamedTuple):
     take: Callable[[Rows], Pixels]
     dtype: DTypeLike = np.uint8
     channels: int = 1
-    palette: Palette = None
+    palette: Sequence[tuple[int, int, int]] | None = None
     content: Content = "mask"
 
 
@@ -256,34 +246,22 @@ def image_polygons(folder: PredictionFolder, number: int, image: Input) -> tuple
     return entry, [_annotation(class_id, polygon) for class_id, polygon in find_polygons(ids)]
 
 
-def write_coco(path: Path, spec: SegmenterSpec, found: Iterator[tuple[dict[str, Any], list[Any]]]) -> None:
-    """Write what `image_polygons` found in each image, unless there is none."""
-    if (first := next(found, None)) is None:
-        return
-    in_order, images, ids = itertools.chain([first], found), list[dict[str, Any]](), itertools.count(1)
-
-    def annotations() -> Iterator[dict[str, Any]]:
-        for entry, polygons in in_order:
+def write_coco(folder: PredictionFolder, found: Iterable[tuple[dict[str, Any], list[Any]]]) -> None:
+    """Write what `image_polygons` found in each image as it comes, unless there is no image."""
+    categories = [{"id": class_id, "name": name} for class_id, name in enumerate(folder.spec.id_names)][1:]
+    head = json_text({"info": {"description": MARK}, "categories": categories})[:-1]
+    images, number, draft = list[dict[str, Any]](), 0, Draft(folder.out / COCO_NAME)
+    try:
+        draft.file.write(f'{head},\n"annotations": ['.encode())
+        for entry, polygons in found:
             images.append(entry)
             for polygon in polygons:
-                yield {"id": next(ids), "image_id": entry["id"], **polygon}
-
-    categories = [{"id": class_id, "name": spec.id_names[class_id]} for class_id in range(1, spec.num_ids)]
-    head = {"info": {"description": MARK}, "categories": categories}
-    _write_list(path, head, "annotations", annotations(), {"images": images})
-
-
-def _write_list(
-    path: Path, head: dict[str, Any], name: str, entries: Iterable[dict[str, Any]], tail: dict[str, Any] | None = None
-) -> None:
-    """Write a JSON object with a list, entry by entry. `tail`: what follows the list, when that is done."""
-    draft = Draft(path)
-    try:
-        draft.file.write(f'{json_text(head)[:-1]}, "{name}": ['.encode())
-        for number, entry in enumerate(entries):
-            draft.file.write(f"{',' if number else ''}\n{json_text(entry)}".encode())
-        draft.file.write(f"\n]{', ' if tail else ''}{json_text(tail or {})[1:]}\n".encode())
-        draft.keep()
+                number += 1
+                annotation = json_text({"id": number, "image_id": entry["id"], **polygon})
+                draft.file.write(f"{',' if number > 1 else ''}\n{annotation}".encode())
+        draft.file.write(f'],\n"images": {json_text(images)}}}\n'.encode())
+        if images:
+            draft.keep()
     finally:
         draft.discard()
 
@@ -299,25 +277,15 @@ def _annotation(class_id: int, polygon: Polygon) -> dict[str, Any]:
 def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Georeference) -> None:
     """A feature for each object, in the coordinates of the image's own reference system, which `crs` names as GDAL and
     QGIS read it."""
-    head: dict[str, Any] = {"type": "FeatureCollection", "generator": MARK}
+    content: dict[str, Any] = {"type": "FeatureCollection", "generator": MARK}
     if georeference.epsg is not None:
-        head["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:EPSG::{georeference.epsg}"}}
-
-    def features() -> Iterator[dict[str, Any]]:
-        for class_id, polygon in find_polygons(ids):
-            about = {"class_id": class_id, "class": spec.id_names[class_id], "pixels": polygon.num_pixels}
-            geometry = {"type": "Polygon", "coordinates": _coordinates(polygon, georeference)}
-            yield {"type": "Feature", "properties": about, "geometry": geometry}
-
-    _write_list(path, head, "features", features())
-
-
-def _coordinates(polygon: Polygon, georeference: Georeference) -> list[list[list[float]]]:
-    """Closed rings; the outer one runs anticlockwise on the map, holes clockwise."""
-    rings = []
-    for index, ring in enumerate((polygon.outer, *polygon.holes)):
-        places = georeference.places(ring)
-        if (signed_area(places) > 0) != (index == 0):
-            places = places[::-1]
-        rings.append(np.concatenate([places, places[:1]]).tolist())
-    return rings
+        content["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:EPSG::{georeference.epsg}"}}
+    features: list[dict[str, Any]] = []
+    for class_id, polygon in find_polygons(ids):
+        about = {"class_id": class_id, "class": spec.id_names[class_id], "pixels": polygon.num_pixels}
+        # Closed; where north is up, the outer ring runs anticlockwise on the map, holes clockwise.
+        rings = [georeference.places(ring)[::-1] for ring in (polygon.outer, *polygon.holes)]
+        closed = [np.concatenate([ring, ring[:1]]).tolist() for ring in rings]
+        geometry = {"type": "Polygon", "coordinates": closed}
+        features.append({"type": "Feature", "properties": about, "geometry": geometry})
+    write_text_atomically(path, json_text({**content, "features": features}) + "\n")

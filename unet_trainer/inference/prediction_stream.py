@@ -30,14 +30,7 @@ from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.engine import SymmetricEngine, TorchEngine, host_batch
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.prediction_files import (
-    COCO_NAME,
-    FULL,
-    PredictionFolder,
-    image_files,
-    image_polygons,
-    write_coco,
-)
+from unet_trainer.inference.prediction_files import FULL, PredictionFolder, image_files, image_polygons, write_coco
 from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
 from unet_trainer.inference.recorded_forward import NUM_EAGER
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
@@ -280,8 +273,7 @@ class PredictionStream:
         images = [(number, image) for number, image in enumerate(inputs, 1) if image.path not in failed]
         ahead = read_ahead(lambda entry: image_polygons(self.folder, *entry), images, self.num_writers)
         with contextlib.closing(ahead):
-            found = (polygons for _, polygons in ahead if polygons is not None)
-            write_coco(self.folder.out / COCO_NAME, self.folder.spec, found)
+            write_coco(self.folder, (polygons for _, polygons in ahead if polygons is not None))
 
     def _finish(self, image: Input, error: Exception | None = None) -> None:
         with self.lock:

@@ -70,12 +70,6 @@ def batch_pixels(device: torch.device) -> int:
     return GPU_BATCH_PIXELS if device.type == "cuda" else CPU_BATCH_PIXELS
 
 
-def tile_weights(tile: int) -> torch.Tensor:
-    """Along one side; a pixel has the product of both sides'. Nowhere 0, so that every pixel has a mean."""
-    offsets = (torch.arange(tile, dtype=torch.float64) - (tile - 1) / 2) / (SIGMA * tile)
-    return torch.exp(-0.5 * offsets**2).clamp_min(1e-4)
-
-
 class TileGrid:
     """Where the tiles of images of one size lie, and what each of their pixels weighs. `blends`: they overlap by half,
     and all their pixels count; else they are those of training's validation, and each pixel counts in one."""
@@ -83,7 +77,9 @@ class TileGrid:
     def __init__(self, engine: Engine, size: Size, tile: Size, blends: bool = True) -> None:
         self.engine, self.tile = engine, tile
         self.on_tiles: Callable[[int], object] = lambda num_tiles: None  # called as tiles are done
-        weights = [tile_weights(side) if blends else torch.ones(side, dtype=torch.float64) for side in tile]
+        # Along each side; a pixel has the product of both. Nowhere 0, so that every pixel has a mean.
+        offsets = [(torch.arange(side, dtype=torch.float64) - (side - 1) / 2) / (SIGMA * side) for side in tile]
+        weights = [torch.exp(-0.5 * each**2 * blends).clamp_min(1e-4) for each in offsets]
         self.weights = (weights[0][:, None] * weights[1]).float().to(engine.device)
         axes, sums = [], []
         for length, side, its_weights in zip(size, tile, weights, strict=True):

@@ -92,10 +92,7 @@ def drawn_scores(draws: NDArray[Any]) -> dict[str, Floats]:
 
 def _with_mean(scores: dict[str, Floats], in_truth: NDArray[np.bool_]) -> dict[str, Floats]:
     scored = {name: np.where(in_truth, values, np.nan) for name, values in scores.items()}
-    return {
-        name: np.concatenate([values, mean_over(values, axis=-1)[..., None]], axis=-1)
-        for name, values in scored.items()
-    }
+    return {name: np.append(each, mean_over(each, axis=-1)[..., None], axis=-1) for name, each in scored.items()}
 
 
 def mean_over(values: Floats, axis: int) -> Floats:
@@ -165,13 +162,9 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
     ends = {score: intervals(values, len(counts)) for score, values in draws.items()}
 
     def row(index: int, name: str) -> dict[str, Any]:
-        about: dict[str, Any] = {
-            "name": name,
-            "dataset": {
-                score: {"value": number(each[index]), "interval": ends[score][index]} for score, each in dataset.items()
-            },
-            "mean_over_images": {score: number(each[index]) for score, each in image_means.items()},
-        }
+        whole = {score: {"value": number(one[index]), "interval": ends[score][index]} for score, one in dataset.items()}
+        means = {score: number(each[index]) for score, each in image_means.items()}
+        about: dict[str, Any] = {"name": name, "dataset": whole, "mean_over_images": means}
         if index < len(class_names):
             truth, prediction = counts[:, index, Count.TRUTH], counts[:, index, Count.PREDICTION]
             about["images_with_a_score"] = int(np.isfinite(per_image["iou"][:, index]).sum()) if in_truth[index] else 0
@@ -202,13 +195,9 @@ def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str])
         for score in mine:
             its_draws, this_score, other_score = draws[score][:, index], mine[score][index], theirs[score][index]
             share = mean_over(np.where(np.isnan(its_draws), np.nan, its_draws > 0), axis=0)
-            scores[score] = {
-                "this": number(this_score),
-                "other": number(other_score),
-                "difference": number(this_score - other_score),
-                "interval": ends[score][index],
-                "share_of_draws_above_0": number(share),
-            }
+            both = {"this": number(this_score), "other": number(other_score)}
+            difference = {"difference": number(this_score - other_score), "interval": ends[score][index]}
+            scores[score] = {**both, **difference, "share_of_draws_above_0": number(share)}
         return {"name": name, "dataset": scores}
 
     *classes, mean = (row(index, name) for index, name in enumerate([*class_names, MEAN]))
