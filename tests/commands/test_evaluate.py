@@ -79,7 +79,7 @@ def test_training_images_are_said_to_be_such_and_a_file_alone_writes_where_it_is
     assert evaluate(tmp_path / "model.pt", f"data_dir={place / 'data'}", "--split", "all") == 0
     said = capsys.readouterr().out
     assert "nothing was written" in said
-    assert "whether it was trained on some of these images cannot be told" in said
+    assert "whether it was trained on these images cannot be told" in said
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "model.pt"]
 
 
@@ -118,7 +118,7 @@ def test_options_change_what_they_say(runs, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], r"evaluate takes one model, none was named"),
+        ([], r"evaluate takes one model, got none"),
         (["a", "b"], r"evaluate takes one model, got a, b"),
         (["one", "batch_size=4"], r"batch_size=4: of settings evaluate takes data_dir, image_dir, .*alone, once each$"),
         (["one", "data_dirr=x"], r"data_dirr=x: .*; did you mean data_dir\?"),

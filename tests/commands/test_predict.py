@@ -119,7 +119,7 @@ def test_a_second_start_skips_what_is_done(here, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["three", "images", "--threshold", "0.4"], "--threshold: for a model of two class ids; checkpoints/three/best.pt has 3 ("),
+        (["three", "images", "--threshold", "0.4"], "--threshold: for a model of two class ids; checkpoints/three/best.pt has 3"),
         (["binary", "images", "--threshold", "50"], "--threshold: got 50; need a probability between 0 and 1"),
         (["binary", "images", "--batch-size", "0"], "--batch-size: got 0; need 1 or more"),
         (["images/a.png", "images"], "images/a.png is not a checkpoint"),

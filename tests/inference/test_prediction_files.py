@@ -113,7 +113,9 @@ def test_images_whose_results_would_have_one_name_are_refused(tmp_path):
     folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
     # Where case is ignored; the values of one and the mask of the other.
     for one, two in (("a", "A"), ("b", "values/b")):
-        with pytest.raises(UserError, match=rf"{one}\.jpg and .*{two}\.png: both would write .*\.png; name the folder"):
+        with pytest.raises(
+            UserError, match=rf"{one}\.jpg and .*{two}\.png: both would write .*\.png; give each its own --out"
+        ):
             folder.refuse_overwriting([Input(tmp_path / f"{one}.jpg", one), Input(tmp_path / f"{two}.png", two)])
 
 

@@ -42,9 +42,8 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     load_config({"device": given.device})
     names, overrides = split_words(given.words, "evaluate", DATA_KEYS)
     if len(names) != 1:
-        what = f"got {', '.join(names)}" if names else "none was named"
         command = "python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)"
-        raise UserError(f"evaluate takes one model, {what}: {command}")
+        raise UserError(f"evaluate takes one model, got {', '.join(names) or 'none'}: {command}")
     check_options(given)
     for model in (names[0], given.compare):
         check_onnx(model)
@@ -78,8 +77,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     for each in [file] if other_file is None else [file, other_file]:
         run_folder = inputs.run_folder_of(each)
         if run_folder is None:
-            what = "whether it was trained on some of these images cannot be told"
-            console.note(f"{each} is not in a run folder: {what}")
+            console.note(f"{each} is not in a run folder: whether it was trained on these images cannot be told")
         elif seen := inputs.listed_pairs(data.pairs, run_folder, "train")[0]:
             some = f"{len(seen)} of these images, such as {seen[0].image}"
             console.warn(f"{each} was trained on {some}: its scores are too good")
@@ -117,8 +115,7 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser = CommandParser("evaluate", what, ("RUN|FILE | key=value", words), "tta threshold raw device")
     what = "which images; without it val, or all of a data_dir that is not divided into train and val"
     parser.add_argument("--split", choices=SPLITS, help=what)
-    what = "another model, on the same images: differences with paired intervals"
-    parser.add_argument("--compare", metavar="RUN|FILE", help=what)
+    parser.add_argument("--compare", metavar="RUN|FILE", help="another model, on the same images: paired differences")
     parser.add_argument("--cldice", action="store_true", help="clDice as well, for thin structures (takes longer)")
     what = "fit: crop: side of the tiles, a multiple of 32; without it as predict, the one that training chose; "
     what += f"{AS_TRAINED}: those of training's validation, not blended"
@@ -147,8 +144,7 @@ def load(
     engine = load_engine(file, given.device, precision, given.raw)
     spec, symmetries = engine.card.spec, engine.card.symmetries
     if given.threshold is not None and spec.num_ids != 2:
-        names = ", ".join(spec.id_names)
-        raise UserError(f"--threshold: for a model of two class ids; {file} has {spec.num_ids} ({names})")
+        raise UserError(f"--threshold: for a model of two class ids; {file} has {spec.num_ids}")
     tile = None if given.tile == AS_TRAINED else chosen_tile(given.tile, spec)
     if given.tta and not symmetries:
         console.note("--tta changes nothing: the model was trained without mirrored or turned images")

@@ -39,8 +39,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     )
     parser.add_argument("model", metavar="RUN | FILE", help="a run's name or folder (its best.pt), or a .pt file")
     parser.add_argument("--format", choices=list(FORMATS), default="onnx", help="onnx unless given")
-    what = "the file, or the folder of smp; beside the checkpoint unless given"
-    parser.add_argument("--out", type=Path, metavar="PATH", help=what)
+    parser.add_argument("--out", type=Path, metavar="PATH", help="file, or folder of smp; else beside the checkpoint")
     given = parser.parse_args(arguments)
     name, raw, console = given.format, given.raw, Console()
     if name == "onnx":
@@ -106,17 +105,14 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
 def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     what = "Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them."
     parser = CommandParser("shard", what)
-    what = "where the shards go: a folder, s3://..., gs://..."
-    parser.add_argument("--out", metavar="FOLDER | URL", required=True, help=what)
-    what = "largest size of a shard (default 256)"
-    parser.add_argument("--shard-mb", metavar="MB", type=float, default=256.0, help=what)
+    parser.add_argument("--out", metavar="FOLDER | URL", required=True, help="for the shards: a folder, s3://, gs://")
+    parser.add_argument("--shard-mb", metavar="MB", type=float, default=256.0, help="largest size of a shard (256)")
     given = parser.parse_intermixed_args(arguments)
     config = read_config_words(given.words, script_config, "shard")
     if not given.out.strip():
         raise UserError("--out: got an empty name; need a folder or a URL (is a variable of the shell not set?)")
     if not 0.01 <= given.shard_mb <= 1e6:
-        need = "need a number of megabytes from 0.01 to 1000000, e.g. 256"
-        raise UserError(f"--shard-mb: got {given.shard_mb:g}; {need}")
+        raise UserError(f"--shard-mb: got {given.shard_mb:g}; need megabytes from 0.01 to 1000000, e.g. 256")
     check_url("--out", given.out)
     # numpy and OpenCV: a typo is answered before they are loaded
     from unet_trainer.datasets.class_files import find_class_file

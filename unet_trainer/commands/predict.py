@@ -82,17 +82,15 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
 
 
 def _parser() -> CommandParser:
-    what = "Writes what a trained model sees in images, as files."
-    parser = CommandParser("predict", what, None, "tta threshold raw device")
-    what = "a run's name or folder (its best.pt is taken), a .pt or an .onnx file"
-    parser.add_argument("model", metavar="RUN|FILE", help=what)
+    shared = "tta threshold raw device"
+    parser = CommandParser("predict", "Writes what a trained model sees in images, as files.", None, shared)
+    parser.add_argument("model", metavar="RUN|FILE", help="a run's name or folder (its best.pt), a .pt or .onnx file")
     what = "images, folders with their subfolders, a CSV with a column image"
     parser.add_argument("inputs", nargs="+", metavar="IMAGE|FOLDER|GLOB|CSV", help=what)
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the results are written")
     what = "fit: crop: side of the tiles, a multiple of 32; without it the one that training chose"
     parser.add_argument("--tile", metavar="N", help=what)
-    what = "images at a time; by default as the device can use"
-    parser.add_argument("--batch-size", metavar="N", type=int, help=what)
+    parser.add_argument("--batch-size", metavar="N", type=int, help="images at a time; by default what fits the device")
     what = "probabilities too: 16-bit PNG, or float32 .npy"
     parser.add_argument("--probabilities", nargs="?", const="png", choices=("png", "npy"), help=what)
     for option, what in {

@@ -98,8 +98,8 @@ def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int
     if data_dir is not None and (own is None or Path(data_dir).resolve() != Path(own.data_dir).resolve()):
         return DataSource(load_config({"num_classes": num_classes}, words), folder, is_own=False)
     if folder is None:
-        what = "is not in a run folder, or its config.yaml is empty, so nothing says what to evaluate it on"
-        raise UserError(f"data_dir: {model_file} {what}; name the images: data_dir=FOLDER with images/ and masks/")
+        need = "data_dir=FOLDER with images/ and masks/"
+        raise UserError(f"data_dir: {model_file} is not in a run folder; name the images: {need}")
     return DataSource(load_config(folder / CONFIG_YAML, words), folder, is_own=LAYOUT_KEYS.isdisjoint(overrides))
 
 
@@ -144,13 +144,12 @@ def find_split(
     found = now
     if table is not None:
         if not table.is_file():
-            what = "is missing, which says what the run was validated on"
-            raise UserError(f"{table} {what}; name the images: data_dir=FOLDER")
+            raise UserError(f"{table} is missing; name the images: data_dir=FOLDER")
         try:
             found = FoundPairs(_read_split(table.parent, source.config, now), str(table))
         except DataError as error:
-            fix = f"data_dir=FOLDER split_file={shlex.quote(str(table))}"
-            raise DataError(f"{error}\nIf the data have moved: {fix}") from None
+            moved = f"If the data have moved: data_dir=FOLDER split_file={shlex.quote(str(table))}"
+            raise DataError(f"{error}\n{moved}") from None
     assert found is not None
     test, parts = now.test if now else (), {pair.part for pair in found.pairs}
     if split is None:
@@ -179,8 +178,8 @@ def _refuse_other_images(report: DatasetReport, spec: ImageSpec) -> None:
         if (difference := kind_difference(depth_of(image), 1 if image.is_grey else image.channels, spec))
     )
     if lines:
-        fix = "convert them to what the model was trained on"
-        report.problems.append(Problem("kind", "image", "of a kind that the model does not know", lines, fix))
+        what = "of a kind that the model does not know"
+        report.problems.append(Problem("kind", "image", what, lines, "convert them to what it was trained on"))
 
 
 def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
@@ -190,8 +189,7 @@ def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
     if channels == spec.channels or (channels, spec.channels) == (1, 3):  # grey is repeated, as in training
         return ""
     if (channels, spec.channels) == (3, 1):
-        how = "convert them (image.convert('L') of PIL), or train with in_channels=3, which takes both"
-        return f"RGB in colour; the model was trained on grey images: {how}"
+        return "RGB in colour; the model was trained on grey images: convert them (image.convert('L') of PIL)"
     return f"{counted(channels, 'channel')}; the model was trained on images of {spec.channels}"
 
 
@@ -221,10 +219,9 @@ def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
     same, num_theirs = listed_pairs(data.pairs, folder, data.split)
     if num_theirs is None or len(same) == len(data.pairs) == num_theirs:
         return
-    differ = f"({len(data.pairs)} and {num_theirs}, of which {len(same)} are the same)"
-    fix = "Compare them on images that neither was trained on (data_dir=FOLDER), or train both with one split"
-    split = f"split_file={shlex.quote(str(this.parent / SPLIT_CSV))}"
-    raise UserError(f"--compare: the {data.split} images of {this} and {other} differ {differ}. {fix}: {split}")
+    differ = f"differ ({len(data.pairs)} and {num_theirs}, of which {len(same)} are the same)"
+    fix = f"name others (data_dir=FOLDER), or train both with split_file={shlex.quote(str(this.parent / SPLIT_CSV))}"
+    raise UserError(f"--compare: the {data.split} images of {this} and {other} {differ}; {fix}")
 
 
 def listed_pairs(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[Pair], int | None]:

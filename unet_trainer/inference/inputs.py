@@ -42,8 +42,7 @@ def find_inputs(words: Sequence[str], out: Path, note: Note = lambda text: None)
     inputs: list[Input] = []
     for word, path in zip(words, paths, strict=True):
         if not word.strip():  # Path("") would be the current folder
-            need = "need images, folders, patterns or CSV files (is a variable of the shell not set?)"
-            raise UserError(f"got an empty name; {need}")
+            raise UserError("got an empty name; need images, folders, patterns or CSV files (is a variable not set?)")
         if path.is_dir():
             for unread in describe_other_files(path):
                 note(f"left out of {word}: {unread}")

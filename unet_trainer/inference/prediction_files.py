@@ -122,15 +122,13 @@ class PredictionFolder:
             for path in files:
                 other = owners.setdefault(str(path).casefold(), image)  # some file systems ignore case
                 if other != image:
-                    fix = "name the folder above them, or predict them in two commands with different --out"
-                    raise UserError(f"{other} and {image}: both would write {path}; {fix}")
+                    raise UserError(f"{other} and {image}: both would write {path}; give each its own --out")
             if image.suffix.lower() in TIFF_SUFFIXES:  # it may be a GeoTIFF
                 files += [path.with_suffix(".tif") for path in files if path.suffix == ".png"]
                 files += [self.mask(name).with_suffix(".geojson")] if self.kinds.polygons else []
             for path in files:
                 if real_folder(path.parent) / path.name in sources:
-                    what = f"{path} is one of the images, and would be overwritten"
-                    raise UserError(f"--out: {what}; choose another folder")
+                    raise UserError(f"--out: {path} is one of the images, and would be overwritten; choose another")
                 check_replaceable("--out", path, ARRAY if path.suffix == ".npy" else RESULT)
 
 

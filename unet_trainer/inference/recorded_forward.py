@@ -11,8 +11,6 @@ from unet_trainer.training.async_device import record_graph
 
 NUM_EAGER = 1  # calls of a shape before it is recorded: they load its kernels and let cuDNN choose among them
 MAX_SHAPES = 4  # each keeps the memory of its forward pass
-
-
 Recording = tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]  # with the images and the logits of its replays
 
 
