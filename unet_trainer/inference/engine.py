@@ -174,8 +174,7 @@ def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
 
 
 def build_segmenter(path: Path, raw: bool = False, model: Custom = None) -> tuple[ModelCard, Segmenter]:
-    """The model of a checkpoint on the CPU: a plain network, without what serves training or speed alone. `model`: the
-    network of a run that has a custom one."""
+    """The model of a checkpoint on the CPU: a plain network, without what serves training or speed alone."""
     card, weights = read_model(path, raw)
     spec = card.spec
     with unchanged():

@@ -58,8 +58,7 @@ MAX_BYTES_AHEAD = 2**29  # of images and masks that are read and not yet predict
 
 
 def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> tuple[ModelInput, Pixels]:
-    """Read the image and H,W ids of a pair as training's validation does, so that the network sees the same pixels.
-    Raises DataError."""
+    """Read a pair as training's validation does, so that the network sees the same pixels. Raises DataError."""
     pair, resize_masks = data.pairs[index], data.source.config.resize_masks
     known = PairSize(data.images[index].size, data.masks[index].size)
     # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.

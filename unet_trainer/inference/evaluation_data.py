@@ -70,8 +70,7 @@ def run_folder_of(model_file: Path) -> Path | None:
 
 
 def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pair, ...]:
-    """Those of the run that the model's file lies in. `data_dir`: where the data are now, if not where they were.
-    Raises DataError with the reason if the split or the data are not there."""
+    """Those of the run that the model's file lies in. `data_dir`: where the data are now. Raises DataError."""
     folder = run_folder_of(model)
     if folder is None or not (folder / SPLIT_CSV).is_file():
         raise DataError(f"{model.parent} does not hold both {SPLIT_CSV} and {CONFIG_YAML}, which name them")

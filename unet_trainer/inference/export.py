@@ -63,8 +63,7 @@ class ExportNetwork(torch.nn.Module):
 
 
 def export_onnx(segmenter: Segmenter, card: ModelCard, path: Path) -> str:
-    """Write one file with weights, normalisation and card; return what was compared. Raises ExportError; the file that
-    was there is then as it was."""
+    """Write one file with weights, normalisation and card; return what was compared. Raises ExportError."""
     with _quiet(is_exporting=True):
         program = torch.onnx.export(
             ExportNetwork(segmenter).eval(),
@@ -206,8 +205,7 @@ def smp_readme(card: ModelCard) -> str:
 
 
 def example_batch(spec: SegmenterSpec) -> torch.Tensor:
-    """N,C,H,W of about the trained size. Two images, and sides that differ: a tracer takes one, or equal ones, for
-    fixed."""
+    """N,C,H,W of about the trained size; a tracer takes a single image, or equal sides, for fixed."""
     height, width = _trained_size(spec)
     return _to_nchw(comparison_images(spec.image, 2, height, width + STRIDE))
 
@@ -235,9 +233,8 @@ def comparison_images(image: ImageSpec, count: int, height: int, width: int) -> 
 def compare(
     segmenter: Segmenter, run: Callable[[torch.Tensor], torch.Tensor], least_side: int = STRIDE, pads: bool = False
 ) -> str:
-    """Run batches of N,H,W,C images of several sizes through both, and say what came out. `pads`: also of sizes that
-    are no multiples of STRIDE. Sizes that the network itself cannot take are left out. Raises ExportError where they
-    differ by more than TOLERANCE."""
+    """Run batches of N,H,W,C images of several sizes that the network can take through both, and say what came out.
+    `pads`: also of sizes that are no multiples of STRIDE. Raises ExportError where they differ beyond TOLERANCE."""
     spec = segmenter.spec
     height, width = _trained_size(spec)
     batches = [(1, height, width), (2, height, width + STRIDE), (3, 3 * STRIDE, 5 * STRIDE)]

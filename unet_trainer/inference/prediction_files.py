@@ -229,8 +229,7 @@ class OverlayWriter:
 
 
 def image_polygons(folder: PredictionFolder, number: int, image: Input) -> tuple[dict[str, Any], list[Any]] | None:
-    """Entry and annotations of an image in the COCO file; None of a GeoTIFF, which gets a file of its own. Raises
-    UserError."""
+    """Entry and annotations of an image in the COCO file; None of a GeoTIFF, which gets a file of its own."""
     path, georeference = folder.mask(image.name), georeference_of(image.path)
     with Image.open(path) as mask:
         ids = np.array(mask)
@@ -273,8 +272,7 @@ def _annotation(class_id: int, polygon: Polygon) -> dict[str, Any]:
 
 
 def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Georeference) -> None:
-    """A feature for each object, in the coordinates of the image's own reference system, which `crs` names as GDAL and
-    QGIS read it."""
+    """A feature for each object, in the image's own reference system, which `crs` names as GDAL and QGIS read it."""
     content: dict[str, Any] = {"type": "FeatureCollection", "generator": MARK}
     if georeference.epsg is not None:
         content["crs"] = {"type": "name", "properties": {"name": f"urn:ogc:def:crs:EPSG::{georeference.epsg}"}}
@@ -283,7 +281,6 @@ def write_geojson(path: Path, ids: Pixels, spec: SegmenterSpec, georeference: Ge
         about = {"class_id": class_id, "class": spec.id_names[class_id], "pixels": polygon.num_pixels}
         # Closed; where north is up, the outer ring runs anticlockwise on the map, holes clockwise.
         rings = [georeference.places(ring)[::-1] for ring in (polygon.outer, *polygon.holes)]
-        closed = [np.concatenate([ring, ring[:1]]).tolist() for ring in rings]
-        geometry = {"type": "Polygon", "coordinates": closed}
+        geometry = {"type": "Polygon", "coordinates": [[*ring.tolist(), ring[0].tolist()] for ring in rings]}
         features.append({"type": "Feature", "properties": about, "geometry": geometry})
     write_text_atomically(path, json_text({**content, "features": features}) + "\n")

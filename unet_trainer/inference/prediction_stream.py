@@ -147,8 +147,7 @@ class PredictionStream:
             self._run_batch(batch, stacked)
 
     def _group(self, ahead: Iterable[tuple[Input, Content]]) -> Iterator[Batch]:
-        """After each image those of one shape, if they are as many as a batch has, or none; large ones are predicted on
-        the way."""
+        """After each image those of one shape that make a batch, or none; large ones are predicted on the way."""
         waiting: dict[tuple[int, ...], list[tuple[Input, ModelInput]]] = {}  # by shape
         for image, content in ahead:
             full: Batch = ()
@@ -170,8 +169,7 @@ class PredictionStream:
     def batch_size_of(self, shape: Sequence[int]) -> int:
         if self.batch_size is not None:
             return self.batch_size
-        # While the first batch is read the device waits, and while the last is written too: of few images, batches are
-        # small.
+        # While the first batch is read, or the last written, the device waits: of few images, batches are small.
         most = SMALL_BATCH * max(1, -(-self.num_images // (SMALL_BATCH * MIN_BATCHES)))
         return max(1, min(MAX_BATCH, most, self.batch_pixels // (shape[0] * shape[1])))
 

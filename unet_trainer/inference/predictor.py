@@ -284,8 +284,7 @@ class Predictor:
 
 
 def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
-    """H,W,C or H,W → H,W,C as a batch has it, missing data filled. RGB without colour is grey for a grey model. Raises
-    ReadError for another depth and other channels than the model knows."""
+    """H,W,C or H,W → H,W,C as a batch has it, missing data filled. Raises ReadError for an unknown kind."""
     if image.ndim == 2:
         image = image[:, :, None]
     if image.ndim != 3 or image.size == 0:
@@ -308,8 +307,7 @@ class LoadedModel:
     def __init__(self, engine: Engine, tile: int | None = None) -> None:
         self.engine, self.card = engine, engine.card
         self.predictor = Predictor(engine, chosen_tile(tile, self.card.spec, "tile"))
-        self.classes = list(self.card.spec.id_names)  # a name for each class id
-        self.colours = list(self.card.spec.id_colours)  # RGB of each class id
+        self.classes, self.colours = list(self.card.spec.id_names), list(self.card.spec.id_colours)  # by class id
 
     def __call__(self, image: ArrayLike, threshold: float | None = None) -> Pixels:
         """H,W,C image → H,W uint8 class ids. `threshold`: least probability of the foreground, with one class."""
@@ -330,12 +328,11 @@ class LoadedModel:
 
 
 def _pixels(image: ArrayLike, channels: int) -> Pixels:
-    """Without the alpha channel of RGBA or grey, unless the model has so many `channels`: as files are read. Raises
-    DataError for a path, and for an image of PIL whose numbers are no brightness, which numpy would take for it."""
+    """Without the alpha channel of RGBA or grey, unless the model has so many `channels`: as files are read."""
     if isinstance(image, str | PathLike):
         raise DataError(f"got the path {image}; need its pixels: model(PIL.Image.open({str(image)!r}))")
     mode = getattr(image, "mode", None)
-    if mode in ("P", "PA", "CMYK", "YCbCr", "HSV", "LAB"):
+    if mode in ("P", "PA", "CMYK", "YCbCr", "HSV", "LAB"):  # numpy would take these numbers for brightness
         raise DataError(f"an image of PIL with mode {mode}, whose numbers are no brightness; give image.convert('RGB')")
     pixels = np.asarray(image)
     if mode == "1":  # bool in numpy; in files black and white are 0 and 255
