@@ -8,7 +8,6 @@ import pytest
 
 from helpers.evaluated_models import train_tiny, write_cells
 from train_unet import main
-from unet_trainer.commands.evaluate import verdict
 from unet_trainer.training.checkpoint import read_checkpoint, write_checkpoint
 
 
@@ -134,9 +133,3 @@ def test_what_cannot_be_done_is_one_message(place, words, message, capsys):
     shown = capsys.readouterr().err
     assert re.match(f"Error: (1 problem in the config:\n  )?({message})", shown.rstrip("\n")), shown
     assert "Traceback" not in shown
-
-
-def test_a_comparison_says_how_sure_it_is():
-    assert verdict(0.1, (0.05, 0.2)) == "  This model is better by 0.1000 IoU; the interval does not hold 0."
-    assert verdict(-0.1, (-0.2, -0.05)).startswith("  The other model is better by 0.1000 IoU")
-    assert verdict(0.1, None) == "  One image, or no IoU: nothing can be said of other images."

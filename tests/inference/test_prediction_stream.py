@@ -141,20 +141,6 @@ def test_a_large_file_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
     assert files_in(tmp_path / "out") == ["b.png"]
 
 
-def test_an_image_that_is_gone_when_its_overlay_is_drawn_counts_as_bad(tmp_path, images):
-    given = inputs_of(tmp_path, images)
-
-    class Vandal(BrightnessEngine):
-        def logits(self, images):
-            given[0].path.unlink(missing_ok=True)
-            return super().logits(images)
-
-    outcome = stream(tmp_path, Kinds(overlay=True), engine=Vandal(make_spec(fit="crop"))).run(given)
-    assert [(path.name, reason) for path, reason in outcome.failed] == [("0.png", "No such file or directory")]
-    assert outcome.num_written == 6
-    assert "0.png" not in files_in(tmp_path / "out")
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("normalize", ["dataset", "image"])
 def test_a_recorded_forward_pass_gives_the_bits_of_the_calls_that_it_replays(tmp_path, normalize):

@@ -29,14 +29,10 @@ KINDS = {  # smp is a folder, and known by its files
 
 
 def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
-    parser = CommandParser(
-        "export",
-        "Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
-        words=None,
-        shared="raw",
-        epilog="\n".join(f"  {name:<12} {title}" for name, title in FORMATS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "Exports a trained model for other programs. The result is run and compared with torch before it is kept."
+    formats = "\n".join(f"  {name:<12} {title}" for name, title in FORMATS.items())
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = CommandParser("export", about, words=None, shared="raw", epilog=formats, formatter_class=layout)
     parser.add_argument("model", metavar="RUN | FILE", help="a run's name or folder (its best.pt), or a .pt file")
     parser.add_argument("--format", choices=list(FORMATS), default="onnx", help="onnx unless given")
     parser.add_argument("--out", type=Path, metavar="PATH", help="file, or folder of smp; else beside the checkpoint")

@@ -113,8 +113,12 @@ class PredictionStream:
                 stack.enter_context(contextlib.closing(ahead))
                 stack.enter_context(torch.inference_mode())
                 self._compute(ahead)
-            if self.folder.kinds.polygons:
-                self._write_polygons(inputs)
+            if self.folder.kinds.polygons:  # of an earlier run too
+                failed = {path for path, _ in self.failed}
+                images = [(number, image) for number, image in enumerate(inputs, 1) if image.path not in failed]
+                found = read_ahead(lambda entry: image_polygons(self.folder, *entry), images, self.num_writers)
+                with contextlib.closing(found):
+                    write_coco(self.folder, (polygons for _, polygons in found if polygons is not None))
         except torch.OutOfMemoryError:
             raise UserError("the GPU has too little memory even for one image at a time; take --device cpu") from None
         self.failed.sort()
@@ -264,14 +268,6 @@ class PredictionStream:
             self._finish(image)
         except DataError as error:
             self._finish(image, error)
-
-    def _write_polygons(self, inputs: Sequence[Input]) -> None:
-        """Of all images that did not fail, of an earlier run too."""
-        failed = {path for path, _ in self.failed}
-        images = [(number, image) for number, image in enumerate(inputs, 1) if image.path not in failed]
-        ahead = read_ahead(lambda entry: image_polygons(self.folder, *entry), images, self.num_writers)
-        with contextlib.closing(ahead):
-            write_coco(self.folder, (polygons for _, polygons in ahead if polygons is not None))
 
     def _finish(self, image: Input, error: Exception | None = None) -> None:
         with self.lock:
