@@ -82,7 +82,7 @@ def test_every_kind_of_file_is_announced_and_a_geotiff_has_its_mask_and_polygons
     assert main(["predict", "three", "images/a.png", "images/field.tif", "--out", "out", *kinds]) == 0
     said = capsys.readouterr().out
     for line in (
-        "out/values: the values of the dataset's masks: class 0 0, class 1 1, class 2 2",
+        "out/values: the values of the dataset's masks",
         "out/overlays",
         "out/probabilities: 16-bit PNGs, 65535 is 1",
         "out/polygons.json: COCO",

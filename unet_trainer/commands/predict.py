@@ -127,20 +127,17 @@ def result_lines(folder: PredictionFolder, inputs: Sequence[Input]) -> dict[str,
     from unet_trainer.images.row_writers import PROBABILITIES
     from unet_trainer.inference.prediction_files import COCO_NAME, OVERLAYS, TIFF_SUFFIXES, VALUES
 
-    out, spec, kinds = folder.out, folder.spec, folder.kinds
+    out, kinds = folder.out, folder.kinds
     example = f"numpy.array(PIL.Image.open({str(folder.mask(inputs[0].name))!r}))"
-    ids = cut(", ".join(f"{class_id} {name}" for class_id, name in enumerate(spec.id_names)), MAX_WIDTH)
+    ids = cut(", ".join(f"{class_id} {name}" for class_id, name in enumerate(folder.spec.id_names)), MAX_WIDTH)
     lines = {"masks": f"{out}: class ids in PNGs with a palette ({ids}); in Python {example}"}
     if kinds.values:
-        values = zip(spec.id_names, folder.values.tolist(), strict=True)
-        named = cut(", ".join(f"{name} {value}" for name, value in values), MAX_WIDTH)
-        lines["values"] = f"{out / VALUES}: the values of the dataset's masks: {named}"
+        lines["values"] = f"{out / VALUES}: the values of the dataset's masks"
     if kinds.overlay:
         lines["overlays"] = f"{out / OVERLAYS}"
     if kinds.probabilities is not None:
-        what = "float32 arrays, of several classes height × width × classes"
-        what = "16-bit PNGs, 65535 is 1; of several classes in a folder each" if kinds.probabilities == "png" else what
-        lines["probabilities"] = f"{out / PROBABILITIES}: {what}"
+        form = "16-bit PNGs, 65535 is 1" if kinds.probabilities == "png" else "float32 arrays"
+        lines["probabilities"] = f"{out / PROBABILITIES}: {form}"
     if kinds.polygons and (out / COCO_NAME).is_file():
         lines["polygons"] = f"{out / COCO_NAME}: COCO, one annotation for each connected object"
     if any(path.suffix.lower() in TIFF_SUFFIXES and (out / f"{name}.tif").is_file() for path, name in inputs):
