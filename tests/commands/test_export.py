@@ -87,7 +87,7 @@ def test_a_missing_package_is_named_in_one_line(run, capsys, monkeypatch):
         ("model.pt", "onnx", "model.pt does not end in .onnx; need the name of a .onnx file, or a folder for it"),
         ("nowhere/model.onnx", "onnx", "there is no folder .*nowhere"),
         ("notes.onnx", "onnx", "notes.onnx is there and is no .onnx model; choose another"),
-        ("pipe.onnx", "onnx", "pipe.onnx is no file that can be replaced"),
+        ("pipe.onnx", "onnx", "pipe.onnx cannot be written"),
         ("mine", "smp", "mine exists and is no earlier export; name a folder that does not exist"),
         (None, "pt2", "is a link to .*; remove it, or choose another place"),  # a folder from elsewhere may have any
         (None, "smp", "is a link to .*; remove it, or choose another place"),

@@ -32,16 +32,15 @@ def write_model(path, augmentation="default", seed=0, **spec):
 def predict_slowly(words, log):
     """Predict in a separate process, to be stopped: an image takes 50 ms to write, its file half written meanwhile."""
     from train_unet import main
-    from unet_trainer.inference import prediction_files
+    from unet_trainer.system.atomic_files import Draft
 
     sys.stdout = sys.stderr = Path(log).open("a", buffering=1)  # noqa: SIM115 (for the life of the process)
-    finish = prediction_files.ImageFiles.finish
+    keep = Draft.keep
 
-    def finish_slowly(files):
-        for draft in files.drafts:
-            draft.file.flush()
+    def keep_slowly(draft):
+        draft.file.flush()
         time.sleep(0.05)
-        finish(files)
+        keep(draft)
 
-    prediction_files.ImageFiles.finish = finish_slowly
+    Draft.keep = keep_slowly
     sys.exit(main(words))

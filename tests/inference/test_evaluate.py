@@ -26,7 +26,7 @@ from unet_trainer.inference.scores import summarise
 def data_of(folder, pairs):
     sizes = [SimpleNamespace(size=read_image(pair.image).shape[:2]) for pair in pairs]
     source = DataSource(load_config({"data_dir": str(folder)}), None, is_own=False)
-    return EvaluationData(source, "all", "by hand", pairs, sizes, [], MaskCoding((0, 255)))
+    return EvaluationData(source, "all", "by hand", pairs, sizes, sizes, MaskCoding((0, 255)))
 
 
 def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
@@ -34,13 +34,14 @@ def test_a_file_that_changed_since_it_was_looked_at_is_named(tmp_path):
     pairs = write_pairs(tmp_path, [(bright(empty), empty)] * 2)
     given = Predictor(BrightnessEngine()), data_of(tmp_path, pairs)
     write_image(pairs[1].mask, np.full((16, 16), 7, np.uint8))
-    with pytest.raises(DataError, match=r"1\.png or its mask .*1\.png has changed"):
+    with pytest.raises(DataError, match=r"masks/1\.png: changed since the run began"):
         evaluate(*given)
     pairs[1].image.write_bytes(b"no image")
     with pytest.raises(DataError, match=r"images/1\.png: "):
         evaluate(*given)
     write_image(pairs[1].image, np.zeros((16, 16, 3), np.uint16))
-    with pytest.raises(DataError, match=r"images/1\.png: 16-bit values; .* has changed"):
+    write_image(pairs[1].mask, empty)
+    with pytest.raises(DataError, match=r"images/1\.png: 16-bit values; the model was trained on 8-bit images"):
         evaluate(*given)
 
 
@@ -81,26 +82,6 @@ def test_the_table_has_a_row_for_each_image_the_worst_first(evaluated_pairs, tmp
     assert expected.items() <= rows[0].items()
     assert rows[-1]["iou"] == rows[-1]["boundary_iou"] == ""  # undefined: no object, none found
     assert (rows[-1]["truth_pixels"], rows[-1]["predicted_pixels"]) == ("0", "0")
-
-
-def test_the_json_file_has_every_score_with_its_reduction(evaluated_pairs, tmp_path):
-    evaluated, data = evaluated_pairs
-    write(tmp_path, evaluated, data, model={"file": "best.pt"})
-    content = json.loads((tmp_path / "evaluation.json").read_text())
-    (cell,) = content["classes"]
-    assert content["num_images"] == 12
-    assert content["model"] == {"file": "best.pt"}
-    assert cell["name"] == "cell"
-    hits, truth, predicted = 20 * (55 + 10), 20 * 110, 20 * 66  # of 11 found rows 10 are right
-    assert cell["dataset"]["iou"]["value"] == hits / (truth + predicted - hits)
-    low, high = cell["dataset"]["iou"]["interval"]
-    assert low < cell["dataset"]["iou"]["value"] < high
-    assert cell["mean_over_images"]["iou"] == pytest.approx((5.5 + 10 / 11) / 11)
-    assert (cell["images_with_a_score"], cell["empty_truths"], cell["empty_predictions"]) == (11, 1, 1)
-    assert content["mean"]["dataset"]["iou"]["value"] == cell["dataset"]["iou"]["value"]
-    assert content["confusion"] == {"ids": list(NAMES), "rows_are_truth": evaluated.confusion.tolist()}
-    assert content["bootstrap"] == {"over": "images", "level": 0.95, "draws": 2000, "seed": 0}
-    assert content["worst"][0] == {"image": "images/1.png", "iou": 0.1, "picture": "worst/01_1.png"}
 
 
 def test_pictures_of_the_evaluation_before_are_replaced_and_nothing_else_is_touched(evaluated_pairs, tmp_path):

@@ -56,7 +56,7 @@ def test_results_of_other_predictions_and_forms_that_are_not_read_are_left_out_a
     inputs = find_inputs(["data"], Path("out"), notes.append)
     assert [(path.as_posix(), name) for path, name in inputs] == IN_DATA
     assert notes[0].startswith("left out of data: 2 files such as d.heic: a photo in Apple's HEIC format; convert")
-    assert notes[1:] == ["3 results of an earlier predict in data left out, such as data/old/a.png"]
+    assert notes[1:] == ["3 results of an earlier predict left out, such as data/old/a.png"]
     assert found("data/old/a.png") == [("data/old/a.png", "a")]  # by its own name
     with pytest.raises(UserError, match="data/old holds no image but 2 results of predict; known are"):
         find_inputs(["data/old"], Path("out"))
@@ -75,10 +75,8 @@ def test_results_among_the_images_are_refused(folder, words, out):
     ("names", "images"),
     [
         (["images/a.png", "masks/a.png", "notes/b.png"], ["images/a"]),
-        (["train/images/a.png", "train/labels/a.png", "test/b.png"], ["test/b", "train/images/a"]),
         (["day/a.jpg", "day/a_mask.png", "day/b.jpg", "day/b_mask.png"], ["day/a", "day/b"]),
         (["control/a.png", "target/a.png"], ["control/a", "target/a"]),  # nothing says that these are masks
-        (["masks/a.png"], ["masks/a"]),
     ],
 )
 def test_of_a_dataset_the_images_are_inputs_and_the_masks_are_not(tmp_path, names, images):
@@ -88,7 +86,7 @@ def test_of_a_dataset_the_images_are_inputs_and_the_masks_are_not(tmp_path, name
     num_others = len(names) - len(images)
     assert len(notes) == (num_others > 0)
     if notes:
-        start = f"{tmp_path} is a dataset: {len(images)} image{'s' * (len(images) > 1)} in it; {num_others} mask"
+        start = f"{tmp_path} is a dataset: {len(images)} image{'s' * (len(images) > 1)} in it; {num_others} other file"
         assert notes[0].startswith(start)
     for masks in tmp_path.glob("masks"):  # they are inputs where their folder is named
         assert [name for _, name in find_inputs([str(masks)], Path("out"))] == ["a"]
@@ -103,7 +101,6 @@ def test_links_to_other_folders_are_followed_but_none_in_a_circle(folder):
 
 def test_results_inside_of_the_folder_are_no_inputs(folder):
     make(folder, "data/out/a.png", content=b"\x89PNG unet-trainer predict and pixels")
-    make(folder, "data/out/a.npy", content=b"of a prediction that was killed")
     assert found("data", out="data/out") == IN_DATA
     assert found("data/**/*.png", out=folder / "data/out") == IN_DATA[:1]
 
@@ -132,7 +129,7 @@ def test_a_csv_names_images(folder, table, text, expected):
         ("missing.png", "missing.png: no such file or folder"),
         ("data/sub/deep/empty", "data/sub/deep/empty holds no image; known are .bmp, "),
         ("none.csv", "none.csv names no image"),
-        ("column.csv", "column.csv has the columns path, mask; need one named image"),
+        ("column.csv", "column.csv names no image; need a column image with a path in each row, has path, mask"),
         ("gone.csv", r"gone.csv: 1 of its 2 images are not there: gone.png"),
     ],
 )

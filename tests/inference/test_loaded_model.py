@@ -60,7 +60,9 @@ def test_a_threshold_is_the_least_probability_of_the_foreground(make_model):
     foreground = model.probabilities(image)[..., 1]
     middle = float(np.median(foreground))
     assert np.array_equal(model(image, threshold=middle), foreground > middle)
-    with pytest.raises(ValueError, match="threshold: for a model of two class ids; this one has 3"):
+    with pytest.raises(
+        ValueError, match=r"threshold: got 0\.5; need a number between 0 and 1, and a model of two class"
+    ):
         make_model("RGB")(random_image(SPECS["RGB"], 32, 32), threshold=0.5)
     for wrong in (0, 1, 2, float("nan")):
         with pytest.raises(ValueError, match=f"threshold: got {wrong}; need a number between 0 and 1"):
@@ -121,8 +123,12 @@ def test_threads_give_what_one_thread_gives(make_model):
     [
         ("best.pt", {"device": "gpu"}, "device: got 'gpu'; need auto, cpu, cuda, cuda:N or mps"),
         ("best.pt", {"precision": "bf16"}, "precision: got 'bf16'; need auto, float32, bfloat16, float16"),
-        ("model.onnx", {"raw": True}, "raw: .*model.onnx holds the weights that it was exported with"),
-        ("model.onnx", {"precision": "bfloat16"}, "precision: got 'bfloat16'; .*model.onnx computes in float32"),
+        ("model.onnx", {"raw": True}, "raw: got True; .*model.onnx holds the weights of its export, in float32"),
+        (
+            "model.onnx",
+            {"precision": "bfloat16"},
+            "precision: got bfloat16; .*model.onnx holds the weights of its export, in float32",
+        ),
     ],
 )
 def test_what_a_file_cannot_be_is_refused(name, options, message, tmp_path):

@@ -1,8 +1,6 @@
 """An exported file as an engine: any size and batch, on the provider that there is. Damaged, foreign and hostile ones are refused."""
 
-import dataclasses
 import json
-import math
 
 import numpy as np
 import pytest
@@ -14,7 +12,7 @@ pytest.importorskip("onnx", reason="exports need requirements-export.txt")
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from helpers.checkpoints import FOUR_FLOATS, make_card, random_batch, small_spec
+from helpers.checkpoints import make_card, random_batch, small_spec
 from unet_trainer.config.errors import CheckpointError, UserError
 from unet_trainer.inference import engine as engine_module
 from unet_trainer.inference.engine import CARD_KEY, CPU, OnnxEngine, add_digest, read_onnx
@@ -25,11 +23,11 @@ WEIGHT = np.array([[2, -1, 0], [0, 0, 1]], np.float32)[:, :, None, None]
 BIAS = np.array([1, -3], np.float32)
 
 
-def make_onnx(spec, metadata=None, nodes=None, initializers=None, inputs=("images",)):
+def make_onnx(spec, metadata=None, nodes=None, initializers=None):
     """A ModelProto: a 1×1 convolution with a card, as small as a model can be."""
     nodes = nodes or [helper.make_node("Conv", ["images", "weight", "bias"], ["logits"])]
     initializers = initializers or [numpy_helper.from_array(WEIGHT, "weight"), numpy_helper.from_array(BIAS, "bias")]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", 3, "H", "W"]) for name in inputs]
+    inputs = [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["N", 3, "H", "W"])]
     outputs = [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["N", 2, "H", "W"])]
     graph = helper.make_graph(nodes, "graph", inputs, outputs, initializers)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
@@ -79,7 +77,7 @@ def test_a_device_that_is_asked_for_and_missing_is_an_error(path, monkeypatch):
         OnnxEngine(path, "mps")
     # What onnxruntime falls back to.
     monkeypatch.setattr(engine_module, "_choose_providers", lambda device, available: [CPU])
-    with pytest.raises(UserError, match=r"cuda cannot be used by onnxruntime \(its CUDA libraries do not load\)"):
+    with pytest.raises(UserError, match="onnxruntime cannot load its CUDA libraries for cuda"):
         OnnxEngine(path, device="cuda")
 
 
@@ -103,17 +101,12 @@ def card_json(**changes):
     [
         pytest.param(metadata if isinstance(metadata, dict) else {CARD_KEY: metadata}, message, id=message)
         for metadata, message in (
-            ({}, "is no model of this trainer: its metadata has no entry unet_trainer"),
-            ("hello", "unet_trainer in its metadata is no card of a model"),
-            ("[" * 100_000, "is no card of a model (RecursionError"),
-            (card_json(spec={}), "is no card of a model (KeyError: 'image')"),
-            (
-                card_json(symmetries=["mirror"], epoch=1.5, val_iou=math.nan),
-                "(symmetries, epoch, val_iou cannot be right)",
-            ),
+            ({}, "is no model of this trainer (unet_trainer in its metadata: KeyError"),
+            ("hello", "unet_trainer in its metadata: Expecting value"),
+            ("[" * 100_000, "in its metadata: RecursionError"),
+            (card_json(spec={}), "in its metadata: KeyError: 'image'"),
+            (card_json(symmetries=["mirror"]), "its symmetries, epoch or val_iou cannot be right)"),
             (card_json(format=99), "written by another version (format 99)"),
-            (make_card(dataclasses.replace(SPEC, image=FOUR_FLOATS)).to_json(), "its graph does not take N,4,H,W"),
-            (make_card(small_spec(num_classes=3)).to_json(), "its graph does not take N,"),
         )
     ],
 )
@@ -124,8 +117,6 @@ def test_a_file_without_a_card_that_fits_its_graph_is_refused(metadata, message,
 def test_a_graph_that_cannot_be_run_or_gives_something_else_is_refused(tmp_path, capfd):
     unknown = [helper.make_node("NoSuchOperator", ["images"], ["logits"])]
     assert "is no model that onnxruntime" in refusal(write_onnx(tmp_path / "a.onnx", make_onnx(SPEC, nodes=unknown)))
-    two = make_onnx(SPEC, inputs=("images", "more"))
-    assert "its graph does not take N,3,H,W" in refusal(write_onnx(tmp_path / "b.onnx", two))
     assert capfd.readouterr() == ("", "")
     nodes = [helper.make_node("MaxPool", ["images"], ["half"], kernel_shape=[2, 2], strides=[2, 2])]
     nodes.append(helper.make_node("Conv", ["half", "weight", "bias"], ["logits"]))
@@ -156,7 +147,7 @@ def test_every_flipped_bit_is_found(tmp_path):
 def test_what_is_no_model_is_refused(content, tmp_path):
     (tmp_path / "model.onnx").write_bytes(content)
     assert refusal(tmp_path / "model.onnx", read_onnx).endswith("is no ONNX file, or a damaged one")
-    assert refusal(tmp_path / "none.onnx", read_onnx).startswith("no model")
+    assert refusal(tmp_path / "none.onnx", read_onnx).endswith("cannot be read (No such file or directory)")
 
 
 def test_a_file_that_was_changed_says_how_to_use_it_all_the_same(tmp_path):
@@ -167,8 +158,6 @@ def test_a_file_that_was_changed_says_how_to_use_it_all_the_same(tmp_path):
     assert "delete sha256 from its metadata" in message
     del model.metadata_props[-1]
     assert read_onnx(write_onnx(tmp_path / "model.onnx", model, digest=False))[1]["one"] == "1"
-    model.metadata_props.add(key="one", value="2")
-    assert refusal(write_onnx(tmp_path / "model.onnx", model), read_onnx).endswith("two entries of one key")
 
 
 def external(location=True, data=True):

@@ -1,9 +1,9 @@
 """The files of a prediction: what is in them, and that there are whole ones only."""
 
-import contextlib
 import dataclasses
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,12 +18,12 @@ from unet_trainer.images.mask_decoding import COLOUR, MaskCoding, read_mask
 from unet_trainer.images.tiff_files import Georeference, read_georeference
 from unet_trainer.inference.inputs import Input
 from unet_trainer.inference.prediction_files import (
-    CocoFile,
-    ImageFiles,
     Kinds,
     PredictionFolder,
-    Rows,
+    image_files,
+    image_polygons,
     value_table,
+    write_coco,
     write_geojson,
 )
 
@@ -44,10 +44,9 @@ def image(tmp_path):
 
 
 def write(folder, given, stops=(1, 19, 40)):
-    with ImageFiles(folder, given, IDS.shape) as files:
+    with image_files(folder, given, IDS.shape) as write_rows:
         for rows in np.split(IDS, stops[:-1]):
-            files.write(Rows(rows, None))
-        files.finish()
+            write_rows([rows])
 
 
 def test_a_mask_holds_ids_and_shows_the_colours_of_the_classes(tmp_path, image):
@@ -112,10 +111,11 @@ def test_results_of_a_geotiff_are_geotiffs_too(tmp_path):
 
 def test_images_whose_results_would_have_one_name_are_refused(tmp_path):
     folder = PredictionFolder(tmp_path / "out", SPEC, Kinds(values=True))
-    fix = "predict them in two commands"
     # Where case is ignored; the values of one and the mask of the other.
-    for one, two, fixes in (("a", "A", fix), ("b", "values/b", f"name the folder above them, or {fix}")):
-        with pytest.raises(UserError, match=rf"{one}\.jpg and .*{two}\.png: both would write .*\.png; {fixes}"):
+    for one, two in (("a", "A"), ("b", "values/b")):
+        with pytest.raises(
+            UserError, match=rf"{one}\.jpg and .*{two}\.png: both would write .*\.png; give each its own --out"
+        ):
             folder.refuse_overwriting([Input(tmp_path / f"{one}.jpg", one), Input(tmp_path / f"{two}.png", two)])
 
 
@@ -160,10 +160,13 @@ PLACE = Georeference((), (0.5, 0.0, 100.0, 0.0, -0.5, 200.0), 32633)
 
 
 def test_a_coco_file_has_images_categories_and_an_annotation_for_each_object(tmp_path):
-    with contextlib.closing(CocoFile(tmp_path / "polygons.json", SPEC)) as coco:
-        coco.add(0, "sub/a.jpg", RINGS)
-        coco.add(1, "b.jpg", np.zeros((3, 4), np.uint8))
-        coco.finish()
+    folder = PredictionFolder(tmp_path, SPEC, Kinds(polygons=True))
+    images = [Input(Path("sub/a.jpg"), "sub/a"), Input(Path("b.jpg"), "b")]
+    for image, ids in zip(images, (RINGS, np.zeros((3, 4), np.uint8)), strict=True):
+        with image_files(folder, image, ids.shape) as write_rows:
+            write_rows([ids])
+    found = (image_polygons(folder, number, image) for number, image in enumerate(images, 1))
+    write_coco(folder, found)
     content = json.loads((tmp_path / "polygons.json").read_text())
     assert content["categories"] == [{"id": 1, "name": "class 1"}, {"id": 2, "name": "class 2"}]
     assert content["images"] == [
@@ -175,7 +178,7 @@ def test_a_coco_file_has_images_categories_and_an_annotation_for_each_object(tmp
     assert (bar["area"], bar["bbox"], bar["category_id"], bar["id"]) == (3, [0, 10, 3, 1], 2, 2)
     corners = sorted(zip(bar["segmentation"][0][::2], bar["segmentation"][0][1::2], strict=True))
     assert corners == [(0, 10), (0, 11), (3, 10), (3, 11)]
-    assert list(tmp_path.iterdir()) == [tmp_path / "polygons.json"]
+    assert files_in(tmp_path) == ["b.png", "polygons.json", "sub/a.png"]
 
 
 def test_geojson_has_closed_rings_in_the_coordinates_of_the_image(tmp_path):

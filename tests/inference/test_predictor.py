@@ -9,7 +9,7 @@ from helpers.brightness_engine import BrightnessEngine
 from helpers.steps import make_spec
 from unet_trainer.config.errors import UserError
 from unet_trainer.images.image_spec import ImageReader
-from unet_trainer.inference.predictor import Predictor, TiledLogits, all_ids, blended_logits, chosen_tile, predicted_ids
+from unet_trainer.inference.predictor import Predictor, TiledLogits, TileGrid, all_ids, chosen_tile, predicted_ids
 
 RANDOM = np.random.default_rng(0)
 
@@ -63,9 +63,8 @@ def test_images_at_a_scale_far_from_trainings_are_counted_and_told():
     found.predict_large(ImageReader(np.zeros((1600, 800, 3), np.uint8)))
     found.predict_image(np.zeros((12, 12, 3), np.uint8))
     assert found.take_scale_warning() == (
-        "2 images are seen at a scale far from training's: 800×1600 pixels become 32×32, scaled by 0.028; in training by 0.32 to "
-        "0.64. Unless their objects fill as much of the image as in training, results are poor: give parts of them of about "
-        "100×100 pixels, or train with fit=crop"
+        "2 images are seen at a scale far from training's: 800×1600 pixels become 32×32, scaled by 0.028 (training's by 0.32 to "
+        "0.64); results are likely poor: give parts of them of about 100×100 pixels, or train with fit=crop"
     )
     assert found.take_scale_warning() is None
 
@@ -90,7 +89,7 @@ def joined(logits):
 
 
 def tile(engine, pixels, side):
-    return TiledLogits(engine, ImageReader(pixels), (side, side), lambda part: part)
+    return TiledLogits(TileGrid(engine, pixels.shape[:2], (side, side)), ImageReader(pixels))
 
 
 def test_no_seam_is_at_the_borders_of_tiles():
@@ -104,7 +103,7 @@ def test_no_seam_is_at_the_borders_of_tiles():
 def test_a_batch_of_images_gives_what_each_gives_in_bands():
     pixels = RANDOM.integers(0, 256, (3, 100, 150, 3), np.uint8)
     engine = BlurEngine(make_spec(fit="crop"))
-    found = blended_logits(engine, torch.from_numpy(pixels), (64, 64))
+    found = TileGrid(engine, (100, 150), (64, 64)).logits(torch.from_numpy(pixels))
     for one, image in zip(found, pixels, strict=True):
         torch.testing.assert_close(one, joined(tile(engine, image, 64)))
 

@@ -80,7 +80,7 @@ def test_predict_and_evaluate_agree(place, tmp_path, capsys):
     """The IoU of evaluate, and of the masks that predict writes. Batches differ, and with them the rounding of a pixel or two."""
     run, data = place / "runs/crop", place / "data"
     assert main(["evaluate", str(run), "--out", str(tmp_path / "scores")]) == 0
-    expected = r"IoU 0\.\d+; here (0\.\d+) \(training's tiles are of 64×64 and not blended: --tile as-trained\)"
+    expected = r"IoU 0\.\d+; here (0\.\d+) \(training's tiles are not blended: --tile as-trained\)"
     here = re.search(expected, capsys.readouterr().out)
     assert main(["predict", str(run), str(data / "val/images"), "--out", str(tmp_path / "masks")]) == 0
     assert "in blended tiles of 64×64 (as in validation)" in capsys.readouterr().out

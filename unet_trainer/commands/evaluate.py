@@ -30,14 +30,10 @@ FOLDER = "evaluation"
 AS_TRAINED = "as-trained"
 # Of the tables.
 WIDTH = 100
-MAX_CLASSES = 40  # rows of a table; evaluation.json has all
 MAX_NAME, MAX_LONG_NAME = 22, 36
 MAX_CONFUSION = 7  # class ids in a confusion matrix that is printed
 NUM_CONFUSED = 5
-TITLES = {
-    "iou": "IoU", "dice": "Dice", "precision": "precision", "recall": "recall", "boundary_iou": "boundary IoU",
-    "cldice": "clDice",
-}  # fmt: skip
+TITLES = {"iou": "IoU", "dice": "Dice", "boundary_iou": "boundary IoU", "cldice": "clDice"}  # other names are titles
 COUNTS = {"images_with_a_score": "images", "empty_truths": "no truth", "empty_predictions": "no pred."}
 
 
@@ -46,47 +42,20 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     load_config({"device": given.device})
     names, overrides = split_words(given.words, "evaluate", DATA_KEYS)
     if len(names) != 1:
-        what = f"got {', '.join(names)}" if names else "none was named"
         command = "python train_unet.py evaluate RUN|FILE (a run's folder, .pt or .onnx)"
-        raise UserError(f"evaluate takes one model, {what}: {command}")
+        raise UserError(f"evaluate takes one model, got {', '.join(names) or 'none'}: {command}")
     check_options(given)
     for model in (names[0], given.compare):
         check_onnx(model)
 
-    from unet_trainer.inference.engine import find_model
-
-    runs = Path(overrides.get("checkpoint_dir") or script_config(()).checkpoint_dir)
-    file = find_model(names[0], runs, given.raw)
-    other = None if given.compare is None else find_model(given.compare, runs, given.raw)
-    run(given, overrides, file, other, Console())
-
-
-def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
-    what = "Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them)."
-    words = f"a run's folder or name, a .pt or .onnx file; and the images, if not its own: {', '.join(DATA_KEYS)}"
-    parser = CommandParser("evaluate", what, ("RUN|FILE | key=value", words), "tta threshold raw device")
-    what = "which images; without it val, or all of a data_dir that is not divided into train and val"
-    parser.add_argument("--split", choices=SPLITS, help=what)
-    what = "another model, on the same images: differences with paired intervals"
-    parser.add_argument("--compare", metavar="RUN|FILE", help=what)
-    parser.add_argument("--cldice", action="store_true", help="clDice as well, for thin structures (takes longer)")
-    what = "fit: crop: side of the tiles, a multiple of 32; without it as predict, the one that training chose; "
-    what += f"{AS_TRAINED}: those of training's validation, not blended"
-    parser.add_argument("--tile", metavar=f"N|{AS_TRAINED}", help=what)
-    formats = ("auto", "float32", "bfloat16", "float16")
-    parser.add_argument("--precision", choices=formats, default="auto", help="auto: bfloat16 on a GPU that has it")
-    parser.add_argument("--out", metavar="DIR", type=Path, help=f"where to write; without it RUN/{FOLDER}")
-    return parser.parse_intermixed_args(arguments)
-
-
-def run(
-    given: argparse.Namespace, overrides: dict[str, str], file: Path, other_file: Path | None, console: Console
-) -> None:
-    """Evaluate, print and write. Raises UserError."""
     from unet_trainer.inference import evaluation_data as inputs
+    from unet_trainer.inference.engine import find_model
     from unet_trainer.inference.evaluate import make_folder, write_evaluation
     from unet_trainer.inference.scores import compare, summarise
 
+    console, runs = Console(), Path(overrides.get("checkpoint_dir") or script_config(()).checkpoint_dir)
+    file = find_model(names[0], runs, given.raw)
+    other_file = None if given.compare is None else find_model(given.compare, runs, given.raw)
     predictor = load(given, file, console, given.precision)
     spec, card = predictor.spec, predictor.engine.card
     source = inputs.find_source(file, overrides, spec.num_classes)
@@ -103,8 +72,15 @@ def run(
     console.say(f"Evaluating {file}")
     console.fact("Model", f"{spec.architecture}, {spec.encoder}{card.describe()}; {predictor.engine.description}")
     console.fact("Data", f"{counted(len(data.pairs), 'image')} of {where['data_dir']}: {data.split}, by {data.rule}")
-    console.fact("Scored", f"at the images' own size{scoring(predictor, given)}")
-    say_training_images(data, [file] if other_file is None else [file, other_file], console)
+    threshold = "" if given.threshold is None else f", foreground from a probability of {given.threshold:g} on"
+    console.fact("Scored", f"at the images' own size{predictor.describe_input()}{threshold}")
+    for each in [file] if other_file is None else [file, other_file]:
+        run_folder = inputs.run_folder_of(each)
+        if run_folder is None:
+            console.note(f"{each} is not in a run folder: whether it was trained on these images cannot be told")
+        elif seen := inputs.listed_pairs(data.pairs, run_folder, "train")[0]:
+            some = f"{len(seen)} of these images, such as {seen[0].image}"
+            console.warn(f"{each} was trained on {some}: its scores are too good")
     evaluated = evaluate_model(predictor, data, given, console)
     summary = summarise(evaluated, spec.class_names, spec.id_names)
     comparison, lines = None, summary_lines(summary)
@@ -118,9 +94,10 @@ def run(
         console.note(f"nothing was written: {file} is not in a run folder; --out DIR keeps scores and pictures")
         return
     settings = {name: getattr(given, name) for name in ("threshold", "tta", "raw")}
-    tile = None if spec.fit == "resize" else AS_TRAINED if given.tile == AS_TRAINED else list(predictor.tile)
+    tile = None if spec.fit == "resize" else list(predictor.tile) if predictor.blends else AS_TRAINED
+    about = {"run": card.run_name, "epoch": card.epoch, "val_iou": card.val_iou, "version": card.version}
     content = {
-        "model": {"file": str(file), **card.facts()},
+        "model": {"file": str(file), **about, "architecture": spec.architecture, "encoder": spec.encoder},
         "data": where,
         "settings": {"engine": predictor.engine.description, **settings, "fit": spec.fit, "tile": tile},
         "compared_with": None if other_file is None else str(other_file),
@@ -130,6 +107,23 @@ def run(
     write_evaluation(folder, content, evaluated, data, spec)
     console.say(f"Scores: {folder / 'evaluation.json'} | images, worst first: {folder / 'evaluation.csv'}")
     console.say(f"Pictures of the {counted(len(evaluated.worst), 'worst image')}: {folder / 'worst'}")
+
+
+def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
+    what = "Scores of a trained model on images with masks, at the images' own size (docs/metrics.md defines them)."
+    words = f"a run's folder or name, a .pt or .onnx file; and the images, if not its own: {', '.join(DATA_KEYS)}"
+    parser = CommandParser("evaluate", what, ("RUN|FILE | key=value", words), "tta threshold raw device")
+    what = "which images; without it val, or all of a data_dir that is not divided into train and val"
+    parser.add_argument("--split", choices=SPLITS, help=what)
+    parser.add_argument("--compare", metavar="RUN|FILE", help="another model, on the same images: paired differences")
+    parser.add_argument("--cldice", action="store_true", help="clDice as well, for thin structures (takes longer)")
+    what = "fit: crop: side of the tiles, a multiple of 32; without it as predict, the one that training chose; "
+    what += f"{AS_TRAINED}: those of training's validation, not blended"
+    parser.add_argument("--tile", metavar=f"N|{AS_TRAINED}", help=what)
+    formats = ("auto", "float32", "bfloat16", "float16")
+    parser.add_argument("--precision", choices=formats, default="auto", help="auto: bfloat16 on a GPU that has it")
+    parser.add_argument("--out", metavar="DIR", type=Path, help=f"where to write; without it RUN/{FOLDER}")
+    return parser.parse_intermixed_args(arguments)
 
 
 def check_options(given: argparse.Namespace) -> None:
@@ -150,17 +144,14 @@ def load(
     engine = load_engine(file, given.device, precision, given.raw)
     spec, symmetries = engine.card.spec, engine.card.symmetries
     if given.threshold is not None and spec.num_ids != 2:
-        names = ", ".join(spec.id_names)
-        raise UserError(f"--threshold: for a model of two class ids; {file} has {spec.num_ids} ({names})")
-    if given.tile == AS_TRAINED and spec.fit == "resize":
-        console.note("--tile: the model sees whole images, resized, in training and here; there are no tiles")
+        raise UserError(f"--threshold: for a model of two class ids; {file} has {spec.num_ids}")
     tile = None if given.tile == AS_TRAINED else chosen_tile(given.tile, spec)
     if given.tta and not symmetries:
         console.note("--tta changes nothing: the model was trained without mirrored or turned images")
     elif given.tta:
         console.note(f"--tta: mean over the images that {', '.join(symmetries)} of training make")
         engine = SymmetricEngine(engine, symmetries)
-    return Predictor(engine, tile)
+    return Predictor(engine, tile, blends=given.tile != AS_TRAINED)
 
 
 def evaluate_model(
@@ -172,7 +163,7 @@ def evaluate_model(
 
     try:
         with console.bar("Evaluating:", len(data.pairs), keep=False) as bar:
-            found = evaluate(predictor, data, given.threshold, given.cldice, given.tile == AS_TRAINED, bar.tick)
+            found = evaluate(predictor, data, given.threshold, given.cldice, bar.tick)
     except torch.OutOfMemoryError:
         device = predictor.engine.device
         raise UserError(f"--device: {device} has no memory for the largest image; --device cpu takes longer") from None
@@ -181,61 +172,29 @@ def evaluate_model(
     return found
 
 
-def scoring(predictor: Predictor, given: argparse.Namespace) -> str:
-    """How predictions come about, for the user."""
-    spec = predictor.spec
-    height, width = spec.image_size if spec.fit == "resize" else spec.tile or spec.image_size
-    if spec.fit == "resize":
-        how = f"; the model sees them at {width}×{height}"
-    elif given.tile == AS_TRAINED:
-        how = f", in tiles of {width}×{height} as training's validation has them"
-    else:
-        option = "" if given.tile is None else f" --tile {given.tile}"
-        how = f", in blended tiles of {predictor.describe_tile()}; as predict{option} does"
-    return how if given.threshold is None else f"{how}, foreground from a probability of {given.threshold:g} on"
-
-
-def say_training_images(data: EvaluationData, files: Sequence[Path], console: Console) -> None:
-    from unet_trainer.inference.evaluation_data import listed_pairs, run_folder_of
-
-    for file in files:
-        folder = run_folder_of(file)
-        if folder is None:
-            what = "whether it was trained on some of these images cannot be told"
-            console.note(f"{file} is not in a run folder: {what}")
-        elif seen := listed_pairs(data.pairs, folder, "train")[0]:
-            some = f"{len(seen)} of these images, such as {seen[0].image}"
-            console.warn(f"{file} was trained on {some}: its scores are too good")
-
-
 def say_doubts(
     summary: dict[str, Any], predictor: Predictor, data: EvaluationData, given: argparse.Namespace, console: Console
 ) -> None:
     """What a reader of the numbers should know."""
     from unet_trainer.datasets.splits import OF_ONE_IMAGE
 
-    if given.cldice:
-        what = "clDice compares centre lines, for thin shapes; that of a compact object is a few pixels"
-        console.note(f"{what} (docs/metrics.md)")
     if summary["num_images"] < FEW_IMAGES:
         images = counted(summary["num_images"], "image")
         console.note(f"{images}: intervals from so few are rough, and likely too narrow")
     if data.source.config.split == "blocks" and any(pair.box for pair in data.pairs):
         console.note(OF_ONE_IMAGE)
-    trained, spec, iou = predictor.engine.card.val_iou, predictor.spec, summary["mean"]["dataset"]["iou"]["value"]
+    trained, iou = predictor.engine.card.val_iou, summary["mean"]["dataset"]["iou"]["value"]
     if trained is None or iou is None or not data.source.is_own or data.split != "val" or given.raw:
         return
     reason = ""
     if abs(trained - iou) > 5e-5:
-        reason = " (other options or number format)"
-        if spec.fit == "crop" and given.tile != AS_TRAINED:
-            height, width = spec.tile or spec.image_size
-            reason = f" (training's tiles are of {width}×{height} and not blended: --tile {AS_TRAINED})"
+        blends = predictor.spec.fit == "crop" and predictor.blends
+        reason = f" (training's tiles are not blended: --tile {AS_TRAINED})" if blends else " (other options or format)"
     console.say()
     console.say(f"Training's own validation of this model: IoU {trained:.4f}; here {iou:.4f}{reason}")
 
 
-# The tables of what evaluation.json holds, at most WIDTH columns wide
+# The tables of what evaluation.json holds, at most WIDTH columns wide.
 
 
 def _rows(content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -246,34 +205,26 @@ def _rows(content: dict[str, Any]) -> list[dict[str, Any]]:
 def summary_lines(summary: dict[str, Any]) -> list[str]:
     """All tables of an evaluation, as `summarise` gives it."""
     names = list(summary["mean"]["dataset"])
-    titles = [TITLES[name] for name in names]
+    titles = [TITLES.get(name, name) for name in names]
     dataset, means = [["", titles[0], "95 % interval", *titles[1:]]], [["", *titles, *COUNTS.values()]]
     for row in _rows(summary):
         iou, *others = (score_text(row["dataset"][name]["value"]) for name in names)
-        dataset.append([row["name"], iou, _interval(row), *others])
+        # of a class that no mask has, the pixels that are predicted as it
+        interval = f"{row['predicted_pixels']} px predicted" if row.get("truth_pixels") == 0 else "–"
+        if (ends := row["dataset"]["iou"]["interval"]) is not None:
+            interval = f"{ends[0]:.4f} to {ends[1]:.4f}"
+        dataset.append([row["name"], iou, interval, *others])
         scores, counts = map(score_text, row["mean_over_images"].values()), (str(row.get(name, "")) for name in COUNTS)
         means.append([row["name"], *scores, *counts])
-    notes = []
-    if len(summary["classes"]) > 1 and any(row["truth_pixels"] == 0 for row in summary["classes"]):
-        notes = ["  A class of which these masks have no pixel has no score, and no part in any mean."]
     return [
         f"Whole set ({counted(summary['num_images'], 'image')} as one, from one confusion matrix):",
         *_table(dataset),
-        *notes,
         "",
         "Mean over images (each scored by itself; images: those with the class in truth or prediction):",
         *_table(means),
         "",
         *confusion_lines(summary["confusion"]["rows_are_truth"], summary["confusion"]["ids"]),
     ]
-
-
-def _interval(row: dict[str, Any]) -> str:
-    """Of the IoU; of a class that no mask has, the pixels that are predicted as it."""
-    ends = row["dataset"]["iou"]["interval"]
-    if ends is not None:
-        return f"{ends[0]:.4f} to {ends[1]:.4f}"
-    return f"{row['predicted_pixels']} px predicted" if row.get("truth_pixels") == 0 else "–"
 
 
 def confusion_lines(rows: Sequence[Sequence[int]], names: Sequence[str]) -> list[str]:
@@ -293,26 +244,20 @@ def confusion_lines(rows: Sequence[Sequence[int]], names: Sequence[str]) -> list
 
 def comparison_lines(comparison: dict[str, Any], num_images: int, other: str) -> list[str]:
     """This model against another on the same images: IoU by class, every score in the mean, and what follows."""
-    header = ["", "this", "other", "difference", "95 % interval", "draws above 0"]
+    table = [["", "this", "other", "difference", "95 % interval", "draws above 0"]]
     *classes, overall = _rows(comparison)  # with one class, it alone
-    rows = [_comparison_row(row, "iou") for row in classes[:MAX_CLASSES]]
-    rows += [_comparison_row(overall, score) for score in overall["dataset"]]
+    for row, scores in [*((row, ["iou"]) for row in classes), (overall, overall["dataset"])]:
+        for score in scores:
+            found = row["dataset"][score]
+            difference, ends, share = found["difference"], found["interval"], found["share_of_draws_above_0"]
+            cells = [score_text(found["this"]), score_text(found["other"])]
+            cells += ["–" if difference is None else f"{difference:+.4f}"]
+            cells += ["–", "–"] if ends is None else [f"{ends[0]:+.4f} to {ends[1]:+.4f}", f"{share:.1%}"]
+            table.append([f"{row['name']}: {TITLES.get(score, score)}", *cells])
     return [
         f"Whole set against {other}, on the same {counted(num_images, 'image')} (paired bootstrap):",
-        *_table([header, *rows], MAX_LONG_NAME, len(rows)),
+        *_table(table, MAX_LONG_NAME),
         verdict(overall["dataset"]["iou"]["difference"], overall["dataset"]["iou"]["interval"]),
-    ]
-
-
-def _comparison_row(row: dict[str, Any], score: str) -> list[str]:
-    found = row["dataset"][score]
-    difference, ends, share = found["difference"], found["interval"], found["share_of_draws_above_0"]
-    return [
-        f"{row['name']}: {TITLES[score]}",
-        score_text(found["this"]),
-        score_text(found["other"]),
-        "–" if difference is None else f"{difference:+.4f}",
-        *(["–", "–"] if ends is None else [f"{ends[0]:+.4f} to {ends[1]:+.4f}", f"{share:.1%}"]),
     ]
 
 
@@ -326,12 +271,8 @@ def verdict(difference: float | None, ends: Sequence[float] | None) -> str:
     return f"  {better} by {abs(difference):.4f} IoU; the interval does not hold 0."
 
 
-def _table(rows: Sequence[Sequence[str]], max_name: int = MAX_NAME, most: int = MAX_CLASSES) -> list[str]:
-    """Rows below a header: the first column to the left, the others to the right. Of many, the first and the last."""
-    header, *others = rows
-    if (left_out := len(others) - 1 - most) > 0:
-        others = [*others[:most], [f"… {left_out} more", *([""] * (len(header) - 1))], others[-1]]
-    columns = list(zip(header, *others, strict=True))
+def _table(rows: Sequence[Sequence[str]], max_name: int = MAX_NAME) -> list[str]:
+    """Rows below a header: the first column to the left, the others to the right."""
+    columns = list(zip(*rows, strict=True))
     room = min(max_name, WIDTH - 2 - sum(2 + max(map(len, column)) for column in columns[1:]))
-    shown = [[cut(row[0], room), *row[1:]] for row in (header, *others)]
-    return [f"  {line}" for line in aligned(shown, to_the_right=True)]
+    return [f"  {line}" for line in aligned([[cut(row[0], room), *row[1:]] for row in rows], to_the_right=True)]

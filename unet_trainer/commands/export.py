@@ -11,7 +11,6 @@ from pathlib import Path
 from unet_trainer.commands.command_line import CommandParser, ScriptConfig, read_config_words
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import check_onnx, check_url
-from unet_trainer.config.schema import Config
 from unet_trainer.datasets.pairs import first_few
 from unet_trainer.system.atomic_files import ABANDONED_SECONDS, Kind, check_replaceable, delete_drafts, final_path
 from unet_trainer.system.console import Console, counted
@@ -23,10 +22,6 @@ FORMATS = {
     "pt2": "a program of torch.export; runs with torch alone",
     "smp": "a folder for smp.from_pretrained",
 }
-ADVICE = {  # where a format fails
-    "onnx": "; try --format pt2, or smp, which keeps the network as it is",
-    "pt2": "; --format smp keeps the network as it is",
-}
 KINDS = {  # smp is a folder, and known by its files
     "onnx": Kind(".onnx model", rb"\x08"),  # its first field is the version of the format
     "pt2": Kind(".pt2 program", rb"PK\x03\x04"),
@@ -34,18 +29,13 @@ KINDS = {  # smp is a folder, and known by its files
 
 
 def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
-    parser = CommandParser(
-        "export",
-        "Exports a trained model for other programs. The result is run and compared with torch before it is kept.",
-        words=None,
-        shared="raw",
-        epilog="\n".join(f"  {name:<12} {title}" for name, title in FORMATS.items()),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    about = "Exports a trained model for other programs. The result is run and compared with torch before it is kept."
+    formats = "\n".join(f"  {name:<12} {title}" for name, title in FORMATS.items())
+    layout = argparse.RawDescriptionHelpFormatter
+    parser = CommandParser("export", about, words=None, shared="raw", epilog=formats, formatter_class=layout)
     parser.add_argument("model", metavar="RUN | FILE", help="a run's name or folder (its best.pt), or a .pt file")
     parser.add_argument("--format", choices=list(FORMATS), default="onnx", help="onnx unless given")
-    what = "the file, or the folder of smp; beside the checkpoint unless given"
-    parser.add_argument("--out", type=Path, metavar="PATH", help=what)
+    parser.add_argument("--out", type=Path, metavar="PATH", help="file, or folder of smp; else beside the checkpoint")
     given = parser.parse_args(arguments)
     name, raw, console = given.format, given.raw, Console()
     if name == "onnx":
@@ -68,8 +58,8 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> None:
         delete_drafts(target.parent, [target.name], ABANDONED_SECONDS)
         compared = exporter(segmenter, card, target)
     except ExportError as error:
-        what = f"{spec.architecture} with {spec.encoder} cannot be exported as {name}"
-        raise ExportError(f"{what}: {error}; nothing was written{ADVICE.get(name, '')}") from None
+        what = f"{spec.architecture} with {spec.encoder} cannot be exported as {name}: {error}; nothing was written"
+        raise ExportError(what if name == "smp" else f"{what}; --format smp keeps the network as it is") from None
     except OSError as error:
         raise cannot(f"--out: {target}", "be written", error, target) from None
     console.fact("Compared", compared)
@@ -91,47 +81,35 @@ def choose_target(out: Path | None, name: str, checkpoint: Path) -> Path:
         target = checkpoint.parent / default_name if out is None else final_path(out) if out.is_symlink() else out
     except OSError as error:
         raise cannot(f"--out: {out}", "be written", error) from None
-    if suffix and target.is_dir():
-        target = target / default_name
+    target = target / default_name if suffix and target.is_dir() else target
     if suffix and target.suffix != suffix:
         raise UserError(f"--out: {out} does not end in {suffix}; need the name of a {suffix} file, or a folder for it")
     if not target.parent.is_dir():
         raise UserError(f"--out: there is no folder {target.parent}")
-    if target.exists() and suffix and not target.is_file():
-        raise UserError(f"--out: {target} is no file that can be replaced")
     if suffix or target.is_symlink():
         check_replaceable("--out", target, KINDS.get(name))
-    if not suffix and target.exists():
+    elif target.exists():
         if not (target / SMP_CARD).is_file():
             raise UserError(f"--out: {target} exists and is no earlier export; name a folder that does not exist")
         # A folder is replaced as a whole, and what somebody put into it would be lost.
         if others := sorted(file.name for file in target.iterdir() if file.name not in SMP_FILES):
-            what = "beside an earlier export, which would be deleted with it"
-            fix = "move it away, or name a folder that does not exist"
-            raise UserError(f"--out: {target} holds {first_few(others, 3)} {what}; {fix}")
+            what = f"holds {first_few(others, 3)} beside an earlier export, which would be deleted with it"
+            raise UserError(f"--out: {target} {what}; move it away, or name a folder that does not exist")
     return target
 
 
 def shard(arguments: Sequence[str], script_config: ScriptConfig) -> None:
     what = "Writes images and masks as tar shards with an index, in WebDataset's naming; data_dir=OUT trains from them."
     parser = CommandParser("shard", what)
-    what = "where the shards go: a folder, s3://..., gs://..."
-    parser.add_argument("--out", metavar="FOLDER | URL", required=True, help=what)
-    what = "largest size of a shard (default 256)"
-    parser.add_argument("--shard-mb", metavar="MB", type=float, default=256.0, help=what)
+    parser.add_argument("--out", metavar="FOLDER | URL", required=True, help="for the shards: a folder, s3://, gs://")
+    parser.add_argument("--shard-mb", metavar="MB", type=float, default=256.0, help="largest size of a shard (256)")
     given = parser.parse_intermixed_args(arguments)
     config = read_config_words(given.words, script_config, "shard")
     if not given.out.strip():
         raise UserError("--out: got an empty name; need a folder or a URL (is a variable of the shell not set?)")
     if not 0.01 <= given.shard_mb <= 1e6:
-        need = "need a number of megabytes from 0.01 to 1000000, e.g. 256"
-        raise UserError(f"--shard-mb: got {given.shard_mb:g}; {need}")
+        raise UserError(f"--shard-mb: got {given.shard_mb:g}; need megabytes from 0.01 to 1000000, e.g. 256")
     check_url("--out", given.out)
-    shard_data(config, given.out, int(given.shard_mb * 10**6), Console())
-
-
-def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> None:
-    """Read and check every pair, write the shards and say how to train from them. Raises UserError."""
     # numpy and OpenCV: a typo is answered before they are loaded
     from unet_trainer.datasets.class_files import find_class_file
     from unet_trainer.datasets.dataset_report import find_dataset, read_every_pair
@@ -139,6 +117,7 @@ def shard_data(config: Config, out: str, shard_bytes: int, console: Console) -> 
     from unet_trainer.datasets.shard_store import Files, is_url
     from unet_trainer.datasets.shards import FOLDER, describe_size, refuse_other_files, write_shards
 
+    out, shard_bytes, console = given.out, int(given.shard_mb * 10**6), Console()
     checkpoint_dir, data_dir = Path(config.checkpoint_dir), Path(config.data_dir)
     if not is_url(out) and Path(out).resolve() == data_dir.resolve():
         raise UserError(f"--out: {out} is data_dir; need another folder")

@@ -54,12 +54,6 @@ def _ring(contour: Pixels) -> Ring:
     return points[(points != np.roll(points, 1, axis=0)).any(1)]
 
 
-def signed_area(ring: NDArray[np.int64] | NDArray[np.float64]) -> float:
-    """Positive for a ring that runs clockwise with y downwards, or the other way round with y upwards."""
-    x, y = ring[:, 0] - ring[0, 0], ring[:, 1] - ring[0, 1]
-    return float(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))) / 2
-
-
 def joined_rings(polygon: Polygon) -> Ring:
     """One ring with the same inside, for formats without holes: it goes to each hole and back along the same line."""
     ring = polygon.outer

@@ -1,6 +1,7 @@
 """Samples of one size from images of any size: the whole image resized, random crops, or overlapping tiles at native
 resolution. Where tiles overlap, each pixel counts in one tile only, the one whose centre is nearest."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -118,19 +119,18 @@ def tile_images(image_sizes: Sequence[Size], size: Size) -> Tiles:
     """Tiles that cover images of these sizes."""
     tiles = []
     for pair, (height, width) in enumerate(image_sizes):
-        for top, rows in _spread(height, size[0]):
-            tiles += [Tile(pair, top, left, rows, columns) for left, columns in _spread(width, size[1])]
+        for top, rows in spread_tiles(height, size[0]):
+            tiles += [Tile(pair, top, left, rows, columns) for left, columns in spread_tiles(width, size[1])]
     return Tiles(size, tiles)
 
 
-def _spread(length: int, tile: int) -> list[tuple[int, tuple[int, int]]]:
-    """Start of each tile along an axis, and the range that counts in it: it ends amid two tiles' overlap."""
-    if length <= tile:
-        return [(0, (0, length))]
-    count = 1 + int(np.ceil((length - tile) / (tile * (1 - OVERLAP))))
-    starts = np.linspace(0, length - tile, count).round().astype(int).tolist()
+def spread_tiles(length: int, tile: int, overlap: float = OVERLAP) -> list[tuple[int, tuple[int, int]]]:
+    """Start of each tile along an axis, evenly spread from the first pixel to the last, and the range that counts in
+    it: it ends amid two tiles' overlap."""
+    room = max(0, length - tile)
+    starts = np.linspace(0, room, 1 + math.ceil(room / (tile * (1 - overlap)))).round().astype(int).tolist()
     borders = [0, *((start + tile + following) // 2 for start, following in pairwise(starts)), length]
-    return [(start, (borders[index], borders[index + 1])) for index, start in enumerate(starts)]
+    return list(zip(starts, pairwise(borders), strict=True))
 
 
 def crop_pair(image: Pixels, mask: Pixels, top: int, left: int, size: Size) -> tuple[Pixels, Pixels]:

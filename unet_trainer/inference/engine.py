@@ -16,6 +16,7 @@ import hashlib
 import importlib
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -41,15 +42,15 @@ from unet_trainer.model.segmenter import Segmenter, SegmenterSpec
 from unet_trainer.runs.folder import BEST, LAST, SMP_CARD, find_run, has_checkpoint, newest_run
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_bytes
-from unet_trainer.training.checkpoint import model_weights, read_checkpoint
+from unet_trainer.training.checkpoint import ILL_FORMED, model_weights, read_checkpoint
 
 Symmetry = Literal["horizontal_flip", "vertical_flip", "quarter_turn"]
 SYMMETRIES: tuple[Symmetry, ...] = get_args(Symmetry)
+Precision = Literal["auto"] | NumberFormat
+Custom = CustomModel | None  # the network of a run that has its own
 
 ONNX_SUFFIX, PT2_SUFFIX = ".onnx", ".pt2"
 FOR_OTHERS = f"is an export for other programs; name its run, or export that as {ONNX_SUFFIX}"
-# What content of other types or keys than a run saves raises.
-ILL_FORMED = (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError, RecursionError)
 CARD_FORMAT = 1
 # Transforms of albumentations → the symmetries that a model trained with them has seen. `default` and `strong` are
 # stored by name only where images have no up.
@@ -73,7 +74,7 @@ SILENT = 4  # log level: what onnxruntime would print on standard error is in th
 
 
 def reason_of(error: Exception) -> str:
-    """What one of these says: a ValueError has a sentence."""
+    """What one of ILL_FORMED says: a ValueError has a sentence."""
     return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 
@@ -88,25 +89,15 @@ class ModelCard:
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that no run can have: a card may come from anywhere."""
-        is_right = {
-            "symmetries": set(self.symmetries) <= set(SYMMETRIES),
-            "run_name": isinstance(self.run_name, str),
-            "epoch": self.epoch is None or type(self.epoch) is int,
-            "val_iou": self.val_iou is None or (type(self.val_iou) in (int, float) and math.isfinite(self.val_iou)),
-            "version": isinstance(self.version, str),
-        }
-        if wrong := [name for name, is_possible in is_right.items() if not is_possible]:
-            raise ValueError(f"{', '.join(wrong)} cannot be right")
+        is_score = self.val_iou is None or (type(self.val_iou) in (int, float) and math.isfinite(self.val_iou))
+        is_epoch = self.epoch is None or type(self.epoch) is int
+        if not (is_score and is_epoch and set(self.symmetries) <= set(SYMMETRIES)):
+            raise ValueError("its symmetries, epoch or val_iou cannot be right")
 
     def describe(self) -> str:
         """ ", epoch 3, val IoU 0.5000", as far as it is known."""
         epoch = "" if self.epoch is None else f", epoch {self.epoch}"
         return epoch + ("" if self.val_iou is None else f", val IoU {self.val_iou:.4f}")
-
-    def facts(self) -> dict[str, Any]:
-        """For files and pages that name the model."""
-        about = {"run": self.run_name, "epoch": self.epoch, "val_iou": self.val_iou, "version": self.version}
-        return {**about, "architecture": self.spec.architecture, "encoder": self.spec.encoder}
 
     def to_json(self) -> str:
         content = {"format": CARD_FORMAT, **vars(self), "spec": self.spec.to_dict()}
@@ -114,14 +105,12 @@ class ModelCard:
 
     @staticmethod
     def from_json(text: str) -> ModelCard:
-        """Raises ValueError, KeyError, TypeError or RecursionError for text that is no card."""
+        """Raises one of ILL_FORMED for text that is no card."""
         content = json.loads(text)
         if content["format"] != CARD_FORMAT:
-            reads = f"this one reads format {CARD_FORMAT}"
-            raise ValueError(f"written by another version (format {content['format']}); {reads}")
-        values = {field.name: content[field.name] for field in fields(ModelCard)}
-        spec, symmetries = SegmenterSpec.from_dict(values["spec"]), tuple(values["symmetries"])
-        return ModelCard(**{**values, "spec": spec, "symmetries": symmetries})
+            raise ValueError(f"written by another version (format {content['format']})")
+        own = {"spec": SegmenterSpec.from_dict(content["spec"]), "symmetries": tuple(content["symmetries"])}
+        return ModelCard(**{field.name: content[field.name] for field in fields(ModelCard)} | own)
 
 
 def symmetries_of(augmentation: Any) -> tuple[Symmetry, ...]:
@@ -135,27 +124,18 @@ def symmetries_of(augmentation: Any) -> tuple[Symmetry, ...]:
 def find_model(where: str | Path | None, checkpoint_dir: Path = Path("checkpoints"), raw: bool = False) -> Path:
     """What RUN|FILE means: a .pt or .onnx file, or the folder or name of a run, by default the newest. Of a run best.pt
     is taken, with `raw` last.pt: where ema_decay is set, best.pt holds averaged weights alone."""
-    path = newest_run(checkpoint_dir) if where is None else _find_path(str(where), checkpoint_dir)
-    if path.suffix == PT2_SUFFIX:
-        raise CheckpointError(f"{path} {FOR_OTHERS}")
-    if path.is_file():
-        return path
-    if not raw and not (path / BEST).is_file():
-        raise CheckpointError(f"{path} has no {BEST}; name {path / LAST} to use the last state")
-    return path / (LAST if raw else BEST)
-
-
-def _find_path(name: str, checkpoint_dir: Path) -> Path:
-    if (Path(name) / SMP_CARD).is_file():
-        raise CheckpointError(f"{name} {FOR_OTHERS}")
-    candidates = (Path(name), checkpoint_dir / name)
-    for candidate in candidates:
-        if (candidate / BEST).is_file():  # of a run that is deployed alone, without last.pt
-            return candidate
-    folder = next((candidate for candidate in candidates if candidate.is_dir()), None)
-    if folder is not None and not any(map(has_checkpoint, candidates)):
+    candidates = [newest_run(checkpoint_dir)] if where is None else [Path(where), checkpoint_dir / where]
+    wanted = LAST if raw else BEST
+    for path in candidates:
+        if path.suffix == PT2_SUFFIX or (path / SMP_CARD).is_file():
+            raise CheckpointError(f"{path} {FOR_OTHERS}")
+        if path.is_file() or (path / wanted).is_file():
+            return path if path.is_file() else path / wanted
+    if (folder := next(filter(has_checkpoint, candidates), None)) is not None:
+        raise CheckpointError(f"{folder} has no {wanted}; name {folder / LAST} to use the last state")
+    if (folder := next(filter(Path.is_dir, candidates), None)) is not None:
         raise CheckpointError(f"{folder} is not a run folder (no {BEST}); name one, or a .pt or {ONNX_SUFFIX} file")
-    return find_run(name, checkpoint_dir)
+    return find_run(str(where), checkpoint_dir)  # raises, with the names of the runs that there are
 
 
 def read_model(path: Path, raw: bool = False) -> tuple[ModelCard, dict[str, torch.Tensor]]:
@@ -193,9 +173,8 @@ def host_batch(images: Sequence[Pixels], device: torch.device) -> torch.Tensor:
     return torch.stack([torch.from_numpy(image) for image in suited], out=batch)
 
 
-def build_segmenter(path: Path, raw: bool = False, model: CustomModel | None = None) -> tuple[ModelCard, Segmenter]:
-    """The model of a checkpoint on the CPU: a plain network, without what serves training or speed alone. `model`: the
-    network of a run that has a custom one."""
+def build_segmenter(path: Path, raw: bool = False, model: Custom = None) -> tuple[ModelCard, Segmenter]:
+    """The model of a checkpoint on the CPU: a plain network, without what serves training or speed alone."""
     card, weights = read_model(path, raw)
     spec = card.spec
     with unchanged():
@@ -205,8 +184,7 @@ def build_segmenter(path: Path, raw: bool = False, model: CustomModel | None = N
             segmenter = Segmenter(spec, network, channels_last=True)
             segmenter.network.load_state_dict(weights)
         except (RuntimeError, UserError) as error:
-            heading, *others = str(error).splitlines()
-            reason = (others[0].strip() if others and heading.endswith(":") else first_line(error))[:200]
+            reason = " ".join(str(error).split())[:200]
             if custom is not None:
                 raise UserError(f"model: the weights of {path} do not fit it ({reason})") from None
             what = f"the weights do not fit {spec.architecture} with {spec.encoder} as it is built here ({reason})"
@@ -219,12 +197,7 @@ class TorchEngine:
     """A checkpoint on a device of torch. May be called from several threads. Logits are on `device`."""
 
     def __init__(
-        self,
-        path: Path,
-        device: str = "auto",
-        precision: Literal["auto"] | NumberFormat = "auto",
-        raw: bool = False,
-        model: CustomModel | None = None,
+        self, path: Path, device: str = "auto", precision: Precision = "auto", raw: bool = False, model: Custom = None
     ) -> None:
         self.card, segmenter = build_segmenter(path, raw, model)
         self.device = choose_device(device)
@@ -265,13 +238,11 @@ class OnnxEngine:
 
     def __init__(self, path: Path, device: str = "auto") -> None:
         content, metadata = read_onnx(path)
-        if CARD_KEY not in metadata:
-            raise CheckpointError(f"{path} is no model of this trainer: its metadata has no entry {CARD_KEY}")
         try:
             self.card = ModelCard.from_json(metadata[CARD_KEY])
         except ILL_FORMED as error:
-            what = f"{CARD_KEY} in its metadata is no card of a model ({reason_of(error)[:200]})"
-            raise CheckpointError(f"{path} cannot be used: {what}") from None
+            reason = f"{CARD_KEY} in its metadata: {reason_of(error)[:200]}"
+            raise CheckpointError(f"{path} is no model of this trainer ({reason})") from None
         self.device = torch.device("cpu")
         runtime = import_optional("onnxruntime")
         providers = _choose_providers(device, runtime.get_available_providers())
@@ -283,19 +254,10 @@ class OnnxEngine:
             # From memory: what was checked is what is run, and no other file is looked for beside it.
             self.session = runtime.InferenceSession(content, options, providers=providers)
         except Exception as error:  # onnxruntime's errors share no base class
-            what = f"no model that onnxruntime {runtime.__version__} can run"
-            raise CheckpointError(f"{path} is {what} ({first_line(error)[:200]})") from None
-        provider: str = self.session.get_providers()[0]
-        if device.startswith("cuda") and provider != CUDA:
-            why = "its CUDA libraries do not load"
-            raise UserError(f"device: {device} cannot be used by onnxruntime ({why}); use device: cpu")
-        self.description = f"onnxruntime on {'cuda' if provider == CUDA else 'cpu'}, float32"
-        channels, num_ids = self.card.spec.image.channels, self.card.spec.num_ids
-        both = (*self.session.get_inputs(), *self.session.get_outputs())
-        expected = [(INPUT, "tensor(float)", [channels]), (OUTPUT, "tensor(float)", [num_ids])]
-        if [(value.name, value.type, value.shape[1:2]) for value in both] != expected:
-            takes = f"take N,{channels},H,W {INPUT} and give N,{num_ids},H,W {OUTPUT}"
-            raise CheckpointError(f"{path} cannot be used: its graph does not {takes}")
+            raise CheckpointError(f"{path} is no model that onnxruntime can run ({first_line(error)[:200]})") from None
+        self.description = f"onnxruntime on {'cuda' if self.session.get_providers()[0] == CUDA else 'cpu'}, float32"
+        if device.startswith("cuda") and "cuda" not in self.description:
+            raise UserError(f"device: onnxruntime cannot load its CUDA libraries for {device}; use device: cpu")
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         pixels = images.permute(0, 3, 1, 2).float().contiguous()
@@ -317,15 +279,11 @@ def read_onnx(path: Path) -> tuple[bytes, dict[str, str]]:
     try:
         content = read_bytes(path, MAX_FILE_BYTES)
         model = onnx.load_model_from_string(content)
-    except FileNotFoundError:
-        raise CheckpointError(f"no model {path}") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror})") from None
     except Exception:  # of protobuf, whose implementations share no base class
         raise CheckpointError(f"{path} is no ONNX file, or a damaged one") from None
     metadata = {entry.key: entry.value for entry in model.metadata_props}
-    if len(metadata) != len(model.metadata_props):
-        raise CheckpointError(f"{path} is no model of this trainer: its metadata has two entries of one key")
     if DIGEST_KEY in metadata and content != add_digest(content[: -len(add_digest(b""))]):
         what = "is damaged, or was changed since it was exported: its bytes do not match its digest"
         raise CheckpointError(f"{path} {what} (if you changed it, delete {DIGEST_KEY} from its metadata)")
@@ -363,12 +321,11 @@ def _choose_providers(device: str, available: list[str]) -> list[Any]:
     """CUDA if onnxruntime has it and the device allows it, else the CPU."""
     if device == "cpu" or (device == "auto" and CUDA not in available):
         return [CPU]
-    kind, _, index = device.partition(":")
-    if kind not in ("auto", "cuda") or not (index or "0").isdigit():
+    if device not in ("auto", "cuda") and not re.fullmatch(r"cuda:\d+", device):
         raise UserError(f"device: got {device!r}; an exported model runs on auto, cpu, cuda or cuda:N")
     if CUDA not in available:
         raise UserError(f"device: {device} needs onnxruntime-gpu in place of onnxruntime; use device: cpu or auto")
-    return [(CUDA, {"device_id": index or "0"}), CPU]
+    return [(CUDA, {"device_id": device.partition(":")[2] or "0"}), CPU]
 
 
 class SymmetricEngine:
@@ -378,7 +335,12 @@ class SymmetricEngine:
         self.engine = engine
         self.card: ModelCard = engine.card
         self.device: torch.device = engine.device
-        self.views = all_views(symmetries)
+        # (mirrored left to right, quarter turns) of every image that the symmetries generate, the original first. A
+        # vertical flip is a horizontal flip and half a turn.
+        flips = [first for name, first in (("horizontal_flip", 0), ("vertical_flip", 2)) if name in symmetries]
+        turns = range(4) if "quarter_turn" in symmetries else (0, 2) if len(flips) == 2 else (0,)
+        self.views = [(False, turn) for turn in turns]
+        self.views += [(True, (first + turn) % 4) for first in flips[:1] for turn in turns]
         self.description: str = f"{engine.description}, mean of {len(self.views)} views"
 
     @torch.inference_mode()
@@ -396,28 +358,14 @@ class SymmetricEngine:
 Engine = TorchEngine | OnnxEngine | SymmetricEngine
 
 
-def all_views(symmetries: Sequence[Symmetry]) -> list[tuple[bool, int]]:
-    """(mirrored left to right, quarter turns) of every image that the symmetries generate; the original first. A
-    vertical flip is a horizontal flip and half a turn."""
-    flips = [first for name, first in (("horizontal_flip", 0), ("vertical_flip", 2)) if name in symmetries]
-    turns = range(4) if "quarter_turn" in symmetries else (0, 2) if len(flips) == 2 else (0,)
-    return [(False, turn) for turn in turns] + [(True, (first + turn) % 4) for first in flips[:1] for turn in turns]
-
-
 def load_engine(
-    path: Path,
-    device: str = "auto",
-    precision: Literal["auto"] | NumberFormat = "auto",
-    raw: bool = False,
-    model: CustomModel | None = None,
+    path: Path, device: str = "auto", precision: Precision = "auto", raw: bool = False, model: Custom = None
 ) -> Engine:
     """The engine of a file that find_model found. `model`: as in build_segmenter."""
     if path.suffix == ONNX_SUFFIX:
-        if raw:
-            fix = "name the run, or export it with --raw"
-            raise UserError(f"raw: {path} holds the weights that it was exported with; {fix}")
-        if precision not in ("auto", "float32"):
-            raise UserError(f"precision: got {precision!r}; {path} computes in float32")
+        if raw or precision not in ("auto", "float32"):
+            key, value = ("raw", raw) if raw else ("precision", precision)
+            raise UserError(f"{key}: got {value}; {path} holds the weights of its export, in float32")
         return OnnxEngine(path, device)
     if precision not in ("auto", *DTYPES):
         raise UserError(f"precision: got {precision!r}; need auto, {', '.join(DTYPES)}")

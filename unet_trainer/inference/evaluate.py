@@ -10,25 +10,29 @@ import contextlib
 import math
 import re
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from unet_trainer.datasets.pairs import Pair
 from unet_trainer.images.drawing import error_sheet, to_display
-from unet_trainer.images.file_bytes import DataError, ReadError, read_bytes, shown_path
+from unet_trainer.images.file_bytes import naming, shown_path
 from unet_trainer.images.image_decoding import Pixels, encode_image, read_image
-from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, read_mask
-from unet_trainer.images.tiling import fit_image, mirrored_to, resize_mask, tile_images
+from unet_trainer.images.mask_decoding import IGNORED, read_mask
+from unet_trainer.images.mask_shapes import thin
+from unet_trainer.images.tiling import fit_image, resize_mask
 from unet_trainer.inference.evaluation_data import EvaluationData
-from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels, predicted_ids
-from unet_trainer.inference.scores import Count, EvaluatedSet, count_image, image_scores, number, scores_from_counts
+from unet_trainer.inference.predictor import ModelInput, Predictor, all_ids, batch_pixels
+from unet_trainer.inference.scores import BOUNDARY_RATIO, Count, EvaluatedSet, image_scores, number, scores_from_counts
+from unet_trainer.loading.dataset import PairSize, read_pair
+from unet_trainer.model.metrics import confusion_matrix
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.runs.tables import badness
 from unet_trainer.system.atomic_files import (
@@ -45,6 +49,7 @@ from unet_trainer.system.os_errors import cannot, named_file
 from unet_trainer.system.resources import count_cores
 
 NUM_WORST = 10
+SQUARE = np.ones((3, 3), np.uint8)
 MAX_THREADS = 4  # that read, and as many that score
 JSON_FILE, CSV_FILE, PICTURES = "evaluation.json", "evaluation.csv", "worst"
 FORMAT = 1
@@ -52,36 +57,15 @@ MAX_NAME = 80  # characters of an image's name in that of its picture
 MAX_BYTES_AHEAD = 2**29  # of images and masks that are read and not yet predicted, about
 
 
-class Sample(NamedTuple):
-    number: int  # among the pairs
-    image: ModelInput
-    truth: Pixels  # H,W ids
-
-    def num_bytes(self) -> int:
-        return self.image.pixels.nbytes + self.truth.nbytes
-
-
-def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> Sample:
+def read_sample(predictor: Predictor, data: EvaluationData, index: int) -> tuple[ModelInput, Pixels]:
     """Read a pair as training's validation does, so that the network sees the same pixels. Raises DataError."""
-    pair, spec, resize_masks = data.pairs[index], predictor.spec, data.source.config.resize_masks
-    path = pair.image
-    try:
-        # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
-        pixels, size, is_missing = spec.image.decode(read_bytes(path), None if resize_masks else predictor.min_side)
-        image = predictor.prepare(pixels, size)
-        path = pair.mask
-        truth = data.coding.encode(read_mask(path))
-    except DataError as error:
-        why = error if isinstance(error, ReadError) else f"{error}; it has changed since it was looked at"
-        raise DataError(f"{shown_path(path)}: {why}") from None
-    if resize_masks:
-        truth = resize_mask(truth, size)
-    if is_missing is not None and spec.image.ignores_nodata and truth.shape == size:
-        truth = np.where(is_missing, np.uint8(IGNORED), truth)
-    if size != data.images[index].size or truth.shape != size or (truth == UNKNOWN).any():
-        names = f"{shown_path(pair.image)} or its mask {shown_path(pair.mask)}"
-        raise DataError(f"{names} has changed since it was looked at")
-    return Sample(index, image, truth)
+    pair, resize_masks = data.pairs[index], data.source.config.resize_masks
+    known = PairSize(data.images[index].size, data.masks[index].size)
+    # As in loading/dataset.py: a JPEG may be decoded at a fraction where it is made smaller in any case.
+    min_side = None if resize_masks else predictor.min_side
+    pixels, truth = read_pair(pair, known, predictor.spec.image, data.coding, resize_masks, min_side)
+    with naming(shown_path(pair.image)):
+        return predictor.prepare(pixels, known.image), truth
 
 
 def evaluate(
@@ -89,11 +73,9 @@ def evaluate(
     data: EvaluationData,
     threshold: float | None = None,
     with_lines: bool = False,
-    as_trained: bool = False,
     tick: Callable[[], object] = lambda: None,
 ) -> EvaluatedSet:
-    """Count every image. `threshold`: see predicted_ids; `with_lines`: what clDice needs; `as_trained`: fit: crop: the
-    tiles of training's validation, not blended. Raises DataError."""
+    """Count every image. `threshold`: see predicted_ids; `with_lines`: what clDice needs. Raises DataError."""
     spec, num_images, lock = predictor.spec, len(data.pairs), threading.Lock()
     first_id = spec.num_ids - len(spec.class_names)  # with one class, the background is not reported
     # images of one size make a batch
@@ -116,47 +98,58 @@ def evaluate(
             worst = sorted([*worst, (rank, index, ids)], key=lambda entry: entry[:2])[:NUM_WORST]
             tick()
 
+    def kind(entry: tuple[int, tuple[ModelInput, Pixels]]) -> tuple[tuple[int, ...], bool]:
+        image = entry[1][0]
+        return image.pixels.shape, predictor.is_large(image.size)  # neighbours of one go through the network together
+
+    def num_bytes(sample: tuple[ModelInput, Pixels]) -> int:
+        return sample[0].pixels.nbytes + sample[1].nbytes
+
     read = partial(read_sample, predictor, data)
-    samples = read_ahead(read, order, num_threads, Sample.num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
+    samples = read_ahead(read, order, num_threads, num_bytes, MAX_BYTES_AHEAD, 2 * MAX_THREADS)
     with contextlib.closing(samples), WriteBehind(num_threads, MAX_BYTES_AHEAD) as counting:
-        for sample, ids in predict_samples(predictor, (sample for _, sample in samples), threshold, as_trained):
-            counting.submit(partial(count, sample.number, sample.truth, ids), 2 * ids.nbytes)
+        for ((height, width, *_), _), alike in groupby(samples, kind):
+            num_at_once = max(1, batch_pixels(predictor.engine.device) // (height * width))
+            while batch := list(islice(alike, num_at_once)):
+                all_logits = predictor.predict([image for _, (image, _) in batch])
+                for (index, (_, truth)), logits in zip(batch, all_logits, strict=True):
+                    ids = all_ids(logits, threshold)
+                    counting.submit(partial(count, index, truth, ids), 2 * ids.nbytes)
     return EvaluatedSet(np.stack(counts), confusion, num_wrong, num_counted, [(index, ids) for _, index, ids in worst])
 
 
-def predict_samples(
-    predictor: Predictor, samples: Iterable[Sample], threshold: float | None, as_trained: bool
-) -> Iterator[tuple[Sample, Pixels]]:
-    """Yield samples in order, with their H,W ids; neighbours of one shape go through the network together."""
-    has_trained_tiles = as_trained and predictor.spec.fit == "crop"
-
-    def kind(sample: Sample) -> tuple[tuple[int, ...], bool]:
-        return sample.image.pixels.shape, predictor.is_large(sample.image.size)
-
-    for ((height, width, *_), _), alike in groupby(samples, kind):
-        num_at_once = max(1, batch_pixels(predictor.engine.device) // (height * width))
-        while batch := list(islice(alike, num_at_once)):
-            images = [sample.image for sample in batch]
-            if has_trained_tiles:
-                found = (tiled_ids_as_trained(predictor, image, threshold) for image in images)
-            else:
-                found = (all_ids(logits, threshold) for logits in predictor.predict(images))
-            yield from zip(batch, found, strict=True)
-
-
-def tiled_ids_as_trained(predictor: Predictor, image: ModelInput, threshold: float | None) -> Pixels:
-    """H,W ids from the tiles of training's validation: each pixel from the one tile that it counts in."""
-    size = predictor.spec.tile or predictor.spec.image_size
-    pixels = mirrored_to(image.pixels[: image.size[0], : image.size[1]], size)
-    ids, tiles = np.empty(image.size, np.uint8), tile_images([image.size], size).tiles
-    num_at_once = max(1, batch_pixels(predictor.engine.device) // (size[0] * size[1]))
-    for start in range(0, len(tiles), num_at_once):
-        some = tiles[start : start + num_at_once]
-        crops = [pixels[tile.top : tile.top + size[0], tile.left : tile.left + size[1]] for tile in some]
-        for tile, logits in zip(some, predictor.engine.logits(torch.from_numpy(np.stack(crops))), strict=True):
-            area = slice(*tile.rows), slice(*tile.columns)
-            ids[area] = predicted_ids(logits, threshold)[tile.counted].cpu().numpy()
-    return ids
+def count_image(
+    truth: Pixels, predicted: Pixels, num_ids: int, first_id: int = 0, with_lines: bool = False
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """H,W ids of one image → their K,K confusion matrix, and the columns of Count for the classes from `first_id` on.
+    IGNORED in truth is of no class for boundaries and centre lines either. `with_lines`: what clDice needs."""
+    confusion = confusion_matrix(torch.from_numpy(predicted), torch.from_numpy(truth), num_ids).numpy()
+    counts = np.zeros((num_ids - first_id, len(Count) if with_lines else Count.TRUTH_LINE), np.int64)
+    counts[:, Count.HITS] = confusion.diagonal()[first_id:]
+    counts[:, Count.TRUTH] = confusion.sum(1)[first_id:]
+    counts[:, Count.PREDICTION] = confusion.sum(0)[first_id:]
+    width = max(1, round(BOUNDARY_RATIO * math.hypot(*truth.shape)))  # of boundary regions, in pixels
+    is_counted = (truth != IGNORED).view(np.uint8)
+    for class_id, row in enumerate(counts, first_id):
+        if not row[Count.TRUTH] and not row[Count.PREDICTION]:
+            continue
+        masks: list[Pixels] = [(truth == class_id).view(np.uint8), (predicted == class_id).view(np.uint8) & is_counted]
+        left, top, columns, rows = cv2.boundingRect(cv2.bitwise_or(*masks))  # outside of it both are empty
+        box = slice(top, top + rows), slice(left, left + columns)
+        in_truth, in_prediction = (np.ascontiguousarray(mask[box]) for mask in masks)
+        # The pixels within `width` steps, also diagonal ones, of a pixel outside; what lies beyond the box is outside.
+        boundaries = [
+            mask - cv2.erode(mask, SQUARE, iterations=width, borderType=cv2.BORDER_CONSTANT, borderValue=0)
+            for mask in (in_truth, in_prediction)
+        ]
+        row[Count.BOUNDARY_HITS] = cv2.countNonZero(cv2.bitwise_and(*boundaries))
+        row[Count.BOUNDARY_UNION] = cv2.countNonZero(cv2.bitwise_or(*boundaries))
+        if with_lines:
+            lines = ((in_truth, in_prediction, Count.TRUTH_LINE), (in_prediction, in_truth, Count.PREDICTION_LINE))
+            for mask, other, column in lines:
+                line = thin(mask)
+                row[column : column + 2] = cv2.countNonZero(line), cv2.countNonZero(cv2.bitwise_and(line, other))
+    return confusion, counts
 
 
 # What it leaves in a folder. Each file is written whole or not at all, evaluation.json last, and the same evaluation
@@ -200,7 +193,10 @@ def write_evaluation(
 ) -> None:
     """Write all files. `content`: of evaluation.json, besides the worst images. Raises UserError."""
     try:
-        earlier = _listed_pictures(folder)
+        earlier: set[str] = set()  # pictures that another evaluation wrote into this folder
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            names = {str(entry["picture"]) for entry in read_json(folder / JSON_FILE)["worst"]}
+            earlier = {name for name in names if re.fullmatch(rf"{PICTURES}/\d\d_[^/\\]+\.png", name)}
         pictures = _write_pictures(folder, evaluated, data, spec)
         table = csv_text(evaluated, data.pairs, data.source.data_dir, spec.class_names)
         write_text_atomically(folder / CSV_FILE, table)
@@ -229,18 +225,9 @@ def _write_pictures(
         ending = re.sub(r"[^\w.-]+", "_", pair.name)[-MAX_NAME:]  # without what file systems treat specially
         name = f"{PICTURES}/{place:02d}_{ending}.png"
         picture = error_sheet([(image, truth, ids)], spec.id_names, spec.has_background, title)
-        check_replaceable("--out", folder / name, Kind("PNG", b"\x89PNG"))
         write_bytes_atomically(folder / name, encode_image(picture, ".png"))
         listed.append({"image": where, "iou": number(iou), "picture": name})
     return listed
-
-
-def _listed_pictures(folder: Path) -> set[str]:
-    """Pictures that an earlier evaluation wrote into this folder."""
-    with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
-        names = {str(entry["picture"]) for entry in read_json(folder / JSON_FILE)["worst"]}
-        return {name for name in names if re.fullmatch(rf"{PICTURES}/\d\d_[^/\\]+\.png", name)}
-    return set()
 
 
 def _cell(value: float) -> str:

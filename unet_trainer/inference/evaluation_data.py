@@ -70,8 +70,7 @@ def run_folder_of(model_file: Path) -> Path | None:
 
 
 def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pair, ...]:
-    """Those of the run that the model's file lies in. `data_dir`: where the data are now, if not where they were.
-    Raises DataError with the reason if the split or the data are not there."""
+    """Those of the run that the model's file lies in. `data_dir`: where the data are now. Raises DataError."""
     folder = run_folder_of(model)
     if folder is None or not (folder / SPLIT_CSV).is_file():
         raise DataError(f"{model.parent} does not hold both {SPLIT_CSV} and {CONFIG_YAML}, which name them")
@@ -80,13 +79,13 @@ def find_validation_pairs(model: Path, data_dir: Path | None = None) -> tuple[Pa
     stored = find_in_shards(config)
     if stored is None and not Path(config.data_dir).is_dir():
         raise DataError(f"data_dir: {config.data_dir} does not exist here; data_dir=FOLDER names another place")
-    return tuple(pair for pair in _read_split(folder, config, stored).pairs if pair.part == "val")
+    return tuple(pair for pair in _read_split(folder, config, stored) if pair.part == "val")
 
 
-def _read_split(run_folder: Path, config: Config, now: FoundPairs | None) -> FoundPairs:
+def _read_split(run_folder: Path, config: Config, now: FoundPairs | None) -> tuple[Pair, ...]:
     """The table that the run wrote. Masks that are made from other files are found among the pairs of `now`."""
     data_dir = Path(config.data_dir)
-    return read_split_csv(run_folder / SPLIT_CSV, data_dir, now, Converter(data_dir, Path(config.checkpoint_dir)))
+    return read_split_csv(run_folder / SPLIT_CSV, data_dir, now, Converter(data_dir, Path(config.checkpoint_dir))).pairs
 
 
 def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int) -> DataSource:
@@ -98,8 +97,8 @@ def find_source(model_file: Path, overrides: Mapping[str, str], num_classes: int
     if data_dir is not None and (own is None or Path(data_dir).resolve() != Path(own.data_dir).resolve()):
         return DataSource(load_config({"num_classes": num_classes}, words), folder, is_own=False)
     if folder is None:
-        what = "is not in a run folder, or its config.yaml is empty, so nothing says what to evaluate it on"
-        raise UserError(f"data_dir: {model_file} {what}; name the images: data_dir=FOLDER with images/ and masks/")
+        need = "data_dir=FOLDER with images/ and masks/"
+        raise UserError(f"data_dir: {model_file} is not in a run folder; name the images: {need}")
     return DataSource(load_config(folder / CONFIG_YAML, words), folder, is_own=LAYOUT_KEYS.isdisjoint(overrides))
 
 
@@ -114,8 +113,13 @@ def load_evaluation_data(
     # Nothing is kept where there are no runs.
     cache = open_scan_cache(source.data_dir, runs, nodata) if runs.is_dir() else ScanCache(None, nodata)
     report = read_every_pair(config, found, cache, console)
-    _refuse_other_kinds(report, spec.image)
-    coding = _choose_coding(spec, config, overrides)
+    _refuse_other_images(report, spec.image)
+    coding = spec.coding
+    if "mask_values" in overrides and config.mask_values != "auto":
+        coding = given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
+    elif "ignore_value" in overrides:
+        ignored = given_coding("nonzero", config.ignore_value).ignored or None
+        coding = dataclasses.replace(coding, ignore_value=ignored)
     _refuse_other_masks(report, coding, spec)
     if report.blocking_message or not report.pairs:
         raise DataError(report.blocking_message or f"{found.rule}: there is no pair to evaluate on")
@@ -129,23 +133,22 @@ def find_split(
 ) -> tuple[FoundPairs, SplitName]:
     """The pairs of a split, and which one it is: by default val, or all pairs of a folder that is not divided. The data
     of a run are divided as the run divided them; `test` is what neither trained nor validated."""
+    table = source.run_folder / SPLIT_CSV if source.is_own and source.run_folder and split != "test" else None
     now: FoundPairs | None = None
     try:
         now = find_dataset(source.config, console)
     except DataError:
-        if not source.is_own or split == "test":
+        if table is None:
             raise  # else the table of the run says what is missing
     found = now
-    if source.is_own and source.run_folder is not None and split != "test":
-        table = source.run_folder / SPLIT_CSV
+    if table is not None:
         if not table.is_file():
-            what = "is missing, which says what the run was validated on"
-            raise UserError(f"{table} {what}; name the images: data_dir=FOLDER")
+            raise UserError(f"{table} is missing; name the images: data_dir=FOLDER")
         try:
-            found = FoundPairs(_read_split(source.run_folder, source.config, now).pairs, str(table))
+            found = FoundPairs(_read_split(table.parent, source.config, now), str(table))
         except DataError as error:
-            fix = f"data_dir=FOLDER split_file={shlex.quote(str(table))}"
-            raise DataError(f"{error}\nIf the data have moved: {fix}") from None
+            moved = f"If the data have moved: data_dir=FOLDER split_file={shlex.quote(str(table))}"
+            raise DataError(f"{error}\n{moved}") from None
     assert found is not None
     test, parts = now.test if now else (), {pair.part for pair in found.pairs}
     if split is None:
@@ -164,17 +167,18 @@ def find_split(
     return dataclasses.replace(found, pairs=chosen), split
 
 
-def _refuse_other_kinds(report: DatasetReport, spec: ImageSpec) -> None:
+def _refuse_other_images(report: DatasetReport, spec: ImageSpec) -> None:
     nodata = "ignore" if spec.ignores_nodata else "fill"
     report.notices += describe_reading(report.images, spec.channels, spec.nodata, nodata, can_be_set=False)
     report.images = [image.as_read(spec.channels) for image in report.images]
-    lines = []
-    for pair, image in zip(report.pairs, report.images, strict=True):
-        if difference := kind_difference(depth_of(image), 1 if image.is_grey else image.channels, spec):
-            lines.append(f"{pair.image}: {difference}")
+    lines = tuple(
+        f"{pair.image}: {difference}"
+        for pair, image in zip(report.pairs, report.images, strict=True)
+        if (difference := kind_difference(depth_of(image), 1 if image.is_grey else image.channels, spec))
+    )
     if lines:
-        fix = "convert them to what the model was trained on"
-        report.problems.append(Problem("kind", "image", "of a kind that the model does not know", tuple(lines), fix))
+        what = "of a kind that the model does not know"
+        report.problems.append(Problem("kind", "image", what, lines, "convert them to what it was trained on"))
 
 
 def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
@@ -184,18 +188,8 @@ def kind_difference(depth: str, channels: int, spec: ImageSpec) -> str:
     if channels == spec.channels or (channels, spec.channels) == (1, 3):  # grey is repeated, as in training
         return ""
     if (channels, spec.channels) == (3, 1):
-        how = "convert them (image.convert('L') of PIL), or train with in_channels=3, which takes both"
-        return f"RGB in colour; the model was trained on grey images: {how}"
+        return "RGB in colour; the model was trained on grey images: convert them (image.convert('L') of PIL)"
     return f"{counted(channels, 'channel')}; the model was trained on images of {spec.channels}"
-
-
-def _choose_coding(spec: SegmenterSpec, config: Config, overrides: Mapping[str, str]) -> MaskCoding:
-    """The model's own, unless mask_values or ignore_value say what these masks mean."""
-    if "mask_values" in overrides and config.mask_values != "auto":
-        return given_coding(config.mask_values, config.ignore_value, config.unknown_values == "ignore")
-    if "ignore_value" not in overrides:
-        return spec.coding
-    return dataclasses.replace(spec.coding, ignore_value=given_coding("nonzero", config.ignore_value).ignored or None)
 
 
 def _refuse_other_masks(report: DatasetReport, coding: MaskCoding, spec: SegmenterSpec) -> None:
@@ -224,15 +218,9 @@ def check_comparable(data: EvaluationData, this: Path, other: Path) -> None:
     same, num_theirs = listed_pairs(data.pairs, folder, data.split)
     if num_theirs is None or len(same) == len(data.pairs) == num_theirs:
         return
-    differ = f"({len(data.pairs)} and {num_theirs}, of which {len(same)} are the same)"
-    seen, _ = listed_pairs(data.pairs, folder, "train")
-    if seen and data.split == "val":
-        differ += f"; {other} was trained on {len(seen)} of {this}'s, such as {seen[0].image}"
-    fix = "Compare them on images that neither was trained on (data_dir=FOLDER), or train both with one split"
-    table = shlex.quote(str(this.parent / SPLIT_CSV))
-    raise UserError(
-        f"--compare: the {data.split} images of {this} and {other} differ {differ}. {fix}: split_file={table}"
-    )
+    differ = f"differ ({len(data.pairs)} and {num_theirs}, of which {len(same)} are the same)"
+    fix = f"name others (data_dir=FOLDER), or train both with split_file={shlex.quote(str(this.parent / SPLIT_CSV))}"
+    raise UserError(f"--compare: the {data.split} images of {this} and {other} {differ}; {fix}")
 
 
 def listed_pairs(pairs: Sequence[Pair], run_folder: Path, part: Part) -> tuple[list[Pair], int | None]:
@@ -253,12 +241,7 @@ def check_same_classes(data: EvaluationData, this: SegmenterSpec, other: Segment
     if list(this.id_names) != list(other.id_names):
         names = [", ".join(spec.id_names) for spec in (other, this)]
         raise UserError(f"--compare: the classes of {name} are {names[0]}; need {names[1]}")
-    if data.coding != this.coding:  # set by the user for these masks, for both models
-        return
-    meanings = {**dict(enumerate(this.id_names)), IGNORED: "ignored", UNKNOWN: "no class"}
     values = np.array(sorted(total_counts(data.masks)))
-    ids = zip(this.coding.encode(values).tolist(), other.coding.encode(values).tolist(), strict=True)
-    for value, (mine, theirs) in zip(values.tolist(), ids, strict=True):
-        if mine != theirs:
-            meaning = f"{meanings[mine]} here and {meanings[theirs]} for {name}"
-            raise UserError(f"--compare: mask value {show_value(value)} is {meaning}")
+    differing = values[this.coding.encode(values) != other.coding.encode(values)]
+    if data.coding == this.coding and len(differing):  # else set by the user for these masks, for both models
+        raise UserError(f"--compare: mask value {show_value(differing[0])} is another class, or none, for {name}")

@@ -36,28 +36,32 @@ class Input(NamedTuple):
 def find_inputs(words: Sequence[str], out: Path, note: Note = lambda text: None) -> list[Input]:
     """The files in the order of the words, each once. Of a folder or pattern, results of predict are left out; `note`
     reports those that do not lie in `out`. Raises UserError."""
-    if not all(word.strip() for word in words):  # Path("") would be the current folder
-        need = "need images, folders, patterns or CSV files (is a variable of the shell not set?)"
-        raise UserError(f"got an empty name; {need}")
     paths = [Path(word) for word in words]
     alone = [path for path in paths if path.exists() and not path.is_dir() and path.suffix.lower() != CSV_SUFFIX]
     base = _common_folder(alone)
     inputs: list[Input] = []
     for word, path in zip(words, paths, strict=True):
+        if not word.strip():  # Path("") would be the current folder
+            raise UserError("got an empty name; need images, folders, patterns or CSV files (is a variable not set?)")
         if path.is_dir():
-            for others in describe_other_files(path):
-                note(f"left out of {word}: {others}")
+            for unread in describe_other_files(path):
+                note(f"left out of {word}: {unread}")
             files = list_files(path, follows=_leads_elsewhere(path))
-            inputs += _without_masks(path, _from_folder(path, files, out, f"{word} holds no image", note), note)
+            files = _without_results(files, out, f"{word} holds no image", note)
+            images = images_of_dataset(path, files)
+            if others := sorted(set(files) - set(images)):
+                is_dataset = f"{path} is a dataset: {counted(len(images), 'image')} in it"
+                note(f"{is_dataset}; {counted(len(others), 'other file')} left out, such as {others[0]}")
+            inputs += _named(images, path)
         elif path.suffix.lower() == CSV_SUFFIX and path.exists():
             inputs += _from_csv(path)
         elif path.exists():
             inputs.append(Input(path, _absolute(path).relative_to(base).with_suffix("").as_posix()))
         elif glob.has_magic(word):
             matches = map(Path, sorted(glob.glob(word, recursive=True)))  # noqa: PTH207 # Path.glob takes no absolute one
-            images = [match for match in matches if match.suffix.lower() in IMAGE_EXTENSIONS and match.is_file()]
+            files = [match for match in matches if match.suffix.lower() in IMAGE_EXTENSIONS and match.is_file()]
             fixed = Path(*takewhile(lambda part: not glob.has_magic(part), path.parts))
-            inputs += _from_folder(fixed, images, out, f"{word} matches no image", note)
+            inputs += _named(_without_results(files, out, f"{word} matches no image", note), fixed)
         else:
             raise UserError(f"{word}: no such file or folder")
     return list(dict.fromkeys(inputs))
@@ -74,14 +78,8 @@ def refuse_among_images(inputs: Sequence[Input], out: Path) -> None:
         raise UserError(f"--out: got {out}; {where}. {fix}")
 
 
-def _without_masks(folder: Path, inputs: Sequence[Input], note: Note) -> list[Input]:
-    """Of a dataset, its images."""
-    images = set(images_of_dataset(folder, [path for path, _ in inputs]))
-    others = [path for path, _ in inputs if path not in images]
-    if others:
-        left_out = counted(len(others), "mask or other file is", "masks and other files are")
-        note(f"{folder} is a dataset: {counted(len(images), 'image')} in it; {left_out} left out, such as {others[0]}")
-    return [entry for entry in inputs if entry.path in images]
+def _named(files: Iterable[Path], folder: Path) -> list[Input]:
+    return [Input(path, path.relative_to(folder).with_suffix("").as_posix()) for path in files]
 
 
 def _leads_elsewhere(folder: Path) -> Callable[[Path], bool]:
@@ -108,37 +106,25 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path))  # noqa: PTH100 # Path.absolute() keeps ..
 
 
-def _from_folder(folder: Path, files: Iterable[Path], out: Path, complaint: str, note: Note) -> list[Input]:
-    inside, parent = _absolute(out), _absolute(folder)
-    may_hold_results = inside != parent and inside.is_relative_to(parent)
-    images: list[Path] = []
-    results: list[Path] = []
-    for path in files:
-        is_inside = may_hold_results and _absolute(path).is_relative_to(inside)
-        if is_inside and path.suffix == ".npy":  # after a killed prediction, the mask that would tell may be missing
-            continue
-        if not is_result(path):
-            images.append(path)
-        elif not is_inside:
-            results.append(path)
-    if not images:
-        but = f" but {counted(len(results), 'result')} of predict" if results else ""
+def _without_results(files: Sequence[Path], out: Path, complaint: str, note: Note) -> list[Path]:
+    """The files that predict did not write."""
+    results = set(filter(is_result, files))
+    others = [path for path in files if path in results and not _absolute(path).is_relative_to(_absolute(out))]
+    if len(results) == len(files):
+        but = f" but {counted(len(others), 'result')} of predict" if others else ""
         raise UserError(f"{complaint}{but}; known are {', '.join(sorted(IMAGE_EXTENSIONS))}")
-    if results:
-        note(f"{counted(len(results), 'result')} of an earlier predict in {folder} left out, such as {results[0]}")
-    return [Input(path, path.relative_to(folder).with_suffix("").as_posix()) for path in images]
+    if others:
+        note(f"{counted(len(others), 'result')} of an earlier predict left out, such as {others[0]}")
+    return [path for path in files if path not in results]
 
 
 def _from_csv(path: Path) -> list[Input]:
     """Of the column `image`; a path is relative to the folder of the CSV file, to the data of the run whose split.csv
     it is, or to the current folder."""
     header, rows = read_table(path, str(path))
-    if "image" not in header:
-        columns = first_few((f"{name:.60}" for name in header), 10) or "none"
-        raise UserError(f"{path} has the columns {columns}; need one named image, with a path in each row")
     listed = [Path(cell) for _, row in rows if (cell := row.get("image", "").strip(" \t"))]
     if not listed:
-        raise UserError(f"{path} names no image")
+        raise UserError(f"{path} names no image; need a column image with a path in each row, has {', '.join(header)}")
     bases, shards = [path.parent, Path()], None
     if path.name == SPLIT_CSV:
         with contextlib.suppress(UserError):  # also where there is no config

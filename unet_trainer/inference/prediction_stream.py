@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import compress
 from pathlib import Path
 
 import cv2
@@ -26,20 +27,10 @@ from unet_trainer.config.errors import UserError
 from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, open_reader, read_small
-from unet_trainer.images.mask_decoding import read_mask
 from unet_trainer.images.tiling import Size
 from unet_trainer.inference.engine import SymmetricEngine, TorchEngine, host_batch
 from unet_trainer.inference.inputs import Input
-from unet_trainer.inference.prediction_files import (
-    COCO_NAME,
-    FULL,
-    CocoFile,
-    ImageFiles,
-    PredictionFolder,
-    Rows,
-    georeference_of,
-    write_geojson,
-)
+from unet_trainer.inference.prediction_files import FULL, PredictionFolder, image_files, image_polygons, write_coco
 from unet_trainer.inference.predictor import Logits, ModelInput, Predictor, TiledLogits, WholeLogits, predicted_ids
 from unet_trainer.inference.recorded_forward import NUM_EAGER
 from unet_trainer.model.metrics import MAX_ELEMENTS, select_images, upsampled_rows
@@ -91,8 +82,6 @@ class PredictionStream:
         self.num_written, self.num_with_missing = 0, 0  # the second: images of which some values are no data
         self.failed: list[tuple[Path, str]] = []  # path and reason
         self.lock = threading.Lock()
-        self.numbers: dict[Input, int] = {}  # among all inputs
-        self.coco: CocoFile | None = None
         self.on_device: deque[HostCopy] = deque()
 
     def warm_up(self) -> None:
@@ -105,33 +94,31 @@ class PredictionStream:
                 for _ in range(NUM_EAGER + 1):
                     self.predictor.logits(torch.zeros((self.batch_size_of(shape), *shape), dtype=dtype))
 
-    def run(self, inputs: Sequence[Input], is_done: Sequence[bool] | None = None) -> PredictionStream:
+    def run(self, inputs: Sequence[Input], is_done: Sequence[bool] = ()) -> PredictionStream:
         """Predict, and return itself, with what came out. Whatever ends it, there are whole files only. `is_done`:
-        images whose files are there; their polygons are made from their masks. Raises OSError where results cannot be
-        written."""
-        self.numbers = {image: number for number, image in enumerate(inputs)}
-        done = {image for image, is_there in zip(inputs, is_done or (), strict=False) if is_there}
+        images whose files are there. Raises OSError where results cannot be written."""
+        done = set(compress(inputs, is_done))
         todo = [image for image in inputs if image not in done]
         self.num_images = self.num_to_come = len(todo)
         self.predictor.far_sizes.clear()
         try:
             with contextlib.ExitStack() as stack:
                 self.bar: Bar = stack.enter_context(self.console.bar("Predicting:", len(todo)))
-                if self.folder.kinds.polygons:
-                    file = CocoFile(self.folder.out / COCO_NAME, self.folder.spec)
-                    self.coco = stack.enter_context(contextlib.closing(file))
                 stack.enter_context(one_thread_each(self.device))
-                self.batches = stack.enter_context(ThreadPoolExecutor(1, "batches", partial(_use_device, self.device)))
+                # It allocates page-locked memory, which would start up the first GPU, whichever is used.
+                use = partial(torch.cuda.set_device, self.device) if str(self.device).startswith("cuda:") else None
+                self.batches = stack.enter_context(ThreadPoolExecutor(1, initializer=use))
                 self.writers = stack.enter_context(WriteBehind(self.num_writers, MAX_BYTES))
                 ahead = read_ahead(self._read, todo, self.num_readers, _num_bytes, MAX_BYTES, 2 * MAX_BATCH)
                 stack.enter_context(contextlib.closing(ahead))
                 stack.enter_context(torch.inference_mode())
-                for image in done if self.coco is not None else ():
-                    self.writers.submit(partial(self._polygons_of_mask, image), 0)
                 self._compute(ahead)
-                self.writers.finish()
-                if self.coco is not None:
-                    self.coco.finish()
+            if self.folder.kinds.polygons:  # of an earlier run too
+                failed = {path for path, _ in self.failed}
+                images = [(number, image) for number, image in enumerate(inputs, 1) if image.path not in failed]
+                found = read_ahead(lambda entry: image_polygons(self.folder, *entry), images, self.num_writers)
+                with contextlib.closing(found):
+                    write_coco(self.folder, (polygons for _, polygons in found if polygons is not None))
         except torch.OutOfMemoryError:
             raise UserError("the GPU has too little memory even for one image at a time; take --device cpu") from None
         self.failed.sort()
@@ -144,7 +131,8 @@ class PredictionStream:
                 return None
             is_large = self.predictor.is_large(small.size)
             content = ImageReader(small.pixels) if is_large else self.predictor.prepare(small.pixels, small.size)
-            self._count_missing(small.is_missing is not None)
+            with self.lock:
+                self.num_with_missing += small.is_missing is not None
             return content
         except DataError as error:
             return error
@@ -163,8 +151,7 @@ class PredictionStream:
             self._run_batch(batch, stacked)
 
     def _group(self, ahead: Iterable[tuple[Input, Content]]) -> Iterator[Batch]:
-        """After each image those of one shape, if they are as many as a batch has, or none; large ones are predicted on
-        the way."""
+        """After each image those of one shape that make a batch, or none; large ones are predicted on the way."""
         waiting: dict[tuple[int, ...], list[tuple[Input, ModelInput]]] = {}  # by shape
         for image, content in ahead:
             full: Batch = ()
@@ -177,7 +164,7 @@ class PredictionStream:
             else:
                 self.num_to_come -= 1
                 if isinstance(content, DataError):
-                    self._failed(image, content)
+                    self._finish(image, content)
                 else:
                     self._run_large(image, content)
             yield full
@@ -186,8 +173,7 @@ class PredictionStream:
     def batch_size_of(self, shape: Sequence[int]) -> int:
         if self.batch_size is not None:
             return self.batch_size
-        # While the first batch is read the device waits, and while the last is written too: of few images, batches are
-        # small.
+        # While the first batch is read, or the last written, the device waits: of few images, batches are small.
         most = SMALL_BATCH * max(1, -(-self.num_images // (SMALL_BATCH * MIN_BATCHES)))
         return max(1, min(MAX_BATCH, most, self.batch_pixels // (shape[0] * shape[1])))
 
@@ -250,13 +236,11 @@ class PredictionStream:
         results = [array[first : first + len(images)] for array in _arrays(copy)]
         for image, *rows in zip(images, *results, strict=True):
             try:
-                with ImageFiles(self.folder, image, rows[0].shape) as files:
-                    files.write(Rows(*rows))
-                    files.finish()
+                with image_files(self.folder, image, rows[0].shape) as write:
+                    write(rows)
+                self._finish(image)
             except ReadError as error:
-                self._failed(image, error)
-            else:
-                self._written(image, [rows[0]])
+                self._finish(image, error)
 
     def _run_large(self, image: Input, reader: ImageReader | None) -> None:
         """Predict an image in bands of rows, or one that is read block by block."""
@@ -265,67 +249,32 @@ class PredictionStream:
                 opened: ImageReader = reader or stack.enter_context(open_reader(image.path, self.predictor.spec.image))
                 logits = self.predictor.predict_large(opened)
             except DataError as error:
-                self._failed(image, error)
+                self._finish(image, error)
                 return
             if isinstance(logits, TiledLogits):
                 title = f"  {image.path.name}, tiles:"
-                logits.on_tiles = stack.enter_context(self.console.bar(title, logits.num_tiles, keep=False)).tick
+                logits.grid.on_tiles = stack.enter_context(self.console.bar(title, logits.num_tiles, keep=False)).tick
             self._write_bands(image, logits, opened if opened.in_memory is not None else None)
-            self._count_missing(opened.has_missing)
+            self.num_with_missing += opened.has_missing
 
     def _write_bands(self, image: Input, logits: Logits, picture: ImageReader | None = None) -> None:
         """Write the rows of one image as they come."""
         try:
-            with ImageFiles(self.folder, image, logits.size, picture) as files, WriteBehind(1, MAX_BYTES) as writer:
-
-                def write(copy: HostCopy) -> None:
-                    files.write(Rows(*_arrays(copy)))
-
+            with image_files(self.folder, image, logits.size, picture) as write, WriteBehind(1, MAX_BYTES) as writer:
                 for band in logits.bands():
                     copy = self._copy_to_host(self._results(band))
-                    writer.submit(partial(write, copy), sum(tensor.nbytes for tensor in copy.content_now))
-                writer.finish()
-                files.finish()
+                    task = partial(lambda copy: write(_arrays(copy)), copy)
+                    writer.submit(task, sum(tensor.nbytes for tensor in copy.content_now))
+            self._finish(image)
         except DataError as error:
-            self._failed(image, error)
-        else:
-            self._written(image, files.ids)
+            self._finish(image, error)
 
-    def _polygons_of_mask(self, image: Input) -> None:
-        """Add an image that was predicted before."""
-        path = self.folder.mask(image.name)
-        try:
-            ids = read_mask(path)
-            if ids.max() >= self.folder.spec.num_ids:
-                raise ReadError(f"class {ids.max()} is none of this model's; leave out --skip-existing")
-            self._add_polygons(image, ids)
-        except ReadError as error:
-            self._failed(image, f"{path}: {error}")
-
-    def _add_polygons(self, image: Input, ids: Pixels) -> None:
-        assert self.coco is not None
-        georeference = georeference_of(image.path)
-        if georeference is not None and georeference.transform is not None:
-            write_geojson(self.folder.out / f"{image.name}.geojson", ids, self.folder.spec, georeference)
-        else:
-            self.coco.add(self.numbers[image], f"{image.name}{image.path.suffix}", ids)
-
-    def _count_missing(self, has_missing: bool) -> None:
-        if has_missing:
-            with self.lock:
-                self.num_with_missing += 1
-
-    def _written(self, image: Input, parts: Sequence[Pixels]) -> None:
-        """`parts`: its ids, from top to bottom, if polygons are wanted."""
-        if self.coco is not None:
-            self._add_polygons(image, np.concatenate(parts))
+    def _finish(self, image: Input, error: Exception | None = None) -> None:
         with self.lock:
-            self.num_written += 1
-            self.bar.tick()
-
-    def _failed(self, image: Input, reason: object) -> None:
-        with self.lock:
-            self.failed.append((image.path, str(reason)))
+            if error is None:
+                self.num_written += 1
+            else:
+                self.failed.append((image.path, str(error)))
             self.bar.tick()
 
 
@@ -347,12 +296,6 @@ def one_thread_each(device: torch.device) -> Iterator[None]:
     finally:
         cv2.setNumThreads(before)
         torch.set_num_threads(torch_before)
-
-
-def _use_device(device: torch.device) -> None:
-    """In a thread that allocates page-locked memory: else that would start up the first GPU, whichever is used."""
-    if device.type == "cuda" and device.index is not None:
-        torch.cuda.set_device(device)
 
 
 def _num_bytes(content: Content) -> int:

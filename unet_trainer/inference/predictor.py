@@ -11,27 +11,33 @@ import math
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 
-from unet_trainer.config.choices import NumberFormat
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.parsers import tile_side
-from unet_trainer.config.schema import OWN
-from unet_trainer.images.file_bytes import DataError
+from unet_trainer.images.file_bytes import DataError, ReadError
 from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.image_spec import ImageReader, ImageSpec
-from unet_trainer.images.tiling import Size, fit_image, mirrored_to
-from unet_trainer.inference.engine import Engine, SymmetricEngine, find_model, host_batch, load_engine
+from unet_trainer.images.tiling import OVERLAP, Size, fit_image, mirrored_to, spread_tiles
+from unet_trainer.inference.engine import (
+    Custom,
+    Engine,
+    Precision,
+    SymmetricEngine,
+    find_model,
+    host_batch,
+    load_engine,
+)
 from unet_trainer.inference.evaluation_data import kind_difference
 from unet_trainer.loading.worker_pool import to_device
-from unet_trainer.model.custom import CustomModel
 from unet_trainer.model.metrics import upsampled_rows
 from unet_trainer.model.segmenter import SegmenterSpec
 from unet_trainer.system.concurrency import read_ahead
@@ -40,7 +46,6 @@ from unet_trainer.system.console import counted
 SIGMA = 1 / 8  # of the Gaussian, in tiles
 GPU_BATCH_PIXELS, CPU_BATCH_PIXELS = 16 * 512**2, 4 * 512**2  # that go through the network at once
 GPU_WHOLE, CPU_WHOLE = 2048**2, 1024**2  # pixels of the largest image whose logits are computed all at once
-OnTiles = Callable[[int], object]  # receives a number of tiles
 FAR = 4  # fit: resize: times larger or smaller than every training image, and objects look like none of them
 
 
@@ -65,77 +70,71 @@ def batch_pixels(device: torch.device) -> int:
     return GPU_BATCH_PIXELS if device.type == "cuda" else CPU_BATCH_PIXELS
 
 
-def tile_starts(length: int, tile: int) -> list[int]:
-    """Evenly spread, at most half a tile apart, the first at 0 and the last at the end."""
-    count = 1 + -(-max(0, length - tile) // (tile // 2))
-    return np.linspace(0, max(0, length - tile), count).round().astype(int).tolist()
-
-
-def tile_weights(tile: int) -> torch.Tensor:
-    """Along one side; a pixel has the product of both sides'. Nowhere 0, so that every pixel has a mean."""
-    offsets = (torch.arange(tile, dtype=torch.float64) - (tile - 1) / 2) / (SIGMA * tile)
-    return torch.exp(-0.5 * offsets**2).clamp_min(1e-4)
-
-
 class TileGrid:
-    """Where the tiles of images of one size lie, and what each of their pixels weighs."""
+    """Where the tiles of images of one size lie, and what each of their pixels weighs. `blends`: they overlap by half,
+    and all their pixels count; else they are those of training's validation, and each pixel counts in one."""
 
-    def __init__(self, engine: Engine, size: Size, tile: Size) -> None:
-        self.engine, self.tile, device = engine, tile, engine.device
-        self.tops, self.lefts = map(tile_starts, size, tile)
-        sums = []
-        for starts, side, length in zip((self.tops, self.lefts), tile, size, strict=True):
-            total = torch.zeros(max(length, side), dtype=torch.float64)
-            for start in starts:
-                total[start : start + side] += tile_weights(side)
-            sums.append(total[:length].float().to(device))
+    def __init__(self, engine: Engine, size: Size, tile: Size, blends: bool = True) -> None:
+        self.engine, self.tile = engine, tile
+        self.on_tiles: Callable[[int], object] = lambda num_tiles: None  # called as tiles are done
+        # Along each side; a pixel has the product of both. Nowhere 0, so that every pixel has a mean.
+        offsets = [(torch.arange(side, dtype=torch.float64) - (side - 1) / 2) / (SIGMA * side) for side in tile]
+        weights = [torch.exp(-0.5 * each**2 * blends).clamp_min(1e-4) for each in offsets]
+        self.weights = (weights[0][:, None] * weights[1]).float().to(engine.device)
+        axes, sums = [], []
+        for length, side, its_weights in zip(size, tile, weights, strict=True):
+            total, axis = torch.zeros(max(length, side), dtype=torch.float64), list[tuple[int, slice]]()
+            for start, (first, last) in spread_tiles(length, side, 0.5 if blends else OVERLAP):
+                counted = slice(0, side) if blends else slice(first - start, last - start)
+                total[start : start + side][counted] += its_weights[counted]
+                axis.append((start, counted))
+            axes.append(axis)
+            sums.append(total[:length].float().to(engine.device))
+        self.tops, self.lefts = axes  # along each side: where a tile starts, and which of its pixels count
         self.rows, self.columns = sums  # along each side of the image: the sum of the weights of all tiles
-        self.weights = (tile_weights(tile[0])[:, None] * tile_weights(tile[1])).float().to(device)
 
-    def add(self, total: torch.Tensor, images: torch.Tensor, tops: Sequence[int], on_tiles: OnTiles) -> None:
+    def add(self, total: torch.Tensor, images: torch.Tensor, tops: Sequence[tuple[int, slice]]) -> None:
         """Add the weighted logits of the tiles at these rows of N,H,W,C images to N,K,H,W, all images together."""
         height, width = self.tile
-        places = [(top, left) for top in tops for left in self.lefts]
+        places = [(top, left, rows, columns) for top, rows in tops for left, columns in self.lefts]
         num_calls = -(-len(places) * len(images) * height * width // batch_pixels(self.engine.device))
         num_at_once = -(-len(places) // num_calls)
         for start in range(0, len(places), num_at_once):
             some = places[start : start + num_at_once]
-            tiles = [images[:, top : top + height, left : left + width] for top, left in some]
+            tiles = [images[:, top : top + height, left : left + width] for top, left, *_ in some]
             logits = self.engine.logits(torch.cat(tiles))
-            for (top, left), its_logits in zip(some, logits.split(len(images)), strict=True):
-                total[:, :, top : top + height, left : left + width] += its_logits * self.weights
-            on_tiles(len(some))
+            for (top, left, rows, columns), its_logits in zip(some, logits.split(len(images)), strict=True):
+                area = total[:, :, top : top + height, left : left + width]
+                area[:, :, rows, columns] += (its_logits * self.weights)[:, :, rows, columns]
+            self.on_tiles(len(some))
 
-
-@torch.inference_mode()
-def blended_logits(engine: Engine, images: torch.Tensor, tile: Size) -> torch.Tensor:
-    """N,H,W,C images of one size, no side less than the tile's → N,K,H,W float32 on the engine's device."""
-    num_images, height, width = images.shape[:3]
-    (images,) = to_device((images,), engine.device)  # once, and cut there
-    grid = TileGrid(engine, (height, width), tile)
-    total = torch.zeros(num_images, engine.card.spec.num_ids, height, width, device=engine.device)
-    grid.add(total, images, grid.tops, lambda num_tiles: None)
-    return total.div_(grid.rows[:, None] * grid.columns)
+    @torch.inference_mode()
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """N,H,W,C images of this size, no side less than the tile's → N,K,H,W float32 on the engine's device."""
+        num_images, height, width = images.shape[:3]
+        (images,) = to_device((images,), self.engine.device)  # once, and cut there
+        num_ids = self.engine.card.spec.num_ids
+        total = torch.zeros(num_images, num_ids, height, width, device=self.engine.device)
+        self.add(total, images, self.tops)
+        return total.div_(self.rows[:, None] * self.columns)
 
 
 class TiledLogits:
     """Logits of a large image, computed band by band while they are asked for."""
 
-    def __init__(self, engine: Engine, reader: ImageReader, tile: Size, prepare: Callable[[Pixels], Pixels]) -> None:
-        self.engine, self.reader, self.prepare, self.size = engine, reader, prepare, reader.size
-        self.grid = TileGrid(engine, self.size, tile)
-        self.num_tiles = len(self.grid.tops) * len(self.grid.lefts)
-        self.on_tiles: OnTiles = lambda num_tiles: None  # called as tiles are done, for a progress bar
+    def __init__(self, grid: TileGrid, reader: ImageReader, prepare: Callable[[Pixels], Pixels] | None = None) -> None:
+        self.grid, self.reader, self.prepare, self.size = grid, reader, prepare, reader.size
+        self.num_tiles = len(grid.tops) * len(grid.lefts)
 
     def bands(self) -> Iterator[torch.Tensor]:
-        (height, width), grid, device = self.size, self.grid, self.engine.device
+        (height, width), grid, device = self.size, self.grid, self.grid.engine.device
         rows, columns = grid.tile
-        total = torch.zeros(1, self.engine.card.spec.num_ids, rows, max(width, columns), device=device)
-        ends = [*grid.tops[1:], min(grid.tops[-1] + rows, height)]
+        total = torch.zeros(1, grid.engine.card.spec.num_ids, rows, max(width, columns), device=device)
+        ends = [*(top for top, _ in grid.tops[1:]), min(grid.tops[-1][0] + rows, height)]
         with contextlib.closing(self._strips()) as strips:
-            for top, following, strip in zip(grid.tops, ends, strips, strict=True):
+            for (top, counted), following, strip in zip(grid.tops, ends, strips, strict=True):
                 (images,) = to_device((host_batch([strip], device),), device)
-                grid.add(total, images, [0], self.on_tiles)
+                grid.add(total, images, [(0, counted)])
                 num_done = following - top
                 yield total[0, :, :num_done, :width] / (grid.rows[top:following, None] * grid.columns)
                 total[:, :, : rows - num_done] = total[:, :, num_done:].clone()
@@ -143,11 +142,12 @@ class TiledLogits:
 
     def _strips(self) -> Generator[Pixels, None, None]:
         """The pixels of each row of tiles. Rows that two of them share are read once; the next is read meanwhile."""
-        (height, width), tops, rows = self.size, self.grid.tops, self.grid.tile[0]
+        (height, width), tops, rows = self.size, [top for top, _ in self.grid.tops], self.grid.tile[0]
         new_rows = [slice(0, min(rows, height)), *(slice(before + rows, top + rows) for before, top in pairwise(tops))]
 
         def read(some: slice) -> Pixels:
-            return self.prepare(self.reader.read(some, slice(0, width)))
+            pixels = self.reader.read(some, slice(0, width))
+            return pixels if self.prepare is None else self.prepare(pixels)
 
         strip: Pixels | None = None
         with contextlib.closing(read_ahead(read, new_rows, num_threads=1, max_items=1)) as parts:
@@ -194,22 +194,26 @@ class ModelInput(NamedTuple):
 
 
 class Predictor:
-    """Prepares images, runs them through an engine, in batches where they have one size."""
+    """Prepares images, runs them through an engine, in batches where they have one size. `blends`: see TileGrid."""
 
-    def __init__(self, engine: Engine, tile: Size | None = None, whole: int | None = None) -> None:
-        self.engine = engine
-        self.spec = engine.card.spec
+    def __init__(self, engine: Engine, tile: Size | None = None, whole: int | None = None, blends: bool = True) -> None:
+        self.engine, self.spec, self.blends = engine, engine.card.spec, blends
         self.tile = tile or self.spec.tile or self.spec.image_size
+        self.least_size = self.spec.image_size if blends else self.tile  # fit: crop: smaller images are mirrored to it
         self.whole = whole or (GPU_WHOLE if engine.device.type == "cuda" else CPU_WHOLE)
         # To which a JPEG may be decoded at a fraction of its size; as in training.
         self.min_side = 2 * max(self.spec.image_size) if self.spec.fit == "resize" else None
         self.far_sizes: list[Size] = []  # of images whose scale is far from training's
 
-    def describe_tile(self) -> str:
-        """With the reason, for the user."""
+    def describe_input(self) -> str:
+        """What the network sees of an image, for the user."""
+        if self.spec.fit == "resize":
+            return f"; the model sees them at {self.spec.image_size[1]}×{self.spec.image_size[0]}"
+        if not self.blends:
+            return f", in tiles of {self.tile[1]}×{self.tile[0]} as training's validation has them"
         reason = " (as in validation)" if self.tile == self.spec.tile else " (--tile)"
         reason = ", as trained" if self.tile == self.spec.image_size else reason
-        return f"{self.tile[1]}×{self.tile[0]}{reason}"
+        return f", in blended tiles of {self.tile[1]}×{self.tile[0]}{reason}"
 
     def is_large(self, size: Size) -> bool:
         """Whether the logits of an image of this size are computed in bands of rows."""
@@ -217,14 +221,15 @@ class Predictor:
 
     def prepare(self, image: Pixels, size: Size | None = None) -> ModelInput:
         """H,W,C or H,W pixels in the files' own units, checked against the spec. `size`: of the result, if the image
-        was read at less than its own. Raises DataError."""
+        was read at less than its own. Raises ReadError."""
         pixels = check_image(image, self.spec.image)
         size = size or (pixels.shape[0], pixels.shape[1])
-        fit = fit_image if self.spec.fit == "resize" else mirrored_to
         least, most = self.spec.source_sides or (0.0, math.inf)
         if not least / FAR <= math.sqrt(size[0] * size[1]) <= most * FAR:
             self.far_sizes.append(size)
-        return ModelInput(fit(pixels, self.spec.image_size), size)
+        if self.spec.fit == "resize":
+            return ModelInput(fit_image(pixels, self.spec.image_size), size)
+        return ModelInput(mirrored_to(pixels, self.least_size), size)
 
     def take_scale_warning(self) -> str | None:
         """Of the images since the last call that were seen at another scale than any of training."""
@@ -234,23 +239,24 @@ class Predictor:
         (height, width), (rows, columns), (least, most) = far_sizes[0], self.spec.image_size, self.spec.source_sides
         images, side = counted(len(far_sizes), "image is", "images are"), math.sqrt(rows * columns)
         scale = f"{width}×{height} pixels become {columns}×{rows}, scaled by {side / math.sqrt(height * width):.2g}"
-        return (
-            f"{images} seen at a scale far from training's: {scale}; in training by {side / most:.2g} to "
-            f"{side / least:.2g}. Unless their objects fill as much of the image as in training, results are poor: "
-            f"give parts of them of about {most:.0f}×{most:.0f} pixels, or train with fit=crop"
-        )
+        scale += f" (training's by {side / most:.2g} to {side / least:.2g})"
+        fix = f"give parts of them of about {most:.0f}×{most:.0f} pixels, or train with fit=crop"
+        return f"{images} seen at a scale far from training's: {scale}; results are likely poor: {fix}"
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """N,H,W,C inputs of one shape on the host → N,K,H,W."""
         tile = self._tile_of((images.shape[1], images.shape[2]))
         if self.spec.fit == "resize" or tile == tuple(images.shape[1:3]):
             return self.engine.logits(images)
-        return blended_logits(self.engine, images, tile)
+        return self._grid((images.shape[1], images.shape[2])).logits(images)
+
+    def _grid(self, size: Size) -> TileGrid:
+        return TileGrid(self.engine, size, self._tile_of(size), self.blends)
 
     def _tile_of(self, size: Size) -> Size:
-        """That of an image of this size: no larger than the image, unless training's crops are."""
-        sides = zip(self.tile, size, self.spec.image_size, strict=True)
-        height, width = (min(side, max(length, trained)) for side, length, trained in sides)
+        """That of an image of this size: no larger than the image, unless it is mirrored to `least_size`."""
+        sides = zip(self.tile, size, self.least_size, strict=True)
+        height, width = (min(side, max(length, least)) for side, length, least in sides)
         return height, width
 
     def at_size(self, logits: torch.Tensor, size: Size) -> torch.Tensor:
@@ -261,7 +267,7 @@ class Predictor:
         """Of inputs of one shape, which are all large, and their logits in bands, or none is."""
         if self.is_large(inputs[0].size):
             readers = [ImageReader(image.pixels[: image.size[0], : image.size[1]]) for image in inputs]
-            return [self._tiled(reader, lambda pixels: pixels) for reader in readers]
+            return [TiledLogits(self._grid(reader.size), reader) for reader in readers]
         logits = self.logits(host_batch([image.pixels for image in inputs], self.engine.device))
         sizes = [image.size for image in inputs]
         return [WholeLogits(self.at_size(one, size), size) for one, size in zip(logits, sizes, strict=True)]
@@ -272,33 +278,26 @@ class Predictor:
 
     def predict_large(self, reader: ImageReader) -> Logits:
         """Of an image that is read block by block."""
-        if self.spec.fit == "crop":
-            return self._tiled(reader, lambda pixels: check_image(pixels, self.spec.image))
-        return self.predict([self.prepare(reader.read_resized(self.spec.image_size), reader.size)])[0]
-
-    def _tiled(self, reader: ImageReader, prepare: Callable[[Pixels], Pixels]) -> Logits:
-        return TiledLogits(self.engine, reader, self._tile_of(reader.size), prepare)
+        if self.spec.fit == "resize":
+            return self.predict([self.prepare(reader.read_resized(self.spec.image_size), reader.size)])[0]
+        return TiledLogits(self._grid(reader.size), reader, partial(check_image, spec=self.spec.image))
 
 
 def check_image(image: Pixels, spec: ImageSpec) -> Pixels:
-    """H,W,C or H,W → H,W,C as a batch has it, missing data filled. RGB without colour is grey for a grey model. Raises
-    DataError for another depth and other channels than the model knows."""
+    """H,W,C or H,W → H,W,C as a batch has it, missing data filled. Raises ReadError for an unknown kind."""
     if image.ndim == 2:
         image = image[:, :, None]
     if image.ndim != 3 or image.size == 0:
-        raise DataError(f"an array of shape {image.shape}; need height, width and {spec.channels} channels")
+        raise ReadError(f"an array of shape {image.shape}; need height, width and {spec.channels} channels")
     if (image.shape[2], spec.channels) == (3, 1) and (image == image[:, :, :1]).all():
         image = image[:, :, :1]
     depth = "float" if image.dtype.kind == "f" else image.dtype.name  # in any byte order
     if difference := kind_difference(depth, image.shape[2], spec):
-        raise DataError(difference)
+        raise ReadError(difference)
     return spec.to_batch(spec.fill(image)[0])
 
 
 # A trained model for Python: `from unet_trainer import load; model = load("checkpoints/demo"); mask = model(image)`.
-
-# not indices, CMYK, YCbCr, HSV, LAB
-PIL_MODES = ["1", "L", "LA", "RGB", "RGBA", "I", "F", "I;16", "I;16L", "I;16B", "I;16N"]
 
 
 class LoadedModel:
@@ -308,16 +307,12 @@ class LoadedModel:
     def __init__(self, engine: Engine, tile: int | None = None) -> None:
         self.engine, self.card = engine, engine.card
         self.predictor = Predictor(engine, chosen_tile(tile, self.card.spec, "tile"))
-        self.classes = list(self.card.spec.id_names)  # a name for each class id
-        self.colours = list(self.card.spec.id_colours)  # RGB of each class id
-        self.has_warned = False  # of an image's scale
+        self.classes, self.colours = list(self.card.spec.id_names), list(self.card.spec.id_colours)  # by class id
 
     def __call__(self, image: ArrayLike, threshold: float | None = None) -> Pixels:
         """H,W,C image → H,W uint8 class ids. `threshold`: least probability of the foreground, with one class."""
-        if threshold is not None and self.card.spec.num_ids != 2:
-            raise ValueError(f"threshold: for a model of two class ids; this one has {self.card.spec.num_ids}")
-        if threshold is not None and not 0 < threshold < 1:
-            raise ValueError(f"threshold: got {threshold}; need a number between 0 and 1")
+        if threshold is not None and not (0 < threshold < 1 and self.card.spec.num_ids == 2):
+            raise ValueError(f"threshold: got {threshold}; need a number between 0 and 1, and a model of two class ids")
         return all_ids(self._logits(image), threshold)
 
     def probabilities(self, image: ArrayLike) -> Pixels:
@@ -327,27 +322,17 @@ class LoadedModel:
 
     def _logits(self, image: ArrayLike) -> Logits:
         logits = self.predictor.predict_image(_pixels(image, self.card.spec.image.channels))
-        if (warning := self.predictor.take_scale_warning()) is not None and not self.has_warned:
-            self.has_warned = True
+        if (warning := self.predictor.take_scale_warning()) is not None:
             warnings.warn(warning, stacklevel=3)
         return logits
 
-    def __repr__(self) -> str:
-        spec = self.card.spec
-        name = "custom model" if spec.architecture == OWN else f"{spec.architecture} {spec.encoder}"
-        return f"LoadedModel({name}, classes {', '.join(self.classes)}, {self.engine.description})"
-
 
 def _pixels(image: ArrayLike, channels: int) -> Pixels:
-    """Without the alpha channel of RGBA or grey, unless the model has so many `channels`: as files are read. Raises
-    DataError for a path, and for an image of PIL whose numbers are no brightness, which numpy would take for it."""
+    """Without the alpha channel of RGBA or grey, unless the model has so many `channels`: as files are read."""
     if isinstance(image, str | PathLike):
         raise DataError(f"got the path {image}; need its pixels: model(PIL.Image.open({str(image)!r}))")
-    if isinstance(image, torch.Tensor):
-        image = image.detach().cpu().numpy()
-        image = np.moveaxis(image, 0, -1) if image.ndim == 3 else image  # channels come first, as in train_data
     mode = getattr(image, "mode", None)
-    if mode is not None and mode not in PIL_MODES:
+    if mode in ("P", "PA", "CMYK", "YCbCr", "HSV", "LAB"):  # numpy would take these numbers for brightness
         raise DataError(f"an image of PIL with mode {mode}, whose numbers are no brightness; give image.convert('RGB')")
     pixels = np.asarray(image)
     if mode == "1":  # bool in numpy; in files black and white are 0 and 255
@@ -360,12 +345,12 @@ def _pixels(image: ArrayLike, channels: int) -> Pixels:
 def load(
     run: str | Path,
     device: str = "auto",
-    precision: Literal["auto"] | NumberFormat = "auto",
+    precision: Precision = "auto",
     raw: bool = False,
     tta: bool = False,
     tile: int | None = None,
     *,
-    model: CustomModel | None = None,
+    model: Custom = None,
 ) -> LoadedModel:
     """A run (its folder or name: best.pt is taken), a .pt file or an exported .onnx file. `raw`: the weights as
     trained, not their average. `tta`: means over the mirrored and turned images that training had. `tile`: of

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
@@ -12,13 +11,7 @@ from unet_trainer.training.async_device import record_graph
 
 NUM_EAGER = 1  # calls of a shape before it is recorded: they load its kernels and let cuDNN choose among them
 MAX_SHAPES = 4  # each keeps the memory of its forward pass
-
-
-@dataclass(frozen=True)
-class _Recording:
-    graph: torch.cuda.CUDAGraph
-    images: torch.Tensor
-    logits: torch.Tensor
+Recording = tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]  # with the images and the logits of its replays
 
 
 class RecordedForward:
@@ -31,7 +24,7 @@ class RecordedForward:
     def __init__(self, forward: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self.forward = forward
         self.num_calls: Counter[tuple[torch.Size, torch.dtype]] = Counter()
-        self.recordings: dict[tuple[torch.Size, torch.dtype], _Recording | None] = {}  # None: cannot be recorded
+        self.recordings: dict[tuple[torch.Size, torch.dtype], Recording | None] = {}  # None: cannot be recorded
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """N,H,W,C images on the device → N,K,H,W logits."""
@@ -42,11 +35,12 @@ class RecordedForward:
         recording = self.recordings.get(key)
         if recording is None:
             return self.forward(images)
-        recording.images.copy_(images)
-        recording.graph.replay()
-        return recording.logits
+        graph, static, logits = recording
+        static.copy_(images)
+        graph.replay()
+        return logits
 
-    def _record(self, images: torch.Tensor) -> _Recording | None:
+    def _record(self, images: torch.Tensor) -> Recording | None:
         static, logits = torch.empty_like(images), list[torch.Tensor]()
         try:
             graph = record_graph(lambda: logits.append(self.forward(static)), torch.cuda.graph_pool_handle())
@@ -54,4 +48,4 @@ class RecordedForward:
             torch.cuda.synchronize(images.device)
             torch.cuda.empty_cache()
             return None
-        return _Recording(graph, static, logits[0])
+        return graph, static, logits[0]

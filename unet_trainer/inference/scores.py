@@ -12,15 +12,12 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
-import cv2
 import numpy as np
 from numpy.typing import NDArray
 
 from unet_trainer.images.image_decoding import Pixels
-from unet_trainer.images.mask_decoding import IGNORED
-from unet_trainer.images.mask_shapes import thin
 from unet_trainer.model.baselines import overlap_ratios
 
 Floats = NDArray[np.float64]
@@ -47,55 +44,6 @@ class Count(IntEnum):
     TRUTH_LINE_HITS = 6  # of these, in the prediction
     PREDICTION_LINE = 7
     PREDICTION_LINE_HITS = 8  # of these, in the truth
-
-
-class ImageCounts(NamedTuple):
-    confusion: NDArray[np.int64]  # K,K of all ids: rows truth, columns prediction
-    counts: NDArray[np.int64]  # classes that are reported × columns of Count
-
-
-def count_image(
-    truth: Pixels, predicted: Pixels, num_ids: int, first_id: int = 0, with_lines: bool = False
-) -> ImageCounts:
-    """Count H,W ids of one image; IGNORED in truth is of no class for boundaries and centre lines either. Classes are
-    reported from `first_id` on; `with_lines`: what clDice needs."""
-    confusion = confusion_matrix(truth, predicted, num_ids)
-    counts = np.zeros((num_ids - first_id, len(Count) if with_lines else Count.TRUTH_LINE), np.int64)
-    counts[:, Count.HITS] = confusion.diagonal()[first_id:]
-    counts[:, Count.TRUTH] = confusion.sum(1)[first_id:]
-    counts[:, Count.PREDICTION] = confusion.sum(0)[first_id:]
-    width = max(1, round(BOUNDARY_RATIO * math.hypot(*truth.shape)))  # of boundary regions, in pixels
-    is_counted = (truth != IGNORED).view(np.uint8)
-    for class_id, row in enumerate(counts, first_id):
-        if not row[Count.TRUTH] and not row[Count.PREDICTION]:
-            continue
-        masks: list[Pixels] = [(truth == class_id).view(np.uint8), (predicted == class_id).view(np.uint8) & is_counted]
-        left, top, columns, rows = cv2.boundingRect(cv2.bitwise_or(*masks))  # outside of it both are empty
-        box = slice(top, top + rows), slice(left, left + columns)
-        in_truth, in_prediction = (np.ascontiguousarray(mask[box]) for mask in masks)
-        boundaries = boundary_region(in_truth, width), boundary_region(in_prediction, width)
-        row[Count.BOUNDARY_HITS] = cv2.countNonZero(cv2.bitwise_and(*boundaries))
-        row[Count.BOUNDARY_UNION] = cv2.countNonZero(cv2.bitwise_or(*boundaries))
-        if with_lines:
-            lines = ((in_truth, in_prediction, Count.TRUTH_LINE), (in_prediction, in_truth, Count.PREDICTION_LINE))
-            for mask, other, column in lines:
-                line = thin(mask)
-                row[column : column + 2] = cv2.countNonZero(line), cv2.countNonZero(cv2.bitwise_and(line, other))
-    return ImageCounts(confusion, counts)
-
-
-def confusion_matrix(truth: Pixels, predicted: Pixels, num_ids: int) -> NDArray[np.int64]:
-    """H,W ids → num_ids,num_ids: rows truth, columns prediction. Truth beyond the ids is ignored."""
-    known = truth < num_ids
-    cells = truth[known].astype(np.int32) * num_ids + predicted[known]
-    return np.bincount(cells, minlength=num_ids**2).reshape(num_ids, num_ids).astype(np.int64, copy=False)
-
-
-def boundary_region(mask: Pixels, width: int) -> Pixels:
-    """The pixels of a mask (uint8, 0 and 1) within `width` steps, also diagonal ones, of a pixel outside of it. What
-    lies beyond the array is outside."""
-    box = np.ones((3, 3), np.uint8)
-    return mask - cv2.erode(mask, box, iterations=width, borderType=cv2.BORDER_CONSTANT, borderValue=0)
 
 
 def scores_from_counts(counts: NDArray[Any]) -> dict[str, Floats]:
@@ -144,10 +92,7 @@ def drawn_scores(draws: NDArray[Any]) -> dict[str, Floats]:
 
 def _with_mean(scores: dict[str, Floats], in_truth: NDArray[np.bool_]) -> dict[str, Floats]:
     scored = {name: np.where(in_truth, values, np.nan) for name, values in scores.items()}
-    return {
-        name: np.concatenate([values, mean_over(values, axis=-1)[..., None]], axis=-1)
-        for name, values in scored.items()
-    }
+    return {name: np.append(each, mean_over(each, axis=-1)[..., None], axis=-1) for name, each in scored.items()}
 
 
 def mean_over(values: Floats, axis: int) -> Floats:
@@ -217,13 +162,9 @@ def summarise(evaluated: EvaluatedSet, class_names: Sequence[str], id_names: Seq
     ends = {score: intervals(values, len(counts)) for score, values in draws.items()}
 
     def row(index: int, name: str) -> dict[str, Any]:
-        about: dict[str, Any] = {
-            "name": name,
-            "dataset": {
-                score: {"value": number(each[index]), "interval": ends[score][index]} for score, each in dataset.items()
-            },
-            "mean_over_images": {score: number(each[index]) for score, each in image_means.items()},
-        }
+        whole = {score: {"value": number(one[index]), "interval": ends[score][index]} for score, one in dataset.items()}
+        means = {score: number(each[index]) for score, each in image_means.items()}
+        about: dict[str, Any] = {"name": name, "dataset": whole, "mean_over_images": means}
         if index < len(class_names):
             truth, prediction = counts[:, index, Count.TRUTH], counts[:, index, Count.PREDICTION]
             about["images_with_a_score"] = int(np.isfinite(per_image["iou"][:, index]).sum()) if in_truth[index] else 0
@@ -254,13 +195,9 @@ def compare(this: EvaluatedSet, other: EvaluatedSet, class_names: Sequence[str])
         for score in mine:
             its_draws, this_score, other_score = draws[score][:, index], mine[score][index], theirs[score][index]
             share = mean_over(np.where(np.isnan(its_draws), np.nan, its_draws > 0), axis=0)
-            scores[score] = {
-                "this": number(this_score),
-                "other": number(other_score),
-                "difference": number(this_score - other_score),
-                "interval": ends[score][index],
-                "share_of_draws_above_0": number(share),
-            }
+            both = {"this": number(this_score), "other": number(other_score)}
+            difference = {"difference": number(this_score - other_score), "interval": ends[score][index]}
+            scores[score] = {**both, **difference, "share_of_draws_above_0": number(share)}
         return {"name": name, "dataset": scores}
 
     *classes, mean = (row(index, name) for index, name in enumerate([*class_names, MEAN]))

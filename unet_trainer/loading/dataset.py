@@ -8,6 +8,7 @@ import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +17,15 @@ import torch
 from numpy.typing import NDArray
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, StoredFile, content_digest, naming, read_with_stamp, shown_path
+from unet_trainer.images.file_bytes import (
+    DataError,
+    StoredFile,
+    content_digest,
+    naming,
+    read_bytes,
+    read_with_stamp,
+    shown_path,
+)
 from unet_trainer.images.image_decoding import EncodedImage, Pixels
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, decode_mask_or_alpha
@@ -53,7 +62,36 @@ class PairSize(NamedTuple):
     mask_state: tuple[tuple[int, ...], str] = ((), "")
 
 
+CHANGED = "changed since the run began"
 IMAGE_CHANGED, MASK_CHANGED = 1, 2  # flags in SegmentationDataset.noticed
+
+
+def read_pair(
+    pair: Pair,
+    known: PairSize,
+    spec: ImageSpec,
+    coding: MaskCoding,
+    resize_masks: bool = False,
+    min_side: int | None = None,
+    read: Callable[[Path], bytes] = read_bytes,
+) -> tuple[Pixels, Pixels]:
+    """H,W,C image as in the file, missing data filled, and H,W class ids. The files were looked at before, when they
+    were as `known` says. `min_side`: see ImageSpec.decode. Raises DataError."""
+    with naming(shown_path(pair.image)):
+        image, size, is_missing = spec.decode(read(pair.image), min_side)
+    with naming(shown_path(pair.mask)):
+        file = EncodedImage(read(pair.mask))
+        file.refuse_bomb(known.mask)
+        mask = coding.encode(decode_mask_or_alpha(file)[0])
+    if mask.shape != known.mask or (mask == UNKNOWN).any():
+        raise DataError(f"{shown_path(pair.mask)}: {CHANGED}")
+    if size != known.image:
+        raise DataError(f"{shown_path(pair.image)}: {CHANGED}")
+    if resize_masks:
+        mask = resize_mask(mask, size)
+    if is_missing is not None and spec.ignores_nodata:
+        mask = np.where(is_missing, np.uint8(IGNORED), mask)
+    return image, mask
 
 
 @dataclass(eq=False)
@@ -147,35 +185,22 @@ class SegmentationDataset:
         return self.tiling.extract(image, mask, 0, index) if isinstance(self.tiling, WholeImages) else (image, mask)
 
     def _read(self, index: int) -> tuple[Pixels, Pixels]:
-        """Decodes a pair. The files were checked before the first step, and may have changed since."""
-        pair = self.pairs[index]
         # A JPEG is decoded at a fraction that is at least twice the sample's size: resizing then still averages pixels.
         min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
-        known = self.sizes[index]
-        with naming(shown_path(pair.image)):
-            data = self._content(index, pair.image, known.image_state, IMAGE_CHANGED)
-            image, size, is_missing = self.image_spec.decode(data, min_side)
-        with naming(shown_path(pair.mask)):
-            file = EncodedImage(self._content(index, pair.mask, known.mask_state, MASK_CHANGED))
-            file.refuse_bomb(known.mask)
-            mask = self.coding.encode(decode_mask_or_alpha(file)[0])
-        if mask.shape != known.mask or (mask == UNKNOWN).any():
-            raise DataError(f"{shown_path(pair.mask)}: changed since the run began")
-        is_8bit = image.dtype == np.uint8
-        has_kind = image.shape[2] in (1, self.image_spec.channels) and is_8bit == self.image_spec.is_8bit
-        if size != known.image or not has_kind:
-            raise DataError(f"{shown_path(pair.image)}: changed since the run began")
-        if self.resize_masks:
-            mask = resize_mask(mask, size)
-        if is_missing is not None and self.image_spec.ignores_nodata:
-            mask = np.where(is_missing, np.uint8(IGNORED), mask)
-        return self.image_spec.to_batch(image), mask
+        pair, known, spec = self.pairs[index], self.sizes[index], self.image_spec
+        content = partial(self._content, index)
+        image, mask = read_pair(pair, known, spec, self.coding, self.resize_masks, min_side, content)
+        if image.shape[2] not in (1, spec.channels) or (image.dtype == np.uint8) != spec.is_8bit:
+            raise DataError(f"{shown_path(pair.image)}: {CHANGED}")
+        return spec.to_batch(image), mask
 
-    def _content(self, index: int, path: Path, known: tuple[tuple[int, ...], str], flag: int) -> bytes:
+    def _content(self, index: int, path: Path) -> bytes:
         """The bytes of a file. Those of another stamp than when it was scanned are compared by their digest."""
+        is_image, known = path == self.pairs[index].image, self.sizes[index]
+        stamp_then, digest = known.image_state if is_image else known.mask_state
         data, stamp = read_with_stamp(path)
-        if known[0] and tuple(stamp) != known[0] and content_digest(data) != known[1]:
-            self.noticed[index] |= flag
+        if stamp_then and tuple(stamp) != stamp_then and content_digest(data) != digest:
+            self.noticed[index] |= IMAGE_CHANGED if is_image else MASK_CHANGED
         return data
 
 

@@ -167,7 +167,7 @@ def draw_picture(
     truth[truth == UNKNOWN] = IGNORED
     logits = predictor.predict_image(image.pixels)
     if isinstance(logits, TiledLogits):
-        logits.on_tiles = stop_in_time
+        logits.grid.on_tiles = stop_in_time
     ids = all_ids(logits)
     display = to_display(image.pixels)
     for side, quality in SIZES:
