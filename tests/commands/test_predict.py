@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import PIL.Image
@@ -14,6 +15,7 @@ from helpers.image_bytes import cv2_bytes, exif, pil_bytes, tiff_bytes
 from helpers.killed_runs import start, wait_until
 from helpers.predicting import GEO_TAGS, files_in, predict_slowly, write_model
 from train_unet import main
+from unet_trainer.images.row_writers import PngWriter
 from unet_trainer.inference import engine as engines
 from unet_trainer.inference.engine import load_engine
 from unet_trainer.inference.predictor import load
@@ -190,3 +192,27 @@ def test_results_lie_among_the_images_if_that_is_said_and_match_them_as_they_are
     shown = np.rot90(np.array(Image.open("turned.jpg")), -1)  # turned clockwise
     expected = load("checkpoints/binary")(np.ascontiguousarray(shown))
     assert (mask == expected).mean() > 0.95  # decoders of JPEG differ a little
+
+
+@pytest.mark.parametrize("word", ["link", "checkpoints/three/best.pt"])
+def test_a_second_model_among_the_images_is_refused_by_name(here, capsys, word):
+    for name in ("config.yaml", "split.csv", "samples/epoch_0001.png"):  # a picture, but no image
+        path = here / "runs/other" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes((here / "images/a.png").read_bytes() if path.suffix == ".png" else b"")
+    Path("link").symlink_to("runs/other")
+    assert main(["predict", "binary", "images", word, "--out", "out"]) == 2
+    complaint = capsys.readouterr().err
+    assert complaint.startswith(f"Error: {word} is a model, not images; predict takes one model, its first word")
+    assert not (here / "out").exists()
+
+
+def test_polygons_of_masks_that_another_model_made_are_refused_by_name(here, capsys):
+    Path("images/map.tif").write_bytes(tiff_bytes(np.zeros((40, 60, 3), np.uint8), extratags=GEO_TAGS))
+    Path("out").mkdir()
+    with Path("out/map.png").open("wb") as file:
+        writer = PngWriter(file, (40, 60), np.uint8)
+        writer.write(np.full((40, 60), 2, np.uint8))
+        writer.finish()
+    assert main(["predict", "binary", "images/map.tif", "--out", "out", "--skip-existing", "--polygons"]) == 2
+    assert "out/map.png: class 2 is none of this model's; leave out --skip-existing" in capsys.readouterr().err

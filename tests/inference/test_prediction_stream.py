@@ -180,3 +180,66 @@ def test_a_gpu_gives_what_a_cpu_gives(tmp_path, images, fit):
     for name in files_in(tmp_path / "cpu/probabilities"):
         ours, theirs = (np.load(tmp_path / device / "probabilities" / name) for device in ("cuda", "cpu"))
         np.testing.assert_allclose(ours, theirs, atol=0.05)  # bfloat16
+
+
+def test_an_interruption_of_a_large_image_leaves_whole_files_only(tmp_path, images, monkeypatch):
+    monkeypatch.setattr(image_spec, "LARGE_PIXELS", 100)
+    given = inputs_of(tmp_path, images, ".tif")
+    for path, name in given:
+        path.write_bytes(tiff_bytes(np.tile(images[name], (5, 2, 1))))
+
+    class Interrupting(BrightnessEngine):
+        def logits(self, images):
+            if len(self.shapes) == 2:
+                raise KeyboardInterrupt
+            return super().logits(images)
+
+    kinds, engine = Kinds(overlay=True, polygons=True), Interrupting(make_spec(fit="crop"))
+    predicting = stream(tmp_path, kinds, engine=engine, tile=(32, 32), whole=1)
+    with pytest.raises(KeyboardInterrupt):
+        predicting.run(given)
+    left = files_in(tmp_path / "out")
+    assert not any(name.endswith((".tmp", ".json")) for name in left)
+    for name in left:
+        Image.open(tmp_path / "out" / name).load()
+    masks = [name for name in left if "/" not in name]
+    assert len(masks) < len(given)
+    assert {f"overlays/{name}" for name in masks} <= set(left)
+    again = stream(tmp_path, kinds)
+    is_done = [again.folder.is_done(name) for _, name in given]
+    assert again.run(given, is_done).num_written == len(given) - len(masks)
+
+
+def test_what_is_read_ahead_does_not_grow_with_the_number_of_images(tmp_path, monkeypatch):
+    (tmp_path / "images").mkdir()
+    pixels = np.zeros((10, 10, 3), np.uint8)
+    for number in range(120):
+        (tmp_path / f"images/{number}.png").write_bytes(cv2_bytes(".png", pixels))
+    monkeypatch.setattr(prediction_stream, "MAX_BYTES", 10 * pixels.nbytes)
+    num_read, ahead = [], []
+    read = prediction_stream.read_small
+    monkeypatch.setattr(prediction_stream, "read_small", lambda *given: num_read.append(1) or read(*given))
+
+    class Counting(BrightnessEngine):
+        def logits(self, images):
+            ahead.append(len(num_read) - sum(shape[0] for shape in self.shapes))
+            return super().logits(images)
+
+    predicting = stream(tmp_path, engine=Counting(make_spec(fit="crop")))
+    predicting.run(inputs_of(tmp_path, [str(number) for number in range(120)]))
+    assert len(ahead) == 30
+    assert max(ahead) <= 2 * 4 + 10 + predicting.num_readers  # two batches, those that wait, those being read
+
+
+def test_an_image_that_is_gone_when_its_overlay_is_drawn_counts_as_bad(tmp_path, images):
+    given = inputs_of(tmp_path, images)
+
+    class Vandal(BrightnessEngine):
+        def logits(self, images):
+            given[0].path.unlink(missing_ok=True)
+            return super().logits(images)
+
+    outcome = stream(tmp_path, Kinds(overlay=True), engine=Vandal(make_spec(fit="crop"))).run(given)
+    assert [(path.name, reason) for path, reason in outcome.failed] == [("0.png", "No such file or directory")]
+    assert outcome.num_written == 6
+    assert "0.png" not in files_in(tmp_path / "out")

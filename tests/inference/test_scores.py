@@ -17,6 +17,8 @@ from unet_trainer.inference.scores import (
     EvaluatedSet,
     compare,
     image_scores,
+    intervals,
+    resampled_sums,
     scores_from_counts,
     summarise,
 )
@@ -238,3 +240,17 @@ def test_a_comparison_is_that_of_the_tables_of_two_runs():
     difference = paired_difference(table_of(this), table_of(other))
     assert (difference.iou, difference.verdict) == (pytest.approx(mean["difference"]), "better")
     assert difference.interval == pytest.approx(mean["interval"])
+
+
+def test_an_interval_covers_the_true_score_about_95_times_of_100(monkeypatch):
+    """200 sets of 60 images from one population, whose recall is 0.7."""
+    monkeypatch.setattr("unet_trainer.inference.scores.NUM_DRAWS", 300)
+    random = np.random.default_rng(1)
+    num_covered = 0
+    for _ in range(200):
+        counts = np.zeros((60, 1, 5), np.int64)
+        counts[:, 0, :3] = 1000
+        counts[:, 0, Count.HITS] = (1000 * random.beta(7, 3, 60)).round()  # of each image: 0.7 in the mean
+        ((low, high),) = intervals(scores_from_counts(resampled_sums([counts])[0])["recall"], 60)
+        num_covered += low <= 0.7 <= high
+    assert 180 <= num_covered <= 200

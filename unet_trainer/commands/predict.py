@@ -21,6 +21,7 @@ if TYPE_CHECKING:  # a typo is answered before torch and OpenCV are loaded
     from unet_trainer.inference.prediction_stream import PredictionStream
 
 NUM_NAMED = 100  # files that could not be read
+MODEL_SUFFIXES = (".pt", ".pt2", ".onnx")
 MAX_WIDTH = 200  # of a list of classes
 GO_ON = "--skip-existing continues from there"
 MIN_AGE = 300.0  # seconds since a draft was written to, after which the prediction that wrote it was killed
@@ -36,6 +37,7 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     from unet_trainer.inference.inputs import find_inputs, refuse_among_images
 
     checkpoint_dir = Path(script_config(()).checkpoint_dir)
+    refuse_models(given.inputs, given.model, checkpoint_dir)
     inputs = find_inputs(given.inputs, given.out, console.note)  # before torch is loaded: a wrong path fails early
     if not given.among_images:
         refuse_among_images(inputs, given.out)
@@ -79,6 +81,17 @@ def main(arguments: Sequence[str], script_config: ScriptConfig) -> int:
     if (warning := predictor.take_scale_warning()) is not None:
         console.warn(warning)
     return EXIT_USER_ERROR if stream.failed else EXIT_DONE
+
+
+def refuse_models(words: Sequence[str], model: str, checkpoint_dir: Path) -> None:
+    """Raises UserError for a run or a model's file among the images."""
+    from unet_trainer.datasets.listing import is_run_folder
+
+    for path in map(Path, words):
+        place = path if path.exists() else checkpoint_dir / path
+        if is_run_folder(place) or (place.is_file() and place.suffix in MODEL_SUFFIXES):
+            what = f"{path} is a model, not images; predict takes one model, its first word (here {model})"
+            raise UserError(f"{what}: give each model a command of its own")
 
 
 def _parser() -> CommandParser:
