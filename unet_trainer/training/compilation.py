@@ -57,7 +57,7 @@ def restoring(components: Components) -> Iterator[None]:
     try:
         yield
     finally:
-        state.load_checked(saved)
+        state.load_state_dict(saved)
         components.train_step.abandon_group()
         for group, values in zip(optimizer.param_groups, options, strict=True):
             group.update(values)  # the learning rate

@@ -11,10 +11,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import sys
-import threading
-import time
-import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -24,22 +20,19 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from unet_trainer.config.errors import PeerLost
+from unet_trainer.config.errors import PeerLost, TrainingFailed
 from unet_trainer.system.console import first_line
 from unet_trainer.system.launch import Launch
-from unet_trainer.system.signals import Interrupted, Signals, skip_teardown
+from unet_trainer.system.signals import Interrupted, Signals
 
 if TYPE_CHECKING:
     from unet_trainer.training.step import TrainStep
 
 Value = TypeVar("Value")
 
-START_SECONDS = 300  # within which all processes of a job have to appear
-PATIENT_SECONDS = 20  # after which rank 0 says that it waits for them
+START = timedelta(minutes=5)  # within which all processes of a job have to appear
 BEFORE_TRAINING = timedelta(days=2)  # limit of an exchange while rank 0 may still read a large dataset
 TRAINING = timedelta(minutes=15)  # limit of an exchange later: a process that takes longer hangs
-REPORT_SECONDS = 1.0  # that another rank waits for rank 0 to end with the same error
-POLL_SECONDS = 0.05
 
 
 class Job:
@@ -47,7 +40,6 @@ class Job:
 
     gradient_group: Any = None  # NCCL or gloo, from `connect` on
     _signals = Signals()
-    _store: Any = None
     _control: Any = None  # gloo, between the hosts; None: nothing is exchanged
 
     def __init__(self, launch: Launch) -> None:
@@ -66,25 +58,14 @@ class Job:
         if self.is_alone:
             return
         self._signals = signals
-        rank, number = self.launch.rank, self.launch.world_size
-        waiting = f"Waiting for all {number} processes to start (WORLD_SIZE is {number}) ..."
-        timer = threading.Timer(PATIENT_SECONDS, print, [waiting], {"file": sys.stderr, "flush": True})
-        timer.daemon = True
-        if self.is_main:
-            timer.start()
         try:
-            store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
-            self._store = dist.PrefixStore(find_attempt(store, rank, number), store)
+            with self.exchange():
+                dist.init_process_group("gloo", timeout=START)
+                self._control = dist.new_group(backend="gloo", timeout=BEFORE_TRAINING)
         except dist.DistError as error:
-            text = f"not all {number} processes have started within {START_SECONDS} s ({first_line(error)[:160]})"
+            text = f"not all {self.launch.world_size} processes have started within {START} ({first_line(error)[:160]})"
             fix = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
-            raise PeerLost(f"{text}; {fix}") from None
-        finally:
-            timer.cancel()
-        with self.exchange():
-            groups = dist.PrefixStore("groups", self._store)
-            dist.init_process_group("gloo", store=groups, rank=rank, world_size=number, timeout=BEFORE_TRAINING)
-            self._control = dist.group.WORLD
+            raise TrainingFailed(f"{text}; {fix}") from None
 
     def connect(self, device: torch.device) -> None:
         """Make the group for gradients: after the worker processes were forked, since NCCL is not fork-safe."""
@@ -103,14 +84,10 @@ class Job:
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around work that waits for the others. A signal waits for its end; a broken connection becomes PeerLost."""
+        """Around work that waits for the others: a signal waits for its end."""
         was_deferred, self._signals.is_deferred = self._signals.is_deferred, True
         try:
             yield
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, PeerLost | torch.OutOfMemoryError):
-                raise
-            raise self.lost(error) from None
         finally:
             self._signals.is_deferred = was_deferred
         if not was_deferred:
@@ -118,24 +95,12 @@ class Job:
 
     def lost(self, error: BaseException) -> PeerLost:
         """The error to end with after an exchange failed; nothing is exchanged any more."""
-        skip_teardown()  # which could wait for ever
         self._control = None
-        why = first_line(error)[:160]
-        return PeerLost(f"another process of the job has ended or does not answer ({why}); its own message says why")
+        return PeerLost(f"another process of the job has ended or does not answer ({first_line(error)[:160]})")
 
     def reports(self, error: BaseException) -> bool:
-        """Return whether this process prints the error that it ends with: rank 0 does, others if it is another one."""
-        if self._store is None:
-            return self.launch.local_rank == 0
-        with contextlib.suppress(Exception):  # the store may be gone
-            if self.is_main:
-                self._store.set("ended", str(error))
-            elif isinstance(error, PeerLost | Interrupted):
-                return False
-            else:
-                self._store.wait(["ended"], timedelta(seconds=REPORT_SECONDS))
-                return bool(self._store.get("ended").decode() != str(error))
-        return True
+        """Return whether this process prints the error that it ends with."""
+        return self.is_main or not isinstance(error, PeerLost | Interrupted)
 
     def largest(self, *numbers: int) -> list[int]:
         """Of each number the largest of all processes."""
@@ -258,22 +223,6 @@ class _StepForward(torch.nn.Module):
 
     def forward(self, *batch: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         return self.step.forward(*batch)  # type: ignore[arg-type]
-
-
-def find_attempt(store: Any, rank: int, world_size: int) -> str:
-    """Return a prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last
-    start left there, and restart counts differ between machines: rank 0 answers all that say hello now."""
-    if rank == 0:
-        attempt = uuid.uuid4().hex
-        for peer in range(1, world_size):
-            store.delete_key(f"hello/{peer}")  # of an earlier start: this one says it again
-            store.set(f"answer/{store.get(f'hello/{peer}').decode()}", attempt)
-        return attempt
-    answer, deadline = uuid.uuid4().hex, time.monotonic() + START_SECONDS
-    while not store.check([f"answer/{answer}"]) and time.monotonic() < deadline:
-        store.set(f"hello/{rank}", answer)
-        time.sleep(POLL_SECONDS)
-    return store.get(f"answer/{answer}").decode()
 
 
 def encode(value: Any) -> torch.Tensor:

@@ -41,7 +41,7 @@ from unet_trainer.runs.curves import (
     PacedWriter,
     write_curves,
 )
-from unet_trainer.runs.folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
+from unet_trainer.runs.folder import CURVES, LOG, SPLIT_CSV, has_checkpoint
 from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.os_errors import explain, named_file, with_advice
@@ -136,18 +136,17 @@ def set_up(
     record = session.record
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     curves = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE)
-    drawings: dict[str, Callable[[], object]] = {CURVES: curves.write}
+    drawings: list[Callable[[], object]] = [curves.write]
     live_report = None
     if make_report is not None:
         draw = partial(make_report, folder, with_pictures=False, is_running=True)
         live_report = PacedWriter(draw, MAX_REPORT_SHARE, REPORT_SECONDS)
-        drawings[REPORT] = live_report.write
+        drawings.append(live_report.write)
     if processes.is_main:
         resumed_after = {"epoch": state.epoch, "batch": state.batch} if resumes else None
         about = start_facts(hardware, settings, dataset, state.segmenter.network)
         _open_folder(folder, session, {"resumed_after": resumed_after, **about})
-        is_ours = session.lock.is_ours
-        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, record, drawings)
+        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, record, drawings)
     budget.seconds_before = state.seconds + state.train_seconds
     run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes, custom)
     run.callers_random_state, run.untaught_ids = callers_random_state, dataset.untaught_ids
