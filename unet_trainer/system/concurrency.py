@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import math
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.util
@@ -21,7 +20,7 @@ import traceback
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -39,7 +38,6 @@ KILL_SECONDS = 5.0  # to wait after SIGKILL; a process that is stuck in the kern
 GROUP = 4  # small items that read_ahead begins at a time
 HANG_SECONDS = 600.0  # on one item of forked_map; as worker_timeout
 POLL_SECONDS = 1.0  # between checks for children of forked_map that hang
-STOP_POLL_SECONDS = 0.1  # between checks for a signal
 JOIN_SECONDS = 30.0  # for the calls under way when read_ahead ends early, or when the interpreter exits
 MAX_MESSAGE = 300  # characters of what a crashed child printed
 PIPE_BYTES = 2**18  # asked for, of the pipes of ForkedWorkers
@@ -48,26 +46,6 @@ PIPE_BYTES = 2**18  # asked for, of the pipes of ForkedWorkers
 def can_fork() -> bool:
     """A daemonic process, such as a worker of the caller's own pool, may not have children."""
     return CAN_FORK and not multiprocessing.current_process().daemon
-
-
-@contextlib.contextmanager
-def signals_waiting() -> Iterator[None]:
-    """Delivers signals that come meanwhile at its end: what a handler raises during a fork is lost. To block them is
-    not enough: they reach Python through other threads."""
-    received: list[int] = []
-
-    def deliver() -> None:
-        for number in received:
-            signal.raise_signal(number)
-
-    with contextlib.ExitStack() as restores:  # goes through to its end, also where a restored handler raises
-        restores.callback(deliver)
-        for number in SIGNALS if threading.current_thread() is threading.main_thread() else ():
-            handler = signal.getsignal(number)
-            # None: it was not set from Python
-            restores.callback(signal.signal, number, signal.SIG_DFL if handler is None else handler)
-            signal.signal(number, lambda number, _: received.append(number))
-        yield
 
 
 def start_process(function: Callable[..., object], *arguments: Any) -> BaseProcess:
@@ -89,15 +67,11 @@ def start_process(function: Callable[..., object], *arguments: Any) -> BaseProce
 
     process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
     try:
-        with signals_waiting(), warnings.catch_warnings():
+        with warnings.catch_warnings():
             # Python 3.12 warns that a fork could copy held locks; the children take none
             warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
             cv2.setNumThreads(1)
             process.start()
-    except BaseException:
-        if process.pid is not None:
-            kill_processes([process])
-        raise
     finally:
         cv2.setNumThreads(num_threads)
     return process
@@ -318,24 +292,15 @@ def _wait_at_exit() -> None:
 
 
 class ReadTimeout(Exception):
-    """Nothing was read in the time limit, or soon after a signal."""
+    """Nothing was read in the time limit."""
 
 
-def call_with_timeout(
-    function: Callable[[], Outcome],
-    timeout: float | None,
-    is_stopping: Callable[[], bool] = lambda: False,
-    stop_seconds: float = 0.0,
-) -> Outcome:
-    """What the function returns or raises. Raises ReadTimeout after `timeout` seconds, or `stop_seconds` after
-    is_stopping: a file on a dead network disk never answers. The thread that hangs is left behind."""
+def call_with_timeout(function: Callable[[], Outcome], timeout: float | None) -> Outcome:
+    """What the function returns or raises. Raises ReadTimeout after `timeout` seconds: a file on a dead network disk
+    never answers. The thread that hangs is left behind."""
     future = start_thread(function, "reading")
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    while not wait([future], STOP_POLL_SECONDS).done:
-        if is_stopping():
-            deadline = min(deadline, time.monotonic() + stop_seconds)
-        if time.monotonic() > deadline:
-            raise ReadTimeout
+    if not wait([future], timeout).done:
+        raise ReadTimeout
     return future.result()
 
 

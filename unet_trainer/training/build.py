@@ -32,7 +32,7 @@ from unet_trainer.images.tiling import RandomCrops, Size, Tiling, WholeImages, t
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
 from unet_trainer.loading.dataset import IMAGE_CHANGED, MASK_CHANGED, PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
-from unet_trainer.loading.pixel_cache import SUFFIX, NotWritable, fill_cache
+from unet_trainer.loading.pixel_cache import SUFFIX, delete_files, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.custom import build_custom_network
 from unet_trainer.model.fast_layers import use_arm_convolutions
@@ -237,6 +237,8 @@ def build_loaders(
         is_in_memory = config.cache == "ram" and launch.local_world_size == 1
         with processes.main_process_first():
             _fill_caches(config, (train_dataset, val_dataset), console, None if is_in_memory else folder / stem)
+        processes.any_rank()  # all have mapped the files, which need no names from here on
+        delete_files(folder, f"{stem}-*")
     num_workers = max(1, config.num_workers // launch.local_world_size) if config.num_workers else 0
     pool = WorkerPool(num_workers, device) if num_workers else None
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout, launch=launch)
@@ -300,8 +302,9 @@ def _fill_caches(
                     mask_sizes=dataset.mask_sizes,
                     timeout=config.worker_timeout,
                 )
-            except NotWritable as error:
-                console.warn(f"{error}; files are read in every epoch")
+            except OSError as error:
+                place = stem and stem.parent
+                console.warn(f"cache: {place} cannot be written to ({error.strerror}); files are read in every epoch")
                 return
             except ReadTimeout:
                 took = f"{config.worker_timeout:g} s (worker_timeout)"

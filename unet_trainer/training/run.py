@@ -307,4 +307,4 @@ def next_batch(run: Run, batches: Iterator[Batch], index: int) -> Batch:
     is_shared = not run.processes.is_alone and run.worker_error is None  # a signal, on which all agree in begin_step
     if not run.components.train_step.mid_accumulation and not is_shared:
         run.raise_if_ending()
-    return run.loaders.train.read(run.state.epoch, index, run.signals.is_stopping)
+    return run.loaders.train.read(run.state.epoch, index)
