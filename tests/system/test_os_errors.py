@@ -20,7 +20,7 @@ SENTENCES = [
     (made(errno.EROFS), "Read-only file system; choose a folder on a disk that can be written to"),
     (made(errno.EIO), "Input/output error; the disk or its connection fails; look at the system's log"),
     (made(errno.EMFILE, "/nowhere/a"), "/nowhere/a: Too many open files; allow more with ulimit -n 4096"),
-    (made(errno.ENOTDIR, b"/nowhere/a"), "/nowhere/a: Not a directory"),
+    (made(errno.ENOTDIR, b"/nowhere/a"), "/nowhere/a: Not a directory; a part of that path is a file, not a folder"),
     (MemoryError(), "Cannot allocate memory; end other programs"),
     (MemoryError("Unable to allocate 9 GiB"), "Unable to allocate 9 GiB; end other programs"),
 ]  # fmt: skip

@@ -12,6 +12,8 @@ from unet_trainer.config.errors import UserError
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 ADVICE = {  # where the system's own words do not say what to do
     errno.ENOSPC: "make room",
+    errno.EEXIST: "it is not a folder; name another",
+    errno.ENOTDIR: "a part of that path is a file, not a folder",
     errno.EROFS: "choose a folder on a disk that can be written to",
     errno.EMFILE: "allow more with ulimit -n 4096",
     errno.EAGAIN: "allow more processes with ulimit -u, or end other programs",
