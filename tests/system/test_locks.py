@@ -8,7 +8,7 @@ import pytest
 from helpers.project import ROOT
 from unet_trainer.config.errors import UserError
 from unet_trainer.system import locks
-from unet_trainer.system.locks import FolderLock, is_in_use, is_locked, is_locked_here, lock_file
+from unet_trainer.system.locks import FolderLock, is_in_use, is_locked, is_locked_here
 
 HOLD = """
 import sys, time; from pathlib import Path; from unet_trainer.system.locks import FolderLock
@@ -109,6 +109,6 @@ def test_a_file_is_in_use_until_it_is_closed_also_for_those_who_may_only_read_it
     path.touch()
     with path.open("rb") as file:
         path.chmod(mode)
-        lock_file(file.fileno())
+        locks.lock_descriptor(file.fileno(), blocking=False)
         assert is_in_use(path)
     assert is_in_use(path) is False

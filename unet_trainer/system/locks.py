@@ -92,12 +92,6 @@ def is_locked_here(folder: Path) -> bool:
     return folder.resolve() in _held_here
 
 
-def lock_file(handle: int) -> None:
-    """Marks an open file as in use until it is closed, where its file system has locks."""
-    with contextlib.suppress(OSError):
-        lock_descriptor(handle, blocking=False)
-
-
 def is_in_use(path: Path) -> bool | None:
     """Whether a process has locked the file; None where files cannot be locked. Raises OSError."""
     try:
@@ -121,5 +115,6 @@ def draft_folder(parent: Path, prefix: str) -> Iterator[Path]:
             shutil.rmtree(left, ignore_errors=True)
     draft = tempfile.TemporaryDirectory(prefix=prefix, dir=parent, ignore_cleanup_errors=True)
     with draft as name, (Path(name) / DRAFT_LOCK).open("x") as file:
-        lock_file(file.fileno())  # released by the system when the process dies
+        with contextlib.suppress(OSError):  # no locks there; the system releases one when the process dies
+            lock_descriptor(file.fileno(), blocking=False)
         yield Path(name)

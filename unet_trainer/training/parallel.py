@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from unet_trainer.config.errors import PeerLost, TrainingFailed
+from unet_trainer.config.errors import TrainingFailed
 from unet_trainer.system.console import first_line
 from unet_trainer.system.launch import Launch
 from unet_trainer.system.signals import Interrupted, Signals
@@ -84,23 +84,25 @@ class Job:
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around work that waits for the others: a signal waits for its end."""
+        """Around work that waits for the others: a signal waits for its end, a lost connection ends the run."""
         was_deferred, self._signals.is_deferred = self._signals.is_deferred, True
         try:
             yield
+        except RuntimeError as error:
+            raise (self.lost(error) if is_of_the_link(error) else error) from None
         finally:
             self._signals.is_deferred = was_deferred
         if not was_deferred:
             self._signals.check()
 
-    def lost(self, error: BaseException) -> PeerLost:
+    def lost(self, error: BaseException) -> TrainingFailed:
         """The error to end with after an exchange failed; nothing is exchanged any more."""
         self._control = None
-        return PeerLost(f"another process of the job has ended or does not answer ({first_line(error)[:160]})")
+        return TrainingFailed(f"another process of the job has ended or does not answer ({first_line(error)[:160]})")
 
     def reports(self, error: BaseException) -> bool:
         """Return whether this process prints the error that it ends with."""
-        return self.is_main or not isinstance(error, PeerLost | Interrupted)
+        return self.is_main or not isinstance(error, Interrupted)
 
     def largest(self, *numbers: int) -> list[int]:
         """Of each number the largest of all processes."""
