@@ -84,14 +84,18 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | No
     makes it, so that the file loads on any machine.
     """
     stored = {"format": FORMAT, **content}
-    for part in (stored, stored.get("ema") or {}):
-        if (bad := first_non_finite(part.get("model") or {})) is not None:
-            raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
+    if (bad := _first_non_finite(stored)) is not None:
+        raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
     with atomic_open(path, verify=_check_archive, previous=previous) as file:
         try:
             torch.save(stored, file)
         except RuntimeError as error:  # of a full disk torch says that it is at an unexpected position
             raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
+
+
+def _first_non_finite(content: Mapping[str, Any]) -> str | None:
+    averaged = (content.get("ema") or {}).get("model") or {}
+    return first_non_finite(content.get("model") or {}) or first_non_finite(averaged)
 
 
 def first_non_finite(weights: Mapping[str, torch.Tensor]) -> str | None:
