@@ -49,22 +49,6 @@ def repaint(path):
     cv2.imwrite(str(path), np.ascontiguousarray(pixels[::-1]))
 
 
-def test_an_image_whose_content_changes_in_a_run_is_named_once(config, data, capsys):
-    victims = []
-
-    def change(row):
-        if row["epoch"] == 1:
-            image, mask = (data / name for name in files_of(Path(config["checkpoint_dir"]) / "run", "train")[0])
-            repaint(image)
-            mask.touch()  # another time, the same content
-            victims.append(image)
-
-    train(config, on_epoch=change, num_epochs=4, num_workers=1)
-    said = capsys.readouterr().out
-    assert said.count("changed since the run began") == 1
-    assert f"Warning: 1 file changed since the run began: {victims[0]}; training continues with the new content" in said
-
-
 def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
     run = train(config, num_epochs=1)
     (image, _), (_, mask) = files_of(run.run_dir, "train")[:2]

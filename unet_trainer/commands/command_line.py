@@ -23,7 +23,7 @@ from unet_trainer.runs.folder import CONFIG_YAML, begun_later, check_init_from, 
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
-from unet_trainer.system.signals import Interrupted, open_closed_streams
+from unet_trainer.system.signals import Interrupted
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides
@@ -101,7 +101,6 @@ def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
 
 def _explain_errors(main: Callable[[], int]) -> int:
     try:
-        open_closed_streams()
         if read_launch().is_torchrun:
             # before torch is loaded: stack traces of connections that broke
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import DataError, StoredFile, content_digest, naming, read_with_stamp, shown_path
+from unet_trainer.images.file_bytes import DataError, StoredFile, naming, read_bytes, shown_path
 from unet_trainer.images.image_decoding import EncodedImage, Pixels
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, decode_mask_or_alpha
@@ -45,15 +44,10 @@ class Batch(NamedTuple):
 
 
 class PairSize(NamedTuple):
-    """Height and width of both files when they were scanned, and stamp and digest, by which a change is noticed."""
+    """Height and width of both files when they were scanned."""
 
     image: Size
     mask: Size
-    image_state: tuple[tuple[int, ...], str] = ((), "")
-    mask_state: tuple[tuple[int, ...], str] = ((), "")
-
-
-IMAGE_CHANGED, MASK_CHANGED = 1, 2  # flags in SegmentationDataset.noticed
 
 
 @dataclass(eq=False)
@@ -78,9 +72,6 @@ class SegmentationDataset:
             if any(size != self.tiling.size for size in own):
                 self.mask_sizes = own
                 self.batch_mask_size = max(height for height, _ in own), max(width for _, width in own)
-        # of each pair, what was noticed while it was read; shared with forked workers
-        self.noticed = np.frombuffer(mmap.mmap(-1, max(1, len(self.pairs))), np.uint8)
-        self._taken = np.zeros_like(self.noticed)
         self._last_read: tuple[int, Pixels, Pixels] | None = None  # consecutive tiles or crops of one image
 
     def __len__(self) -> int:
@@ -135,12 +126,6 @@ class SegmentationDataset:
             self._last_read = (pair, *self._read(pair))
         return self.tiling.extract(*self._last_read[1:], epoch, index)
 
-    def take_noticed(self, flag: int) -> list[int]:
-        """The pairs of which this was noticed, each once."""
-        found = np.flatnonzero(self.noticed & ~self._taken & flag)
-        self._taken[found] |= flag
-        return found.tolist()
-
     def decode(self, index: int) -> tuple[Pixels, Pixels]:
         """A pair as the cache keeps it: as the sample where whole images are resized, else as it is."""
         image, mask = self._read(index)
@@ -153,10 +138,9 @@ class SegmentationDataset:
         min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
         known = self.sizes[index]
         with naming(shown_path(pair.image)):
-            data = self._content(index, pair.image, known.image_state, IMAGE_CHANGED)
-            image, size, is_missing = self.image_spec.decode(data, min_side)
+            image, size, is_missing = self.image_spec.decode(read_bytes(pair.image), min_side)
         with naming(shown_path(pair.mask)):
-            file = EncodedImage(self._content(index, pair.mask, known.mask_state, MASK_CHANGED))
+            file = EncodedImage(read_bytes(pair.mask))
             file.refuse_bomb(known.mask)
             mask = self.coding.encode(decode_mask_or_alpha(file)[0])
         if mask.shape != known.mask or (mask == UNKNOWN).any():
@@ -170,13 +154,6 @@ class SegmentationDataset:
         if is_missing is not None and self.image_spec.ignores_nodata:
             mask = np.where(is_missing, np.uint8(IGNORED), mask)
         return self.image_spec.to_batch(image), mask
-
-    def _content(self, index: int, path: Path, known: tuple[tuple[int, ...], str], flag: int) -> bytes:
-        """The bytes of a file. Those of another stamp than when it was scanned are compared by their digest."""
-        data, stamp = read_with_stamp(path)
-        if known[0] and tuple(stamp) != known[0] and content_digest(data) != known[1]:
-            self.noticed[index] |= flag
-        return data
 
 
 @dataclass(eq=False)

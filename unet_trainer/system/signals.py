@@ -1,6 +1,5 @@
-"""How this process ends and what it was started with: signals and closed standard streams. Signals
-are recorded during training, so that the state can be saved, and raised while a run starts. A second SIGINT never
-waits."""
+"""How this process ends. Signals are recorded during training, so that the state can be saved, and raised while a run
+starts. A second SIGINT never waits."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ from typing import Any, NoReturn
 from unet_trainer.system.concurrency import SIGNALS, is_writing
 from unet_trainer.system.console import EXIT_INTERRUPTED
 
-STANDARD_STREAMS = {"stdin": (0, "r"), "stdout": (1, "w"), "stderr": (2, "w")}
 _skips_teardown = False
 
 
@@ -86,18 +84,6 @@ class Signals:
         """Raises Interrupted if a signal was received. Called where the state can be saved."""
         if self.received is not None:
             raise Interrupted(self.received)
-
-
-def open_closed_streams() -> None:
-    """Leads standard streams that were closed (>&-) to os.devnull. The next files that are opened would get their
-    numbers: what a library prints would end up in a checkpoint."""
-    for name, (number, mode) in STANDARD_STREAMS.items():
-        try:
-            os.fstat(number)
-        except OSError:
-            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", errors="replace", closefd=False))  # noqa: SIM115
 
 
 def skip_teardown() -> None:

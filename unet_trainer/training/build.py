@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import OWN, Config
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
-from unet_trainer.datasets.pairs import FoundPairs, Pair, first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.split_file import read_split_csv
 from unet_trainer.images.drawing import error_sheet
 from unet_trainer.images.file_bytes import DataError
@@ -30,7 +30,7 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Size, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
-from unet_trainer.loading.dataset import IMAGE_CHANGED, MASK_CHANGED, PairSize, SegmentationDataset
+from unet_trainer.loading.dataset import PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import SUFFIX, delete_files, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
@@ -45,7 +45,7 @@ from unet_trainer.model.random_state import seeded
 from unet_trainer.model.segmenter import MAX_SIDE, STRIDE, Segmenter, SegmenterSpec
 from unet_trainer.runs.folder import SPLIT_CSV, shown_model
 from unet_trainer.system.concurrency import ReadTimeout
-from unet_trainer.system.console import Console, counted, first_line
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.evaluation import EvalStep, Sample, build_eval_forward, choose_samples, predict
@@ -68,18 +68,12 @@ class Loaders:
     pool: WorkerPool | None
 
     def take_notices(self) -> list[str]:
-        """What reading has noticed since the last call: pieces that workers failed to fill, files that changed."""
-        changed, notices = [], []
+        """What reading has noticed since the last call: pieces that workers failed to fill."""
+        notices = []
         if self.pool is not None and self.pool.num_failed:
             what = f"{counted(self.pool.num_failed, 'part')} of a batch in this epoch ({self.pool.failure_reason})"
             notices.append(f"workers could not fill {what}; the training process read them instead, which is slower")
             self.pool.num_failed = 0
-        for dataset in (self.train.dataset, self.val.dataset):
-            changed += [str(dataset.pairs[index].image) for index in dataset.take_noticed(IMAGE_CHANGED)]
-            changed += [str(dataset.pairs[index].mask) for index in dataset.take_noticed(MASK_CHANGED)]
-        if changed:
-            how = f"changed since the run began: {first_few(changed)}; training continues with the new content"
-            notices.append(f"{counted(len(changed), 'file')} {how}")
         return notices
 
     def close(self) -> None:
@@ -195,10 +189,7 @@ def build_datasets(
 
     def build(pairs: Sequence[Pair], tiling: Tiling, augmentation: Augmentation | None) -> SegmentationDataset:
         facts, coding, spec = zip(*dataset.facts_of(pairs), strict=True), dataset.coding, dataset.image_spec
-        sizes = [
-            PairSize(image.size, mask.size, (image.stamp, image.digest), (mask.stamp, mask.digest))
-            for image, mask in facts
-        ]
+        sizes = [PairSize(image.size, mask.size) for image, mask in facts]
         return SegmentationDataset(pairs, sizes, coding, spec, tiling, augmentation, config.seed, config.resize_masks)
 
     return build(dataset.split.train, train_tiling, augmentation), build(dataset.split.val, val_tiling, None)
@@ -318,38 +309,6 @@ def _fill_caches(
         console.warn(
             f"there is no room for {counted(num_pairs - num_cached, 'pair')}; these are read from files in every epoch"
         )
-
-
-def build_components_with_weights(
-    settings: Settings,
-    spec: SegmenterSpec,
-    device: torch.device,
-    num_batches: int,
-    console: Console,
-    resumes: bool = False,
-    processes: Job = ALONE,
-    custom: CustomParts = NO_PARTS,
-    initial: InitialModel | None = None,
-) -> Components:
-    """As build_components; weights that encoder_weights: auto found and that cannot be loaded give way to random
-    ones."""
-    try:
-        components = build_components(
-            settings.taken, spec, device, num_batches, console, resumes, processes, custom, initial
-        )
-        if components.initial_weights:
-            settings["init_from"] = settings["init_from"]._replace(reason=components.initial_weights)
-        return components
-    except Exception as error:  # what is not the fault of the weights is raised again below
-        if settings.requested.encoder_weights != "auto" or settings.taken.encoder_weights is None or resumes:
-            raise
-        reason = f"imagenet weights cannot be loaded ({first_line(error)}): random weights"
-    settings.change(reason, encoder_weights=None)
-    components = build_components(
-        settings.taken, spec, device, num_batches, console, processes=processes, custom=custom
-    )
-    console.note(f"encoder_weights: {reason}")
-    return components
 
 
 def synchronize_batch_norm(network: torch.nn.Module, device: torch.device, group: Any) -> torch.nn.Module:

@@ -228,7 +228,7 @@ class Checkpointer:
     split: Split
     console: Console
     record: RunRecord = field(default_factory=RunRecord)
-    drawings: Sequence[Callable[[], object]] = ()  # written with each state
+    drawings: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # by their file
     saving: Future[Any] | None = field(default=None, init=False)
     waiting: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
     saved_at: float = field(default_factory=time.monotonic, init=False)
@@ -310,7 +310,8 @@ class Checkpointer:
         self.wait()
         write_last = partial(self._write_state, LAST, self._copy_state(best), self.folder / PREVIOUS)
         waiting, self.waiting, self.saved_at = [*self.waiting.values()], {}, time.monotonic()
-        files: list[Callable[[], object]] = [self.record.save, *waiting, write_last, self.write_config, *self.drawings]
+        drawings = self.drawings.values()
+        files: list[Callable[[], object]] = [self.record.save, *waiting, write_last, self.write_config, *drawings]
         self.saving = start_thread(partial(_write_all, files), "checkpoint", is_awaited=True)
 
     def save_if_due(self) -> None:

@@ -41,7 +41,7 @@ from unet_trainer.runs.curves import (
     PacedWriter,
     write_curves,
 )
-from unet_trainer.runs.folder import CURVES, LOG, SPLIT_CSV, has_checkpoint
+from unet_trainer.runs.folder import CURVES, LOG, REPORT, SPLIT_CSV, has_checkpoint
 from unet_trainer.runs.trackers import Trackers
 from unet_trainer.system.console import Console, counted, first_line
 from unet_trainer.system.os_errors import explain, named_file, with_advice
@@ -112,7 +112,9 @@ def set_up(
     # Rank 0 loads pretrained weights, or does without; the others build the same model and get its state.
     parts = (spec, device, len(loaders.train), console)
     if processes.is_main:
-        components = build.build_components_with_weights(settings, *parts, resumes, processes, custom, initial)
+        components = build.build_components(settings.taken, *parts, resumes, processes, custom, initial)
+        if components.initial_weights:
+            settings["init_from"] = settings["init_from"]._replace(reason=components.initial_weights)
         share_settings(processes, settings, device, config.checkpoint_dir)
     else:
         settings = share_settings(processes, None, device, config.checkpoint_dir)
@@ -136,12 +138,12 @@ def set_up(
     record = session.record
     checkpointer: AnyCheckpointer = FollowingCheckpointer(folder)
     curves = PacedWriter(partial(write_curves, folder), MAX_CURVES_SHARE)
-    drawings: list[Callable[[], object]] = [curves.write]
+    drawings: dict[str, Callable[[], object]] = {CURVES: curves.write}
     live_report = None
     if make_report is not None:
         draw = partial(make_report, folder, with_pictures=False, is_running=True)
         live_report = PacedWriter(draw, MAX_REPORT_SHARE, REPORT_SECONDS)
-        drawings.append(live_report.write)
+        drawings[REPORT] = live_report.write
     if processes.is_main:
         resumed_after = {"epoch": state.epoch, "batch": state.batch} if resumes else None
         about = start_facts(hardware, settings, dataset, state.segmenter.network)
