@@ -51,12 +51,7 @@ from unet_trainer.runs.folder import (
 )
 from unet_trainer.runs.record import RunRecord
 from unet_trainer.runs.tables import Row, write_metrics
-from unet_trainer.system.atomic_files import (
-    atomic_open,
-    make_own_folder,
-    write_bytes_atomically,
-    write_text_atomically,
-)
+from unet_trainer.system.atomic_files import atomic_open, make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.concurrency import start_thread
 from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.input_files import NO_FILE, check_zip, open_file

@@ -38,10 +38,7 @@ MESSAGES = (  # parts of a RuntimeError's text, in lower case
 NO_ENGINE = "unable to find an engine"
 KEEPS = ("autograd_cache_allow_custom_autograd_functions",)  # of earlier compiling, on the disk
 # the latter computes what is independent in one launch: the casts of the weights
-OPTIONS = {
-    "triton.cudagraphs",
-    "combo_kernels",
-}
+OPTIONS = {"triton.cudagraphs", "combo_kernels"}
 MIN_EVAL_PIXELS = 2**26  # of a validation; for fewer, compiling it takes longer than it saves in a hundred
 SHORT_MEMORY = 0.1  # share of a GPU's memory that is left
 Result = TypeVar("Result")
@@ -272,10 +269,7 @@ def try_components(
                 try_steps(components, *batches)
         except (ValueError, RuntimeError) as error:
             # the traceback leads to the caller's code
-            if is_out_of_memory(error) or OWN in (
-                config.architecture,
-                *config.loss,
-            ):
+            if is_out_of_memory(error) or OWN in (config.architecture, *config.loss):
                 raise
             names = ("architecture", "encoder", "batch_size", "image_size")
             described = ", ".join(f"{name}: {getattr(config, name)}" for name in names)

@@ -64,10 +64,7 @@ def predict(segmenter: Segmenter, images: torch.Tensor, numerics: Numerics) -> t
     """N,H,W,C images on any device → N,H,W class ids."""
     segmenter.eval()
     # does not pay for a few images
-    was_searching, torch.backends.cudnn.benchmark = (
-        torch.backends.cudnn.benchmark,
-        False,
-    )
+    was_searching, torch.backends.cudnn.benchmark = (torch.backends.cudnn.benchmark, False)
     try:
         with numerics.autocast():
             return predicted_ids(segmenter(images.to(numerics.device)))
