@@ -2,6 +2,7 @@
 whose processes fail, are in tests/test_torchrun.py."""
 
 import pickle
+import threading
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -25,7 +26,7 @@ from unet_trainer.system.launch import Launch, read_launch
 from unet_trainer.system.signals import Signals
 from unet_trainer.training import parallel
 from unet_trainer.training.compilation import connect_gradients, unsynchronized
-from unet_trainer.training.parallel import GradientSync, Job, choose_backend, decode, device_id, encode
+from unet_trainer.training.parallel import GradientSync, Job, choose_backend, decode, device_id, encode, find_attempt
 
 TORCHRUN = {
     "RANK": "5",
@@ -79,6 +80,22 @@ def test_rank_0_reads_first_then_the_first_of_each_other_machine_then_the_rest(r
     with job.main_process_first():
         assert len(exchanges) == before
     assert len(exchanges) == 2
+
+
+def test_a_restart_with_the_same_store_reads_nothing_of_the_start_before():
+    port = free_port()
+    store = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store.set("hello/1", "of the start before")
+    attempts = []
+    for _ in range(2):
+        peer = dist.TCPStore("127.0.0.1", port, is_master=False)
+        thread = threading.Thread(target=lambda peer=peer: attempts.append(find_attempt(peer, 1, 2)))
+        thread.start()
+        attempts.append(find_attempt(store, 0, 2))
+        thread.join()
+    assert attempts[0] == attempts[1]
+    assert attempts[2] == attempts[3]
+    assert attempts[0] != attempts[2]
 
 
 @pytest.mark.parametrize("rank", [0, 1])

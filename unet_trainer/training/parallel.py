@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import io
 import math
+import time
+import uuid
 import warnings
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -32,6 +34,7 @@ Value = TypeVar("Value")
 
 START = timedelta(minutes=5)  # within which all processes of a job have to appear
 BEFORE_TRAINING = timedelta(days=2)  # limit of an exchange while rank 0 may still read a large dataset
+POLL_SECONDS = 0.05
 TRAINING = timedelta(minutes=15)  # limit of an exchange later: a process that takes longer hangs
 
 
@@ -60,8 +63,10 @@ class Job:
         self._signals = signals
         try:
             with self.exchange():
-                dist.init_process_group("gloo", timeout=START)
-                self._control = dist.new_group(backend="gloo", timeout=BEFORE_TRAINING)
+                shared, rank, number = next(dist.rendezvous("env://", timeout=START))
+                store = dist.PrefixStore(find_attempt(shared, rank, number), shared)
+                dist.init_process_group("gloo", store=store, rank=rank, world_size=number, timeout=BEFORE_TRAINING)
+                self._control = dist.group.WORLD
         except dist.DistError as error:
             text = f"not all {self.launch.world_size} processes have started within {START} ({first_line(error)[:160]})"
             fix = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
@@ -225,6 +230,22 @@ class _StepForward(torch.nn.Module):
 
     def forward(self, *batch: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
         return self.step.forward(*batch)  # type: ignore[arg-type]
+
+
+def find_attempt(store: Any, rank: int, world_size: int) -> str:
+    """Return a prefix of this start's own. torchrun keeps the store when it restarts a job, with all that the last
+    start left there, and restart counts differ between machines: rank 0 answers all that say hello now."""
+    if rank == 0:
+        attempt = uuid.uuid4().hex
+        for peer in range(1, world_size):
+            store.delete_key(f"hello/{peer}")  # of an earlier start: this one says it again
+            store.set(f"answer/{store.get(f'hello/{peer}').decode()}", attempt)
+        return attempt
+    answer, deadline = uuid.uuid4().hex, time.monotonic() + START.total_seconds()
+    while not store.check([f"answer/{answer}"]) and time.monotonic() < deadline:
+        store.set(f"hello/{rank}", answer)
+        time.sleep(POLL_SECONDS)
+    return store.get(f"answer/{answer}").decode()
 
 
 def encode(value: Any) -> torch.Tensor:
