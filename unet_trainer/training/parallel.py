@@ -62,15 +62,15 @@ class Job:
             return
         self._signals = signals
         try:
-            with self.exchange():
-                shared, rank, number = next(dist.rendezvous("env://", timeout=START))
-                store = dist.PrefixStore(find_attempt(shared, rank, number), shared)
-                dist.init_process_group("gloo", store=store, rank=rank, world_size=number, timeout=BEFORE_TRAINING)
-                self._control = dist.group.WORLD
+            shared, rank, number = next(dist.rendezvous("env://", timeout=START))
+            store = dist.PrefixStore(find_attempt(shared, rank, number), shared)
         except dist.DistError as error:
             text = f"not all {self.launch.world_size} processes have started within {START} ({first_line(error)[:160]})"
             fix = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
             raise TrainingFailed(f"{text}; {fix}") from None
+        with self.exchange():
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=number, timeout=BEFORE_TRAINING)
+            self._control = dist.group.WORLD
 
     def connect(self, device: torch.device) -> None:
         """Make the group for gradients: after the worker processes were forked, since NCCL is not fork-safe."""
