@@ -22,7 +22,6 @@ Outcome = TypeVar("Outcome")
 CUTMIX_STREAM = 5  # part of the seed: independent of the random numbers of order, augmentation and crops
 SMALLEST, LARGEST = 0.2, 0.7  # side of a rectangle, as a share of the image's
 MAX_WAIT = 0.10  # share of an epoch up to which there is no advice
-MIN_GAIN = 1.05  # a setting that gains less is not named
 
 
 class Loader:
@@ -155,19 +154,14 @@ def advise(times: EpochTimes, num_cores: int, cache: str, on_cpu: bool) -> str |
     """One sentence when the model waits for more than a tenth of the time, else None."""
     if times.data_wait <= MAX_WAIT:
         return None
-    rates = {"": 0.0}  # setting → images per second that the workers could read
-    most = num_cores - 1 if not on_cpu else num_cores // 2
-    if most > times.num_workers:
-        rates[f"num_workers: {most}"] = most / max(times.read_seconds + times.augment_seconds, 1e-9)
-    if cache == "none":
-        rates["cache: ram"] = max(1, times.num_workers) / max(times.augment_seconds, 1e-9)
-    reason = (
+    most = num_cores // 2 if on_cpu else num_cores - 1
+    fix = "a smaller image_size or a lighter augmentation would help, or more cores"
+    if cache == "none" and times.augment_seconds < times.read_seconds:
+        fix = "cache: ram would help"
+    elif most > times.num_workers:
+        fix = f"num_workers: {most} would help"
+    return (
         f"the model waits for data in {times.data_wait:.0%} of the time "
         f"(reading {times.read_seconds * 1e3:.1f} ms and augmenting {times.augment_seconds * 1e3:.1f} ms an image, "
-        f"{times.num_workers} workers)"
+        f"{times.num_workers} workers); {fix}"
     )
-    setting = max(rates, key=lambda name: rates[name])
-    rate = min(rates[setting], times.images_per_second / max(1 - times.data_wait, 0.01))  # at most as without any wait
-    if rate < MIN_GAIN * times.images_per_second:
-        return f"{reason}; a smaller image_size or a lighter augmentation would help, or more cores"
-    return f"{reason}; {setting} would give about {rate:.0f} images/s instead of {times.images_per_second:.0f}"

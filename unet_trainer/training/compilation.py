@@ -27,13 +27,8 @@ from unet_trainer.training.build import Components, Loaders, eval_batch_size
 from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import EpochMetrics
 
-MESSAGES = (  # parts of a RuntimeError's text, in lower case
-    "out of memory",
-    "not enough memory",
-    "defaultcpuallocator",
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-)
+# Parts of a RuntimeError's text, in lower case.
+MESSAGES = ("out of memory", "not enough memory", "defaultcpuallocator", "cublas_status_alloc", "cudnn_status_alloc")
 # cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
 NO_ENGINE = "unable to find an engine"
 KEEPS = ("autograd_cache_allow_custom_autograd_functions",)  # of earlier compiling, on the disk
@@ -299,15 +294,10 @@ def compile_components(
     failure, undo = fit_into_memory(compile_once, settings, components, console, saved, processes)
     failures = [one for one in processes.all_gather(failure) if one is not None]
     if failures:
-        where = (
-            ""
-            if processes.launch.world_size == 1
-            else f" on {len(failures)} of {processes.launch.world_size} processes"
-        )
         if failure is None:
             undo()
-        console.warn(f"compile_model: compiling failed{where}, training continues uncompiled ({failures[0]})")
-        settings.change(f"compiling failed{where} ({failures[0]})", compile_model=False)
+        console.warn(f"compile_model: compiling failed, training continues uncompiled ({failures[0]})")
+        settings.change(f"compiling failed ({failures[0]})", compile_model=False)
 
 
 def fit_into_memory(
