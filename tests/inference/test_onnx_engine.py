@@ -106,7 +106,7 @@ def card_json(**changes):
             ({}, "is no model of this trainer: its metadata has no entry unet_trainer"),
             ("hello", "unet_trainer in its metadata is no card of a model"),
             ("[" * 100_000, "is no card of a model (RecursionError"),
-            (card_json(spec={}), "is no card of a model (KeyError: 'image')"),
+            (card_json(spec={}), "is no card of a model (image: {}: Field required)"),
             (
                 card_json(symmetries=["mirror"], epoch=1.5, val_iou=math.nan),
                 "(symmetries, epoch, val_iou cannot be right)",

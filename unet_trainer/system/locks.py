@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import lock_descriptor, unlock_descriptor
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.system.input_files import NO_FOLLOW, open_handle
+from unet_trainer.system.input_files import NO_FOLLOW
 
 NAME = ".lock"
 DRAFT_LOCK = "lock"  # a file in each draft_folder, locked by the process that fills it
@@ -94,10 +94,7 @@ def is_locked_here(folder: Path) -> bool:
 
 def is_in_use(path: Path) -> bool | None:
     """Whether a process has locked the file; None where files cannot be locked. Raises OSError."""
-    try:
-        handle = os.open(path, os.O_RDWR | NO_FOLLOW)  # a network disk locks only what may be written to
-    except PermissionError:
-        handle = open_handle(path, follow=False)
+    handle = os.open(path, os.O_RDWR | NO_FOLLOW)  # a network disk locks only what may be written to
     try:
         return not lock_descriptor(handle, blocking=False)
     except OSError:  # no locks on this file system

@@ -136,10 +136,8 @@ def build_dataset(config: Config, console: Console, run_folder: Path | None) -> 
     except DataError as error:
         more = f"To see all of it: python train_unet.py check data_dir={shlex.quote(config.data_dir)}"
         if earlier is not None:
-            more += (
-                "\nA resumed run needs every file and every class that it began with: put these back, or "
-                "start a new run"
-            )
+            more += "\nA resumed run needs every file and every class that it began with: "
+            more += "put these back, or start a new run"
         raise DataError(f"{error}\n{more}") from None
 
 
@@ -160,10 +158,8 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
     known = {pair.user_files[0] for pair in (*earlier.pairs, *earlier.unused)}
     added = [pair for pair in now.pairs if pair.image not in known] if now else []
     if added:
-        console.note(
-            f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. "
-            f"{added[0].image}"
-        )
+        what = f"{counted(len(added), 'pair')}, e.g. {added[0].image}"
+        console.note(f"not in {table}, which the run began with, and left out: {what}")
     return dataclasses.replace(earlier, rule=f"as the run began, {table}", class_names=now.class_names if now else None)
 
 
@@ -177,14 +173,9 @@ def build_datasets(
         images = f"{len(train_tiling) // config.epoch_parts} training images"
         images += f" of an epoch (repeats: {config.repeats:g})" if config.epoch_parts > 1 else ""
         images += f" of {num_processes} processes" if num_processes > 1 else ""
-        fix = (
-            f"at most {most}"
-            if config.epoch_parts == 1
-            else f"at most {most}, or larger repeats"
-            if most
-            else "larger repeats"
-        )
-        raise UserError(f"batch_size: {config.batch_size} is more than the {images}; need {fix}")
+        fixes = [*([f"at most {most}"] if most else []), *(["larger repeats"] if config.epoch_parts > 1 else [])]
+        need = ", or ".join(fixes) or "more images"
+        raise UserError(f"batch_size: {config.batch_size} is more than the {images}; need {need}")
     augmentation = build_augmentation(config.augmentation, config.shape, dataset.image_spec)
 
     def build(pairs: Sequence[Pair], tiling: Tiling, augmentation: Augmentation | None) -> SegmentationDataset:
@@ -294,8 +285,8 @@ def _fill_caches(
                     timeout=config.worker_timeout,
                 )
             except OSError as error:
-                place = stem and stem.parent
-                console.warn(f"cache: {place} cannot be written to ({error.strerror}); files are read in every epoch")
+                why = f"cache: {config.cache} cannot be filled ({error.strerror})"
+                console.warn(f"{why}; files are read in every epoch")
                 return
             except ReadTimeout:
                 took = f"{config.worker_timeout:g} s (worker_timeout)"
@@ -306,9 +297,8 @@ def _fill_caches(
     where = "memory" if config.cache == "ram" else str(Path(config.checkpoint_dir) / ".cache")
     console.fact("Cache", f"{num_cached} of {num_pairs} pairs in {where}, {num_bytes / 2**30:.2f} GiB")
     if num_cached < num_pairs:
-        console.warn(
-            f"there is no room for {counted(num_pairs - num_cached, 'pair')}; these are read from files in every epoch"
-        )
+        left = counted(num_pairs - num_cached, "pair")
+        console.warn(f"there is no room for {left}; these are read from files in every epoch")
 
 
 def synchronize_batch_norm(network: torch.nn.Module, device: torch.device, group: Any) -> torch.nn.Module:
@@ -345,9 +335,8 @@ def build_components(
     numerics = Numerics(device, config.number_format)
     loaded = None if initial is None else initial.load_into(network, spec)
     if (config.freeze_encoder_epochs or config.encoder_lr_factor != 1) and not hasattr(network, "encoder"):
-        raise UserError(
-            "freeze_encoder_epochs, encoder_lr_factor: the model has no part that is called encoder; leave them out"
-        )
+        names = "freeze_encoder_epochs, encoder_lr_factor"
+        raise UserError(f"{names}: the model has no part that is called encoder; leave them out")
     if config.sync_batchnorm and launch.world_size > 1:
         network = synchronize_batch_norm(network, device, processes.gradient_group)
     segmenter = Segmenter(spec, network, config.channels_last)
@@ -371,9 +360,8 @@ def build_components(
     num_parameters = sum(parameter.numel() for parameter in segmenter.parameters())
     weights = "weights of the checkpoint" if resumes else _describe_encoder(config.encoder_weights)
     weights = weights if loaded is None else loaded.summary
-    name = (
-        f"{type(network).__name__}, yours" if config.architecture == OWN else f"{config.architecture}, {config.encoder}"
-    )
+    name = f"{config.architecture}, {config.encoder}"
+    name = f"{type(network).__name__}, yours" if config.architecture == OWN else name
     console.fact("Model", f"{name}, {num_parameters / 1e6:.1f} M parameters, {weights}")
     if loaded is not None and loaded.remarks:
         (console.warn if loaded.misses_inner_layers else console.note)(f"init_from: {loaded.remarks}")

@@ -371,9 +371,7 @@ class Checkpointer:
             self.finish()
         except TrainingFailed:
             raise
-        except NonFinite as error:
-            self.console.warn(str(error))
-        except (RuntimeError, MemoryError) as error:  # where memory ran out, there may be none for a copy of the state
+        except (RuntimeError, MemoryError) as error:  # numbers that are not finite, or no memory for a copy
             self.console.warn(f"the state could not be saved: {first_line(error)}")
         if initial is not None and not has_checkpoint(self.folder):
             self.attempt(partial(self._write_state, LAST, initial))

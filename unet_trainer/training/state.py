@@ -222,6 +222,8 @@ class TrainState:
 
     def state_dict(self) -> dict[str, Any]:
         ema = self.ema
+        # Those that a run draws from: samples have their own, made from (seed, epoch, index).
+        on_host, *on_device = (generator.get_state() for generator in generators(self.device))
         return {
             "model": network_weights(self.segmenter),
             "optimizer": self.optimizer.state_dict(),
@@ -232,20 +234,9 @@ class TrainState:
             "totals": self.metrics.state_dict(),
             **{name: getattr(self, name) for name in (*POSITION, *TABLES)},
             "num_processes": self.launch.world_size,
-            **self._random_states(),
+            "random_state": on_host,
+            "cuda_random_state": on_device[0] if on_device else None,
         }
-
-    def _random_states(self) -> dict[str, Any]:
-        """The generators that a run draws from. Samples have their own, made from (seed, epoch, index)."""
-        on_host, *on_device = (generator.get_state() for generator in generators(self.device))
-        return {"random_state": on_host, "cuda_random_state": on_device[0] if on_device else None}
-
-    def _set_random_states(self, saved: Mapping[str, Any]) -> None:
-        states = (saved["random_state"], saved["cuda_random_state"])
-        with LOCK:
-            for generator, state in zip(generators(self.device), states, strict=False):
-                if state is not None:
-                    generator.set_state(state.clone())  # torch reads a view from the start of its memory
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Raises an error of ILL_FORMED for what no run with these settings has saved."""
@@ -268,7 +259,11 @@ class TrainState:
         self.confusion = [list(counts) for counts in state["confusion"]]
         if len(self.history) != self.epoch:
             raise ValueError(f"history has {len(self.history)} rows for {self.epoch} epochs")
-        self._set_random_states(state)
+        with LOCK:
+            random_states = (state["random_state"], state["cuda_random_state"])
+            for generator, saved_state in zip(generators(self.device), random_states, strict=False):
+                if saved_state is not None:
+                    generator.set_state(saved_state.clone())  # torch reads a view from the start of its memory
 
     def _load_optimizer(self, saved: Mapping[str, Any]) -> None:
         """Settings are those of this start and this device, not those that were saved. Set before the load, because a
