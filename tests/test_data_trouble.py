@@ -5,9 +5,7 @@ import io
 import json
 import os
 import shutil
-import signal
 import threading
-import time
 from pathlib import Path
 
 import cv2
@@ -22,7 +20,6 @@ from unet_trainer.config.load import load_config
 from unet_trainer.loading.dataset import SegmentationDataset
 from unet_trainer.loading.loader import Loader
 from unet_trainer.loading.pixel_cache import fill_cache
-from unet_trainer.system.signals import Interrupted
 from unet_trainer.training import build
 from unet_trainer.training.checkpoint import read_checkpoint
 
@@ -50,22 +47,6 @@ def repaint(path):
     """Other pixels of the same size and format."""
     pixels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
     cv2.imwrite(str(path), np.ascontiguousarray(pixels[::-1]))
-
-
-def test_an_image_whose_content_changes_in_a_run_is_named_once(config, data, capsys):
-    victims = []
-
-    def change(row):
-        if row["epoch"] == 1:
-            image, mask = (data / name for name in files_of(Path(config["checkpoint_dir"]) / "run", "train")[0])
-            repaint(image)
-            mask.touch()  # another time, the same content
-            victims.append(image)
-
-    train(config, on_epoch=change, num_epochs=4, num_workers=1)
-    said = capsys.readouterr().out
-    assert said.count("changed since the run began") == 1
-    assert f"Warning: 1 file changed since the run began: {victims[0]}; training continues with the new content" in said
 
 
 def test_files_that_changed_between_two_starts_are_named(config, data, capsys):
@@ -159,22 +140,6 @@ def test_a_disk_that_dies_ends_a_run_without_workers_by_the_timeout_too(config, 
     )
     with pytest.raises(TrainingFailed, match=message):
         train(config, on_epoch=dead_disk, num_epochs=3, accumulation_steps=2)
-
-
-def test_a_signal_ends_a_run_without_workers_whose_disk_is_dead(config, dead_disk):
-    def terminate():
-        time.sleep(0.1)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def die(row):
-        dead_disk()
-        for loader in dead_disk.loaders:
-            loader.timeout = None
-        threading.Thread(target=terminate).start()
-
-    with pytest.raises(Interrupted):
-        train(config, on_epoch=die, num_epochs=3)
-    assert (Path(config["checkpoint_dir"]) / "run/last.pt").is_file()
 
 
 def test_a_disk_that_never_answers_while_the_cache_is_filled_is_told(config, dead_disk, monkeypatch):

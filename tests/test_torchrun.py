@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers.jobs import ForkedJob, end, torchrun
-from helpers.killed_runs import is_running, wait_until
+from helpers.killed_runs import wait_until
 from helpers.ports import free_port
 from helpers.runs import assert_same_run, weights_digest
 from unet_trainer.datasets.demo import write_demo
@@ -181,21 +181,6 @@ def test_sigterm_to_torchrun_saves_and_exits(config, folder, tmp_path):
     assert said.count("Interrupted by SIGTERM. To go on where the state was saved") == 1, said
     assert "torchrun --standalone --nproc-per-node=2 train_unet.py --resume" in said
     assert read_run(folder, print)["epoch"] >= 2
-
-
-@pytest.mark.soak
-def test_processes_save_and_end_when_torchrun_itself_is_killed(config, folder, tmp_path):
-    """Nobody else would end them: they would train on, hold the GPUs and the lock of the run."""
-    log = tmp_path / "job.log"
-    job = start_torchrun(config, folder, log)
-    ranks = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-    assert len(ranks) == 2
-    job.kill()
-    job.wait()
-    wait_until(lambda: not any(is_running(rank) for rank in ranks))
-    said = log.read_text()
-    assert "Interrupted by the end of torchrun (was it killed?). To go on where the state was saved" in said
-    assert "Traceback" not in said
 
 
 @pytest.mark.soak

@@ -267,7 +267,6 @@ def in_job(monkeypatch, **launch):
     own = Launch(**launch, is_torchrun=True)
     monkeypatch.setenv("TORCH_CPP_LOG_LEVEL", "ERROR")  # it would be set, and stay
     monkeypatch.setattr("unet_trainer.commands.command_line.read_launch", lambda: own)
-    monkeypatch.setattr("unet_trainer.commands.command_line.end_with_parent", lambda is_torchrun: None)
 
 
 @pytest.mark.parametrize(("rank", "said"), [(0, "Error: no data\n"), (1, "")])

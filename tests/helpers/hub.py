@@ -29,6 +29,13 @@ def isolate(monkeypatch, folder):
     return folder / "hub"
 
 
+def use(monkeypatch, endpoint):
+    """The hub's client makes the second of the first when it is imported."""
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    template = endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+
+
 def write_cached(cache, repo_id, revision, name, content):
     """A file of a repository; revision None: of its main branch."""
     folder = Path(cache) / f"models--{repo_id.replace('/', '--')}"

@@ -81,7 +81,7 @@ def train_rank(settings, folder, environment, fault, network):
     from unet_trainer.system.signals import exit_process
     from unet_trainer.training import parallel
 
-    parallel.START_SECONDS = 40  # nobody ends the others, as torchrun would
+    parallel.START = timedelta(seconds=40)  # nobody ends the others, as torchrun would
     parallel.TRAINING = timedelta(seconds=30)
 
     exit_process(main(words(settings)))

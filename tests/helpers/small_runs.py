@@ -63,7 +63,7 @@ def finish_epochs(run, values, scores=SCORES, rates=(10.0,) * 9, **more):
     for epoch, (value, rate) in enumerate(zip(values, rates, strict=False), start=1):
         row = {**ROW, "epoch": epoch, "val_iou": value, "seconds": 2.0, "images_per_second": rate, **more}
         if run.judge(row, scores):
-            run.checkpointer._write_best(run.checkpointer._copy_best(row, run.state.eval_segmenter))
+            run.checkpointer._write_state("best.pt", run.checkpointer._copy_best(row, run.state.eval_segmenter))
 
 
 def evaluation_of(run, scores):

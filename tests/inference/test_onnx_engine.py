@@ -104,7 +104,7 @@ def card_json(**changes):
             ({}, "is no model of this trainer (unet_trainer in its metadata: KeyError"),
             ("hello", "unet_trainer in its metadata: Expecting value"),
             ("[" * 100_000, "in its metadata: RecursionError"),
-            (card_json(spec={}), "in its metadata: KeyError: 'image'"),
+            (card_json(spec={}), "in its metadata: image: {}: Field required"),
             (card_json(symmetries=["mirror"]), "its symmetries, epoch or val_iou cannot be right)"),
             (card_json(format=99), "written by another version (format 99)"),
         )

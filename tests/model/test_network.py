@@ -127,7 +127,7 @@ def test_a_failed_download_is_one_line_with_both_ways_out(monkeypatch, tmp_path)
     monkeypatch.setattr(constants, "ENDPOINT", hub.refusing_address())
     assert refusal(build, encoder="resnet18", encoder_weights="imagenet") == (
         "encoder_weights: imagenet for resnet18 could not be downloaded (no network (127.0.0.1: Connection refused)); "
-        "use encoder_weights: null, or the path of a weights file (.pt, .pth, .safetensors)"
+        "use encoder_weights: null, or the path of a file (.pt, .pth, .safetensors)"
     )
 
 

@@ -101,7 +101,7 @@ def test_weights_that_the_hub_has_are_fetched_once_and_loaded(monkeypatch, encod
     state = trained_weights(encoder)
     files = {f"{file.repo_id}/{file.names[0]}": content for file, content in hub_contents(encoder, state).items()}
     with hub.serving(files) as endpoint:
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        hub.use(monkeypatch, endpoint)
         weights, reason, said = choose(encoder)
     assert (weights, reason.split(" in ")[0]) == ("imagenet", "fetched")
     assert said == [f"Fetching imagenet weights for {encoder} (once; at most 60 s)"]
@@ -127,5 +127,5 @@ def test_a_host_that_cannot_be_reached_gives_random_weights(monkeypatch):
 
 def test_a_server_that_never_answers_gives_random_weights_at_the_time_limit(monkeypatch):
     with hub.silent_server() as endpoint:
-        monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+        hub.use(monkeypatch, endpoint)
         assert choose(time_limit=1.0)[:2] == (None, f"not fetched within 1 s: {ADVICE}")

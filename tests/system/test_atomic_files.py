@@ -135,21 +135,21 @@ def test_a_link_that_the_user_did_not_name_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("target", "reason"), [("/dev/null", "a pipe, a socket or a device; need a file"), (None, "name a file")]
+    ("target", "reason"), [("/dev/null", "a pipe, a socket or a device; need a file"), (None, "folder|directory")]
 )
 def test_what_is_no_file_is_refused_and_stays(target, reason, tmp_path):
     path = tmp_path / "a"
     path.symlink_to(target) if target else path.mkdir()
     for refused in (refusal(check_output, "--json", path, TEXT), refusal(write_output, "--json", path, "new")):
         assert refused.startswith("--json: ")
-        assert reason in refused
+        assert re.search(reason, refused)
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_missing_folder_is_told_before_the_work(tmp_path):
     (tmp_path / "link").symlink_to("none/a.json")
     for path in (tmp_path / "none/a.json", tmp_path / "link"):
-        assert refusal(check_output, "--json", path, TEXT) == f"--json: there is no folder {tmp_path}/none"
+        assert refusal(check_output, "--json", path, TEXT).startswith(f"--json: there is no folder {tmp_path}/none")
 
 
 SAY = """

@@ -14,7 +14,6 @@ def made(number, name=None):
     return OSError(number, os.strerror(number), name)
 
 
-NO_TEMPORARY = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
 SENTENCES = [
     (made(errno.EACCES), "Permission denied"),
     (made(errno.ENOSPC), "No space left on device; make room"),
@@ -22,8 +21,6 @@ SENTENCES = [
     (made(errno.EIO), "Input/output error; the disk or its connection fails; look at the system's log"),
     (made(errno.EMFILE, "/nowhere/a"), "/nowhere/a: Too many open files; allow more with ulimit -n 4096"),
     (made(errno.ENOTDIR, b"/nowhere/a"), "/nowhere/a: Not a directory; a part of that path is a file, not a folder"),
-    (NO_TEMPORARY, "there is no folder for temporary files that can be written to; name one: TMPDIR=FOLDER"),
-    (RuntimeError("can't start new thread"), "no more threads may be started; allow more with ulimit -u, or end other programs"),
     (MemoryError(), "Cannot allocate memory; end other programs"),
     (MemoryError("Unable to allocate 9 GiB"), "Unable to allocate 9 GiB; end other programs"),
 ]  # fmt: skip

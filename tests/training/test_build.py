@@ -6,17 +6,11 @@ from unittest import mock
 import pytest
 import torch
 
-from helpers import hub
-from helpers.project import FIXED_RECIPE, TINY_MODEL
-from helpers.steps import CPU, CPU_FACTS, everything, make_settings, make_spec, same, small_components, tiny_components
+from helpers.steps import CPU, CPU_FACTS, make_settings, make_spec, small_components
 from unet_trainer.config.errors import TrainingFailed, UserError
 from unet_trainer.images.file_bytes import DataError
-from unet_trainer.images.image_spec import RGB_8BIT
-from unet_trainer.images.mask_decoding import MaskCoding
-from unet_trainer.model.pretrained import weight_files
-from unet_trainer.model.segmenter import build_spec
 from unet_trainer.system.launch import Launch
-from unet_trainer.training.build import build_components, build_components_with_weights, build_dataset, build_loaders
+from unet_trainer.training.build import build_components, build_dataset, build_loaders
 from unet_trainer.training.compilation import fit_into_memory
 from unet_trainer.training.parallel import Job
 from unet_trainer.training.settings import build_settings
@@ -67,28 +61,6 @@ def test_training_is_shuffled_and_augmented_and_validation_is_neither(config, co
     batch = loaders.val.read(0, 0)
     assert (batch.num_images, batch.images.shape) == (2, (4, 32, 32, 3))
     assert (batch.masks[2:] == 255).all()  # padding
-
-
-def test_weights_of_auto_that_cannot_be_loaded_give_way_to_random_ones(console, monkeypatch, tmp_path):
-    def build(encoder_weights):
-        settings = make_settings(
-            find_weights=lambda encoder: ("imagenet", "on this machine"), encoder_weights=encoder_weights
-        )
-        spec = build_spec(settings.taken, RGB_8BIT, MaskCoding((0, 1)))
-        return settings, build_components_with_weights(settings, spec, CPU, 4, console)
-
-    cache = hub.isolate(monkeypatch, tmp_path)
-    (file,) = weight_files(TINY_MODEL["encoder"], "imagenet")
-    hub.write_cached(cache, file.repo_id, None, "model.safetensors", b"damaged")
-    settings, components = build("auto")
-    assert settings.taken.encoder_weights is None
-    assert settings.taken.learning_rate == FIXED_RECIPE["learning_rate"]
-    reason = settings["encoder_weights"].reason
-    assert reason.startswith("imagenet weights cannot be loaded (encoder_weights: the file of")
-    assert console.stream.getvalue().splitlines()[-1].startswith(f"Note: encoder_weights: {reason[:34]}")
-    assert same(everything(components), everything(tiny_components()))
-    with pytest.raises(UserError, match="in the download cache is damaged"):
-        build("imagenet")
 
 
 def test_an_attempt_that_never_fits_ends_with_what_to_try(console):

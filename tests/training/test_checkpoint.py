@@ -199,10 +199,9 @@ def test_a_file_that_reads_back_wrong_does_not_replace_a_good_one(small, monkeyp
 
     def flip(content, sink):
         save(content, sink)
-        place = sink.file.tell() // 2
-        sink.file.seek(place)
-        sink.file.write(b"\xff" * 64)
-        sink.file.seek(0, 2)
+        sink.seek(sink.tell() // 2)
+        sink.write(b"\xff" * 64)
+        sink.seek(0, 2)
 
     monkeypatch.setattr(torch, "save", flip)
     with pytest.raises(CheckpointError, match="damaged"):
@@ -322,20 +321,11 @@ def test_a_file_that_cannot_be_written_ends_the_run_and_no_state_refers_to_it(ch
     checkpointer.finish()
     monkeypatch.setattr(checkpoint, "write_checkpoint", refuse_best)
     save_epoch(checkpointer, 1, is_best=True)
-    why = (
-        r"could not be written \(No space left on device; a save takes .* MB, .* MB are free there\); the last save is "
-    )
-    with pytest.raises(TrainingFailed, match=why):
+    with pytest.raises(
+        TrainingFailed, match=r"could not be written \(No space left .*; make room\); the last save is "
+    ):
         checkpointer.finish()
     assert what_is_saved(tmp_path) == (0, False)
-
-
-def test_a_folder_that_is_lost_gets_nothing_and_the_run_ends(checkpointer, tmp_path):
-    checkpointer.is_ours = lambda: False
-    with pytest.raises(TrainingFailed) as caught:
-        save_epoch(checkpointer, 1, is_best=True)
-    assert str(caught.value) == f"{tmp_path} was deleted, moved or taken by another process; the state is lost"
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.fixture

@@ -54,27 +54,23 @@ MISSING = object()
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("epoch",), -1, "^epoch is not what a run with these settings saves$"),
         (("epoch",), 2, r"history has 1 rows for 2 epochs"),
-        (("epoch",), True, "^epoch is not what"),
-        (("batch",), 2**60, "batch"),
-        (("batch",), MISSING, "^the state is not what"),
-        (("random_state",), torch.zeros(3), "random_state"),
+        (("batch",), MISSING, "batch"),
+        (("random_state",), torch.zeros(3), "RNG"),
         (("optimizer", "state"), [None], "items"),
-        (("totals",), {"a": None}, "totals"),
-        (("learning_rate",), [None], "learning_rate"),
-        (("num_processes",), [None], "num_processes"),
-        (("ema", "model"), {}, "ema"),
-        (("history", 0, "val_iou"), None, r"^history\.val_iou is not what"),
-        (("progress", "best_epoch"), 3, r"1 epochs, the best of which is 3"),
-        (("model",), {}, "^model is not what a run with these settings saves; was timm or"),
-        (("model", "encoder.0.bias"), torch.zeros(3), r"^model\.encoder\.0\.bias is not what"),
-        (("confusion",), [[1]], "^confusion is not what"),
+        (("optimizer", "state", 0, "exp_avg"), torch.zeros(3), "the optimizer's state is that of another model"),
+        (("totals",), {"a": None}, "loss_sum"),
+        (("learning_rate",), [None], "num_drops|indices"),
+        (("ema", "model"), {}, "Missing key"),
+        (("model",), {}, "Missing key.*; was timm or"),
+        (("model", "encoder.0.bias"), torch.zeros(3), r"size mismatch for encoder\.0\.bias"),
     ],
 )
 def test_what_does_not_fit_is_refused_and_named(path, value, message):
     """In a state as a run saves it after an epoch: a file that is whole may still hold something else."""
-    state = small_components(ema_decay=0.9).state
+    components = small_components(ema_decay=0.9)
+    take_step(components.train_step, make_batch(2, side=32))
+    state = components.state
     state.epoch, state.history, state.per_class_iou, state.confusion = 1, [dict(ROW)], [0.5], [[1, 2], [3, 4]]
     state.early_stopping.update(0.5, 1)
     changed = place = copy.deepcopy(state.state_dict())
@@ -117,13 +113,8 @@ FALLING, FLAT = [1 / (1 + index) for index in range(50)], [1.0] * 50
         (FLAT, "cosine", 3, 1, 4),
         (FALLING, "constant", 0, 0, 2),
         (FALLING, "plateau", 0, 0, 2),
-        (
-            FALLING,
-            "cosine",
-            0,
-            0,
-            6,
-        ),  # half of the peak after 50 of 100 steps; epoch 5 ends with step 49, counted from 0
+        # half of the peak after 50 of 100 steps; epoch 5 ends with step 49, counted from 0
+        (FALLING, "cosine", 0, 0, 6),
         (FALLING, "poly", 0, 0, 6),  # (1 - 0.49) ** 0.9 = 0.546 and (1 - 0.59) ** 0.9 = 0.448
     ],
 )

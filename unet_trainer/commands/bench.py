@@ -5,7 +5,6 @@ Every row is an ordinary run with loader, validation and checkpoints; `--step` t
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 import subprocess
 import sys
@@ -25,7 +24,6 @@ from unet_trainer.runs.record import read_run_file
 from unet_trainer.runs.tables import read_metrics
 from unet_trainer.system.atomic_files import write_bytes_atomically, write_text_atomically
 from unet_trainer.system.console import Console, aligned, cause_line
-from unet_trainer.system.signals import ending_with_this_process
 from unet_trainer.training.early_checks import check_before_imports
 
 SCRIPT = Path(__file__).parents[2] / "train_unet.py"  # pip installs it next to the package too
@@ -88,7 +86,7 @@ def train_row(name: str, changes: Mapping[str, Any], config: Config, folder: Pat
     requested = load_config({**as_dict(config), **always, **own, **changes})
     write_text_atomically(path, to_yaml(requested, f"python train_unet.py {path}"))
     streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    child = subprocess.run([sys.executable, SCRIPT, path], env=ending_with_this_process(os.environ), **streams)
+    child = subprocess.run([sys.executable, SCRIPT, path], **streams)
     write_bytes_atomically(folder / f"{run_name}.log", child.stdout)
     lines = [line for line in child.stdout.decode(errors="replace").splitlines() if line.strip()] or ["no output"]
     if child.returncode:

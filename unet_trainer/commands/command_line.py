@@ -23,7 +23,7 @@ from unet_trainer.runs.folder import CONFIG_YAML, begun_later, check_init_from, 
 from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
 from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
-from unet_trainer.system.signals import Interrupted, end_with_parent, open_closed_streams
+from unet_trainer.system.signals import Interrupted, open_closed_streams
 
 CONFIG_SUFFIXES = (".yaml", ".yml")
 ScriptConfig = Callable[[Sequence[str] | Mapping[str, Any]], Config]  # the CONFIG of the script, with overrides
@@ -102,14 +102,12 @@ def exit_codes(main: Callable[..., int]) -> Callable[..., int]:
 def _explain_errors(main: Callable[[], int]) -> int:
     try:
         open_closed_streams()
-        is_torchrun = read_launch().is_torchrun
-        if is_torchrun:
+        if read_launch().is_torchrun:
             # before torch is loaded: stack traces of connections that broke
             os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):
                 stream.reconfigure(errors="replace")  # a terminal that cannot show ✓ shows ?
-        end_with_parent(is_torchrun)
         if sys.flags.optimize > 1:
             raise UserError(
                 "python -OO takes away docstrings that segmentation-models-pytorch needs; leave it out, or use -O"

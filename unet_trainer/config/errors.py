@@ -37,10 +37,6 @@ class TrainingFailed(RuntimeError):
     exit_code = 3
 
 
-class PeerLost(TrainingFailed):
-    """Another process of a torchrun job has ended or does not answer."""
-
-
 class NonFinite(RuntimeError):
     """NaN or infinite numbers that skipping steps does not cure: in a training batch, in validation, or in the weights.
 

@@ -182,7 +182,5 @@ def _try_out(augmentation: Augmentation, size: tuple[int, int], image_spec: Imag
             raise ConfigError(f"augmentation: the pipeline fails on a {width}×{height} image: {reason}") from None
         kind = image.dtype, mask.dtype, image.ndim, image.shape[-1]
         if kind != (noise.dtype, np.uint8, 3, image_spec.channels):
-            raise ConfigError(
-                f"augmentation: the pipeline returns {image.dtype} {image.shape}; need {noise.dtype} images as "
-                "they came in"
-            )
+            got = f"augmentation: the pipeline returns {image.dtype} {image.shape}"
+            raise ConfigError(f"{got}; need {noise.dtype} images as they came in")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-import mmap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,15 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from unet_trainer.datasets.pairs import Pair
-from unet_trainer.images.file_bytes import (
-    DataError,
-    StoredFile,
-    content_digest,
-    naming,
-    read_bytes,
-    read_with_stamp,
-    shown_path,
-)
+from unet_trainer.images.file_bytes import DataError, StoredFile, naming, read_bytes, shown_path
 from unet_trainer.images.image_decoding import EncodedImage, Pixels
 from unet_trainer.images.image_spec import ImageSpec
 from unet_trainer.images.mask_decoding import IGNORED, UNKNOWN, MaskCoding, decode_mask_or_alpha
@@ -54,16 +44,13 @@ class Batch(NamedTuple):
 
 
 class PairSize(NamedTuple):
-    """Height and width of both files when they were scanned, and stamp and digest, by which a change is noticed."""
+    """Height and width of both files when they were scanned."""
 
     image: Size
     mask: Size
-    image_state: tuple[tuple[int, ...], str] = ((), "")
-    mask_state: tuple[tuple[int, ...], str] = ((), "")
 
 
 CHANGED = "changed since the run began"
-IMAGE_CHANGED, MASK_CHANGED = 1, 2  # flags in SegmentationDataset.noticed
 
 
 def read_pair(
@@ -73,14 +60,13 @@ def read_pair(
     coding: MaskCoding,
     resize_masks: bool = False,
     min_side: int | None = None,
-    read: Callable[[Path], bytes] = read_bytes,
 ) -> tuple[Pixels, Pixels]:
     """H,W,C image as in the file, missing data filled, and H,W class ids. The files were looked at before, when they
-    were as `known` says. `min_side`: see ImageSpec.decode. Raises DataError."""
+    had the sizes `known`. `min_side`: see ImageSpec.decode. Raises DataError."""
     with naming(shown_path(pair.image)):
-        image, size, is_missing = spec.decode(read(pair.image), min_side)
+        image, size, is_missing = spec.decode(read_bytes(pair.image), min_side)
     with naming(shown_path(pair.mask)):
-        file = EncodedImage(read(pair.mask))
+        file = EncodedImage(read_bytes(pair.mask))
         file.refuse_bomb(known.mask)
         mask = coding.encode(decode_mask_or_alpha(file)[0])
     if mask.shape != known.mask or (mask == UNKNOWN).any():
@@ -116,9 +102,6 @@ class SegmentationDataset:
             if any(size != self.tiling.size for size in own):
                 self.mask_sizes = own
                 self.batch_mask_size = max(height for height, _ in own), max(width for _, width in own)
-        # of each pair, what was noticed while it was read; shared with forked workers
-        self.noticed = np.frombuffer(mmap.mmap(-1, max(1, len(self.pairs))), np.uint8)
-        self._taken = np.zeros_like(self.noticed)
         self._last_read: tuple[int, Pixels, Pixels] | None = None  # consecutive tiles or crops of one image
 
     def __len__(self) -> int:
@@ -173,12 +156,6 @@ class SegmentationDataset:
             self._last_read = (pair, *self._read(pair))
         return self.tiling.extract(*self._last_read[1:], epoch, index)
 
-    def take_noticed(self, flag: int) -> list[int]:
-        """The pairs of which this was noticed, each once."""
-        found = np.flatnonzero(self.noticed & ~self._taken & flag)
-        self._taken[found] |= flag
-        return found.tolist()
-
     def decode(self, index: int) -> tuple[Pixels, Pixels]:
         """A pair as the cache keeps it: as the sample where whole images are resized, else as it is."""
         image, mask = self._read(index)
@@ -188,20 +165,10 @@ class SegmentationDataset:
         # A JPEG is decoded at a fraction that is at least twice the sample's size: resizing then still averages pixels.
         min_side = 2 * max(self.tiling.size) if isinstance(self.tiling, WholeImages) and not self.resize_masks else None
         pair, known, spec = self.pairs[index], self.sizes[index], self.image_spec
-        content = partial(self._content, index)
-        image, mask = read_pair(pair, known, spec, self.coding, self.resize_masks, min_side, content)
+        image, mask = read_pair(pair, known, spec, self.coding, self.resize_masks, min_side)
         if image.shape[2] not in (1, spec.channels) or (image.dtype == np.uint8) != spec.is_8bit:
             raise DataError(f"{shown_path(pair.image)}: {CHANGED}")
         return spec.to_batch(image), mask
-
-    def _content(self, index: int, path: Path) -> bytes:
-        """The bytes of a file. Those of another stamp than when it was scanned are compared by their digest."""
-        is_image, known = path == self.pairs[index].image, self.sizes[index]
-        stamp_then, digest = known.image_state if is_image else known.mask_state
-        data, stamp = read_with_stamp(path)
-        if stamp_then and tuple(stamp) != stamp_then and content_digest(data) != digest:
-            self.noticed[index] |= IMAGE_CHANGED if is_image else MASK_CHANGED
-        return data
 
 
 @dataclass(eq=False)

@@ -18,17 +18,10 @@ from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 from unet_trainer.system.launch import Launch
 
 Outcome = TypeVar("Outcome")
-IsStopping = Callable[[], bool]
 
-STOP_SECONDS = 30.0  # for what is still read after a signal, to finish an accumulation group
 CUTMIX_STREAM = 5  # part of the seed: independent of the random numbers of order, augmentation and crops
 SMALLEST, LARGEST = 0.2, 0.7  # side of a rectangle, as a share of the image's
 MAX_WAIT = 0.10  # share of an epoch up to which there is no advice
-MIN_GAIN = 1.05  # a setting that gains less is not named
-
-
-def never() -> bool:
-    return False
 
 
 class Loader:
@@ -66,57 +59,42 @@ class Loader:
         if self.pool is not None:
             self.pool.plan(self.number, epoch, first_batch)
 
-    def epoch(self, epoch: int, first_batch: int = 0, is_stopping: IsStopping = never) -> Generator[Batch, None, None]:
-        """The batches from `first_batch` on. Ends early when `is_stopping` while it waits."""
+    def epoch(
+        self, epoch: int, first_batch: int = 0, is_stopping: Callable[[], bool] = lambda: False
+    ) -> Generator[Batch, None, None]:
+        """The batches from `first_batch` on. Ends early when `is_stopping` while it waits for a worker."""
         if self.pool is None:
             for batch in range(first_batch, len(self)):
-                try:
-                    found = self.read(epoch, batch, is_stopping, stop_seconds=0.0)
-                except WorkerError:
-                    if is_stopping():
-                        return
-                    raise
-                yield found
-                del found  # while the next one is read
+                yield self.read(epoch, batch)
             return
         with contextlib.closing(self.pool.epoch(self.number, epoch, first_batch, is_stopping, self.timeout)) as filled:
             for batch, (images, masks, pending) in enumerate(filled, first_batch):
                 if pending.num_failed:
-                    again = self.read(epoch, batch, is_stopping)
+                    again = self.read(epoch, batch)
                     self.pool.num_failed += pending.num_failed
                     yield again
                 else:
                     yield self._batch(images, masks, epoch, batch, pending.read_seconds, pending.augment_seconds)
 
-    def read(
-        self, epoch: int, batch: int, is_stopping: IsStopping = never, stop_seconds: float = STOP_SECONDS
-    ) -> Batch:
-        """One batch, read in this process into memory of its own. Raises WorkerError after `timeout`, or `stop_seconds`
-        after is_stopping."""
+    def read(self, epoch: int, batch: int) -> Batch:
+        """One batch, read in this process into memory of its own. Raises WorkerError after `timeout`."""
         memory, reading = np.empty(self.assembler.num_bytes, np.uint8), [0]
         whole = range(self.batches.batch_size)
         fill = partial(self._assembler.fill, memory, epoch, batch, whole, partial(reading.__setitem__, 0))
-        seconds = self._call(fill, lambda: self.assembler.files(epoch, batch)[reading[0]], is_stopping, stop_seconds)
+        seconds = self._call(fill, lambda: self.assembler.files(epoch, batch)[reading[0]])
         return self._batch(*self.assembler.views(memory), epoch, batch, *seconds)
 
     def sample(self, key: Key) -> tuple[Pixels, Pixels]:
         """One sample, read in this process. Raises WorkerError after `timeout`."""
         return self._call(partial(self._assembler.dataset.__getitem__, key), lambda: f"sample {key[1]}")
 
-    def _call(
-        self,
-        function: Callable[[], Outcome],
-        describe: Callable[[], object],
-        is_stopping: IsStopping = never,
-        stop_seconds: float = STOP_SECONDS,
-    ) -> Outcome:
+    def _call(self, function: Callable[[], Outcome], describe: Callable[[], object]) -> Outcome:
         try:
-            return call_with_timeout(function, self.timeout, is_stopping, stop_seconds)
+            return call_with_timeout(function, self.timeout)
         except ReadTimeout:
-            reading = describe()
             self._assembler = self.assembler.clone_for_worker()  # the other still hangs
-            why = "a signal came" if is_stopping() else f"no batch in {self.timeout:g} s (worker_timeout)"
-            raise WorkerError(f"{why}: reading {reading} hangs") from None
+            why = f"no batch in {self.timeout:g} s (worker_timeout)"
+            raise WorkerError(f"{why}: reading {describe()} hangs") from None
 
     def _batch(
         self, images: Pixels, masks: Pixels, epoch: int, batch: int, read_seconds: float, augment_seconds: float
@@ -176,19 +154,14 @@ def advise(times: EpochTimes, num_cores: int, cache: str, on_cpu: bool) -> str |
     """One sentence when the model waits for more than a tenth of the time, else None."""
     if times.data_wait <= MAX_WAIT:
         return None
-    rates = {"": 0.0}  # setting → images per second that the workers could read
-    most = num_cores - 1 if not on_cpu else num_cores // 2
-    if most > times.num_workers:
-        rates[f"num_workers: {most}"] = most / max(times.read_seconds + times.augment_seconds, 1e-9)
-    if cache == "none":
-        rates["cache: ram"] = max(1, times.num_workers) / max(times.augment_seconds, 1e-9)
-    reason = (
+    most = num_cores // 2 if on_cpu else num_cores - 1
+    fix = "a smaller image_size or a lighter augmentation would help, or more cores"
+    if cache == "none" and times.augment_seconds < times.read_seconds:
+        fix = "cache: ram would help"
+    elif most > times.num_workers:
+        fix = f"num_workers: {most} would help"
+    return (
         f"the model waits for data in {times.data_wait:.0%} of the time "
         f"(reading {times.read_seconds * 1e3:.1f} ms and augmenting {times.augment_seconds * 1e3:.1f} ms an image, "
-        f"{times.num_workers} workers)"
+        f"{times.num_workers} workers); {fix}"
     )
-    setting = max(rates, key=lambda name: rates[name])
-    rate = min(rates[setting], times.images_per_second / max(1 - times.data_wait, 0.01))  # at most as without any wait
-    if rate < MIN_GAIN * times.images_per_second:
-        return f"{reason}; a smaller image_size or a lighter augmentation would help, or more cores"
-    return f"{reason}; {setting} would give about {rate:.0f} images/s instead of {times.images_per_second:.0f}"

@@ -303,15 +303,13 @@ class WorkerPool:
     def _describe_reading(self, number: int | None = None) -> str:
         """The files that one worker is reading, or those of the batch that is waited for."""
         wanted = self.pending[0] if self.pending else None
-        in_progress = [] if self.buffers is None else self.buffers.in_progress.tolist()
+        workers = slice(None) if number is None else slice(number, number + 1)
         files = []
-        for batch_id, position in in_progress if number is None else [in_progress[number]]:
+        for batch_id, position in [] if self.buffers is None else self.buffers.in_progress[workers].tolist():
             batch = self.incomplete.get(batch_id)
             if batch is not None and (number is not None or batch is wanted):
                 files.append(self.assemblers[batch.key.assembler].files(*batch.key[1:])[position])
-        if not files and wanted is not None:
-            files = self.assemblers[wanted.key.assembler].files(*wanted.key[1:])
-        return ", ".join(map(str, files[:3] if len(files) <= 3 else [*files[:3], "..."])) or "nothing"
+        return ", ".join(map(str, files[:3])) or "nothing"
 
 
 def _worker_main(

@@ -32,10 +32,7 @@ class Baseline:
 
 def best_baseline(confusion: Confusion, num_classes: int, names: Sequence[str]) -> Baseline | None:
     """Of predicting one class everywhere: with one class the foreground, else the most frequent one. None without a
-    class to score.
-
-    `names`: one for each class id.
-    """
+    class to score. `names`: one for each class id."""
     in_truth = [sum(row) for row in confusion]
     num_pixels = sum(in_truth)
     if not any(in_truth[1:] if num_classes == 1 else in_truth):

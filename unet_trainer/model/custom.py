@@ -24,9 +24,8 @@ def build_custom_loss(loss: CustomLoss | None, num_ids: int) -> CustomLoss:
     if isinstance(loss, torch.nn.Module):
         loss = copy.deepcopy(loss).cpu()
         if any(parameter.requires_grad for parameter in loss.parameters()):
-            raise UserError(
-                "loss: it has parameters, which would not be trained; register them as buffers, or in the model"
-            )
+            fix = "register them as buffers, or in the model"
+            raise UserError(f"loss: it has parameters, which would not be trained; {fix}")
     masks = torch.zeros(2, 8, 8, dtype=torch.int64)
     masks[:, 0] = IGNORED
     masks[:, 1] = 1
@@ -64,9 +63,8 @@ def build_custom_network(model: CustomModel | None, spec: SegmenterSpec) -> torc
     except Exception as error:  # it may raise anything
         raise UserError(f"model: it does not take images of shape {taken}: {first_line(error)}") from error
     if not torch.is_tensor(output):
-        raise UserError(
-            f"model: it returns {type(output).__name__}; need a tensor of logits: wrap it in a module that picks them"
-        )
+        need = "need a tensor of logits: wrap it in a module that picks them"
+        raise UserError(f"model: it returns {type(output).__name__}; {need}")
     if (made := tuple(output.shape)) not in (wanted, (1, spec.num_ids, *sides)):
         raise UserError(f"model: for images of shape {taken} it returns {made}; need logits of shape {wanted}")
     return network

@@ -21,15 +21,12 @@ SMALL = 2**17  # values, up to which ArmConv takes all places of the kernel at o
 
 # Cells. A 3×3 convolution of pixels is one of cells of 2×2 pixels, with four times the channels at half the side:
 #
-#     . . | . .      Pixel i of a cell (0 or 1, along one side) takes from pixel u of the cell that lies a cells away
-# (-1, 0 or 1)
-#     . a | b .      by tap 2a + u - i, if that is one of -1, 0, 1. Here a is pixel 1 of its cell: its taps are pixel 0
-# (tap -1) and
-#     ----+----      itself (tap 0), and b, pixel 0 of the next cell: 2 + 0 - 1 = tap 1.
+#     . . | . .     Pixel i of a cell (0 or 1, along one side) takes from pixel u of the cell that lies a cells away
+#     . a | b .     (-1, 0 or 1) by tap 2a + u - i, if that is one of -1, 0, 1. Here a is pixel 1 of its cell: its taps
+#     ----+----     are pixel 0 (tap -1) and itself (tap 0), and b, pixel 0 of the next cell: 2 + 0 - 1 = tap 1.
 #     . . | . .
-#     . . | . .      After a nearest upsampling the pixels of a cell are equal, and the taps on them add up: upsampling
-# and
-#                    convolution are one convolution at the low resolution, and the large map is never made.
+#     . . | . .     After a nearest upsampling the pixels of a cell are equal, and the taps on them add up: upsampling
+#                   and convolution are one convolution at the low resolution, and the large map is never made.
 #
 # Few channels on large maps are what convolutions of a GPU are slowest at. Weights are rearranged in each step, so
 # parameters and checkpoints are those of the plain layers. In memory a cell is (its 2 rows, its 2 columns, channels),
@@ -49,9 +46,8 @@ class DecoderBlock(UnetDecoderBlock):
         if (target_height, target_width) != (2 * feature_map.shape[2], 2 * feature_map.shape[3]):
             return super().forward(feature_map, target_height, target_width, skip_connection)
         convolution, norm, activation = self.conv1
-        of_map, of_skip = convolution.weight.split(
-            [feature_map.shape[1], convolution.in_channels - feature_map.shape[1]], dim=1
-        )
+        channels = feature_map.shape[1]
+        of_map, of_skip = convolution.weight.split([channels, convolution.in_channels - channels], dim=1)
         pixels = to_pixels(F.conv2d(feature_map, upsampling_weight(of_map), padding=1))
         if skip_connection is not None and skip_connection.shape[1]:  # some encoders have stages without channels
             pixels = pixels + F.conv2d(skip_connection, of_skip, padding=1)
@@ -124,18 +120,15 @@ class HeadConv(torch.nn.Conv2d):
         are_cells = features.shape[1] == 4 * self.in_channels
         weight = cell_weight(self.weight) if are_cells else self.weight
         missing = -weight.shape[0] % LANES
-        logits = F.conv2d(features, F.pad(weight, (0, 0, 0, 0, 0, 0, 0, missing)), padding=self.padding)[
-            :, : weight.shape[0]
-        ]
+        padded = F.pad(weight, (0, 0, 0, 0, 0, 0, 0, missing))
+        logits = F.conv2d(features, padded, padding=self.padding)[:, : weight.shape[0]]
         logits = to_pixels(logits) if are_cells else logits
         return logits if self.bias is None else logits + self.bias[:, None, None]
 
 
 class StemConv(torch.nn.Conv2d):
     """7×7 with stride 2 on a few channels, as 4×4 with stride 1 on four times as many: 2×2 pixels become channels of
-    one.
-
-    Shapes, for 3 channels and 64 outputs:
+    one. Shapes, for 3 channels and 64 outputs:
 
         images   N,3,H,W     → N,H/2,W/2,12 (2×2 pixels side by side in the channels) → 16 channels (zeros up to LANES)
         weight   64,3,7,7    → 64,7,7,3 → 64,8,8,3 (a zero row and column in front) → 64,4,4,12 → 16 channels
@@ -186,9 +179,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         """Each pixel takes from the windows that took it: that of its cell and, if it is the cell's last, the one
-        behind. Written out for the four pixels of a cell: a compiler makes two kernels of it; of a sum over the windows
-        it made
-        four."""
+        behind. Written out for the four pixels of a cell, of which a compiler makes two kernels; of a sum, four."""
         (taken,) = ctx.saved_tensors
 
         def given(place: int, down: int = 0, right: int = 0) -> torch.Tensor:
@@ -209,10 +200,8 @@ class BatchNorm(torch.nn.BatchNorm2d):
     """Does not count its batches: count_batches does, for all norms in one launch."""
 
     def forward(self, features: torch.Tensor) -> torch.Tensor:
-        statistics = self.running_mean, self.running_var
-        return F.batch_norm(
-            features, *statistics, self.weight, self.bias, self.training, self.momentum or 0.0, self.eps
-        )
+        parts = self.running_mean, self.running_var, self.weight, self.bias
+        return F.batch_norm(features, *parts, self.training, self.momentum or 0.0, self.eps)
 
 
 def count_batches(norms: Iterable[torch.nn.BatchNorm2d]) -> None:
@@ -223,10 +212,8 @@ def count_batches(norms: Iterable[torch.nn.BatchNorm2d]) -> None:
 
 def _is_plain(block: UnetDecoderBlock) -> bool:
     """With a norm, which makes a bias of no use, and without attention."""
-    return (
-        block.get_submodule("conv1.0").bias is None
-        and type(block.get_submodule("attention1.attention")) is torch.nn.Identity
-    )
+    attention = block.get_submodule("attention1.attention")
+    return block.get_submodule("conv1.0").bias is None and type(attention) is torch.nn.Identity
 
 
 def _is_conv(layer: object, side: int, stride: int) -> TypeGuard[torch.nn.Conv2d]:
@@ -260,18 +247,14 @@ def use_fast_layers(network: torch.nn.Module) -> Callable[[], None]:
             swap(module, StemConv)
         if type(module) is torch.nn.MaxPool2d and module.extra_repr() == POOL and not module.return_indices:
             swap(module, MaxPool)
-    norms = [
-        module for module in network.modules() if type(module) is torch.nn.BatchNorm2d and module.track_running_stats
-    ]
-    norms = [norm for norm in norms if norm.momentum is not None]
-    encoder = getattr(network, "encoder", None)  # each forward pass calls it, with deep supervision too
-    hooks = (
-        [encoder.register_forward_pre_hook(lambda *_: count_batches(norms))]
-        if isinstance(encoder, torch.nn.Module)
-        else []
-    )
-    for norm in norms if hooks else []:
-        swap(norm, BatchNorm)
+    hooks = []
+    encoder = getattr(network, "encoder", None)  # each forward pass calls it
+    if isinstance(encoder, torch.nn.Module):
+        norms = [layer for layer in network.modules() if type(layer) is torch.nn.BatchNorm2d]
+        norms = [norm for norm in norms if norm.track_running_stats and norm.momentum is not None]
+        hooks = [encoder.register_forward_pre_hook(lambda *_: count_batches(norms))]
+        for norm in norms:
+            swap(norm, BatchNorm)
 
     def restore() -> None:
         for hook in hooks:
@@ -361,19 +344,15 @@ def use_arm_convolutions(network: torch.nn.Module) -> None:
     if platform.machine() != "aarch64" or not torch.backends.mkldnn.is_available():
         return
     for layer in network.modules():
-        if (
-            type(layer) is torch.nn.Conv2d
-            and _is_square(layer)
-            and layer.dilation == (1, 1)
-            and layer.padding_mode == "zeros"
-        ):
+        if type(layer) is torch.nn.Conv2d and _is_square(layer):
             is_depthwise = 1 < layer.groups == layer.in_channels == layer.out_channels
             if is_depthwise or (layer.groups == 1 and layer.stride == (1, 1)):
                 layer.__class__ = ArmConv
 
 
 def _is_square(layer: torch.nn.Conv2d) -> bool:
-    if isinstance(layer.padding, str):
+    """With padding of zeros, and no dilation."""
+    if isinstance(layer.padding, str) or layer.dilation != (1, 1) or layer.padding_mode != "zeros":
         return False
     sides = (layer.kernel_size, layer.stride, layer.padding)
     return all(one == other for one, other in sides) and layer.padding[0] < layer.kernel_size[0]

@@ -62,10 +62,8 @@ def build_network(spec: SegmenterSpec, encoder_weights: str | None) -> torch.nn.
         raise ConfigError(f"{got}; need imagenet, null or {NEED_FILE}")
     files = [] if named is None else weight_files(encoder, named)
     if not all(weights.is_here() for weights in files) and (failure := fetch(files, DOWNLOAD_LIMIT)) is not None:
-        raise UserError(
-            f"encoder_weights: {named} for {encoder} could not be downloaded ({failure}); "
-            f"use encoder_weights: null, or the path of a weights file ({', '.join(WEIGHT_FILES)})"
-        )
+        why = f"encoder_weights: {named} for {encoder} could not be downloaded ({failure})"
+        raise UserError(f"{why}; use encoder_weights: null, or the path of {NEED_FILE}")
     weights = True if is_timm and named is not None else named
     channels = {"in_channels": spec.image.channels, "classes": spec.num_classes}
     try:

@@ -45,12 +45,9 @@ def parameter_groups(
     for in_encoder in (True, False) if slow else (False,):
         own = [parameter for parameter in network.parameters() if (parameter in slow) == in_encoder]
         factor = {"lr_factor": encoder_lr_factor} if in_encoder else {}
-        groups.append(
-            {"params": [parameter for parameter in own if parameter.ndim > 1], "weight_decay": weight_decay, **factor}
-        )
-        groups.append(
-            {"params": [parameter for parameter in own if parameter.ndim <= 1], "weight_decay": 0.0, **factor}
-        )
+        for decay, is_kernel in ((weight_decay, True), (0.0, False)):
+            params = [parameter for parameter in own if (parameter.ndim > 1) == is_kernel]
+            groups.append({"params": params, "weight_decay": decay, **factor})
     return groups
 
 
@@ -125,9 +122,8 @@ class Ema:
         self.decay = decay
         device = next(segmenter.parameters()).device
         # On the device: the host does not wait to know whether a step was good.
-        self.num_updates = torch.zeros(
-            (), dtype=torch.float32 if device.type == "mps" else torch.float64, device=device
-        )
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        self.num_updates = torch.zeros((), dtype=dtype, device=device)
         if is_trained:
             self.num_updates += 10 / (1 - decay)  # at which the rising decay has passed its limit
         # These tensors stay at their addresses: loading a state copies into them.

@@ -34,10 +34,8 @@ def local_device(name: str, launch: Launch) -> str:
     share them."""
     if not launch.is_torchrun or name not in ("auto", "cuda"):
         if launch.local_world_size > 1 and name.startswith("cuda:"):
-            raise UserError(
-                f"device: {name} is one GPU for {launch.local_world_size} processes; need cuda, which gives each "
-                "its own"
-            )
+            number = launch.local_world_size
+            raise UserError(f"device: {name} is one GPU for {number} processes; need cuda, which gives each its own")
         return name
     if not torch.cuda.is_available():
         return "cpu" if name == "auto" else name
@@ -54,13 +52,11 @@ def choose_device(name: str) -> torch.device:
     except RuntimeError:
         raise UserError(f"device: got {name!r}; need auto, cpu, cuda, cuda:N or mps") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UserError(
-            f"device: {name} is not available: torch {torch.__version__} finds no GPU; use device: cpu or auto"
-        )
+        why = f"torch {torch.__version__} finds no GPU"
+        raise UserError(f"device: {name} is not available: {why}; use device: cpu or auto")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(
-            f"device: {name} does not exist; this machine has cuda:0 to cuda:{torch.cuda.device_count() - 1}"
-        )
+        last = torch.cuda.device_count() - 1
+        raise UserError(f"device: {name} does not exist; this machine has cuda:0 to cuda:{last}")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device: mps is not available here; use device: cpu or auto")
     if device.type == "cuda" and device.index is not None:
@@ -73,10 +69,9 @@ def inspect_hardware(device: torch.device) -> HardwareFacts:
     cores = count_cores()
     if device.type == "cuda":
         major, minor = torch.cuda.get_device_capability(device)
-        has_bfloat16 = (
-            major >= 8 if torch.version.hip is None else torch.cuda.is_bf16_supported(including_emulation=False)
-        )
-        has_float16 = (major, minor) >= (5, 3) or torch.version.hip is not None
+        has_bfloat16, has_float16 = major >= 8, (major, minor) >= (5, 3)
+        if torch.version.hip is not None:
+            has_bfloat16, has_float16 = torch.cuda.is_bf16_supported(including_emulation=False), True
         return HardwareFacts(str(device), torch.cuda.get_device_name(device), has_bfloat16, has_float16, cores)
     if device.type == "mps":
         has_bfloat16 = int(platform.mac_ver()[0].split(".")[0] or 0) >= 14
@@ -90,17 +85,14 @@ def cpu_computes_bfloat16() -> bool:
     path = Path("/proc/cpuinfo")
     if not path.exists():
         return True
-    flags = {
-        word for line in read_text(path).splitlines() if line.startswith(("flags", "Features")) for word in line.split()
-    }
+    flags = {word for line in read_text(path).splitlines() for word in line.split()}
     return bool(flags & {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"})
 
 
 def build_scaler(config: ResolvedConfig, device: torch.device) -> torch.amp.GradScaler:
     """Loss scaling for float16; for the other formats it is disabled and passes everything through."""
-    return torch.amp.GradScaler(
-        device.type, init_scale=config.scaler_init_scale, enabled=config.number_format == "float16"
-    )
+    is_on = config.number_format == "float16"
+    return torch.amp.GradScaler(device.type, init_scale=config.scaler_init_scale, enabled=is_on)
 
 
 def set_backends(allow_tf32: bool, deterministic: bool) -> None:

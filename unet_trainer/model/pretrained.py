@@ -1,27 +1,23 @@
 """Imagenet weights of an encoder: from this machine, or fetched within a time limit, or none, with the reason. Nothing
-here raises or hangs because of a network, a disk or a cache. The process that downloads, `python pretrained.py FILES`,
-imports neither torch nor what builds networks.
+here raises or hangs because of a network, a disk or a cache.
 """
 
 import contextlib
-import json
-import os
-import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+
+from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
 
 TIME_LIMIT = 60.0  # seconds in all
 CONNECT_LIMIT = 3.0  # of these, to reach the host
-TERMINATE_LIMIT = 2.0  # to delete what was fetched in part
 TIMM_NAMES = ("model.safetensors", "pytorch_model.bin")  # as timm looks for them
 ADVICE = "run once with a network, or give encoder_weights=FILE.safetensors"
 
@@ -106,36 +102,32 @@ def _timm_files(name: str) -> list[HubFile]:
 
 
 def fetch(files: list[HubFile], time_limit: float) -> str | None:
-    """Downloads the files into their caches; returns None, or why it failed."""
+    """Downloads the files into their caches; returns None, or why it failed. What is not here in time is left to a
+    thread, which ends with this process."""
     if failure := _check_connection():
         return failure
-    command = [sys.executable, "-P", __file__, json.dumps([asdict(file) for file in files])]
-    variables = {**os.environ, "HF_ENDPOINT": constants.ENDPOINT, "HF_HUB_CACHE": str(constants.HF_HUB_CACHE)}
-    variables["HF_HUB_DISABLE_XET"] = "1"  # its native code does not end at SIGTERM, and would leave parts of files
-    out, nowhere = subprocess.PIPE, subprocess.DEVNULL
+
+    def download() -> None:
+        for file in files:
+            file.download()
+
+    disable_progress_bars()
     try:
-        process = subprocess.Popen(command, env=variables, text=True, stdin=nowhere, stdout=out, stderr=nowhere)
-    except OSError as error:
-        return f"no process could be started to fetch them ({error.strerror})"
-    with process:
-        try:
-            output, _ = process.communicate(timeout=time_limit)
-        except subprocess.TimeoutExpired:
-            return f"not fetched within {time_limit:g} s"
-        finally:
-            if process.poll() is None:
-                process.terminate()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(TERMINATE_LIMIT)
-                process.kill()
-    failure = output.strip() or f"the download failed (exit status {process.returncode})"
-    return None if process.returncode == 0 else failure
+        call_with_timeout(download, time_limit)
+    except ReadTimeout:
+        return f"not fetched within {time_limit:g} s"
+    except Exception as error:  # whatever it is, the run goes on without these weights
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        return f"the download failed ({type(cause).__name__}: {' '.join(str(cause).split())[:160]})"
+    finally:
+        enable_progress_bars()
+    return None
 
 
 def _check_connection() -> str | None:
     """Why the hub's host cannot be connected to within CONNECT_LIMIT; None if it can, or a proxy may reach it."""
-    from unet_trainer.system.concurrency import ReadTimeout, call_with_timeout
-
     target, proxies = urlsplit(constants.ENDPOINT), urllib.request.getproxies()
     if target.scheme in proxies or "all" in proxies:
         return None
@@ -158,22 +150,3 @@ def offline() -> Iterator[None]:
         yield
     finally:
         constants.HF_HUB_OFFLINE = before
-
-
-def main(content: str) -> None:
-    """The process that downloads. Prints why it failed, in one clause, and exits with 1; prints nothing otherwise."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an exception, so that parts of files are deleted
-    try:
-        for file in json.loads(content):
-            HubFile(**file).download()
-    except Exception as error:  # whatever it is, the run goes on without these weights
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        reason = f"{type(cause).__name__}: {' '.join(str(cause).split())}".removesuffix(": ")[:160]
-        print(f"the download failed ({reason})")
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

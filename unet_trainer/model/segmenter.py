@@ -12,17 +12,22 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.nn.functional as F
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # pydantic takes that of typing from Python 3.12 on
 
 from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import id_names
 from unet_trainer.images.drawing import BACKGROUND_COLOUR, class_colours
 from unet_trainer.images.image_spec import ImageSpec
-from unet_trainer.images.mask_decoding import MaskCoding, as_lists, as_tuples
+from unet_trainer.images.mask_decoding import MaskCoding, as_lists
 
 MAX_SIDE = 8192  # of a training sample or a tile
 FLAT = 0.05  # of the dataset's standard deviation: what has less contrast is not amplified to that of others
 STRIDE = 32  # the deepest encoder stage is 32 times smaller than the image
+
+# Bounds of what a file may hold, which may come from anywhere. config/schema.py has those of what can be asked for.
+Channels = Annotated[int, Field(ge=1, le=4096)]
+Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
+Intensity = Annotated[int, Field(ge=0, le=255)]
+Share = Annotated[float, Field(ge=0, le=1)]
 
 
 @dataclass(frozen=True)
@@ -31,18 +36,18 @@ class SegmenterSpec:
 
     image: ImageSpec
     coding: MaskCoding  # mask value ↔ class id
-    num_classes: int  # 1: foreground against background
+    num_classes: Annotated[int, Field(ge=1, le=254)]  # 1: foreground against background
     id_names: tuple[str, ...]  # a name for each class id, background included
-    id_colours: tuple[tuple[int, int, int], ...]  # a colour for each class id
-    image_size: tuple[int, int]  # height and width of training samples
+    id_colours: tuple[tuple[Intensity, Intensity, Intensity], ...]  # a colour for each class id
+    image_size: tuple[Side, Side]  # height and width of training samples
     fit: Literal["resize", "crop"]
     architecture: str
     encoder: str
-    decoder_channels: tuple[int, ...] | None
+    decoder_channels: tuple[Channels, ...] | None = None
     decoder_attention: Literal["none", "scse"] = "none"
     normalize: Literal["dataset", "image"] = "dataset"
-    class_shares: tuple[float, ...] | None = None  # of the pixels that the masks give a class id
-    tile: tuple[int, int] | None = None  # fit: crop: height and width that images are cut into; None: image_size
+    class_shares: tuple[Share, ...] | None = None  # of the pixels that the masks give a class id
+    tile: tuple[Side, Side] | None = None  # fit: crop: height and width that images are cut into; None: image_size
     # fit: resize: √(height × width) of the smallest and largest training image
     source_sides: tuple[float, float] | None = None
 
@@ -67,13 +72,17 @@ class SegmenterSpec:
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> SegmenterSpec:
-        """Raises KeyError, TypeError or ValueError for content that no run can have saved."""
-        found = {name: as_tuples(value) for name, value in _checked(content).items()}
-        image, coding = ImageSpec.from_dict(content["image"]), MaskCoding.from_dict(content["coding"])
-        spec = SegmenterSpec(**{"decoder_channels": None, **found, "image": image, "coding": coding})
+        """Raises ValueError, which names the first value that no run can have saved."""
+        try:
+            (spec,) = SAVED_SPECS.validate_python([content])
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            names = [name for name in first["loc"] if isinstance(name, str)]
+            raise ValueError(": ".join([*names, f"{first['input']!r:.40}", first["msg"]])) from None
+        image, coding = spec.image, spec.coding
         sides, num_ids = spec.source_sides or (1.0, 1.0), spec.num_ids
         is_right = {
-            "image": len(image.mean) == len(image.std) == image.channels and None not in content["image"].values(),
+            "image": len(image.mean) == len(image.std) == image.channels > 0 and min(image.std) > 0,
             "coding": coding.values is None or len(coding.values) == num_ids,
             "id_names or id_colours": len(spec.id_names) == len(spec.id_colours) == num_ids,
             "source_sides": 0 < sides[0] <= sides[1],
@@ -84,73 +93,8 @@ class SegmenterSpec:
         return spec
 
 
-# What a spec in a file holds: it may come from anywhere. config/schema.py has the bounds of what can be asked for.
-Channels = Annotated[int, Field(ge=1, le=4096)]
-Value = Annotated[int, Field(ge=-(2**32), le=2**32)]  # of a mask
-Number = Annotated[float, Field(gt=-3.4e38, lt=3.4e38)]
-Side = Annotated[int, Field(ge=1, le=MAX_SIDE)]
-Size = Annotated[list[Side], Field(min_length=2, max_length=2)]
-Colour = Annotated[list[Annotated[int, Field(ge=0, le=255)]], Field(min_length=3, max_length=3)]
-
-
-class SavedImage(TypedDict, total=False):
-    channels: Channels
-    depth: str
-    mean: list[Number]
-    std: list[Annotated[float, Field(gt=0, lt=3.4e38)]]
-    low: Number
-    high: Number
-    nodata: Annotated[list[Number], Field(max_length=64)]
-    ignores_nodata: bool
-    is_nodata_set: bool
-
-
-class SavedCoding(TypedDict, total=False):
-    values: list[Value]
-    threshold: Value
-    ignore_value: Value | list[Value]
-    merged: list[list[Value]]
-    ignores_unknown: bool
-    tolerance: Value
-
-
-class SavedSpec(TypedDict, total=False):
-    image: SavedImage
-    coding: SavedCoding
-    num_classes: Annotated[int, Field(ge=1, le=254)]
-    id_names: list[str]
-    id_colours: list[Colour]
-    image_size: Size
-    tile: Size
-    source_sides: Annotated[list[Number], Field(min_length=2, max_length=2)]
-    class_shares: list[Annotated[float, Field(ge=0, le=1)]]
-    fit: Literal["resize", "crop"]
-    normalize: Literal["dataset", "image"]
-    architecture: str
-    encoder: str
-    decoder_channels: list[Channels]
-    decoder_attention: Literal["none", "scse"]
-
-
-# Of a list of one: inside of a list, these classes take over its configuration.
-SAVED_SPECS = TypeAdapter(list[SavedSpec], config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
-def _checked(content: Any) -> dict[str, Any]:
-    """The fields of a spec that are there, without those that are null. Raises ValueError, which names the first that
-    is wrong."""
-    try:
-        return dict(*SAVED_SPECS.validate_python([_without_nulls(content)]))
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        names = [name for name in first["loc"] if isinstance(name, str)]
-        raise ValueError(": ".join([*names, f"{first['input']!r:.40}", first["msg"]])) from None
-
-
-def _without_nulls(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: _without_nulls(inner) for name, inner in value.items() if inner is not None}
+# Of a list of one: inside of a list, dataclasses take over its configuration.
+SAVED_SPECS = TypeAdapter(list[SegmenterSpec], config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
 
 
 def build_spec(

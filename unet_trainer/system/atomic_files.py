@@ -10,7 +10,6 @@ import fnmatch
 import math
 import os
 import re
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -24,7 +23,7 @@ from unet_trainer.system.os_errors import cannot
 ABANDONED_SECONDS = 3600.0  # a draft that nobody has written to for as long was left by a killed process
 BUFFER_BYTES = 2**16  # of a file that is written in pieces
 DRAFT = re.compile(r"\.(?P<name>.+)\.(?:[a-z0-9_]{8}|\d+-\d+)\.tmp")  # .last.pt.1234-5678.tmp, .upload.k2j3h4_a.tmp
-STANDARD_OUTPUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+STANDARD_OUTPUT = ("-", "/dev/stdout")
 
 
 @contextlib.contextmanager
@@ -72,12 +71,8 @@ class Draft:
         self.draft = path.with_name(f".{path.name[:200]}.{os.getpid()}-{time.time_ns()}.tmp")
         self.is_kept = False
         with _naming(path):
-            with contextlib.suppress(FileNotFoundError):
-                mode = os.lstat(path).st_mode
-                if stat.S_ISDIR(mode):
-                    raise IsADirectoryError(errno.EISDIR, "it is a folder", str(path))
-                if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):  # a rename would destroy it
-                    raise OSError(errno.ENOTSUP, NOT_A_FILE, str(path))
+            if path.exists() and not path.is_symlink() and not path.is_file():  # a rename would destroy it
+                raise OSError(errno.ENOTSUP, "it is a folder" if path.is_dir() else NOT_A_FILE, str(path))
             self.file: BinaryIO = self.draft.open("xb", BUFFER_BYTES)
 
     def keep(self) -> None:
@@ -88,11 +83,10 @@ class Draft:
 
     def discard(self) -> None:
         """Does nothing after `keep`."""
-        if self.is_kept:
-            return
-        for end in (self.file.close, self.draft.unlink):  # a full disk: the last bytes cannot be written
-            with contextlib.suppress(OSError):
-                end()
+        if not self.is_kept:
+            with contextlib.suppress(OSError):  # a full disk: the last bytes cannot be written
+                self.file.close()
+            self.draft.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -101,7 +95,7 @@ def _naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.strerror is None or type(error) not in (OSError, *OSError.__subclasses__()):
+        if error.strerror is None:
             raise
         raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -123,8 +117,7 @@ def delete_drafts(folder: Path, names: Iterable[str], min_age: float = -math.inf
         draft = DRAFT.fullmatch(path.name)
         if draft is not None and any(fnmatch.fnmatchcase(draft["name"], pattern) for pattern in patterns):
             with contextlib.suppress(FileNotFoundError):  # another process was faster
-                status = path.lstat()
-                if stat.S_ISREG(status.st_mode) and time.time() - status.st_mtime >= min_age:
+                if path.is_file() and not path.is_symlink() and time.time() - path.stat().st_mtime >= min_age:
                     path.unlink()
 
 
@@ -177,12 +170,10 @@ def check_output(option: str, path: Path, kind: Kind | None) -> None:
     """Before minutes are spent: raises UserError where `write_output` would, and where check_replaceable does."""
     if str(path) in STANDARD_OUTPUT:
         return
-    with _refusing(option, path):
-        if not (folder := final_path(path).parent).is_dir():
-            raise UserError(f"{option}: there is no folder {folder}")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
-        check_replaceable(option, final_path(path), kind)
+    folder = final_path(path).parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UserError(f"{option}: there is no folder {folder} that can be written to")
+    check_replaceable(option, final_path(path), kind)
 
 
 def write_output(option: str, path: Path, text: str) -> None:
@@ -190,17 +181,11 @@ def write_output(option: str, path: Path, text: str) -> None:
     with _refusing(option, path):
         if str(path) in STANDARD_OUTPUT:
             sys.stdout.flush()
-            with os.fdopen(os.dup(1), "wb") as file:  # whatever the encoding of the terminal
-                file.write(text.encode("utf-8", "surrogateescape"))
+            sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))  # whatever the encoding of the terminal
         else:
             write_text_atomically(final_path(path), text)
 
 
 def final_path(path: Path) -> Path:
-    """Where links lead. Raises OSError for links that lead back to themselves."""
-    if not path.is_symlink():
-        return path.absolute()
-    final = Path(os.path.realpath(path))
-    if final.is_symlink():
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-    return final
+    """Where links lead."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path.absolute()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
-import math
 import multiprocessing
 import multiprocessing.connection
 import multiprocessing.util
@@ -39,7 +38,6 @@ KILL_SECONDS = 5.0  # to wait after SIGKILL; a process that is stuck in the kern
 GROUP = 4  # small items that read_ahead begins at a time
 HANG_SECONDS = 600.0  # on one item of forked_map; as worker_timeout
 POLL_SECONDS = 1.0  # between checks for children of forked_map that hang
-STOP_POLL_SECONDS = 0.1  # between checks for a signal
 JOIN_SECONDS = 30.0  # for the calls under way when read_ahead ends early, or when the interpreter exits
 MAX_MESSAGE = 300  # characters of what a crashed child printed
 PIPE_BYTES = 2**18  # asked for, of the pipes of ForkedWorkers
@@ -318,24 +316,15 @@ def _wait_at_exit() -> None:
 
 
 class ReadTimeout(Exception):
-    """Nothing was read in the time limit, or soon after a signal."""
+    """Nothing was read in the time limit."""
 
 
-def call_with_timeout(
-    function: Callable[[], Outcome],
-    timeout: float | None,
-    is_stopping: Callable[[], bool] = lambda: False,
-    stop_seconds: float = 0.0,
-) -> Outcome:
-    """What the function returns or raises. Raises ReadTimeout after `timeout` seconds, or `stop_seconds` after
-    is_stopping: a file on a dead network disk never answers. The thread that hangs is left behind."""
+def call_with_timeout(function: Callable[[], Outcome], timeout: float | None) -> Outcome:
+    """What the function returns or raises. Raises ReadTimeout after `timeout` seconds: a file on a dead network disk
+    never answers. The thread that hangs is left behind."""
     future = start_thread(function, "reading")
-    deadline = math.inf if timeout is None else time.monotonic() + timeout
-    while not wait([future], STOP_POLL_SECONDS).done:
-        if is_stopping():
-            deadline = min(deadline, time.monotonic() + stop_seconds)
-        if time.monotonic() > deadline:
-            raise ReadTimeout
+    if not wait([future], timeout).done:
+        raise ReadTimeout
     return future.result()
 
 

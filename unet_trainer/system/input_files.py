@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 MAX_BYTES = 2**30  # of a text or a JSON file, unless its reader allows fewer
-UNSIZED_BYTES = 2**18  # at about which reading ends of a file that tells no size, as those of /proc
 NOT_A_FILE = "a pipe, a socket or a device; need a file"
 FLAGS = os.O_RDONLY | sum(getattr(os, name, 0) for name in ("O_NONBLOCK", "O_NOCTTY", "O_BINARY"))
 NO_FILE = (errno.EISDIR, errno.ENOTSUP)  # the error of a folder, and of what is NOT_A_FILE
@@ -26,10 +25,6 @@ def open_handle(path: Path | str, follow: bool = True) -> int:
         handle = os.open(path, FLAGS if follow else FLAGS | NO_FOLLOW)
     except ValueError:
         raise OSError(errno.EINVAL, "its name holds a NUL", str(path)) from None
-    except OSError as error:
-        if error.errno == errno.ENXIO:  # a socket
-            raise OSError(errno.ENOTSUP, NOT_A_FILE, str(path)) from None
-        raise
     mode = os.fstat(handle).st_mode
     if stat.S_ISREG(mode):
         return handle
@@ -55,16 +50,8 @@ def read_rest(file: BinaryIO, max_bytes: int) -> bytes:
     """As read_bytes, of a file that is open at its beginning."""
     size = os.fstat(file.fileno()).st_size
     if size > max_bytes:
-        raise OSError(errno.EFBIG, f"{_amount(size)}; need at most {_amount(max_bytes)}", file.name)
-    try:
-        if size:
-            return file.read()
-        content = b""
-        while len(content) < UNSIZED_BYTES and (part := file.read(UNSIZED_BYTES)):  # None: it would be waited for
-            content += part
-    except MemoryError:
-        raise OSError(errno.ENOMEM, "there is not enough memory to read it", file.name) from None
-    return content
+        raise OSError(errno.EFBIG, f"{size / 1e6:.1f} MB; need at most {max_bytes / 1e6:.1f}", file.name)
+    return file.read()
 
 
 def read_text(path: Path | str, max_bytes: int = MAX_BYTES, encoding: str = "utf-8", errors: str = "strict") -> str:
@@ -83,8 +70,6 @@ def parse_json(content: bytes | str) -> Any:
         return json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    except MemoryError:
-        raise ValueError("memory is too small for it") from None
 
 
 def check_zip(file: BinaryIO) -> list[str]:
@@ -99,10 +84,3 @@ def check_zip(file: BinaryIO) -> list[str]:
     if len(set(names)) != len(names):
         raise ValueError("it holds two entries of one name")
     return names
-
-
-def _amount(num_bytes: int) -> str:
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.3g} {name}"
-    return f"{num_bytes} bytes"

@@ -4,7 +4,6 @@ compute it. What is read is checked by pydantic against declared types: a wrong 
 
 import contextlib
 import json
-import math
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -66,15 +65,10 @@ def _adapter(kind: Any) -> Any:
     return TypeAdapter(list[kind], config=ConfigDict(allow_inf_nan=False))
 
 
-def check_plain(value: Any) -> Any:
+def check_plain(value: Any, max_depth: int = MAX_DEPTH) -> Any:
     """The value. Raises ValueError where it is nested deeply, or has a number that is not finite or beyond 64 bits."""
-    if not _is_plain(value):
+    if max_depth == 0 or (isinstance(value, int | float) and not abs(value) < 2**63):
         raise ValueError("Input should be a plain value")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        check_plain(item, max_depth - 1)
     return value
-
-
-def _is_plain(value: Any, max_depth: int = MAX_DEPTH) -> bool:
-    if isinstance(value, int | float):
-        return -(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return max_depth > 0 and all(_is_plain(item, max_depth - 1) for item in items)

@@ -12,39 +12,27 @@ from unet_trainer.config.errors import UserError
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 ADVICE = {  # where the system's own words do not say what to do
     errno.ENOSPC: "make room",
-    errno.EDQUOT: "make room within your quota",
+    errno.EEXIST: "it is not a folder; name another",
+    errno.ENOTDIR: "a part of that path is a file, not a folder",
     errno.EROFS: "choose a folder on a disk that can be written to",
     errno.EMFILE: "allow more with ulimit -n 4096",
-    errno.EAGAIN: "allow more with ulimit -u, or end other programs",
+    errno.EAGAIN: "allow more processes with ulimit -u, or end other programs",
     errno.ENOMEM: "end other programs",
     errno.EIO: "the disk or its connection fails; look at the system's log",
-    errno.ENOTDIR: "a part of that path is a file, not a folder",
-    errno.EISDIR: "name a file",
-    errno.ELOOP: "a link there leads elsewhere or back to itself",
 }
 OF_A_BUG = (None, errno.ENOENT, errno.EEXIST, errno.EINVAL, errno.EBADF)  # where nobody expects it
-NO_TEMPORARY_FOLDER = "No usable temporary directory"  # as Python says it
-NO_THREAD = "can't start new thread"
 
 
 def is_of_the_machine(error: BaseException) -> bool:
     """Whether the machine is the cause, so that a sentence helps more than a traceback."""
-    if isinstance(error, OSError):
-        return error.errno not in OF_A_BUG or NO_TEMPORARY_FOLDER in str(error)
-    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and NO_THREAD in str(error))
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno not in OF_A_BUG)
 
 
 def explain(error: BaseException, path: Path | None = None) -> tuple[str, str]:
     """Why it failed, and what to do where the reason does not say that. `path`: what was to be written."""
-    if NO_TEMPORARY_FOLDER in str(error):
-        return "there is no folder for temporary files that can be written to", "name one: TMPDIR=FOLDER"
     number = errno.ENOMEM if isinstance(error, MemoryError) else getattr(error, "errno", None) or 0
     if number == errno.ENOSPC and _lacks_inodes(path or Path(named_file(error) or os.curdir)):
         return "No inodes left on device: it has room, but for no more files", "delete files there, however small"
-    if NO_THREAD in str(error):
-        return "no more threads may be started", ADVICE[errno.EAGAIN]
-    if number == errno.EEXIST:
-        return "File exists", "it is no folder; name another"
     return getattr(error, "strerror", None) or str(error) or os.strerror(number), ADVICE.get(number, "")
 
 

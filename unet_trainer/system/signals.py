@@ -1,6 +1,5 @@
-"""How this process ends and what it was started with: signals, the end of its parent, closed standard streams. Signals
-are recorded during training, so that the state can be saved, and raised while a run starts. A second SIGINT never
-waits."""
+"""How this process ends. Signals are recorded during training, so that the state can be saved, and raised while a run
+starts. A second SIGINT never waits."""
 
 from __future__ import annotations
 
@@ -9,18 +8,14 @@ import os
 import signal
 import sys
 import threading
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
 from unet_trainer.system.concurrency import SIGNALS, is_writing
 from unet_trainer.system.console import EXIT_INTERRUPTED
 
-PARENT_VARIABLE = "UNET_TRAINER_PARENT"  # in the environment of a child: the id of the process that it ends with
-PARENT_SECONDS = 1.0  # between checks whether the parent lives
 STANDARD_STREAMS = {"stdin": (0, "r"), "stdout": (1, "w"), "stderr": (2, "w")}
-_parent: tuple[int, str] | None = None  # id and name of the process that this one ends with
 _skips_teardown = False
 
 
@@ -29,11 +24,8 @@ class Interrupted(KeyboardInterrupt):
 
     is_told = False  # whether the user has read of it
 
-    def __init__(self, signal_number: int, cause: str = "") -> None:
-        """`cause`: what it was by, if not the signal, which this process may have sent itself."""
-        if not cause and _parent is not None and os.getppid() != _parent[0]:
-            cause = f"the end of {_parent[1]} (was it killed?)"
-        super().__init__(cause or signal.Signals(signal_number).name)
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(signal.Signals(signal_number).name)
         self.signal_number = signal_number
         self.exit_code = 128 + signal_number
 
@@ -92,29 +84,6 @@ class Signals:
         """Raises Interrupted if a signal was received. Called where the state can be saved."""
         if self.received is not None:
             raise Interrupted(self.received)
-
-
-def ending_with_this_process(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment for a child that is to end with this process, also when it is killed."""
-    return {**environment, PARENT_VARIABLE: str(os.getpid())}
-
-
-def end_with_parent(is_torchrun: bool = False) -> None:
-    """In the child: sends itself SIGTERM once its parent is gone. Does nothing in a process that others started but
-    torchrun, which gives each process a session of its own, so that what kills torchrun reaches none of them."""
-    global _parent
-    parent = os.environ.pop(PARENT_VARIABLE, "")  # popped: it is not meant for the children of this process
-    if is_torchrun:
-        parent = str(os.getppid())
-    if parent.isdigit():
-        _parent = int(parent), "torchrun" if is_torchrun else "the process that started it"
-        threading.Thread(target=_wait_for_parent, args=(int(parent),), name="parent watch", daemon=True).start()
-
-
-def _wait_for_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def open_closed_streams() -> None:

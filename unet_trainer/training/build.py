@@ -17,12 +17,12 @@ import numpy as np
 import torch
 
 from unet_trainer.config.errors import UserError
-from unet_trainer.config.resolved_config import ResolvedConfig, Settings
+from unet_trainer.config.resolved_config import ResolvedConfig
 from unet_trainer.config.schema import OWN, Config
 from unet_trainer.datasets.converted import Converter
 from unet_trainer.datasets.dataset_report import CheckedDataset, build_dataset_report, find_dataset
 from unet_trainer.datasets.mask_evidence import class_ids, class_shares
-from unet_trainer.datasets.pairs import FoundPairs, Pair, first_few
+from unet_trainer.datasets.pairs import FoundPairs, Pair
 from unet_trainer.datasets.split_file import read_split_csv
 from unet_trainer.images.drawing import error_sheet
 from unet_trainer.images.file_bytes import DataError
@@ -30,9 +30,9 @@ from unet_trainer.images.image_decoding import Pixels
 from unet_trainer.images.mask_decoding import IGNORED
 from unet_trainer.images.tiling import RandomCrops, Size, Tiling, WholeImages, tile_images
 from unet_trainer.loading.augmentation import Augmentation, build_augmentation
-from unet_trainer.loading.dataset import IMAGE_CHANGED, MASK_CHANGED, PairSize, SegmentationDataset
+from unet_trainer.loading.dataset import PairSize, SegmentationDataset
 from unet_trainer.loading.loader import Loader
-from unet_trainer.loading.pixel_cache import SUFFIX, NotWritable, fill_cache
+from unet_trainer.loading.pixel_cache import SUFFIX, delete_files, fill_cache
 from unet_trainer.loading.worker_pool import WorkerPool
 from unet_trainer.model.custom import build_custom_network
 from unet_trainer.model.fast_layers import use_arm_convolutions
@@ -45,7 +45,7 @@ from unet_trainer.model.random_state import seeded
 from unet_trainer.model.segmenter import MAX_SIDE, STRIDE, Segmenter, SegmenterSpec
 from unet_trainer.runs.folder import SPLIT_CSV, shown_model
 from unet_trainer.system.concurrency import ReadTimeout
-from unet_trainer.system.console import Console, counted, first_line
+from unet_trainer.system.console import Console, counted
 from unet_trainer.system.resources import count_cores
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.evaluation import EvalStep, Sample, build_eval_forward, choose_samples, predict
@@ -68,18 +68,12 @@ class Loaders:
     pool: WorkerPool | None
 
     def take_notices(self) -> list[str]:
-        """What reading has noticed since the last call: pieces that workers failed to fill, files that changed."""
-        changed, notices = [], []
+        """What reading has noticed since the last call: pieces that workers failed to fill."""
+        notices = []
         if self.pool is not None and self.pool.num_failed:
             what = f"{counted(self.pool.num_failed, 'part')} of a batch in this epoch ({self.pool.failure_reason})"
             notices.append(f"workers could not fill {what}; the training process read them instead, which is slower")
             self.pool.num_failed = 0
-        for dataset in (self.train.dataset, self.val.dataset):
-            changed += [str(dataset.pairs[index].image) for index in dataset.take_noticed(IMAGE_CHANGED)]
-            changed += [str(dataset.pairs[index].mask) for index in dataset.take_noticed(MASK_CHANGED)]
-        if changed:
-            how = f"changed since the run began: {first_few(changed)}; training continues with the new content"
-            notices.append(f"{counted(len(changed), 'file')} {how}")
         return notices
 
     def close(self) -> None:
@@ -142,10 +136,8 @@ def build_dataset(config: Config, console: Console, run_folder: Path | None) -> 
     except DataError as error:
         more = f"To see all of it: python train_unet.py check data_dir={shlex.quote(config.data_dir)}"
         if earlier is not None:
-            more += (
-                "\nA resumed run needs every file and every class that it began with: put these back, or "
-                "start a new run"
-            )
+            more += "\nA resumed run needs every file and every class that it began with: "
+            more += "put these back, or start a new run"
         raise DataError(f"{error}\n{more}") from None
 
 
@@ -166,10 +158,8 @@ def _earlier_split(config: Config, run_folder: Path, console: Console) -> FoundP
     known = {pair.user_files[0] for pair in (*earlier.pairs, *earlier.unused)}
     added = [pair for pair in now.pairs if pair.image not in known] if now else []
     if added:
-        console.note(
-            f"not in {table}, which the run began with, and left out: {counted(len(added), 'pair')}, e.g. "
-            f"{added[0].image}"
-        )
+        what = f"{counted(len(added), 'pair')}, e.g. {added[0].image}"
+        console.note(f"not in {table}, which the run began with, and left out: {what}")
     return dataclasses.replace(earlier, rule=f"as the run began, {table}", class_names=now.class_names if now else None)
 
 
@@ -183,22 +173,14 @@ def build_datasets(
         images = f"{len(train_tiling) // config.epoch_parts} training images"
         images += f" of an epoch (repeats: {config.repeats:g})" if config.epoch_parts > 1 else ""
         images += f" of {num_processes} processes" if num_processes > 1 else ""
-        fix = (
-            f"at most {most}"
-            if config.epoch_parts == 1
-            else f"at most {most}, or larger repeats"
-            if most
-            else "larger repeats"
-        )
-        raise UserError(f"batch_size: {config.batch_size} is more than the {images}; need {fix}")
+        fixes = [*([f"at most {most}"] if most else []), *(["larger repeats"] if config.epoch_parts > 1 else [])]
+        need = ", or ".join(fixes) or "more images"
+        raise UserError(f"batch_size: {config.batch_size} is more than the {images}; need {need}")
     augmentation = build_augmentation(config.augmentation, config.shape, dataset.image_spec)
 
     def build(pairs: Sequence[Pair], tiling: Tiling, augmentation: Augmentation | None) -> SegmentationDataset:
         facts, coding, spec = zip(*dataset.facts_of(pairs), strict=True), dataset.coding, dataset.image_spec
-        sizes = [
-            PairSize(image.size, mask.size, (image.stamp, image.digest), (mask.stamp, mask.digest))
-            for image, mask in facts
-        ]
+        sizes = [PairSize(image.size, mask.size) for image, mask in facts]
         return SegmentationDataset(pairs, sizes, coding, spec, tiling, augmentation, config.seed, config.resize_masks)
 
     return build(dataset.split.train, train_tiling, augmentation), build(dataset.split.val, val_tiling, None)
@@ -237,6 +219,8 @@ def build_loaders(
         is_in_memory = config.cache == "ram" and launch.local_world_size == 1
         with processes.main_process_first():
             _fill_caches(config, (train_dataset, val_dataset), console, None if is_in_memory else folder / stem)
+        processes.any_rank()  # all have mapped the files, which need no names from here on
+        delete_files(folder, f"{stem}-*")
     num_workers = max(1, config.num_workers // launch.local_world_size) if config.num_workers else 0
     pool = WorkerPool(num_workers, device) if num_workers else None
     build_loader = partial(Loader, pool=pool, timeout=config.worker_timeout, launch=launch)
@@ -300,8 +284,9 @@ def _fill_caches(
                     mask_sizes=dataset.mask_sizes,
                     timeout=config.worker_timeout,
                 )
-            except NotWritable as error:
-                console.warn(f"{error}; files are read in every epoch")
+            except OSError as error:
+                why = f"cache: {config.cache} cannot be filled ({error.strerror})"
+                console.warn(f"{why}; files are read in every epoch")
                 return
             except ReadTimeout:
                 took = f"{config.worker_timeout:g} s (worker_timeout)"
@@ -312,41 +297,8 @@ def _fill_caches(
     where = "memory" if config.cache == "ram" else str(Path(config.checkpoint_dir) / ".cache")
     console.fact("Cache", f"{num_cached} of {num_pairs} pairs in {where}, {num_bytes / 2**30:.2f} GiB")
     if num_cached < num_pairs:
-        console.warn(
-            f"there is no room for {counted(num_pairs - num_cached, 'pair')}; these are read from files in every epoch"
-        )
-
-
-def build_components_with_weights(
-    settings: Settings,
-    spec: SegmenterSpec,
-    device: torch.device,
-    num_batches: int,
-    console: Console,
-    resumes: bool = False,
-    processes: Job = ALONE,
-    custom: CustomParts = NO_PARTS,
-    initial: InitialModel | None = None,
-) -> Components:
-    """As build_components; weights that encoder_weights: auto found and that cannot be loaded give way to random
-    ones."""
-    try:
-        components = build_components(
-            settings.taken, spec, device, num_batches, console, resumes, processes, custom, initial
-        )
-        if components.initial_weights:
-            settings["init_from"] = settings["init_from"]._replace(reason=components.initial_weights)
-        return components
-    except Exception as error:  # what is not the fault of the weights is raised again below
-        if settings.requested.encoder_weights != "auto" or settings.taken.encoder_weights is None or resumes:
-            raise
-        reason = f"imagenet weights cannot be loaded ({first_line(error)}): random weights"
-    settings.change(reason, encoder_weights=None)
-    components = build_components(
-        settings.taken, spec, device, num_batches, console, processes=processes, custom=custom
-    )
-    console.note(f"encoder_weights: {reason}")
-    return components
+        left = counted(num_pairs - num_cached, "pair")
+        console.warn(f"there is no room for {left}; these are read from files in every epoch")
 
 
 def synchronize_batch_norm(network: torch.nn.Module, device: torch.device, group: Any) -> torch.nn.Module:
@@ -383,9 +335,8 @@ def build_components(
     numerics = Numerics(device, config.number_format)
     loaded = None if initial is None else initial.load_into(network, spec)
     if (config.freeze_encoder_epochs or config.encoder_lr_factor != 1) and not hasattr(network, "encoder"):
-        raise UserError(
-            "freeze_encoder_epochs, encoder_lr_factor: the model has no part that is called encoder; leave them out"
-        )
+        names = "freeze_encoder_epochs, encoder_lr_factor"
+        raise UserError(f"{names}: the model has no part that is called encoder; leave them out")
     if config.sync_batchnorm and launch.world_size > 1:
         network = synchronize_batch_norm(network, device, processes.gradient_group)
     segmenter = Segmenter(spec, network, config.channels_last)
@@ -409,9 +360,8 @@ def build_components(
     num_parameters = sum(parameter.numel() for parameter in segmenter.parameters())
     weights = "weights of the checkpoint" if resumes else _describe_encoder(config.encoder_weights)
     weights = weights if loaded is None else loaded.summary
-    name = (
-        f"{type(network).__name__}, yours" if config.architecture == OWN else f"{config.architecture}, {config.encoder}"
-    )
+    name = f"{config.architecture}, {config.encoder}"
+    name = f"{type(network).__name__}, yours" if config.architecture == OWN else name
     console.fact("Model", f"{name}, {num_parameters / 1e6:.1f} M parameters, {weights}")
     if loaded is not None and loaded.remarks:
         console.note(f"init_from: {loaded.remarks}")

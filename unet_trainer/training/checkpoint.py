@@ -7,20 +7,18 @@ best epoch. Whether a state fits a model is checked by TrainState.load_state_dic
 
 import contextlib
 import math
-import os
 import pickle
 import shlex
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from unet_trainer import __version__
 from unet_trainer.config.errors import (
@@ -45,7 +43,6 @@ from unet_trainer.runs.folder import (
     LAST,
     METRICS_CSV,
     PREVIOUS,
-    RUN_JSON,
     SAMPLES,
     SPLIT_CSV,
     VAL_SCORES,
@@ -54,17 +51,11 @@ from unet_trainer.runs.folder import (
 )
 from unet_trainer.runs.record import RunRecord
 from unet_trainer.runs.tables import Row, write_metrics
-from unet_trainer.system.atomic_files import (
-    atomic_open,
-    make_own_folder,
-    write_bytes_atomically,
-    write_text_atomically,
-)
+from unet_trainer.system.atomic_files import atomic_open, make_own_folder, write_bytes_atomically, write_text_atomically
 from unet_trainer.system.concurrency import start_thread
 from unet_trainer.system.console import Console, first_line
 from unet_trainer.system.input_files import NO_FILE, check_zip, open_file
-from unet_trainer.system.os_errors import NO_ROOM, explain, named_file, with_advice
-from unet_trainer.system.resources import free_disk
+from unet_trainer.system.os_errors import named_file, with_advice
 from unet_trainer.training.async_device import HostCopy
 from unet_trainer.training.resume import split_names
 from unet_trainer.training.state import TrainState
@@ -91,36 +82,23 @@ def write_checkpoint(path: Path, content: Mapping[str, Any], previous: Path | No
     if (bad := _first_non_finite(stored)) is not None:
         raise NonFinite(f"the weights ({bad}) are not finite and were not saved as {path}")
     with atomic_open(path, verify=_check_archive, previous=previous) as file:
-        sink = _Sink(file)
-        torch.save(stored, sink)  # type: ignore[arg-type] # write and flush are all that torch.save calls
-        if sink.error is not None:
-            raise sink.error
-
-
-class _Sink:
-    """File object for torch.save, which would replace an OSError with an error of its own."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.file, self.flush = file, file.flush
-        self.error: OSError | None = None
-
-    def write(self, part: bytes | memoryview) -> int:
         try:
-            if self.error is None:
-                self.file.write(part)
-        except OSError as error:
-            self.error = error
-        return len(part)
+            torch.save(stored, file)
+        except RuntimeError as error:  # of a full disk torch says that it is at an unexpected position
+            raise (error.__context__ if isinstance(error.__context__, OSError) else error) from None
 
 
 def _first_non_finite(content: Mapping[str, Any]) -> str | None:
-    weights = [*(content.get("model") or {}).items(), *((content.get("ema") or {}).get("model") or {}).items()]
-    floats = [(name, tensor) for name, tensor in weights if tensor.is_floating_point() and tensor.numel()]
+    averaged = (content.get("ema") or {}).get("model") or {}
+    return first_non_finite(content.get("model") or {}) or first_non_finite(averaged)
+
+
+def first_non_finite(weights: Mapping[str, torch.Tensor]) -> str | None:
+    """The name of a tensor that is NaN or infinite somewhere."""
+    floats = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point() and tensor.numel()}
     # One call for all: this runs beside the training loop, and each call into torch contends for the GIL.
-    largest = torch._foreach_norm([tensor for _, tensor in floats], torch.inf) if floats else []
-    if all(math.isfinite(value) for value in torch.tensor(largest).tolist()):
-        return None
-    return next(name for name, tensor in floats if not tensor.isfinite().all())
+    largest = torch.stack(torch._foreach_norm(list(floats.values()), torch.inf)).tolist() if floats else []
+    return next((name for name, norm in zip(floats, largest, strict=True) if not math.isfinite(norm)), None)
 
 
 def _check_archive(path: Path) -> None:
@@ -136,12 +114,6 @@ def _check_archive(path: Path) -> None:
         raise CheckpointError(f"{path} is not a checkpoint, or is cut off or damaged ({first_line(error)})") from None
     if damaged is not None:
         raise CheckpointError(f"{path} is damaged: the checksum of {damaged} in it is wrong")
-
-
-def verify_checkpoint(path: Path) -> None:
-    """Raise CheckpointError for a damaged file, UnreadableFile where the system does not let us read it."""
-    with _reading(path):
-        _check_archive(path)
 
 
 @contextlib.contextmanager
@@ -189,8 +161,7 @@ def model_weights(path: Path, content: Mapping[str, Any], raw: bool = False) -> 
         isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in weights.items()
     ):
         raise ValueError("its weights are no tensors by name")
-    floats = {name: tensor for name, tensor in weights.items() if tensor.is_floating_point()}
-    if (bad := next((name for name, tensor in floats.items() if not tensor.isfinite().all()), None)) is not None:
+    if (bad := first_non_finite(weights)) is not None:
         raise ValueError(f"{bad} is not finite")
     return dict(weights)
 
@@ -200,17 +171,12 @@ def read_last(path: Path) -> dict[str, Any]:
     content = read_checkpoint(path)
     if "optimizer" not in content:
         raise CheckpointError(f"{path} holds weights alone and cannot be resumed; use {LAST} of the same run")
-    place = "config"
-    try:  # what is used before there is a model: the settings that this version knows, the split, the processes
-        for name in FIELDS.keys() & content["config"].keys():
-            place = f"config.{name}, {content['config'][name]!r:.60}"
+    for name in FIELDS.keys() & content["config"].keys():  # the settings that this version knows
+        try:
             parse_value(name, content["config"][name])
-        place = "split or num_processes"
-        names = [name for part in ("train", "val") for name in content["split"][part]]
-        if not all(isinstance(name, str) for name in names) or content["num_processes"] < 1:
-            raise ValueError("no names of files, or no number of processes")
-    except ILL_FORMED as error:
-        raise CheckpointError(f"{path} cannot be resumed: it holds {place}; {error}") from None
+        except ILL_FORMED as error:
+            value = f"config.{name}, {content['config'][name]!r:.60}"
+            raise CheckpointError(f"{path} cannot be resumed: it holds {value}; {error}") from None
     return content
 
 
@@ -233,7 +199,7 @@ def read_run(where: Path, warn: Callable[[str], object]) -> dict[str, Any]:
         raise CheckpointError(f"{damage}; {error}; {lost}") from None
     # Else the next save would rename the damaged file over the good one, and a kill then would leave no usable state.
     with contextlib.suppress(OSError):  # reported when the run opens its folder
-        if os.path.lexists(where / LAST):
+        with contextlib.suppress(FileNotFoundError):
             (where / LAST).replace(where / DAMAGED)
             damage += f" (kept as {DAMAGED})"
         (where / PREVIOUS).replace(where / LAST)
@@ -256,10 +222,9 @@ class Checkpointer:
     state: TrainState
     split: Split
     console: Console
-    is_ours: Callable[[], bool] = lambda: True  # whether the folder is still the one that the run has locked
     record: RunRecord = field(default_factory=RunRecord)
     drawings: Mapping[str, Callable[[], object]] = field(default_factory=dict)  # by their file
-    saving: Future[None] | None = field(default=None, init=False)
+    saving: Future[Any] | None = field(default=None, init=False)
     waiting: dict[str, Callable[[], object]] = field(default_factory=dict, init=False)
     saved_at: float = field(default_factory=time.monotonic, init=False)
 
@@ -285,8 +250,6 @@ class Checkpointer:
 
     def describe_saved(self) -> str:
         """What there is to go on from."""
-        if not self.folder.is_dir():
-            return f"{self.folder} is no longer there"
         state = next((file for file in (self.folder / LAST, self.folder / PREVIOUS) if file.is_file()), None)
         saved = f"the last save is {state}; to go on: {resume_command(self.folder)}"
         return "there is no state to go on from" if state is None else saved
@@ -316,7 +279,7 @@ class Checkpointer:
         best_copy = None
         if best is not None:
             best_copy = self._copy_best(row, best)
-            self.waiting[BEST] = partial(self._write_best, best_copy)
+            self.waiting[BEST] = partial(self._write_state, BEST, best_copy)
             self.waiting[VAL_SCORES] = lambda: write_text_atomically(self.folder / VAL_SCORES, make_scores())
             try:
                 picture, name = draw_samples(), f"epoch_{self.state.epoch:04d}.png"
@@ -328,8 +291,10 @@ class Checkpointer:
         if self.saving is None or self.saving.done():  # else an epoch is shorter than a save: the next one writes all
             self.save_state(best=best_copy)
 
-    def _write_best(self, copy: HostCopy) -> None:
-        write_checkpoint(self.folder / BEST, copy.content())
+    def _write_state(self, name: str, copy: HostCopy, previous: Path | None = None) -> None:
+        write_checkpoint(self.folder / name, copy.content(), previous)
+        if name == LAST:
+            self.initial = None
 
     def _write_picture(self, name: str, picture: Pixels) -> None:
         make_own_folder(self.folder / SAMPLES)
@@ -338,17 +303,11 @@ class Checkpointer:
     def save_state(self, best: HostCopy | None = None) -> None:
         """Save the state as it is now, with all that waits for it. Waits for a save under way."""
         self.wait()
-        if not self.is_ours():
-            raise TrainingFailed(f"{self.folder} was deleted, moved or taken by another process; the state is lost")
-        copy = self._copy_state(best)
-
-        def write_last() -> None:
-            write_checkpoint(self.folder / LAST, copy.content(), previous=self.folder / PREVIOUS)
-            self.initial = None
-
-        files = {RUN_JSON: self.record.save, **self.waiting, LAST: write_last, CONFIG_YAML: self.write_config}
-        self.waiting, self.saved_at = {}, time.monotonic()
-        self.saving = start_thread(partial(_write_all, {**files, **self.drawings}), "checkpoint", is_awaited=True)
+        write_last = partial(self._write_state, LAST, self._copy_state(best), self.folder / PREVIOUS)
+        waiting, self.waiting, self.saved_at = [*self.waiting.values()], {}, time.monotonic()
+        drawings = self.drawings.values()
+        files: list[Callable[[], object]] = [self.record.save, *waiting, write_last, self.write_config, *drawings]
+        self.saving = start_thread(partial(_write_all, files), "checkpoint", is_awaited=True)
 
     def save_if_due(self) -> None:
         """Within an epoch: every checkpoint_minutes, and when files wait and the disk is free."""
@@ -376,39 +335,29 @@ class Checkpointer:
         try:
             write()
         except OSError as error:
-            path = Path(named_file(error) or self.folder)
-            why, advice = explain(error, path)
-            if error.errno in NO_ROOM:
-                tensors = [leaf for leaf in tree_leaves(self.state.state_dict()) if torch.is_tensor(leaf)]
-                why += f"; a save takes {sum(tensor.nbytes for tensor in tensors) / 1e6:.1f} MB"
-                with contextlib.suppress(OSError):
-                    why += f", {free_disk(path.parent) / 1e6:.1f} MB are free there"
-            advice = f". {advice[0].upper()}{advice[1:]}" if advice else ""
-            raise TrainingFailed(f"{path} could not be written ({why}); {self.describe_saved()}{advice}") from None
+            path = named_file(error) or self.folder
+            why = with_advice(error, self.folder)
+            raise TrainingFailed(f"{path} could not be written ({why}); {self.describe_saved()}") from None
 
     def check_best(self) -> str | None:
-        """Return what became of best.pt if it is missing or damaged and its weights are lost: there is no best epoch.
-
-        If the state is that of the best epoch, the file is written anew, with a warning. Raises UnreadableFile where it
-        cannot be read: it may be whole.
-        """
-        state, path = self.state, self.folder / BEST
-        best_epoch = state.early_stopping.best_epoch
+        """Return what became of best.pt if it is missing or damaged: there is no best epoch then, unless the state is
+        that of the best one. Raises UnreadableFile where it cannot be read: it may be whole."""
+        state, best_epoch = self.state, self.state.early_stopping.best_epoch
         if best_epoch == 0 or BEST in self.waiting:
             return None
         try:
-            verify_checkpoint(path)
+            with _reading(self.folder / BEST):
+                _check_archive(self.folder / BEST)
             return None
         except UnreadableFile:
             raise
         except CheckpointError as error:
-            damage = str(error)
-        if (state.epoch, state.batch) == (best_epoch, 0):
-            self.attempt(partial(self._write_best, self._copy_best(state.history[-1], state.eval_segmenter)))
-            self.console.warn(f"{damage}; it is written anew from this state, which is that of the best epoch")
-            return None
-        state.forget_best()
-        return f"{damage}: the weights of epoch {best_epoch}, the best so far, are lost"
+            if (state.epoch, state.batch) == (best_epoch, 0):
+                self.attempt(partial(self._write_state, BEST, self._copy_best(state.history[-1], state.eval_segmenter)))
+                self.console.warn(f"{error}; it is written anew from this state, which is that of the best epoch")
+                return None
+            state.forget_best()
+            return f"{error}: the weights of epoch {best_epoch}, the best so far, are lost"
 
     def save_on_failure(self, state_is_whole: bool) -> None:
         """Before a run fails: save the state as it is, or, if there is nothing else to go on from, that of the
@@ -422,12 +371,10 @@ class Checkpointer:
             self.finish()
         except TrainingFailed:
             raise
-        except NonFinite as error:
-            self.console.warn(str(error))
-        except (RuntimeError, MemoryError) as error:  # where memory ran out, there may be none for a copy of the state
+        except (RuntimeError, MemoryError) as error:  # numbers that are not finite, or no memory for a copy
             self.console.warn(f"the state could not be saved: {first_line(error)}")
         if initial is not None and not has_checkpoint(self.folder):
-            self.attempt(lambda: write_checkpoint(self.folder / LAST, initial.content()))
+            self.attempt(partial(self._write_state, LAST, initial))
 
     def restore_last(self) -> None:
         """Load the state that was saved last, or else that of the start."""
@@ -439,8 +386,8 @@ class Checkpointer:
         self.state.load_state_dict(content)
 
 
-def _write_all(files: Mapping[str, Callable[[], object]]) -> None:
-    for write in files.values():
+def _write_all(files: Sequence[Callable[[], object]]) -> None:
+    for write in files:
         write()
 
 
@@ -458,8 +405,6 @@ class FollowingCheckpointer:
     restore_last = finish = wait = attempt = check_best = _leave_to_rank_0
 
     def describe_saved(self) -> str:
-        if self.folder.is_dir() and not has_checkpoint(self.folder):  # it may be another machine's
-            return "nothing is saved yet"
         return f"to go on: {resume_command(self.folder)}"
 
 

@@ -27,21 +27,13 @@ from unet_trainer.training.build import Components, Loaders, eval_batch_size
 from unet_trainer.training.parallel import ALONE, Job
 from unet_trainer.training.state import EpochMetrics
 
-MESSAGES = (  # parts of a RuntimeError's text, in lower case
-    "out of memory",
-    "not enough memory",
-    "defaultcpuallocator",
-    "cublas_status_alloc_failed",
-    "cudnn_status_alloc_failed",
-)
+# Parts of a RuntimeError's text, in lower case.
+MESSAGES = ("out of memory", "not enough memory", "defaultcpuallocator", "cublas_status_alloc", "cudnn_status_alloc")
 # cuDNN: no algorithm gets the memory that it asks for, or there is none for such a layer
 NO_ENGINE = "unable to find an engine"
 KEEPS = ("autograd_cache_allow_custom_autograd_functions",)  # of earlier compiling, on the disk
 # the latter computes what is independent in one launch: the casts of the weights
-OPTIONS = {
-    "triton.cudagraphs",
-    "combo_kernels",
-}
+OPTIONS = {"triton.cudagraphs", "combo_kernels"}
 MIN_EVAL_PIXELS = 2**26  # of a validation; for fewer, compiling it takes longer than it saves in a hundred
 SHORT_MEMORY = 0.1  # share of a GPU's memory that is left
 Result = TypeVar("Result")
@@ -57,7 +49,7 @@ def restoring(components: Components) -> Iterator[None]:
     try:
         yield
     finally:
-        state.load_checked(saved)
+        state.load_state_dict(saved)
         components.train_step.abandon_group()
         for group, values in zip(optimizer.param_groups, options, strict=True):
             group.update(values)  # the learning rate
@@ -272,10 +264,7 @@ def try_components(
                 try_steps(components, *batches)
         except (ValueError, RuntimeError) as error:
             # the traceback leads to the caller's code
-            if is_out_of_memory(error) or OWN in (
-                config.architecture,
-                *config.loss,
-            ):
+            if is_out_of_memory(error) or OWN in (config.architecture, *config.loss):
                 raise
             names = ("architecture", "encoder", "batch_size", "image_size")
             described = ", ".join(f"{name}: {getattr(config, name)}" for name in names)
@@ -305,15 +294,10 @@ def compile_components(
     failure, undo = fit_into_memory(compile_once, settings, components, console, saved, processes)
     failures = [one for one in processes.all_gather(failure) if one is not None]
     if failures:
-        where = (
-            ""
-            if processes.launch.world_size == 1
-            else f" on {len(failures)} of {processes.launch.world_size} processes"
-        )
         if failure is None:
             undo()
-        console.warn(f"compile_model: compiling failed{where}, training continues uncompiled ({failures[0]})")
-        settings.change(f"compiling failed{where} ({failures[0]})", compile_model=False)
+        console.warn(f"compile_model: compiling failed, training continues uncompiled ({failures[0]})")
+        settings.change(f"compiling failed ({failures[0]})", compile_model=False)
 
 
 def fit_into_memory(

@@ -3,11 +3,10 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -63,11 +62,8 @@ def build_eval_forward(segmenter: Segmenter, loss: WeightedLoss, numerics: Numer
 def predict(segmenter: Segmenter, images: torch.Tensor, numerics: Numerics) -> torch.Tensor:
     """N,H,W,C images on any device → N,H,W class ids."""
     segmenter.eval()
-    # does not pay for a few images
-    was_searching, torch.backends.cudnn.benchmark = (
-        torch.backends.cudnn.benchmark,
-        False,
-    )
+    was_searching = torch.backends.cudnn.benchmark
+    torch.backends.cudnn.benchmark = False  # a search does not pay for a few images
     try:
         with numerics.autocast():
             return predicted_ids(segmenter(images.to(numerics.device)))
@@ -138,11 +134,7 @@ class EvalStep:
 @dataclass(frozen=True)
 class Evaluation:
     """Loss and scores of a dataset. `first_bad_batch`: the first whose loss is not finite, of this process or else of
-    another (-1);
-    `loss` is NaN then.
-
-    `sample_counts`: samples,K,3 as metrics.class_counts has them.
-    """
+    another (-1); `loss` is NaN then. `sample_counts`: samples,K,3 as metrics.class_counts has them."""
 
     loss: float
     scores: Scores
@@ -171,12 +163,13 @@ def evaluate(
     counts = torch.cat(metrics.sample_counts or [metrics.matrix.new_zeros(0, len(metrics.matrix), 3)])
     samples = torch.from_numpy(loader.batches.samples[: len(counts)])
     own = metrics.loss_sums.cpu(), metrics.matrix.cpu(), first_bad < 0, counts.cpu(), samples
-    loss_sums, matrix, is_finite, counts = sum_over_ranks(own, processes)
+    loss_sums, matrices, are_finite, counts_of_ranks, of_samples = zip(*processes.all_gather(own), strict=True)
+    is_finite = all(are_finite)
     return Evaluation(
-        loss=metrics.loss.from_sums(loss_sums) if is_finite else math.nan,
-        scores=compute_scores(matrix, metrics.num_classes),
+        loss=metrics.loss.from_sums(torch.stack(loss_sums).sum(0)) if is_finite else math.nan,
+        scores=compute_scores(torch.stack(matrices).sum(0), metrics.num_classes),
         first_bad_batch=None if is_finite else first_bad // loader.batches.batch_size,  # -1 stays -1
-        sample_counts=counts,
+        sample_counts=torch.cat(counts_of_ranks)[torch.cat(of_samples).argsort()],  # in the order of the set
         seconds=time.perf_counter() - started,
     )
 
@@ -189,20 +182,8 @@ def val_scores_csv(
     pairs = [dataset.tiling.pair_index(sample) for sample in range(len(sample_counts))]
     np.add.at(totals, pairs, sample_counts)
     names = class_names(config)
-    return val_scores_text(
-        [
-            image_score(*pair.files_in(data_dir), counts, names)
-            for pair, counts in zip(dataset.pairs, totals.tolist(), strict=True)
-        ]
-    )
-
-
-def sum_over_ranks(own: Sequence[Any], processes: Job) -> Sequence[Any]:
-    """Loss sums, matrix, whether all is finite, counts of samples, and the samples' numbers → the first four of the
-    whole set, its samples in order. Counts are whole numbers: their sum does not depend on who counted what."""
-    loss_sums, matrices, are_finite, counts, samples = zip(*processes.all_gather(tuple(own)), strict=True)
-    in_order = torch.cat(counts)[torch.cat(samples).argsort()]
-    return torch.stack(loss_sums).sum(0), torch.stack(matrices).sum(0), all(are_finite), in_order
+    scored = zip(dataset.pairs, totals.tolist(), strict=True)
+    return val_scores_text([image_score(*pair.files_in(data_dir), counts, names) for pair, counts in scored])
 
 
 def choose_samples(dataset: SegmentationDataset, read: Callable[[Key], tuple[Pixels, Pixels]]) -> list[Sample]:

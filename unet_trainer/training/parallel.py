@@ -11,8 +11,6 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-import sys
-import threading
 import time
 import uuid
 import warnings
@@ -24,22 +22,20 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from unet_trainer.config.errors import PeerLost
+from unet_trainer.config.errors import TrainingFailed
 from unet_trainer.system.console import first_line
 from unet_trainer.system.launch import Launch
-from unet_trainer.system.signals import Interrupted, Signals, skip_teardown
+from unet_trainer.system.signals import Signals
 
 if TYPE_CHECKING:
     from unet_trainer.training.step import TrainStep
 
 Value = TypeVar("Value")
 
-START_SECONDS = 300  # within which all processes of a job have to appear
-PATIENT_SECONDS = 20  # after which rank 0 says that it waits for them
+START = timedelta(minutes=5)  # within which all processes of a job have to appear
 BEFORE_TRAINING = timedelta(days=2)  # limit of an exchange while rank 0 may still read a large dataset
-TRAINING = timedelta(minutes=15)  # limit of an exchange later: a process that takes longer hangs
-REPORT_SECONDS = 1.0  # that another rank waits for rank 0 to end with the same error
 POLL_SECONDS = 0.05
+TRAINING = timedelta(minutes=15)  # limit of an exchange later: a process that takes longer hangs
 
 
 class Job:
@@ -47,7 +43,6 @@ class Job:
 
     gradient_group: Any = None  # NCCL or gloo, from `connect` on
     _signals = Signals()
-    _store: Any = None
     _control: Any = None  # gloo, between the hosts; None: nothing is exchanged
 
     def __init__(self, launch: Launch) -> None:
@@ -66,24 +61,15 @@ class Job:
         if self.is_alone:
             return
         self._signals = signals
-        rank, number = self.launch.rank, self.launch.world_size
-        waiting = f"Waiting for all {number} processes to start (WORLD_SIZE is {number}) ..."
-        timer = threading.Timer(PATIENT_SECONDS, print, [waiting], {"file": sys.stderr, "flush": True})
-        timer.daemon = True
-        if self.is_main:
-            timer.start()
         try:
-            store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=START_SECONDS)))
-            self._store = dist.PrefixStore(find_attempt(store, rank, number), store)
+            shared, rank, number = next(dist.rendezvous("env://", timeout=START))
+            store = dist.PrefixStore(find_attempt(shared, rank, number), shared)
         except dist.DistError as error:
-            text = f"not all {number} processes have started within {START_SECONDS} s ({first_line(error)[:160]})"
+            text = f"not all {self.launch.world_size} processes have started within {START} ({first_line(error)[:160]})"
             fix = "to train with one, unset RANK, WORLD_SIZE and LOCAL_RANK in the environment"
-            raise PeerLost(f"{text}; {fix}") from None
-        finally:
-            timer.cancel()
+            raise TrainingFailed(f"{text}; {fix}") from None
         with self.exchange():
-            groups = dist.PrefixStore("groups", self._store)
-            dist.init_process_group("gloo", store=groups, rank=rank, world_size=number, timeout=BEFORE_TRAINING)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=number, timeout=BEFORE_TRAINING)
             self._control = dist.group.WORLD
 
     def connect(self, device: torch.device) -> None:
@@ -103,39 +89,21 @@ class Job:
 
     @contextlib.contextmanager
     def exchange(self) -> Iterator[None]:
-        """Around work that waits for the others. A signal waits for its end; a broken connection becomes PeerLost."""
+        """Around work that waits for the others: a signal waits for its end, a lost connection ends the run."""
         was_deferred, self._signals.is_deferred = self._signals.is_deferred, True
         try:
             yield
-        except (RuntimeError, ValueError) as error:
-            if isinstance(error, PeerLost | torch.OutOfMemoryError):
-                raise
-            raise self.lost(error) from None
+        except RuntimeError as error:
+            raise (self.lost(error) if is_of_the_link(error) else error) from None
         finally:
             self._signals.is_deferred = was_deferred
         if not was_deferred:
             self._signals.check()
 
-    def lost(self, error: BaseException) -> PeerLost:
+    def lost(self, error: BaseException) -> TrainingFailed:
         """The error to end with after an exchange failed; nothing is exchanged any more."""
-        skip_teardown()  # which could wait for ever
         self._control = None
-        why = first_line(error)[:160]
-        return PeerLost(f"another process of the job has ended or does not answer ({why}); its own message says why")
-
-    def reports(self, error: BaseException) -> bool:
-        """Return whether this process prints the error that it ends with: rank 0 does, others if it is another one."""
-        if self._store is None:
-            return self.launch.local_rank == 0
-        with contextlib.suppress(Exception):  # the store may be gone
-            if self.is_main:
-                self._store.set("ended", str(error))
-            elif isinstance(error, PeerLost | Interrupted):
-                return False
-            else:
-                self._store.wait(["ended"], timedelta(seconds=REPORT_SECONDS))
-                return bool(self._store.get("ended").decode() != str(error))
-        return True
+        return TrainingFailed(f"another process of the job has ended or does not answer ({first_line(error)[:160]})")
 
     def largest(self, *numbers: int) -> list[int]:
         """Of each number the largest of all processes."""
@@ -269,7 +237,7 @@ def find_attempt(store: Any, rank: int, world_size: int) -> str:
             store.delete_key(f"hello/{peer}")  # of an earlier start: this one says it again
             store.set(f"answer/{store.get(f'hello/{peer}').decode()}", attempt)
         return attempt
-    answer, deadline = uuid.uuid4().hex, time.monotonic() + START_SECONDS
+    answer, deadline = uuid.uuid4().hex, time.monotonic() + START.total_seconds()
     while not store.check([f"answer/{answer}"]) and time.monotonic() < deadline:
         store.set(f"hello/{rank}", answer)
         time.sleep(POLL_SECONDS)

@@ -202,7 +202,7 @@ class TrainingEpoch(contextlib.ExitStack):
         is_shared = not run.processes.is_alone and run.worker_error is None  # a signal, see check_signals
         if not run.components.train_step.mid_accumulation and not is_shared:
             run.raise_if_ending()
-        return self.loader.read(self.state.epoch, index, run.signals.is_stopping)
+        return self.loader.read(self.state.epoch, index)
 
     def step_ends(self, batch: Batch) -> None:
         """The step of the batch is launched."""

@@ -98,7 +98,9 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
     # Rank 0 loads pretrained weights, or does without; the others build the same model and get its state.
     parts = (spec, device, len(loaders.train), console)
     if processes.is_main:
-        components = build.build_components_with_weights(settings, *parts, resumes, processes, custom, initial)
+        components = build.build_components(settings.taken, *parts, resumes, processes, custom, initial)
+        if components.initial_weights:
+            settings["init_from"] = settings["init_from"]._replace(reason=components.initial_weights)
         share_settings(processes, settings, device, config.checkpoint_dir)
     else:
         settings = share_settings(processes, None, device, config.checkpoint_dir)
@@ -128,8 +130,9 @@ def set_up(config: Config, session: Session, make_report: Callable[..., object],
         resumed_after = {"epoch": state.epoch, "batch": state.batch} if resumes else None
         about = start_facts(hardware, settings, dataset, state.segmenter.network)
         _open_folder(folder, session, {"resumed_after": resumed_after, **about})
-        is_ours, drawings = session.lock.is_ours, {CURVES: curves.write, REPORT: live_report.write}
-        checkpointer = Checkpointer(folder, settings, state, dataset.split, console, is_ours, record, drawings)
+        checkpointer = Checkpointer(
+            folder, settings, state, dataset.split, console, record, {CURVES: curves.write, REPORT: live_report.write}
+        )
     budget.seconds_before = state.seconds + state.train_seconds
     run = Run(settings, loaders, components, checkpointer, console, session.signals, budget, record, processes)
     run.callers_random_state, run.untaught_ids = callers_random_state, dataset.untaught_ids

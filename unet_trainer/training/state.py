@@ -10,7 +10,7 @@ stopped. A save within an epoch holds those of rank 0.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -26,9 +26,7 @@ from unet_trainer.training.async_device import AsyncReader, HostCopy
 from unet_trainer.training.parallel import Job
 
 RECENT_EPOCHS = 5  # a noisy epoch or two do not mean that training has stopped improving
-MAX_COUNT = 2**53  # more is no count of anything
-COUNTS = ("epoch", "batch")
-SECONDS = ("seconds", "train_seconds", "wait_seconds")
+POSITION = ("epoch", "batch", "seconds", "train_seconds", "wait_seconds")
 TABLES = ("history", "per_class_iou", "confusion")
 SUMMED_OVER_RANKS = ("loss_sum", "matrix", "num_bad")  # skipped steps are the same on all
 
@@ -86,8 +84,10 @@ class EpochMetrics:
 
     def summed(self, processes: Job) -> EpochMetrics:
         """Those of all ranks, on the host. Waits for the device."""
+        all_ranks = processes.all_gather(HostCopy(self.state_dict()).content())
+        summed = {name: torch.stack([one[name] for one in all_ranks]).sum(0) for name in SUMMED_OVER_RANKS}
         total = EpochMetrics(self.num_classes, torch.device("cpu"))
-        total.load_state_dict(sum_totals(processes.all_gather(HostCopy(self.state_dict()).content())))
+        total.load_state_dict({**all_ranks[0], **summed, "num_images": sum(one["num_images"] for one in all_ranks)})
         return total
 
     def scores(self) -> Scores:
@@ -111,12 +111,6 @@ def wide_float(device: torch.device) -> torch.dtype:
 def _mean_loss(loss_sum: torch.Tensor, num_bad: torch.Tensor, num_images: int) -> float:
     num_good = num_images - int(num_bad)
     return float(loss_sum) / num_good if num_good else math.nan
-
-
-def sum_totals(totals: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The metrics of several ranks as those of one."""
-    summed = {name: torch.stack([one[name] for one in totals]).sum(0) for name in SUMMED_OVER_RANKS}
-    return {**totals[0], **summed, "num_images": sum(one["num_images"] for one in totals)}
 
 
 @dataclass
@@ -169,20 +163,16 @@ def counts_against_patience(
 
     It does not
     - if it begins within the warm-up of the learning rate, or while the encoder is frozen;
-    - with the schedulers cosine and poly, while the planned rate is above half of its peak and training still improves:
-    validation
-      often gets better only when the rate falls. Training still improves if one of the last RECENT_EPOCHS epochs had a
-      lower training loss than all epochs before it. `train_losses` are those of all epochs up to this one.
+    - with cosine and poly, while the planned rate is above half of its peak and one of the last RECENT_EPOCHS epochs
+      had a lower training loss than all before: validation often gets better only when the rate falls.
     """
     first_step = (epoch - 1) * learning_rate.steps_per_epoch
     if first_step < learning_rate.num_warmup_steps or epoch <= freeze_encoder_epochs:
         return False
     last_step = first_step + learning_rate.steps_per_epoch - 1
-    rate_falls_later = (
-        learning_rate.scheduler in ("cosine", "poly") and learning_rate.at(last_step) > 0.5 * learning_rate.peak
-    )
+    is_high = learning_rate.scheduler in ("cosine", "poly") and learning_rate.at(last_step) > 0.5 * learning_rate.peak
     lowest_before = min(train_losses[:-RECENT_EPOCHS] or train_losses[:1])
-    return not (rate_falls_later and min(train_losses[-RECENT_EPOCHS:]) < lowest_before)
+    return not (is_high and min(train_losses[-RECENT_EPOCHS:]) < lowest_before)
 
 
 @dataclass
@@ -232,6 +222,8 @@ class TrainState:
 
     def state_dict(self) -> dict[str, Any]:
         ema = self.ema
+        # Those that a run draws from: samples have their own, made from (seed, epoch, index).
+        on_host, *on_device = (generator.get_state() for generator in generators(self.device))
         return {
             "model": network_weights(self.segmenter),
             "optimizer": self.optimizer.state_dict(),
@@ -240,31 +232,15 @@ class TrainState:
             "progress": self.early_stopping.state_dict(),
             "ema": None if ema is None else {"model": network_weights(ema.segmenter), "num_updates": ema.num_updates},
             "totals": self.metrics.state_dict(),
-            **{name: getattr(self, name) for name in (*COUNTS, *SECONDS, *TABLES)},
+            **{name: getattr(self, name) for name in (*POSITION, *TABLES)},
             "num_processes": self.launch.world_size,
-            **self._random_states(),
+            "random_state": on_host,
+            "cuda_random_state": on_device[0] if on_device else None,
         }
 
-    def _random_states(self) -> dict[str, Any]:
-        """The generators that a run draws from. Samples have their own, made from (seed, epoch, index)."""
-        on_host, *on_device = (generator.get_state() for generator in generators(self.device))
-        return {"random_state": on_host, "cuda_random_state": on_device[0] if on_device else None}
-
-    def _set_random_states(self, saved: Mapping[str, Any]) -> None:
-        states = (saved["random_state"], saved["cuda_random_state"])
-        with LOCK:
-            for generator, state in zip(generators(self.device), states, strict=False):
-                if state is not None:
-                    generator.set_state(state.clone())  # torch reads a view from the start of its memory
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Raises ValueError, which names what is missing or does not fit this model."""
-        self._check(state)
-        self.load_checked(state)
-
-    def load_checked(self, state: Mapping[str, Any]) -> None:
-        """As load_state_dict, of a state that is known to fit."""
-        self.segmenter.network.load_state_dict(state["model"])
+        """Raises an error of ILL_FORMED for what no run with these settings has saved."""
+        _load_weights(self.segmenter, state["model"])
         self._load_optimizer(state["optimizer"])
         if state["scaler"] and self.scaler.is_enabled():  # empty when the run had none
             found = {name: state["scaler"][name] for name in ("scale", "_growth_tracker")}
@@ -273,62 +249,33 @@ class TrainState:
         self.early_stopping.load_state_dict(state["progress"])
         if self.ema is not None:
             saved = state["ema"] or {"model": state["model"], "num_updates": 0}
-            self.ema.segmenter.network.load_state_dict(saved["model"])
+            _load_weights(self.ema.segmenter, saved["model"])
             self.ema.num_updates.copy_(torch.as_tensor(saved["num_updates"]))
         self.metrics.load_state_dict(state["totals"])
-        for name in (*COUNTS, *SECONDS):
+        for name in POSITION:
             setattr(self, name, state[name])
-        self.history = [dict(row) for row in state["history"]]  # raises TypeError for what no run has saved
+        self.history = [dict(row) for row in state["history"]]
         self.per_class_iou = list(state["per_class_iou"])
         self.confusion = [list(counts) for counts in state["confusion"]]
-        self._set_random_states(state)
-
-    def _check(self, state: Mapping[str, Any]) -> None:
-        """Compares a state with this one, before anything of it is loaded: torch checks the shapes of some tensors
-        alone."""
-        own = self.state_dict()
-        names = ("learning_rate", "progress", "totals", *COUNTS, *SECONDS, "random_state", "num_processes")
-        check_like(state, {name: own[name] for name in names})
-        for name, weights in (("model", state.get("model")), ("ema.model", (state["ema"] or {}).get("model"))):
-            if name == "model" or (self.ema is not None and state["ema"]):
-                check_weights(name, weights, own["model"])
-        if not all(0 <= state[name] < math.inf for name in SECONDS):
-            raise ValueError("seconds need to be positive numbers")
-        epoch, best_epoch, history = state["epoch"], state["progress"]["best_epoch"], state["history"]
-        for row in history:
-            check_like(row, {"epoch": 1, **dict.fromkeys(row, 0.0)}, "history")
-        if len(history) != epoch or best_epoch > epoch:
-            raise ValueError(f"history has {len(history)} rows for {epoch} epochs, the best of which is {best_epoch}")
-        num_ids = len(self.metrics.matrix)
-        num_scores = 1 if self.metrics.num_classes == 1 else num_ids
-        if best_epoch:
-            check_like(
-                [0.0 if iou is None else iou for iou in state["per_class_iou"]], [0.0] * num_scores, "per_class_iou"
-            )
-        if state["confusion"]:
-            check_like(state["confusion"], [[0] * num_ids] * num_ids, "confusion")
+        if len(self.history) != self.epoch:
+            raise ValueError(f"history has {len(self.history)} rows for {self.epoch} epochs")
+        with LOCK:
+            random_states = (state["random_state"], state["cuda_random_state"])
+            for generator, saved_state in zip(generators(self.device), random_states, strict=False):
+                if saved_state is not None:
+                    generator.set_state(saved_state.clone())  # torch reads a view from the start of its memory
 
     def _load_optimizer(self, saved: Mapping[str, Any]) -> None:
         """Settings are those of this start and this device, not those that were saved. Set before the load, because a
         fused optimizer needs its step counts on the device."""
-        # the encoder has groups of its own, or has none
-        if len(saved["param_groups"]) != len(self.optimizer.param_groups):
+        groups = self.optimizer.param_groups
+        if len(saved["param_groups"]) != len(groups):  # the encoder has groups of its own, or has none
             raise ValueError("encoder_lr_factor was changed to 1 or from it; keep it, or start a new run")
-        is_sgd = isinstance(self.optimizer, torch.optim.SGD)
-        groups = []
-        for group, params in zip(
-            self.optimizer.param_groups, [one["params"] for one in saved["param_groups"]], strict=True
-        ):
-            groups.append({**group, "params": params})
-            for own, number in zip(group["params"], params, strict=True):
-                if number in saved["state"]:  # torch would fail in the first step
-                    wanted = (
-                        {"momentum_buffer": own}
-                        if is_sgd
-                        else {"exp_avg": own, "exp_avg_sq": own, "step": torch.zeros(())}
-                    )
-                    check_like(saved["state"][number], wanted, f"optimizer.state[{number}]")
-        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": groups})
+        loaded = [{**own, "params": one["params"]} for own, one in zip(groups, saved["param_groups"], strict=True)]
+        self.optimizer.load_state_dict({"state": saved["state"], "param_groups": loaded})
+        for parameter, values in self.optimizer.state.items():  # torch would fail in the first step
+            if any(value.shape not in (parameter.shape, ()) for value in values.values()):
+                raise ValueError("the optimizer's state is that of another model")
         if isinstance(self.optimizer, torch.optim.SGD):
             fill_momentum(self.optimizer)
 
@@ -338,17 +285,13 @@ class TrainState:
         """Rank 0's state on all ranks: weights, optimizer, position, history."""
         content = processes.broadcast(self.state_dict() if processes.is_main else {})
         if not processes.is_main:
-            self.load_checked(content)
-
-    def statistics(self) -> list[torch.Tensor]:
-        """Running means and variances of the model and of its average."""
-        networks = [self.segmenter.network, *([] if self.ema is None else [self.ema.segmenter.network])]
-        return [buffer for network in networks for buffer in network.buffers() if buffer.is_floating_point()]
+            self.load_state_dict(content)
 
     @torch.no_grad()
     def average_statistics(self, processes: Job) -> None:
-        """The mean over all ranks, the same bits on each."""
-        tensors = self.statistics()
+        """Running means and variances become the mean over all ranks, the same bits on each."""
+        networks = [self.segmenter.network, *([] if self.ema is None else [self.ema.segmenter.network])]
+        tensors = [buffer for network in networks for buffer in network.buffers() if buffer.is_floating_point()]
         if processes.is_alone or not tensors:
             return
         flat = torch.cat([tensor.reshape(-1).float() for tensor in tensors])
@@ -357,32 +300,9 @@ class TrainState:
             tensor.copy_(piece.view_as(tensor))
 
 
-def check_weights(name: str, found: Any, wanted: Mapping[str, torch.Tensor]) -> None:
-    """Raises ValueError unless both hold tensors of the same names, shapes and kinds of number."""
+def _load_weights(segmenter: Segmenter, weights: Mapping[str, torch.Tensor]) -> None:
     try:
-        check_like(found, wanted, name)
-        if unknown := [key for key in found if key not in wanted]:
-            raise ValueError(f"{name} holds {unknown[0]}, which this model does not have")
-    except ValueError as error:
-        raise ValueError(f"{error}; was timm or segmentation-models-pytorch changed since?") from None
-
-
-def check_like(found: Any, wanted: Any, place: str = "") -> None:
-    """Raises ValueError unless nested dicts and lists hold what `wanted` holds: names, kinds of value, shapes of
-    tensors. Whole numbers are counts, at least 0."""
-    parts: Iterable[Any] = ()
-    if isinstance(wanted, Mapping):
-        fits, parts = isinstance(found, Mapping) and wanted.keys() <= found.keys(), wanted
-    elif isinstance(wanted, list):
-        fits, parts = isinstance(found, list) and len(found) == len(wanted), range(len(wanted))
-    elif isinstance(wanted, torch.Tensor):
-        fits = isinstance(found, torch.Tensor) and found.shape == wanted.shape
-        fits = fits and found.is_floating_point() == wanted.is_floating_point()
-    elif isinstance(wanted, int):
-        fits = type(found) is int and 0 <= found <= MAX_COUNT
-    else:
-        fits = type(found) in (int, float)
-    if not fits:
-        raise ValueError(f"{place or 'the state'} is not what a run with these settings saves")
-    for part in parts:
-        check_like(found[part], wanted[part], f"{place}.{part}".removeprefix("."))
+        segmenter.network.load_state_dict(weights)
+    except RuntimeError as error:
+        why = " ".join(str(error).split())[:160]
+        raise ValueError(f"{why}; was timm or segmentation-models-pytorch changed since?") from None
