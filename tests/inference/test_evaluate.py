@@ -116,3 +116,23 @@ def test_a_link_is_followed_if_the_user_names_it_and_not_if_it_lies_in_a_runs_fo
     message = rf"^--out: {link} cannot be written to \(it is a link to .*outside\)"
     with pytest.raises(UserError, match=message):
         make_folder(link, is_named=False)
+
+
+def test_the_json_file_has_every_score_with_its_reduction(evaluated_pairs, tmp_path):
+    evaluated, data = evaluated_pairs
+    write(tmp_path, evaluated, data, model={"file": "best.pt"})
+    content = json.loads((tmp_path / "evaluation.json").read_text())
+    (cell,) = content["classes"]
+    assert content["num_images"] == 12
+    assert content["model"] == {"file": "best.pt"}
+    assert cell["name"] == "cell"
+    hits, truth, predicted = 20 * (55 + 10), 20 * 110, 20 * 66  # of 11 found rows 10 are right
+    assert cell["dataset"]["iou"]["value"] == hits / (truth + predicted - hits)
+    low, high = cell["dataset"]["iou"]["interval"]
+    assert low < cell["dataset"]["iou"]["value"] < high
+    assert cell["mean_over_images"]["iou"] == pytest.approx((5.5 + 10 / 11) / 11)
+    assert (cell["images_with_a_score"], cell["empty_truths"], cell["empty_predictions"]) == (11, 1, 1)
+    assert content["mean"]["dataset"]["iou"]["value"] == cell["dataset"]["iou"]["value"]
+    assert content["confusion"] == {"ids": list(NAMES), "rows_are_truth": evaluated.confusion.tolist()}
+    assert content["bootstrap"] == {"over": "images", "level": 0.95, "draws": 2000, "seed": 0}
+    assert content["worst"][0] == {"image": "images/1.png", "iou": 0.1, "picture": "worst/01_1.png"}

@@ -10,6 +10,17 @@ import pytest
 from helpers.project import ROOT
 from unet_trainer.system.signals import Interrupted, Signals
 
+FORKING = """
+import os, signal, sys, threading, time; from unet_trainer.system.concurrency import forked_map
+from unet_trainer.system.signals import Interrupted, Signals
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()  # gets the signals that the main thread blocks
+parent, (moment, number) = os.getpid(), sys.argv[1:]
+os.register_at_fork(**{moment: lambda: os.getpid() == parent and (os.kill(parent, int(number)), time.sleep(0.02))})
+with Signals():
+    try: print("went on", list(forked_map(lambda item, read_stderr: item, [0, 1], 1)))
+    except Interrupted as error: print(error)
+"""
+
 EXIT = """
 import atexit, sys, threading; from unet_trainer.system.concurrency import start_thread
 from unet_trainer.system.signals import exit_process
@@ -46,3 +57,14 @@ def test_a_sighup_that_nohup_ignores_stays_ignored():
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [("before", signal.SIGINT), ("after_in_parent", signal.SIGTERM), ("after_in_parent", signal.SIGHUP)],
+)
+def test_a_signal_during_a_fork_is_raised_after_it(moment, number):
+    """What is raised among the functions that Python calls at a fork is ignored."""
+    command = [sys.executable, "-c", FORKING, moment, str(int(number))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{number.name}\n", "")
