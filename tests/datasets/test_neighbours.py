@@ -2,6 +2,7 @@
 
 import io
 import re
+from types import SimpleNamespace
 
 import cv2
 import numpy as np
@@ -11,6 +12,7 @@ from unet_trainer.config.load import load_config
 from unet_trainer.config.safe_yaml import parse_yaml
 from unet_trainer.datasets.neighbours import find_neighbours, find_neighbours_across
 from unet_trainer.datasets.pairs import FoundPairs, Pair
+from unet_trainer.datasets.scan import scan_pairs
 from unet_trainer.datasets.splits import add_groups, build_split
 from unet_trainer.system.console import Console
 
@@ -51,12 +53,6 @@ def video(name, count, seed, first=0, step=1):
     ]
 
 
-def tiles(name, seed, stride):
-    """Of a scene of 96 × 96."""
-    scene, starts = smooth_noise(np.random.default_rng(seed), 96, 12), range(0, 96 - SIZE + 1, stride)
-    return [(f"{name}_{top}_{left}", scene[top : top + SIZE, left : left + SIZE]) for top in starts for left in starts]
-
-
 def unrelated(names, seed=0):
     rng = np.random.default_rng(seed)
     return [(name, smooth_noise(rng)) for name in names]
@@ -66,22 +62,25 @@ def config_of(tmp_path):
     return load_config({"data_dir": str(tmp_path), "checkpoint_dir": str(tmp_path / "checkpoints")})
 
 
+def facts_of(pairs):
+    facts = [pair.image for pair in scan_pairs(pairs, Console(io.StringIO()))]
+    return [SimpleNamespace(thumbnail="") if isinstance(image, str) else image for image in facts]
+
+
 def found(pairs, tmp_path):
-    return find_neighbours(config_of(tmp_path), pairs, Console(io.StringIO()))
+    return find_neighbours(config_of(tmp_path), pairs, facts_of(pairs))
 
 
-def found_across(train, val, tmp_path):
-    return find_neighbours_across(config_of(tmp_path), train, val, Console(io.StringIO()))
+def found_across(train, val):
+    return find_neighbours_across(train, val, facts_of([*train, *val]))
 
 
-def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path, monkeypatch):
+def test_a_video_is_a_sequence_of_similar_images(dataset, tmp_path):
     pairs = dataset(video("frame", 40, 0))
     text, settings = found(pairs, tmp_path)
     assert settings == {"split": "blocks"}
     assert int(re.search(r"\(frame0020, .*\): .* in (\d+)% of cases \(chance: 10%\)", text)[1]) > 90
     assert text.endswith("blocks of the sequence can validate, with a gap:\n  split: blocks")
-    monkeypatch.setattr("unet_trainer.datasets.neighbours.read_each", None)  # what was measured is read from the cache
-    assert found(pairs, tmp_path) == (text, settings)
 
 
 def test_several_videos_are_groups_by_a_pattern_that_splits_the_data_when_it_is_pasted(dataset, tmp_path):
@@ -98,31 +97,6 @@ def test_several_videos_are_groups_by_a_pattern_that_splits_the_data_when_it_is_
     grouped = add_groups(pairs, load_config(settings).group_pattern, tmp_path)
     split = build_split(config_of(tmp_path), FoundPairs(grouped, ""), [()] * len(pairs), [""] * len(pairs))
     assert (len(split.val), len({pair.group for pair in split.val})) == (10, 1)
-
-
-@pytest.mark.parametrize(("stride", "is_told"), [(16, True), (24, True), (32, False)])
-def test_tiles_that_overlap_are_groups_of_one_image_each(stride, is_told, dataset, tmp_path):
-    """They need not look alike: a quarter of the pixels is shared at a stride of 24, none at 32."""
-    pairs = dataset([tile for index in range(8) for tile in tiles(f"slide{index}", index, stride)])
-    note, settings = found(pairs, tmp_path)
-    assert ("images are tiles that overlap (slide0_0_0, " in note) == is_told
-    if is_told:
-        assert len({pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)}) == 8
-    across, _ = found_across(pairs[::2], pairs[1::2], tmp_path)
-    assert ("100% of the validation images are tiles that share pixels with" in across) == is_told
-
-
-@pytest.mark.parametrize("width", [0, 6], ids=["padded above and below", "between bars, with a margin"])
-def test_padding_is_no_overlap(width, dataset, tmp_path):
-    """Unrelated images with the same brown around them, as letterboxes and pages of a program have it."""
-    frames = [
-        (name, cv2.copyMakeBorder(image, 4, 8, width, width, cv2.BORDER_CONSTANT, value=(60, 90, 120)))
-        for name, image in unrelated([f"photo{number:03d}" for number in range(40)])
-    ]
-    for _, image in frames if width else ():
-        image[1:3] = (200, 30, 30)
-    pairs = dataset(frames)
-    assert found(pairs, tmp_path) == found_across(pairs[::2], pairs[1::2], tmp_path) == ("", {})
 
 
 def test_images_of_one_patient_that_are_alike_are_groups(dataset, tmp_path):
@@ -167,18 +141,18 @@ def test_augmented_versions_of_one_image_are_known_by_name_alone(tmp_path):
     groups = {pair.group for pair in add_groups(pairs, settings["group_pattern"], tmp_path)}
     assert groups == {f"{name}_jpg" for name in "abcdef"}
     said = f"by their names, such as {pairs[5].image} and {pairs[4].image}: val_iou is too good"
-    assert found_across(pairs[:5], pairs[5:], tmp_path)[0] == f"1 image with versions in train and in val {said}"
-    assert found_across(pairs[:6], pairs[6:], tmp_path) == ("", {})
+    assert found_across(pairs[:5], pairs[5:])[0] == f"1 image with versions in train and in val {said}"
+    assert found_across(pairs[:6], pairs[6:]) == ("", {})
 
 
 def test_validation_frames_between_training_frames_are_found(dataset, tmp_path):
     frames = video("frame", 60, 0)
     val = dataset([frames[index] for index in range(20, 40, 2)], "val", "val")
     train = dataset([frame for index, frame in enumerate(frames) if index not in range(20, 40, 2)], "train", "train")
-    note, _ = found_across(train, val, tmp_path)
+    note, _ = found_across(train, val)
     assert int(re.search(r"numbering in (\d+)% of cases", note)[1]) > 90
 
 
 def test_validation_images_of_other_sequences_are_no_neighbours(dataset, tmp_path):
     train = dataset(video("a", 30, 0), "train", "train")
-    assert found_across(train, dataset(video("b", 10, 1), "val", "val"), tmp_path) == ("", {})
+    assert found_across(train, dataset(video("b", 10, 1), "val", "val")) == ("", {})

@@ -81,11 +81,16 @@ def is_thumbnail(text: str) -> bool:
     return len(base64.b64decode(text)) in (0, SIDE**2)
 
 
+def decode_thumbnails(thumbnails: Sequence[str]) -> Floats:
+    """N,SIDE*SIDE; 0 where there is nothing to see."""
+    pixels = b"".join(base64.b64decode(text) or bytes(SIDE**2) for text in thumbnails)
+    return np.frombuffer(pixels, np.uint8).reshape(-1, SIDE**2).astype(np.float32)
+
+
 def build_views(thumbnails: Sequence[str], are_masks: bool = False) -> Views:
     """Take out of the thumbnails what they have in common, alike for their flips and turns (whitening). Images, not
     masks, that show too little count as none."""
-    pixels = b"".join(base64.b64decode(text) or bytes(SIDE**2) for text in thumbnails)
-    plain = np.frombuffer(pixels, np.uint8).reshape(-1, SIDE**2).astype(np.float32)
+    plain = decode_thumbnails(thumbnails)
     plain = _scale_to_unit(plain - plain.mean(1, keepdims=True))
     if not are_masks:
         strongest = np.sort((BASIS @ plain.reshape(-1, SIDE, SIDE) @ BASIS.T).reshape(plain.shape) ** 2)[:, -NUM_WAVES:]
