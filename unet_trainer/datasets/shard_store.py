@@ -1,21 +1,17 @@
 """The files of shards, and shards that are open: the bytes of any file in them, checked.
 
 Files below a folder or a URL (s3://, gs://, http://, ...) are read in parts; remote ones through fsspec, which comes
-with torch; what it needs for a protocol (s3fs, gcsfs, aiohttp) is named where it is missing. Its file system of web
-servers asks once, so that failures are retried here; its caches have no bound and are not shared between processes
-that read at the same time, so that RangeCache keeps what is fetched.
+with torch. Its file system of web servers asks once, so that failures are retried here; its caches have no bound and
+are not shared between processes that read at the same time, so that RangeCache keeps what is fetched.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import random
 import re
-import shutil
-import tempfile
 import threading
 import time
 import zlib
@@ -25,14 +21,15 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
+from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import PROTOCOLS
 from unet_trainer.datasets.shard_index import BLOCK, Member, Shard, ShardIndex
 from unet_trainer.images.file_bytes import ShardError, StoredFile
-from unet_trainer.system.atomic_files import ABANDONED_SECONDS, atomic_open, delete_drafts, make_own_folder
+from unet_trainer.system.atomic_files import atomic_open, make_own_folder
 from unet_trainer.system.concurrency import read_ahead
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import NO_FOLLOW, open_handle
-from unet_trainer.system.os_errors import NO_ROOM, cannot
+from unet_trainer.system.os_errors import cannot
 from unet_trainer.system.resources import free_disk
 
 URL_START = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
@@ -46,7 +43,6 @@ AHEAD_BYTES = 2**26  # of a worker: fetched ahead
 MAX_FETCHES = 3  # of content with wrong checksums
 CHANGED = "the shards have changed since they were indexed"
 MAX_SHARE = 0.5  # of the free disk, for what is kept of remote shards
-CACHE_NAME = re.compile("[0-9a-f]{16}")
 WRITING = os.O_RDWR | os.O_CREAT | NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
 
 Result = TypeVar("Result")
@@ -64,13 +60,12 @@ class Files:
     """Files below a folder or a URL, by their names relative to it; from several threads, and in processes forked from
     this one."""
 
-    def __init__(self, root: str, waits: tuple[float, ...] | None = None, workspace: Path | None = None) -> None:
-        """`workspace`: where files are written before their upload."""
+    def __init__(self, root: str, waits: tuple[float, ...] | None = None) -> None:
         self.is_remote = is_url(root)
         self.root = root.rstrip("/") if self.is_remote else root
         self.protocol = root.partition("://")[0].lower() if self.is_remote else ""
         self.waits = () if not self.is_remote else WAITS if waits is None else waits
-        self.workspace, self.connect = workspace, cache(_connect)
+        self.connect = cache(_connect)
 
     def place(self, name: str) -> str:
         """As messages name a file."""
@@ -99,9 +94,11 @@ class Files:
     def sizes_and_versions(self, names: Sequence[str]) -> list[tuple[int | None, str]]:
         return [found for _, found in read_ahead(self.size_and_version, names, NUM_CONNECTIONS)]
 
-    def has_ranges(self, name: str) -> bool:
-        """Whether the server gives parts of a file; some give the whole, whatever is asked for."""
-        return len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) <= 1
+    def require_ranges(self, name: str) -> None:
+        """Raises ShardError for a server that gives the whole file, whatever is asked for."""
+        if self.is_remote and len(self.retry(lambda system, place: system.cat_file(place, start=0, end=1), name)) > 1:
+            fix = "need a server of HTTP ranges, or the shards on a disk"
+            raise ShardError(f"{self.root} gives whole files only, not parts of them; {fix}")
 
     def find(self, is_deep: bool = True) -> list[str]:
         """The names of all files; of a local folder, also without those in folders below. Empty where nothing is there,
@@ -120,9 +117,6 @@ class Files:
     def read_through(self, name: str, read: Callable[[BinaryIO], Result]) -> Result:
         """What `read` makes of a file that is read from its beginning; after a failure, of all of it again."""
 
-        if self.is_remote and not self.has_ranges(name):
-            return read(io.BytesIO(self.read(name)))
-
         def read_once(system: Any, place: str) -> Result:
             options = {"block_size": BLOCK_BYTES, "cache_type": "readahead"} if self.is_remote else {}
             with system.open(place, "rb", **options) as file:
@@ -130,29 +124,25 @@ class Files:
 
         return self.retry(read_once, name)
 
-    def write(self, name: str, content: bytes) -> None:
-        with self.writing(name) as file:
-            file.write(content)
-
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[BinaryIO]:
-        """A file to write to: it is there completely at the end of the block, or not at all. Raises UserError."""
-        folder = self.workspace if self.is_remote else Path(self.place(name)).parent
-        assert folder is not None
+        """A file to write to; on a disk it is there completely at the end of the block, or not at all. Raises
+        UserError."""
+        place = self.place(name)
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not self.is_remote:
-                with atomic_open(Path(self.place(name))) as file:
+            if self.is_remote:
+                with self.connect(self.protocol, os.getpid()).open(place, "wb") as file:
                     yield file
                 return
-            delete_drafts(folder, ["*"], ABANDONED_SECONDS)
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".upload.", suffix=".tmp") as draft:
-                yield cast(BinaryIO, draft)
-                draft.flush()
-                self.retry(lambda system, url: system.put_file(draft.name, url), name, "be written")
-        except OSError as error:
-            shown = f"{folder}" if self.is_remote else f"--out: {self.place(name)}"
-            raise cannot(shown, "be written", error, folder) from None
+            Path(place).parent.mkdir(parents=True, exist_ok=True)
+            with atomic_open(Path(place)) as file:
+                yield file
+        except UserError:
+            raise
+        except Exception as error:  # each library has its own
+            if isinstance(error, OSError) and not self.is_remote:
+                raise cannot(f"--out: {place}", "be written", error, Path(place).parent) from None
+            raise ShardError(f"--out: {place} cannot be written ({first_line(error)})") from error
 
     def delete(self, name: str) -> None:
         with contextlib.suppress(ShardError):
@@ -166,8 +156,6 @@ class Files:
                 return action(self.connect(self.protocol, os.getpid()), place)
             except ShardError:
                 raise
-            except NotImplementedError:
-                raise ShardError(f"{place} cannot {what}: {self.protocol}:// does not allow it") from None
             except Exception as error:  # each library has its own
                 # fsspec raises FileNotFoundError for any failed question about a web server's file; the cause has the
                 # status.
@@ -176,7 +164,7 @@ class Files:
                 status = getattr(failure, "status", None)
                 if is_missing and status in MISSING_STATUSES:
                     raise MissingFile(f"{place} is not there") from None
-                if wait is None or status in FINAL_STATUSES or isinstance(error, PermissionError):
+                if wait is None or status in FINAL_STATUSES or isinstance(error, PermissionError | NotImplementedError):
                     reason = getattr(failure, "strerror", None) or first_line(failure)
                     tries = f"; {len(self.waits) + 1} tries" if wait is None and self.waits else ""
                     raise ShardError(f"{place} cannot {what} ({reason}{tries})") from None
@@ -257,7 +245,6 @@ class ShardStore:
     def __init__(self, files: Files, index: ShardIndex, cache: RangeCache | None = None) -> None:
         self.files, self.index, self.cache = files, index, cache
         self.is_remote = files.is_remote
-        self.gives_whole_files = False  # a server that knows no ranges
         self._fetched = _Fetched()
         self._files: dict[str, StoredFile] = {}  # by their paths
         for shard in index.shards:
@@ -309,7 +296,7 @@ class ShardStore:
         """Fetches what this thread will read next, side by side, as far as memory allows; an error is raised where its
         file is read. What was fetched earlier and not read is dropped."""
         self._fetched.ahead = {}
-        if not self.is_remote or self.gives_whole_files:
+        if not self.is_remote:
             return
 
         def fetch(span: Span) -> bytes | ShardError:
@@ -328,14 +315,12 @@ class ShardStore:
         """From the cache, or from where the shards are. Raises ShardError."""
         if self.cache is not None and span.is_right(kept := self.cache.read(span.shard, span.start, span.stop)):
             return kept
-        start, stop = (0, None) if self.gives_whole_files and self.cache is not None else (span.start, span.stop)
         for _ in range(MAX_FETCHES if self.is_remote else 1):
-            content = self.files.read(span.shard, start, stop)
-            part = content[span.start - start : span.stop - start]
-            if span.is_right(part):
+            content = self.files.read(span.shard, span.start, span.stop)
+            if span.is_right(content):
                 if self.cache is not None:
-                    self.cache.write(span.shard, start, content)
-                return part
+                    self.cache.write(span.shard, span.start, content)
+                return content
         raise ShardError(f"its content differs from the index (checksum): {CHANGED}, or the disk has damaged them")
 
 
@@ -350,24 +335,14 @@ class RangeCache:
     before they are read again."""
 
     def __init__(self, folder: Path, url: str, shards: Sequence[Shard], max_bytes: int) -> None:
-        """Makes room by deleting what is kept of other URLs, the longest unused first, and keeps at most half of what
-        is free on the disk. Raises OSError where nothing can be written."""
+        """Keeps at most half of what is free on the disk. Raises OSError where nothing can be written."""
         self.folder = folder / short_digest(url)
-        sizes = {shard.name: shard.num_bytes for shard in shards}
         folder.mkdir(parents=True, exist_ok=True)
         make_own_folder(self.folder)
-        if _allocated(self.folder) > max_bytes:  # of a time when it was allowed more
-            shutil.rmtree(self.folder)
-            self.folder.mkdir()
-        os.utime(self.folder)  # it is used now
-        wanted = min(max_bytes, sum(sizes.values()))
-        others = [place for place in folder.iterdir() if CACHE_NAME.fullmatch(place.name) and not place.is_symlink()]
-        others = sorted({*others} - {self.folder}, key=lambda place: place.stat().st_mtime)
-        while others and sum(map(_allocated, others)) > max_bytes - wanted:
-            shutil.rmtree(others.pop(0), ignore_errors=True)
+        sizes = [shard.num_bytes for shard in shards]
         room = int(MAX_SHARE * free_disk(folder)) + _allocated(self.folder)
-        self.max_bytes, self.is_limited_by_disk, self._is_full = min(max_bytes, room), room < wanted, False
-        self._starts = dict(zip(sizes, accumulate(sizes.values(), initial=0), strict=False))
+        self.max_bytes, self.is_limited_by_disk = min(max_bytes, room), room < min(max_bytes, sum(sizes))
+        self._starts = dict(zip([shard.name for shard in shards], accumulate(sizes, initial=0), strict=False))
 
     def keeps(self, shard: str, stop: int) -> bool:
         """Whether the part of a shard up to `stop` is kept."""
@@ -383,14 +358,14 @@ class RangeCache:
         return b""
 
     def write(self, shard: str, start: int, content: bytes) -> None:
-        """Where the disk is full, nothing more is kept. Links are not followed, and pipes not waited for."""
-        if not self._is_full and self.keeps(shard, start + len(content)):
-            try:
-                with os.fdopen(os.open(self.path(shard), WRITING, 0o644), "r+b") as file:
-                    file.seek(start)
-                    file.write(content)
-            except OSError as error:
-                self._is_full = error.errno in NO_ROOM  # any other error may not come again
+        """Where the disk is full, nothing is kept. Links are not followed, and pipes not waited for."""
+        if self.keeps(shard, start + len(content)):
+            with (
+                contextlib.suppress(OSError),
+                os.fdopen(os.open(self.path(shard), WRITING, 0o644), "r+b") as file,
+            ):
+                file.seek(start)
+                file.write(content)
 
     def path(self, shard: str) -> Path:
         return self.folder / f"{short_digest(shard)[:8]}-{shard.rpartition('/')[2][-180:]}"

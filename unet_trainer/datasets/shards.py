@@ -29,7 +29,6 @@ from unet_trainer.datasets.pairs import SKIP, FoundPairs, Pair, Part, Problem, f
 from unet_trainer.datasets.scan import ImageFacts, MaskFacts, plain_facts
 from unet_trainer.datasets.shard_index import INDEX_NAME, UNFINISHED, Sample, Shard, ShardIndex, index_shard
 from unet_trainer.datasets.shard_store import (
-    CHANGED,
     WAITS,
     Files,
     MissingFile,
@@ -39,7 +38,6 @@ from unet_trainer.datasets.shard_store import (
     short_digest,
 )
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, read_bytes
-from unet_trainer.system.atomic_files import DRAFT
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
 from unet_trainer.system.resources import free_disk
@@ -110,27 +108,20 @@ def _open(place: ShardPlace, config: Config, console: Console) -> ShardStore:
     index = _read_index(place, Files(place.root, WAITS[:3]))  # a wrong host name is reported within seconds
     store = ShardStore(files, _index_others(place, files, folder, console) if index is None else index)
     store.check()
-    if files.is_remote:
-        _keep_what_is_fetched(store, place, config.cache_gb, folder, console)
+    if index is not None and index.shards:
+        files.require_ranges(index.shards[0].name)
+    max_bytes = int(config.cache_gb * GB)
+    if files.is_remote and store.index.shards and max_bytes:
+        url = " ".join((place.root, *(place.names or ())))
+        try:
+            store.cache = kept = RangeCache(folder, url, store.index.shards, max_bytes)
+        except OSError as error:
+            console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
+        else:
+            if kept.is_limited_by_disk:
+                most = f"{kept.max_bytes / GB:.3g} GB of the shards are kept"
+                console.note(f"cache_gb: {most}, half of what is free on the disk of {folder}")
     return store
-
-
-def _keep_what_is_fetched(
-    store: ShardStore, place: ShardPlace, cache_gb: float, folder: Path, console: Console
-) -> None:
-    """Gives the store of a remote place its cache on the disk."""
-    shards, url, max_bytes = store.index.shards, " ".join((place.root, *(place.names or ()))), int(cache_gb * GB)
-    try:
-        store.cache = RangeCache(folder, url, shards, max_bytes) if max_bytes else None
-    except OSError as error:
-        console.note(f"cache_gb: {folder} cannot be written to ({error.strerror}); what is fetched is not kept")
-    if store.cache is not None and store.cache.is_limited_by_disk:
-        kept = f"{store.cache.max_bytes / GB:.3g} GB of the shards are kept"
-        console.note(f"cache_gb: {kept}, half of what is free on the disk of {folder}")
-    store.gives_whole_files = bool(shards) and not store.files.has_ranges(shards[0].name)
-    if store.gives_whole_files:
-        cost = "each is fetched once and kept (cache_gb)" if store.cache else "each sample takes a whole shard"
-        console.note(f"{place.root} gives whole files only, not parts of them (no HTTP ranges): {cost}")
 
 
 def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
@@ -140,8 +131,6 @@ def _read_index(place: ShardPlace, files: Files) -> ShardIndex | None:
     except MissingFile:
         return None
     except ShardError as error:
-        if place.names is not None and files.is_remote:  # a server that answers everything with a page
-            return None
         fix = f"{error}; if it is damaged, write the shards again with shard"
         raise _naming(files.place(INDEX_NAME), fix) from None
     known = {shard.name: shard for shard in index.shards}
@@ -159,36 +148,33 @@ def _index_others(place: ShardPlace, files: Files, folder: Path, console: Consol
     changed."""
     there = files.find(is_deep=place.names is None) if place.names is None or not files.is_remote else []
     if UNFINISHED in there:
-        raise ShardError(f"{place.root}: the shards there are not finished (no {INDEX_NAME} yet); start shard again")
+        raise ShardError(f"{place.root}: the shards there are not finished (no {INDEX_NAME} yet); write them again")
     names = place.names or tuple(name for name in there if name.endswith(".tar"))
     if not names:
         how = "name the shards: .../a-{000000..000011}.tar"
         raise ShardError(f"{place.root}: no {INDEX_NAME} and no .tar files there, or they cannot be listed; {how}")
+    files.require_ranges(names[0])
     root = place.root if files.is_remote else str(Path(place.root).resolve())
     indices: list[ShardIndex] = []
     with console.bar("Indexing the shards once:", len(names), keep=False) as bar:
         for name, (size, version) in zip(names, files.sizes_and_versions(names), strict=True):
             cache = folder / f"index-{short_digest(f'{root}/{name}')}.json"
-            try:
-                known = read_cache(cache)
-                index = shard_index.index_from_json(str(known.get("index")))
-                if known.get("version") != [size, version]:
-                    raise ShardError(CHANGED)
-            except ShardError:
-                index = _index_one(name, size or 0, files)
+            known = read_cache(cache)
+            index = None
+            if known.get("version") == [size, version]:
+                with contextlib.suppress(ShardError):
+                    index = shard_index.index_from_json(str(known.get("index")))
+            if index is None:
+                try:
+                    shard, unpaired = files.read_through(name, partial(index_shard, name, size or 0))
+                except ShardError as error:
+                    raise _naming(files.place(name), error) from None
+                index = ShardIndex((shard,), unpaired=tuple(unpaired))
                 write_cache(cache, {"version": [size, version], "index": shard_index.index_to_json(index)})
             indices.append(index)
             bar.tick()
     shards = tuple(shard for index in indices for shard in index.shards)
     return ShardIndex(shards, unpaired=tuple(key for index in indices for key in index.unpaired))
-
-
-def _index_one(name: str, num_bytes: int, files: Files) -> ShardIndex:
-    try:
-        shard, unpaired = files.read_through(name, partial(index_shard, name, num_bytes))
-    except ShardError as error:
-        raise _naming(files.place(name), error) from None
-    return ShardIndex((shard,), unpaired=tuple(unpaired))
 
 
 def find_in_shards(config: Config, console: Console | None = None, listing: Listing | None = None) -> FoundPairs | None:
@@ -244,13 +230,10 @@ ScannedPair = tuple[Pair, ImageFacts | None, MaskFacts | None]
 
 
 def refuse_other_files(files: Files) -> None:
-    """Raises DataError if shards are there: nothing is overwritten but what an earlier start of this command left
-    unfinished."""
-    names = files.find(is_deep=False)
-    shards = [name for name in names if name.endswith(".tar") or name == INDEX_NAME]
-    if INDEX_NAME in names or (shards and UNFINISHED not in names):
-        there = f"there are shards in {files.root} ({shards[0]})"
-        raise DataError(f"--out: {there}; name another place, or delete them first")
+    """Raises DataError if shards are there: nothing is overwritten."""
+    if there := [name for name in files.find(is_deep=False) if name.endswith(".tar") or name == INDEX_NAME]:
+        fix = "name another place, or delete them first"
+        raise DataError(f"--out: there are shards in {files.root} ({there[0]}); {fix}")
 
 
 def write_shards(
@@ -267,16 +250,12 @@ def write_shards(
     if not files.is_remote and num_bytes > (free := free_disk(Path(files.root))):
         needed = f"{files.root} needs {num_bytes / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there"
         raise DataError(f"--out: {needed}")
-    files.write(UNFINISHED, b"These shards are being written; shards.json comes last.\n")
-    # What an earlier start left: its shards may be more than those that are written now.
-    own = re.compile(rf"({re.escape(stem)}(-train|-val|-test)?-\d{{6}}\.tar)|{INDEX_NAME}")
-    for other in files.find(is_deep=False):
-        draft = DRAFT.fullmatch(other)
-        if own.fullmatch(draft["name"] if draft else other):
-            files.delete(other)
+    with files.writing(UNFINISHED) as file:
+        file.write(b"These shards are being written; shards.json comes last.\n")
     written = tuple(_write_shard(shard, members, files, tick) for shard, members in shards.items())
     index = ShardIndex(written, found.class_names, found.num_classes, class_file=found.class_file)
-    files.write(INDEX_NAME, shard_index.index_to_json(index).encode("utf-8", "surrogateescape"))
+    with files.writing(INDEX_NAME) as file:
+        file.write(shard_index.index_to_json(index).encode("utf-8", "surrogateescape"))
     files.delete(UNFINISHED)
     return index
 
