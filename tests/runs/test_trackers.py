@@ -50,9 +50,10 @@ def fake(monkeypatch):
 
 @pytest.mark.parametrize("earlier_id", [None, "before"])
 def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(earlier_id, fake, folder, picture):
-    wandb, tracker = fake("wandb"), TRACKERS["wandb"]()
+    wandb = fake("wandb")
     wandb.login.return_value = False
-    assert tracker.init(folder, SETTINGS, 0, earlier_id) == "run-1"
+    tracker = TRACKERS["wandb"](folder, SETTINGS, 0, earlier_id)
+    assert tracker.id == "run-1"
     about = {"project": "unet-trainer", "name": "cells", "config": SETTINGS, "dir": str(folder)}
     wandb.init.assert_called_once_with(**about, resume="allow", id=earlier_id, mode="offline")
     tracker.log(3, {"iou/val": 0.5}, picture)
@@ -67,10 +68,11 @@ def test_wandb_without_a_key_stays_offline_in_the_folder_of_the_run(earlier_id, 
 def test_mlflow_writes_beside_the_runs_unless_the_user_names_a_server(
     uri, earlier_id, fake, folder, picture, monkeypatch
 ):
-    mlflow, tracker = fake("mlflow"), TRACKERS["mlflow"]()
+    mlflow = fake("mlflow")
     if uri is not None:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    assert tracker.init(folder, SETTINGS, 0, earlier_id) == "run-1"
+    tracker = TRACKERS["mlflow"](folder, SETTINGS, 0, earlier_id)
+    assert tracker.id == "run-1"
     beside = mock.call((folder.parent / "mlruns").as_uri())
     assert mlflow.set_tracking_uri.mock_calls == ([beside] if uri is None else [])
     mlflow.start_run.assert_called_once_with(run_id=earlier_id, run_name="cells")
@@ -87,13 +89,11 @@ def test_real_tensorboard_gets_scalars_pictures_and_settings(folder, picture):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    tracker = TRACKERS["tensorboard"]()
-    tracker.init(folder, SETTINGS, 0, None)
+    tracker = TRACKERS["tensorboard"](folder, SETTINGS, 0, None)
     tracker.log(1, {"iou/val": 0.25, "iou of classes/car": 0.5}, picture)
     tracker.log(2, {"iou/val": 0.75}, None)
     tracker.finish({"best_val_iou": 0.75}, is_complete=True)
-    again = TRACKERS["tensorboard"]()
-    again.init(folder, SETTINGS, 1, None)
+    again = TRACKERS["tensorboard"](folder, SETTINGS, 1, None)
     again.log(2, {"iou/val": 0.875}, None)
     again.finish({}, is_complete=True)
     found = EventAccumulator(str(folder / "tensorboard")).Reload()
@@ -115,11 +115,11 @@ def test_epochs_are_logged_in_order_and_a_service_that_fails_is_left_out_and_nam
     failing, error, num_logged, tmp_path, monkeypatch
 ):
     record, tracker, warnings = RunRecord(), mock.Mock(), []
-    tracker.init.return_value = "run-1"
+    tracker.id, begin = "run-1", mock.Mock(return_value=tracker)
     if failing:
-        getattr(tracker, failing).side_effect = error
+        (begin if failing == "init" else getattr(tracker, failing)).side_effect = error
     record.open(tmp_path)
-    monkeypatch.setitem(TRACKERS, "wandb", lambda: tracker)
+    monkeypatch.setitem(TRACKERS, "wandb", begin)
     tracked = Trackers(Config(wandb=True), tmp_path, 0, record, warnings.append)
     for number in (1, 2, 3):
         tracked.log(record.add_epoch({"epoch": number, "val_iou": 0.5}, {}, None, {}))

@@ -12,23 +12,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from statistics import harmonic_mean
-from typing import Annotated, Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
-from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError
 from pydantic.dataclasses import dataclass
-from typing_extensions import TypedDict  # pydantic refuses that of Python 3.11
 
 from unet_trainer.config.safe_yaml import map_leaves
 from unet_trainer.runs.folder import RUN_JSON, VAL_SCORES, written_at
-from unet_trainer.runs.tables import MAX_PIXELS, ImageScore, Row, read_val_scores
+from unet_trainer.runs.tables import ImageScore, Row, read_val_scores
 from unet_trainer.system.atomic_files import write_bytes_atomically
 from unet_trainer.system.console import first_line
 from unet_trainer.system.input_files import read_json
-from unet_trainer.system.json_cache import check_plain
-from unet_trainer.system.locks import FolderId, id_of, is_locked, is_locked_here
+from unet_trainer.system.locks import is_locked, is_locked_here
 
 State = Literal["running", "finished", "stopped early", "interrupted", "failed", "damaged"]
 ENDS: tuple[State, ...] = ("finished", "stopped early", "interrupted", "failed")
@@ -36,10 +33,6 @@ COMPLETE: tuple[State, ...] = ENDS[:2]  # the run ended by itself
 STARTS = ("start", "resumed")
 MARKED = ("interrupted", "killed", "failed", "shrink")  # events that charts show
 NO_USE = "this model is of no use"  # what the warning of such a result starts with
-MAX_NUMBER = 1e100  # beyond which a sum over epochs may not be finite
-Number = Annotated[float, Field(strict=True, gt=-MAX_NUMBER, lt=MAX_NUMBER, allow_inf_nan=False)]
-Count = Annotated[int, Field(strict=True, ge=0, le=MAX_PIXELS)]
-Plain = Annotated[Any, AfterValidator(check_plain)]
 
 
 @dataclass(frozen=True)
@@ -47,13 +40,13 @@ class EpochRecord:
     """One finished epoch. `row`: the columns of metrics.csv that are finite. `classes`: of each class that is reported,
     by its name, iou, dice, precision and recall; None: undefined, because the class does not occur."""
 
-    number: Annotated[Count, Field(ge=1)]
-    row: dict[str, Number]
-    classes: dict[str, dict[str, Number | None]] = Field(default_factory=dict)
+    number: int
+    row: dict[str, float]
+    classes: dict[str, dict[str, float | None]] = Field(default_factory=dict)
     # rows truth, columns prediction, of all ids; of the best epoch alone: a thousand of them take 100 MB
-    confusion: list[list[Count]] | None = None
-    stages: dict[str, Number] = Field(default_factory=dict)  # seconds
-    time: AwareDatetime | None = None
+    confusion: list[list[int]] | None = None
+    stages: dict[str, float] = Field(default_factory=dict)  # seconds
+    time: datetime | None = None
 
     def get(self, column: str) -> float | None:
         return self.row.get(column)
@@ -67,7 +60,7 @@ class EpochRecord:
 class Setting:
     """`source`: default, demo, file, config, command line, argument, decided, trials; empty: not known."""
 
-    value: Plain = None
+    value: Any = None
     source: str = ""
     reason: str = ""
 
@@ -78,100 +71,36 @@ class Event:
     warning, note. `epoch`: epochs that were finished then; `batch`: batches of the next one."""
 
     kind: str
-    time: AwareDatetime | None = None
-    epoch: Count = 0
+    time: datetime | None = None
+    epoch: int = 0
     text: str = ""
-    batch: Count = 0
+    batch: int = 0
 
 
 @dataclass(frozen=True)
 class Trial:
     """A learning rate that was tried before the first epoch, and the training IoU that it came to."""
 
-    learning_rate: Number
-    iou: Number
-    steps: Count
-    is_chosen: Annotated[bool, Field(strict=True)]
-
-
-class Machine(TypedDict, total=False):
-    device: str
-    name: str
-    host: str
-    system: str
-    python: str
-    cores: Count
-    memory_gib: Number
-    versions: dict[str, str]
-
-
-class ClassShare(TypedDict, total=False):
-    name: str
-    values: str
-    share: Number | None
-
-
-class Data(TypedDict, total=False):
-    data_dir: str
-    split: str
-    images: str
-    sizes: str
-    fit: str
-    num_train: Count
-    num_val: Count
-    num_test: Count
-    model_size: list[Count]
-    classes: list[ClassShare]
-    ignored_share: Number | None
-    notices: list[str]
-
-
-class Model(TypedDict, total=False):
-    architecture: str
-    encoder: str
-    init_from: str | None
-    parameters: Count
-    ids: list[str]  # names of all classes, in the order of a confusion matrix
-    classes: list[str]  # of those that are reported
-
-
-class Result(TypedDict, total=False):
-    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc] # all of TrainResult but history and folder
-    number_format: str
-    is_compiled: bool
-    warnings: list[str]
+    learning_rate: float
+    iou: float
+    steps: int
+    is_chosen: bool
 
 
 class RunFile(BaseModel):
-    """The content of run.json."""
+    """The content of run.json. `machine`, `data` and `model` as setup describes them."""
 
     format: Literal[1] = 1
-    machine: Machine = {}
-    data: Data = {}
-    model: Model = {}
+    machine: dict[str, Any] = {}
+    data: dict[str, Any] = {}
+    model: dict[str, Any] = {}
     settings: dict[str, Setting] = {}
     events: list[Event] = []
     trials: list[Trial] = []
-    result: Result = {}  # empty until the run has ended by itself
-    startup_seconds: Number | None = None
+    result: dict[str, Any] = {}  # TrainResult without history and folder; empty until the run has ended by itself
+    startup_seconds: float | None = None
     trackers: dict[str, str] = {}  # the id of the run by the name of the service
     epochs: list[EpochRecord] = []
-
-    @model_validator(mode="after")
-    def _check_classes(self) -> Self:
-        """Each epoch has the classes of the run and counts of all ids, or neither."""
-        names = next((list(epoch.classes) for epoch in reversed(self.epochs) if epoch.classes), [])
-        ids = self.model.get("ids") or []
-        num_ids = len(ids) or max(2, len(names))
-        for epoch in self.epochs:
-            is_square = epoch.confusion is None or [len(row) for row in epoch.confusion] == [num_ids] * num_ids
-            is_known = names == [name for name in ids or names if name in names] and list(epoch.classes) in ([], names)
-            if not (is_known and is_square):
-                raise ValueError(f"epoch {epoch.number} has other classes than the run, or no counts of their pixels")
-        for before, epoch in pairwise(self.epochs):
-            if epoch.number <= before.number:
-                raise ValueError(f"epoch {epoch.number} comes after epoch {before.number}")
-        return self
 
     def value(self, setting: str, otherwise: Any = None) -> Any:
         return self.settings[setting].value if setting in self.settings else otherwise
@@ -217,7 +146,6 @@ class RunRecord:
     def __init__(self) -> None:
         self.path: Path | None = None
         self.content = RunFile()
-        self._folder_id: FolderId | None = None  # of this folder, not of another one that has its name later
         self._lock = threading.RLock()
 
     def open(self, folder: Path, resumed_after: Mapping[str, int] | None = None, **about: Mapping[str, Any]) -> None:
@@ -235,7 +163,7 @@ class RunRecord:
         start = Event("start" if resumed_after is None else "resumed", _now(), text=text, **after)
         with self._lock:
             content.events += [*(replace(event, epoch=start.epoch) for event in self.content.events), start]
-            self.content, self.path, self._folder_id = content, path, id_of(folder)
+            self.content, self.path = content, path
             self._write()
 
     def add(self, kind: str, text: str = "", epoch: int | None = None, batch: int = 0) -> None:
@@ -261,8 +189,11 @@ class RunRecord:
         stages: Mapping[str, float],
     ) -> EpochRecord:
         """Add an epoch, which is written with the next save."""
-        numbers = {name: value for name, value in row.items() if name != "epoch"}
-        epoch = EpochRecord(int(row["epoch"]), _bounded(numbers), finite(classes), confusion, _bounded(stages), _now())
+        numbers, seconds = (
+            {name: value for name, value in its.items() if name != "epoch" and math.isfinite(value)}
+            for its in (row, stages)
+        )
+        epoch = EpochRecord(int(row["epoch"]), numbers, finite(classes), confusion, seconds, _now())
         with self._lock:
             epochs = self.content.epochs
             epochs.append(epoch)
@@ -284,14 +215,14 @@ class RunRecord:
 
     def _write(self) -> None:
         with self._lock:
-            if self.path is not None and id_of(self.path.parent) == self._folder_id:
+            if self.path is not None:
                 text = json.dumps(self.content, default=_plain, ensure_ascii=False, allow_nan=False)
                 # names that are not UTF-8 become escapes of JSON
                 write_bytes_atomically(self.path, text.encode("utf-8", "backslashreplace"))
 
 
 def _continued(before: RunFile, epoch: int, about: Mapping[str, Any]) -> RunFile:
-    """The record of a run that was resumed after an epoch. Raises ValueError if that is of other classes."""
+    """The record of a run that was resumed after an epoch."""
     events, epochs = list(before.events), [record for record in before.epochs if record.number <= epoch]
     if events and before.last_end is None:
         last = (before.epochs or events)[-1].time
@@ -305,11 +236,6 @@ def _now() -> datetime:
 
 def _plain(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime) else vars(value)
-
-
-def _bounded(values: Mapping[str, float]) -> dict[str, float]:
-    """Those that a reader takes."""
-    return {name: value for name, value in values.items() if abs(value) < MAX_NUMBER}
 
 
 def finite(value: Any) -> Any:
@@ -340,7 +266,7 @@ class RunSummary(RunFile):
     @property
     def warnings(self) -> list[str]:
         """About the result."""
-        return self.result.get("warnings", [])
+        return list(self.result.get("warnings", []))
 
     @property
     def is_of_no_use(self) -> bool:
@@ -431,14 +357,13 @@ class RunSummary(RunFile):
 def read_run_summary(folder: Path) -> RunSummary:
     """All that the folder tells, whether the run goes on, was killed or lost files. Never raises: what is damaged is in
     `problems`."""
-    content, problems, updated = RunFile(), list[str](), None
+    content, problems = RunFile(), list[str]()
     with noting(RUN_JSON, problems):
         content = read_run_file(folder / RUN_JSON)
     state: State = "damaged" if problems else content.last_end or "interrupted"  # without an end it was killed
     if is_locked(folder) and not (content.last_end and is_locked_here(folder)):  # the lock is released last
         state = "running"
-    with contextlib.suppress(OverflowError, ValueError, OSError):  # a time that no calendar has
-        updated = None if (time := written_at(folder)) is None else datetime.fromtimestamp(time, UTC)
+    updated = None if (time := written_at(folder)) is None else datetime.fromtimestamp(time, UTC)
     return RunSummary(**vars(content), folder=folder, state=state, updated=updated, problems=problems)
 
 
