@@ -88,7 +88,7 @@ def test_events_of_any_thread_are_written_with_the_next_save_and_nothing_else_is
     assert [path.name for path in folder.iterdir()] == ["run.json"]
 
 
-def test_a_full_disk_ends_nothing_and_no_link_is_written_through(folder, monkeypatch):
+def test_a_full_disk_ends_nothing_and_a_link_is_not_written_through(folder, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 

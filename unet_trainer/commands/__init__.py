@@ -14,7 +14,3 @@ COMMANDS = {
     "compare": "unet_trainer.commands.runs:compare",
     "shard": "unet_trainer.commands.export:shard",
 }
-# Commands of earlier versions, and what replaces each.
-REMOVED_COMMANDS = {
-    "watch": "open report.html in the run's folder; while the run goes on, it is rewritten and reloads itself",
-}

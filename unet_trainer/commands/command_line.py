@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from unet_trainer import __version__
-from unet_trainer.commands import COMMANDS, REMOVED_COMMANDS
+from unet_trainer.commands import COMMANDS
 from unet_trainer.config.errors import CheckpointError, TrainingFailed, UserError
 from unet_trainer.config.load import OTHER_TOOLS_NAMES, check_url, load_config
 from unet_trainer.config.parsers import check_transforms, near_miss
 from unet_trainer.config.schema import FIELDS, Config
-from unet_trainer.runs.folder import CONFIG_YAML, begun_later, check_init_from, find_run, folder_of, newest_run
-from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, Console, show_error
+from unet_trainer.runs.folder import CONFIG_YAML, check_init_from, find_run, folder_of, newest_run
+from unet_trainer.system.console import EXIT_INTERRUPTED, EXIT_USER_ERROR, show_error
 from unet_trainer.system.launch import read_launch
 from unet_trainer.system.os_errors import is_of_the_machine, sentence
 from unet_trainer.system.signals import Interrupted, end_with_parent, open_closed_streams
@@ -76,8 +76,6 @@ class CommandParser(argparse.ArgumentParser):
 
 def find_command(words: Sequence[str]) -> Callable[[Sequence[str], ScriptConfig], int | None] | None:
     """The command that the first word names; None to train. It returns an exit code, or None when it is done."""
-    if words and words[0] in REMOVED_COMMANDS and not _is_file(words[0]):
-        raise UserError(f"{words[0]} was removed: {REMOVED_COMMANDS[words[0]]}")
     if not words or words[0] not in COMMANDS or _is_file(words[0]):
         return None
     if read_launch().world_size > 1:
@@ -218,8 +216,6 @@ def _resume_source(
     named = load_config(Path(files[0])) if files else script_config(())
     checkpoint_dir = Path(own.get("checkpoint_dir") or named.checkpoint_dir)
     found = newest_run(checkpoint_dir) if run == NEWEST else find_run(run, checkpoint_dir)
-    if run == NEWEST and (later := begun_later(found, checkpoint_dir)) is not None:
-        Console().note(f"{later} was begun later, but has saved nothing to go on from; its own command begins it again")
     folder = folder_of(found)
     own_file = (found.parent if folder is None else folder) / CONFIG_YAML
     if not files and (folder is None or not (own_file.is_file() and own_file.stat().st_size)):

@@ -4,30 +4,26 @@ That of a run has the names of the pairs and digests of their content besides, a
 not UTF-8 are written there as the bytes that they are, and read back.
 """
 
-import contextlib
 import csv
 import io
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 
 from unet_trainer.datasets.converted import Converter, cut_blocks
-from unet_trainer.datasets.listing import Listing, resolved, walk
+from unet_trainer.datasets.listing import resolved
 from unet_trainer.datasets.name_matching import PARTS
 from unet_trainer.datasets.pairs import NUM_NAMED, Box, FoundPairs, Pair, Part, first_few, path_in
 from unet_trainer.datasets.splits import UNUSED, Split
 from unet_trainer.images.file_bytes import DataError, is_file
 from unet_trainer.system import input_files
-from unet_trainer.system.console import UNDECODED, counted, csv_line
+from unet_trainer.system.console import counted, csv_line
 
 COLUMNS = ("image", "mask", "split", "group", "name", "content")
 BOX = "box"  # a further column, where there are blocks of images: top, left, bottom and right in pixels
 MAX_BYTES = 2**30
-MAX_TABLES, MAX_HEADER = 100, 2**14  # files that are looked at for a table that is not read; bytes of a header
-NOT_UTF8 = "The file is not UTF-8 text, as some programs save CSV files; save it as UTF-8"
+MAX_HEADER = 2**14  # bytes
 
 Row = dict[str, str]  # column → cell
 
@@ -44,7 +40,6 @@ def read_split_csv(
     made = {pair.name: pair for pair in there if pair.box is None and (pair.image_origin or pair.mask_origin)}
     stored = {file: file for pair in there for file in (pair.image, pair.mask)}  # of shards, those that can be read
     pairs, test, unused, problems = list[Pair](), list[Pair](), list[Pair](), list[str]()
-    gone: Counter[Path | None] = Counter()  # folders, by the number of rows that have files there
     lines: dict[tuple[Path, str], int] = {}
     num_unusable = 0  # rows of test
     for number, row in rows:
@@ -58,24 +53,18 @@ def read_split_csv(
             problem = f"no file {' and no file '.join(map(str, missing))}"
         elif not problem and (first := lines.setdefault(place, number)) != number:
             problem = f"{place[0]} is in line {first} too"
-        folders = dict.fromkeys(_missing_folder(file, data_dir) for file in missing)
         if not problem:
             (test if pair.part == "test" else pairs).append(pair)
         elif pair.part == "test":
             num_unusable += 1
-        elif folders and None not in folders:
-            gone.update([*folders])
         else:
             problems.append(f"line {number}: {problem}")
     if len({pair.part is None for pair in pairs}) > 1:
         problems.append("some rows have a split and some have none; fill in all or leave the column out")
-    problems = [*(f"no folder {folder} ({counted(count, 'row')})" for folder, count in gone.items()), *problems]
     if problems:
         more = [f"… and {len(problems) - NUM_NAMED} more"] if len(problems) > NUM_NAMED else []
-        if not pairs and data_dir.is_dir() and any("no f" in problem for problem in problems):
-            more.append("No row has its files: paths are as seen from data_dir, such as images/a.png")
-        if any(UNDECODED.search(cell) for _, row in rows for cell in row.values()):
-            more.append(NOT_UTF8)
+        if not pairs:
+            more.append("Paths are as seen from data_dir, such as images/a.png, in UTF-8")
         raise DataError("\n  ".join([f"split_file: {path}:", *problems[:NUM_NAMED], *more]))
     if not pairs:
         raise DataError(f"split_file: {path} has no row of train or val")
@@ -119,12 +108,6 @@ def _find_file(data_dir: Path, cell: str) -> Path:
     return next((path for text in spellings if is_file(path := data_dir / text)), data_dir / cell.strip())
 
 
-def _missing_folder(file: Path, data_dir: Path) -> Path | None:
-    """data_dir or the first folder on the way from it to the file that is not there."""
-    folders = [folder for folder in reversed(file.parents) if folder.is_relative_to(data_dir)]
-    return next((folder for folder in folders if not folder.exists()), None)
-
-
 def listed_files(path: Path, data_dir: Path, part: Part) -> tuple[list[Path], set[str]]:
     """Of the rows of a part, the images as absolute paths, whether they are there or not; and digests of the pairs,
     where the table has them: the same files in another place have the same. Raises DataError."""
@@ -138,9 +121,8 @@ def _read_rows(path: Path) -> list[tuple[int, Row]]:
     header, rows = read_table(path, f"split_file: {path}")
     if not {"image", "mask"} <= {*header} <= {*COLUMNS, BOX} or len({*header}) < len(header):
         columns = first_few((f"{cell:.60}" for cell in header), 10) or "none"
-        encoding = f". {NOT_UTF8}" if UNDECODED.search("".join(header)) else ""
         need = "need image and mask, and optionally split and group"
-        raise DataError(f"split_file: {path} has the columns {columns}; {need}{encoding}")
+        raise DataError(f"split_file: {path} has the columns {columns}; {need}, in UTF-8")
     return rows
 
 
@@ -182,24 +164,6 @@ def _clean_header(cells: Sequence[str]) -> list[str]:
 def _separator(text: str) -> str:
     """Of the cells: Excel writes semicolons where numbers have commas."""
     return max(",;\t", key=text.split("\n", 1)[0].count)
-
-
-def describe_unread_tables(data_dir: Path, listing: Listing) -> list[str]:
-    """What to set to use the CSV files with columns of images and masks, a line where there are some."""
-    files = walk(data_dir, listing=listing, endings=(".csv", ".tsv"))
-    tables, others = [], set[str]()
-    for file in islice(files, MAX_TABLES):
-        with contextlib.suppress(OSError, csv.Error):
-            columns = {*read_header(file)} - {""}
-            if {"image", "mask"} <= columns and ("split" in columns or columns <= {*COLUMNS, BOX}):
-                tables.append(file)
-                others |= columns - {*COLUMNS, BOX}
-    if not tables:
-        return []
-    verb, value = ("is", path_in(data_dir, tables[0])) if len(tables) == 1 else ("are", "one of them, with all rows")
-    without = f", without its columns {first_few(sorted(others))}" if others else ""
-    use = f"to use the pairs and the split there, set split_file: {value}{without}"
-    return [f"{first_few(tables)} {verb} not read; {use}"]
 
 
 def split_csv_text(split: Split, data_dir: Path) -> str:

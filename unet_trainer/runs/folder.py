@@ -131,13 +131,6 @@ def _list_runs(checkpoint_dir: Path, files: Sequence[str] = RUN_FILES) -> str:
     return f"{checkpoint_dir} holds {', '.join(runs[:NUM_NAMED]) or 'no runs'}"
 
 
-def begun_later(found: Path, checkpoint_dir: Path) -> Path | None:
-    """A run that began after the last save of this one, and has saved nothing."""
-    saved = written_at(found, STATES) or 0.0
-    configs = [path for path in sorted(checkpoint_dir.glob(f"*/{CONFIG_YAML}")) if path.stat().st_mtime > saved]
-    return next((path.parent for path in configs if not has_checkpoint(path.parent)), None)
-
-
 def find_resume_source(resume: str | None, run_name: str, checkpoint_dir: Path) -> Path | None:
     """What to resume from, if anything: a run's folder, or the .pt file that was named."""
     if resume is None:

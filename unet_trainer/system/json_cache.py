@@ -4,6 +4,7 @@ compute it. What is read is checked by pydantic against declared types: a wrong 
 
 import contextlib
 import json
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from unet_trainer.system.atomic_files import ABANDONED_SECONDS, atomic_open, del
 from unet_trainer.system.input_files import MAX_BYTES, parse_json, read_bytes
 
 Kind = TypeVar("Kind")
+MAX_DEPTH = 8  # of a value of any type
 
 
 def read_cache_bytes(path: Path | None, max_bytes: int = MAX_BYTES) -> bytes:
@@ -62,3 +64,17 @@ def _adapter(kind: Any) -> Any:
     from pydantic import ConfigDict, TypeAdapter  # 0.1 s
 
     return TypeAdapter(list[kind], config=ConfigDict(allow_inf_nan=False))
+
+
+def check_plain(value: Any) -> Any:
+    """The value. Raises ValueError where it is nested deeply, or has a number that is not finite or beyond 64 bits."""
+    if not _is_plain(value):
+        raise ValueError("Input should be a plain value")
+    return value
+
+
+def _is_plain(value: Any, max_depth: int = MAX_DEPTH) -> bool:
+    if isinstance(value, int | float):
+        return -(2**63) <= value < 2**63 if isinstance(value, int) else math.isfinite(value)
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return max_depth > 0 and all(_is_plain(item, max_depth - 1) for item in items)
