@@ -10,7 +10,7 @@ import json
 import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
@@ -22,7 +22,7 @@ from unet_trainer.system.input_files import parse_json
 
 INDEX_NAME = "shards.json"
 UNFINISHED = "unfinished"  # a file that stands beside shards until their index is written
-FORMAT = 1
+FORMAT = 2
 MAX_CLASSES = 254
 BLOCK = tarfile.BLOCKSIZE
 NOT_PLAIN = "shards are read at any place and must be plain tar: decompress it"
@@ -89,7 +89,7 @@ class Sample(NamedTuple):
 @dataclass(frozen=True)
 class Shard:
     name: Annotated[InnerPath, Field(pattern=r"\.tar$")]  # relative to the index, with slashes
-    num_bytes: Annotated[Natural, Field(alias="bytes")]
+    num_bytes: Natural
     samples: tuple[Sample, ...]
 
 
@@ -111,16 +111,7 @@ class ShardIndex:
 
 
 def index_to_json(index: ShardIndex) -> str:
-    """One line per sample, so that a person can read it and a tool can compare two."""
-    head = {
-        "format": FORMAT,
-        **{name: getattr(index, name) for name in ("class_names", "num_classes", "unpaired", "class_file")},
-    }
-    shards = []
-    for shard in index.shards:
-        rows = ",\n".join(json.dumps(list(sample)) for sample in shard.samples)
-        shards.append(f'{{"name": {json.dumps(shard.name)}, "bytes": {shard.num_bytes}, "samples": [\n{rows}\n]}}')
-    return f'{json.dumps(head)[:-1]}, "shards": [\n' + ",\n".join(shards) + "\n]}\n"
+    return json.dumps({"format": FORMAT, **asdict(index)})
 
 
 def index_from_json(text: str | bytes) -> ShardIndex:

@@ -40,7 +40,6 @@ from unet_trainer.datasets.shard_store import (
 from unet_trainer.images.file_bytes import DataError, ShardError, content_digest, file_stamp, naming, read_bytes
 from unet_trainer.system.console import Console, counted
 from unet_trainer.system.json_cache import read_cache, write_cache
-from unet_trainer.system.resources import free_disk
 
 FOLDER = ".shards"  # in checkpoint_dir
 COMPRESSED_TAR = re.compile(r"\.(tgz|tar\.(gz|bz2|xz|zst))$", re.IGNORECASE)
@@ -195,9 +194,6 @@ def find_in_shards(config: Config, console: Console | None = None, listing: List
         raise DataError(f"data_dir: no sample with an image and a mask in the {num_shards} of {root}{there}; {fix}")
     used, test = (tuple(pair for pair in pairs if (pair.part == "test") is is_test) for is_test in (False, True))
     notices, problems = [], []
-    if not store.is_remote and (others := list_files(Path(root), listing=listing)):
-        files = counted(len(others), "image file")
-        notices.append(f"{files} beside the shards in {root} left out, such as {others[0]}")
     what = "without one image and one mask"
     if index.unpaired and config.unpaired == "skip":
         notices.append(f"{counted(len(index.unpaired), 'sample')} {what} left out (unpaired: skip)")
@@ -246,13 +242,10 @@ def write_shards(
 ) -> ShardIndex:
     """Writes all pairs, in their order; `tick` is called after each. Raises UserError."""
     stem = re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_") or "data"
-    shards, num_bytes = _divide(pairs, stem, shard_bytes)
-    if not files.is_remote and num_bytes > (free := free_disk(Path(files.root))):
-        needed = f"{files.root} needs {num_bytes / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free there"
-        raise DataError(f"--out: {needed}")
     with files.writing(UNFINISHED) as file:
         file.write(b"These shards are being written; shards.json comes last.\n")
-    written = tuple(_write_shard(shard, members, files, tick) for shard, members in shards.items())
+    shards = _divide(pairs, stem, shard_bytes).items()
+    written = tuple(_write_shard(shard, members, files, tick) for shard, members in shards)
     index = ShardIndex(written, found.class_names, found.num_classes, class_file=found.class_file)
     with files.writing(INDEX_NAME) as file:
         file.write(shard_index.index_to_json(index).encode("utf-8", "surrogateescape"))
@@ -263,12 +256,12 @@ def write_shards(
 Members = list[tuple[ScannedPair, str]]  # of a shard: the pairs and their keys
 
 
-def _divide(pairs: Sequence[ScannedPair], stem: str, shard_bytes: int) -> tuple[dict[str, Members], int]:
-    """The pairs of each shard, by its name, a shard of one part of the data; and the bytes of all, about. WebDataset's
-    keys are the pairs' names with no dot, since a key ends at the first, and each once."""
+def _divide(pairs: Sequence[ScannedPair], stem: str, shard_bytes: int) -> dict[str, Members]:
+    """The pairs of each shard, by its name, a shard of one part of the data. WebDataset's keys are the pairs' names
+    with no dot, since a key ends at the first, and each once."""
     by_part: dict[str, list[Members]] = {}
     room: dict[str, int] = {}  # in the last shard of each part
-    keys, num_bytes = set[str](), 0
+    keys = set[str]()
     for scanned in pairs:
         pair, part = scanned[0], scanned[0].part or ""
         # Of both files with header and padding; one that is gone has no bytes, which reading it reports.
@@ -281,13 +274,11 @@ def _divide(pairs: Sequence[ScannedPair], stem: str, shard_bytes: int) -> tuple[
         keys.add(key := next(name for name in names if name not in keys))
         by_part[part][-1].append((scanned, key))
         room[part] -= size
-        num_bytes += size
-    shards = {
+    return {
         f"{'-'.join(filter(None, (stem, part)))}-{number:06d}.tar": members
         for part, of_part in by_part.items()
         for number, members in enumerate(of_part)
     }
-    return shards, num_bytes
 
 
 def _write_shard(name: str, members: Members, files: Files, tick: Callable[[], object]) -> Shard:
