@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from unet_trainer.config.errors import UserError
 from unet_trainer.config.load import PROTOCOLS
@@ -69,7 +69,7 @@ class Files:
 
     def place(self, name: str) -> str:
         """As messages name a file."""
-        return f"{self.root}/{name}".rstrip("/") if self.is_remote else str(Path(self.root, name))
+        return f"{self.root}/{name}".rstrip("/") if self.is_remote else str(Path(self.root, name).absolute())
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
         """The bytes from `start` up to `stop`, or to the end of the file."""
@@ -87,6 +87,8 @@ class Files:
     def size_and_version(self, name: str) -> tuple[int | None, str]:
         """In bytes, None if unknown; and what changes with the content, if anything does."""
         info = self.retry(lambda system, place: system.info(place), name)
+        if info.get("type", "file") != "file":
+            raise ShardError(f"{self.place(name)} is no file")
         version = next((info[key] for key in ("ETag", "etag", "LastModified", "mtime", "updated") if info.get(key)), "")
         size = info.get("size")
         return size if isinstance(size, int) else None, str(version)
@@ -173,31 +175,10 @@ class Files:
         raise AssertionError
 
 
-class _LocalSystem:
-    """What fsspec's file systems do, of a disk: without waiting for a pipe, hidden files, or a folder named ~."""
-
-    def open(self, path: str, mode: str) -> BinaryIO:
-        return cast(BinaryIO, os.fdopen(open_handle(path), mode))
-
-    def cat_file(self, path: str, start: int, end: int | None) -> bytes:
-        with self.open(path, "rb") as file:
-            file.seek(start)
-            return file.read() if end is None else file.read(end - start)
-
-    def info(self, path: str) -> dict[str, int]:
-        status = Path(path).stat()
-        return {"size": status.st_size, "mtime": status.st_mtime_ns}
-
-    def rm_file(self, path: str) -> None:
-        Path(path).unlink()
-
-
 def _connect(protocol: str, process: int) -> Any:
     """fsspec's file system of a protocol, one for each process: its connections and their thread do not survive a
     fork."""
-    if not protocol:
-        return _LocalSystem()
-    if protocol not in PROTOCOLS:
+    if protocol and protocol not in PROTOCOLS:
         known = "need s3://, gs://, abfs://, https:// or http://, or the path of a folder"
         raise ShardError(f"{protocol}:// is not known; {known}")
     options: dict[str, Any] = {}
@@ -209,7 +190,7 @@ def _connect(protocol: str, process: int) -> Any:
 
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=READ_SECONDS)
             options = {"client_kwargs": {"timeout": timeout, "trust_env": True}}
-        return fsspec.filesystem(protocol, skip_instance_cache=True, **options)
+        return fsspec.filesystem(protocol or "file", skip_instance_cache=True, **options)
     except ImportError:
         package = PROTOCOLS[protocol]
         raise ShardError(f"{protocol}:// needs the package {package}: pip install {package}") from None
