@@ -26,7 +26,7 @@ for _name in ("learning_rate", "images_per_second", "data_wait", "seconds", "pea
 
 
 class TensorBoard:
-    """Writes into RUN/tensorboard: scalars, pictures, and settings with their outcome as hparams."""
+    """Writes into RUN/tensorboard: settings as text, scalars, pictures."""
 
     id = None
 
@@ -35,7 +35,8 @@ class TensorBoard:
 
         # hides what was logged of epochs that are trained again
         purge = first_epoch + 1 if first_epoch else None
-        self.settings, self.writer = settings, SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=purge)
+        self.writer.add_text("settings", "\n".join(f"    {name}: {value}" for name, value in settings.items()))
 
     def log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None) -> None:
         from unet_trainer.images.image_decoding import read_image
@@ -46,11 +47,7 @@ class TensorBoard:
             self.writer.add_image(SAMPLES, read_image(picture), epoch, dataformats="HWC")
         self.writer.flush()
 
-    def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
-        types = (str, int, float)  # that hparams take
-        plain = {name: value if isinstance(value, types) else str(value) for name, value in self.settings.items()}
-        named = {f"hparam/{name}": value for name, value in outcome.items()}
-        self.writer.add_hparams(plain, named, run_name=".")  # in the same folder, not in one of its own
+    def finish(self, is_complete: bool) -> None:
         self.writer.close()
 
 
@@ -75,9 +72,7 @@ class Wandb:
         pictures = {} if picture is None else {SAMPLES: self.module.Image(str(picture))}
         self.module.log({**scalars, **pictures}, step=epoch)
 
-    def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
-        if (summary := getattr(getattr(self.module, "run", None), "summary", None)) is not None:
-            summary.update(dict(outcome))
+    def finish(self, is_complete: bool) -> None:
         self.module.finish(**({"exit_code": 0 if is_complete else 1} if self.package == "wandb" else {}))
 
 
@@ -99,8 +94,7 @@ class Mlflow:
         if picture is not None:
             self.module.log_artifact(str(picture), SAMPLES)
 
-    def finish(self, outcome: Mapping[str, float], is_complete: bool) -> None:
-        self.module.log_metrics(dict(outcome))
+    def finish(self, is_complete: bool) -> None:
         self.module.end_run("FINISHED" if is_complete else "KILLED")
 
 
@@ -136,20 +130,22 @@ class Trackers:
         scalars = {shown: value for column, shown in SCALARS.items() if (value := epoch.get(column)) is not None}
         for name, scores in epoch.classes.items():
             scalars |= {f"{score} of classes/{name}": value for score, value in scores.items() if value is not None}
-        for name, tracker in list(self.running.items()):
-            with self._leaving_out(name):
-                tracker.log(epoch.number, scalars, picture)
+        self._log(epoch.number, scalars, picture)
 
     def finish(self) -> None:
-        content, outcome = self.record.content, dict[str, float]()
+        content = self.record.content
         if (best := content.best) is not None:
-            outcome = {"best_epoch": float(best.number), "epochs": float(len(content.epochs))}
-            outcome |= {
-                f"best_{name}": best.row[name] for name in ("val_iou", "val_dice", "val_loss") if name in best.row
-            }
+            names = ("val_iou", "val_dice", "val_loss")
+            outcome = {"best_epoch": float(best.number), **{f"best_{name}": best.row.get(name) for name in names}}
+            self._log(content.num_finished, {name: value for name, value in outcome.items() if value is not None})
         for name, tracker in list(self.running.items()):
             with self._leaving_out(name):
-                tracker.finish(outcome, content.last_end in COMPLETE)
+                tracker.finish(content.last_end in COMPLETE)
+
+    def _log(self, epoch: int, scalars: Mapping[str, float], picture: Path | None = None) -> None:
+        for name, tracker in list(self.running.items()):
+            with self._leaving_out(name):
+                tracker.log(epoch, scalars, picture)
 
     @contextlib.contextmanager
     def _leaving_out(self, name: str) -> Iterator[None]:
